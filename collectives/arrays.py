@@ -1,0 +1,259 @@
+"""The one place that knows NumPy from CuPy from torch: flat views, dtypes, and the few operations of a memory.
+
+Everything above works on flat arrays, slices of them, and a `Device`.
+"""
+
+import math
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+OPS = ("sum", "prod", "min", "max", "avg")
+UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "avg": "add"}
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOATS = {np.dtype(name) for name in ("float16", "float32", "float64")} | {BFLOAT16}
+INTEGERS = {np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+COMPLEX = {np.dtype("complex64"), np.dtype("complex128")}
+DTYPES = FLOATS | INTEGERS | COMPLEX | {np.dtype(bool)}
+
+
+class Device:
+    """Where arrays live, and the few operations that differ between memories.
+
+    `copy` and `fold` may return before they are done: they run in order on the device's stream.
+    `synchronize` waits for them; whatever MPI is to read, and whatever it may overwrite, is synchronised first.
+    """
+
+    name: str
+    xp: Any  # the array namespace: numpy or cupy
+    is_async = False  # whether copy and fold return early
+    mpi_reads = True  # whether MPI may be given pointers into this memory
+
+    def empty(self, count: int, dtype: np.dtype) -> Any:
+        """A new flat array, uninitialised."""
+        return self.xp.empty(count, dtype)
+
+    def host(self, nbytes: int) -> np.ndarray:
+        """Bytes of host memory for MPI to read and write in place of the device's."""
+        return np.empty(nbytes, np.uint8)
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy between two flat arrays of one length, each here or in `host` memory."""
+        np.copyto(target, source)
+
+    def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
+        """out = low op high, elementwise; 16-bit floats are reduced in float32 and rounded once."""
+        ufunc = getattr(self.xp, UFUNCS[op])
+        if out.dtype.itemsize == 2 and out.dtype in FLOATS:
+            out[...] = ufunc(low.astype(np.float32), high.astype(np.float32)).astype(out.dtype)
+        else:
+            ufunc(low, high, out=out)
+
+    def divide(self, x: Any, divisor: int) -> None:
+        """x /= divisor, in place; 16-bit floats in float32."""
+        if x.dtype.itemsize == 2:
+            x[...] = (x.astype(np.float32) / np.float32(divisor)).astype(x.dtype)
+        else:
+            x /= x.dtype.type(divisor)
+
+    def begin(self) -> None:
+        """Order what follows on the device's stream after the caller's current stream."""
+
+    def end(self) -> None:
+        """Order the caller's current stream after the device's stream."""
+
+    def synchronize(self) -> None:
+        """Wait until every copy and fold so far is done."""
+
+
+class Host(Device):
+    """NumPy arrays."""
+
+    name, xp = "cpu", np
+
+
+class Cuda(Device):
+    """CuPy arrays of one device.  MPI is given pinned host memory, unless it was shown to read device memory."""
+
+    name = "cuda"
+    is_async = True
+
+    def __init__(self, index: int, mpi_reads: bool):
+        import cupy
+
+        self.xp, self.index, self.mpi_reads = cupy, index, mpi_reads
+        with cupy.cuda.Device(index):
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+
+    def host(self, nbytes: int) -> np.ndarray:
+        return np.frombuffer(self.xp.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+
+    def copy(self, target: Any, source: Any) -> None:
+        with self.xp.cuda.Device(self.index), self.stream:
+            if isinstance(target, np.ndarray):
+                source.get(out=target, stream=self.stream, blocking=False)
+            elif isinstance(source, np.ndarray):
+                target.set(source, stream=self.stream)
+            else:
+                self.xp.copyto(target, source)
+
+    def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
+        with self.xp.cuda.Device(self.index), self.stream:
+            super().fold(op, low, high, out)
+
+    def divide(self, x: Any, divisor: int) -> None:
+        with self.xp.cuda.Device(self.index), self.stream:
+            super().divide(x, divisor)
+
+    def begin(self) -> None:
+        self.stream.wait_event(self.current_stream().record())
+
+    def end(self) -> None:
+        self.current_stream().wait_event(self.stream.record())
+
+    def current_stream(self) -> Any:
+        return self.xp.cuda.get_current_stream(self.index)
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+
+@cache
+def host() -> Host:
+    return Host()
+
+
+@cache
+def cuda(index: int, mpi_reads: bool = False) -> Cuda:
+    return Cuda(index, mpi_reads)
+
+
+def device(name: str) -> Device:
+    """The device of that name: "cpu", "cuda" (the current one) or "cuda:1".
+
+    Raises: ValueError for a name or a device that there isn't.
+    """
+    kind, _, index = name.partition(":")
+    if kind == "cpu":
+        return host()
+    if kind != "cuda":
+        raise ValueError(f"device {name!r} is unknown: use 'cpu', 'cuda' or 'cuda:<index>'")
+    try:
+        import cupy
+    except ImportError:
+        raise ValueError(f"device {name!r} needs CuPy: pip install '.[cuda12]' or '.[cuda13]', or use 'cpu'") from None
+    if not cupy.cuda.is_available():
+        raise ValueError(f"device {name!r}: this machine has no CUDA device or driver; use 'cpu'")
+    return cuda(int(index) if index else cupy.cuda.runtime.getDevice())
+
+
+def dtype_of(name: Any) -> np.dtype:
+    """The dtype of that name, bfloat16 included.
+
+    >>> dtype_of("bfloat16").itemsize, dtype_of("float32").itemsize
+    (2, 4)
+    """
+    dtype = BFLOAT16 if str(name) == "bfloat16" else np.dtype(name)
+    check_dtype(dtype)
+    return dtype
+
+
+def check_dtype(dtype: np.dtype) -> None:
+    if dtype not in DTYPES or not dtype.isnative:
+        raise ValueError(f"dtype {dtype} cannot be sent; use one of {', '.join(sorted(map(str, DTYPES)))}")
+
+
+def check_op(op: str, dtype: np.dtype) -> None:
+    """Refuse an op that is unknown, or makes no sense for a dtype.
+
+    Raises: ValueError with the remedy.
+    """
+    if op not in OPS:
+        raise ValueError(f"op {op!r} is unknown: use one of {', '.join(OPS)}")
+    if dtype == np.dtype(bool) and op not in ("min", "max"):
+        raise ValueError(f"op {op!r} of bool: use 'max' for any, 'min' for all, or cast to int32 to count")
+    if dtype in COMPLEX and op in ("min", "max"):
+        raise ValueError(f"op {op!r} of {dtype}: complex numbers have no order; use 'sum', 'prod' or 'avg'")
+    if dtype in INTEGERS and op == "avg":
+        raise ValueError(f"op 'avg' of {dtype} would not be whole: use 'sum' and divide, or cast to float64")
+
+
+def flat(x: Any) -> tuple[Device, Any]:
+    """An array's device, and the array as one dimension, sharing its memory.
+
+    `x` is a NumPy array, a CuPy array, a torch tensor, or of a type that brings a `__collectives_device__`.
+
+    Raises: ValueError for what is none of these, not C-contiguous, or of a dtype that cannot be sent.
+    """
+    library = type(x).__module__.partition(".")[0]
+    if hasattr(x, "__collectives_device__"):
+        view_device, view = x.__collectives_device__, x
+    elif isinstance(x, np.ndarray):
+        view_device, view = host(), x
+    elif library == "cupy":
+        view_device, view = cuda(x.device.id), x
+    elif library == "torch":
+        return flat_torch(x)
+    else:
+        raise ValueError(f"{type(x).__name__} is no array: pass a NumPy or CuPy array or a torch tensor")
+    check_dtype(view.dtype)
+    if not view.flags.c_contiguous:
+        raise ValueError(f"array of shape {x.shape} and strides {x.strides} is not C-contiguous: pass a copy of it")
+    return view_device, view.reshape(-1)
+
+
+def flat_torch(tensor: Any) -> tuple[Device, Any]:
+    import torch
+
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not C-contiguous: "
+            "pass tensor.contiguous()"
+        )
+    tensor = tensor.detach().view(-1)
+    bfloat16 = tensor.dtype == torch.bfloat16
+    if tensor.is_cuda:
+        import cupy
+
+        return flat(cupy.from_dlpack(tensor))
+    if tensor.device.type != "cpu":
+        raise ValueError(f"tensor on device {tensor.device}: use the CPU or CUDA")
+    return flat(tensor.view(torch.uint16).numpy().view(BFLOAT16) if bfloat16 else tensor.numpy())
+
+
+def to_torch(x: Any) -> Any:
+    """A torch tensor that shares the memory of a NumPy or CuPy array, through DLPack."""
+    import torch
+
+    if isinstance(x, np.ndarray) and x.dtype == BFLOAT16:
+        return torch.from_dlpack(x.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_dlpack(x)
+
+
+def writable(x: Any) -> bool:
+    return getattr(x.flags, "writeable", True)
+
+
+def same_memory(a: Any, b: Any) -> bool:
+    """Whether two flat views start at one address and have one length."""
+    return a is b or (type(a) is type(b) and a.nbytes == b.nbytes and pointer(a) == pointer(b))
+
+
+def pointer(x: Any) -> int:
+    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+
+
+def as_bytes(x: Any) -> Any:
+    """A flat array's memory as bytes, for MPI or for `host` staging."""
+    return x.view(np.uint8)
+
+
+def reshape_like(view: Any, shape: tuple[int, ...]) -> Any:
+    """A flat view with a shape again; a flat view of the same shape is returned as it is."""
+    return view if view.shape == shape else view.reshape(shape)
+
+
+def count(shape: int | tuple[int, ...]) -> int:
+    return shape if isinstance(shape, int) else math.prod(shape)

@@ -1,0 +1,340 @@
+"""The user's face: a communicator's collectives on NumPy, CuPy and torch arrays."""
+
+import hashlib
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from collectives import environment
+
+environment.before_mpi()
+from mpi4py import MPI  # noqa: E402
+
+from collectives import algorithms, arrays, select  # noqa: E402
+from collectives.baseline import NativePlan  # noqa: E402
+from collectives.bind import BINDERS, Arguments, Binding  # noqa: E402
+from collectives.executor import SEGMENT_BYTES, Binder, Plan, Progress  # noqa: E402
+from collectives.topology import Topology  # noqa: E402
+
+TEXT_BYTES = 1024  # what a rank may say when ranks disagree
+
+
+class InputError(ValueError):
+    """Bad input, raised on every rank together: none of them hangs, and all say the same."""
+
+
+def world() -> "Communicator":
+    """The communicator of all ranks that the launcher started.
+
+    From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
+    which all ranks raise, ends it with one line of rank 0.
+
+    Raises: InputError where mpirun and mpi4py belong to different MPI libraries.
+    """
+    sys.excepthook = end_job
+    if environment.launched_size() > 1 and MPI.COMM_WORLD.size == 1:
+        library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
+        raise InputError(
+            f"mpirun started {environment.launched_size()} processes, but each is alone in the MPI of mpi4py "
+            f"({library}): start them with the mpirun of that library, or install mpi4py for the other one"
+        )
+    return Communicator(MPI.COMM_WORLD)
+
+
+def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An exception hook: print what happened once, and leave no rank behind waiting."""
+    rank = MPI.COMM_WORLD.rank if MPI.COMM_WORLD.size > 1 else environment.launched_rank()
+    if issubclass(kind, InputError):
+        if rank == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return
+    lines = "".join(traceback.format_exception(kind, error, trace))
+    print(f"rank {rank} of {MPI.COMM_WORLD.size} failed and ends the job:\n{lines}", file=sys.stderr, flush=True)
+    MPI.COMM_WORLD.Abort(1)
+
+
+class Communicator:
+    """A group of ranks and the collectives among them, over a duplicate of an mpi4py communicator.
+
+    Making one is collective.  With `check`, every collective first compares what the ranks ask for (one tiny
+    all-reduce) and raises InputError on all of them where they differ; a plan does so once, when it is bound.
+    `segment_bytes` is the piece in which long messages travel.
+    """
+
+    def __init__(
+        self,
+        mpi_comm: MPI.Comm,
+        *,
+        check: bool = True,
+        segment_bytes: int = SEGMENT_BYTES,
+        node: int | None = None,
+    ):
+        self.mpi = mpi_comm.Dup()
+        self._letters = mpi_comm.Dup()  # send and recv: their tags are the caller's
+        self.rank, self.size = self.mpi.rank, self.mpi.size
+        self.check, self.segment_bytes = check, segment_bytes
+        self._num_tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
+        self._num_plans = 0
+        shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        self._progress = Progress(environment.crowded(shared.size))
+        self._digest = np.zeros(2, np.int64)
+        self._agreement = self._bind_plan(Arguments("all_reduce", self.rank, self.size, self._digest, op="max"))
+        self._node = self._find_node(shared) if node is None else node
+        shared.Free()
+        self.topology = Topology.from_ids(self._gather_ints(self._node))
+
+    def _find_node(self, shared: MPI.Comm) -> int:
+        """A number that the ranks of a node have in common: their first rank."""
+        if fake := environment.fake_nodes():
+            with self.agreed():
+                if fake[0] * fake[1] != self.size:
+                    raise ValueError(f"COLLECTIVES_FAKE_NODES={fake[0]}x{fake[1]} does not make {self.size} ranks")
+            return self.rank // fake[1]
+        first = MPI.Group.Translate_ranks(shared.Get_group(), [0], self.mpi.Get_group())
+        return first[0]
+
+    def _gather_ints(self, mine: int) -> list[int]:
+        every = np.zeros(self.size, np.int64)
+        every[self.rank] = mine
+        plan = self._bind_plan(Arguments("all_reduce", self.rank, self.size, every))
+        return plan().tolist()
+
+    def split(self, color: int | None, key: int = 0) -> "Communicator | None":
+        """The ranks that gave the same `color`, in the order of `key`, then rank; None for color=None."""
+        part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
+        if part == MPI.COMM_NULL:
+            return None
+        made = Communicator(part, check=self.check, segment_bytes=self.segment_bytes, node=self._node)
+        part.Free()
+        return made
+
+    def free(self) -> None:
+        """Give the communicator back to MPI.  Collective; its plans cannot be run after."""
+        self._agreement.free()
+        self.mpi.Free()
+        self._letters.Free()
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: str = "cpu") -> Any:
+        """A new array, uninitialised: NumPy's, or CuPy's for device="cuda".
+
+        Raises: ValueError where there is no such device.
+        """
+        view = arrays.device(device).empty(arrays.count(shape), arrays.dtype_of(dtype))
+        return view.reshape(shape)
+
+    # --- collectives: the arguments, what each rank holds, and which failures there are, as in `plan` ---
+
+    def all_reduce(
+        self, x: Any, op: str = "sum", out: Any = None, algorithm: str = "auto", blocking: bool = True
+    ) -> Any:
+        """Reduce every rank's `x` elementwise; every rank gets the result, bit for bit the same.
+
+        In place: `x` holds the result and is returned.  With `out`, `x` is left alone and `out` returned.
+
+        >>> import numpy as np, collectives
+        >>> collectives.world().all_reduce(np.ones(3))
+        array([1., 1., 1.])
+        """
+        return self._run(blocking, "all_reduce", x, op=op, out=out, algorithm=algorithm)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        out: Any = None,
+        op: str = "sum",
+        counts: Sequence[int] | None = None,
+        algorithm: str = "auto",
+        blocking: bool = True,
+    ) -> Any:
+        """Reduce every rank's `x` elementwise; rank r gets the r-th chunk of the result, flat, in `out`.
+
+        Chunks have `counts` elements, by default as equal as can be, the first ones one longer.  `x` is left
+        alone, unless `out` is this rank's chunk of `x` itself: then the rest of `x` is used as working space.
+        """
+        return self._run(blocking, "reduce_scatter", x, out=out, op=op, counts=counts, algorithm=algorithm)
+
+    def all_gather(
+        self,
+        x: Any,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str = "auto",
+        blocking: bool = True,
+    ) -> Any:
+        """Every rank gets all ranks' `x`, one after the other, flat, in `out`.
+
+        Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.  `x` may be this rank's
+        chunk of `out` itself.
+        """
+        return self._run(blocking, "all_gather", x, out=out, counts=counts, algorithm=algorithm)
+
+    def all_to_all(
+        self,
+        x: Any,
+        out: Any = None,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        algorithm: str = "auto",
+        blocking: bool = True,
+    ) -> Any:
+        """Chunk d of rank s's `x` becomes chunk s of rank d's `out`, which is flat.
+
+        Chunks are equal, or have `send_counts`; then all ranks pass them, and `recv_counts` may be left out.
+        """
+        counts = {"send_counts": send_counts, "recv_counts": recv_counts}
+        return self._run(blocking, "all_to_all", x, out=out, algorithm=algorithm, **counts)
+
+    def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto", blocking: bool = True) -> Any:
+        """Every rank's `x` becomes the root's; returns `x`."""
+        return self._run(blocking, "broadcast", x, root=root, algorithm=algorithm)
+
+    def reduce(
+        self, x: Any, root: int = 0, op: str = "sum", out: Any = None, algorithm: str = "auto", blocking: bool = True
+    ) -> Any:
+        """Reduce every rank's `x` elementwise to the root, into its `out`, or its `x`; other ranks' `x` stays."""
+        return self._run(blocking, "reduce", x, root=root, op=op, out=out, algorithm=algorithm)
+
+    def barrier(self, algorithm: str = "auto", blocking: bool = True) -> Any:
+        """Return only when every rank has called it."""
+        return self._run(blocking, "barrier", None, algorithm=algorithm)
+
+    def plan(self, collective: str, x: Any = None, *, algorithm: str = "auto", **arguments: Any) -> Plan:
+        """Bind a collective to its arrays once, to be run often: `plan()`, or `plan.start()` and `plan.wait()`.
+
+        Binding is collective; the further arguments are those of the method of that name.
+
+        Raises: InputError on every rank where one rank's arguments are wrong or ranks ask for different things.
+        """
+        bound: tuple[Arguments, Binding] | None = None
+        said = failure = ""
+        try:
+            if collective not in BINDERS:
+                raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(BINDERS)}")
+            a = Arguments(collective, self.rank, self.size, x, **arguments)
+            if algorithm == "auto":
+                algorithm = select.choose(collective, 0 if a.flat is None else a.flat.nbytes, self.size)
+            if algorithm != "mpi":
+                algorithms.find(collective, algorithm)
+            said = a.describe(algorithm)
+            if a.send_counts is None:
+                bound = a, BINDERS[collective](a)
+        except ValueError as error:
+            failure = f"{collective}: {error}"
+        self._agree(said, failure)
+        if bound is None:
+            bound = self._bind_uneven(a)
+        return self._bind_plan(*bound, algorithm=algorithm)
+
+    # --- point to point ---
+
+    def send(self, x: Any, dest: int, tag: int = 0) -> None:
+        """Send an array to rank `dest`, which receives it with the same tag."""
+        with self._wire(x, staged_in=True) as wire:
+            request = self._letters.Isend([wire, MPI.BYTE], dest, tag)
+            self._progress.wait([request])
+
+    def recv(self, x: Any, source: int, tag: int = 0) -> Any:
+        """Receive rank `source`'s array of that tag into `x`, of the same size; returns `x`."""
+        with self._wire(x, staged_in=False) as wire:
+            request = self._letters.Irecv([wire, MPI.BYTE], source, tag)
+            self._progress.wait([request])
+        return x
+
+    @contextmanager
+    def _wire(self, x: Any, staged_in: bool) -> Iterator[Any]:
+        """An array's memory as MPI may use it: its own, or host memory that is copied in before or out after."""
+        device, view = arrays.flat(x)
+        memory = arrays.as_bytes(view)
+        wire = memory if device.mpi_reads else device.host(memory.nbytes)
+        device.begin()
+        if staged_in and wire is not memory:
+            device.copy(wire, memory)
+        device.synchronize()
+        yield wire
+        if not staged_in and wire is not memory:
+            device.copy(memory, wire)
+        device.end()
+
+    # --- agreement ---
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective."""
+        failure = ""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            failure = str(error) or type(error).__name__
+        self._agree("", failure)
+
+    def _agree(self, said: str, failure: str) -> None:
+        """Raise on all ranks where one has failed, or not all have said the same."""
+        if not self.check and not failure:
+            return
+        text = f"!{failure}" if failure else said
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+        self._digest[:] = digest, -digest
+        highest, lowest = self._agreement().tolist()
+        if highest != -lowest:
+            raise InputError(disagreement(self._gather_texts(text)))
+        if failure:
+            raise InputError(failure)
+
+    def _gather_texts(self, text: str) -> list[str]:
+        mine = np.frombuffer(text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES), np.uint8)
+        plan = self._bind_plan(Arguments("all_gather", self.rank, self.size, mine))
+        return [row.tobytes().decode(errors="replace").rstrip() for row in plan().reshape(self.size, -1)]
+
+    # --- binding ---
+
+    def _run(self, blocking: bool, collective: str, x: Any, **arguments: Any) -> Any:
+        plan = self.plan(collective, x, **arguments)
+        if not blocking:
+            return plan.start()
+        result = plan()
+        plan.free()
+        return result
+
+    def _bind_uneven(self, a: Arguments) -> tuple[Arguments, Binding]:
+        """An all-to-all of uneven chunks: ask the other ranks how much will come."""
+        sends = np.array(a.send_counts, np.int64)
+        incoming = self._bind_plan(Arguments("all_to_all", self.rank, self.size, sends))().tolist()
+        with self.agreed():
+            if a.recv_counts not in (None, incoming):
+                raise ValueError(f"all_to_all: rank {self.rank} expects recv_counts={a.recv_counts}, gets {incoming}")
+            a.recv_counts = incoming
+            binding = BINDERS["all_to_all"](a)
+        return a, binding
+
+    def _bind_plan(self, a: Arguments, binding: Binding | None = None, algorithm: str = "auto") -> Plan:
+        binding = binding or BINDERS[a.collective](a)
+        if algorithm == "mpi":
+            return NativePlan(a, binding, self.mpi, self._progress)
+        if algorithm == "auto":
+            algorithm = select.choose(a.collective, 0 if a.flat is None else a.flat.nbytes, self.size)
+        self._num_plans += 1  # the same on every rank, since binding is collective
+        binder = Binder(self.mpi, self._num_plans % self._num_tags, a.device, a.op, self.segment_bytes)
+        root = {"root": a.root} if a.collective in algorithms.ROOTED else {}
+        schedule = algorithms.find(a.collective, algorithm).schedule(self.rank, self.size, **root)
+        rounds = [binder.bind(moves, binding.vector) for moves in schedule if moves]
+        plan = Plan(f"{a.collective} {algorithm}", binding.result, self._progress, a.device, rounds)
+        plan.before, plan.after = binding.before, binding.after
+        if a.op == "avg" and binding.divide is not None:
+            plan.divide = binding.divide, self.size
+        return plan
+
+
+def disagreement(texts: list[str]) -> str:
+    """One line for what the ranks said that is not the same: failures first, then the two sides."""
+    failed = {rank: text[1:] for rank, text in enumerate(texts) if text.startswith("!")}
+    if failed:
+        rank, text = next(iter(failed.items()))
+        others = f" (and {len(failed) - 1} other ranks failed)" if len(failed) > 1 else ""
+        return f"rank {rank}: {text}{others}"
+    other = next(rank for rank, text in enumerate(texts) if text != texts[0])
+    return f"ranks disagree: rank 0 calls {texts[0]}, rank {other} calls {texts[other]}; call the same on all ranks"

@@ -1,0 +1,56 @@
+"""Every environment variable that the project reads or sets, in one place."""
+
+import os
+
+# What launchers tell a process they started: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.
+LAUNCHED_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+LAUNCHED_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def first_int(names: tuple[str, ...], default: int) -> int:
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), default)
+
+
+def launched_size() -> int:
+    """How many ranks the launcher says it started; 1 without a launcher."""
+    return first_int(LAUNCHED_SIZE, 1)
+
+
+def launched_rank() -> int:
+    return first_int(LAUNCHED_RANK, 0)
+
+
+def crowded(local_ranks: int = 1) -> bool:
+    """Whether this machine runs more ranks than it has cores, so that waiting ranks must give theirs up."""
+    return max(local_ranks, first_int(LOCAL_RANKS, 1)) > (os.cpu_count() or 1)
+
+
+def before_mpi() -> None:
+    """Set what the MPI library reads when it starts.  Call before mpi4py.MPI is imported."""
+    if crowded():
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+def threads_per_rank() -> int:
+    """Compute threads a rank may use: OMP_NUM_THREADS, else 1, since a node usually has a rank for each core."""
+    return first_int(("OMP_NUM_THREADS",), 1)
+
+
+def fake_nodes() -> tuple[int, int] | None:
+    """COLLECTIVES_FAKE_NODES=2x4: let ranks 0-3 and 4-7 of one machine play two nodes.
+
+    Raises: ValueError for a value of another form.
+    """
+    text = os.environ.get("COLLECTIVES_FAKE_NODES")
+    if not text:
+        return None
+    nodes, _, ranks = text.partition("x")
+    if not (nodes.isdigit() and ranks.isdigit()):
+        raise ValueError(f"COLLECTIVES_FAKE_NODES={text!r}: write <nodes>x<ranks per node>, as in 2x4")
+    return int(nodes), int(ranks)
+
+
+def mpi_reads_device_memory() -> bool:
+    """COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can."""
+    return os.environ.get("COLLECTIVES_CUDA_AWARE", "0") == "1"

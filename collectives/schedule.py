@@ -1,0 +1,122 @@
+"""A collective as data: for one rank, its rounds; in a round, the moves that may proceed together.
+
+A schedule moves the *chunks* of a working vector; consecutive chunks are a *run*.  It knows ranks and chunks only:
+memory, offsets, tags, segments and devices are the executor's business.  All ranks' schedules have the same number
+of rounds; a rank that has nothing to do in one has an empty round there.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Send(NamedTuple):
+    """Send `run` to rank `to`."""
+
+    to: int
+    run: range
+
+
+class Recv(NamedTuple):
+    """Receive `run` from rank `source`, replacing what is there."""
+
+    source: int
+    run: range
+
+
+class Fold(NamedTuple):
+    """Receive `run` from rank `source` and reduce it with what is there, at the end of the round.
+
+    What comes from a lower rank stands on the left of the operator, so that two ranks that exchange
+    and fold the same two values get the same bits.
+    """
+
+    source: int
+    run: range
+
+
+class Copy(NamedTuple):
+    """Copy run `source` of the own vector to `run`."""
+
+    source: range
+    run: range
+
+
+Move = Send | Recv | Fold | Copy
+Round = tuple[Move, ...]
+Schedule = Iterable[Round]
+
+
+def chunk(index: int, size: int) -> range:
+    """The run of one chunk, counted round a ring of `size`."""
+    return range(index % size, index % size + 1)
+
+
+def shares(num_chunks: int, parts: int) -> list[range]:
+    """Split `num_chunks` chunks into `parts` consecutive runs, the first ones one longer where it must be.
+
+    >>> shares(5, 2)
+    [range(0, 3), range(3, 5)]
+    """
+    length, extra = divmod(num_chunks, parts)
+    starts = [i * length + min(i, extra) for i in range(parts + 1)]
+    return [range(a, b) for a, b in pairwise(starts)]
+
+
+def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> Iterator[Round]:
+    """Place a group's schedule in the world: its rank i is `ranks[i]`, its chunk i is the run `runs[i]`."""
+
+    def place(run: range) -> range:
+        return range(runs[run.start].start, runs[run.stop - 1].stop) if run else run
+
+    def move(m: Move) -> Move:
+        match m:
+            case Copy(source, run):
+                return Copy(place(source), place(run))
+            case _:
+                return type(m)(ranks[m[0]], place(m.run))
+
+    for moves in schedule:
+        yield tuple(move(m) for m in moves)
+
+
+def show_run(run: range) -> str:
+    """A run as the pictures and the error messages write it.
+
+    >>> show_run(range(3, 4)), show_run(range(0, 4)), show_run(range(0))
+    ('[3]', '[0-3]', '[]')
+    """
+    return f"[{run.start}-{run.stop - 1}]" if len(run) > 1 else str(list(run))
+
+
+def show(move: Move) -> str:
+    """One move in words, for error messages."""
+    match move:
+        case Send(to, run):
+            return f"send {show_run(run)} to rank {to}"
+        case Recv(source, run):
+            return f"receive {show_run(run)} from rank {source}"
+        case Fold(source, run):
+            return f"fold {show_run(run)} from rank {source}"
+        case Copy(source, run):
+            return f"copy {show_run(source)} to {show_run(run)}"
+
+
+def render(algorithm: Callable[..., Schedule], size: int, **kwargs: int) -> str:
+    """Draw all ranks' schedules: a line a round, `source->dest [chunk]`, `+` where it is folded.
+
+    A local copy is `rank: [from]>[to]`.
+    """
+    schedules = [list(algorithm(rank, size, **kwargs)) for rank in range(size)]
+    lines = []
+    for index, rounds in enumerate(zip(*schedules, strict=True)):
+        pictures = []
+        for rank, moves in enumerate(rounds):
+            for move in moves:
+                if isinstance(move, Send):
+                    folded = any(isinstance(m, Fold) and m.source == rank for m in rounds[move.to])
+                    pictures.append(f"{rank}->{move.to} {show_run(move.run)}" + "+" * folded)
+                elif isinstance(move, Copy):
+                    pictures.append(f"{rank}: {show_run(move.source)}>{show_run(move.run)}")
+        lines.append(f"round {index}:  " + "   ".join(pictures))
+    return "\n".join(lines)

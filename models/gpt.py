@@ -1,0 +1,175 @@
+"""GPT-2 as plain single-device torch code, its modules and parameters named as Hugging Face names them."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    vocab_size: int = 256
+    block_size: int = 128
+    n_layer: int = 4
+    n_head: int = 4
+    n_embd: int = 192
+    dropout: float = 0.0
+    bias: bool = False
+
+    def __post_init__(self):
+        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+        if rest := self.n_embd % self.n_head:
+            below, above = self.n_embd - rest, self.n_embd - rest + self.n_head
+            sizes = f"{below} or {above}" if below else f"{above}"
+            raise ValueError(f"n_embd={self.n_embd} can't be split over n_head={self.n_head}: use {sizes}")
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.head_size = config.n_embd // config.n_head
+        self.dropout = config.dropout
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.resid_dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        q, k, v = map(self.split_heads, self.c_attn(x).chunk(3, dim=-1))  # 3 x (batch, n_head, seq, head_size)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        y = y.transpose(1, 2).flatten(2)  # (batch, seq, n_embd)
+        return self.resid_dropout(self.c_proj(y))
+
+    def split_heads(self, x):
+        x = x.unflatten(-1, (-1, self.head_size))  # (batch, seq, n_head, head_size)
+        return x.transpose(1, 2)  # (batch, n_head, seq, head_size)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        x = F.gelu(self.c_fc(x), approximate="tanh")  # (batch, seq, 4 n_embd)
+        return self.dropout(self.c_proj(x))  # (batch, seq, n_embd)
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.attn = CausalSelfAttention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.mlp = MLP(config)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+
+    def forward(self, tokens):
+        positions = torch.arange(tokens.shape[1], device=tokens.device)  # (seq,)
+        x = self.drop(self.wte(tokens) + self.wpe(positions))  # (batch, seq, n_embd)
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x)
+
+
+class GPT(nn.Module):
+    """A GPT-2 whose initial weights depend on the config and the seed alone.
+
+    Source: Karpathy 2022, nanoGPT, model.py.
+    """
+
+    def __init__(self, config: GPTConfig, seed: int = 1337):
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):  # layers draw weights from the global generator when made
+            self.transformer = Transformer(config)
+            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head.weight = self.transformer.wte.weight
+        self.init_weights(torch.Generator().manual_seed(seed))
+
+    def init_weights(self, generator: torch.Generator):
+        """Draw weights with std 0.02, or 0.02 / sqrt(2 n_layer) where a projection adds to the residual."""
+        for name, p in self.named_parameters():
+            if p.dim() == 2:
+                num_residuals = 2 * self.config.n_layer if name.endswith("c_proj.weight") else 1
+                nn.init.normal_(p, std=0.02 / math.sqrt(num_residuals), generator=generator)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(
+        self, tokens: torch.Tensor, targets: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the logits and, given targets, the mean cross entropy in nats.
+
+        Shapes: tokens and targets (batch, seq), logits (batch, seq, vocab_size).
+        """
+        if not 1 <= tokens.shape[1] <= self.config.block_size:
+            raise ValueError(f"a sequence of {tokens.shape[1]} tokens: pass 1 to block_size={self.config.block_size}")
+        logits = self.lm_head(self.transformer(tokens))
+        return logits, None if targets is None else cross_entropy(logits, targets)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: torch.Tensor,
+        num_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> torch.Tensor:
+        """Append `num_tokens` sampled tokens, one by one.  Dropout stays on unless in eval mode.
+
+        Shapes: tokens (batch, seq), result (batch, seq + num_tokens).
+        """
+        if temperature <= 0:
+            raise ValueError(f"temperature={temperature} must be positive: for the likeliest token, top_k=1")
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k={top_k} must be at least 1: to sample from all tokens, top_k=None")
+        for _ in range(num_tokens):
+            logits, _ = self(tokens[:, -self.config.block_size :])
+            logits = logits[:, -1].float() / temperature  # (batch, vocab_size)
+            if top_k is not None:
+                least = logits.topk(min(top_k, self.config.vocab_size)).values[:, -1:]  # (batch, 1)
+                logits = logits.masked_fill(logits < least, -math.inf)
+            token = torch.multinomial(logits.softmax(-1), 1, generator=generator)  # (batch, 1)
+            tokens = torch.cat((tokens, token), dim=1)
+        return tokens
+
+    def num_params(self) -> int:
+        """Count parameters as nanoGPT does: the tied embedding once, the position embedding not at all."""
+        return sum(p.numel() for p in self.parameters()) - self.transformer.wpe.weight.numel()
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean over all tokens in nats, in at least float32."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # (batch x seq, vocab_size)
+
+
+def flops_per_token(config: GPTConfig, num_params: int) -> int:
+    """Forward and backward of one token: 6 N + 12 L d T, where N is `GPT.num_params`.
+
+    Source: nanoGPT, `GPT.estimate_mfu` in model.py, after Chowdhery et al. 2022 (PaLM), appendix B.
+    """
+    return 6 * num_params + 12 * config.n_layer * config.n_embd * config.block_size

@@ -1,0 +1,154 @@
+"""What a training run reports: a line an iteration, metrics.jsonl and loss.png."""
+
+import json
+import math
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+from tqdm import tqdm
+
+
+class Metrics(NamedTuple):
+    iter: int
+    max_iters: int
+    loss: float  # nats per token
+    grad_norm: float
+    lr: float
+    tokens_per_s: float
+    flops_per_s: float
+    mfu: float | None  # 0 to 1; None where the peak is not known
+    compute_ms: float
+    comm_ms: float
+    memory_mib: float
+
+
+def iteration_line(m: Metrics) -> str:
+    (tokens, kilo), (flops, giga) = scaled(m.tokens_per_s), scaled(m.flops_per_s)
+    parts = [
+        f"iter {m.iter}/{m.max_iters}",
+        f"loss {m.loss:.4f}",
+        f"grad norm {m.grad_norm:.2f}",
+        f"lr {m.lr:.2e}",
+        f"{tokens:.1f}{kilo} tok/s",
+        f"{flops:.1f} {giga}FLOP/s",
+        *([] if m.mfu is None else [f"MFU {m.mfu:.1%}"]),
+        f"compute {m.compute_ms:.0f} ms",
+        f"comm {m.comm_ms:.0f} ms",
+        f"mem {m.memory_mib:.0f} MiB",
+    ]
+    return " | ".join(parts)
+
+
+def scaled(value: float) -> tuple[float, str]:
+    """Split off the SI prefix that leaves less than 1000, as "%.1f" prints it."""
+    prefixes = ["", "k", "M", "G", "T", "P"]
+    while value >= 999.95 and len(prefixes) > 1:
+        value, prefixes = value / 1000, prefixes[1:]
+    return value, prefixes[0]
+
+
+def peak_memory_mib() -> float:
+    """The most physical memory that this process has held (Linux, where the kernel counts KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Report:
+    """Print iterations and validations, and record them in `out_dir`; None writes no files.
+
+    metrics.jsonl gets a record each, at once: the fields of `Metrics`, or iter and val_loss. loss.png is
+    drawn on leaving, also after an error. A run resumed at `start_iter` keeps the records up to there.
+    """
+
+    def __init__(self, out_dir: str | None, max_iters: int, vocab_size: int, progress: bool, start_iter: int = 0):
+        self.out_dir = None if out_dir is None else Path(out_dir)
+        self.max_iters = max_iters
+        self.vocab_size = vocab_size
+        self.progress = progress
+        self.start_iter = start_iter
+        self.bar = tqdm(total=max_iters, initial=start_iter, unit="iter", file=sys.stdout, disable=not progress)
+        self.records: list[dict[str, Any]] = []
+        self.file: TextIO | None = None
+
+    def __enter__(self):
+        if self.out_dir is not None:
+            path = self.out_dir / "metrics.jsonl"
+            self.records = records_until(path, self.start_iter)
+            with replacing(path) as temporary:
+                temporary.write_text("".join(json.dumps(record) + "\n" for record in self.records))
+            self.file = path.open("a")
+        return self
+
+    def __exit__(self, *exc_info):
+        self.bar.close()
+        if self.out_dir is not None and self.file is not None:
+            self.file.close()
+            with replacing(self.out_dir / "loss.png") as temporary:
+                loss_figure(self.records, self.vocab_size).savefig(temporary, format="png")
+
+    def iteration(self, metrics: Metrics):
+        self.show(iteration_line(metrics))
+        self.bar.update()
+        self.record(metrics._asdict())
+
+    def validation(self, iter_num: int, loss: float):
+        self.show(f"iter {iter_num}/{self.max_iters} | val loss {loss:.4f}")
+        self.record({"iter": iter_num, "val_loss": loss})
+
+    def show(self, line: str):
+        if self.progress:
+            self.bar.write(line)
+        else:
+            print(line, flush=True)
+
+    def record(self, record: dict[str, Any]):
+        self.records.append(record)
+        if self.file is not None:
+            print(json.dumps(record), file=self.file, flush=True)
+
+
+def records_until(path: Path, last_iter: int) -> list[dict[str, Any]]:
+    if last_iter == 0 or not path.exists():
+        return []
+    # A full disk can cut the last line short.
+    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [record for record in map(json.loads, lines) if record["iter"] <= last_iter]
+
+
+def loss_figure(records: list[dict[str, Any]], vocab_size: int):
+    """Draw the training loss, faint and smoothed, the validation losses, and log(vocab_size)."""
+    from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot(xlabel="iteration", ylabel="loss (nats per token)")
+    train = {record["iter"]: record["loss"] for record in records if "loss" in record}
+    val = {record["iter"]: record["val_loss"] for record in records if "val_loss" in record}
+    axes.plot(list(train), list(train.values()), color="C0", alpha=0.3)
+    axes.plot(list(train), smoothed(list(train.values())), color="C0", label="training, smoothed")
+    axes.plot(list(val), list(val.values()), "o", color="C1", label="validation")
+    axes.axhline(math.log(vocab_size), color="gray", linestyle="--", label=f"uniform guess over {vocab_size}")
+    axes.legend()
+    return figure
+
+
+def smoothed(losses: list[float]) -> list[float]:
+    """Centred means over 1/20 of the run, narrower towards its ends, so that the curve does not lag."""
+    last = len(losses) - 1
+    halves = [min(i, last - i, len(losses) // 40) for i in range(len(losses))]
+    return [float(np.mean(losses[i - half : i + half + 1])) for i, half in enumerate(halves)]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path` that replaces it on success, so that it is never half written."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,238 @@
+import re
+
+import numpy as np
+import pytest
+
+from models.data import Tokens, Windows, language_reference, load_tokens, split, windows
+
+
+def write_llmc(path, ids, magic=20240520, version=1, count=None):
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(ids) if count is None else count
+    path.write_bytes(header.tobytes() + np.array(ids, "<u2").tobytes())
+    return str(path)
+
+
+def write_bin(path, ids):
+    path.write_bytes(np.array(ids, "<u2").tobytes())
+    return str(path)
+
+
+def refuses(message):
+    return pytest.raises(ValueError, match=f"^{re.escape(message)}$")
+
+
+def test_the_language_reference():
+    tokens = load_tokens([])
+    assert tokens.ids.dtype == np.uint8
+    assert tokens.ids.tobytes() == language_reference()
+    assert tokens[1:] == (256, "Python language reference", True)
+    text = language_reference().decode()
+    assert len(text) > 300_000
+    assert 0 <= text.index('The "assert" statement') < text.index('The "yield" statement')
+
+
+def test_text_files_are_bytes_one_after_another(tmp_path):
+    (tmp_path / "a.txt").write_bytes("héllo\r\n".encode())
+    (tmp_path / "b.md").write_text("world")
+    tokens = load_tokens([str(tmp_path / "b.md"), str(tmp_path / "a.txt")])
+    assert tokens.ids.tobytes() == b"worldh\xc3\xa9llo\r\n"
+    assert tokens[1:] == (256, "b.md + a.txt", True)
+
+
+@pytest.mark.parametrize("write", [write_bin, write_llmc])
+def test_bin_files(tmp_path, write):
+    ids = [5, 50256, 0, 7]
+    tokens = load_tokens([write(tmp_path / "train.bin", ids)])
+    assert tokens.ids.tolist() == ids
+    assert tokens.ids.dtype == np.uint16
+    assert tokens[1:] == (50257, "train.bin", False)
+    assert isinstance(tokens.ids.base, np.memmap)
+
+
+def test_several_bin_files_are_concatenated(tmp_path):
+    paths = [write_llmc(tmp_path / "0.bin", [1, 2]), write_bin(tmp_path / "1.bin", [3])]
+    assert load_tokens(paths).ids.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("largest", "vocab_size"),
+    [(0, 50257), (50256, 50257), (50257, 50304), (50303, 50304), (50304, 50368), (65535, 65536)],
+)
+def test_vocab_size_of_bin_files(tmp_path, largest, vocab_size):
+    assert load_tokens([write_bin(tmp_path / "a.bin", [0, largest])]).vocab_size == vocab_size
+
+
+def test_files_that_are_not_there(tmp_path):
+    for name in ("a.txt", "a.bin"):
+        path = str(tmp_path / name)
+        with refuses(f"{path}: no such file; check the path"):
+            load_tokens([path])
+
+
+def test_directories(tmp_path):
+    for name in ("text", "tokens.bin"):
+        (tmp_path / name).mkdir()
+        path = str(tmp_path / name)
+        with refuses(f"{path}: a directory; pass the files in it"):
+            load_tokens([path])
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for name in ("loop.txt", "loop.bin"):
+        (tmp_path / name).symlink_to(tmp_path / name)
+        path = str(tmp_path / name)
+        reason = "Too many levels of symbolic links"
+        with refuses(f"{path}: can't be read ({reason}); check its permissions"):
+            load_tokens([path])
+
+
+def test_empty_files(tmp_path):
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "a.bin").touch()
+    write_llmc(tmp_path / "b.bin", [])
+    for name, what in (("a.txt", "text"), ("a.bin", "tokens"), ("b.bin", "tokens")):
+        path = str(tmp_path / name)
+        with refuses(f"{path}: empty; pass a file with {what} in it"):
+            load_tokens([path])
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    path = tmp_path / "latin1.txt"
+    path.write_bytes("abc é".encode("latin-1"))
+    message = f"{path}: byte 4 is not UTF-8; convert it, or name it .bin if it holds tokens"
+    with refuses(message):
+        load_tokens([str(path)])
+
+
+def test_text_and_tokens_do_not_mix(tmp_path):
+    paths = [str(tmp_path / "a.txt"), write_bin(tmp_path / "b.bin", [1])]
+    with refuses(f"{paths[1]} holds tokens and {paths[0]} text; pass files of one kind"):
+        load_tokens(paths)
+
+
+def test_bin_files_of_an_odd_size(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"abc")
+    message = f"{path}: 3 bytes, an odd number, can't be uint16 tokens; if it is text, rename it"
+    with refuses(message):
+        load_tokens([str(path)])
+
+
+def test_llmc_files_that_are_not_whole(tmp_path):
+    path = write_llmc(tmp_path / "a.bin", [1, 2, 3], count=4)
+    message = f"{path}: 4 tokens by its header, 3 by its size; write it again"
+    with refuses(message):
+        load_tokens([path])
+    (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:10])
+    message = f"{path}: 10 bytes, less than llm.c's header of 1024; write it again"
+    with refuses(message):
+        load_tokens([path])
+
+
+def test_other_llmc_formats(tmp_path):
+    path = write_llmc(tmp_path / "a.bin", [1, 2], magic=20240801, version=7)
+    message = f"{path}: llama-3 tokens of llm.c, which are uint32; pass uint16 (GPT-2) tokens"
+    with refuses(message):
+        load_tokens([path])
+    path = write_llmc(tmp_path / "b.bin", [1, 2], version=2)
+    message = f"{path}: version 2 of llm.c's format; write it again as version 1"
+    with refuses(message):
+        load_tokens([path])
+
+
+def some_tokens(n):
+    return Tokens(np.arange(n, dtype=np.uint16), 50257, "some.bin", is_text=False)
+
+
+def test_split_validates_on_the_end():
+    train, val = split(some_tokens(1000), 0.1, 8)
+    assert train.tolist() == list(range(900))
+    assert val.tolist() == list(range(900, 1000))
+
+
+def test_split_names_the_largest_block_size():
+    message = (
+        "90 tokens to train and 10 to validate on are too few for block_size=32; use block_size=9 or less"
+    )
+    with refuses(f"some.bin: {message}"):
+        split(some_tokens(100), 0.1, 32)
+    train, val = split(some_tokens(100), 0.1, 9)
+    assert len(Windows(train, 9, seed=0)) > 0
+    assert len(Windows(val, 9, seed=None)) == 1
+
+
+def test_split_errors():
+    message = "5 tokens to train and 0 to validate on are too few for block_size=1; pass a longer text"
+    with refuses(f"some.bin: {message}"):
+        split(some_tokens(5), 0.1, 1)
+    for fraction in (0, 1.0):
+        message = f"val_fraction={fraction} must be between 0 and 1, for example 0.1"
+        with refuses(message):
+            split(some_tokens(100), fraction, 8)
+
+
+def test_windows_are_inputs_and_what_follows():
+    inputs, targets = windows(np.arange(100, 120, dtype=np.uint8), np.array([0, 16]), 3)
+    assert inputs.tolist() == [[100, 101, 102], [116, 117, 118]]
+    assert targets.tolist() == [[101, 102, 103], [117, 118, 119]]
+    assert (inputs.dtype, targets.dtype) == (np.int64, np.int64)
+
+
+@pytest.mark.parametrize("start", [-1, 17])
+def test_windows_do_not_run_past_the_ends(start):
+    message = f"a window of 3 can't start at {start} in 20 ids: use 0 to 16"
+    with refuses(message):
+        windows(np.arange(20), np.array([0, start]), 3)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 5, 8])
+@pytest.mark.parametrize("extra", [0, 1, 4])
+def test_training_windows_tile_the_text_from_the_epochs_phase(block_size, extra):
+    ids = np.arange(4 * block_size + extra)
+    tiling = Windows(ids, block_size, seed=3)
+    count, phases = len(tiling), set()
+    for epoch in range(60):
+        tiling.set_epoch(epoch)
+        assert len(tiling) == count
+        inputs, targets = tiling.batch(np.arange(count))
+        phase = int(inputs[0, 0])
+        phases.add(phase)
+        assert inputs.ravel().tolist() == list(range(phase, phase + count * block_size))
+        assert (targets == inputs + 1).all()
+    assert phases == set(range(block_size))
+    assert count * block_size > len(ids) - 2 * block_size
+
+
+def test_phases_repeat_with_the_seed():
+    def phases(seed):
+        tiling = Windows(np.arange(1000), 100, seed)
+        return [tiling.set_epoch(epoch) or int(tiling.batch(np.array([0]))[0][0, 0]) for epoch in range(10)]
+
+    assert phases(1) == phases(1)
+    assert phases(1) != phases(2)
+
+
+def test_validation_windows_stay():
+    tiling = Windows(np.arange(21), 5, seed=None)
+    tiling.set_epoch(7)
+    assert tiling.batch(np.arange(len(tiling)))[0].ravel().tolist() == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((9, 5, 0), "block_size=5 for 9 tokens: use 1 to 4"),
+        ((9, 9, None), "block_size=9 for 9 tokens: use 1 to 8"),
+        ((9, 0, None), "block_size=0 for 9 tokens: use 1 to 8"),
+        ((9, 2, -1), "seed=-1 must be from 0 to 2**63 - 1"),
+    ],
+)
+def test_windows_errors(args, message):
+    with refuses(message):
+        Windows(np.arange(args[0]), *args[1:])
+
+
+def test_epochs_are_counted_from_0():
+    with refuses("epoch=-1 must be at least 0"):
+        Windows(np.arange(9), 2, seed=0).set_epoch(-1)

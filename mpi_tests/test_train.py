@@ -1,0 +1,141 @@
+"""train.py end to end, as its user starts it: against a plain torch loop, on every number of ranks."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from models.data import Windows, load_tokens, split
+from models.gpt import GPT, GPTConfig
+from models.hf import load_hugging_face, to_hugging_face
+from mpi_tests.launch import launch
+from parallelism.sampler import DistributedSampler
+from train import Config, learning_rate
+
+GLOBAL_BATCH = 24
+SMALL = Config(
+    n_layer=2, n_head=2, n_embd=32, block_size=16, max_iters=50, warmup_iters=5, eval_interval=25, lr=1e-3, seed=7,
+    sample_tokens=20, bucket_mb=0.02,
+)  # fmt: skip
+
+
+def flags(config: Config) -> list[str]:
+    given = {k: v for k, v in vars(config).items() if v != vars(Config())[k]}
+    return [word for k, v in given.items() for word in (f"--{k}", str(v))]
+
+
+def run(tmp_path: Path, num_ranks: int, name: str = "run", **changes) -> tuple[list[dict], dict[str, np.ndarray], str]:
+    """Metrics, weights and output of `mpirun -n num_ranks python train.py`, at the global batch of this file."""
+    out_dir = tmp_path / f"{name}-{num_ranks}"
+    config = replace(SMALL, out_dir=str(out_dir), **{"micro_batch_size": GLOBAL_BATCH // num_ranks, **changes})
+    ended = launch(num_ranks, "python", "train.py", *flags(config), timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    records = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
+    return records, load_file(out_dir / "model.safetensors"), ended.stdout
+
+
+def plain_training() -> tuple[list[float], dict[str, np.ndarray]]:
+    """The same training without any of our parallel code: one process, whole batches, torch alone."""
+    tokens = load_tokens([])
+    ids, _ = split(tokens, SMALL.val_fraction, SMALL.block_size)
+    windows = Windows(ids, SMALL.block_size, SMALL.seed)
+    sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=SMALL.seed)
+    model = GPT(GPTConfig(256, SMALL.block_size, SMALL.n_layer, SMALL.n_head, SMALL.n_embd), seed=SMALL.seed)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    losses = []
+    for iteration, share in zip(range(1, SMALL.max_iters + 1), sampler, strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(SMALL, iteration)
+        inputs, targets = map(torch.from_numpy, windows.batch(share))
+        optimizer.zero_grad()
+        _, loss = model(inputs, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), SMALL.grad_clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {name: t.numpy() for name, t in to_hugging_face(model).items()}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return plain_training()
+
+
+def losses(records: list[dict]) -> list[float]:
+    return [r["loss"] for r in records if "loss" in r]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+def test_losses_and_weights_are_those_of_one_process(tmp_path, reference, num_ranks):
+    records, weights, _ = run(tmp_path, num_ranks)
+    np.testing.assert_allclose(losses(records), reference[0], rtol=1e-5)
+    assert reference[0][-1] < reference[0][0] - 1
+    assert weights.keys() == reference[1].keys()
+    for name, expected in reference[1].items():
+        np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def test_micro_batches_are_gradient_accumulation(tmp_path, reference):
+    records, weights, _ = run(tmp_path, 2, "micro", micro_batch_size=3, num_micro_batches=4)
+    np.testing.assert_allclose(losses(records), reference[0], rtol=1e-5)
+    records, _, _ = run(tmp_path, 2, "global", micro_batch_size=4, global_batch_size=GLOBAL_BATCH, max_iters=3)
+    changed = [learning_rate(replace(SMALL, max_iters=3), i) == learning_rate(SMALL, i) for i in (1, 2, 3)]
+    assert all(changed)  # still warming up
+    np.testing.assert_allclose(losses(records), reference[0][:3], rtol=1e-5)
+
+
+def test_the_same_layout_gives_the_same_bits_and_complete_files(tmp_path):
+    first, second = run(tmp_path, 3, "first"), run(tmp_path, 3, "second")
+    assert losses(first[0]) == losses(second[0])
+    assert [r["val_loss"] for r in first[0] if "val_loss" in r] == [r["val_loss"] for r in second[0] if "val_loss" in r]
+    assert all(np.array_equal(first[1][name], second[1][name]) for name in first[1])
+    text = first[2]
+    assert [line.split("|")[0].strip() for line in text.splitlines() if "grad norm" in line] == [
+        f"iter {i}/50" for i in range(1, 51)
+    ]
+    assert text.count("val loss") == 2
+    out_dir = tmp_path / "first-3"
+    assert sorted(p.name for p in out_dir.iterdir()) == ["config.json", "loss.png", "metrics.jsonl", "model.safetensors"]
+    assert (out_dir / "loss.png").read_bytes().startswith(b"\x89PNG")
+    record = first[0][-2]
+    assert {"iter", "loss", "grad_norm", "lr", "tokens_per_s", "flops_per_s", "compute_ms", "comm_ms"} < record.keys()
+    validation = load_hugging_face(out_dir)
+    tokens = load_tokens([])
+    windows = Windows(split(tokens, 0.1, 16)[1], 16, None)
+    with torch.no_grad():
+        _, loss = validation(*map(torch.from_numpy, windows.batch(np.arange(len(windows)))))
+    np.testing.assert_allclose(first[0][-1]["val_loss"], loss.item(), rtol=1e-5)
+
+
+def test_bin_tokens_config_file_and_dtypes(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 300, 4000).astype(np.uint16)
+    tokens.tofile(tmp_path / "tokens.bin")
+    config = tmp_path / "small.toml"
+    config.write_text(
+        f"# mpirun -n 2 python train.py --config small.toml\ndata = ['{tmp_path}/tokens.bin']\nn_layer = 1\nn_head = 2\n"
+        "n_embd = 8\nblock_size = 8\nmax_iters = 9\nsample_tokens = 5\nmicro_batch_size = 4\nbias = true\n"
+    )
+    for dtype in ("bfloat16", "float64"):
+        out_dir = tmp_path / dtype
+        settings = ["--config", config, "--max_iters", 4, "--dtype", dtype, "--out_dir", out_dir, "--peak_tflops", 1]
+        ended = launch(2, "python", "train.py", *settings)
+        assert ended.returncode == 0, ended.stderr
+        assert "iter 4/4" in ended.stdout
+        assert "MFU" in ended.stdout
+        assert "vocabulary 50257" in ended.stdout
+        assert len(ended.stdout.splitlines()[-1].split()) == 16 + 5
+    assert load_file(tmp_path / "float64" / "model.safetensors")["transformer.wpe.weight"].dtype == np.float64
+
+
+def test_help_is_printed_once(tmp_path):
+    ended = launch(2, "python", "train.py", "--help")
+    assert ended.returncode == 0
+    assert ended.stdout.count("usage: train.py") == 1
+    assert "mpirun -n 2 python train.py" in ended.stdout

@@ -1,0 +1,59 @@
+"""An arena: a module's parameters and gradients as slices of two flat arrays."""
+
+from typing import Any
+
+from torch import nn
+
+from collectives import Communicator
+from collectives.arrays import to_torch
+
+ALIGNMENT_BYTES = 64  # where each parameter begins, so that kernels find cache lines and vectors whole
+
+
+class Arena:
+    """Moves a module's parameters into one flat array, and gives them gradients in another of the same layout.
+
+    The arrays are NumPy's or CuPy's (`device`), from `comm.empty`; torch sees them through DLPack, without a copy.
+    A collective on `parameters` or `gradients` is one on all of them.  Gaps between parameters hold zeros.
+
+    Gradients stay where they are: clear them with `zero_grad()`, not by setting them to None.
+
+    Raises: ValueError for a module with parameters of several dtypes, or with none.
+    """
+
+    def __init__(self, module: nn.Module, comm: Communicator, device: str = "cpu"):
+        params = dict(module.named_parameters())
+        if not params:
+            raise ValueError("an arena holds parameters, but the module has no parameters")
+        dtypes = {p.dtype for p in params.values()}
+        if len(dtypes) != 1:
+            raise ValueError(f"an arena holds parameters of one dtype, the module has {sorted(map(str, dtypes))}")
+        dtype = dtypes.pop()
+        step = ALIGNMENT_BYTES // dtype.itemsize
+        self.slices: dict[str, slice] = {}
+        end = 0
+        for name, param in params.items():
+            begin = -(-end // step) * step
+            end = begin + param.numel()
+            self.slices[name] = slice(begin, end)
+        self.parameters, self._parameters = self._allocate(comm, end, dtype, device)
+        self.gradients, self._gradients = self._allocate(comm, end, dtype, device)
+        for name, param in params.items():
+            self._adopt(param, self.slices[name])
+
+    def _allocate(self, comm: Communicator, count: int, dtype: Any, device: str) -> tuple[Any, Any]:
+        """A flat array of zeros, and torch's view of it."""
+        array = comm.empty(count, str(dtype).removeprefix("torch."), device)
+        tensor = to_torch(array)
+        tensor.zero_()
+        return array, tensor
+
+    def _adopt(self, param: nn.Parameter, place: slice) -> None:
+        home = self._parameters[place].view(param.shape)
+        home.copy_(param.data)
+        param.data = home
+        param.grad = self._gradients[place].view(param.shape) if param.requires_grad else None
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero, in place."""
+        self._gradients.zero_()
