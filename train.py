@@ -5,6 +5,8 @@ mpirun --hostfile hostfiles/local.txt -np 4 python train.py --data input.txt --m
 mpirun -n 2 python train.py --config configs/reference.toml
 """
 
+from __future__ import annotations
+
 import math
 import os
 import sys
@@ -90,7 +92,8 @@ def train(config: Config, comm: collectives.Communicator) -> GPT:
         num_micro_batches = micro_batches(config, mesh.dp.size)
         sampler = make_sampler(config, len(windows), num_micro_batches, mesh.dp)
         gpt = make_model(config, tokens.vocab_size)
-        comm.empty(0, device=config.device)
+        comm.empty(0, device=config.device)  # refused here if there is no such device
+    with comm.agreed():
         out_dir = prepare_out_dir(config, comm.rank)
     arena = Arena(gpt, comm, config.device)
     model = DataParallel(gpt, mesh.dp, arena, config.bucket_mb)

@@ -12,18 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collectives.communicator import Communicator, InputError, world
-    from collectives.executor import CommunicationError, Plan
+    from collectives.communicator import Communicator
+    from collectives.errors import CommunicationError, InputError
+    from collectives.executor import Plan
+    from collectives.job import world
 
 __all__ = ["CommunicationError", "Communicator", "InputError", "Plan", "algorithms", "world"]
 
 HOMES = {
     "algorithms": "collectives.algorithms",
-    "CommunicationError": "collectives.executor",
+    "CommunicationError": "collectives.errors",
     "Plan": "collectives.executor",
     "Communicator": "collectives.communicator",
-    "InputError": "collectives.communicator",
-    "world": "collectives.communicator",
+    "InputError": "collectives.errors",
+    "world": "collectives.job",
 }
 
 

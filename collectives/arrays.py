@@ -43,6 +43,7 @@ class Device:
         """Copy between two flat arrays of one length, each here or in `host` memory."""
         np.copyto(target, source)
 
+    @np.errstate(all="ignore")  # NaN and infinity are results; as an error on one rank they would hang the others
     def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
         """out = low op high, elementwise; 16-bit floats are reduced in float32 and rounded once."""
         ufunc = getattr(self.xp, UFUNCS[op])
@@ -51,6 +52,7 @@ class Device:
         else:
             ufunc(low, high, out=out)
 
+    @np.errstate(all="ignore")
     def divide(self, x: Any, divisor: int) -> None:
         """x /= divisor, in place; 16-bit floats in float32."""
         if x.dtype.itemsize == 2:

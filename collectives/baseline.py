@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.arrays import BFLOAT16, FLOATS, flat, same_memory
+from collectives.arrays import BFLOAT16, flat, same_memory
 from collectives.bind import REDUCTIONS, Arguments, Binding, even
 from collectives.executor import Plan, Progress, Requests
 
+HALVES = {np.dtype("float16"), BFLOAT16}
 MPI_OPS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "avg": MPI.SUM}
 
 
@@ -18,26 +19,38 @@ class NativePlan(Plan):
 
     def __init__(self, a: Arguments, binding: Binding, mpi: MPI.Comm, progress: Progress):
         super().__init__(f"{a.collective} mpi", binding.result, progress, a.device, [])
-        self.call = native_call(a, binding.result, mpi)
+        self.call = native_call(a, binding, mpi)
         if binding.divide is not None and a.op == "avg":
             self.divide = (binding.divide, a.size)
 
     def _run(self) -> Iterator[Requests]:
+        self.device.begin()
         self.device.synchronize()
         self.call()
         if self.divide:
             self.device.divide(*self.divide)
+        self.device.end()
         yield ()
 
 
-def native_call(a: Arguments, result: Any, mpi: MPI.Comm) -> Callable[[], None]:
-    if a.collective == "barrier":
-        return mpi.Barrier
+def check_native(a: Arguments) -> None:
+    """Refuse what the MPI library cannot do.
+
+    Raises: ValueError with the remedy.
+    """
     if not a.device.mpi_reads:
         raise ValueError(f"algorithm 'mpi' needs an MPI that reads {a.device.name} memory; use another algorithm")
-    if a.collective in REDUCTIONS and a.flat.dtype.itemsize == 2 and a.flat.dtype in FLOATS:
-        raise ValueError(f"algorithm 'mpi' cannot reduce {a.flat.dtype}: MPI's own sums of it are wrong or absent")
-    x, out, op = mpi_view(a.flat), mpi_view(flat(result)[1]), MPI_OPS[a.op]
+    if a.collective in REDUCTIONS and a.flat.dtype in HALVES:
+        raise ValueError(
+            f"algorithm 'mpi' cannot reduce {a.flat.dtype}: MPI's own sums of it are wrong or absent; "
+            "use another algorithm"
+        )
+
+
+def native_call(a: Arguments, binding: Binding, mpi: MPI.Comm) -> Callable[[], None]:
+    if a.collective == "barrier":
+        return mpi.Barrier
+    x, out, op = mpi_view(a.flat), mpi_view(flat(binding.result)[1]), MPI_OPS[a.op]
     here = MPI.IN_PLACE if same_memory(x, out) else x
     begin = sum(a.counts[: a.rank]) if a.counts else a.rank * len(x)
     match a.collective:
@@ -45,7 +58,14 @@ def native_call(a: Arguments, result: Any, mpi: MPI.Comm) -> Callable[[], None]:
             return lambda: mpi.Allreduce(here, out, op)
         case "reduce_scatter":
             counts = a.counts or even(len(x), a.size)
-            return lambda: mpi.Reduce_scatter(x.copy() if np.shares_memory(x, out) else x, out, counts, op)
+            apart = out if binding.before else a.device.empty(len(out), out.dtype)  # in x, MPI may not write
+
+            def reduce_scatter() -> None:
+                mpi.Reduce_scatter(x, apart, counts, op)
+                if apart is not out:
+                    a.device.copy(out, apart)
+
+            return reduce_scatter
         case "all_gather":
             own = MPI.IN_PLACE if same_memory(x, out[begin : begin + len(x)]) else x
             return lambda: mpi.Allgatherv(own, [out, a.counts or [len(x)] * a.size])
@@ -59,5 +79,7 @@ def native_call(a: Arguments, result: Any, mpi: MPI.Comm) -> Callable[[], None]:
 
 
 def mpi_view(x: Any) -> Any:
-    """MPI has no bfloat16; what only moves may move as integers."""
-    return x.view(np.uint16) if x.dtype == BFLOAT16 else x
+    """MPI has no 16-bit floats, and bools without an order: as integers they move, and compare, alike."""
+    if x.dtype == np.dtype(bool):
+        return x.view(np.uint8)
+    return x.view(np.uint16) if x.dtype in HALVES else x

@@ -32,12 +32,14 @@ class Arguments:
             raise ValueError(f"root {self.root} is no rank of this communicator: use 0 to {self.size - 1}")
         self.device: Device
         self.flat: Any
-        self.device, self.flat = (host(), None) if self.x is None else flat(self.x)
+        self.device, self.flat = (host(), None) if self.collective == "barrier" else flat(self.x)
         if self.flat is not None and self.collective in REDUCTIONS:
             check_op(self.op, self.flat.dtype)
         self.counts = self.checked_counts("counts", self.counts)
         self.send_counts = self.checked_counts("send_counts", self.send_counts)
         self.recv_counts = self.checked_counts("recv_counts", self.recv_counts)
+        if self.recv_counts is not None and self.send_counts is None:
+            raise ValueError(f"recv_counts={self.recv_counts} need send_counts: pass them too")
 
     def checked_counts(self, name: str, given: Sequence[int] | None) -> list[int] | None:
         if given is None:
@@ -168,6 +170,17 @@ def bind_reduce(a: Arguments) -> Binding:
 def bind_barrier(a: Arguments) -> Binding:
     return Binding(Vector(), None)
 
+
+# What each collective takes besides `x` and `algorithm`.
+TAKES = {
+    "all_reduce": ("op", "out"),
+    "reduce_scatter": ("out", "op", "counts"),
+    "all_gather": ("out", "counts"),
+    "all_to_all": ("out", "send_counts", "recv_counts"),
+    "broadcast": ("root",),
+    "reduce": ("root", "op", "out"),
+    "barrier": (),
+}
 
 BINDERS = {
     "all_reduce": bind_all_reduce,

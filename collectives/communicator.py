@@ -1,61 +1,19 @@
 """The user's face: a communicator's collectives on NumPy, CuPy and torch arrays."""
 
 import hashlib
-import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
-from collectives import environment
-
-environment.before_mpi()
-from mpi4py import MPI  # noqa: E402
-
-from collectives import algorithms, arrays, select  # noqa: E402
-from collectives.baseline import NativePlan  # noqa: E402
-from collectives.bind import BINDERS, Arguments, Binding  # noqa: E402
-from collectives.executor import SEGMENT_BYTES, Binder, Plan, Progress  # noqa: E402
-from collectives.topology import Topology  # noqa: E402
-
-TEXT_BYTES = 1024  # what a rank may say when ranks disagree
-
-
-class InputError(ValueError):
-    """Bad input, raised on every rank together: none of them hangs, and all say the same."""
-
-
-def world() -> "Communicator":
-    """The communicator of all ranks that the launcher started.
-
-    From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
-    which all ranks raise, ends it with one line of rank 0.
-
-    Raises: InputError where mpirun and mpi4py belong to different MPI libraries.
-    """
-    sys.excepthook = end_job
-    if environment.launched_size() > 1 and MPI.COMM_WORLD.size == 1:
-        library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
-        raise InputError(
-            f"mpirun started {environment.launched_size()} processes, but each is alone in the MPI of mpi4py "
-            f"({library}): start them with the mpirun of that library, or install mpi4py for the other one"
-        )
-    return Communicator(MPI.COMM_WORLD)
-
-
-def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An exception hook: print what happened once, and leave no rank behind waiting."""
-    rank = MPI.COMM_WORLD.rank if MPI.COMM_WORLD.size > 1 else environment.launched_rank()
-    if issubclass(kind, InputError):
-        if rank == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        return
-    lines = "".join(traceback.format_exception(kind, error, trace))
-    print(f"rank {rank} of {MPI.COMM_WORLD.size} failed and ends the job:\n{lines}", file=sys.stderr, flush=True)
-    MPI.COMM_WORLD.Abort(1)
+from collectives import algorithms, arrays, environment, select
+from collectives.baseline import NativePlan, check_native
+from collectives.bind import BINDERS, TAKES, Arguments, Binding
+from collectives.errors import CommunicationError, InputError
+from collectives.executor import SEGMENT_BYTES, Binder, Plan, Progress
+from collectives.topology import Topology
 
 
 class Communicator:
@@ -63,7 +21,8 @@ class Communicator:
 
     Making one is collective.  With `check`, every collective first compares what the ranks ask for (one tiny
     all-reduce) and raises InputError on all of them where they differ; a plan does so once, when it is bound.
-    `segment_bytes` is the piece in which long messages travel.
+    `segment_bytes` is the piece in which long messages travel.  Communicators that come from one by `split` move
+    each other's started plans on.
     """
 
     def __init__(
@@ -73,6 +32,7 @@ class Communicator:
         check: bool = True,
         segment_bytes: int = SEGMENT_BYTES,
         node: int | None = None,
+        progress: Progress | None = None,
     ):
         self.mpi = mpi_comm.Dup()
         self._letters = mpi_comm.Dup()  # send and recv: their tags are the caller's
@@ -81,7 +41,7 @@ class Communicator:
         self._num_tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
         self._num_plans = 0
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
-        self._progress = Progress(environment.crowded(shared.size))
+        self._progress = progress or Progress(environment.crowded(shared.size))
         self._digest = np.zeros(2, np.int64)
         self._agreement = self._bind_plan(Arguments("all_reduce", self.rank, self.size, self._digest, op="max"))
         self._node = self._find_node(shared) if node is None else node
@@ -90,13 +50,16 @@ class Communicator:
 
     def _find_node(self, shared: MPI.Comm) -> int:
         """A number that the ranks of a node have in common: their first rank."""
-        if fake := environment.fake_nodes():
-            with self.agreed():
-                if fake[0] * fake[1] != self.size:
-                    raise ValueError(f"COLLECTIVES_FAKE_NODES={fake[0]}x{fake[1]} does not make {self.size} ranks")
+        with self.agreed():
+            fake = environment.fake_nodes()
+            if fake and fake[0] * fake[1] != self.size:
+                raise ValueError(
+                    f"COLLECTIVES_FAKE_NODES={fake[0]}x{fake[1]} does not make the {self.size} ranks of this job: "
+                    "change it, or unset it"
+                )
+        if fake:
             return self.rank // fake[1]
-        first = MPI.Group.Translate_ranks(shared.Get_group(), [0], self.mpi.Get_group())
-        return first[0]
+        return MPI.Group.Translate_ranks(shared.Get_group(), [0], self.mpi.Get_group())[0]
 
     def _gather_ints(self, mine: int) -> list[int]:
         every = np.zeros(self.size, np.int64)
@@ -106,10 +69,15 @@ class Communicator:
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """The ranks that gave the same `color`, in the order of `key`, then rank; None for color=None."""
+        with self.agreed():
+            if color is not None and color < 0:
+                raise ValueError(f"color {color} is below 0: use 0 or more, or None for no part")
         part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if part == MPI.COMM_NULL:
             return None
-        made = Communicator(part, check=self.check, segment_bytes=self.segment_bytes, node=self._node)
+        made = Communicator(
+            part, check=self.check, segment_bytes=self.segment_bytes, node=self._node, progress=self._progress
+        )
         part.Free()
         return made
 
@@ -215,17 +183,24 @@ class Communicator:
         try:
             if collective not in BINDERS:
                 raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(BINDERS)}")
+            if strange := [name for name in arguments if name not in TAKES[collective]]:
+                raise ValueError(f"takes no {strange[0]}: it takes {', '.join(TAKES[collective])}")
             a = Arguments(collective, self.rank, self.size, x, **arguments)
             if algorithm == "auto":
                 algorithm = select.choose(collective, 0 if a.flat is None else a.flat.nbytes, self.size)
-            if algorithm != "mpi":
+            if algorithm == "mpi":
+                check_native(a)
+            else:
                 algorithms.find(collective, algorithm)
             said = a.describe(algorithm)
             if a.send_counts is None:
                 bound = a, BINDERS[collective](a)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             failure = f"{collective}: {error}"
-        self._agree(said, failure)
+        if self.check:
+            self._agree(said, failure)
+        elif failure:
+            raise InputError(failure)
         if bound is None:
             bound = self._bind_uneven(a)
         return self._bind_plan(*bound, algorithm=algorithm)
@@ -234,16 +209,31 @@ class Communicator:
 
     def send(self, x: Any, dest: int, tag: int = 0) -> None:
         """Send an array to rank `dest`, which receives it with the same tag."""
+        self._check_peer("dest", dest)
         with self._wire(x, staged_in=True) as wire:
             request = self._letters.Isend([wire, MPI.BYTE], dest, tag)
             self._progress.wait([request])
 
     def recv(self, x: Any, source: int, tag: int = 0) -> Any:
         """Receive rank `source`'s array of that tag into `x`, of the same size; returns `x`."""
+        self._check_peer("source", source)
+        status = MPI.Status()
         with self._wire(x, staged_in=False) as wire:
             request = self._letters.Irecv([wire, MPI.BYTE], source, tag)
-            self._progress.wait([request])
+            try:
+                self._progress.wait([request], statuses=[status])
+            except MPI.Exception as error:
+                raise CommunicationError(f"recv from rank {source} with tag {tag}: {error}") from error
+        if status.Get_count(MPI.BYTE) != wire.nbytes:
+            raise ValueError(
+                f"x has {wire.nbytes} bytes, but rank {source} sent {status.Get_count(MPI.BYTE)}: "
+                "pass an array of that size"
+            )
         return x
+
+    def _check_peer(self, name: str, peer: int) -> None:
+        if not 0 <= peer < self.size:
+            raise ValueError(f"{name} {peer} is no rank of this communicator: use 0 to {self.size - 1}")
 
     @contextmanager
     def _wire(self, x: Any, staged_in: bool) -> Iterator[Any]:
@@ -258,6 +248,7 @@ class Communicator:
         yield wire
         if not staged_in and wire is not memory:
             device.copy(memory, wire)
+            device.synchronize()  # `wire` goes when this returns
         device.end()
 
     # --- agreement ---
@@ -274,8 +265,6 @@ class Communicator:
 
     def _agree(self, said: str, failure: str) -> None:
         """Raise on all ranks where one has failed, or not all have said the same."""
-        if not self.check and not failure:
-            return
         text = f"!{failure}" if failure else said
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
         self._digest[:] = digest, -digest
@@ -286,9 +275,10 @@ class Communicator:
             raise InputError(failure)
 
     def _gather_texts(self, text: str) -> list[str]:
-        mine = np.frombuffer(text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES), np.uint8)
-        plan = self._bind_plan(Arguments("all_gather", self.rank, self.size, mine))
-        return [row.tobytes().decode(errors="replace").rstrip() for row in plan().reshape(self.size, -1)]
+        mine = np.frombuffer(text.encode(), np.uint8)
+        lengths = self._gather_ints(len(mine))
+        every = self._bind_plan(Arguments("all_gather", self.rank, self.size, mine, counts=lengths))()
+        return [part.tobytes().decode() for part in np.split(every, np.cumsum(lengths)[:-1])]
 
     # --- binding ---
 
@@ -321,7 +311,7 @@ class Communicator:
         binder = Binder(self.mpi, self._num_plans % self._num_tags, a.device, a.op, self.segment_bytes)
         root = {"root": a.root} if a.collective in algorithms.ROOTED else {}
         schedule = algorithms.find(a.collective, algorithm).schedule(self.rank, self.size, **root)
-        rounds = [binder.bind(moves, binding.vector) for moves in schedule if moves]
+        rounds = [binder.bind(i, moves, binding.vector) for i, moves in enumerate(schedule) if moves]
         plan = Plan(f"{a.collective} {algorithm}", binding.result, self._progress, a.device, rounds)
         plan.before, plan.after = binding.before, binding.after
         if a.op == "avg" and binding.divide is not None:
@@ -334,7 +324,7 @@ def disagreement(texts: list[str]) -> str:
     failed = {rank: text[1:] for rank, text in enumerate(texts) if text.startswith("!")}
     if failed:
         rank, text = next(iter(failed.items()))
-        others = f" (and {len(failed) - 1} other ranks failed)" if len(failed) > 1 else ""
+        others = f" (and {len(failed) - 1} more failed)" if len(failed) > 1 else ""
         return f"rank {rank}: {text}{others}"
     other = next(rank for rank, text in enumerate(texts) if text != texts[0])
     return f"ranks disagree: rank 0 calls {texts[0]}, rank {other} calls {texts[other]}; call the same on all ranks"

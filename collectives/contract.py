@@ -50,7 +50,8 @@ CONTRACTS = {
         lambda r, p, _: of(r, range(r, r + 1)), lambda r, p, _: {c: Value(c, 1 << BITS * c) for c in range(p)}
     ),
     "all_to_all": Contract(
-        lambda r, p, _: of(r, range(p)), lambda r, p, _: {p + s: Value(r, 1 << BITS * s) for s in range(p)}
+        lambda r, p, _: of(r, range(p)),
+        lambda r, p, _: of(r, range(p)) | {p + s: Value(r, 1 << BITS * s) for s in range(p)},
     ),
     "broadcast": Contract(
         lambda r, p, root: of(root, range(p)) if r == root else {}, lambda r, p, root: of(root, range(p))

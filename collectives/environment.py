@@ -21,6 +21,10 @@ def launched_rank() -> int:
     return first_int(LAUNCHED_RANK, 0)
 
 
+def launched_by_open_mpi() -> bool:
+    return "OMPI_COMM_WORLD_SIZE" in os.environ
+
+
 def crowded(local_ranks: int = 1) -> bool:
     """Whether this machine runs more ranks than it has cores, so that waiting ranks must give theirs up."""
     return max(local_ranks, first_int(LOCAL_RANKS, 1)) > (os.cpu_count() or 1)

@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays import Device, as_bytes
+from collectives.errors import CommunicationError
 from collectives.schedule import Copy, Fold, Recv, Round, Send, show
 
 SEGMENT_BYTES = 1 << 20
@@ -23,10 +24,6 @@ SPINS = 100  # polls that only give up the core, before a waiting rank sleeps
 LONGEST_SLEEP_S = 1e-3
 
 Requests = Sequence[MPI.Request]
-
-
-class CommunicationError(RuntimeError):
-    """MPI failed in the middle of a collective; says in which round, and what this rank was waiting for."""
 
 
 class Vector:
@@ -51,14 +48,14 @@ class Progress:
         self.crowded = crowded  # waiting ranks must give up the core
         self.started: list[Plan] = []
 
-    def wait(self, requests: Requests, waiting: "Plan | None" = None) -> None:
+    def wait(self, requests: Requests, waiting: "Plan | None" = None, statuses: list[MPI.Status] | None = None) -> None:
         """Wait for requests, which belong to the plan `waiting` if to any."""
         others = [plan for plan in self.started if plan is not waiting]
         if not self.crowded and not others:
-            MPI.Request.Waitall(requests)
+            MPI.Request.Waitall(requests, statuses)
             return
         spins = 0
-        while not MPI.Request.Testall(requests):
+        while not MPI.Request.Testall(requests, statuses):
             for plan in others:
                 plan.advance()
             spins += 1
@@ -123,6 +120,7 @@ class FoldLane(Lane):
 class BoundRound(NamedTuple):
     """A round's requests: `plain` ones need nothing before or after; `lanes` do."""
 
+    index: int
     moves: Round
     copies: list[tuple[Any, Any]]
     plain: list[MPI.Prequest]
@@ -179,7 +177,7 @@ class Binder:
         self.segment_bytes = segment_bytes
         self.buffers: dict[tuple[str, int], Any] = {}  # reused from round to round
 
-    def bind(self, moves: Round, vector: Vector) -> BoundRound:
+    def bind(self, index: int, moves: Round, vector: Vector) -> BoundRound:
         sends = [m for m in moves if isinstance(m, Send)]
         fold_late = any(overlap(m.run, s.run) for m in moves if isinstance(m, Fold) for s in sends)
         copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
@@ -196,7 +194,9 @@ class Binder:
                 plain += [self.request(move, segment) for segment in segments]
             elif segments:
                 lanes.append(self.lane(move, segments, place, fold_late))
-        return BoundRound(moves, copies, plain, lanes, fold_late and self.device.mpi_reads)
+        sources = [m.source for m in moves if isinstance(m, Recv | Fold)]
+        assert not lanes or len(set(sources)) == len(sources), "lanes would mix up two messages of one rank"
+        return BoundRound(index, moves, copies, plain, lanes, fold_late and self.device.mpi_reads)
 
     def cut(self, view: Any) -> list[Any]:
         step = max(1, self.segment_bytes // view.dtype.itemsize)
@@ -267,7 +267,8 @@ class Plan:
         self._progress = progress
         self._steps: Iterator[Requests] | None = None
         self._waiting_for: Requests = ()
-        self._round = 0
+        self._round: BoundRound | None = None
+        self._freed = False
 
     def __call__(self) -> Any:
         """Run the collective; returns the result's array."""
@@ -276,6 +277,8 @@ class Plan:
 
     def start(self) -> "Plan":
         """Begin a run; ends with `wait()`, or when `done()` says so."""
+        if self._freed:
+            raise RuntimeError(f"{self.name} has been freed: make a new plan")
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is under way already: wait() before the next start()")
         self._steps = self._run()
@@ -299,11 +302,21 @@ class Plan:
         return self._steps is None
 
     def advance(self) -> None:
-        while self._steps is not None and MPI.Request.Testall(self._waiting_for):
+        while self._steps is not None:
+            try:
+                if not MPI.Request.Testall(self._waiting_for):
+                    return
+            except MPI.Exception as error:
+                raise self._failure(error) from error
             self._next()
 
     def free(self) -> None:
         """Give the persistent requests back to MPI.  The plan cannot be run after."""
+        if self._steps is not None:
+            raise RuntimeError(f"{self.name} is under way: wait() before free()")
+        self._freed = True
+        if not self.device.mpi_reads:
+            self.device.synchronize()  # copies out of the host memory that goes with the plan
         for bound in self.rounds:
             for request in bound.requests():
                 request.Free()
@@ -320,18 +333,21 @@ class Plan:
         except MPI.Exception as error:
             raise self._failure(error) from error
         if requests is None:
-            self._steps = None
-            self._progress.started.remove(self)
+            self._end()
         else:
             self._waiting_for = requests
+
+    def _end(self) -> None:
+        self._steps = None
+        self._progress.started.remove(self)
 
     def _run(self) -> Iterator[Requests]:
         device = self.device
         device.begin()
         for target, source in self.before:
             device.copy(target, source)
-        for index, bound in enumerate(self.rounds):
-            self._round = index
+        for bound in self.rounds:
+            self._round = bound
             yield from bound.run(device)
         for target, source in self.after:
             device.copy(target, source)
@@ -340,5 +356,6 @@ class Plan:
         device.end()
 
     def _failure(self, error: MPI.Exception) -> CommunicationError:
-        moves = ", ".join(show(m) for m in self.rounds[self._round].moves)
-        return CommunicationError(f"{self.name}, round {self._round} of {len(self.rounds)} ({moves}): {error}")
+        self._end()
+        where = f", round {self._round.index}: {', '.join(map(show, self._round.moves))}" if self._round else ""
+        return CommunicationError(f"{self.name}{where}: {error}")

@@ -1,1 +1,13 @@
+import pytest
+
 pytest_plugins = ["mpi_tests.ranks"]
+
+
+@pytest.fixture
+def comm(mpi_comm):
+    """The library's communicator of the test's ranks."""
+    from collectives import Communicator  # here, because a run without ranks does without MPI
+
+    made = Communicator(mpi_comm)
+    yield made
+    made.free()

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-INHERITED = ("OMPI_", "OPAL_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "MPI_LOCAL")
+SET_BY_MPIRUN = ("OMPI_", "OPAL_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "MPI_LOCAL")
+SET_BY_USER = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "OMPI_ALLOW_RUN_AS_ROOT")
 TERMINATION_S = 10
-SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "OMPI_ALLOW_RUN_AS_ROOT")
 
 
 def launch(num_ranks, *command, env=None, timeout=60) -> subprocess.CompletedProcess[str]:
@@ -19,12 +19,11 @@ def launch(num_ranks, *command, env=None, timeout=60) -> subprocess.CompletedPro
     Raises: AssertionError with the output so far, if the ranks have not ended after `timeout` seconds.
     """
     arguments = [find_mpirun(), "-n", str(num_ranks), *map(str, command)]
-    pipe = subprocess.PIPE
     with subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
-        stdout=pipe,
-        stderr=pipe,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
         cwd=ROOT,
@@ -63,5 +62,5 @@ def environment() -> dict[str, str]:
     """Return this process's environment less what a surrounding mpirun set, over `hostfiles/mpi.env`."""
     lines = (ROOT / "hostfiles" / "mpi.env").read_text().splitlines()
     defaults = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    own = {k: v for k, v in os.environ.items() if k.startswith(SETTINGS) or not k.startswith(INHERITED)}
-    return defaults | own
+    kept = [k for k in os.environ if k.startswith(SET_BY_USER) or not k.startswith(SET_BY_MPIRUN)]
+    return defaults | {name: os.environ[name] for name in kept}

@@ -59,7 +59,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session")
 def mpi_comm(request) -> MPI.Intracomm:
-    """The communicator of the first 1, 2, 3, 4, 5, 7 and 8 ranks, or of the sizes in the `sizes` marker."""
+    """The communicator of the ranks that run this variant of the test; a fixture of any scope may use it."""
     return request.config.pluginmanager.get_plugin("ranks").comms[request.param]
 
 
@@ -102,7 +102,7 @@ class Ranks:
             self.comms[num_ranks] = self.world.comm.Split(self.world.rank < num_ranks)
         for item in session.items:
             if self.world.rank >= self.num_ranks(item):
-                item.setup = item.runtest = lambda: None  # neither fixtures nor the test body
+                item.setup = item.runtest = lambda: None  # no fixtures, no test body
 
     def agree_on_collection(self, items):
         """Refuse to run if the ranks have not collected the same tests in the same order."""
@@ -128,7 +128,8 @@ class Ranks:
     def agree_on_report(self, report, num_ranks):
         """Return the report of the first rank that failed, else of the first that skipped, else `report`."""
         hook, grace_s = self.config.hook, self.config.option.rank_grace
-        absent = report.when == "call" and self.world.rank >= num_ranks  # passes, but xfail makes it fail
+        # A rank outside has not run the test, whatever xfail makes of that.
+        absent = report.when == "call" and self.world.rank >= num_ranks
         vote = OUTCOMES.index("passed" if absent else report.outcome)
         packed = hook.pytest_report_to_serializable(config=self.config, report=report)
         try:
@@ -170,6 +171,7 @@ class World:
         self.watchdog.start()
 
     def close(self):
+        """Stop the watchdog, before MPI ends."""
         self.closing.set()
         self.watchdog.join()
         faulthandler.cancel_dump_traceback_later()

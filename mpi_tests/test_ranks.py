@@ -140,10 +140,10 @@ def test_hang_ends_and_shows_where_each_rank_is(run):
             if comm.rank == 1:
                 time.sleep(60)
         """,
-        "--rank-timeout=2",
+        "--rank-timeout=3",
     )
     places = {rank: place(result, rank) for rank in range(3)}
-    assert all("test_sample.py::test_hang[3-ranks]: not over after 2 s" in p for p in places.values())
+    assert all("test_sample.py::test_hang[3-ranks]: not over after 3 s" in p for p in places.values())
     assert "comm.recv(source=1)" in places[0]
     assert "time.sleep(60)" in places[1]
     assert "in agree" in places[2]
@@ -178,7 +178,7 @@ def test_hang_that_holds_the_interpreter_ends(run):
         def test_hang():
             ctypes.PyDLL(None).sleep(60)
         """,
-        "--rank-timeout=1",
+        "--rank-timeout=3",
     )
     assert "in test_hang" in result.stderr
     assert result.returncode != 0
@@ -243,7 +243,8 @@ def test_launch_ends_what_takes_too_long():
 def test_launch_ends_a_launcher_that_does_not_end_itself(monkeypatch):
     monkeypatch.setattr(launcher, "TERMINATION_S", 1)
     with pytest.raises(AssertionError, match="not over after 3 s"):
-        launch(1, "sh", "-c", "kill -STOP $PPID; sleep 5", timeout=3)
+        # CONT is for MPICH, where this stops not mpirun but its child, which would stay.
+        launch(1, "sh", "-c", "kill -STOP $PPID; sleep 5; kill -CONT $PPID", timeout=3)
 
 
 def exists(process):

@@ -83,7 +83,7 @@ def test_losses_and_weights_are_those_of_one_process(tmp_path, reference, num_ra
 
 
 def test_micro_batches_are_gradient_accumulation(tmp_path, reference):
-    records, weights, _ = run(tmp_path, 2, "micro", micro_batch_size=3, num_micro_batches=4)
+    records, _, _ = run(tmp_path, 2, "micro", micro_batch_size=3, num_micro_batches=4)
     np.testing.assert_allclose(losses(records), reference[0], rtol=1e-5)
     records, _, _ = run(tmp_path, 2, "global", micro_batch_size=4, global_batch_size=GLOBAL_BATCH, max_iters=3)
     changed = [learning_rate(replace(SMALL, max_iters=3), i) == learning_rate(SMALL, i) for i in (1, 2, 3)]
@@ -102,7 +102,8 @@ def test_the_same_layout_gives_the_same_bits_and_complete_files(tmp_path):
     ]
     assert text.count("val loss") == 2
     out_dir = tmp_path / "first-3"
-    assert sorted(p.name for p in out_dir.iterdir()) == ["config.json", "loss.png", "metrics.jsonl", "model.safetensors"]
+    names = sorted(p.name for p in out_dir.iterdir())
+    assert names == ["config.json", "loss.png", "metrics.jsonl", "model.safetensors"]
     assert (out_dir / "loss.png").read_bytes().startswith(b"\x89PNG")
     record = first[0][-2]
     assert {"iter", "loss", "grad_norm", "lr", "tokens_per_s", "flops_per_s", "compute_ms", "comm_ms"} < record.keys()
@@ -119,8 +120,8 @@ def test_bin_tokens_config_file_and_dtypes(tmp_path):
     tokens.tofile(tmp_path / "tokens.bin")
     config = tmp_path / "small.toml"
     config.write_text(
-        f"# mpirun -n 2 python train.py --config small.toml\ndata = ['{tmp_path}/tokens.bin']\nn_layer = 1\nn_head = 2\n"
-        "n_embd = 8\nblock_size = 8\nmax_iters = 9\nsample_tokens = 5\nmicro_batch_size = 4\nbias = true\n"
+        f"# mpirun -n 2 python train.py --config small.toml\ndata = ['{tmp_path}/tokens.bin']\nn_layer = 1\n"
+        "n_head = 2\nn_embd = 8\nblock_size = 8\nmax_iters = 9\nsample_tokens = 5\nmicro_batch_size = 4\nbias = true\n"
     )
     for dtype in ("bfloat16", "float64"):
         out_dir = tmp_path / dtype

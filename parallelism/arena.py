@@ -1,11 +1,15 @@
 """An arena: a module's parameters and gradients as slices of two flat arrays."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from collectives import Communicator
 from collectives.arrays import to_torch
+
+if TYPE_CHECKING:
+    from collectives import Communicator
 
 ALIGNMENT_BYTES = 64  # where each parameter begins, so that kernels find cache lines and vectors whole
 

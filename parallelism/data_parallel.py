@@ -1,15 +1,18 @@
 """Data parallelism: every rank has the whole model and a part of the batch; gradients are averaged."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from collectives import Communicator, Plan
-from parallelism.arena import Arena
+if TYPE_CHECKING:
+    from collectives import Communicator, Plan
+    from parallelism.arena import Arena
 
 
 class Bucket:

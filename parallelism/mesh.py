@@ -1,10 +1,14 @@
 """A mesh: the ranks of a job along named axes, and a communicator for each axis."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collectives import Communicator
+if TYPE_CHECKING:
+    from collectives import Communicator
 
 AXES = ("dp", "pp", "sp", "tp")  # tp innermost, so that it stays within a node
 

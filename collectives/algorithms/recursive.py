@@ -23,7 +23,7 @@ def all_reduce(rank: int, size: int) -> Iterator[Round]:
     Off a power of two q, each of the first p-q even ranks is an *extra*: it folds into the odd rank after it,
     its *proxy*, and gets the result back at the end.  For small vectors.
 
-    Cost: (floor(log2 p) + 2 if p is no power of two) (alpha + n beta + n gamma), no gamma in the last round.
+    Cost: log2 p (alpha + n beta + n gamma); off the power of two log2 q + 2 rounds, no gamma in the last.
 
     >>> from collectives.schedule import render
     >>> print(render(all_reduce, 4))

@@ -1,0 +1,9 @@
+"""The errors that a caller may want to catch."""
+
+
+class InputError(ValueError):
+    """Bad input, raised on every rank together: none of them hangs, and all say the same."""
+
+
+class CommunicationError(RuntimeError):
+    """MPI failed in the middle of a collective; says in which round, and what this rank was waiting for."""

@@ -1,0 +1,76 @@
+"""How a job begins, and how it ends when a rank fails."""
+
+import sys
+import traceback
+import warnings
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from collectives import environment
+from collectives.errors import InputError
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
+
+
+def world() -> "Communicator":
+    """The communicator of all ranks that the launcher started.
+
+    From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
+    which all ranks raise, ends it with one line of rank 0.
+
+    Raises: InputError where mpirun and mpi4py belong to different MPI libraries.
+    """
+    sys.excepthook = end_job
+    mpi = start_mpi()
+    if environment.launched_size() > 1 and mpi.COMM_WORLD.size == 1:
+        raise other_mpi(mpi)
+    from collectives.communicator import Communicator
+
+    return Communicator(mpi.COMM_WORLD)
+
+
+def start_mpi() -> Any:
+    """Import mpi4py.MPI and start it, unless the launcher is one that this MPI library would not start under."""
+    if "mpi4py.MPI" not in sys.modules:
+        import mpi4py
+
+        environment.before_mpi()
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        with warnings.catch_warnings():
+            # Said of a launcher of another MPI, by every rank; world() says it once.
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment")
+            from mpi4py import MPI
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized():
+        if environment.launched_by_open_mpi() and "MPICH" in MPI.Get_library_version():
+            raise other_mpi(MPI)  # it would abort, in words of its own
+        MPI.Init_thread()
+    return MPI
+
+
+def other_mpi(mpi: Any) -> InputError:
+    library = mpi.Get_library_version().split(",")[0].split("\n")[0].split("\t")[-1].strip("\x00 ")
+    return InputError(
+        f"mpirun started {environment.launched_size()} processes, but each is alone in the MPI of mpi4py, which is "
+        f"{library}: start them with the mpirun of that MPI, or install mpi4py for the other one"
+    )
+
+
+def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An exception hook: print what happened once, and leave no rank behind waiting."""
+    from mpi4py import MPI
+
+    started = MPI.Is_initialized() and not MPI.Is_finalized()
+    alone = not started or MPI.COMM_WORLD.size == 1
+    rank = environment.launched_rank() if alone else MPI.COMM_WORLD.rank
+    if issubclass(kind, InputError):
+        if rank == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return
+    lines = "".join(traceback.format_exception(kind, error, trace))
+    of = "" if alone else f" of {MPI.COMM_WORLD.size}"
+    print(f"rank {rank}{of} failed and ends the job:\n{lines}", file=sys.stderr, flush=True)
+    if started:
+        MPI.COMM_WORLD.Abort(1)

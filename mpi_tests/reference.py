@@ -1,0 +1,70 @@
+"""What each rank gives and what it must get, computed by one rank alone, in NumPy and in exact numbers."""
+
+import numpy as np
+
+from collectives import algorithms
+from collectives.arrays import dtype_of
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
+COMPLEX = ("complex64", "complex128")
+DTYPES = (*FLOATS, *INTEGERS, *COMPLEX, "bool")
+HALVES = ("float16", "bfloat16")
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+COLLECTIVES = (*REDUCTIONS, "all_gather", "all_to_all", "broadcast")
+UFUNCS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "avg": np.add}
+
+
+def algorithms_of(collective: str) -> list[str]:
+    return [*algorithms.names(collective), "auto", "mpi"]
+
+
+def ops_of(dtype: str) -> tuple[str, ...]:
+    if dtype == "bool":
+        return ("min", "max")
+    if dtype in COMPLEX:
+        return ("sum", "prod", "avg")
+    return ("sum", "prod", "min", "max", "avg") if dtype in FLOATS else ("sum", "prod", "min", "max")
+
+
+def inputs(size: int, count: int, dtype: str = "float32", op: str = "sum") -> list[np.ndarray]:
+    """Every rank's input: whole numbers so small that no dtype rounds a sum or a product of them on 8 ranks."""
+    largest = 2 if op == "prod" else 15
+    return [draw(np.random.default_rng([rank, count]), count, dtype, largest) for rank in range(size)]
+
+
+def draw(rng: np.random.Generator, count: int, dtype: str, largest: int) -> np.ndarray:
+    values = rng.integers(-largest, largest, count, endpoint=True)
+    if dtype == "bool":
+        return values > 0
+    if dtype in COMPLEX:
+        return (values + 1j * rng.permutation(values)).astype(dtype)
+    return (abs(values) if dtype.startswith("u") else values).astype(dtype_of(dtype))
+
+
+def widened(x: np.ndarray) -> np.ndarray:
+    name = str(x.dtype)
+    return x if name == "bool" else x.astype("int64" if name in INTEGERS else "complex128" if name in COMPLEX else "float64")
+
+
+def reduced(xs: list[np.ndarray], op: str) -> np.ndarray:
+    total = UFUNCS[op].reduce([widened(x) for x in xs])
+    return (total / len(xs) if op == "avg" else total).astype(xs[0].dtype)
+
+
+def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", root: int = 0) -> np.ndarray:
+    """What a collective returns on `rank`, for flat inputs of one length."""
+    match collective:
+        case "all_reduce":
+            return reduced(xs, op)
+        case "reduce_scatter":
+            return np.array_split(reduced(xs, op), len(xs))[rank]
+        case "reduce":
+            return reduced(xs, op) if rank == root else xs[rank]
+        case "all_gather":
+            return np.concatenate(xs)
+        case "all_to_all":
+            return np.concatenate([np.split(x, len(xs))[rank] for x in xs])
+        case "broadcast":
+            return xs[root]
+    raise AssertionError(collective)

@@ -1,0 +1,70 @@
+"""What the README tells its reader to run, run: in small where it would take minutes."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpi_tests.launch import ROOT, environment, launch
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
+TRAINING = [command for command in COMMANDS if "train.py" in command]
+IN_SMALL = "--max_iters 2 --n_layer 1 --n_head 1 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
+
+
+def run(command: str, **more) -> subprocess.CompletedProcess:
+    """Run a command of the README in a shell, in the environment that it says to activate."""
+    bin_folder = Path(sys.executable).parent
+    path = {"PATH": f"{bin_folder}:{environment()['PATH']}"}
+    ended = subprocess.run(
+        command, shell=True, cwd=ROOT, env=environment() | path, capture_output=True, text=True, timeout=120, **more
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended
+
+
+def test_every_command_is_run_by_a_test():
+    known = ["make train", "make test", "source .venv/bin/activate", "mpirun -n 3 python examples/sum.py"]
+    assert sorted(COMMANDS) == sorted([*known, *TRAINING])
+
+
+def test_make_train_runs_what_the_readme_says(tmp_path):
+    assert "`mpirun -n 2 python train.py`" in README
+    planned = run("make --dry-run --assume-old=.venv/installed train ARGS='--max_iters 2'").stdout
+    assert "mpirun -n 2 python train.py --max_iters 2" in planned
+    assert "--with-mpi" in run("make --dry-run test").stdout
+
+
+@pytest.mark.parametrize("command", TRAINING)
+def test_training_commands(command, tmp_path):
+    output = run(f"{command} {IN_SMALL} --out_dir {shlex.quote(str(tmp_path))}").stdout
+    assert "iter 2/2" in output
+    assert (tmp_path / "loss.png").exists()
+
+
+def test_a_hostfile_starts_more_ranks_than_cores(tmp_path):
+    """64 ranks, as on a cluster; training on them is the same command with more patience."""
+    body = "import collectives, numpy as np\nc = collectives.world()\nx = c.all_reduce(np.ones(1000))\n"
+    (tmp_path / "script.py").write_text(f"{body}assert x.sum() == 64000, x\nprint('done')\n")
+    output = run(f"mpirun --hostfile hostfiles/local.txt -np 64 python {tmp_path}/script.py").stdout
+    assert output.count("done") == 64
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("examples/sum.py", 3), ("examples/draw.py", 1)])
+def test_examples_do_what_the_readme_shows(name, ranks):
+    index = next(i for i, (_, text) in enumerate(BLOCKS) if text.startswith(f"# {name}"))
+    shown = next(text for kind, text in BLOCKS[index + 1 :] if kind == "")
+    code = BLOCKS[index][1]
+    assert (ROOT / name).read_text() == code.partition("\n")[2]
+    ended = launch(ranks, "python", name)
+    assert sorted(ended.stdout.splitlines()) == sorted(shown.splitlines()), ended.stderr
+
+
+def test_its_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
