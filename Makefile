@@ -15,7 +15,7 @@ train: .venv/installed
 
 test: .venv/installed
 	$(RUN) python -m pytest --doctest-modules collectives models parallelism mpi_tests
-	$(RUN) timeout 1200 mpirun -n 8 python -m pytest --with-mpi --only-mpi mpi_tests
+	$(RUN) timeout 1200 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi mpi_tests
 
 lint: .venv/installed
 	$(RUN) ruff check . && ruff format --check . && mypy

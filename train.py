@@ -50,12 +50,12 @@ class Config:
     block_size: int = flag(128, "tokens a sample")
     dropout: float = flag(0.0, "dropout probability")
     bias: bool = flag(False, "biases in linear layers and norms")
-    micro_batch_size: int = flag(16, "samples a rank computes at once")
+    micro_batch_size: int = flag(8, "samples a rank computes at once")
     num_micro_batches: int = flag(1, "micro-batches a rank computes before it updates the weights")
     global_batch_size: int | None = flag(None, "samples a step: sets num_micro_batches")
-    max_iters: int = flag(600, "steps")
+    max_iters: int = flag(800, "steps")
     eval_interval: int = flag(200, "steps between validations; one follows the last step anyway")
-    lr: float = flag(2e-3, "learning rate after warm-up; falls to a tenth along a cosine")
+    lr: float = flag(3e-3, "learning rate after warm-up; falls to a tenth along a cosine")
     warmup_iters: int = flag(50, "steps of linear warm-up")
     weight_decay: float = flag(0.1, "AdamW's, of matrices")
     grad_clip: float = flag(1.0, "largest norm of the gradient; 0: no limit")
@@ -103,7 +103,7 @@ def train(config: Config, comm: collectives.Communicator) -> GPT:
     mean_loss = np.empty(1)
     average = mesh.dp.plan("all_reduce", mean_loss, op="avg")
     flops = flops_per_token(gpt.config, gpt.num_params()) * config.block_size
-    progress = comm.rank == 0 and sys.stdout.isatty()
+    progress = comm.rank == 0 and environment.on_terminal()
     with Report(out_dir, config.max_iters, tokens.vocab_size, progress) as report:
         for iteration, share in zip(range(1, config.max_iters + 1), endless(sampler, windows), strict=False):
             begin, waited = time.perf_counter(), model.exposed_s

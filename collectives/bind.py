@@ -68,8 +68,8 @@ class Arguments:
         device, out = flat(self.out)
         if device is not self.device or out.dtype != self.flat.dtype or len(out) != count:
             raise ValueError(
-                f"out holds {len(out)} elements of {out.dtype} on {device.name}; {self.collective} gives "
-                f"{count} of {self.flat.dtype} on {self.device.name}"
+                f"out has {len(out)} elements of {out.dtype} on {device.name}: pass one of {count} of "
+                f"{self.flat.dtype} on {self.device.name}, or none"
             )
         check_writable(out, "out")
         return self.out, out

@@ -296,7 +296,9 @@ class Communicator:
         incoming = self._bind_plan(Arguments("all_to_all", self.rank, self.size, sends))().tolist()
         with self.agreed():
             if a.recv_counts not in (None, incoming):
-                raise ValueError(f"all_to_all: rank {self.rank} expects recv_counts={a.recv_counts}, gets {incoming}")
+                raise ValueError(
+                    f"all_to_all: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
+                )
             a.recv_counts = incoming
             binding = BINDERS["all_to_all"](a)
         return a, binding

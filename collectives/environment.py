@@ -1,10 +1,13 @@
-"""Every environment variable that the project reads or sets, in one place."""
+"""What the project learns from outside, in one place: environment variables, and who started this process."""
 
 import os
+import sys
+from pathlib import Path
 
 # What launchers tell a process they started: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.
 LAUNCHED_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 LAUNCHED_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun"}
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
@@ -34,6 +37,20 @@ def before_mpi() -> None:
     """Set what the MPI library reads when it starts.  Call before mpi4py.MPI is imported."""
     if crowded():
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+def on_terminal() -> bool:
+    """Whether a person watches standard output: the launcher's, as it gives its ranks pipes or blank terminals."""
+    if launched_size() == 1:
+        return sys.stdout.isatty()
+    process = Path("/proc/self")
+    try:
+        while (process / "comm").read_text().strip() not in LAUNCHERS:
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            process = Path("/proc", parent)
+        return os.readlink(process / "fd" / "1").startswith("/dev/pts/")
+    except OSError:  # the launcher is on another machine, or this one has no /proc
+        return False
 
 
 def threads_per_rank() -> int:

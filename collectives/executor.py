@@ -178,8 +178,11 @@ class Binder:
         self.buffers: dict[tuple[str, int], Any] = {}  # reused from round to round
 
     def bind(self, index: int, moves: Round, vector: Vector) -> BoundRound:
-        sends = [m for m in moves if isinstance(m, Send)]
-        fold_late = any(overlap(m.run, s.run) for m in moves if isinstance(m, Fold) for s in sends)
+        folds = [m.run for m in moves if isinstance(m, Fold)]
+        clashes = [(fold, m.run) for m in moves if isinstance(m, Send) for fold in folds if overlap(fold, m.run)]
+        fold_late = bool(clashes) and self.device.mpi_reads
+        # Sends by way of host memory leave in step with the folds into the same run, but not into another.
+        at_once = fold_late or any(fold != sent for fold, sent in clashes)
         copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
         plain: list[MPI.Prequest] = []
         lanes: list[Lane] = []
@@ -193,19 +196,18 @@ class Binder:
             if self.device.mpi_reads and not isinstance(move, Fold):
                 plain += [self.request(move, segment) for segment in segments]
             elif segments:
-                lanes.append(self.lane(move, segments, place, fold_late))
+                lanes.append(self.lane(move, segments, place, at_once))
         sources = [m.source for m in moves if isinstance(m, Recv | Fold)]
         assert not lanes or len(set(sources)) == len(sources), "lanes would mix up two messages of one rank"
-        return BoundRound(index, moves, copies, plain, lanes, fold_late and self.device.mpi_reads)
+        return BoundRound(index, moves, copies, plain, lanes, fold_late)
 
     def cut(self, view: Any) -> list[Any]:
         step = max(1, self.segment_bytes // view.dtype.itemsize)
         return [view[i : i + step] for i in range(0, len(view), step)]
 
-    def lane(self, move: Send | Recv | Fold, segments: list[Any], place: int, fold_late: bool) -> Lane:
-        device, slots = self.device, WINDOW
-        if device.mpi_reads and fold_late:
-            slots = len(segments)  # all must arrive before the first is folded
+    def lane(self, move: Send | Recv | Fold, segments: list[Any], place: int, at_once: bool) -> Lane:
+        device = self.device
+        slots = len(segments) if at_once else WINDOW  # `at_once`: all must have left before the first is folded
         staging, arrivals = [], []
         if not device.mpi_reads:
             staging = [as_bytes(s) for s in self.slots("host", place, segments, slots)]

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,7 +72,17 @@ class Report:
         self.vocab_size = vocab_size
         self.progress = progress
         self.start_iter = start_iter
-        self.bar = tqdm(total=max_iters, initial=start_iter, unit="iter", file=sys.stdout, disable=not progress)
+        # A rank's terminal may be one that mpirun set up for it, of no width and height; this is then 80 x 24.
+        width, height = shutil.get_terminal_size()
+        self.bar = tqdm(
+            total=max_iters,
+            initial=start_iter,
+            unit="iter",
+            file=sys.stdout,
+            disable=not progress,
+            ncols=width,
+            nrows=height,
+        )
         self.records: list[dict[str, Any]] = []
         self.file: TextIO | None = None
 

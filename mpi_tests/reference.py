@@ -43,8 +43,8 @@ def draw(rng: np.random.Generator, count: int, dtype: str, largest: int) -> np.n
 
 
 def widened(x: np.ndarray) -> np.ndarray:
-    name = str(x.dtype)
-    return x if name == "bool" else x.astype("int64" if name in INTEGERS else "complex128" if name in COMPLEX else "float64")
+    wide = {"i": "int64", "u": "int64", "b": "bool", "c": "complex128"}
+    return x.astype(wide.get(x.dtype.kind, "float64"))
 
 
 def reduced(xs: list[np.ndarray], op: str) -> np.ndarray:

@@ -152,9 +152,7 @@ def test_split_validates_on_the_end():
 
 
 def test_split_names_the_largest_block_size():
-    message = (
-        "90 tokens to train and 10 to validate on are too few for block_size=32; use block_size=9 or less"
-    )
+    message = "90 tokens to train and 10 to validate on are too few for block_size=32; use block_size=9 or less"
     with refuses(f"some.bin: {message}"):
         split(some_tokens(100), 0.1, 32)
     train, val = split(some_tokens(100), 0.1, 9)

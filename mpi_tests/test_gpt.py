@@ -93,9 +93,7 @@ def test_the_loss_is_float32_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits, loss = GPT(GPTConfig(**SMALL))(random_tokens(2, 12), random_tokens(2, 12, seed=1))
     assert (logits.dtype, loss.dtype) == (torch.bfloat16, torch.float32)
-    expected = torch.nn.functional.cross_entropy(
-        logits.double().flatten(0, 1), random_tokens(2, 12, 1).flatten()
-    )
+    expected = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), random_tokens(2, 12, 1).flatten())
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
 

@@ -81,9 +81,7 @@ def test_round_trip(tmp_path, bias):
     loaded = load_hugging_face(tmp_path / "export")
     assert loaded.config == model.config
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
-    for (name, p), (loaded_name, loaded_p) in zip(
-        model.named_parameters(), loaded.named_parameters(), strict=True
-    ):
+    for (name, p), (loaded_name, loaded_p) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
         assert name == loaded_name
         assert torch.equal(p, loaded_p), name
     assert sorted(path.name for path in (tmp_path / "export").iterdir()) == [
@@ -146,9 +144,7 @@ def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
 def test_a_missing_file(tmp_path, name):
     save_hugging_face(randomized(bias=True), tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(
-        ValueError, match=f"{name}: no such file; pass a directory written by save_hugging_face"
-    ):
+    with pytest.raises(ValueError, match=f"{name}: no such file; pass a directory written by save_hugging_face"):
         load_hugging_face(tmp_path)
 
 

@@ -65,6 +65,13 @@ def test_examples_do_what_the_readme_shows(name, ranks):
     assert sorted(ended.stdout.splitlines()) == sorted(shown.splitlines()), ended.stderr
 
 
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
+def test_a_config_begins_with_the_command_that_runs_it(config, tmp_path):
+    first = config.read_text().splitlines()[0]
+    assert re.fullmatch(rf"# mpirun -n \d+ python train.py --config configs/{config.name}", first)
+    assert "iter 2/2" in run(f"{first[2:]} {IN_SMALL} --out_dir {shlex.quote(str(tmp_path))}").stdout
+
+
 def test_its_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)]+)\)", README):
         assert (ROOT / target).exists(), target

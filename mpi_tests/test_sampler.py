@@ -95,8 +95,7 @@ def test_without_shuffling_epochs_are_in_order():
         (
             (7, 8, 0, 4),
             {},
-            "num_samples=7 don't fill one batch of batch_size=8: "
-            "use a smaller batch, more samples or drop_last=False",
+            "num_samples=7 don't fill one batch of batch_size=8: use a smaller batch, more samples or drop_last=False",
         ),
         ((0, 8, 0, 4), {"drop_last": False}, "num_samples=0 must be at least 1"),
         ((100, -8, 0, 4), {}, "batch_size=-8 must be at least 1"),

@@ -1,6 +1,10 @@
 """train.py end to end, as its user starts it: against a plain torch loop, on every number of ranks."""
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +16,7 @@ from safetensors.numpy import load_file
 from models.data import Windows, load_tokens, split
 from models.gpt import GPT, GPTConfig
 from models.hf import load_hugging_face, to_hugging_face
-from mpi_tests.launch import launch
+from mpi_tests.launch import ROOT, environment, find_mpirun, launch
 from parallelism.sampler import DistributedSampler
 from train import Config, learning_rate
 
@@ -140,3 +144,18 @@ def test_help_is_printed_once(tmp_path):
     assert ended.returncode == 0
     assert ended.stdout.count("usage: train.py") == 1
     assert "mpirun -n 2 python train.py" in ended.stdout
+
+
+def test_a_progress_bar_is_for_terminals(tmp_path):
+    command = [find_mpirun(), "-n", "2", sys.executable, "train.py", *flags(replace(SMALL, max_iters=3, out_dir=""))]
+    screen, terminal = os.openpty()
+    ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), **ends) as run:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # how the end of a terminal reads
+            while part := os.read(screen, 1 << 16):
+                shown += part
+        assert run.wait(60) == 0, shown.decode()
+    assert b"3/3 [" in shown
+    assert b"3/3 [" not in launch(*command[2:]).stdout.encode()

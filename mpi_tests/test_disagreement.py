@@ -1,0 +1,284 @@
+import numpy as np
+import pytest
+
+from collectives.errors import InputError
+
+pytestmark = pytest.mark.sizes(2, 3, 5, 8)
+
+
+def refused(comm, call):
+    """The words in which all ranks refuse a call together; the communicator works afterwards."""
+    with pytest.raises(InputError) as caught:
+        call()
+    texts = comm.mpi.allgather(str(caught.value))
+    assert texts == texts[:1] * comm.size
+    assert comm.all_reduce(np.ones(3)).tolist() == [comm.size] * 3
+    assert comm.all_gather(np.array([comm.rank]), algorithm="ring").tolist() == list(range(comm.size))
+    return texts[0]
+
+
+# Calls that are right on each rank, but not the same on the last one, where `odd` is True.
+DISAGREEMENTS = {
+    "elements": (
+        lambda comm, odd: comm.all_reduce(np.zeros(4 + odd)),
+        "all_reduce(4 elements, float64, op=sum, algorithm=recursive_doubling)",
+        "all_reduce(5 elements, float64, op=sum, algorithm=recursive_doubling)",
+    ),
+    "shares": (
+        lambda comm, odd: comm.all_gather(np.zeros(4 + odd)),
+        "all_gather(4 elements, float64, algorithm=ring)",
+        "all_gather(5 elements, float64, algorithm=ring)",
+    ),
+    "dtypes": (
+        lambda comm, odd: comm.broadcast(np.zeros(4, "float32" if odd else "int32")),
+        "broadcast(4 elements, int32, root=0, algorithm=binomial)",
+        "broadcast(4 elements, float32, root=0, algorithm=binomial)",
+    ),
+    "ops": (
+        lambda comm, odd: comm.all_reduce(np.zeros(4), op="max" if odd else "sum"),
+        "all_reduce(4 elements, float64, op=sum, algorithm=recursive_doubling)",
+        "all_reduce(4 elements, float64, op=max, algorithm=recursive_doubling)",
+    ),
+    "roots": (
+        lambda comm, odd: comm.reduce(np.zeros(4), root=int(odd)),
+        "reduce(4 elements, float64, op=sum, root=0, algorithm=binomial)",
+        "reduce(4 elements, float64, op=sum, root=1, algorithm=binomial)",
+    ),
+    "algorithms": (
+        lambda comm, odd: comm.all_reduce(np.zeros(4), algorithm="mpi" if odd else "ring"),
+        "all_reduce(4 elements, float64, op=sum, algorithm=ring)",
+        "all_reduce(4 elements, float64, op=sum, algorithm=mpi)",
+    ),
+    "collectives": (
+        lambda comm, odd: comm.barrier() if odd else comm.broadcast(np.zeros(4)),
+        "broadcast(4 elements, float64, root=0, algorithm=binomial)",
+        "barrier(algorithm=dissemination)",
+    ),
+    "uneven chunks": (
+        lambda comm, odd: comm.all_to_all(np.zeros(2 * comm.size), send_counts=[2] * comm.size if odd else None),
+        "elements, float64, algorithm=pairwise)",
+        "all_to_all(uneven counts, float64, algorithm=pairwise)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "first", "other"), DISAGREEMENTS.values(), ids=DISAGREEMENTS)
+def test_ranks_that_call_different_things(comm, call, first, other):
+    last = comm.size - 1
+    words = refused(comm, lambda: call(comm, comm.rank == last))
+    assert words.startswith("ranks disagree: rank 0 calls ")
+    assert f"{first}, rank {last} calls " in words
+    assert words.endswith(f"{other}; call the same on all ranks")
+
+
+def test_counts_that_differ(comm):
+    counts = [1] * comm.size
+    if comm.rank == comm.size - 1:
+        counts = [2, 0, *counts[2:]]
+    words = refused(comm, lambda: comm.reduce_scatter(np.zeros(comm.size), counts=counts))
+    assert f"rank 0 calls reduce_scatter(counts {[1] * comm.size}, float64" in words
+    assert f"rank {comm.size - 1} calls reduce_scatter(counts [2, 0" in words
+
+
+def read_only(count):
+    x = np.zeros(count)
+    x.flags.writeable = False
+    return x
+
+
+NO_ARRAYS = {
+    "a view with gaps": (
+        lambda: np.zeros((3, 4))[:, :2],
+        "array of shape (3, 2) and strides (32, 8) is not C-contiguous: pass a copy of it",
+    ),
+    "a transposed array": (
+        lambda: np.zeros((3, 2)).T,
+        "array of shape (2, 3) and strides (8, 16) is not C-contiguous: pass a copy of it",
+    ),
+    "read-only": (lambda: read_only(6), "x is read-only: pass an array that may be written"),
+    "a list": (lambda: [1.0] * 6, "list is no array: pass a NumPy or CuPy array or a torch tensor"),
+    "None": (lambda: None, "NoneType is no array: pass a NumPy or CuPy array or a torch tensor"),
+    "objects": (lambda: np.zeros(6, object), "dtype object cannot be sent; use one of bfloat16, bool, complex128, "),
+    "another byte order": (lambda: np.zeros(6, ">f8"), "dtype >f8 cannot be sent; use one of bfloat16, bool, "),
+    "long double": (lambda: np.zeros(6, np.longdouble), "cannot be sent; use one of bfloat16, bool, "),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), NO_ARRAYS.values(), ids=NO_ARRAYS)
+def test_one_rank_without_an_array_that_will_do(comm, make, message):
+    for bad in {0, comm.size - 1}:
+        x = make() if comm.rank == bad else np.zeros(6)
+        words = refused(comm, lambda x=x: comm.all_reduce(x))
+        assert words.startswith(f"rank {bad}: all_reduce: ")
+        assert message in words
+
+
+def test_two_ranks_fail_in_different_words(comm):
+    x = [np.zeros(4), None, [1.0]][comm.rank] if comm.rank < 3 else np.zeros(4)
+    words = refused(comm, lambda: comm.all_reduce(x))
+    assert words.startswith("rank 1: all_reduce: NoneType is no array")
+    assert words.endswith("(and 1 more failed)") == (comm.size > 2)
+
+
+OUTS = {
+    "too short": (
+        lambda: np.zeros(5),
+        "out has 5 elements of float64 on cpu: pass one of 6 of float64 on cpu, or none",
+    ),
+    "of another dtype": (
+        lambda: np.zeros(6, "int64"),
+        "out has 6 elements of int64 on cpu: pass one of 6 of float64 on cpu, or none",
+    ),
+    "read-only": (lambda: read_only(6), "out is read-only: pass an array that may be written"),
+    "no array": (lambda: (), "tuple is no array: pass a NumPy or CuPy array or a torch tensor"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), OUTS.values(), ids=OUTS)
+def test_one_rank_with_a_wrong_out(comm, make, message):
+    out = make() if comm.rank == 1 else np.zeros(6)
+    assert refused(comm, lambda: comm.all_reduce(np.zeros(6), out=out)) == f"rank 1: all_reduce: {message}"
+
+
+# Calls that are wrong on every rank alike: then no rank is named.
+WRONG = {
+    "op": (
+        lambda comm: comm.all_reduce(np.zeros(4), op="mean"),
+        "op 'mean' is unknown: use one of sum, prod, min, max",
+    ),
+    "avg of integers": (
+        lambda comm: comm.all_reduce(np.zeros(4, "int32"), op="avg"),
+        "op 'avg' of int32 would not be whole: use 'sum' and divide, or cast to float64",
+    ),
+    "sum of bool": (
+        lambda comm: comm.reduce(np.zeros(4, bool)),
+        "op 'sum' of bool: use 'max' for any, 'min' for all, or cast to int32 to count",
+    ),
+    "min of complex": (
+        lambda comm: comm.reduce_scatter(np.zeros(4, "complex64"), op="min"),
+        "op 'min' of complex64: complex numbers have no order; use 'sum', 'prod' or 'avg'",
+    ),
+    "algorithm": (
+        lambda comm: comm.all_reduce(np.zeros(4), algorithm="rign"),
+        "all_reduce has no algorithm 'rign'; it has auto, ring, recursive_doubling, mpi",
+    ),
+    "root": (lambda comm: comm.broadcast(np.zeros(4), root=8), "root 8 is no rank of this communicator: use 0 to "),
+    "root below 0": (lambda comm: comm.reduce(np.zeros(4), root=-1), "root -1 is no rank of this communicator: use 0"),
+    "root of another type": (lambda comm: comm.broadcast(np.zeros(4), root=None), "'NoneType'"),
+    "halves by MPI": (
+        lambda comm: comm.all_reduce(np.zeros(4, "float16"), algorithm="mpi"),
+        "algorithm 'mpi' cannot reduce float16: MPI's own sums of it are wrong or absent; use another algorithm",
+    ),
+    "too few counts": (
+        lambda comm: comm.reduce_scatter(np.zeros(4), counts=[4]),
+        "counts=[4] must be ",
+    ),
+    "counts below 0": (
+        lambda comm: comm.reduce_scatter(np.zeros(4), counts=[5, -1] + [0] * (comm.size - 2)),
+        " counts, one for each rank, none below 0",
+    ),
+    "counts of another sum": (
+        lambda comm: comm.reduce_scatter(np.zeros(4), counts=[3] * comm.size),
+        " but x has 4 elements",
+    ),
+    "send_counts of another sum": (
+        lambda comm: comm.all_to_all(np.zeros(100), send_counts=[2] * comm.size),
+        ", but x has 100 elements",
+    ),
+    "chunks that are not even": (
+        lambda comm: comm.all_to_all(np.zeros(comm.size + 1)),
+        " ranks can't share evenly: pass send_counts",
+    ),
+    "all_to_all in place": (
+        lambda comm: (lambda x: comm.all_to_all(x, out=x))(np.zeros(comm.size)),
+        "all_to_all cannot work in place: pass an out of its own, or none",
+    ),
+    "recv_counts alone": (
+        lambda comm: comm.all_to_all(np.zeros(comm.size), recv_counts=[1] * comm.size),
+        " need send_counts: pass them too",
+    ),
+    "collective": (lambda comm: comm.plan("allreduce", np.zeros(4)), "collective 'allreduce' is unknown: use one of "),
+    "argument": (
+        lambda comm: comm.plan("all_reduce", np.zeros(4), root=0),
+        "all_reduce: takes no root: it takes op, out",
+    ),
+    "color": (lambda comm: comm.split(-1), "color -1 is below 0: use 0 or more, or None for no part"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG.values(), ids=WRONG)
+def test_what_all_ranks_get_wrong(comm, call, message):
+    words = refused(comm, lambda: call(comm))
+    assert message in words
+    assert not words.startswith("rank")
+
+
+def test_a_count_that_does_not_fit_on_one_rank(comm):
+    x = np.zeros(2 + (comm.rank == 1))
+    words = refused(comm, lambda: comm.all_gather(x, counts=[2] * comm.size))
+    assert words == f"rank 1: all_gather: counts={[2] * comm.size} say 2 for rank 1, but x has 3 elements"
+
+
+def test_recv_counts_that_do_not_match(comm):
+    receives = [2] * comm.size
+    if comm.rank == 1:
+        receives[0] = 3
+    x = np.zeros(2 * comm.size)
+    words = refused(comm, lambda: comm.all_to_all(x, send_counts=[2] * comm.size, recv_counts=receives))
+    sent = [2] * comm.size
+    assert words == (
+        f"rank 1: all_to_all: recv_counts={[3, *sent[1:]]}, but {sent} is sent: pass that, or leave it out"
+    )
+
+
+def test_a_wrong_out_of_uneven_chunks(comm):
+    out = np.zeros(2 * comm.size + (comm.rank == 0))
+    words = refused(comm, lambda: comm.all_to_all(np.zeros(2 * comm.size), out=out, send_counts=[2] * comm.size))
+    assert words.startswith(f"rank 0: out has {2 * comm.size + 1} elements of float64 on cpu: pass one of ")
+
+
+def test_a_plan_and_a_nonblocking_call_are_refused_alike(comm):
+    x = np.zeros(4 + comm.rank // (comm.size - 1))
+    plan = refused(comm, lambda: comm.plan("all_reduce", x))
+    assert plan == refused(comm, lambda: comm.all_reduce(x, blocking=False))
+
+
+def test_others_work_goes_on_after_a_refusal(comm):
+    x = np.full(3, float(comm.rank))
+    work = comm.all_reduce(x, blocking=False)
+    refused(comm, lambda: comm.broadcast(np.zeros(2 + comm.rank)))
+    assert work.wait().tolist() == [sum(range(comm.size))] * 3
+
+
+def agree(comm, error, *ranks):
+    with comm.agreed():
+        if comm.rank in ranks:
+            raise error
+
+
+def test_agreed(comm):
+    agree(comm, ValueError("nobody says it"))
+    last, long = comm.size - 1, "é" * 5000
+    missing = FileNotFoundError(2, "No such file or directory", "töte.txt")
+    for error, ranks, words in (
+        (ValueError("n_head=3: use 2"), [last], f"rank {last}: n_head=3: use 2"),
+        (ValueError("n_head=3: use 2"), range(comm.size), "n_head=3: use 2"),
+        (ValueError(), [0], "rank 0: ValueError"),
+        (missing, [1], "rank 1: [Errno 2] No such file or directory: 'töte.txt'"),
+        (ValueError(long), [0], f"rank 0: {long}"),
+        (ValueError(f"{long}{comm.rank}"), [0, 1], f"rank 0: {long}0 (and 1 more failed)"),
+    ):
+        assert refused(comm, lambda error=error, ranks=ranks: agree(comm, error, *ranks)) == words
+
+
+def test_without_the_check_a_rank_fails_alone(mpi_comm):
+    from collectives import Communicator
+
+    comm = Communicator(mpi_comm, check=False)
+    if comm.rank == 1:
+        with pytest.raises(InputError, match="all_reduce: list is no array"):
+            comm.all_reduce([1.0])
+    assert comm.all_reduce(np.ones(1)) == comm.size
+    with pytest.raises(InputError, match="rank 1: said"):
+        agree(comm, ValueError("said"), 1)
+    comm.free()
