@@ -26,5 +26,6 @@ bench: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]' $(MPI)
-	echo 'set -a; source "$(CURDIR)/hostfiles/mpi.env"; set +a' >> .venv/bin/activate
+	.venv/bin/python hostfiles/link_mpi.py
+	echo 'source "$(CURDIR)/hostfiles/activate.sh"' >> .venv/bin/activate
 	touch $@

@@ -272,7 +272,7 @@ def test_many_at_once_waited_for_in_any_order(comm):
 def test_a_started_plan_moves_on_while_another_communicator_waits(comm):
     part = comm.split(0)
     x = np.full(5, comm.rank, np.int64)
-    work = comm.all_reduce(x, blocking=False)
+    work = comm.all_reduce(x, algorithm="ring", blocking=False)
     if comm.rank % 2:
         work.wait()
         part.barrier()
