@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ import torch
 
 import collectives
 from collectives import environment
-from models.data import Tokens, Windows, load_tokens, split
+from models.data import Windows, load_tokens, split
 from models.flags import parse
 from models.gpt import GPT, GPTConfig, flops_per_token
 from models.hf import save_hugging_face
+from models.optimizer import adamw, learning_rate
 from models.report import Metrics, Report, peak_memory_mib
 from parallelism.arena import Arena
 from parallelism.data_parallel import DataParallel
@@ -84,68 +86,161 @@ def train(config: Config, comm: collectives.Communicator) -> GPT:
 
     Raises: InputError for settings that don't fit together or to the data, before anything is computed.
     """
-    mesh = Mesh(comm, dp=config.dp)
-    with comm.agreed():
-        tokens = load_tokens(config.data)
-        train_ids, val_ids = split(tokens, config.val_fraction, config.block_size)
-        windows = Windows(train_ids, config.block_size, config.seed)
-        num_micro_batches = micro_batches(config, mesh.dp.size)
-        sampler = make_sampler(config, len(windows), num_micro_batches, mesh.dp)
-        gpt = make_model(config, tokens.vocab_size)
-        comm.empty(0, device=config.device)  # refused here if there is no such device
-    with comm.agreed():
-        out_dir = prepare_out_dir(config, comm.rank)
-    arena = Arena(gpt, comm, config.device)
-    model = DataParallel(gpt, mesh.dp, arena, config.bucket_mb)
-    optimizer = make_optimizer(config, gpt)
-    announce(config, comm, tokens, gpt, num_micro_batches)
-
-    mean_loss = np.empty(1)
-    average = mesh.dp.plan("all_reduce", mean_loss, op="avg")
-    flops = flops_per_token(gpt.config, gpt.num_params()) * config.block_size
-    progress = comm.rank == 0 and environment.on_terminal()
-    with Report(out_dir, config.max_iters, tokens.vocab_size, progress) as report:
-        for iteration, share in zip(range(1, config.max_iters + 1), endless(sampler, windows), strict=False):
-            begin, waited = time.perf_counter(), model.exposed_s
-            lr = learning_rate(config, iteration)
-            mean_loss[0] = accumulate_gradients(config, model, windows, np.split(share, num_micro_batches))
-            grad_norm = clip_gradients(config, gpt)
-            update(optimizer, lr)
-            arena.zero_grad()
-            synchronize(config)
-            computed = time.perf_counter()
-            average()
-            now = time.perf_counter()
-            samples_per_s = sampler.batch_size / (now - begin)
-            comm_s = model.exposed_s - waited + now - computed
-            metrics = Metrics(
-                iter=iteration,
-                max_iters=config.max_iters,
-                loss=float(mean_loss[0]),
-                grad_norm=grad_norm,
-                lr=lr,
-                tokens_per_s=samples_per_s * config.block_size,
-                flops_per_s=samples_per_s * flops,
-                mfu=config.peak_tflops and samples_per_s * flops / (config.peak_tflops * 1e12 * comm.size),
-                compute_ms=(now - begin - comm_s) * 1e3,
-                comm_ms=comm_s * 1e3,
-                memory_mib=memory_mib(config),
-            )
-            report.iteration(metrics)
+    run = Run(config, comm)
+    print(run.announcement(), flush=True)
+    with Report(run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar) as report:
+        for iteration, share in zip(range(1, config.max_iters + 1), run.shares(), strict=False):
+            report.iteration(run.step(iteration, share))
             if iteration == config.max_iters or iteration % config.eval_interval == 0:
-                report.validation(iteration, validate(config, gpt, val_ids, mesh.dp))
+                report.validation(iteration, run.validate())
     if comm.rank == 0:
-        print(sample(config, gpt, tokens, val_ids))
-        if out_dir:
-            save_hugging_face(gpt, out_dir)
-    return gpt
+        print(run.sample())
+        if run.out_dir:
+            save_hugging_face(run.gpt, run.out_dir)
+    return run.gpt
 
 
-def micro_batches(config: Config, dp_size: int) -> int:
-    """How many micro-batches a rank computes a step: as set, or what makes up the global batch."""
+class Run:
+    """A training run on one rank: the data and its share of it, the model, and how a step is done.
+
+    Making one is collective, and raises InputError for settings that don't fit.
+    """
+
+    def __init__(self, config: Config, comm: collectives.Communicator):
+        self.config = config
+        self.mesh = Mesh(comm, dp=config.dp)
+        self.dp = self.mesh.dp
+        with comm.agreed():
+            check_counts(config)
+            self.tokens = load_tokens(config.data)
+            train_ids, self.val_ids = split(self.tokens, config.val_fraction, config.block_size)
+            self.windows = Windows(train_ids, config.block_size, config.seed)
+            self.num_micro_batches = num_micro_batches(config, self.dp.size)
+            batch_size = self.dp.size * config.micro_batch_size * self.num_micro_batches
+            self.sampler = DistributedSampler(
+                len(self.windows), batch_size, self.dp.rank, self.dp.size, seed=config.seed
+            )
+            self.gpt = make_model(config, self.tokens.vocab_size)
+            comm.empty(0, device=config.device)  # refused here if there is no such device
+        with comm.agreed():
+            self.out_dir = prepare_out_dir(config, comm.rank)
+        self.arena = Arena(self.gpt, comm, config.device)
+        self.model = DataParallel(self.gpt, self.dp, self.arena, config.bucket_mb)
+        self.optimizer = adamw(self.gpt, config.lr, config.weight_decay)
+        self.loss = np.empty(1)
+        self.average_loss = self.dp.plan("all_reduce", self.loss, op="avg")
+        self.progress_bar = comm.rank == 0 and environment.on_terminal()
+        bfloat16 = config.dtype == "bfloat16"
+        self.computing = partial(torch.autocast, config.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
+
+    def announcement(self) -> str:
+        batch = f"dp {self.dp.size} x micro_batch_size {self.config.micro_batch_size}"
+        return (
+            f"{self.tokens.name}: {len(self.tokens.ids):,} tokens, vocabulary {self.tokens.vocab_size}\n"
+            f"GPT of {self.gpt.num_params():,} parameters; batch {self.sampler.batch_size} = {batch} "
+            f"x num_micro_batches {self.num_micro_batches}"
+        )
+
+    def shares(self) -> Iterator[np.ndarray]:
+        """This rank's sample indices of each step, epoch after epoch."""
+        for epoch in range(sys.maxsize):
+            self.sampler.set_epoch(epoch)
+            self.windows.set_epoch(epoch)
+            yield from self.sampler
+
+    def step(self, iteration: int, share: np.ndarray) -> Metrics:
+        """One update of the weights; returns what is reported of it."""
+        config = self.config
+        begin, waited = time.perf_counter(), self.model.exposed_s
+        lr = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
+        self.loss[0] = self.accumulate_gradients(share)
+        grad_norm = self.update(lr)
+        computed = time.perf_counter()
+        self.average_loss()
+        now = time.perf_counter()
+        comm_s = self.model.exposed_s - waited + now - computed
+        tokens_per_s = self.sampler.batch_size * config.block_size / (now - begin)
+        flops_per_s = tokens_per_s * flops_per_token(self.gpt.config, self.gpt.num_params())
+        return Metrics(
+            iter=iteration,
+            max_iters=config.max_iters,
+            loss=float(self.loss[0]),
+            grad_norm=grad_norm,
+            lr=lr,
+            tokens_per_s=tokens_per_s,
+            flops_per_s=flops_per_s,
+            mfu=config.peak_tflops and flops_per_s / (config.peak_tflops * 1e12 * self.mesh.comm.size),
+            compute_ms=(now - begin - comm_s) * 1e3,
+            comm_ms=comm_s * 1e3,
+            memory_mib=self.memory_mib(),
+        )
+
+    def accumulate_gradients(self, share: np.ndarray) -> float:
+        """Forward and backward of each micro-batch; the last one averages the gradients over the ranks."""
+        total, last = 0.0, self.num_micro_batches - 1
+        for index, indices in enumerate(np.split(share, self.num_micro_batches)):
+            with nullcontext() if index == last else self.model.no_sync():
+                with self.computing():
+                    _, loss = self.model(*self.batch(self.windows, indices))
+                (loss / self.num_micro_batches).backward()
+            total += float(loss.detach()) / self.num_micro_batches
+        return total
+
+    def update(self, lr: float) -> float:
+        """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
+        limit = self.config.grad_clip if self.config.grad_clip > 0 else math.inf
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.gpt.parameters(), limit))
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.arena.zero_grad()
+        if self.config.device != "cpu":
+            torch.cuda.synchronize(self.config.device)
+        return grad_norm
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Mean loss in nats a token over the held-back part, shared by the ranks."""
+        windows = Windows(self.val_ids, self.config.block_size, seed=None)
+        sums = np.zeros(2)  # loss, samples
+        self.gpt.eval()
+        mine = np.arange(self.dp.rank, len(windows), self.dp.size)
+        for indices in np.split(mine, range(self.config.micro_batch_size, len(mine), self.config.micro_batch_size)):
+            if len(indices):
+                with self.computing():
+                    _, loss = self.gpt(*self.batch(windows, indices))
+                sums += float(loss) * len(indices), len(indices)
+        self.gpt.train()
+        total, count = self.dp.all_reduce(sums)
+        return float(total / count)
+
+    def sample(self) -> str:
+        """Text, or token ids, that go on from the first ones of the held-back part."""
+        prompt = torch.from_numpy(self.val_ids[:16].astype(np.int64))[None].to(self.config.device)  # (1, seq)
+        generator = torch.Generator(self.config.device).manual_seed(self.config.seed)
+        self.gpt.eval()
+        drawn = self.gpt.generate(prompt, self.config.sample_tokens, 0.8, top_k=50, generator=generator)
+        ids = drawn[0].tolist()
+        return bytes(ids).decode(errors="replace") if self.tokens.is_text else " ".join(map(str, ids))
+
+    def batch(self, windows: Windows, indices: np.ndarray) -> list[torch.Tensor]:
+        """Inputs and targets, on the device.  Shapes: (batch, seq)."""
+        return [torch.from_numpy(array).to(self.config.device) for array in windows.batch(indices)]
+
+    def memory_mib(self) -> float:
+        if self.config.device == "cpu":
+            return peak_memory_mib()
+        return torch.cuda.max_memory_allocated(self.config.device) / 2**20
+
+
+def check_counts(config: Config) -> None:
     for name in ("micro_batch_size", "num_micro_batches", "max_iters", "eval_interval"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
+
+
+def num_micro_batches(config: Config, dp_size: int) -> int:
+    """How many micro-batches a rank computes a step: as set, or what makes up the global batch."""
     if config.global_batch_size is None:
         return config.num_micro_batches
     together = dp_size * config.micro_batch_size
@@ -156,13 +251,6 @@ def micro_batches(config: Config, dp_size: int) -> int:
             f"{config.micro_batch_size}: use a multiple of {together}, such as {nearest}, or another micro_batch_size"
         )
     return config.global_batch_size // together
-
-
-def make_sampler(
-    config: Config, num_samples: int, num_micro_batches: int, dp: collectives.Communicator
-) -> DistributedSampler:
-    batch = dp.size * config.micro_batch_size * num_micro_batches
-    return DistributedSampler(num_samples, batch, dp.rank, dp.size, seed=config.seed)
 
 
 def make_model(config: Config, vocab_size: int) -> GPT:
@@ -185,111 +273,6 @@ def prepare_out_dir(config: Config, rank: int) -> str | None:
             f"out_dir {config.out_dir} can't be written ({error.strerror}): pass another --out_dir"
         ) from None
     return config.out_dir
-
-
-def make_optimizer(config: Config, gpt: GPT) -> torch.optim.AdamW:
-    """AdamW, with decay on matrices only."""
-    params = list(gpt.parameters())
-    groups = [
-        {"params": [p for p in params if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), fused=True)
-
-
-def announce(config: Config, comm: collectives.Communicator, tokens: Tokens, gpt: GPT, num_micro_batches: int) -> None:
-    batch = comm.size * config.micro_batch_size * num_micro_batches
-    print(
-        f"{tokens.name}: {len(tokens.ids):,} tokens, vocabulary {tokens.vocab_size}\n"
-        f"GPT of {gpt.num_params():,} parameters; batch {batch} = dp {comm.size} x micro_batch_size "
-        f"{config.micro_batch_size} x num_micro_batches {num_micro_batches}",
-        flush=True,
-    )
-
-
-def endless(sampler: DistributedSampler, windows: Windows) -> Iterator[np.ndarray]:
-    """This rank's sample indices of each step, epoch after epoch."""
-    for epoch in range(sys.maxsize):
-        sampler.set_epoch(epoch)
-        windows.set_epoch(epoch)
-        yield from sampler
-
-
-def accumulate_gradients(config: Config, model: DataParallel, windows: Windows, micro: list[np.ndarray]) -> float:
-    """Forward and backward of each micro-batch; the last one averages the gradients over the ranks."""
-    total = 0.0
-    for index, indices in enumerate(micro):
-        inputs, targets = to_device(config, *windows.batch(indices))
-        with nullcontext() if index == len(micro) - 1 else model.no_sync():
-            with computing(config):
-                _, loss = model(inputs, targets)
-            (loss / len(micro)).backward()
-        total += float(loss.detach()) / len(micro)
-    return total
-
-
-def clip_gradients(config: Config, gpt: GPT) -> float:
-    limit = config.grad_clip if config.grad_clip > 0 else math.inf
-    return float(torch.nn.utils.clip_grad_norm_(gpt.parameters(), limit))
-
-
-def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-
-
-def learning_rate(config: Config, iteration: int) -> float:
-    """Linear warm-up, then a cosine to a tenth; iterations count from 1."""
-    if iteration <= config.warmup_iters:
-        return config.lr * iteration / config.warmup_iters
-    done = (iteration - config.warmup_iters) / max(1, config.max_iters - config.warmup_iters)
-    return config.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
-
-
-@torch.no_grad()
-def validate(config: Config, gpt: GPT, val_ids: np.ndarray, dp: collectives.Communicator) -> float:
-    """Mean loss in nats a token over the held-back part, shared by the ranks."""
-    windows = Windows(val_ids, config.block_size, seed=None)
-    sums = np.zeros(2)
-    gpt.eval()
-    mine = np.arange(dp.rank, len(windows), dp.size)
-    for begin in range(0, len(mine), config.micro_batch_size):
-        indices = mine[begin : begin + config.micro_batch_size]
-        with computing(config):
-            _, loss = gpt(*to_device(config, *windows.batch(indices)))
-        sums += float(loss) * len(indices), len(indices)
-    gpt.train()
-    total, count = dp.all_reduce(sums)
-    return float(total / count)
-
-
-def sample(config: Config, gpt: GPT, tokens: Tokens, val_ids: np.ndarray) -> str:
-    """Text, or token ids, that go on from the first ones of the held-back part."""
-    prompt = torch.from_numpy(val_ids[:16].astype(np.int64))[None].to(config.device)  # (1, seq)
-    gpt.eval()
-    generator = torch.Generator(config.device).manual_seed(config.seed)
-    drawn = gpt.generate(prompt, config.sample_tokens, temperature=0.8, top_k=50, generator=generator)[0].tolist()
-    return bytes(drawn).decode(errors="replace") if tokens.is_text else " ".join(map(str, drawn))
-
-
-def to_device(config: Config, *arrays: np.ndarray) -> list[torch.Tensor]:
-    return [torch.from_numpy(array).to(config.device) for array in arrays]
-
-
-def computing(config: Config) -> Any:
-    bfloat16 = config.dtype == "bfloat16"
-    return torch.autocast(config.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
-
-
-def synchronize(config: Config) -> None:
-    if config.device != "cpu":
-        torch.cuda.synchronize(config.device)
-
-
-def memory_mib(config: Config) -> float:
-    on_cpu = config.device == "cpu"
-    return peak_memory_mib() if on_cpu else torch.cuda.max_memory_allocated(config.device) / 2**20
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Everything above works on flat arrays, slices of them, and a `Device`.
 """
 
 import math
+import sys
 from functools import cache
 from typing import Any
 
@@ -138,17 +139,22 @@ def device(name: str) -> Device:
     Raises: ValueError for a name or a device that there isn't.
     """
     kind, _, index = name.partition(":")
-    if kind == "cpu":
+    if name == "cpu":
         return host()
-    if kind != "cuda":
+    if kind != "cuda" or not (index or "0").isdigit():
         raise ValueError(f"device {name!r} is unknown: use 'cpu', 'cuda' or 'cuda:<index>'")
-    try:
-        import cupy
-    except ImportError:
-        raise ValueError(f"device {name!r} needs CuPy: pip install '.[cuda12]' or '.[cuda13]', or use 'cpu'") from None
+    cupy = import_cupy(f"device {name!r}")
     if not cupy.cuda.is_available():
         raise ValueError(f"device {name!r}: this machine has no CUDA device or driver; use 'cpu'")
     return cuda(int(index) if index else cupy.cuda.runtime.getDevice())
+
+
+def import_cupy(what: str) -> Any:
+    try:
+        import cupy
+    except ImportError:
+        raise ValueError(f"{what} needs CuPy: pip install '.[cuda12]' or '.[cuda13]', or use 'cpu'") from None
+    return cupy
 
 
 def dtype_of(name: Any) -> np.dtype:
@@ -157,14 +163,21 @@ def dtype_of(name: Any) -> np.dtype:
     >>> dtype_of("bfloat16").itemsize, dtype_of("float32").itemsize
     (2, 4)
     """
-    dtype = BFLOAT16 if str(name) == "bfloat16" else np.dtype(name)
+    try:
+        dtype = BFLOAT16 if str(name) == "bfloat16" else np.dtype(name)
+    except TypeError:
+        raise ValueError(f"dtype {name!r} is unknown; {usable_dtypes()}") from None
     check_dtype(dtype)
     return dtype
 
 
 def check_dtype(dtype: np.dtype) -> None:
     if dtype not in DTYPES or not dtype.isnative:
-        raise ValueError(f"dtype {dtype} cannot be sent; use one of {', '.join(sorted(map(str, DTYPES)))}")
+        raise ValueError(f"dtype {dtype} cannot be sent; {usable_dtypes()}")
+
+
+def usable_dtypes() -> str:
+    return f"use one of {', '.join(sorted(map(str, DTYPES)))}"
 
 
 def check_op(op: str, dtype: np.dtype) -> None:
@@ -189,14 +202,13 @@ def flat(x: Any) -> tuple[Device, Any]:
 
     Raises: ValueError for what is none of these, not C-contiguous, or of a dtype that cannot be sent.
     """
-    library = type(x).__module__.partition(".")[0]
     if hasattr(x, "__collectives_device__"):
         view_device, view = x.__collectives_device__, x
     elif isinstance(x, np.ndarray):
         view_device, view = host(), x
-    elif library == "cupy":
+    elif is_a(x, "cupy", "ndarray"):
         view_device, view = cuda(x.device.id), x
-    elif library == "torch":
+    elif is_a(x, "torch", "Tensor"):
         return flat_torch(x)
     else:
         raise ValueError(f"{type(x).__name__} is no array: pass a NumPy or CuPy array or a torch tensor")
@@ -206,9 +218,17 @@ def flat(x: Any) -> tuple[Device, Any]:
     return view_device, view.reshape(-1)
 
 
+def is_a(x: Any, library: str, name: str) -> bool:
+    """Whether `x` is of a type of a library, which is not imported to find out."""
+    module = sys.modules.get(library)
+    return module is not None and isinstance(x, getattr(module, name))
+
+
 def flat_torch(tensor: Any) -> tuple[Device, Any]:
     import torch
 
+    if tensor.layout != torch.strided:
+        raise ValueError(f"tensor of layout {tensor.layout}: pass tensor.to_dense()")
     if not tensor.is_contiguous():
         raise ValueError(
             f"tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not C-contiguous: "
@@ -217,9 +237,7 @@ def flat_torch(tensor: Any) -> tuple[Device, Any]:
     tensor = tensor.detach().view(-1)
     bfloat16 = tensor.dtype == torch.bfloat16
     if tensor.is_cuda:
-        import cupy
-
-        return flat(cupy.from_dlpack(tensor))
+        return flat(import_cupy(f"tensor on device {tensor.device}").from_dlpack(tensor))
     if tensor.device.type != "cpu":
         raise ValueError(f"tensor on device {tensor.device}: use the CPU or CUDA")
     return flat(tensor.view(torch.uint16).numpy().view(BFLOAT16) if bfloat16 else tensor.numpy())

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.arrays import BFLOAT16, flat, same_memory
+from collectives.arrays import BFLOAT16, flat, pointer, same_memory
 from collectives.bind import REDUCTIONS, Arguments, Binding, even
 from collectives.executor import Plan, Progress, Requests
 
@@ -58,7 +58,8 @@ def native_call(a: Arguments, binding: Binding, mpi: MPI.Comm) -> Callable[[], N
             return lambda: mpi.Allreduce(here, out, op)
         case "reduce_scatter":
             counts = a.counts or even(len(x), a.size)
-            apart = out if binding.before else a.device.empty(len(out), out.dtype)  # in x, MPI may not write
+            inside = pointer(x) <= pointer(out) < pointer(x) + max(x.nbytes, 1)  # where MPI may not write
+            apart = a.device.empty(len(out), out.dtype) if inside else out
 
             def reduce_scatter() -> None:
                 mpi.Reduce_scatter(x, apart, counts, op)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collectives.algorithms import ROOTED
-from collectives.arrays import Device, check_op, flat, host, same_memory, writable
+from collectives.arrays import Device, check_op, flat, host, is_a, same_memory, writable
 from collectives.executor import Vector
 from collectives.schedule import shares
 
@@ -88,7 +88,7 @@ class Binding:
 
 def like(device: Device, x: Any, count: int) -> Any:
     """A new array of the library that `x` is of."""
-    if type(x).__module__.partition(".")[0] == "torch":
+    if is_a(x, "torch", "Tensor"):
         return x.new_empty(count)
     return device.empty(count, x.dtype)
 

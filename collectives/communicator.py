@@ -15,6 +15,8 @@ from collectives.errors import CommunicationError, InputError
 from collectives.executor import SEGMENT_BYTES, Binder, Plan, Progress
 from collectives.topology import Topology
 
+REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
+
 
 class Communicator:
     """A group of ranks and the collectives among them, over a duplicate of an mpi4py communicator.
@@ -195,7 +197,7 @@ class Communicator:
             said = a.describe(algorithm)
             if a.send_counts is None:
                 bound = a, BINDERS[collective](a)
-        except (ValueError, TypeError) as error:
+        except REFUSALS as error:
             failure = f"{collective}: {error}"
         if self.check:
             self._agree(said, failure)

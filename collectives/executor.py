@@ -120,7 +120,7 @@ class FoldLane(Lane):
 class BoundRound(NamedTuple):
     """A round's requests: `plain` ones need nothing before or after; `lanes` do."""
 
-    index: int
+    number: int
     moves: Round
     copies: list[tuple[Any, Any]]
     plain: list[MPI.Prequest]
@@ -177,7 +177,7 @@ class Binder:
         self.segment_bytes = segment_bytes
         self.buffers: dict[tuple[str, int], Any] = {}  # reused from round to round
 
-    def bind(self, index: int, moves: Round, vector: Vector) -> BoundRound:
+    def bind(self, number: int, moves: Round, vector: Vector) -> BoundRound:
         folds = [m.run for m in moves if isinstance(m, Fold)]
         clashes = [(fold, m.run) for m in moves if isinstance(m, Send) for fold in folds if overlap(fold, m.run)]
         fold_late = bool(clashes) and self.device.mpi_reads
@@ -199,7 +199,7 @@ class Binder:
                 lanes.append(self.lane(move, segments, place, at_once))
         sources = [m.source for m in moves if isinstance(m, Recv | Fold)]
         assert not lanes or len(set(sources)) == len(sources), "lanes would mix up two messages of one rank"
-        return BoundRound(index, moves, copies, plain, lanes, fold_late)
+        return BoundRound(number, moves, copies, plain, lanes, fold_late)
 
     def cut(self, view: Any) -> list[Any]:
         step = max(1, self.segment_bytes // view.dtype.itemsize)
@@ -257,7 +257,8 @@ class Plan:
     """A collective bound to memory once and run as often as wanted: `plan()`, or `plan.start()` and `plan.wait()`.
 
     Each run works on what the arrays hold then, and returns the result's array.  A started plan moves on whenever
-    this process waits for another one or asks `done()`.  `free()` gives the requests back.
+    this process waits for another one, of the same communicator or of its parts, or asks `done()`.  `free()` gives
+    the requests back.
     """
 
     def __init__(self, name: str, result: Any, progress: Progress, device: Device, rounds: list[BoundRound]):
@@ -359,5 +360,5 @@ class Plan:
 
     def _failure(self, error: MPI.Exception) -> CommunicationError:
         self._end()
-        where = f", round {self._round.index}: {', '.join(map(show, self._round.moves))}" if self._round else ""
+        where = f", round {self._round.number}: {', '.join(map(show, self._round.moves))}" if self._round else ""
         return CommunicationError(f"{self.name}{where}: {error}")

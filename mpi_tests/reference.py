@@ -68,3 +68,7 @@ def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", 
         case "broadcast":
             return xs[root]
     raise AssertionError(collective)
+
+
+def same(got: np.ndarray, want: np.ndarray, where: object = "") -> None:
+    np.testing.assert_array_equal(got, want, err_msg=str(where), strict=True)
