@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
     from collectives.errors import CommunicationError, InputError
-    from collectives.executor import Plan
     from collectives.job import world
+    from collectives.plan import Plan
 
 __all__ = ["CommunicationError", "Communicator", "InputError", "Plan", "algorithms", "world"]
 
 HOMES = {
     "algorithms": "collectives.algorithms",
     "CommunicationError": "collectives.errors",
-    "Plan": "collectives.executor",
+    "Plan": "collectives.plan",
     "Communicator": "collectives.communicator",
     "InputError": "collectives.errors",
     "world": "collectives.job",

@@ -11,6 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from collectives import environment
+
 OPS = ("sum", "prod", "min", "max", "avg")
 UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "avg": "add"}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -129,8 +131,8 @@ def host() -> Host:
 
 
 @cache
-def cuda(index: int, mpi_reads: bool = False) -> Cuda:
-    return Cuda(index, mpi_reads)
+def cuda(index: int) -> Cuda:
+    return Cuda(index, environment.mpi_reads_device_memory())
 
 
 def device(name: str) -> Device:
@@ -268,11 +270,6 @@ def pointer(x: Any) -> int:
 def as_bytes(x: Any) -> Any:
     """A flat array's memory as bytes, for MPI or for `host` staging."""
     return x.view(np.uint8)
-
-
-def reshape_like(view: Any, shape: tuple[int, ...]) -> Any:
-    """A flat view with a shape again; a flat view of the same shape is returned as it is."""
-    return view if view.shape == shape else view.reshape(shape)
 
 
 def count(shape: int | tuple[int, ...]) -> int:

@@ -8,7 +8,8 @@ from mpi4py import MPI
 
 from collectives.arrays import BFLOAT16, flat, pointer, same_memory
 from collectives.bind import REDUCTIONS, Arguments, Binding, even
-from collectives.executor import Plan, Progress, Requests
+from collectives.executor import Requests
+from collectives.plan import Plan, Progress
 
 HALVES = {np.dtype("float16"), BFLOAT16}
 MPI_OPS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "avg": MPI.SUM}

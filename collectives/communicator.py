@@ -1,6 +1,5 @@
 """The user's face: a communicator's collectives on NumPy, CuPy and torch arrays."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,10 +8,12 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import algorithms, arrays, environment, select
+from collectives.agreement import Agreement
 from collectives.baseline import NativePlan, check_native
 from collectives.bind import BINDERS, TAKES, Arguments, Binding
 from collectives.errors import CommunicationError, InputError
-from collectives.executor import SEGMENT_BYTES, Binder, Plan, Progress
+from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, Binder
+from collectives.plan import Plan, Progress
 from collectives.topology import Topology
 
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
@@ -44,11 +45,11 @@ class Communicator:
         self._num_plans = 0
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self._progress = progress or Progress(environment.crowded(shared.size))
-        self._digest = np.zeros(2, np.int64)
-        self._agreement = self._bind_plan(Arguments("all_reduce", self.rank, self.size, self._digest, op="max"))
+        self._agreement = Agreement(self.rank, self.size, self._bind_plan)
+        self._agreement.check(f"Communicator(segment_bytes={segment_bytes})", refuse_segment(segment_bytes))
         self._node = self._find_node(shared) if node is None else node
         shared.Free()
-        self.topology = Topology.from_ids(self._gather_ints(self._node))
+        self.topology = Topology.from_ids(self._agreement.gather_ints(self._node))
 
     def _find_node(self, shared: MPI.Comm) -> int:
         """A number that the ranks of a node have in common: their first rank."""
@@ -62,12 +63,6 @@ class Communicator:
         if fake:
             return self.rank // fake[1]
         return MPI.Group.Translate_ranks(shared.Get_group(), [0], self.mpi.Get_group())[0]
-
-    def _gather_ints(self, mine: int) -> list[int]:
-        every = np.zeros(self.size, np.int64)
-        every[self.rank] = mine
-        plan = self._bind_plan(Arguments("all_reduce", self.rank, self.size, every))
-        return plan().tolist()
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """The ranks that gave the same `color`, in the order of `key`, then rank; None for color=None."""
@@ -200,7 +195,7 @@ class Communicator:
         except REFUSALS as error:
             failure = f"{collective}: {error}"
         if self.check:
-            self._agree(said, failure)
+            self._agreement.check(said, failure)
         elif failure:
             raise InputError(failure)
         if bound is None:
@@ -263,24 +258,7 @@ class Communicator:
             yield
         except (ValueError, OSError) as error:
             failure = str(error) or type(error).__name__
-        self._agree("", failure)
-
-    def _agree(self, said: str, failure: str) -> None:
-        """Raise on all ranks where one has failed, or not all have said the same."""
-        text = f"!{failure}" if failure else said
-        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-        self._digest[:] = digest, -digest
-        highest, lowest = self._agreement().tolist()
-        if highest != -lowest:
-            raise InputError(disagreement(self._gather_texts(text)))
-        if failure:
-            raise InputError(failure)
-
-    def _gather_texts(self, text: str) -> list[str]:
-        mine = np.frombuffer(text.encode(), np.uint8)
-        lengths = self._gather_ints(len(mine))
-        every = self._bind_plan(Arguments("all_gather", self.rank, self.size, mine, counts=lengths))()
-        return [part.tobytes().decode() for part in np.split(every, np.cumsum(lengths)[:-1])]
+        self._agreement.check("", failure)
 
     # --- binding ---
 
@@ -323,12 +301,7 @@ class Communicator:
         return plan
 
 
-def disagreement(texts: list[str]) -> str:
-    """One line for what the ranks said that is not the same: failures first, then the two sides."""
-    failed = {rank: text[1:] for rank, text in enumerate(texts) if text.startswith("!")}
-    if failed:
-        rank, text = next(iter(failed.items()))
-        others = f" (and {len(failed) - 1} more failed)" if len(failed) > 1 else ""
-        return f"rank {rank}: {text}{others}"
-    other = next(rank for rank, text in enumerate(texts) if text != texts[0])
-    return f"ranks disagree: rank 0 calls {texts[0]}, rank {other} calls {texts[other]}; call the same on all ranks"
+def refuse_segment(segment_bytes: int) -> str:
+    if 1 <= segment_bytes <= LARGEST_MESSAGE_BYTES:
+        return ""
+    return f"segment_bytes={segment_bytes} must be from 1 to {LARGEST_MESSAGE_BYTES}"

@@ -1,12 +1,10 @@
-"""Runs a schedule over MPI: binds its moves to memory and persistent requests once, then starts and waits.
+"""Binds a schedule's moves to memory and persistent requests, and runs them round by round.
 
 A run is cut into segments.  Of a move that needs a buffer beside the vector (a fold's arrivals, the host copy of
 device memory), at most `WINDOW` segments are under way, so that the buffer stays in cache and folding one segment
 overlaps moving the next.  Sender and receiver cut a run alike, so segment i meets segment i.
 """
 
-import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -15,13 +13,11 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays import Device, as_bytes
-from collectives.errors import CommunicationError
-from collectives.schedule import Copy, Fold, Recv, Round, Send, show
+from collectives.schedule import Copy, Fold, Recv, Round, Send
 
 SEGMENT_BYTES = 1 << 20
 WINDOW = 2
-SPINS = 100  # polls that only give up the core, before a waiting rank sleeps
-LONGEST_SLEEP_S = 1e-3
+LARGEST_MESSAGE_BYTES = 1 << 30
 
 Requests = Sequence[MPI.Request]
 
@@ -39,36 +35,6 @@ class Vector:
         """The memory of a run, all of whose chunks lie in one array."""
         array, begin, _ = self.places[run.start]
         return array[begin : self.places[run.stop - 1][2]]
-
-
-class Progress:
-    """Waits for requests, and keeps this process's other started plans moving meanwhile."""
-
-    def __init__(self, crowded: bool):
-        self.crowded = crowded  # waiting ranks must give up the core
-        self.started: list[Plan] = []
-
-    def wait(self, requests: Requests, waiting: "Plan | None" = None, statuses: list[MPI.Status] | None = None) -> None:
-        """Wait for requests, which belong to the plan `waiting` if to any."""
-        others = [plan for plan in self.started if plan is not waiting]
-        if not self.crowded and not others:
-            MPI.Request.Waitall(requests, statuses)
-            return
-        spins = 0
-        while not MPI.Request.Testall(requests, statuses):
-            for plan in others:
-                plan.advance()
-            spins += 1
-            if self.crowded:
-                relax(spins)
-
-
-def relax(spins: int) -> None:
-    """Give up the core: at first for a moment, then for up to a millisecond."""
-    if spins < SPINS:
-        os.sched_yield()
-    else:
-        time.sleep(min(LONGEST_SLEEP_S, 1e-5 * 2 ** min(spins - SPINS, 10)))
 
 
 class Lane:
@@ -162,11 +128,11 @@ def launch(lane: Lane, indices: range) -> range:
 
 
 def start(device: Device, requests: list[MPI.Prequest]) -> None:
-    """Start requests once the device is done with the memory that they read or overwrite."""
+    """Start requests, in order, once the device is done with the memory that they read or overwrite."""
     if device.is_async:
         device.synchronize()
-    if requests:
-        MPI.Prequest.Startall(requests)
+    for request in requests:  # not Startall, whose order is arbitrary: the segments of a run share one tag
+        request.Start()
 
 
 class Binder:
@@ -251,114 +217,3 @@ class Binder:
 
 def overlap(a: range, b: range) -> bool:
     return a.start < b.stop and b.start < a.stop
-
-
-class Plan:
-    """A collective bound to memory once and run as often as wanted: `plan()`, or `plan.start()` and `plan.wait()`.
-
-    Each run works on what the arrays hold then, and returns the result's array.  A started plan moves on whenever
-    this process waits for another one, of the same communicator or of its parts, or asks `done()`.  `free()` gives
-    the requests back.
-    """
-
-    def __init__(self, name: str, result: Any, progress: Progress, device: Device, rounds: list[BoundRound]):
-        self.name, self.result = name, result
-        self.device, self.rounds = device, rounds
-        self.before: list[tuple[Any, Any]] = []  # copies (target, source) ahead of the rounds
-        self.after: list[tuple[Any, Any]] = []
-        self.divide: tuple[Any, int] | None = None
-        self._progress = progress
-        self._steps: Iterator[Requests] | None = None
-        self._waiting_for: Requests = ()
-        self._round: BoundRound | None = None
-        self._freed = False
-
-    def __call__(self) -> Any:
-        """Run the collective; returns the result's array."""
-        self.start()
-        return self.wait()
-
-    def start(self) -> "Plan":
-        """Begin a run; ends with `wait()`, or when `done()` says so."""
-        if self._freed:
-            raise RuntimeError(f"{self.name} has been freed: make a new plan")
-        if self._steps is not None:
-            raise RuntimeError(f"{self.name} is under way already: wait() before the next start()")
-        self._steps = self._run()
-        self._progress.started.append(self)
-        self._next()
-        return self
-
-    def wait(self) -> Any:
-        """Wait for the end of the run; returns the result's array."""
-        while self._steps is not None:
-            try:
-                self._progress.wait(self._waiting_for, waiting=self)
-            except MPI.Exception as error:
-                raise self._failure(error) from error
-            self._next()
-        return self.result
-
-    def done(self) -> bool:
-        """Move the run on without waiting; whether it has ended."""
-        self.advance()
-        return self._steps is None
-
-    def advance(self) -> None:
-        while self._steps is not None:
-            try:
-                if not MPI.Request.Testall(self._waiting_for):
-                    return
-            except MPI.Exception as error:
-                raise self._failure(error) from error
-            self._next()
-
-    def free(self) -> None:
-        """Give the persistent requests back to MPI.  The plan cannot be run after."""
-        if self._steps is not None:
-            raise RuntimeError(f"{self.name} is under way: wait() before free()")
-        self._freed = True
-        if not self.device.mpi_reads:
-            self.device.synchronize()  # copies out of the host memory that goes with the plan
-        for bound in self.rounds:
-            for request in bound.requests():
-                request.Free()
-        self.rounds = []
-
-    def __del__(self) -> None:
-        if self.rounds and self._steps is None and not MPI.Is_finalized():
-            self.free()
-
-    def _next(self) -> None:
-        assert self._steps is not None
-        try:
-            requests = next(self._steps, None)
-        except MPI.Exception as error:
-            raise self._failure(error) from error
-        if requests is None:
-            self._end()
-        else:
-            self._waiting_for = requests
-
-    def _end(self) -> None:
-        self._steps = None
-        self._progress.started.remove(self)
-
-    def _run(self) -> Iterator[Requests]:
-        device = self.device
-        device.begin()
-        for target, source in self.before:
-            device.copy(target, source)
-        for bound in self.rounds:
-            self._round = bound
-            yield from bound.run(device)
-        for target, source in self.after:
-            device.copy(target, source)
-        if self.divide:
-            device.divide(*self.divide)
-        device.end()
-
-    def _failure(self, error: MPI.Exception) -> CommunicationError:
-        self._end()
-        where = f", round {self._round.number}: {', '.join(map(show, self._round.moves))}" if self._round else ""
-        return CommunicationError(f"{self.name}{where}: {error}")

@@ -1,6 +1,6 @@
 """Let mpi4py in this environment load the library of the mpirun on the PATH: link it where mpi4py looks first.
 
-    .venv/bin/python hostfiles/link_mpi.py
+.venv/bin/python hostfiles/link_mpi.py
 """
 
 import shutil

@@ -134,7 +134,8 @@ def test_send_and_recv(comm, mpi_reads):
 def test_folds_into_what_is_still_being_sent(comm, mode):
     """A round in which a Send's run and a Fold's overlap, but are not the same."""
     from collectives.arrays import host
-    from collectives.executor import Binder, Plan, Progress, Vector
+    from collectives.executor import Binder, Vector
+    from collectives.plan import Plan, Progress
     from collectives.schedule import Fold, Send
 
     device = host() if mode == "host" else FakeDevice(mode == "read-by-mpi")

@@ -282,3 +282,14 @@ def test_without_the_check_a_rank_fails_alone(mpi_comm):
     with pytest.raises(InputError, match="rank 1: said"):
         agree(comm, ValueError("said"), 1)
     comm.free()
+
+
+def test_segments_that_differ_or_cannot_be(mpi_comm):
+    from collectives import Communicator
+
+    for wrong in (0, 1 << 31):
+        with pytest.raises(InputError, match=f"segment_bytes={wrong} must be from 1 to 1073741824"):
+            Communicator(mpi_comm, segment_bytes=wrong)
+    if mpi_comm.size > 1:
+        with pytest.raises(InputError, match=r"rank 0 calls Communicator\(segment_bytes=64\), rank 1 calls .*=65\)"):
+            Communicator(mpi_comm, segment_bytes=64 + (mpi_comm.rank == 1))
