@@ -55,7 +55,7 @@ class Config:
     micro_batch_size: int = flag(8, "samples a rank computes at once")
     num_micro_batches: int = flag(1, "micro-batches a rank computes before it updates the weights")
     global_batch_size: int | None = flag(None, "samples a step: sets num_micro_batches")
-    max_iters: int = flag(800, "steps")
+    max_iters: int = flag(600, "steps")
     eval_interval: int = flag(200, "steps between validations; one follows the last step anyway")
     lr: float = flag(3e-3, "learning rate after warm-up; falls to a tenth along a cosine")
     warmup_iters: int = flag(50, "steps of linear warm-up")

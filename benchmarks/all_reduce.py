@@ -7,7 +7,7 @@ Times are of the slowest rank, in turn over the algorithms, so that a change of 
 
 import argparse
 import json
-import platform
+import os
 import time
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 import collectives
+from collectives.job import library_name
 
 
 def measure(comm: collectives.Communicator, nbytes: int, names: list[str], repeats: int) -> dict[str, list[float]]:
@@ -59,8 +60,7 @@ def main() -> None:
                     f"{nbytes:>10} B  {name:<20} median {median:8.3f} ms  (quartiles {low:.3f}, {high:.3f})", flush=True
                 )
     if args.out and comm.rank == 0:
-        library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
-        header = {"ranks": comm.size, "mpi": library, "numpy": np.__version__, "machine": platform.platform()}
+        header = {"ranks": comm.size, "cores": os.cpu_count(), "mpi": library_name(MPI), "numpy": np.__version__}
         args.out.write_text(json.dumps({**header, "repeats": args.repeats, "results": results}, indent=1) + "\n")
 
 

@@ -51,11 +51,16 @@ def start_mpi() -> Any:
 
 
 def other_mpi(mpi: Any) -> InputError:
-    library = mpi.Get_library_version().split(",")[0].split("\n")[0].split("\t")[-1].strip("\x00 ")
     return InputError(
         f"mpirun started {environment.launched_size()} processes, but each is alone in the MPI of mpi4py, which is "
-        f"{library}: start them with the mpirun of that MPI, or install mpi4py for the other one"
+        f"{library_name(mpi)}: start them with the mpirun of that MPI, or install mpi4py for the other one"
     )
+
+
+def library_name(mpi: Any) -> str:
+    """As in "Open MPI v5.0.11" or "MPICH 5.0.2"."""
+    first = mpi.Get_library_version().splitlines()[0].split(",")[0].strip("\x00")
+    return " ".join(first.replace("Version:", "").split())
 
 
 def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

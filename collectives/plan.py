@@ -12,7 +12,7 @@ from collectives.errors import CommunicationError
 from collectives.executor import BoundRound, Requests
 from collectives.schedule import show
 
-SPINS = 100  # polls that only give up the core, before a waiting rank sleeps
+SPINS = 1000  # polls that only give up the core, before a waiting rank sleeps
 LONGEST_SLEEP_S = 1e-3
 
 

@@ -1,5 +1,6 @@
 """What the README tells its reader to run, run: in small where it would take minutes."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -75,3 +76,20 @@ def test_a_config_begins_with_the_command_that_runs_it(config, tmp_path):
 def test_its_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_its_figures_are_those_of_the_results():
+    for file in sorted((ROOT / "benchmarks" / "results").glob("all_reduce-*.json")):
+        run = json.loads(file.read_text())
+        medians = {(r["bytes"], r["algorithm"]): r["ms_median"] for r in run["results"]}
+        ours, theirs = medians[1 << 26, "ring"], medians[1 << 26, "mpi"]
+        assert f"| {run['mpi']} | {run['ranks']} | {ours:.1f} | {theirs:.1f} | {theirs / ours:.1f} |" in README
+
+
+def test_the_benchmark_runs(tmp_path):
+    ended = launch(
+        2, "python", "benchmarks/all_reduce.py", "--sizes", "1K", "--repeats", 2, "--out", tmp_path / "r.json"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert {r["algorithm"] for r in json.loads((tmp_path / "r.json").read_text())["results"]} >= {"ring", "mpi"}
+    assert ended.stdout.count("median") == 3
