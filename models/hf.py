@@ -1,14 +1,15 @@
 """GPT as a Hugging Face GPT-2 directory, which GPT2LMHeadModel.from_pretrained loads, and back."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from models.files import replacing
 from models.gpt import GPT, GPTConfig
-from models.report import replacing
 
 # Hugging Face keeps these as Conv1D, with weights (in, out) where nn.Linear has (out, in).
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -63,10 +64,11 @@ def save_hugging_face(model: GPT, directory: str | Path):
     """Write model.safetensors and config.json, each replaced as a whole."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    with replacing(directory / "model.safetensors") as temporary:
-        save_file(to_hugging_face(model), temporary, metadata={"format": "pt"})
     with replacing(directory / "config.json") as temporary:
         temporary.write_text(json.dumps(hugging_face_config(model.config), indent=2) + "\n")
+    with replacing(directory / "model.safetensors") as temporary:
+        save_file(to_hugging_face(model), temporary, metadata={"format": "pt"})
+        shutil.copymode(directory / "config.json", temporary)  # safetensors leaves it to its owner alone
 
 
 def load_hugging_face(directory: str | Path) -> GPT:

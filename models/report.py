@@ -2,17 +2,16 @@
 
 import json
 import math
-import os
 import resource
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from tqdm import tqdm
+
+from models.files import replacing
 
 
 class Metrics(NamedTuple):
@@ -152,14 +151,3 @@ def smoothed(losses: list[float]) -> list[float]:
     last = len(losses) - 1
     halves = [min(i, last - i, len(losses) // 40) for i in range(len(losses))]
     return [float(np.mean(losses[i - half : i + half + 1])) for i, half in enumerate(halves)]
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path` that replaces it on success, so that it is never half written."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

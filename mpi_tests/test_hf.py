@@ -182,3 +182,8 @@ def test_a_tensor_that_gpt2_lacks(tmp_path):
     save_file(load_file(path) | {"lm_head.bias": torch.ones(29)}, path)
     with pytest.raises(ValueError, match=r"lm_head.bias is \(29,\), but absent by config.json"):
         load_hugging_face(tmp_path)
+
+
+def test_the_weights_are_as_readable_as_the_config(tmp_path):
+    save_hugging_face(GPT(GPTConfig(block_size=4, n_layer=1, n_head=1, n_embd=4)), tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "config.json").stat().st_mode

@@ -7,7 +7,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from models.report import Metrics, Report, iteration_line, loss_figure, peak_memory_mib, replacing, smoothed
+from models.files import replacing
+from models.report import Metrics, Report, iteration_line, loss_figure, peak_memory_mib, smoothed
 
 EXAMPLE = Metrics(12, 300, 2.3456, 0.89, 9.99e-4, 12345, 34.5e9, None, 120, 12, 512)
 
