@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from collectives import algorithms, contract
-from collectives.algorithms import REGISTRY, ROOTED, dissemination, pairwise, recursive, ring, tree
+from collectives.algorithms import REGISTRY, ROOTED, bruck, dissemination, pairwise, recursive, ring, tree
 from collectives.contract import ContractError
 from collectives.schedule import Copy, Fold, Recv, Send, embed, render, shares, show
 
@@ -27,16 +27,20 @@ def roots(row, size):
     return [{"root": root} for root in some]
 
 
+def sizes(row, among=range(1, LARGEST + 1)):
+    return [size for size in among if row.precondition.holds(size, True)]
+
+
 @each_algorithm
 def test_the_contract_holds(row):
-    for size in range(1, LARGEST + 1):
+    for size in sizes(row):
         for root in roots(row, size):
             contract.check(row.collective, row.schedule, size, **root)
 
 
 @each_algorithm
 def test_all_ranks_have_the_same_number_of_rounds(row):
-    for size in range(1, LARGEST + 1):
+    for size in sizes(row):
         assert len({len(list(row.schedule(rank, size))) for rank in range(size)}) == 1
 
 
@@ -78,6 +82,13 @@ def drop_round(index):
 
 def repeat_round(index):
     return lambda rounds: rounds.insert(index, rounds[index])
+
+
+def swap_moves(index, a, b):
+    def edit(rounds):
+        rounds[index][a], rounds[index][b] = rounds[index][b], rounds[index][a]
+
+    return edit
 
 
 def swap_rounds(a, b):
@@ -158,6 +169,10 @@ MUTANTS = {
         ("all_to_all", pairwise.all_to_all, [2], add_round(Copy(run(0), run(1)))),
         "rank 2 ends with chunk 0 of r2 in [1], must be chunk 1 of r2",
     ),
+    "two messages between two ranks swapped": (
+        ("all_gather", bruck.all_gather, [3], swap_moves(1, 0, 1)),
+        "rank 1 ends with chunk 3 of r3 in [0], must be chunk 0 of r0",
+    ),
     "a round of a barrier dropped": (
         ("barrier", dissemination.barrier, ALL, drop_round(0)),
         "barrier on 4 ranks: rank 0 ends without word of ranks [1, 3]",
@@ -190,6 +205,16 @@ def is_power(p):
     return p & (p - 1) == 0
 
 
+def halves(p):
+    """The h of the cost lines off the power of two; p-1 on it."""
+    extras = p - (1 << floor_log2(p))
+    return sum(m + min(m, extras) for m in (1 << k for k in range(floor_log2(p))))
+
+
+def double_tree_rounds(p):
+    return 2 * (2 * floor_log2(p - 1) + (p + 1) // 2)
+
+
 # (collective, name): p -> the cost line's factors of alpha, of n/p beta and of n/p gamma
 COSTS = {
     ("all_reduce", "ring"): lambda p: (2 * (p - 1), 2 * (p - 1), p - 1),
@@ -198,11 +223,40 @@ COSTS = {
         p * (floor_log2(p) + 2 * (not is_power(p))),
         p * (floor_log2(p) + (not is_power(p))),
     ),
+    ("all_reduce", "rabenseifner"): lambda p: (
+        2 * floor_log2(p) + 2 * (not is_power(p)),
+        2 * halves(p) + 2 * p * (not is_power(p)),
+        halves(p) + p * (not is_power(p)),
+    ),
+    ("all_reduce", "binomial"): lambda p: (2 * ceil_log2(p), 2 * p * ceil_log2(p), p * ceil_log2(p)),
+    ("all_reduce", "double_tree"): lambda p: (
+        double_tree_rounds(p),
+        2 * double_tree_rounds(p),
+        double_tree_rounds(p),
+    ),
     ("reduce_scatter", "ring"): lambda p: (p - 1, p - 1, p - 1),
+    ("reduce_scatter", "recursive_halving"): lambda p: (
+        floor_log2(p) + 2 * (not is_power(p)),
+        halves(p) + (p + 1) * (not is_power(p)),
+        halves(p) + p * (not is_power(p)),
+    ),
+    ("reduce_scatter", "pairwise"): lambda p: (p - 1, p - 1, p - 1),
     ("all_gather", "ring"): lambda p: (p - 1, p - 1, 0),
+    ("all_gather", "recursive_doubling"): lambda p: (
+        floor_log2(p) + 2 * (not is_power(p)),
+        halves(p) + (p + 1) * (not is_power(p)),
+        0,
+    ),
+    ("all_gather", "bruck"): lambda p: (ceil_log2(p), p - 1, 0),
+    ("all_gather", "neighbor"): lambda p: (p // 2, p - 1, 0),
     ("all_to_all", "pairwise"): lambda p: (p - 1, p - 1, 0),
+    ("all_to_all", "bruck"): lambda p: (ceil_log2(p), sum(j.bit_count() for j in range(p)), 0),
     ("broadcast", "binomial"): lambda p: (ceil_log2(p), p * ceil_log2(p), 0),
+    ("broadcast", "scatter_all_gather"): lambda p: (ceil_log2(p) + p - 1, 2 * (p - 1), 0),
+    ("broadcast", "chain"): lambda p: (2 * (p - 1), 2 * (p - 1), 0),
     ("reduce", "binomial"): lambda p: (ceil_log2(p), p * ceil_log2(p), p * ceil_log2(p)),
+    ("gather", "binomial"): lambda p: (ceil_log2(p), p - 1, 0),
+    ("scatter", "binomial"): lambda p: (ceil_log2(p), p - 1, 0),
     ("barrier", "dissemination"): lambda p: (ceil_log2(p), 0, 0),
 }
 
@@ -221,8 +275,14 @@ def cost(algorithm, size):
 @each_algorithm
 def test_the_cost_line_is_what_the_schedule_does(row):
     assert "Cost:" in row.schedule.__doc__
-    for size in (2, 3, 4, 5, 6, 7, 8, 12, 16, 31, 32, 33):
-        assert cost(row.schedule, size) == COSTS[row.collective, row.name](size), size
+    for size in sizes(row, among=(2, 3, 4, 5, 6, 7, 8, 12, 16, 31, 32, 33)):
+        counted, (alpha, beta, gamma) = cost(row.schedule, size), COSTS[row.collective, row.name](size)
+        if row.name == "double_tree":  # whose line says "at most"
+            assert counted[0] == alpha
+            assert counted[1] <= beta
+            assert counted[2] <= gamma
+        else:
+            assert counted == (alpha, beta, gamma), size
 
 
 @each_algorithm
