@@ -176,6 +176,37 @@ def test_uneven_counts(comm):
             same(comm.all_gather(xs[0][own], counts=counts, algorithm=algorithm), xs[0], (counts, algorithm))
 
 
+def test_uneven_gather_and_scatter(comm):
+    for shift in range(4):
+        counts = [(3 * rank + shift) % 4 for rank in range(comm.size)]
+        ends = np.cumsum(counts)
+        own = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
+        whole, root = inputs(comm.size, sum(counts))[0], shift % comm.size
+        for algorithm in algorithms_of("gather", comm.size):
+            got = comm.gather(whole[own], root=root, counts=counts, algorithm=algorithm)
+            same(got, whole if comm.rank == root else None, (counts, algorithm))
+        for algorithm in algorithms_of("scatter", comm.size):
+            x = whole if comm.rank == root else np.zeros_like(whole)
+            same(comm.scatter(x, root=root, counts=counts, algorithm=algorithm), whole[own], (counts, algorithm))
+
+
+def test_gather_and_scatter_in_place(comm):
+    whole = inputs(comm.size, 2 * comm.size)[0]
+    own, root = slice(2 * comm.rank, 2 * comm.rank + 2), comm.size - 1
+    for algorithm in algorithms_of("gather", comm.size):
+        out = np.zeros_like(whole) if comm.rank == root else np.zeros(0)  # which is not used
+        x = out[own] if comm.rank == root else np.empty(2, whole.dtype)
+        x[:] = whole[own]
+        assert comm.gather(x, root=root, out=out, algorithm=algorithm) is (out if comm.rank == root else None)
+        assert comm.rank != root or np.array_equal(out, whole), algorithm
+    for algorithm in algorithms_of("scatter", comm.size):
+        x = whole.copy() if comm.rank == root else None
+        out = np.empty(2, whole.dtype) if x is None else x[own]
+        assert comm.scatter(x, root=root, out=out, algorithm=algorithm) is out
+        same(out, whole[own], algorithm)
+        assert x is None or np.array_equal(x, whole)
+
+
 def test_uneven_all_to_all(comm):
     for shift in range(4):
         counts = (2 * np.arange(comm.size)[:, None] + 3 * np.arange(comm.size) + shift) % 4  # [source, dest]

@@ -1,11 +1,13 @@
 import numpy as np
 import pytest
 
+from collectives.schedule import Fold, Send
 from mpi_tests.fake_device import FakeDevice
 from mpi_tests.reference import COLLECTIVES, HALVES, algorithms_of, expected, inputs, reduced
 
 pytestmark = pytest.mark.sizes(1, 2, 3, 4, 7)
 
+each_memory = pytest.mark.parametrize("mode", ["host", "staged", "read-by-mpi"])
 each_mode = pytest.mark.parametrize("mpi_reads", [False, True], ids=["staged", "read-by-mpi"])
 
 
@@ -129,25 +131,39 @@ def test_send_and_recv(comm, mpi_reads):
     assert np.array_equal(device.get(got), xs[left])
 
 
-@pytest.mark.sizes(2)
-@pytest.mark.parametrize("mode", ["host", "staged", "read-by-mpi"])
-def test_folds_into_what_is_still_being_sent(comm, mode):
-    """A round in which a Send's run and a Fold's overlap, but are not the same."""
+def after_a_round(comm, mode, values, moves):
+    """What three chunks of five hold after a round of moves in segments of two."""
     from collectives.arrays import host
     from collectives.executor import Binder, Vector
     from collectives.plan import Plan, Progress
-    from collectives.schedule import Fold, Send
 
     device = host() if mode == "host" else FakeDevice(mode == "read-by-mpi")
+    x = values.copy() if mode == "host" else device.put(values)
+    bound = Binder(comm.mpi, 0, device, "sum", segment_bytes=8).bind(0, moves, Vector((x, [5, 5, 5])))
+    Plan("round", x, Progress(crowded=True), device, [bound])()
+    return x if mode == "host" else device.get(x)
+
+
+@pytest.mark.sizes(2)
+@each_memory
+def test_folds_into_what_is_still_being_sent(comm, mode):
+    """A round in which a Send's run and a Fold's overlap, but are not the same."""
     a, b = inputs(2, 15)
-    mine = (a, b)[comm.rank]
-    x = mine.copy() if mode == "host" else device.put(mine)
     first, last = range(2), range(1, 3)
     moves = (Send(1, first), Fold(1, last)) if comm.rank == 0 else (Fold(0, first), Send(0, last))
-    bound = Binder(comm.mpi, 0, device, "sum", segment_bytes=8).bind(0, moves, Vector((x, [5, 5, 5])))
-    Plan("exchange", x, Progress(crowded=True), device, [bound])()
     want = np.concatenate([a[:5], (a + b)[5:]]) if comm.rank == 0 else np.concatenate([(a + b)[:10], b[10:]])
-    assert np.array_equal(x if mode == "host" else device.get(x), want)
+    assert np.array_equal(after_a_round(comm, mode, (a, b)[comm.rank], moves), want)
+
+
+@pytest.mark.sizes(2)
+@each_memory
+def test_two_folds_from_one_rank(comm, mode):
+    """A round with two messages from rank to rank, of many segments."""
+    a, b = inputs(2, 15)
+    runs = range(2, 3), range(1)
+    moves = tuple(Send(1, run) for run in runs) if comm.rank == 0 else tuple(Fold(0, run) for run in runs)
+    want = a if comm.rank == 0 else np.concatenate([(a + b)[:5], b[5:10], (a + b)[10:]])
+    assert np.array_equal(after_a_round(comm, mode, (a, b)[comm.rank], moves), want)
 
 
 class Forgetful(FakeDevice):
