@@ -3,11 +3,25 @@ import pkgutil
 import re
 import subprocess
 import sys
+from functools import partial
+from itertools import accumulate
+from itertools import pairwise as neighbours
 
 import pytest
 
 from collectives import algorithms, contract
-from collectives.algorithms import REGISTRY, ROOTED, bruck, dissemination, pairwise, recursive, ring, tree
+from collectives.algorithms import (
+    REGISTRY,
+    ROOTED,
+    bruck,
+    dissemination,
+    double_tree,
+    hierarchical,
+    pairwise,
+    recursive,
+    ring,
+    tree,
+)
 from collectives.contract import ContractError
 from collectives.schedule import Copy, Fold, Recv, Send, embed, render, shares, show
 
@@ -306,6 +320,54 @@ def test_embedded_groups_make_an_all_reduce():
 
     for size in (3, 6, 9, 12, 15, 24):
         contract.check("all_reduce", two_levels, size)
+
+
+def nodes_of(*lengths):
+    """Ranks in order, so many in each node."""
+    ends = list(accumulate(lengths, initial=0))
+    return tuple(tuple(range(a, b)) for a, b in neighbours(ends))
+
+
+LAYOUTS = {
+    "one rank": nodes_of(1),
+    "one node": nodes_of(5),
+    "a rank a node": nodes_of(1, 1, 1),
+    "even": nodes_of(4, 4, 4),
+    "interleaved": ((0, 3, 6), (1, 4, 7), (2, 5, 8)),
+    "uneven": nodes_of(3, 5, 4, 4),
+    "several extras for a rank": nodes_of(7, 2, 3),
+    "leaders only": nodes_of(4, 1, 2),
+}
+COMPOSITIONS = {
+    "rings": {},
+    "recursive": {"scatter": recursive.reduce_scatter, "across": recursive.all_reduce, "gather": recursive.all_gather},
+    "others": {"scatter": pairwise.reduce_scatter, "across": double_tree.all_reduce, "gather": bruck.all_gather},
+}
+
+
+@pytest.mark.parametrize("nodes", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("composed", COMPOSITIONS.values(), ids=COMPOSITIONS)
+def test_hierarchies_of_any_nodes(nodes, composed):
+    algorithm, size = partial(hierarchical.all_reduce, nodes=nodes, **composed), sum(map(len, nodes))
+    contract.check("all_reduce", algorithm, size)
+    assert len({len(list(algorithm(rank, size))) for rank in range(size)}) == 1
+
+
+def test_a_hierarchy_of_three_levels():
+    racks = partial(hierarchical.all_reduce, nodes=nodes_of(2, 3))
+    contract.check("all_reduce", partial(hierarchical.all_reduce, nodes=nodes_of(2, 2, 2, 3, 2), across=racks), 11)
+
+
+@pytest.mark.parametrize(("num_nodes", "local_size"), [(2, 2), (3, 3), (2, 8), (5, 2), (1, 6), (6, 1)])
+def test_the_cost_of_a_hierarchy_is_its_cost_line(num_nodes, local_size):
+    p, algorithm = num_nodes * local_size, partial(hierarchical.all_reduce, nodes=nodes_of(*[local_size] * num_nodes))
+    assert cost(algorithm, p) == (2 * (local_size + num_nodes - 2), 2 * (p - 1), p - 1)
+
+
+def test_the_cost_of_extras():
+    """As 8 ranks in 4 nodes of 2, who have 16 chunks, and 3 rounds each way more."""
+    algorithm = partial(hierarchical.all_reduce, nodes=nodes_of(2, 2, 8, 4))
+    assert cost(algorithm, 16) == (8 + 6, 2 * 14 + 6 * 16, 2 * 7 + 3 * 16)
 
 
 def test_embedding_places_copies_and_signals():

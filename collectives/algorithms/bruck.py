@@ -6,6 +6,7 @@ src/mpi/coll/alltoall/alltoall_intra_brucks.c.
 """
 
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 
 from collectives.schedule import Copy, Recv, Round, Send, arc
 
@@ -44,27 +45,24 @@ def all_to_all(rank: int, size: int) -> Iterator[Round]:
     round 3:  0: [3]>[5]   1: [3]>[5]
     round 4:  0: [4]>[2]   0: [5]>[3]   1: [4]>[3]   1: [5]>[2]
     """
-    slots = 2 * size
-    yield tuple(copies([range(slots, slots + size)], arc(rank, size, size)))
+    slots, mine = 2 * size, arc(rank, size, size)
+    yield copies(mine, cut(range(slots, slots + size), mine))
     for bit in range((size - 1).bit_length()):
         reach = 1 << bit
         moving = [range(slots + j, slots + min(j + reach, size)) for j in range(reach, size, 2 * reach)]
         length = sum(map(len, moving))
         packed, arrived = range(size, size + length), range(size + length, size + 2 * length)
-        yield tuple(copies([packed], moving))
+        yield copies(moving, cut(packed, moving))
         yield Send((rank + reach) % size, packed), Recv((rank - reach) % size, arrived)
-        yield tuple(copies(moving, [arrived]))
-    yield tuple(Copy(one(slots + slot), one(size + (rank - slot) % size)) for slot in range(size))
+        yield copies(cut(arrived, moving), moving)
+    inboxes = [range(size + s, size + s + 1) for s in ((rank - slot) % size for slot in range(size))]
+    yield copies(cut(range(slots, slots + size), inboxes), inboxes)
 
 
-def copies(targets: list[range], sources: list[range]) -> Iterator[Copy]:
-    """Copy from some runs into others, of which one side is a single run."""
-    at = 0
-    for run in targets if len(sources) == 1 else sources:
-        part = slice(at, at + len(run))
-        yield Copy(sources[0][part], run) if len(sources) == 1 else Copy(run, targets[0][part])
-        at += len(run)
+def copies(sources: list[range], targets: list[range]) -> Round:
+    return tuple(Copy(source, target) for source, target in zip(sources, targets, strict=True))
 
 
-def one(chunk: int) -> range:
-    return range(chunk, chunk + 1)
+def cut(run: range, like: list[range]) -> list[range]:
+    """A run in pieces that are as long as those of `like`."""
+    return [range(a, b) for a, b in pairwise(accumulate(map(len, like), initial=run.start))]

@@ -60,7 +60,7 @@ def with_extras(
     if extras:
         yield hand_over(rank, extras, take, given(rank, size), given(rank - 1, size))
     if rank in extras:
-        yield from ((),) * len(list(algorithm(0, power)))
+        yield from (() for _ in algorithm(0, power))
     else:
         yield from embed(algorithm(group.index(rank), power), group, shares(size, power))
     if extras:
