@@ -1,6 +1,10 @@
+from functools import partial
+
 import numpy as np
 import pytest
 
+from collectives import algorithms
+from collectives.algorithms import hierarchical
 from collectives.arrays import dtype_of
 from mpi_tests.reference import (
     COLLECTIVES,
@@ -108,6 +112,22 @@ def test_in_place(comm, collective):
             got = getattr(comm, collective)(x, algorithm=algorithm)
             assert got is x
             same(x, expected(collective, xs, comm.rank).reshape(shape), (shape, algorithm))
+
+
+@pytest.mark.sizes(3, 5, 8)
+@pytest.mark.parametrize("segment_bytes", [8, 1 << 20])
+def test_a_hierarchy_of_uneven_nodes(mpi_comm, monkeypatch, segment_bytes):
+    from collectives import Communicator
+
+    comm = Communicator(mpi_comm, segment_bytes=segment_bytes)
+    ranks, first = tuple(range(comm.size)), (comm.size - 1) // 2
+    schedule = partial(hierarchical.all_reduce, nodes=(ranks[:first], ranks[first:]))
+    row = algorithms.Algorithm("all_reduce", "hierarchical", schedule)
+    monkeypatch.setattr(algorithms, "REGISTRY", (*algorithms.REGISTRY, row))
+    for count in counts_of("all_reduce", comm.size):
+        xs = inputs(comm.size, count)
+        same(comm.all_reduce(xs[comm.rank].copy(), algorithm="hierarchical"), reduced(xs, "sum"), count)
+    comm.free()
 
 
 def test_a_scalar(comm):

@@ -62,7 +62,8 @@ def with_extras(
     if rank in extras:
         yield from (() for _ in algorithm(0, power))
     else:
-        yield from embed(algorithm(group.index(rank), power), group, shares(size, power))
+        own = shares(size, power)  # the chunks of a rank and of its extra, if it is a proxy
+        yield from embed(algorithm(group.index(rank), power), group, own)
     if extras:
         back = hand_over(rank, extras, Recv, returned(rank, size), returned(rank - 1, size))
         yield from backwards([back], take=Recv)
