@@ -1,6 +1,6 @@
 """`algorithm="mpi"`: the MPI library's own collectives, as a baseline and for comparison.  Nothing else uses them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,9 +51,10 @@ def check_native(a: Arguments) -> None:
 def native_call(a: Arguments, binding: Binding, mpi: MPI.Comm) -> Callable[[], None]:
     if a.collective == "barrier":
         return mpi.Barrier
-    x, out, op = mpi_view(a.flat), mpi_view(flat(binding.result)[1]), MPI_OPS[a.op]
+    x, op = mpi_view(a.flat), MPI_OPS[a.op]
+    out: Any = None if binding.result is None else mpi_view(flat(binding.result)[1])
     here = MPI.IN_PLACE if same_memory(x, out) else x
-    begin = sum(a.counts[: a.rank]) if a.counts else a.rank * len(x)
+    counts: Sequence[int]
     match a.collective:
         case "all_reduce":
             return lambda: mpi.Allreduce(here, out, op)
@@ -69,15 +70,33 @@ def native_call(a: Arguments, binding: Binding, mpi: MPI.Comm) -> Callable[[], N
 
             return reduce_scatter
         case "all_gather":
-            own = MPI.IN_PLACE if same_memory(x, out[begin : begin + len(x)]) else x
-            return lambda: mpi.Allgatherv(own, [out, a.counts or [len(x)] * a.size])
+            counts = a.counts or [len(x)] * a.size
+            own = MPI.IN_PLACE if same_memory(x, chunk_of(out, counts, a.rank)) else x
+            return lambda: mpi.Allgatherv(own, [out, counts])
         case "all_to_all":
             sends = a.send_counts or [len(x) // a.size] * a.size
             return lambda: mpi.Alltoallv([x, sends], [out, a.recv_counts or sends])
+        case "gather":
+            if a.rank != a.root:
+                return lambda: mpi.Gatherv(x, None, a.root)
+            counts = a.counts or [len(x)] * a.size
+            own = MPI.IN_PLACE if same_memory(x, chunk_of(out, counts, a.rank)) else x
+            return lambda: mpi.Gatherv(own, [out, counts], a.root)
+        case "scatter":
+            if a.rank != a.root:
+                return lambda: mpi.Scatterv(None, out, a.root)
+            counts = a.counts or even(len(x), a.size)
+            into = MPI.IN_PLACE if same_memory(out, chunk_of(x, counts, a.rank)) else out
+            return lambda: mpi.Scatterv([x, counts], into, a.root)
         case "broadcast":
             return lambda: mpi.Bcast(x, a.root)
         case _:
             return lambda: mpi.Reduce(here if a.rank == a.root else x, out if a.rank == a.root else None, op, a.root)
+
+
+def chunk_of(x: Any, counts: Sequence[int], rank: int) -> Any:
+    begin = sum(counts[:rank])
+    return x[begin : begin + counts[rank]]
 
 
 def mpi_view(x: Any) -> Any:

@@ -32,7 +32,7 @@ class Arguments:
             raise ValueError(f"root {self.root} is no rank of this communicator: use 0 to {self.size - 1}")
         self.device: Device
         self.flat: Any
-        self.device, self.flat = (host(), None) if self.collective == "barrier" else flat(self.x)
+        self.device, self.flat = (host(), None) if self.collective == "barrier" else flat(self.given)
         if self.flat is not None and self.collective in REDUCTIONS:
             check_op(self.op, self.flat.dtype)
         self.counts = self.checked_counts("counts", self.counts)
@@ -40,6 +40,18 @@ class Arguments:
         self.recv_counts = self.checked_counts("recv_counts", self.recv_counts)
         if self.recv_counts is not None and self.send_counts is None:
             raise ValueError(f"recv_counts={self.recv_counts} need send_counts: pass them too")
+
+    @property
+    def given(self) -> Any:
+        """The array that says dtype and device: `x`, or what a scatter's receiver passes for it."""
+        return self.out if self.x is None and self.collective == "scatter" and self.rank != self.root else self.x
+
+    @property
+    def total(self) -> int:
+        """How many elements the call is about, the same on every rank."""
+        if self.x is not None:
+            return len(self.flat)
+        return sum(self.counts) if self.counts is not None else self.size * len(self.flat)
 
     def checked_counts(self, name: str, given: Sequence[int] | None) -> list[int] | None:
         if given is None:
@@ -53,7 +65,7 @@ class Arguments:
         """The call as every rank must make it, for comparison between ranks."""
         said = []
         if self.flat is not None:
-            uneven = "uneven counts" if self.send_counts is not None else f"{len(self.flat)} elements"
+            uneven = "uneven counts" if self.send_counts is not None else f"{self.total} elements"
             said += [uneven if self.counts is None else f"counts {self.counts}", str(self.flat.dtype)]
         said += [f"op={self.op}"] * (self.collective in REDUCTIONS) + [f"root={self.root}"] * (
             self.collective in ROOTED
@@ -63,7 +75,7 @@ class Arguments:
     def output(self, count: int) -> tuple[Any, Any]:
         """The caller's `out`, or a new array: as the caller sees it, and flat."""
         if self.out is None:
-            new = like(self.device, self.x, count)
+            new = like(self.device, self.given, count)
             return new, flat(new)[1]
         device, out = flat(self.out)
         if device is not self.device or out.dtype != self.flat.dtype or len(out) != count:
@@ -131,10 +143,15 @@ def bind_reduce_scatter(a: Arguments) -> Binding:
     return Binding(vector, result, [(work, a.flat)], [(out, vector.view(range(a.rank, a.rank + 1)))], divide=out)
 
 
-def bind_all_gather(a: Arguments) -> Binding:
-    counts = a.counts or [len(a.flat)] * a.size
+def gathered_counts(a: Arguments) -> list[int]:
+    counts = list(a.counts or [len(a.flat)] * a.size)
     if counts[a.rank] != len(a.flat):
         raise ValueError(f"counts={counts} say {counts[a.rank]} for rank {a.rank}, but x has {len(a.flat)} elements")
+    return counts
+
+
+def bind_all_gather(a: Arguments) -> Binding:
+    counts = gathered_counts(a)
     result, out = a.output(sum(counts))
     vector = Vector((out, counts))
     own = vector.view(range(a.rank, a.rank + 1))
@@ -167,6 +184,25 @@ def bind_reduce(a: Arguments) -> Binding:
     return Binding(Vector((work, even(len(work), a.size))), a.x, [(work, a.flat)])
 
 
+def bind_gather(a: Arguments) -> Binding:
+    if a.rank == a.root:
+        return bind_all_gather(a)
+    counts = gathered_counts(a)
+    vector = Vector((a.device.empty(sum(counts), a.flat.dtype), counts))  # for what this rank passes on
+    return Binding(vector, None, [(vector.view(range(a.rank, a.rank + 1)), a.flat)])
+
+
+def bind_scatter(a: Arguments) -> Binding:
+    counts = a.counts or even(a.total, a.size)
+    if sum(counts) != a.total:
+        raise ValueError(f"counts={counts} add up to {sum(counts)}, but x has {a.total} elements")
+    result, out = a.output(counts[a.rank])
+    work = a.flat if a.rank == a.root else a.device.empty(a.total, a.flat.dtype)
+    vector = Vector((work, counts))
+    own = vector.view(range(a.rank, a.rank + 1))
+    return Binding(vector, result, after=[] if same_memory(own, out) else [(out, own)])
+
+
 def bind_barrier(a: Arguments) -> Binding:
     return Binding(Vector(), None)
 
@@ -179,6 +215,8 @@ TAKES = {
     "all_to_all": ("out", "send_counts", "recv_counts"),
     "broadcast": ("root",),
     "reduce": ("root", "op", "out"),
+    "gather": ("root", "out", "counts"),
+    "scatter": ("root", "out", "counts"),
     "barrier": (),
 }
 
@@ -189,5 +227,7 @@ BINDERS = {
     "all_to_all": bind_all_to_all,
     "broadcast": bind_broadcast,
     "reduce": bind_reduce,
+    "gather": bind_gather,
+    "scatter": bind_scatter,
     "barrier": bind_barrier,
 }

@@ -12,7 +12,7 @@ from collectives.agreement import Agreement
 from collectives.baseline import NativePlan, check_native
 from collectives.bind import BINDERS, TAKES, Arguments, Binding
 from collectives.errors import CommunicationError, InputError
-from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, Binder
+from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder
 from collectives.plan import Plan, Progress
 from collectives.topology import Topology
 
@@ -164,6 +164,37 @@ class Communicator:
         """Reduce every rank's `x` elementwise to the root, into its `out`, or its `x`; other ranks' `x` stays."""
         return self._run(blocking, "reduce", x, root=root, op=op, out=out, algorithm=algorithm)
 
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str = "auto",
+        blocking: bool = True,
+    ) -> Any:
+        """The root gets all ranks' `x`, one after the other, flat, in `out`; the other ranks get None.
+
+        Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.
+        """
+        return self._run(blocking, "gather", x, root=root, out=out, counts=counts, algorithm=algorithm)
+
+    def scatter(
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str = "auto",
+        blocking: bool = True,
+    ) -> Any:
+        """Rank r gets the r-th chunk of the root's `x`, flat, in `out`.
+
+        Chunks have `counts` elements, by default as equal as can be, the first ones one longer.  Other ranks' `x`
+        is not read; with an `out` it may be None, and then chunks without `counts` must be equal.
+        """
+        return self._run(blocking, "scatter", x, root=root, out=out, counts=counts, algorithm=algorithm)
+
     def barrier(self, algorithm: str = "auto", blocking: bool = True) -> Any:
         """Return only when every rank has called it."""
         return self._run(blocking, "barrier", None, algorithm=algorithm)
@@ -188,7 +219,7 @@ class Communicator:
             if algorithm == "mpi":
                 check_native(a)
             else:
-                algorithms.find(collective, algorithm)
+                algorithms.find(collective, algorithm).check(self.size, equal=a.send_counts is None)
             said = a.describe(algorithm)
             if a.send_counts is None:
                 bound = a, BINDERS[collective](a)
@@ -290,9 +321,11 @@ class Communicator:
         if algorithm == "auto":
             algorithm = select.choose(a.collective, 0 if a.flat is None else a.flat.nbytes, self.size)
         self._num_plans += 1  # the same on every rank, since binding is collective
-        binder = Binder(self.mpi, self._num_plans % self._num_tags, a.device, a.op, self.segment_bytes)
+        first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS
+        binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes)
         root = {"root": a.root} if a.collective in algorithms.ROOTED else {}
-        schedule = algorithms.find(a.collective, algorithm).schedule(self.rank, self.size, **root)
+        schedule = list(algorithms.find(a.collective, algorithm).schedule(self.rank, self.size, **root))
+        binding.vector.add_scratch(schedule, a.device)
         rounds = [binder.bind(i, moves, binding.vector) for i, moves in enumerate(schedule) if moves]
         plan = Plan(f"{a.collective} {algorithm}", binding.result, self._progress, a.device, rounds)
         plan.before, plan.after = binding.before, binding.after

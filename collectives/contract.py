@@ -57,6 +57,13 @@ CONTRACTS = {
         lambda r, p, root: of(root, range(p)) if r == root else {}, lambda r, p, root: of(root, range(p))
     ),
     "reduce": Contract(lambda r, p, _: of(r, range(p)), lambda r, p, root: total(p, range(p)) if r == root else {}),
+    "gather": Contract(
+        lambda r, p, _: of(r, range(r, r + 1)),
+        lambda r, p, root: {c: Value(c, 1 << BITS * c) for c in range(p)} if r == root else {},
+    ),
+    "scatter": Contract(
+        lambda r, p, root: of(root, range(p)) if r == root else {}, lambda r, p, root: of(root, range(r, r + 1))
+    ),
     "barrier": Contract(lambda r, p, _: {}, lambda r, p, _: {}),
 }
 

@@ -13,11 +13,12 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays import Device, as_bytes
-from collectives.schedule import Copy, Fold, Recv, Round, Send
+from collectives.schedule import Copy, Fold, Recv, Round, Schedule, Send
 
 SEGMENT_BYTES = 1 << 20
 WINDOW = 2
 LARGEST_MESSAGE_BYTES = 1 << 30
+TAGS = 8  # of a plan: as many messages may go from one rank to another in a round
 
 Requests = Sequence[MPI.Request]
 
@@ -35,6 +36,14 @@ class Vector:
         """The memory of a run, all of whose chunks lie in one array."""
         array, begin, _ = self.places[run.start]
         return array[begin : self.places[run.stop - 1][2]]
+
+    def add_scratch(self, schedule: Schedule, device: Device) -> None:
+        """Add working space for the chunks that a schedule uses beyond the collective's own, each like the first."""
+        num_chunks = max((m.run.stop for moves in schedule for m in moves), default=0) - len(self.places)
+        if num_chunks > 0:
+            array, begin, end = self.places[0]
+            scratch = device.empty(num_chunks * (end - begin), array.dtype)
+            self.places += Vector((scratch, [end - begin] * num_chunks)).places
 
 
 class Lane:
@@ -136,10 +145,10 @@ def start(device: Device, requests: list[MPI.Prequest]) -> None:
 
 
 class Binder:
-    """Turns moves over chunks into requests over memory."""
+    """Turns moves over chunks into requests over memory, with the `TAGS` tags from `first_tag` on."""
 
-    def __init__(self, mpi: MPI.Comm, tag: int, device: Device, op: str, segment_bytes: int):
-        self.mpi, self.tag, self.device, self.op = mpi, tag, device, op
+    def __init__(self, mpi: MPI.Comm, first_tag: int, device: Device, op: str, segment_bytes: int):
+        self.mpi, self.first_tag, self.device, self.op = mpi, first_tag, device, op
         self.segment_bytes = segment_bytes
         self.buffers: dict[tuple[str, int], Any] = {}  # reused from round to round
 
@@ -152,26 +161,30 @@ class Binder:
         copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
         plain: list[MPI.Prequest] = []
         lanes: list[Lane] = []
-        for place, move in enumerate(moves):
-            if isinstance(move, Copy):
-                continue
+        messages = [m for m in moves if not isinstance(m, Copy)]
+        for place, (move, tag) in enumerate(zip(messages, self.tags(messages), strict=True)):
             if not move.run:  # a message without contents: a signal
-                plain.append(self.request(move, np.empty(0, np.uint8)))
+                plain.append(self.request(move, tag, np.empty(0, np.uint8)))
                 continue
             segments = self.cut(vector.view(move.run))
             if self.device.mpi_reads and not isinstance(move, Fold):
-                plain += [self.request(move, segment) for segment in segments]
+                plain += [self.request(move, tag, segment) for segment in segments]
             elif segments:
-                lanes.append(self.lane(move, segments, place, at_once))
-        sources = [m.source for m in moves if isinstance(m, Recv | Fold)]
-        assert not lanes or len(set(sources)) == len(sources), "lanes would mix up two messages of one rank"
+                lanes.append(self.lane(move, tag, segments, place, at_once))
         return BoundRound(number, moves, copies, plain, lanes, fold_late)
+
+    def tags(self, messages: list[Send | Recv | Fold]) -> list[int]:
+        """A tag of its own for the k-th message of a round to, or from, a rank: its segments mix with no other's."""
+        ways = [(isinstance(m, Send), m[0]) for m in messages]
+        nth = [ways[:place].count(way) for place, way in enumerate(ways)]
+        assert max(nth, default=0) < TAGS, f"more than {TAGS} messages between two ranks: {messages}"
+        return [self.first_tag + n for n in nth]
 
     def cut(self, view: Any) -> list[Any]:
         step = max(1, self.segment_bytes // view.dtype.itemsize)
         return [view[i : i + step] for i in range(0, len(view), step)]
 
-    def lane(self, move: Send | Recv | Fold, segments: list[Any], place: int, at_once: bool) -> Lane:
+    def lane(self, move: Send | Recv | Fold, tag: int, segments: list[Any], place: int, at_once: bool) -> Lane:
         device = self.device
         slots = len(segments) if at_once else WINDOW  # `at_once`: all must have left before the first is folded
         staging, arrivals = [], []
@@ -180,7 +193,7 @@ class Binder:
         if isinstance(move, Fold):
             arrivals = self.slots("device", place, segments, slots)
         wires = staging or arrivals
-        requests = [self.request(move, wire) for wire in wires]
+        requests = [self.request(move, tag, wire) for wire in wires]
         match move:
             case Send():
                 return StagedSend(requests, slots, device, segments, staging)
@@ -208,11 +221,11 @@ class Binder:
             return lambda own, arrived: fold(op, arrived, own, own)
         return lambda own, arrived: fold(op, own, arrived, own)
 
-    def request(self, move: Send | Recv | Fold, wire: Any) -> MPI.Prequest:
+    def request(self, move: Send | Recv | Fold, tag: int, wire: Any) -> MPI.Prequest:
         buffer = [as_bytes(wire), MPI.BYTE]
         if isinstance(move, Send):
-            return self.mpi.Send_init(buffer, move.to, self.tag)
-        return self.mpi.Recv_init(buffer, move.source, self.tag)
+            return self.mpi.Send_init(buffer, move.to, tag)
+        return self.mpi.Recv_init(buffer, move.source, tag)
 
 
 def overlap(a: range, b: range) -> bool:

@@ -52,6 +52,16 @@ def chunk(index: int, size: int) -> range:
     return range(index % size, index % size + 1)
 
 
+def arc(first: int, length: int, size: int) -> list[range]:
+    """`length` consecutive chunks round a ring of `size`, as runs: two of them where they pass the ring's end.
+
+    >>> arc(1, 2, 4), arc(3, 2, 4), arc(3, 0, 4)
+    ([range(1, 3)], [range(3, 4), range(0, 1)], [])
+    """
+    first %= size
+    return [run for run in (range(first, min(first + length, size)), range(first + length - size)) if run]
+
+
 def shares(num_chunks: int, parts: int) -> list[range]:
     """Split `num_chunks` chunks into `parts` consecutive runs, the first ones one longer where it must be.
 
@@ -77,6 +87,21 @@ def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> It
                 return type(m)(ranks[m[0]], place(m.run))
 
     for moves in schedule:
+        yield tuple(move(m) for m in moves)
+
+
+def backwards(schedule: Schedule, take: type[Recv] | type[Fold]) -> Iterator[Round]:
+    """A schedule from its end to its start: what was sent is taken, and what was received or folded is sent."""
+
+    def move(m: Move) -> Move:
+        match m:
+            case Send(to, run):
+                return take(to, run)
+            case Recv(source, run) | Fold(source, run):
+                return Send(source, run)
+        raise AssertionError(m)
+
+    for moves in reversed(list(schedule)):
         yield tuple(move(m) for m in moves)
 
 

@@ -11,12 +11,14 @@ COMPLEX = ("complex64", "complex128")
 DTYPES = (*FLOATS, *INTEGERS, *COMPLEX, "bool")
 HALVES = ("float16", "bfloat16")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
-COLLECTIVES = (*REDUCTIONS, "all_gather", "all_to_all", "broadcast")
+MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
+COLLECTIVES = (*REDUCTIONS, *MOVES)
+ROOTED = sorted(algorithms.ROOTED)
 UFUNCS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "avg": np.add}
 
 
-def algorithms_of(collective: str) -> list[str]:
-    return [*algorithms.names(collective), "auto", "mpi"]
+def algorithms_of(collective: str, size: int, equal: bool = True) -> list[str]:
+    return [*algorithms.names(collective, size, equal), "auto", "mpi"]
 
 
 def ops_of(dtype: str) -> tuple[str, ...]:
@@ -52,7 +54,7 @@ def reduced(xs: list[np.ndarray], op: str) -> np.ndarray:
     return (total / len(xs) if op == "avg" else total).astype(xs[0].dtype)
 
 
-def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", root: int = 0) -> np.ndarray:
+def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", root: int = 0) -> np.ndarray | None:
     """What a collective returns on `rank`, for flat inputs of one length."""
     match collective:
         case "all_reduce":
@@ -67,8 +69,12 @@ def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", 
             return np.concatenate([np.split(x, len(xs))[rank] for x in xs])
         case "broadcast":
             return xs[root]
+        case "gather":
+            return np.concatenate(xs) if rank == root else None
+        case "scatter":
+            return np.array_split(xs[root], len(xs))[rank]
     raise AssertionError(collective)
 
 
-def same(got: np.ndarray, want: np.ndarray, where: object = "") -> None:
+def same(got: np.ndarray | None, want: np.ndarray | None, where: object = "") -> None:
     np.testing.assert_array_equal(got, want, err_msg=str(where), strict=True)

@@ -1,6 +1,10 @@
+from functools import partial
+
 import numpy as np
 import pytest
 
+from collectives import algorithms
+from collectives.algorithms import hierarchical
 from collectives.arrays import dtype_of
 from mpi_tests.reference import (
     COLLECTIVES,
@@ -8,7 +12,9 @@ from mpi_tests.reference import (
     DTYPES,
     FLOATS,
     HALVES,
+    MOVES,
     REDUCTIONS,
+    ROOTED,
     algorithms_of,
     expected,
     inputs,
@@ -19,7 +25,7 @@ from mpi_tests.reference import (
 
 
 def check_algorithms(comm, collective, xs, **arguments):
-    for algorithm in algorithms_of(collective):
+    for algorithm in algorithms_of(collective, comm.size):
         got = getattr(comm, collective)(xs[comm.rank].copy(), algorithm=algorithm, **arguments)
         same(got, expected(collective, xs, comm.rank, **arguments), (algorithm, collective, xs[0].dtype, len(xs[0])))
 
@@ -46,12 +52,13 @@ def test_every_count(comm, collective):
 
 @pytest.mark.parametrize("collective", REDUCTIONS)
 def test_every_dtype_and_op(comm, collective):
-    count = 2 * comm.size + 1
+    """Each on two algorithms, drawn alike on all ranks: what folds is the same for all."""
+    count, draws = 2 * comm.size + 1, np.random.default_rng(0)
     for dtype in DTYPES:
         for op in ops_of(dtype):
             xs = inputs(comm.size, count, dtype, op)
             want = expected(collective, xs, comm.rank, op)
-            for algorithm in algorithms_of(collective):
+            for algorithm in draws.permutation(algorithms_of(collective, comm.size))[:2].tolist():
                 if algorithm == "mpi" and dtype in HALVES:
                     continue
                 got = getattr(comm, collective)(xs[comm.rank].copy(), op=op, algorithm=algorithm)
@@ -61,13 +68,13 @@ def test_every_dtype_and_op(comm, collective):
                     same(got, want, (dtype, op, algorithm))
 
 
-@pytest.mark.parametrize("collective", ["all_gather", "all_to_all", "broadcast"])
+@pytest.mark.parametrize("collective", MOVES)
 def test_every_dtype_moves(comm, collective):
     for dtype in DTYPES:
         check_algorithms(comm, collective, inputs(comm.size, 3 * comm.size, dtype))
 
 
-@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+@pytest.mark.parametrize("collective", ROOTED)
 def test_every_root(comm, collective):
     for root in range(comm.size):
         for count in (1, 2 * comm.size + 1):
@@ -100,11 +107,27 @@ def test_long_messages(mpi_comm):
 def test_in_place(comm, collective):
     xs = inputs(comm.size, 6)
     for shape in ((6,), (2, 3), (1, 6, 1)):
-        for algorithm in algorithms_of(collective):
+        for algorithm in algorithms_of(collective, comm.size):
             x = xs[comm.rank].reshape(shape).copy()
             got = getattr(comm, collective)(x, algorithm=algorithm)
             assert got is x
             same(x, expected(collective, xs, comm.rank).reshape(shape), (shape, algorithm))
+
+
+@pytest.mark.sizes(3, 5, 8)
+@pytest.mark.parametrize("segment_bytes", [8, 1 << 20])
+def test_a_hierarchy_of_uneven_nodes(mpi_comm, monkeypatch, segment_bytes):
+    from collectives import Communicator
+
+    comm = Communicator(mpi_comm, segment_bytes=segment_bytes)
+    ranks, first = tuple(range(comm.size)), (comm.size - 1) // 2
+    schedule = partial(hierarchical.all_reduce, nodes=(ranks[:first], ranks[first:]))
+    row = algorithms.Algorithm("all_reduce", "hierarchical", schedule)
+    monkeypatch.setattr(algorithms, "REGISTRY", (*algorithms.REGISTRY, row))
+    for count in counts_of("all_reduce", comm.size):
+        xs = inputs(comm.size, count)
+        same(comm.all_reduce(xs[comm.rank].copy(), algorithm="hierarchical"), reduced(xs, "sum"), count)
+    comm.free()
 
 
 def test_a_scalar(comm):
@@ -113,29 +136,29 @@ def test_a_scalar(comm):
     assert x == comm.size * (comm.size + 1) / 2
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter", "all_gather", "all_to_all"])
+@pytest.mark.parametrize("collective", [*REDUCTIONS, "all_gather", "all_to_all", "gather", "scatter"])
 def test_out_is_written_and_x_is_not(comm, collective):
     xs = inputs(comm.size, 2 * comm.size)
     want = expected(collective, xs, comm.rank)
-    for algorithm in algorithms_of(collective):
-        x, out = xs[comm.rank].copy(), np.full_like(want, 99)
+    for algorithm in algorithms_of(collective, comm.size):
+        x, out = xs[comm.rank].copy(), np.full_like(xs[0] if want is None else want, 99)
         x.flags.writeable = False
         got = getattr(comm, collective)(x, out=out, algorithm=algorithm)
         same(x, xs[comm.rank], algorithm)
-        if collective == "reduce" and comm.rank != 0:
-            assert got is x
+        if collective in ("reduce", "gather") and comm.rank != 0:
+            assert got is (x if collective == "reduce" else None)
             same(out, np.full_like(out, 99))
         else:
             assert got is out
             same(out, want, algorithm)
 
 
-@pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"])
+@pytest.mark.parametrize("collective", ["reduce_scatter", "reduce", *MOVES])
 def test_x_stays_as_it_is(comm, collective):
     """But for a broadcast's receivers and a reduction's root."""
     xs = inputs(comm.size, 2 * comm.size)
     changed = {"broadcast": comm.rank != 0, "reduce": comm.rank == 0}.get(collective, False)
-    for algorithm in algorithms_of(collective):
+    for algorithm in algorithms_of(collective, comm.size):
         x = xs[comm.rank].copy()
         x.flags.writeable = changed
         got = getattr(comm, collective)(x, algorithm=algorithm)
@@ -147,12 +170,12 @@ def test_reduce_scatter_and_all_gather_in_place(comm):
     xs = inputs(comm.size, 2 * comm.size + 1)
     parts = np.array_split(np.arange(2 * comm.size + 1), comm.size)
     begin, counts = parts[comm.rank][0], [len(part) for part in parts]
-    for algorithm in algorithms_of("reduce_scatter"):
+    for algorithm in algorithms_of("reduce_scatter", comm.size):
         x = xs[comm.rank].copy()
         own = x[begin : begin + counts[comm.rank]]
         assert comm.reduce_scatter(x, out=own, algorithm=algorithm) is own
         same(own, expected("reduce_scatter", xs, comm.rank), algorithm)
-    for algorithm in algorithms_of("all_gather"):
+    for algorithm in algorithms_of("all_gather", comm.size):
         out = np.full(2 * comm.size + 1, 99, np.float32)
         own = out[begin : begin + counts[comm.rank]]
         own[:] = xs[0][parts[comm.rank]]
@@ -166,11 +189,42 @@ def test_uneven_counts(comm):
         ends = np.cumsum(counts)
         own = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
         xs = inputs(comm.size, sum(counts))
-        for algorithm in algorithms_of("reduce_scatter"):
+        for algorithm in algorithms_of("reduce_scatter", comm.size):
             got = comm.reduce_scatter(xs[comm.rank], counts=counts, algorithm=algorithm)
             same(got, reduced(xs, "sum")[own], (counts, algorithm))
-        for algorithm in algorithms_of("all_gather"):
+        for algorithm in algorithms_of("all_gather", comm.size):
             same(comm.all_gather(xs[0][own], counts=counts, algorithm=algorithm), xs[0], (counts, algorithm))
+
+
+def test_uneven_gather_and_scatter(comm):
+    for shift in range(4):
+        counts = [(3 * rank + shift) % 4 for rank in range(comm.size)]
+        ends = np.cumsum(counts)
+        own = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
+        whole, root = inputs(comm.size, sum(counts))[0], shift % comm.size
+        for algorithm in algorithms_of("gather", comm.size):
+            got = comm.gather(whole[own], root=root, counts=counts, algorithm=algorithm)
+            same(got, whole if comm.rank == root else None, (counts, algorithm))
+        for algorithm in algorithms_of("scatter", comm.size):
+            x = whole if comm.rank == root else np.zeros_like(whole)
+            same(comm.scatter(x, root=root, counts=counts, algorithm=algorithm), whole[own], (counts, algorithm))
+
+
+def test_gather_and_scatter_in_place(comm):
+    whole = inputs(comm.size, 2 * comm.size)[0]
+    own, root = slice(2 * comm.rank, 2 * comm.rank + 2), comm.size - 1
+    for algorithm in algorithms_of("gather", comm.size):
+        out = np.zeros_like(whole) if comm.rank == root else np.zeros(0)  # which is not used
+        x = out[own] if comm.rank == root else np.empty(2, whole.dtype)
+        x[:] = whole[own]
+        assert comm.gather(x, root=root, out=out, algorithm=algorithm) is (out if comm.rank == root else None)
+        assert comm.rank != root or np.array_equal(out, whole), algorithm
+    for algorithm in algorithms_of("scatter", comm.size):
+        x = whole.copy() if comm.rank == root else None
+        out = np.empty(2, whole.dtype) if x is None else x[own]
+        assert comm.scatter(x, root=root, out=out, algorithm=algorithm) is out
+        same(out, whole[own], algorithm)
+        assert x is None or np.array_equal(x, whole)
 
 
 def test_uneven_all_to_all(comm):
@@ -179,7 +233,7 @@ def test_uneven_all_to_all(comm):
         xs = [inputs(comm.size, row.sum())[rank] for rank, row in enumerate(counts)]
         chunks = [np.split(x, np.cumsum(row)[:-1])[comm.rank] for x, row in zip(xs, counts, strict=True)]
         sends, receives = counts[comm.rank].tolist(), counts[:, comm.rank].tolist()
-        for algorithm in algorithms_of("all_to_all"):
+        for algorithm in algorithms_of("all_to_all", comm.size, equal=False):
             for given in ({}, {"recv_counts": receives}):
                 got = comm.all_to_all(xs[comm.rank], send_counts=sends, algorithm=algorithm, **given)
                 same(got, np.concatenate(chunks), (shift, algorithm))
@@ -192,7 +246,7 @@ def test_all_ranks_get_the_same_bits_each_time(comm, dtype):
         for op in ops_of(dtype):
             with np.errstate(all="ignore"):
                 want = reduced(xs, op)
-            for algorithm in algorithms_of("all_reduce"):
+            for algorithm in algorithms_of("all_reduce", comm.size):
                 if algorithm == "mpi":  # MPI promises less
                     continue
                 x = comm.all_reduce(xs[comm.rank].copy(), op=op, algorithm=algorithm)
@@ -224,7 +278,7 @@ def test_16_bit_sums_round_once_a_hop(comm, dtype):
     half_ulp = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
     xs = np.random.default_rng(1).standard_normal((comm.size, 1000)).astype(dtype_of(dtype))
     exact, magnitude = xs.astype(np.float64).sum(0), abs(xs.astype(np.float64)).sum(0)
-    for algorithm in algorithms_of("all_reduce")[:-1]:
+    for algorithm in algorithms_of("all_reduce", comm.size)[:-1]:
         got = comm.all_reduce(xs[comm.rank].copy(), algorithm=algorithm).astype(np.float64)
         assert np.all(abs(got - exact) <= 1.01 * (comm.size - 1) * half_ulp * magnitude), algorithm
 

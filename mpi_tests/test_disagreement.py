@@ -160,7 +160,7 @@ WRONG = {
     ),
     "algorithm": (
         lambda comm: comm.all_reduce(np.zeros(4), algorithm="rign"),
-        "all_reduce has no algorithm 'rign'; it has auto, ring, recursive_doubling, mpi",
+        "all_reduce has no algorithm 'rign'; it has auto, ring, recursive_doubling, rabenseifner, ",
     ),
     "root": (lambda comm: comm.broadcast(np.zeros(4), root=8), "root 8 is no rank of this communicator: use 0 to "),
     "root below 0": (lambda comm: comm.reduce(np.zeros(4), root=-1), "root -1 is no rank of this communicator: use 0"),
@@ -193,6 +193,15 @@ WRONG = {
         lambda comm: (lambda x: comm.all_to_all(x, out=x))(np.zeros(comm.size)),
         "all_to_all cannot work in place: pass an out of its own, or none",
     ),
+    "an algorithm that needs equal chunks": (
+        lambda comm: comm.all_to_all(np.zeros(comm.size), send_counts=[1] * comm.size, algorithm="bruck"),
+        "ranks with uneven chunks, use auto, pairwise, mpi",
+    ),
+    "scatter of nothing": (lambda comm: comm.scatter(None), "NoneType is no array: pass a NumPy or CuPy array or a"),
+    "scatter of another sum": (
+        lambda comm: comm.scatter(np.zeros(4), counts=[3] * comm.size),
+        " but x has 4 elements",
+    ),
     "recv_counts alone": (
         lambda comm: comm.all_to_all(np.zeros(comm.size), recv_counts=[1] * comm.size),
         " need send_counts: pass them too",
@@ -213,10 +222,27 @@ def test_what_all_ranks_get_wrong(comm, call, message):
     assert not words.startswith("rank")
 
 
-def test_a_count_that_does_not_fit_on_one_rank(comm):
+@pytest.mark.sizes(3, 5)
+def test_an_algorithm_for_other_numbers_of_ranks(comm):
+    words = refused(comm, lambda: comm.all_gather(np.zeros(4), algorithm="neighbor"))
+    assert words == (
+        "all_gather: algorithm 'neighbor' needs an even number of ranks, or one: "
+        f"on {comm.size} ranks, use auto, ring, recursive_doubling, bruck, mpi"
+    )
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "gather"])
+def test_a_count_that_does_not_fit_on_one_rank(comm, collective):
     x = np.zeros(2 + (comm.rank == 1))
-    words = refused(comm, lambda: comm.all_gather(x, counts=[2] * comm.size))
-    assert words == f"rank 1: all_gather: counts={[2] * comm.size} say 2 for rank 1, but x has 3 elements"
+    words = refused(comm, lambda: getattr(comm, collective)(x, counts=[2] * comm.size))
+    assert words == f"rank 1: {collective}: counts={[2] * comm.size} say 2 for rank 1, but x has 3 elements"
+
+
+def test_chunks_of_a_scatter_that_receivers_take_for_equal(comm):
+    x, out = (np.zeros(comm.size + 1), None) if comm.rank == 0 else (None, np.zeros(1))
+    words = refused(comm, lambda: comm.scatter(x, out=out))
+    assert f"rank 0 calls scatter({comm.size + 1} elements, float64, root=0, algorithm=binomial)" in words
+    assert f"rank 1 calls scatter({comm.size} elements, float64, root=0, algorithm=binomial)" in words
 
 
 def test_recv_counts_that_do_not_match(comm):

@@ -3,11 +3,33 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from collectives.algorithms import dissemination, pairwise, recursive, ring, tree
+from collectives.algorithms import (
+    bruck,
+    chain,
+    dissemination,
+    double_tree,
+    neighbor,
+    pairwise,
+    recursive,
+    ring,
+    tree,
+)
 from collectives.schedule import Schedule
 
 # Collectives with a root; their algorithms take it as a third argument.
-ROOTED = frozenset({"broadcast", "reduce"})
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+
+
+class Precondition(NamedTuple):
+    """What an algorithm needs: `holds(size, equal)`, `equal` being whether all chunks have one length; and in words."""
+
+    holds: Callable[[int, bool], bool]
+    words: str
+
+
+NOTHING = Precondition(lambda size, equal: True, "")
+EVEN_SIZE = Precondition(lambda size, equal: size == 1 or size % 2 == 0, "an even number of ranks, or one")
+EQUAL_CHUNKS = Precondition(lambda size, equal: equal, "equal chunks")
 
 
 class Algorithm(NamedTuple):
@@ -16,27 +38,56 @@ class Algorithm(NamedTuple):
     collective: str
     name: str
     schedule: Callable[..., Schedule]
+    precondition: Precondition = NOTHING
+
+    def check(self, size: int, equal: bool = True) -> None:
+        """Refuse what the algorithm cannot do.
+
+        Raises: ValueError with the names of those that can.
+        """
+        if not self.precondition.holds(size, equal):
+            others = ", ".join(["auto", *names(self.collective, size, equal), "mpi"])
+            with_chunks = "" if equal else " with uneven chunks"
+            raise ValueError(
+                f"algorithm {self.name!r} needs {self.precondition.words}: on {size} ranks{with_chunks}, use {others}"
+            )
 
 
 REGISTRY = (
     Algorithm("all_reduce", "ring", ring.all_reduce),
     Algorithm("all_reduce", "recursive_doubling", recursive.all_reduce),
+    Algorithm("all_reduce", "rabenseifner", recursive.rabenseifner),
+    Algorithm("all_reduce", "binomial", tree.all_reduce),
+    Algorithm("all_reduce", "double_tree", double_tree.all_reduce),
     Algorithm("reduce_scatter", "ring", ring.reduce_scatter),
+    Algorithm("reduce_scatter", "recursive_halving", recursive.reduce_scatter),
+    Algorithm("reduce_scatter", "pairwise", pairwise.reduce_scatter),
     Algorithm("all_gather", "ring", ring.all_gather),
+    Algorithm("all_gather", "recursive_doubling", recursive.all_gather),
+    Algorithm("all_gather", "bruck", bruck.all_gather),
+    Algorithm("all_gather", "neighbor", neighbor.all_gather, EVEN_SIZE),
     Algorithm("all_to_all", "pairwise", pairwise.all_to_all),
+    Algorithm("all_to_all", "bruck", bruck.all_to_all, EQUAL_CHUNKS),
     Algorithm("broadcast", "binomial", tree.broadcast),
+    Algorithm("broadcast", "scatter_all_gather", tree.scatter_all_gather),
+    Algorithm("broadcast", "chain", chain.broadcast),
     Algorithm("reduce", "binomial", tree.reduce),
+    Algorithm("gather", "binomial", tree.gather),
+    Algorithm("scatter", "binomial", tree.scatter),
     Algorithm("barrier", "dissemination", dissemination.barrier),
 )
 
 
-def names(collective: str) -> list[str]:
-    """The names that `algorithm=` takes for a collective, besides "auto" and "mpi".
+def names(collective: str, size: int | None = None, equal: bool = True) -> list[str]:
+    """The names that `algorithm=` takes for a collective, besides "auto" and "mpi": all, or those for `size` ranks.
 
-    >>> names("all_reduce")
-    ['ring', 'recursive_doubling']
+    >>> names("all_gather")
+    ['ring', 'recursive_doubling', 'bruck', 'neighbor']
+    >>> names("all_gather", size=3)
+    ['ring', 'recursive_doubling', 'bruck']
     """
-    return [row.name for row in REGISTRY if row.collective == collective]
+    rows = [row for row in REGISTRY if row.collective == collective]
+    return [row.name for row in rows if size is None or row.precondition.holds(size, equal)]
 
 
 def find(collective: str, name: str) -> Algorithm:

@@ -1,12 +1,13 @@
 """Pairwise exchange: in round k, send to the rank k to the right, receive from the rank k to the left.
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", 2005;
-MPICH, src/mpi/coll/alltoall/alltoall_intra_pairwise.c.
+MPICH, src/mpi/coll/alltoall/alltoall_intra_pairwise.c,
+src/mpi/coll/reduce_scatter/reduce_scatter_intra_pairwise.c.
 """
 
 from collections.abc import Iterator
 
-from collectives.schedule import Copy, Recv, Round, Send, chunk
+from collectives.schedule import Copy, Fold, Recv, Round, Send, chunk
 
 
 def all_to_all(rank: int, size: int) -> Iterator[Round]:
@@ -28,3 +29,18 @@ def all_to_all(rank: int, size: int) -> Iterator[Round]:
 
 def inbox(source: int, size: int) -> range:
     return range(size + source, size + source + 1)
+
+
+def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+    """Rank r ends owning chunk r, to which each rank's own is added as it comes: what is sent is the input.
+
+    Cost: (p-1) alpha + n(p-1)/p (beta + gamma).
+
+    >>> from collectives.schedule import render
+    >>> print(render(reduce_scatter, 3))
+    round 0:  0->1 [1]+   1->2 [2]+   2->0 [0]+
+    round 1:  0->2 [2]+   1->0 [0]+   2->1 [1]+
+    """
+    for step in range(1, size):
+        dest, source = (rank + step) % size, (rank - step) % size
+        yield Send(dest, chunk(dest, size)), Fold(source, chunk(rank, size))

@@ -1,15 +1,20 @@
-"""Recursive doubling: in round k, exchange with the rank whose number differs in bit k.
+"""Recursive doubling and halving: in each round, exchange with the rank whose number differs in one bit.
+
+Off a power of two q, each of the first p-q even ranks is an *extra*: it gives its data to the odd rank after it,
+its *proxy*, and gets the result back at the end.
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", 2005;
-MPICH, src/mpi/coll/allreduce/allreduce_intra_recursive_doubling.c.
+MPICH, src/mpi/coll/allreduce/allreduce_intra_recursive_doubling.c, allreduce_intra_reduce_scatter_allgather.c,
+src/mpi/coll/reduce_scatter/reduce_scatter_intra_recursive_halving.c,
+src/mpi/coll/allgather/allgather_intra_recursive_doubling.c.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from collectives.schedule import Fold, Recv, Round, Send, embed, shares
+from collectives.schedule import Fold, Recv, Round, Schedule, Send, backwards, chunk, embed, shares
 
 
-def doubling(rank: int, size: int) -> Iterator[Round]:
+def exchanges(rank: int, size: int) -> Iterator[Round]:
     """All-reduce of the whole vector among a power of two of ranks."""
     everything = range(size)
     for bit in range(size.bit_length() - 1):
@@ -17,11 +22,66 @@ def doubling(rank: int, size: int) -> Iterator[Round]:
         yield Send(peer, everything), Fold(peer, everything)
 
 
-def all_reduce(rank: int, size: int) -> Iterator[Round]:
-    """Every rank ends with the whole sum, paired as a balanced tree over neighbours.
+def halving(rank: int, size: int) -> Iterator[Round]:
+    """Reduce-scatter among a power of two of ranks: each keeps the half that its own chunk is in."""
+    for bit in reversed(range(size.bit_length() - 1)):
+        peer = rank ^ (1 << bit)
+        yield Send(peer, block(peer, bit)), Fold(peer, block(rank, bit))
 
-    Off a power of two q, each of the first p-q even ranks is an *extra*: it folds into the odd rank after it,
-    its *proxy*, and gets the result back at the end.  For small vectors.
+
+def doubling(rank: int, size: int) -> Schedule:
+    """All-gather among a power of two of ranks."""
+    return backwards(halving(rank, size), take=Recv)
+
+
+def halving_doubling(rank: int, size: int) -> Iterator[Round]:
+    yield from halving(rank, size)
+    yield from doubling(rank, size)
+
+
+def block(rank: int, bit: int) -> range:
+    """The chunks of those ranks that differ from `rank` below `bit` only."""
+    first = rank >> bit << bit
+    return range(first, first + (1 << bit))
+
+
+def with_extras(
+    rank: int,
+    size: int,
+    algorithm: Callable[[int, int], Schedule],
+    take: type[Recv] | type[Fold],
+    given: Callable[[int, int], range],
+    returned: Callable[[int, int], range],
+) -> Iterator[Round]:
+    """A power of two's schedule on any number of ranks, with what an extra gives, and what is returned to it."""
+    power = 1 << (size.bit_length() - 1)
+    extras = range(0, 2 * (size - power), 2)
+    group = [other for other in range(size) if other not in extras]
+    if extras:
+        yield hand_over(rank, extras, take, given(rank, size), given(rank - 1, size))
+    if rank in extras:
+        yield from (() for _ in algorithm(0, power))
+    else:
+        own = shares(size, power)  # the chunks of a rank and of its extra, if it is a proxy
+        yield from embed(algorithm(group.index(rank), power), group, own)
+    if extras:
+        back = hand_over(rank, extras, Recv, returned(rank, size), returned(rank - 1, size))
+        yield from backwards([back], take=Recv)
+
+
+def hand_over(rank: int, extras: range, take: type[Recv] | type[Fold], own: range, of_extra: range) -> Round:
+    """The round in which extras give to their proxies."""
+    if rank in extras:
+        return (Send(rank + 1, own),)
+    return (take(rank - 1, of_extra),) if rank - 1 in extras else ()
+
+
+def whole(rank: int, size: int) -> range:
+    return range(size)
+
+
+def all_reduce(rank: int, size: int) -> Schedule:
+    """Every rank ends with the whole sum, paired as a balanced tree over neighbours.  For small vectors.
 
     Cost: log2 p (alpha + n beta + n gamma); off the power of two log2 q + 2 rounds, no gamma in the last.
 
@@ -34,27 +94,61 @@ def all_reduce(rank: int, size: int) -> Iterator[Round]:
     round 1:  1->2 [0-2]+   2->1 [0-2]+
     round 2:  1->0 [0-2]
     """
-    power = 1 << (size.bit_length() - 1)
-    extras = range(0, 2 * (size - power), 2)
-    group = [other for other in range(size) if other not in extras]
-    everything = range(size)
-    if extras:
-        yield fold_extras(rank, extras, everything)
-    if rank in extras:
-        yield from ((),) * (power.bit_length() - 1)
-    else:
-        yield from embed(doubling(group.index(rank), power), group, shares(size, power))
-    if extras:
-        yield return_to_extras(rank, extras, everything)
+    return with_extras(rank, size, exchanges, Fold, given=whole, returned=whole)
 
 
-def fold_extras(rank: int, extras: range, everything: range) -> Round:
-    if rank in extras:
-        return (Send(rank + 1, everything),)
-    return (Fold(rank - 1, everything),) if rank - 1 in extras else ()
+def rabenseifner(rank: int, size: int) -> Schedule:
+    """All-reduce as a reduce-scatter by halving and an all-gather by doubling.  For large vectors.
+
+    Cost: 2 log2 p alpha + 2n(p-1)/p beta + n(p-1)/p gamma; off the power of two, two rounds of n beta more, of
+    which one has n gamma, and h for p-1, as in `reduce_scatter`.
+
+    >>> from collectives.schedule import render
+    >>> print(render(rabenseifner, 4))
+    round 0:  0->2 [2-3]+   1->3 [2-3]+   2->0 [0-1]+   3->1 [0-1]+
+    round 1:  0->1 [1]+   1->0 [0]+   2->3 [3]+   3->2 [2]+
+    round 2:  0->1 [0]   1->0 [1]   2->3 [2]   3->2 [3]
+    round 3:  0->2 [0-1]   1->3 [0-1]   2->0 [2-3]   3->1 [2-3]
+    >>> print(render(rabenseifner, 3))
+    round 0:  0->1 [0-2]+
+    round 1:  1->2 [2]+   2->1 [0-1]+
+    round 2:  1->2 [0-1]   2->1 [2]
+    round 3:  1->0 [0-2]
+    """
+    return with_extras(rank, size, halving_doubling, Fold, given=whole, returned=whole)
 
 
-def return_to_extras(rank: int, extras: range, everything: range) -> Round:
-    if rank in extras:
-        return (Recv(rank + 1, everything),)
-    return (Send(rank - 1, everything),) if rank - 1 in extras else ()
+def reduce_scatter(rank: int, size: int) -> Schedule:
+    """Rank r ends owning chunk r; a proxy reduces its extra's chunk too.
+
+    Cost: log2 p alpha + n(p-1)/p (beta + gamma); off the power of two, h for p-1, the sum of m + min(m, p-q) over
+    m = q/2, q/4, ... 1, and two rounds more, one of n (beta + gamma) and one of n/p beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(reduce_scatter, 4))
+    round 0:  0->2 [2-3]+   1->3 [2-3]+   2->0 [0-1]+   3->1 [0-1]+
+    round 1:  0->1 [1]+   1->0 [0]+   2->3 [3]+   3->2 [2]+
+    >>> print(render(reduce_scatter, 3))
+    round 0:  0->1 [0-2]+
+    round 1:  1->2 [2]+   2->1 [0-1]+
+    round 2:  1->0 [0]
+    """
+    return with_extras(rank, size, halving, Fold, given=whole, returned=chunk)
+
+
+def all_gather(rank: int, size: int) -> Schedule:
+    """Rank r starts owning chunk r; every rank ends with all: the reduce-scatter, backwards.
+
+    Cost: log2 p alpha + n(p-1)/p beta; off the power of two, h for p-1, as in `reduce_scatter`, and two rounds
+    more, one of n/p beta and one of n beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(all_gather, 4))
+    round 0:  0->1 [0]   1->0 [1]   2->3 [2]   3->2 [3]
+    round 1:  0->2 [0-1]   1->3 [0-1]   2->0 [2-3]   3->1 [2-3]
+    >>> print(render(all_gather, 3))
+    round 0:  0->1 [0]
+    round 1:  1->2 [0-1]   2->1 [2]
+    round 2:  1->0 [0-2]
+    """
+    return backwards(reduce_scatter(rank, size), take=Recv)

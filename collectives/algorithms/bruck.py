@@ -1,0 +1,68 @@
+"""Bruck: in round k, exchange with the ranks 2^k away, for any number of ranks.  For small vectors.
+
+Source: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for all-to-all communications in multiport
+message-passing systems", 1997; MPICH, src/mpi/coll/allgather/allgather_intra_brucks.c,
+src/mpi/coll/alltoall/alltoall_intra_brucks.c.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+from collectives.schedule import Copy, Recv, Round, Send, arc
+
+
+def all_gather(rank: int, size: int) -> Iterator[Round]:
+    """Rank r starts owning chunk r; what it has, from r on round the ring, doubles every round.
+
+    Cost: ceil(log2 p) alpha + n(p-1)/p beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(all_gather, 3))
+    round 0:  0->2 [0]   1->0 [1]   2->1 [2]
+    round 1:  0->1 [0]   1->2 [1]   2->0 [2]
+    """
+    for bit in range((size - 1).bit_length()):
+        reach = 1 << bit
+        dest, source, length = (rank - reach) % size, (rank + reach) % size, min(reach, size - reach)
+        sends = [Send(dest, run) for run in arc(rank, length, size)]
+        yield (*sends, *(Recv(source, run) for run in arc(source, length, size)))
+
+
+def all_to_all(rank: int, size: int) -> Iterator[Round]:
+    """Chunk d of rank s becomes chunk p+s of rank d: it travels the bits of d-s, with others that go the same way.
+
+    Slot j is for the rank j to the right; round k moves on the slots of which bit k is set.  The slots are p chunks
+    of working space after the 2p of the collective; those that move are packed where the result will be.  All
+    chunks must have one length.
+
+    Cost: ceil(log2 p) alpha + n b/p beta, b being the ones among the bits of 0 to p-1: p/2 log2 p for a power of two.
+
+    >>> from collectives.schedule import render
+    >>> print(render(all_to_all, 2))
+    round 0:  0: [0-1]>[4-5]   1: [1]>[4]   1: [0]>[5]
+    round 1:  0: [5]>[2]   1: [5]>[2]
+    round 2:  0->1 [2]   1->0 [2]
+    round 3:  0: [3]>[5]   1: [3]>[5]
+    round 4:  0: [4]>[2]   0: [5]>[3]   1: [4]>[3]   1: [5]>[2]
+    """
+    slots, mine = 2 * size, arc(rank, size, size)
+    yield copies(mine, cut(range(slots, slots + size), mine))
+    for bit in range((size - 1).bit_length()):
+        reach = 1 << bit
+        moving = [range(slots + j, slots + min(j + reach, size)) for j in range(reach, size, 2 * reach)]
+        length = sum(map(len, moving))
+        packed, arrived = range(size, size + length), range(size + length, size + 2 * length)
+        yield copies(moving, cut(packed, moving))
+        yield Send((rank + reach) % size, packed), Recv((rank - reach) % size, arrived)
+        yield copies(cut(arrived, moving), moving)
+    inboxes = [range(size + s, size + s + 1) for s in ((rank - slot) % size for slot in range(size))]
+    yield copies(cut(range(slots, slots + size), inboxes), inboxes)
+
+
+def copies(sources: list[range], targets: list[range]) -> Round:
+    return tuple(Copy(source, target) for source, target in zip(sources, targets, strict=True))
+
+
+def cut(run: range, like: list[range]) -> list[range]:
+    """A run in pieces that are as long as those of `like`."""
+    return [range(a, b) for a, b in pairwise(accumulate(map(len, like), initial=run.start))]

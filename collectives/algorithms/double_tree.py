@@ -1,0 +1,83 @@
+"""Two binary trees at once, each for half of the chunks: a rank that is inside one is a leaf of the other.
+
+Chunks follow each other up the trees and down again, so that all levels are busy.
+
+Source: Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009;
+NCCL, src/graph/trees.cc, whose trees these are.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from collectives.schedule import Fold, Move, Recv, Round, Send, backwards, shares
+
+
+class Tree(NamedTuple):
+    """A tree over places 0 to p-1, in order but for its root 0; place i is rank turn * i + shift, round the ring."""
+
+    size: int
+    turn: int
+    shift: int
+    chunks: range
+
+    def rank(self, place: int) -> int:
+        return (self.turn * place + self.shift) % self.size
+
+    def place(self, rank: int) -> int:
+        return self.turn * (rank - self.shift) % self.size
+
+    def parent(self, place: int) -> int:
+        level = place & -place
+        above = place ^ level | level << 1
+        return above if above < self.size else place ^ level
+
+    def children(self, place: int) -> list[int]:
+        nearby = [place + sign * (1 << bit) for bit in range(self.size.bit_length()) for sign in (-1, 1)]
+        return [other for other in nearby if 0 < other < self.size and self.parent(other) == place]
+
+    def start(self, place: int) -> int:
+        """The round in which a place's first chunk goes up: after its children's, which come one by one."""
+        return 2 * ((place & -place).bit_length() - 1) + (place > self.parent(place) > 0)
+
+    def moves(self, rank: int, step: int) -> Iterator[Move]:
+        """A round on the way up."""
+        place = self.place(rank)
+        for child in self.children(place):
+            yield from (Fold(self.rank(child), run) for run in self.under_way(child, step))
+        if place > 0:
+            yield from (Send(self.rank(self.parent(place)), run) for run in self.under_way(place, step))
+
+    def under_way(self, place: int, step: int) -> list[range]:
+        """The chunk that a place sends up in a round, if there is one."""
+        index = step - self.start(place)
+        return [self.chunks[index : index + 1]] if 0 <= index < len(self.chunks) else []
+
+
+def reduce_up(rank: int, size: int) -> Iterator[Round]:
+    """The trees' roots end with the sum of their chunks."""
+    first, second = shares(size, 2)
+    turn, shift = (1, 1) if size % 2 else (-1, -1)
+    trees = Tree(size, 1, 0, first), Tree(size, turn, shift, second)
+    for step in range(2 * ((size - 1).bit_length() - 1) + len(first)):
+        yield tuple(move for tree in trees for move in tree.moves(rank, step))
+
+
+def all_reduce(rank: int, size: int) -> Iterator[Round]:
+    """Reduce up both trees, then broadcast down them.
+
+    Cost: r alpha + at most 2r n/p beta + r n/p gamma, in r = 2 (2 floor(log2(p-1)) + ceil(p/2)) rounds.
+
+    >>> from collectives.schedule import render
+    >>> print(render(all_reduce, 4))
+    round 0:  1->2 [0]+   2->1 [2]+
+    round 1:  0->1 [2]+   1->2 [1]+   2->1 [3]+   3->2 [0]+
+    round 2:  0->1 [3]+   1->3 [2]+   2->0 [0]+   3->2 [1]+
+    round 3:  1->3 [3]+   2->0 [1]+
+    round 4:  0->2 [1]   3->1 [3]
+    round 5:  0->2 [0]   1->0 [3]   2->3 [1]   3->1 [2]
+    round 6:  1->2 [3]   1->0 [2]   2->1 [1]   2->3 [0]
+    round 7:  1->2 [2]   2->1 [0]
+    """
+    if size > 1:
+        yield from reduce_up(rank, size)
+        yield from backwards(reduce_up(rank, size), take=Recv)
