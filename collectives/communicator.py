@@ -323,8 +323,8 @@ class Communicator:
         self._num_plans += 1  # the same on every rank, since binding is collective
         first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS
         binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes)
-        root = {"root": a.root} if a.collective in algorithms.ROOTED else {}
-        schedule = list(algorithms.find(a.collective, algorithm).schedule(self.rank, self.size, **root))
+        row = algorithms.find(a.collective, algorithm)
+        schedule = row.rounds(self.rank, self.size, a.root, self.topology.nodes if row.over_nodes else ())
         binding.vector.add_scratch(schedule, a.device)
         rounds = [binder.bind(i, moves, binding.vector) for i, moves in enumerate(schedule) if moves]
         plan = Plan(f"{a.collective} {algorithm}", binding.result, self._progress, a.device, rounds)

@@ -1,11 +1,9 @@
-from functools import partial
-
 import numpy as np
 import pytest
 
-from collectives import algorithms
-from collectives.algorithms import hierarchical
 from collectives.arrays import dtype_of
+from collectives.schedule import Send
+from collectives.topology import Topology
 from mpi_tests.reference import (
     COLLECTIVES,
     COMPLEX,
@@ -116,17 +114,29 @@ def test_in_place(comm, collective):
 
 @pytest.mark.sizes(3, 5, 8)
 @pytest.mark.parametrize("segment_bytes", [8, 1 << 20])
-def test_a_hierarchy_of_uneven_nodes(mpi_comm, monkeypatch, segment_bytes):
+def test_a_hierarchy_of_uneven_nodes(mpi_comm, segment_bytes):
     from collectives import Communicator
 
     comm = Communicator(mpi_comm, segment_bytes=segment_bytes)
-    ranks, first = tuple(range(comm.size)), (comm.size - 1) // 2
-    schedule = partial(hierarchical.all_reduce, nodes=(ranks[:first], ranks[first:]))
-    row = algorithms.Algorithm("all_reduce", "hierarchical", schedule)
-    monkeypatch.setattr(algorithms, "REGISTRY", (*algorithms.REGISTRY, row))
+    comm.topology = Topology.from_ids([rank < (comm.size - 1) // 2 for rank in range(comm.size)])
     for count in counts_of("all_reduce", comm.size):
         xs = inputs(comm.size, count)
         same(comm.all_reduce(xs[comm.rank].copy(), algorithm="hierarchical"), reduced(xs, "sum"), count)
+    comm.free()
+
+
+@pytest.mark.sizes(4, 8)
+def test_a_hierarchy_talks_within_nodes_and_to_counterparts(mpi_comm, monkeypatch):
+    from collectives import Communicator
+
+    local_size = mpi_comm.size // 2
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"2x{local_size}")
+    comm = Communicator(mpi_comm)
+    plan = comm.plan("all_reduce", np.ones(100), algorithm="hierarchical")
+    peers = {m.to for bound in plan.rounds for m in bound.moves if isinstance(m, Send)}
+    right = comm.rank // local_size * local_size + (comm.rank + 1) % local_size
+    assert peers == {right, (comm.rank + local_size) % comm.size}
+    assert np.all(plan() == comm.size)
     comm.free()
 
 

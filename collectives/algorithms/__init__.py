@@ -8,13 +8,14 @@ from collectives.algorithms import (
     chain,
     dissemination,
     double_tree,
+    hierarchical,
     neighbor,
     pairwise,
     recursive,
     ring,
     tree,
 )
-from collectives.schedule import Schedule
+from collectives.schedule import Round, Schedule
 
 # Collectives with a root; their algorithms take it as a third argument.
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -39,6 +40,12 @@ class Algorithm(NamedTuple):
     name: str
     schedule: Callable[..., Schedule]
     precondition: Precondition = NOTHING
+    over_nodes: bool = False  # the schedule takes the ranks of each node
+
+    def rounds(self, rank: int, size: int, root: int, nodes: tuple[tuple[int, ...], ...]) -> list[Round]:
+        """The schedule of a rank, with the arguments that it takes."""
+        more = {"root": root} if self.collective in ROOTED else {"nodes": nodes} if self.over_nodes else {}
+        return list(self.schedule(rank, size, **more))
 
     def check(self, size: int, equal: bool = True) -> None:
         """Refuse what the algorithm cannot do.
@@ -59,6 +66,7 @@ REGISTRY = (
     Algorithm("all_reduce", "rabenseifner", recursive.rabenseifner),
     Algorithm("all_reduce", "binomial", tree.all_reduce),
     Algorithm("all_reduce", "double_tree", double_tree.all_reduce),
+    Algorithm("all_reduce", "hierarchical", hierarchical.all_reduce, over_nodes=True),
     Algorithm("reduce_scatter", "ring", ring.reduce_scatter),
     Algorithm("reduce_scatter", "recursive_halving", recursive.reduce_scatter),
     Algorithm("reduce_scatter", "pairwise", pairwise.reduce_scatter),

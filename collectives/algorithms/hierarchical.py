@@ -16,16 +16,17 @@ Nodes = tuple[tuple[int, ...], ...]
 def all_reduce(
     rank: int,
     size: int,
-    nodes: Nodes,
+    nodes: Nodes | None = None,
     scatter: Algorithm = ring.reduce_scatter,
     across: Algorithm = ring.all_reduce,
     gather: Algorithm = ring.all_gather,
 ) -> Iterator[Round]:
     """Reduce-scatter in the node, all-reduce across nodes, all-gather in the node.
 
-    `nodes` has the ranks of each; `scatter`, `across` and `gather` may be any algorithms, `across` hierarchical
-    in turn.  Where nodes are uneven, as many ranks of each as the smallest has do this; a node's other ranks are
-    *extras*, each of which first gives all it has to one of those, and gets the result from it in the end.
+    `nodes` has the ranks of each, by default of a single one; `scatter`, `across` and `gather` may be any algorithms,
+    `across` hierarchical in turn.  Where nodes are uneven, as many ranks of each as the smallest has do this; a node's
+    other ranks are *extras*, each of which first gives all it has to one of those, and gets the result from it in the
+    end.
 
     Cost: with rings, for k nodes of l ranks, 2(l+k-2) alpha + 2n(p-1)/p beta + n(p-1)/p gamma.  With up to d extras
     for a rank, 2d alpha + 2nd beta + nd gamma more, and shares that may be uneven.
@@ -40,6 +41,7 @@ def all_reduce(
     round 4:  0->1 [0-2]   1->0 [3-4]   2->3 [0-2]   3->2 [3-4]
     round 5:  2->4 [0-4]
     """
+    nodes = nodes or (tuple(range(size)),)
     width, largest = min(map(len, nodes)), max(map(len, nodes))
     at, node = next((at, node) for at, node in enumerate(nodes) if rank in node)
     local = node.index(rank)
