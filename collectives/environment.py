@@ -24,8 +24,11 @@ def launched_rank() -> int:
     return first_int(LAUNCHED_RANK, 0)
 
 
-def launched_by_open_mpi() -> bool:
-    return "OMPI_COMM_WORLD_SIZE" in os.environ
+def foreign_library() -> str | None:
+    """The MPI library that the launcher cannot start: MPICH under Open MPI's mpirun, Open MPI under Hydra."""
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        return "MPICH"
+    return "Open MPI" if "MPI_LOCALNRANKS" in os.environ else None
 
 
 def crowded(local_ranks: int = 1) -> bool:

@@ -37,16 +37,16 @@ def start_mpi() -> Any:
 
         environment.before_mpi()
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
-        with warnings.catch_warnings():
-            # Said of a launcher of another MPI, by every rank; world() says it once.
-            warnings.filterwarnings("ignore", "suspicious MPI execution environment")
-            from mpi4py import MPI
     from mpi4py import MPI
 
     if not MPI.Is_initialized():
-        if environment.launched_by_open_mpi() and "MPICH" in MPI.Get_library_version():
-            raise other_mpi(MPI)  # it would abort, in words of its own
-        MPI.Init_thread()
+        foreign = environment.foreign_library()
+        if foreign and foreign in MPI.Get_library_version():
+            raise other_mpi(MPI)  # it would say so in words of its own, on every rank, or abort
+        with warnings.catch_warnings():
+            # Said by every rank of a launcher that mpi4py does not expect; world() says it once.
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment")
+            MPI.Init_thread()
     return MPI
 
 

@@ -112,15 +112,22 @@ comm.all_reduce(x)
     assert "KeyError: 'lost on rank 1'" in ended.stderr
 
 
-@pytest.mark.parametrize(("size", "rank"), [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", None)])
-def test_an_mpirun_of_another_mpi(tmp_path, size, rank):
-    """Each process then finds itself alone: here, two that were told of a second one, as that mpirun would."""
-    for launched_rank in (0, 1) if rank else (0,):
-        told = {size: "2"} | ({rank: str(launched_rank)} if rank else {})
+LAUNCHERS = {
+    "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    "Hydra": ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+    "Slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+}
+
+
+@pytest.mark.parametrize("names", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_an_mpirun_of_another_mpi(tmp_path, names):
+    """Each process then finds itself alone: here, two that were told of each other, as that mpirun would."""
+    for rank in ("0", "1"):
+        told = dict(zip(names, ("2", rank, "2"), strict=False))
         command = [sys.executable, "train.py", *map(str, TINY), "--out_dir", str(tmp_path / "out")]
         ended = subprocess.run(command, cwd=ROOT, env=environment() | told, capture_output=True, text=True, timeout=60)
         assert ended.returncode != 0
-        if launched_rank == 0:
+        if rank == "0":
             assert "mpirun started 2 processes, but each is alone in the MPI of mpi4py, which is " in refused(ended)
         else:
             assert not ended.stderr
