@@ -1,8 +1,8 @@
 """Train a GPT with hand-written collectives.
 
 mpirun -n 2 python train.py
-mpirun --hostfile hostfiles/local.txt -np 4 python train.py --data input.txt --max_iters 1000
-mpirun -n 2 python train.py --config configs/reference.toml
+mpirun --hostfile hostfiles/local.txt -np 4 python train.py --micro_batch_size 4
+mpirun -n 2 python train.py --config configs/small.toml
 """
 
 from __future__ import annotations

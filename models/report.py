@@ -62,20 +62,18 @@ class Report:
     """Print iterations and validations, and record them in `out_dir`; None writes no files.
 
     metrics.jsonl gets a record each, at once: the fields of `Metrics`, or iter and val_loss. loss.png is
-    drawn on leaving, also after an error. A run resumed at `start_iter` keeps the records up to there.
+    drawn on leaving, also after an error.
     """
 
-    def __init__(self, out_dir: str | None, max_iters: int, vocab_size: int, progress: bool, start_iter: int = 0):
+    def __init__(self, out_dir: str | None, max_iters: int, vocab_size: int, progress: bool):
         self.out_dir = None if out_dir is None else Path(out_dir)
         self.max_iters = max_iters
         self.vocab_size = vocab_size
         self.progress = progress
-        self.start_iter = start_iter
         # A rank's terminal may be one that mpirun set up for it, of no width and height; this is then 80 x 24.
         width, height = shutil.get_terminal_size()
         self.bar = tqdm(
             total=max_iters,
-            initial=start_iter,
             unit="iter",
             file=sys.stdout,
             disable=not progress,
@@ -87,11 +85,7 @@ class Report:
 
     def __enter__(self):
         if self.out_dir is not None:
-            path = self.out_dir / "metrics.jsonl"
-            self.records = records_until(path, self.start_iter)
-            with replacing(path) as temporary:
-                temporary.write_text("".join(json.dumps(record) + "\n" for record in self.records))
-            self.file = path.open("a")
+            self.file = (self.out_dir / "metrics.jsonl").open("w")
         return self
 
     def __exit__(self, *exc_info):
@@ -120,14 +114,6 @@ class Report:
         self.records.append(record)
         if self.file is not None:
             print(json.dumps(record), file=self.file, flush=True)
-
-
-def records_until(path: Path, last_iter: int) -> list[dict[str, Any]]:
-    if last_iter == 0 or not path.exists():
-        return []
-    # A full disk can cut the last line short.
-    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [record for record in map(json.loads, lines) if record["iter"] <= last_iter]
 
 
 def loss_figure(records: list[dict[str, Any]], vocab_size: int):

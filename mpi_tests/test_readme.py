@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import train
 from mpi_tests.launch import ROOT, environment, launch
 
 README = (ROOT / "README.md").read_text()
@@ -39,6 +40,12 @@ def test_make_train_runs_what_the_readme_says(tmp_path):
     planned = run("make --dry-run --assume-old=.venv/installed train ARGS='--max_iters 2'").stdout
     assert "mpirun -n 2 python train.py --max_iters 2" in planned
     assert "--with-mpi" in run("make --dry-run test").stdout
+
+
+def test_the_help_of_train_py_shows_commands_that_are_run():
+    shown = [line.strip() for line in train.__doc__.splitlines() if "mpirun" in line]
+    assert len(shown) == 3
+    assert set(shown) <= {"mpirun -n 2 python train.py", *TRAINING}
 
 
 @pytest.mark.parametrize("command", TRAINING)

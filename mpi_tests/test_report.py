@@ -88,22 +88,6 @@ def test_a_new_run_starts_a_new_record(tmp_path):
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_resumed_run_keeps_the_record_up_to_its_start(tmp_path):
-    run(str(tmp_path))
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(path.read_text() + '{"iter": 3, "lo')
-    with Report(str(tmp_path), max_iters=300, vocab_size=64, progress=False, start_iter=1) as report:
-        report.iteration(metrics(2, 2.0))
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(record["iter"], record["loss"]) for record in records] == [(1, 4.0), (2, 2.0)]
-
-
-def test_a_resumed_run_can_go_on_elsewhere(tmp_path):
-    with Report(str(tmp_path), max_iters=300, vocab_size=64, progress=False, start_iter=1) as report:
-        report.iteration(metrics(2, 2.0))
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
-
-
 def test_the_figure_shows_the_records():
     records = [{"iter": 1, "loss": 4.0}, {"iter": 2, "loss": 3.0}, {"iter": 2, "val_loss": 3.5}]
     (axes,) = loss_figure(records, vocab_size=64).axes
