@@ -42,7 +42,37 @@ class Copy(NamedTuple):
     run: range
 
 
-Move = Send | Recv | Fold | Copy
+class Pull(NamedTuple):
+    """Copy run `theirs` of rank `source`'s vector, which lies in this rank's reach, to the own `run`."""
+
+    source: int
+    theirs: range
+    run: range
+
+
+class Push(NamedTuple):
+    """Copy the own `run` to run `theirs` of rank `to`'s vector, which lies in this rank's reach."""
+
+    to: int
+    run: range
+    theirs: range
+
+
+class PullFold(NamedTuple):
+    """Reduce run `theirs` of the ranks `sources`, in that order, into the own `run`."""
+
+    sources: tuple[int, ...]
+    theirs: range
+    run: range
+
+
+class Meet(NamedTuple):
+    """Go on when all of `ranks` are here: what they wrote before can be read after.  Alone in its round."""
+
+    ranks: tuple[int, ...]
+
+
+Move = Send | Recv | Fold | Copy | Pull | Push | PullFold | Meet
 Round = tuple[Move, ...]
 Schedule = Iterable[Round]
 
@@ -83,6 +113,14 @@ def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> It
         match m:
             case Copy(source, run):
                 return Copy(place(source), place(run))
+            case Pull(source, theirs, run):
+                return Pull(ranks[source], place(theirs), place(run))
+            case Push(to, run, theirs):
+                return Push(ranks[to], place(run), place(theirs))
+            case PullFold(sources, theirs, run):
+                return PullFold(tuple(ranks[s] for s in sources), place(theirs), place(run))
+            case Meet(members):
+                return Meet(tuple(ranks[m] for m in members))
             case _:
                 return type(m)(ranks[m[0]], place(m.run))
 
@@ -125,12 +163,31 @@ def show(move: Move) -> str:
             return f"fold {show_run(run)} from rank {source}"
         case Copy(source, run):
             return f"copy {show_run(source)} to {show_run(run)}"
+        case Pull(source, theirs, run):
+            return f"pull {show_run(theirs)} of rank {source} to {show_run(run)}"
+        case Push(to, run, theirs):
+            return f"push {show_run(run)} to {show_run(theirs)} of rank {to}"
+        case PullFold(sources, theirs, run):
+            return f"fold {show_run(theirs)} of ranks {show_ranks(sources)} to {show_run(run)}"
+        case Meet(ranks):
+            return f"meet ranks {show_ranks(ranks)}"
+
+
+def show_ranks(ranks: Sequence[int]) -> str:
+    """Some ranks in few characters.
+
+    >>> show_ranks((0, 1, 2, 3)), show_ranks((0, 2, 4))
+    ('0-3', '0,2,4')
+    """
+    whole = list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
+    return f"{ranks[0]}-{ranks[-1]}" if whole and len(ranks) > 1 else ",".join(map(str, ranks))
 
 
 def render(algorithm: Callable[..., Schedule], size: int, **kwargs: int) -> str:
     """Draw all ranks' schedules: a line a round, `source->dest [chunk]`, `+` where it is folded.
 
-    A local copy is `rank: [from]>[to]`.
+    A local copy is `rank: [from]>[to]`; in shared memory `source=>dest` is a pull, `source~>dest` a push, and
+    `(ranks)` are those that meet.
     """
     schedules = [list(algorithm(rank, size, **kwargs)) for rank in range(size)]
     lines = []
@@ -141,7 +198,27 @@ def render(algorithm: Callable[..., Schedule], size: int, **kwargs: int) -> str:
                 if isinstance(move, Send):
                     folded = any(isinstance(m, Fold) and m.source == rank for m in rounds[move.to])
                     pictures.append(f"{rank}->{move.to} {show_run(move.run)}" + "+" * folded)
-                elif isinstance(move, Copy):
-                    pictures.append(f"{rank}: {show_run(move.source)}>{show_run(move.run)}")
-        lines.append(f"round {index}:  " + "   ".join(pictures))
+                else:
+                    pictures += picture(rank, move)
+        lines.append(f"round {index}:  " + "   ".join(dict.fromkeys(pictures)))
     return "\n".join(lines)
+
+
+def picture(rank: int, move: Move) -> list[str]:
+    """A move of `rank` that needs no counterpart, as `render` draws it."""
+
+    def ends(a: range, b: range) -> str:
+        return show_run(a) if a == b else f"{show_run(a)}>{show_run(b)}"
+
+    match move:
+        case Copy(source, run):
+            return [f"{rank}: {show_run(source)}>{show_run(run)}"]
+        case Pull(source, theirs, run):
+            return [f"{source}=>{rank} {ends(theirs, run)}"]
+        case Push(to, run, theirs):
+            return [f"{rank}~>{to} {ends(run, theirs)}"]
+        case PullFold(sources, theirs, run):
+            return [f"{show_ranks(sources)}=>{rank} {ends(theirs, run)}+"]
+        case Meet(ranks):
+            return [f"({show_ranks(ranks)})"]
+    return []
