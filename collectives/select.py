@@ -1,17 +1,22 @@
-"""What `algorithm="auto"` means."""
+"""Which algorithm `auto` stands for."""
 
-from collectives.algorithms import names
+from collections.abc import Sequence
 
-# Below this, an all-reduce's time is its rounds, and recursive doubling has the fewest; above, its bytes.
-LATENCY_BOUND_BYTES = 16384
+from collectives.algorithms import Algorithm, Reach
+
+SMALL_BYTES = 1 << 14
+ONCE_BYTES = 1 << 16  # below this, a call without a plan goes by messages: more costs more to bind than it saves
 
 
-def choose(collective: str, nbytes: int, size: int) -> str:
-    """The algorithm for a collective of `nbytes` a rank on `size` ranks.
-
-    >>> choose("all_reduce", 1024, 8), choose("all_reduce", 1 << 20, 8)
-    ('recursive_doubling', 'ring')
-    """
-    if collective == "all_reduce" and nbytes <= LATENCY_BOUND_BYTES:
+def choose(collective: str, nbytes: int, usable: Sequence[Algorithm], once: bool) -> str:
+    rows = {row.name: row for row in usable}
+    if not (once and nbytes < ONCE_BYTES):
+        small = [name for name, row in rows.items() if row.reach == Reach.STAGES]
+        large = [name for name, row in rows.items() if row.reach == Reach.ARRAYS]
+        if small and nbytes <= SMALL_BYTES:
+            return small[0]
+        if large or small:
+            return [*large, *reversed(small)][0]
+    if collective == "all_reduce" and nbytes <= SMALL_BYTES:
         return "recursive_doubling"
-    return names(collective)[0]
+    return next(name for name, row in rows.items() if row.reach == Reach.MESSAGES)
