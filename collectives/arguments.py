@@ -154,7 +154,7 @@ def all_reduce_operands(a: Arguments) -> Operands:
 
 
 def reduce_scatter_operands(a: Arguments) -> Operands:
-    counts = a.counts or even(len(a.flat), a.size)
+    counts = list(a.counts or even(len(a.flat), a.size))
     if sum(counts) != len(a.flat):
         raise ValueError(f"counts={counts} add up to {sum(counts)}, but x has {len(a.flat)} elements")
     result, out = a.output(counts[a.rank])
@@ -177,10 +177,10 @@ def gathered_counts(a: Arguments) -> list[int]:
 def all_to_all_operands(a: Arguments) -> Operands:
     if a.send_counts is None and len(a.flat) % a.size:
         raise ValueError(f"x has {len(a.flat)} elements, which {a.size} ranks can't share evenly: pass send_counts")
-    send_counts = a.send_counts or [len(a.flat) // a.size] * a.size
+    send_counts = list(a.send_counts or [len(a.flat) // a.size] * a.size)
     if sum(send_counts) != len(a.flat):
         raise ValueError(f"send_counts={send_counts} add up to {sum(send_counts)}, but x has {len(a.flat)} elements")
-    recv_counts = a.recv_counts or send_counts
+    recv_counts = list(a.recv_counts or send_counts)
     result, out = a.output(sum(recv_counts))
     if same_memory(out, a.flat) and len(out):
         raise ValueError("all_to_all cannot work in place: pass an out of its own, or none")
@@ -209,7 +209,7 @@ def gather_operands(a: Arguments) -> Operands:
 
 
 def scatter_operands(a: Arguments) -> Operands:
-    counts = a.counts or even(a.total, a.size)
+    counts = list(a.counts or even(a.total, a.size))
     if sum(counts) != a.total:
         raise ValueError(f"counts={counts} add up to {sum(counts)}, but x has {a.total} elements")
     result, out = a.output(counts[a.rank])

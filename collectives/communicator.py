@@ -337,15 +337,14 @@ class Communicator:
                     f"all_to_all: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
                 )
             a.recv_counts = incoming
-            operands = OPERANDS["all_to_all"](a)
-        return operands
+            return OPERANDS["all_to_all"](a)
 
     def _bind(self, a: Arguments, operands: Operands, algorithm: str, footing: Footing) -> Plan:
         reach = self._reach(footing)
         equal = a.send_counts is None
         if algorithm == "auto":
             usable = [row for row in algorithms.rows(a.collective, self.size, equal) if row.reach <= reach]
-            algorithm = select.choose(a.collective, footing.nbytes, usable, footing.once)
+            algorithm = select.choose(a.collective, footing.nbytes, self.size, usable, footing.once)
         row = algorithms.find(a.collective, algorithm)
         if row.reach > reach:
             raise InputError(f"{a.collective}: {self._out_of_reach(row, footing)}")
@@ -387,7 +386,7 @@ class Communicator:
         )
         rounds = row.rounds(self.rank, self.size, a.root, ())
         bound = binder.bind(rounds, views, fold, self.rank, segments)
-        return Plan(f"{a.collective} {row.name}", o.result, self._progress, a.device, [bound])
+        return Plan(f"{a.collective} {row.name}", o.result, self._progress, a.device, [bound], only=bound)
 
     @cached_property
     def _world_ranks(self) -> list[int]:
@@ -398,7 +397,9 @@ class Communicator:
         binding = BINDERS[a.collective](a, operands or OPERANDS[a.collective](a))
         if algorithm == "auto":
             usable = [r for r in algorithms.rows(a.collective, self.size) if not r.reach]
-            algorithm = select.choose(a.collective, 0 if a.flat is None else a.flat.nbytes, usable, once=True)
+            algorithm = select.choose(
+                a.collective, 0 if a.flat is None else a.flat.nbytes, self.size, usable, once=True
+            )
         self._num_plans += 1  # the same on every rank, since binding is collective
         first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS
         binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes)

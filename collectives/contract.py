@@ -7,7 +7,7 @@ each other's memory, every read and write must be ordered by meetings: two that 
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from collectives.schedule import (
     Copy,
@@ -125,10 +125,12 @@ def repeated(rounds: list[Round], width: int, num_scratch: int) -> list[Round]:
         by = num_scratch if run.start >= width else 0
         return range(run.start + by, run.stop + by)
 
-    turned = [tuple(m._replace(**{f: other(getattr(m, f)) for f in RUN_FIELDS[type(m)]}) for m in r) for r in rounds]
-    programs: list[Round] = []
+    def turned(move: Move) -> Any:
+        return move._replace(**{name: other(getattr(move, name)) for name in RUN_FIELDS[type(move)]})  # type: ignore
+
+    programs: list[Any] = []
     for index in range(RUNS):
-        programs += [*(turned if index % 2 else rounds), (Rerun(),)]
+        programs += [tuple(map(turned, moves)) if index % 2 else moves for moves in rounds] + [(Rerun(),)]
     return programs
 
 

@@ -14,9 +14,14 @@ from numba.extending import intrinsic, overload
 MEET, COPY, FOLD, FOLD16, PEEK, POKE = range(6)
 SUM, PROD, MIN, MAX = range(4)
 BFLOAT16, FLOAT16 = range(2)
-PLACE, ARRIVED, MEETINGS, ERROR, VECTOR = range(5)  # the state of a program; from VECTOR on, space for a system call
-STATE_LENGTH = VECTOR + 4
-BLOCK_BYTES = 1 << 14  # what a fold sums up at a time, in the first cache
+WAITING, ENDED, FAILED = range(3)  # what `run` returns
+
+# A frame: all that a program of one rank needs to run, and where it was left.
+PLACE, ARRIVED, MEETINGS, TURN, POLLS, CROWDED, FLAGS, NUM_FLAGS, WORK, CODE, CODE_END, OTHER, OTHER_END = range(13)
+VECTORS = 13  # space for the arguments of a system call
+FRAME_LENGTH = VECTORS + 4
+
+BLOCK_BYTES = 1 << 13  # what a fold sums up at a time, in the first cache
 
 memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
@@ -46,12 +51,21 @@ def store_release(typing, address, value):
 
 @intrinsic
 def pointer_to(typing, address, like):
-    """The address as a pointer to elements such as those of array `like`."""
+    """The address as a pointer to numbers of the type of `like`."""
 
     def code(context, builder, signature, args):
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(like.dtype)(types.int64, like), code
+    return types.CPointer(like)(types.int64, like), code
+
+
+@intrinsic
+def size_of(typing, number):
+    def code(context, builder, signature, args):
+        size = context.get_abi_sizeof(context.get_data_type(signature.args[0]))
+        return ir.Constant(ir.IntType(64), size)
+
+    return types.int64(number), code
 
 
 @intrinsic
@@ -110,81 +124,128 @@ def bfloat16_of_float(value):
 
 
 @njit(inline="always")
-def lesser(a, b):
-    return a if (a < b) | (a != a) else b
+def plus(a, b):
+    return a + b
 
 
 @njit(inline="always")
+def times(a, b):
+    return a * b
+
+
+def lesser(a, b):
+    """The smaller of two numbers, or the one that is none."""
+
+
 def greater(a, b):
-    return a if (a > b) | (a != a) else b
+    """The larger of two numbers, or the one that is none."""
 
 
-def begin_fold(op, total, a, b):
-    """total = a op b, elementwise."""
+@overload(lesser, inline="always")
+def compile_lesser(a, b):
+    if isinstance(a, types.Complex):  # never asked for
+        return lambda a, b: a
+    return lambda a, b: a if (a < b) | (a != a) else b
 
 
-def add_fold(op, total, b):
-    """total = total op b, elementwise."""
+@overload(greater, inline="always")
+def compile_greater(a, b):
+    if isinstance(a, types.Complex):
+        return lambda a, b: a
+    return lambda a, b: a if (a > b) | (a != a) else b
 
 
-@overload(begin_fold, inline="never")
-def compile_begin(op, total, a, b):
-    def ordered(op, total, a, b):
-        if op == SUM:
-            for i in range(len(total)):
-                total[i] = a[i] + b[i]
-        elif op == PROD:
-            for i in range(len(total)):
-                total[i] = a[i] * b[i]
-        elif op == MIN:
-            for i in range(len(total)):
-                total[i] = lesser(a[i], b[i])
-        else:
-            for i in range(len(total)):
-                total[i] = greater(a[i], b[i])
-
-    def unordered(op, total, a, b):
-        if op == SUM:
-            for i in range(len(total)):
-                total[i] = a[i] + b[i]
-        else:
-            for i in range(len(total)):
-                total[i] = a[i] * b[i]
-
-    return unordered if isinstance(total.dtype, types.Complex) else ordered
+# Two operands' fold, by where the result goes: a loop over arrays that may overlap would not be vectorised.
 
 
-@overload(add_fold, inline="never")
-def compile_add(op, total, b):
-    def ordered(op, total, b):
-        if op == SUM:
-            for i in range(len(total)):
-                total[i] = total[i] + b[i]
-        elif op == PROD:
-            for i in range(len(total)):
-                total[i] = total[i] * b[i]
-        elif op == MIN:
-            for i in range(len(total)):
-                total[i] = lesser(total[i], b[i])
-        else:
-            for i in range(len(total)):
-                total[i] = greater(total[i], b[i])
+@njit
+def fold_apart(op, total, a, b):
+    """total = a op b"""
+    if op == SUM:
+        for i in range(len(total)):
+            total[i] = plus(a[i], b[i])
+    elif op == PROD:
+        for i in range(len(total)):
+            total[i] = times(a[i], b[i])
+    elif op == MIN:
+        for i in range(len(total)):
+            total[i] = lesser(a[i], b[i])
+    else:
+        for i in range(len(total)):
+            total[i] = greater(a[i], b[i])
 
-    def unordered(op, total, b):
-        if op == SUM:
-            for i in range(len(total)):
-                total[i] = total[i] + b[i]
-        else:
-            for i in range(len(total)):
-                total[i] = total[i] * b[i]
 
-    return unordered if isinstance(total.dtype, types.Complex) else ordered
+@njit
+def fold_left(op, total, b):
+    """total = total op b"""
+    if op == SUM:
+        for i in range(len(total)):
+            total[i] = plus(total[i], b[i])
+    elif op == PROD:
+        for i in range(len(total)):
+            total[i] = times(total[i], b[i])
+    elif op == MIN:
+        for i in range(len(total)):
+            total[i] = lesser(total[i], b[i])
+    else:
+        for i in range(len(total)):
+            total[i] = greater(total[i], b[i])
+
+
+@njit
+def fold_right(op, total, a):
+    """total = a op total"""
+    if op == SUM:
+        for i in range(len(total)):
+            total[i] = plus(a[i], total[i])
+    elif op == PROD:
+        for i in range(len(total)):
+            total[i] = times(a[i], total[i])
+    elif op == MIN:
+        for i in range(len(total)):
+            total[i] = lesser(a[i], total[i])
+    else:
+        for i in range(len(total)):
+            total[i] = greater(a[i], total[i])
 
 
 @njit(error_model="numpy")
 def divide(total, divisor):
     for i in range(len(total)):
         total[i] = total[i] / divisor
+
+
+@njit
+def fold(code, at, like, work):
+    """target = source0 op source1 op ..., in this order, block by block; the target may be one of the sources."""
+    target, count, op, divisor = code[at + 2], code[at + 3], code[at + 4], code[at + 5]
+    first, num_sources = at + 7, code[at + 1] - 7
+    own = num_sources  # which of the sources is the target
+    for index in range(num_sources):
+        if code[first + index] == target:
+            own = index
+    size = size_of(like)
+    step = BLOCK_BYTES // size
+    for begin in range(0, count, step):
+        here, length = begin * size, min(step, count - begin)
+        result = carray(pointer_to(target + here, like), length)
+        a = carray(pointer_to(code[first] + here, like), length)
+        b = carray(pointer_to(code[first + 1] + here, like), length)
+        total = result if own < 2 or own == num_sources else carray(pointer_to(work, like), length)
+        if own == 0:
+            fold_left(op, total, b)
+        elif own == 1:
+            fold_right(op, total, a)
+        else:
+            fold_apart(op, total, a, b)
+        for index in range(2, num_sources):
+            if index == own:
+                fold_right(op, result, total)
+                total = result
+            else:
+                fold_left(op, total, carray(pointer_to(code[first + index] + here, like), length))
+        if divisor > 1:
+            divide(result, divisor)
 
 
 @njit
@@ -208,109 +269,83 @@ def narrow_down(form, narrow, wide):
 
 
 @njit
-def peek(pid, target, address, nbytes, vector, write):
-    """Copy from, or to, another process's memory; returns whether all of it was."""
-    vector[0], vector[1], vector[2], vector[3] = target, nbytes, address, nbytes
-    here = address_of(vector)
-    if write:
-        return process_vm_writev(np.int32(pid), here, np.uintp(1), here + 16, np.uintp(1), np.uintp(0)) == nbytes
-    return process_vm_readv(np.int32(pid), here, np.uintp(1), here + 16, np.uintp(1), np.uintp(0)) == nbytes
-
-
-@njit
-def fold(code, at, like, work):
-    """target = source0 op source1 op ..., elementwise, block by block; the target may be one of the sources."""
-    target, count, op, divisor, first, end = (
-        code[at + 2],
-        code[at + 3],
-        code[at + 4],
-        code[at + 5],
-        at + 7,
-        at + code[at + 1],
-    )
-    size = like.itemsize
-    total_at = address_of(work)
-    step = BLOCK_BYTES // size
-    for begin in range(0, count, step):
-        length = min(step, count - begin)
-        here = begin * size
-        total = carray(pointer_to(total_at, like), length)
-        a = carray(pointer_to(code[first] + here, like), length)
-        begin_fold(op, total, a, carray(pointer_to(code[first + 1] + here, like), length))
-        for index in range(first + 2, end):
-            add_fold(op, total, carray(pointer_to(code[index] + here, like), length))
-        if divisor > 1:
-            divide(total, divisor)
-        memcpy(target + here, total_at, length * size)
-
-
-@njit
-def fold16(code, at, narrow, wide, work):
+def fold16(code, at, work):
     """The same of 16-bit floats, summed up in float32 and rounded once."""
-    target, count, op, divisor, form, first = (
-        code[at + 2],
-        code[at + 3],
-        code[at + 4],
-        code[at + 5],
-        code[at + 6],
-        at + 7,
-    )
-    total_at = address_of(work)
+    target, count, op, divisor, form = code[at + 2], code[at + 3], code[at + 4], code[at + 5], code[at + 6]
+    first, num_sources = at + 7, code[at + 1] - 7
+    bits, number = np.uint16(0), np.float32(0)
     step = BLOCK_BYTES // 4
     for begin in range(0, count, step):
-        length = min(step, count - begin)
-        total = carray(pointer_to(total_at, wide), length)
-        more = carray(pointer_to(total_at + BLOCK_BYTES, wide), length)
-        widen(form, total, carray(pointer_to(code[first] + 2 * begin, narrow), length))
-        for index in range(first + 1, at + code[at + 1]):
-            widen(form, more, carray(pointer_to(code[index] + 2 * begin, narrow), length))
-            add_fold(op, total, more)
+        here, length = 2 * begin, min(step, count - begin)
+        total = carray(pointer_to(work, number), length)
+        more = carray(pointer_to(work + BLOCK_BYTES, number), length)
+        widen(form, total, carray(pointer_to(code[first] + here, bits), length))
+        for index in range(1, num_sources):
+            widen(form, more, carray(pointer_to(code[first + index] + here, bits), length))
+            fold_left(op, total, more)
         if divisor > 1:
             divide(total, divisor)
-        narrow_down(form, carray(pointer_to(target + 2 * begin, narrow), length), total)
+        narrow_down(form, carray(pointer_to(target + here, bits), length), total)
 
 
 @njit
-def meet(state, flags, polls, crowded):
+def through_system(pid, here, there, nbytes, vectors, write):
+    """Copy from, or to, another process's memory; returns whether all of it was."""
+    vectors[0], vectors[1], vectors[2], vectors[3] = here, nbytes, there, nbytes
+    at = address_of(vectors)
+    if write:
+        return process_vm_writev(np.int32(pid), at, np.uintp(1), at + 16, np.uintp(1), np.uintp(0)) == nbytes
+    return process_vm_readv(np.int32(pid), at, np.uintp(1), at + 16, np.uintp(1), np.uintp(0)) == nbytes
+
+
+@njit
+def meet(frame, flags):
     """Show the others that this rank is here; whether all of them are, too, after so many looks."""
-    if not state[ARRIVED]:
-        state[ARRIVED] = 1
-        state[MEETINGS] += 1
-        store_release(flags[0], state[MEETINGS])
+    if not frame[ARRIVED]:
+        frame[ARRIVED] = 1
+        frame[MEETINGS] += 1
+        store_release(flags[0], frame[MEETINGS])
+    polls = frame[POLLS]
     for peer in range(1, len(flags)):
-        while load_acquire(flags[peer]) < state[MEETINGS]:
+        while load_acquire(flags[peer]) < frame[MEETINGS]:
             polls -= 1
             if polls < 0:
                 return False
-            if crowded:
+            if frame[CROWDED]:
                 sched_yield()
-    state[ARRIVED] = 0
+    frame[ARRIVED] = 0
     return True
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def run(code, state, flags, like, narrow, wide, work, polls, crowded):
-    """Run a program from where it was left, until its end or until it waits longer than `polls` looks.
+def run(frame_address, like):
+    """Run a program from where it was left, until its end or until it has waited for as long as it may.
 
-    `flags`: the address of this rank's count of meetings, then of each other's.
-    Returns whether the program has ended; `state[ERROR]` is set where another process's memory cannot be read.
+    `like`: a number of the dtype to be folded.  Returns WAITING, ENDED, or FAILED where another process's memory
+    cannot be reached.
     """
-    at = state[PLACE]
+    frame = carray(pointer_to(frame_address, np.int64(0)), FRAME_LENGTH)
+    turn = CODE + 2 * frame[TURN]
+    code = carray(pointer_to(frame[turn], np.int64(0)), frame[turn + 1])
+    flags = carray(pointer_to(frame[FLAGS], np.int64(0)), frame[NUM_FLAGS])
+    at = frame[PLACE]
     while at < len(code):
         opcode = code[at]
         if opcode == MEET:
-            if not meet(state, flags, polls, crowded):
-                state[PLACE] = at
-                return False
+            if not meet(frame, flags):
+                frame[PLACE] = at
+                return WAITING
         elif opcode == COPY:
             memcpy(code[at + 2], code[at + 3], code[at + 4])
         elif opcode == FOLD:
-            fold(code, at, like, work)
+            fold(code, at, like, frame[WORK])
         elif opcode == FOLD16:
-            fold16(code, at, narrow, wide, work)
-        elif not peek(code[at + 5], code[at + 2], code[at + 3], code[at + 4], state[VECTOR:], opcode == POKE):
-            state[ERROR] = 1
-            break
+            fold16(code, at, frame[WORK])
+        elif not through_system(
+            code[at + 5], code[at + 2], code[at + 3], code[at + 4], frame[VECTORS:], opcode == POKE
+        ):
+            return FAILED
         at += code[at + 1]
-    state[PLACE] = 0
-    return True
+    frame[PLACE] = 0
+    frame[TURN] = 1 - frame[TURN]
+    return ENDED

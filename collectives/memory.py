@@ -79,7 +79,7 @@ class SymmetricMemory:
     """
 
     def __init__(self, comm: MPI.Comm, node: int, windows: Windows, agree_max: Any):
-        self.node_comm = comm.Split(node)
+        self.node_comm = MPI.Intracomm(comm.Split(node))
         self.windows, self.agree_max = windows, agree_max
         self.is_first = comm.rank == 0
         group, world = self.node_comm.Get_group(), MPI.COMM_WORLD.Get_group()

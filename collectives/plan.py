@@ -1,6 +1,7 @@
 """A collective bound once and run often, and the waiting for it, which keeps the other started ones moving."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -77,8 +78,17 @@ class Plan:
     the requests back.
     """
 
-    def __init__(self, name: str, result: Any, progress: Progress, device: Device, rounds: Sequence[Step]):
+    def __init__(
+        self,
+        name: str,
+        result: Any,
+        progress: Progress,
+        device: Device,
+        rounds: Sequence[Step],
+        only: Waitable | None = None,
+    ):
         self.name, self.result = name, result
+        self._only = only  # all of the rounds, where nothing is to be done before or after
         self.device, self.rounds = device, rounds
         self.before: list[tuple[Any, Any]] = []  # copies (target, source) ahead of the rounds
         self.after: list[tuple[Any, Any]] = []
@@ -91,6 +101,8 @@ class Plan:
 
     def __call__(self) -> Any:
         """Run the collective; returns the result's array."""
+        if self._only and not self._progress.started and self._only.test():
+            return self.result  # nothing else to see to: the short way for small arrays
         self.start()
         return self.wait()
 
@@ -135,7 +147,7 @@ class Plan:
         """Give the persistent requests back to MPI.  The plan cannot be run after."""
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is under way: wait() before free()")
-        self._freed = True
+        self._freed, self._only = True, None
         if not self.device.mpi_reads:
             self.device.synchronize()  # copies out of the host memory that goes with the plan
         for bound in self.rounds:
@@ -144,7 +156,7 @@ class Plan:
         self.rounds = []
 
     def __del__(self) -> None:
-        if self.rounds and self._steps is None and not MPI.Is_finalized():
+        if self.rounds and self._steps is None and not sys.is_finalizing() and not MPI.Is_finalized():
             self.free()
 
     def _next(self) -> None:

@@ -18,9 +18,10 @@ from collectives import kernels, memory
 from collectives.arrays import BFLOAT16, Device
 from collectives.errors import CommunicationError
 from collectives.memory import Lease, Place, SymmetricMemory
-from collectives.schedule import Copy, Meet, Move, Pull, PullFold, Push, Round
+from collectives.schedule import Copy, Meet, Move, Pull, PullFold, Push, Recv, Round, Send
+from collectives.schedule import Fold as FoldMessage
 
-PIPELINED_BYTES = 1 << 18  # a segment of a chunk, where several phases follow each other
+PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
 LINE_BYTES = 64
 TURNS = 2  # how many segments a stage has room for
@@ -101,6 +102,7 @@ class Compiler:
         def spot(rank: int, run: range, place: int, begin: int) -> Spot:
             return self.spot(rank, run[place], begin, (segment + turn) % TURNS)
 
+        assert not isinstance(move, Send | Recv | FoldMessage | Meet)
         me = self.rank
         own = move.source if isinstance(move, Copy) else move.run
         for place, begin, nbytes in self.pieces(own, segment):
@@ -180,21 +182,24 @@ class Program:
     number, moves = 0, ()
 
     def __init__(self, codes: list[np.ndarray], flags: np.ndarray, dtype: np.dtype, crowded: bool):
-        self.codes = codes
-        self.turn = 0
-        self.state = np.zeros(kernels.STATE_LENGTH, np.int64)
-        polls = POLLS_CROWDED if crowded else POLLS
-        self.arguments = (self.state, flags, *operands(dtype), polls, crowded)
-        self.keep: Any = None
+        work = np.empty(2 * kernels.BLOCK_BYTES, np.uint8)
+        self.keep: list[Any] = [codes, flags, work]
+        self.frame = np.zeros(kernels.FRAME_LENGTH, np.int64)
+        self.frame[kernels.POLLS] = POLLS_CROWDED if crowded else POLLS
+        self.frame[kernels.CROWDED] = crowded
+        self.frame[kernels.FLAGS : kernels.WORK + 1] = flags.ctypes.data, len(flags), work.ctypes.data
+        for turn in range(TURNS):
+            code = codes[turn % len(codes)]
+            place = kernels.CODE + 2 * turn
+            self.frame[place : place + 2] = code.ctypes.data, len(code)
+        self.arguments = self.frame.ctypes.data, like(dtype)
 
     def test(self) -> bool:
         """Run on as far as the others have come; whether that was the end."""
-        if not kernels.run(self.codes[self.turn], *self.arguments):
-            return False
-        if self.state[kernels.ERROR]:
-            raise CommunicationError("the memory of another rank cannot be read any more: has it ended?")
-        self.turn = (self.turn + 1) % len(self.codes)
-        return True
+        answer = kernels.run(*self.arguments)
+        if answer == kernels.FAILED:
+            raise CommunicationError("the memory of another rank cannot be reached any more: has it ended?")
+        return answer == kernels.ENDED
 
     def wait(self) -> None:
         while not self.test():
@@ -208,10 +213,9 @@ class Program:
         return []
 
 
-def operands(dtype: np.dtype) -> tuple[np.ndarray, ...]:
-    """What the kernels are compiled for: bools are folded as bytes, 16-bit floats by code of their own."""
-    like = np.empty(0, np.float32 if dtype in FORMS else np.uint8 if dtype == np.dtype(bool) else dtype)
-    return like, np.empty(0, np.uint16), np.empty(0, np.float32), np.empty(2 * kernels.BLOCK_BYTES, np.uint8)
+def like(dtype: np.dtype) -> Any:
+    """A number for which the kernels are compiled: bools are folded as bytes, 16-bit floats by code of their own."""
+    return np.dtype(np.float32 if dtype in FORMS else np.uint8 if dtype == np.dtype(bool) else dtype).type(0)
 
 
 class ProgramBinder:
@@ -242,7 +246,7 @@ class ProgramBinder:
         turns = range(TURNS) if num_segments % 2 else range(1)  # the next run goes on where this one ends
         codes = [compiler.compile(phases_of(rounds), turn) for turn in turns]
         program = Program(codes, self.flags(rounds, rank, lease), fold.dtype, self.crowded)
-        program.keep = lease, compiler.bounce, views
+        program.keep += [lease, compiler.bounce, views]
         return program
 
     def layout(self, rank: int, row: list[int], mine: bool) -> Layout:

@@ -128,9 +128,9 @@ def names(collective: str, size: int | None = None, equal: bool = True) -> list[
     """The names that `algorithm=` takes for a collective, besides "auto" and "mpi": all, or those for `size` ranks.
 
     >>> names("all_gather")
-    ['ring', 'recursive_doubling', 'bruck', 'neighbor']
+    ['ring', 'recursive_doubling', 'bruck', 'neighbor', 'direct', 'staged']
     >>> names("all_gather", size=3)
-    ['ring', 'recursive_doubling', 'bruck']
+    ['ring', 'recursive_doubling', 'bruck', 'direct', 'staged']
     """
     return [row.name for row in rows(collective, size, equal)]
 
