@@ -53,6 +53,15 @@ class Arguments:
             return len(self.flat)
         return sum(self.counts) if self.counts is not None else self.size * len(self.flat)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the working vector, the same on every rank; 0 where ranks don't know: an uneven all-to-all."""
+        if self.flat is None or self.send_counts is not None:
+            return 0
+        own_share = self.collective in ("all_gather", "gather") and self.counts is None
+        elements = self.size * len(self.flat) if own_share else sum(self.counts or [self.total])
+        return elements * self.flat.dtype.itemsize
+
     def checked_counts(self, name: str, given: Sequence[int] | None) -> list[int] | None:
         if given is None:
             return None

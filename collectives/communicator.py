@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,15 @@ from collectives import algorithms, arrays, environment, select
 from collectives.agreement import Agreement
 from collectives.baseline import NativePlan, check_native
 from collectives.bind import BINDERS, TAKES, Arguments, Binding
+from collectives.cost import NETWORK
 from collectives.errors import CommunicationError, InputError
 from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder
 from collectives.plan import Plan, Progress
 from collectives.topology import Topology
+from collectives.tuning import Tuning, parse_tuning, read_tuning
 
+# What agreement is reached by, which comes before the topology.
+BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
 
 
@@ -36,6 +41,7 @@ class Communicator:
         segment_bytes: int = SEGMENT_BYTES,
         node: int | None = None,
         progress: Progress | None = None,
+        tuning: Tuning | None = None,
     ):
         self.mpi = mpi_comm.Dup()
         self._letters = mpi_comm.Dup()  # send and recv: their tags are the caller's
@@ -50,6 +56,7 @@ class Communicator:
         self._node = self._find_node(shared) if node is None else node
         shared.Free()
         self.topology = Topology.from_ids(self._agreement.gather_ints(self._node))
+        self._tuning = tuning or self._read_tuning()
 
     def _find_node(self, shared: MPI.Comm) -> int:
         """A number that the ranks of a node have in common: their first rank."""
@@ -64,6 +71,18 @@ class Communicator:
             return self.rank // fake[1]
         return MPI.Group.Translate_ranks(shared.Get_group(), [0], self.mpi.Get_group())[0]
 
+    def _read_tuning(self) -> Tuning:
+        """What the file says that rank 0's COLLECTIVES_TUNING names; other ranks need not have it."""
+        path = self._agreement.gather_texts(str(environment.tuning_file() or "") * (self.rank == 0))[0]
+        if not path:
+            cores = min(self._agreement.gather_ints(environment.cores()))
+            return Tuning(NETWORK._replace(cores=cores))
+        with self.agreed():
+            text = read_tuning(Path(path)) if self.rank == 0 else ""
+        text = self._agreement.gather_texts(text)[0]
+        with self.agreed():
+            return parse_tuning(text, path)
+
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """The ranks that gave the same `color`, in the order of `key`, then rank; None for color=None."""
         with self.agreed():
@@ -73,7 +92,12 @@ class Communicator:
         if part == MPI.COMM_NULL:
             return None
         made = Communicator(
-            part, check=self.check, segment_bytes=self.segment_bytes, node=self._node, progress=self._progress
+            part,
+            check=self.check,
+            segment_bytes=self.segment_bytes,
+            node=self._node,
+            progress=self._progress,
+            tuning=self._tuning,
         )
         part.Free()
         return made
@@ -215,7 +239,7 @@ class Communicator:
                 raise ValueError(f"takes no {strange[0]}: it takes {', '.join(TAKES[collective])}")
             a = Arguments(collective, self.rank, self.size, x, **arguments)
             if algorithm == "auto":
-                algorithm = select.choose(collective, 0 if a.flat is None else a.flat.nbytes, self.size)
+                algorithm = select.choose(*self._case(collective, a.nbytes, equal=a.send_counts is None))
             if algorithm == "mpi":
                 check_native(a)
             else:
@@ -232,6 +256,21 @@ class Communicator:
         if bound is None:
             bound = self._bind_uneven(a)
         return self._bind_plan(*bound, algorithm=algorithm)
+
+    def explain(self, collective: str, nbytes: int = 0) -> str:
+        """Which algorithm `auto` takes for a vector of `nbytes`, why, and what the cost model predicts for each.
+
+        The vector is what the collective is about, as in an algorithm's cost line: an all-gather's `out`.
+        """
+        if collective not in BINDERS:
+            raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(BINDERS)}")
+        return select.explain(*self._case(collective, nbytes))
+
+    def _case(self, collective: str, nbytes: int, equal: bool = True) -> tuple:
+        """What `select` decides by."""
+        names = algorithms.names(collective, self.size, equal)
+        candidates = tuple(algorithms.find(collective, name) for name in names)
+        return collective, nbytes, candidates, self.size, self.topology.nodes, self._tuning
 
     # --- point to point ---
 
@@ -314,12 +353,11 @@ class Communicator:
             binding = BINDERS["all_to_all"](a)
         return a, binding
 
-    def _bind_plan(self, a: Arguments, binding: Binding | None = None, algorithm: str = "auto") -> Plan:
+    def _bind_plan(self, a: Arguments, binding: Binding | None = None, algorithm: str = "") -> Plan:
+        algorithm = algorithm or BOOKKEEPING[a.collective]
         binding = binding or BINDERS[a.collective](a)
         if algorithm == "mpi":
             return NativePlan(a, binding, self.mpi, self._progress)
-        if algorithm == "auto":
-            algorithm = select.choose(a.collective, 0 if a.flat is None else a.flat.nbytes, self.size)
         self._num_plans += 1  # the same on every rank, since binding is collective
         first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS
         binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes)

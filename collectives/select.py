@@ -1,17 +1,70 @@
-"""What `algorithm="auto"` means."""
+"""What `algorithm="auto"` means: the fastest algorithm by measurement, else by the cost model.  It is never "mpi"."""
 
-from collectives.algorithms import names
+from functools import lru_cache
 
-# Below this, an all-reduce's time is its rounds, and recursive doubling has the fewest; above, its bytes.
-LATENCY_BOUND_BYTES = 16384
+from collectives.algorithms import Algorithm
+from collectives.cost import NETWORK, Network, Nodes, predict
+from collectives.tuning import Case, Tuning
+
+UNTUNED = Tuning()
+Candidates = tuple[Algorithm, ...]  # rows of one collective whose preconditions hold
 
 
-def choose(collective: str, nbytes: int, size: int) -> str:
-    """The algorithm for a collective of `nbytes` a rank on `size` ranks.
+@lru_cache(maxsize=4096)
+def choose(
+    collective: str,
+    nbytes: int,
+    candidates: Candidates,
+    size: int,
+    nodes: Nodes,
+    tuning: Tuning = UNTUNED,
+    memory: str = "ordinary",
+) -> str:
+    """The algorithm, one of the candidates, for a vector of `nbytes`."""
+    measured = tuning.find(Case(collective, memory, size, len(nodes)), nbytes)
+    if measured in [row.name for row in candidates]:
+        return measured
+    return ranking(nbytes, candidates, size, nodes, tuning.network)[0][0]
 
-    >>> choose("all_reduce", 1024, 8), choose("all_reduce", 1 << 20, 8)
-    ('recursive_doubling', 'ring')
+
+def ranking(
+    nbytes: int, candidates: Candidates, size: int, nodes: Nodes, network: Network = NETWORK
+) -> list[tuple[str, float]]:
+    """The candidates' names and predicted seconds, best first; of equal ones, the registry's first.
+
+    >>> from collectives.algorithms import find
+    >>> rows = find("all_reduce", "ring"), find("all_reduce", "recursive_doubling")
+    >>> [name for name, _ in ranking(1024, rows, 8, nodes=(tuple(range(8)),))]
+    ['recursive_doubling', 'ring']
+    >>> [name for name, _ in ranking(1 << 20, rows, 8, nodes=(tuple(range(8)),))]
+    ['ring', 'recursive_doubling']
     """
-    if collective == "all_reduce" and nbytes <= LATENCY_BOUND_BYTES:
-        return "recursive_doubling"
-    return names(collective)[0]
+    predicted = [(row.name, predict(row, nbytes, size, nodes, network=network)) for row in candidates]
+    return sorted(predicted, key=lambda pair: round(pair[1], 12))
+
+
+def explain(
+    collective: str,
+    nbytes: int,
+    candidates: Candidates,
+    size: int,
+    nodes: Nodes,
+    tuning: Tuning = UNTUNED,
+    memory: str = "ordinary",
+) -> str:
+    """What is chosen, why, and what the model predicts for all candidates, in a few lines."""
+    chosen = choose(collective, nbytes, candidates, size, nodes, tuning, memory)
+    case = Case(collective, memory, size, len(nodes))
+    where = f"{size} rank{'s' * (size != 1)} of {len(nodes)} node{'s' * (len(nodes) != 1)}"
+    lines = [f"{collective} of {nbytes} bytes on {where}: {chosen}", reason(case, nbytes, chosen, tuning)]
+    for name, seconds in ranking(nbytes, candidates, size, nodes, tuning.network):
+        lines.append(f"{seconds * 1e6:14.1f} us  {name}{' <' * (name == chosen)}")
+    return "\n".join(lines)
+
+
+def reason(case: Case, nbytes: int, chosen: str, tuning: Tuning) -> str:
+    if chosen == tuning.find(case, nbytes):
+        return f"measured to be the fastest ({tuning.source}); the cost model, with the speeds measured, says:"
+    if tuning.source:
+        return f"not measured ({tuning.source}); by the cost model, with the speeds measured:"
+    return "not measured (COLLECTIVES_TUNING names no file); by the cost model, with default speeds:"
