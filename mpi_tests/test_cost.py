@@ -90,11 +90,11 @@ def shared(rank: int, size: int) -> Iterator[Round]:
     yield (Meet(everyone),)
     if rank == 0:
         yield (Pull(1, range(1, 3), range(1, 3)),)
-        yield (Push(1, range(0, 1), range(4, 5)),)
-        yield (Copy(range(0, 3), range(4, 7)),)
+        yield (Push(1, range(1), range(4, 5)),)
+        yield (Copy(range(3), range(4, 7)),)
     else:
         yield ()
-        yield (Push(0, range(0, 2), range(4, 6)),)
+        yield (Push(0, range(2), range(4, 6)),)
         yield ()
 
 
@@ -109,8 +109,8 @@ def test_moves_of_shared_memory():
 
 def test_runs_for_one_peer_are_one_message_and_two_peers_wait_for_each_other():
     rounds = {
-        0: [(Send(1, range(0, 1)), Send(1, range(2, 4)))],
-        1: [(Recv(0, range(0, 1)), Recv(0, range(2, 4)), Send(2, range(1, 2)))],
+        0: [(Send(1, range(1)), Send(1, range(2, 4)))],
+        1: [(Recv(0, range(1)), Recv(0, range(2, 4)), Send(2, range(1, 2)))],
         2: [(Fold(1, range(1, 2)),)],
     }
     two_peers = {0: [(Send(1, range(1)), Send(2, range(2)))], 1: [(Recv(0, range(1)),)], 2: [(Recv(0, range(2)),)]}

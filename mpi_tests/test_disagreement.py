@@ -20,27 +20,27 @@ def refused(comm, call):
 # Calls that are right on each rank, but not the same on the last one, where `odd` is True.
 DISAGREEMENTS = {
     "elements": (
-        lambda comm, odd: comm.all_reduce(np.zeros(4 + odd)),
-        "all_reduce(4 elements, float64, op=sum, algorithm=recursive_doubling)",
-        "all_reduce(5 elements, float64, op=sum, algorithm=recursive_doubling)",
+        lambda comm, odd: comm.all_reduce(np.zeros(4 + odd), algorithm="ring"),
+        "all_reduce(4 elements, float64, op=sum, algorithm=ring)",
+        "all_reduce(5 elements, float64, op=sum, algorithm=ring)",
     ),
     "shares": (
-        lambda comm, odd: comm.all_gather(np.zeros(4 + odd)),
+        lambda comm, odd: comm.all_gather(np.zeros(4 + odd), algorithm="ring"),
         "all_gather(4 elements, float64, algorithm=ring)",
         "all_gather(5 elements, float64, algorithm=ring)",
     ),
     "dtypes": (
-        lambda comm, odd: comm.broadcast(np.zeros(4, "float32" if odd else "int32")),
+        lambda comm, odd: comm.broadcast(np.zeros(4, "float32" if odd else "int32"), algorithm="binomial"),
         "broadcast(4 elements, int32, root=0, algorithm=binomial)",
         "broadcast(4 elements, float32, root=0, algorithm=binomial)",
     ),
     "ops": (
-        lambda comm, odd: comm.all_reduce(np.zeros(4), op="max" if odd else "sum"),
-        "all_reduce(4 elements, float64, op=sum, algorithm=recursive_doubling)",
-        "all_reduce(4 elements, float64, op=max, algorithm=recursive_doubling)",
+        lambda comm, odd: comm.all_reduce(np.zeros(4), op="max" if odd else "sum", algorithm="ring"),
+        "all_reduce(4 elements, float64, op=sum, algorithm=ring)",
+        "all_reduce(4 elements, float64, op=max, algorithm=ring)",
     ),
     "roots": (
-        lambda comm, odd: comm.reduce(np.zeros(4), root=int(odd)),
+        lambda comm, odd: comm.reduce(np.zeros(4), root=int(odd), algorithm="binomial"),
         "reduce(4 elements, float64, op=sum, root=0, algorithm=binomial)",
         "reduce(4 elements, float64, op=sum, root=1, algorithm=binomial)",
     ),
@@ -50,12 +50,16 @@ DISAGREEMENTS = {
         "all_reduce(4 elements, float64, op=sum, algorithm=mpi)",
     ),
     "collectives": (
-        lambda comm, odd: comm.barrier() if odd else comm.broadcast(np.zeros(4)),
+        lambda comm, odd: (
+            comm.barrier(algorithm="dissemination") if odd else comm.broadcast(np.zeros(4), algorithm="binomial")
+        ),
         "broadcast(4 elements, float64, root=0, algorithm=binomial)",
         "barrier(algorithm=dissemination)",
     ),
     "uneven chunks": (
-        lambda comm, odd: comm.all_to_all(np.zeros(2 * comm.size), send_counts=[2] * comm.size if odd else None),
+        lambda comm, odd: comm.all_to_all(
+            np.zeros(2 * comm.size), send_counts=[2] * comm.size if odd else None, algorithm="pairwise"
+        ),
         "elements, float64, algorithm=pairwise)",
         "all_to_all(uneven counts, float64, algorithm=pairwise)",
     ),
@@ -240,7 +244,7 @@ def test_a_count_that_does_not_fit_on_one_rank(comm, collective):
 
 def test_chunks_of_a_scatter_that_receivers_take_for_equal(comm):
     x, out = (np.zeros(comm.size + 1), None) if comm.rank == 0 else (None, np.zeros(1))
-    words = refused(comm, lambda: comm.scatter(x, out=out))
+    words = refused(comm, lambda: comm.scatter(x, out=out, algorithm="binomial"))
     assert f"rank 0 calls scatter({comm.size + 1} elements, float64, root=0, algorithm=binomial)" in words
     assert f"rank 1 calls scatter({comm.size} elements, float64, root=0, algorithm=binomial)" in words
 
