@@ -67,9 +67,9 @@ def to_json(tuning: Tuning) -> str:
     """A tuning file's text."""
     links = {name: getattr(tuning.network, name)._asdict() for name in ("within", "between")}
     head = {"version": VERSION, "environment": tuning.environment, "network": tuning.network._asdict() | links}
-    rows = [json.dumps(case._asdict() | {"up_to_bytes": limits}) for case, limits in tuning.fastest.items()]
-    fastest = ",\n  ".join(rows)
-    return f'{json.dumps(head, indent=1)[:-2]},\n "fastest": [\n  {fastest}\n ]\n}}\n'
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    rows = [f"  {json.dumps(case._asdict() | {'up_to_bytes': limits})}" for case, limits in tuning.fastest.items()]
+    return "{\n" + ",\n".join([*lines, ' "fastest": [\n' + ",\n".join(rows)]) + "\n ]\n}\n"
 
 
 def read_tuning(path: Path) -> str:
