@@ -11,7 +11,7 @@ from collectives.cost import NETWORK, Link, Network
 from collectives.executor import SEGMENT_BYTES
 
 ROUND_TRIPS = 10  # timed as one
-SMALL_BYTES, LARGE_BYTES = 8, 4 << 20  # of messages
+SMALL_BYTES, LARGE_BYTES = 8, 16 << 20  # of messages
 VECTOR_BYTES = 16 << 20  # that are folded or copied: more than cores cache
 LEAST_S = 1e-15  # for a byte, where noise says less than nothing
 
