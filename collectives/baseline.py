@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arguments import REDUCTIONS, Arguments, Operands, even
 from collectives.arrays import BFLOAT16, flat, pointer, same_memory
-from collectives.bind import REDUCTIONS, Arguments, Binding, even
-from collectives.executor import Requests
+from collectives.executor import Messages
 from collectives.plan import Plan, Progress
 
 HALVES = {np.dtype("float16"), BFLOAT16}
@@ -18,20 +18,20 @@ MPI_OPS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "av
 class NativePlan(Plan):
     """A call of the MPI library behind a plan's interface; `start()` runs it to its end."""
 
-    def __init__(self, a: Arguments, binding: Binding, mpi: MPI.Comm, progress: Progress):
-        super().__init__(f"{a.collective} mpi", binding.result, progress, a.device, [])
-        self.call = native_call(a, binding, mpi)
-        if binding.divide is not None and a.op == "avg":
-            self.divide = (binding.divide, a.size)
+    def __init__(self, a: Arguments, o: Operands, mpi: MPI.Comm, progress: Progress):
+        super().__init__(f"{a.collective} mpi", o.result, progress, a.device, [])
+        self.call = native_call(a, o, mpi)
+        if a.op == "avg" and a.collective in REDUCTIONS and o.out is not None:
+            self.divide = (o.out, a.size)
 
-    def _run(self) -> Iterator[Requests]:
+    def _run(self) -> Iterator[Messages]:
         self.device.begin()
         self.device.synchronize()
         self.call()
         if self.divide:
             self.device.divide(*self.divide)
         self.device.end()
-        yield ()
+        yield Messages([])
 
 
 def check_native(a: Arguments) -> None:
@@ -48,11 +48,11 @@ def check_native(a: Arguments) -> None:
         )
 
 
-def native_call(a: Arguments, binding: Binding, mpi: MPI.Comm) -> Callable[[], None]:
+def native_call(a: Arguments, o: Operands, mpi: MPI.Comm) -> Callable[[], None]:
     if a.collective == "barrier":
         return mpi.Barrier
     x, op = mpi_view(a.flat), MPI_OPS[a.op]
-    out: Any = None if binding.result is None else mpi_view(flat(binding.result)[1])
+    out: Any = None if o.result is None else mpi_view(flat(o.result)[1])
     here = MPI.IN_PLACE if same_memory(x, out) else x
     counts: Sequence[int]
     match a.collective:

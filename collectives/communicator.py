@@ -2,26 +2,38 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives import algorithms, arrays, environment, select
-from collectives.agreement import Agreement
+from collectives import algorithms, arrays, environment, footing, memory, select, system
+from collectives.agreement import NUM_CLAIMS, Agreement
+from collectives.algorithms import Reach
+from collectives.arguments import OPERANDS, TAKES, Arguments, Operands
 from collectives.baseline import NativePlan, check_native
-from collectives.bind import BINDERS, TAKES, Arguments, Binding
+from collectives.bind import BINDERS
 from collectives.cost import NETWORK
 from collectives.errors import CommunicationError, InputError
-from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder
+from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Messages
+from collectives.footing import Footing
+from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
 from collectives.topology import Topology
 from collectives.tuning import Tuning, parse_tuning, read_tuning
 
-# What agreement is reached by, which comes before the topology.
+# What ranks agree by before they know the topology.
 BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
+
+
+class Family(NamedTuple):
+    """What communicators that come from one by `split` have in common."""
+
+    progress: Progress
+    windows: Windows
 
 
 class Communicator:
@@ -40,7 +52,7 @@ class Communicator:
         check: bool = True,
         segment_bytes: int = SEGMENT_BYTES,
         node: int | None = None,
-        progress: Progress | None = None,
+        family: Family | None = None,
         tuning: Tuning | None = None,
     ):
         self.mpi = mpi_comm.Dup()
@@ -50,13 +62,15 @@ class Communicator:
         self._num_tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
         self._num_plans = 0
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
-        self._progress = progress or Progress(environment.crowded(shared.size))
-        self._agreement = Agreement(self.rank, self.size, self._bind_plan)
+        self._family = family or Family(Progress(environment.crowded(shared.size)), Windows())
+        self._progress = self._family.progress
+        self._agreement = Agreement(self.rank, self.size, self._bind_messages)
         self._agreement.check(f"Communicator(segment_bytes={segment_bytes})", refuse_segment(segment_bytes))
         self._node = self._find_node(shared) if node is None else node
         shared.Free()
         self.topology = Topology.from_ids(self._agreement.gather_ints(self._node))
         self._tuning = tuning or self._read_tuning()
+        self._memory = SymmetricMemory(self.mpi, self._node, self._family.windows, self._agreement.highest)
 
     def _find_node(self, shared: MPI.Comm) -> int:
         """A number that the ranks of a node have in common: their first rank."""
@@ -96,25 +110,35 @@ class Communicator:
             check=self.check,
             segment_bytes=self.segment_bytes,
             node=self._node,
-            progress=self._progress,
+            family=self._family,
             tuning=self._tuning,
         )
         part.Free()
         return made
 
     def free(self) -> None:
-        """Give the communicator back to MPI.  Collective; its plans cannot be run after."""
+        """Give the communicator back to MPI.  Collective; its plans cannot be run after.
+
+        Memory from `empty` goes when no array uses it any more.
+        """
+        self._memory.free()
         self._agreement.free()
         self.mpi.Free()
         self._letters.Free()
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: str = "cpu") -> Any:
-        """A new array, uninitialised: NumPy's, or CuPy's for device="cuda".
+        """A new array, uninitialised, in memory that every rank of the node reaches.  Collective.
 
-        Raises: ValueError where there is no such device.
+        Ranks may ask for different lengths; each node's shared memory must hold the longest for every rank.
+        device="cuda" gives a CuPy array, in memory of its own.
+
+        Raises: InputError on every rank where there is no such device, or not so much memory.
         """
-        view = arrays.device(device).empty(arrays.count(shape), arrays.dtype_of(dtype))
-        return view.reshape(shape)
+        with self.agreed():
+            view_device, count, known = arrays.device(device), arrays.count(shape), arrays.dtype_of(dtype)
+        if view_device is not arrays.host():
+            return view_device.empty(count, known).reshape(shape)
+        return memory.array(self._memory.allocate(count * known.itemsize), count, known).reshape(shape)
 
     # --- collectives: the arguments, what each rank holds, and which failures there are, as in `plan` ---
 
@@ -230,47 +254,52 @@ class Communicator:
 
         Raises: InputError on every rank where one rank's arguments are wrong or ranks ask for different things.
         """
-        bound: tuple[Arguments, Binding] | None = None
+        return self._plan(collective, x, algorithm, arguments, once=False)
+
+    def _plan(self, collective: str, x: Any, algorithm: str, arguments: dict[str, Any], once: bool) -> Plan:
         said = failure = ""
+        claims = [0] * NUM_CLAIMS
         try:
-            if collective not in BINDERS:
-                raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(BINDERS)}")
+            if collective not in OPERANDS:
+                raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
             if strange := [name for name in arguments if name not in TAKES[collective]]:
                 raise ValueError(f"takes no {strange[0]}: it takes {', '.join(TAKES[collective])}")
             a = Arguments(collective, self.rank, self.size, x, **arguments)
-            if algorithm == "auto":
-                algorithm = select.choose(*self._case(collective, a.nbytes, equal=a.send_counts is None))
             if algorithm == "mpi":
                 check_native(a)
-            else:
+            elif algorithm != "auto":
                 algorithms.find(collective, algorithm).check(self.size, equal=a.send_counts is None)
             said = a.describe(algorithm)
-            if a.send_counts is None:
-                bound = a, BINDERS[collective](a)
+            operands = OPERANDS[collective](a) if a.send_counts is None else None
+            claims = footing.claims(a, operands, self._family.windows, once)
         except REFUSALS as error:
             failure = f"{collective}: {error}"
         if self.check:
-            self._agreement.check(said, failure)
+            claims = self._agreement.check(said, failure, claims)
         elif failure:
             raise InputError(failure)
-        if bound is None:
-            bound = self._bind_uneven(a)
-        return self._bind_plan(*bound, algorithm=algorithm)
+        operands = operands or self._exchange_counts(a)
+        if algorithm == "mpi":
+            return NativePlan(a, operands, self.mpi, self._progress)
+        return self._bind(a, operands, algorithm, footing.footing(claims))
 
     def explain(self, collective: str, nbytes: int = 0) -> str:
-        """Which algorithm `auto` takes for a vector of `nbytes`, why, and what the cost model predicts for each.
+        """Which algorithm a plan takes by `auto`, for a vector of `nbytes` from `empty`, why, and what the model says.
 
         The vector is what the collective is about, as in an algorithm's cost line: an all-gather's `out`.
         """
-        if collective not in BINDERS:
-            raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(BINDERS)}")
-        return select.explain(*self._case(collective, nbytes))
+        if collective not in OPERANDS:
+            raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
+        reach = Reach.MESSAGES if len(self.topology.nodes) > 1 else Reach.ARRAYS
+        memory = "ordinary" if collective == "barrier" else "symmetric"
+        return select.explain(*self._case(collective, nbytes, reach, memory))
 
-    def _case(self, collective: str, nbytes: int, equal: bool = True) -> tuple:
+    def _case(
+        self, collective: str, nbytes: int, reach: Reach, memory: str, equal: bool = True, once: bool = False
+    ) -> tuple:
         """What `select` decides by."""
-        names = algorithms.names(collective, self.size, equal)
-        candidates = tuple(algorithms.find(collective, name) for name in names)
-        return collective, nbytes, candidates, self.size, self.topology.nodes, self._tuning
+        candidates = select.usable(algorithms.rows(collective, self.size, equal), reach, nbytes, once)
+        return collective, nbytes, candidates, self.size, self.topology.nodes, self._tuning, memory
 
     # --- point to point ---
 
@@ -279,7 +308,7 @@ class Communicator:
         self._check_peer("dest", dest)
         with self._wire(x, staged_in=True) as wire:
             request = self._letters.Isend([wire, MPI.BYTE], dest, tag)
-            self._progress.wait([request])
+            self._progress.wait(Messages([request]))
 
     def recv(self, x: Any, source: int, tag: int = 0) -> Any:
         """Receive rank `source`'s array of that tag into `x`, of the same size; returns `x`."""
@@ -288,7 +317,7 @@ class Communicator:
         with self._wire(x, staged_in=False) as wire:
             request = self._letters.Irecv([wire, MPI.BYTE], source, tag)
             try:
-                self._progress.wait([request], statuses=[status])
+                self._progress.wait(Messages([request], [status]))
             except MPI.Exception as error:
                 raise CommunicationError(f"recv from rank {source} with tag {tag}: {error}") from error
         if status.Get_count(MPI.BYTE) != wire.nbytes:
@@ -326,38 +355,90 @@ class Communicator:
         failure = ""
         try:
             yield
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, MemoryError) as error:
             failure = str(error) or type(error).__name__
         self._agreement.check("", failure)
 
     # --- binding ---
 
     def _run(self, blocking: bool, collective: str, x: Any, **arguments: Any) -> Any:
-        plan = self.plan(collective, x, **arguments)
+        plan = self._plan(collective, x, arguments.pop("algorithm"), arguments, once=blocking)
         if not blocking:
             return plan.start()
         result = plan()
         plan.free()
         return result
 
-    def _bind_uneven(self, a: Arguments) -> tuple[Arguments, Binding]:
-        """An all-to-all of uneven chunks: ask the other ranks how much will come."""
+    def _exchange_counts(self, a: Arguments) -> Operands:
+        """Of an all-to-all of uneven chunks: ask the other ranks how much will come."""
         sends = np.array(a.send_counts, np.int64)
-        incoming = self._bind_plan(Arguments("all_to_all", self.rank, self.size, sends))().tolist()
+        incoming = self._bind_messages(Arguments("all_to_all", self.rank, self.size, sends))().tolist()
         with self.agreed():
             if a.recv_counts not in (None, incoming):
                 raise ValueError(
                     f"all_to_all: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
                 )
             a.recv_counts = incoming
-            binding = BINDERS["all_to_all"](a)
-        return a, binding
+            return OPERANDS["all_to_all"](a)
 
-    def _bind_plan(self, a: Arguments, binding: Binding | None = None, algorithm: str = "") -> Plan:
+    def _bind(self, a: Arguments, operands: Operands, algorithm: str, footing: Footing) -> Plan:
+        reach = self._reach(footing)
+        equal = a.send_counts is None
+        if algorithm == "auto":
+            memory = "symmetric" if footing.symmetric else "ordinary"
+            case = self._case(a.collective, footing.nbytes, reach, memory, equal, footing.once)
+            algorithm = select.choose(*case)
+        row = algorithms.find(a.collective, algorithm)
+        if row.reach > reach:
+            raise InputError(f"{a.collective}: {self._out_of_reach(row, footing)}")
+        if row.reach:
+            return self._bind_direct(row, a, operands, footing)
+        return self._bind_messages(a, operands, algorithm)
+
+    def _reach(self, footing: Footing) -> Reach:
+        """How far the ranks reach into each other's memory."""
+        if len(self.topology.nodes) > 1 or not footing.on_host:
+            return Reach.MESSAGES
+        return Reach.ARRAYS if footing.symmetric or self._reads_processes else Reach.STAGES
+
+    @cached_property
+    def _reads_processes(self) -> bool:
+        """Whether every rank may read and write the others' memory through the system.  Collective."""
+        rows = self._agreement.gather_rows(system.invitation())
+        return not any(self._agreement.highest([not system.accept(rows.tolist())]))
+
+    def _out_of_reach(self, row: algorithms.Algorithm, footing: Footing) -> str:
+        usable = [r for r in algorithms.rows(row.collective, self.size, True) if r.reach <= self._reach(footing)]
+        if len(self.topology.nodes) > 1:
+            why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
+        elif not footing.on_host:
+            why = "arrays in host memory"
+        else:
+            why = "arrays from comm.empty, as the system lets no process read another's memory"
+        return f"algorithm {row.name!r} needs {why}: use {', '.join(['auto', *(r.name for r in usable), 'mpi'])}"
+
+    def _bind_direct(self, row: algorithms.Algorithm, a: Arguments, o: Operands, footing: Footing) -> Plan:
+        from collectives import program  # which brings the compiler
+
+        dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
+        fold = program.Fold(a.op, dtype, self.size if a.op == "avg" else 1)
+        views = o.inputs if a.collective == "broadcast" else o.inputs + o.outputs
+        segments = max(1, -(-footing.chunk_bytes // program.PIPELINED_BYTES)) if row.segmented else 1
+        binder = program.ProgramBinder(
+            self._world_ranks, self._memory, self._agreement.gather_rows, self._progress.crowded
+        )
+        rounds = row.rounds(self.rank, self.size, a.root, ())
+        bound = binder.bind(rounds, views, fold, self.rank, segments)
+        return Plan(f"{a.collective} {row.name}", o.result, self._progress, a.device, [bound], only=bound)
+
+    @cached_property
+    def _world_ranks(self) -> list[int]:
+        ranks = range(self.size)
+        return list(MPI.Group.Translate_ranks(self.mpi.Get_group(), ranks, MPI.COMM_WORLD.Get_group()))
+
+    def _bind_messages(self, a: Arguments, operands: Operands | None = None, algorithm: str = "") -> Plan:
         algorithm = algorithm or BOOKKEEPING[a.collective]
-        binding = binding or BINDERS[a.collective](a)
-        if algorithm == "mpi":
-            return NativePlan(a, binding, self.mpi, self._progress)
+        binding = BINDERS[a.collective](a, operands or OPERANDS[a.collective](a))
         self._num_plans += 1  # the same on every rank, since binding is collective
         first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS
         binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes)

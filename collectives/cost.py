@@ -36,7 +36,7 @@ class Network(NamedTuple):
     between: Link = Link(3e-5, 8e-10)  # between two nodes, of which one rank each talks: ping_pong
     gamma_s_per_byte: float = 1e-10  # to fold a byte that has arrived, or that is pulled, all cores at it: fold_rate
     copy_s_per_byte: float = 1e-10  # to copy a byte, all cores at it: copy_rate
-    meet_s: float = 2e-6  # for a node's ranks to meet, no more than cores: not measured yet
+    meet_s: float = 2e-6  # for a node's ranks to meet, no more than cores: meeting
     cores: int = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
 
 

@@ -13,14 +13,25 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays import Device, as_bytes
-from collectives.schedule import Copy, Fold, Recv, Round, Schedule, Send
+from collectives.schedule import Copy, Fold, Meet, Recv, Round, Schedule, Send
 
 SEGMENT_BYTES = 1 << 20
 WINDOW = 2
 LARGEST_MESSAGE_BYTES = 1 << 30
 TAGS = 8  # of a plan: as many messages may go from one rank to another in a round
 
-Requests = Sequence[MPI.Request]
+
+class Messages(NamedTuple):
+    """Messages under way, to be waited for."""
+
+    requests: Sequence[MPI.Request]
+    statuses: list[MPI.Status] | None = None
+
+    def test(self) -> bool:
+        return MPI.Request.Testall(self.requests, self.statuses)
+
+    def wait(self) -> None:
+        MPI.Request.Waitall(self.requests, self.statuses)
 
 
 class Vector:
@@ -39,7 +50,8 @@ class Vector:
 
     def add_scratch(self, schedule: Schedule, device: Device) -> None:
         """Add working space for the chunks that a schedule uses beyond the collective's own, each like the first."""
-        num_chunks = max((m.run.stop for moves in schedule for m in moves), default=0) - len(self.places)
+        num_chunks = max((m.run.stop for moves in schedule for m in moves if not isinstance(m, Meet)), default=0)
+        num_chunks -= len(self.places)
         if num_chunks > 0:
             array, begin, end = self.places[0]
             scratch = device.empty(num_chunks * (end - begin), array.dtype)
@@ -102,27 +114,27 @@ class BoundRound(NamedTuple):
     lanes: list[Lane]
     fold_late: bool  # a fold writes what a plain send reads: all sends first
 
-    def run(self, device: Device) -> Iterator[Requests]:
+    def run(self, device: Device) -> Iterator[Messages]:
         """Start and use the round's requests; yields those to wait for before going on."""
         for target, source in self.copies:
             device.copy(target, source)
         first = [lane.requests[i] for lane in self.lanes for i in launch(lane, range(lane.window))]
         start(device, self.plain + first)
         if all(len(lane.requests) == 1 for lane in self.lanes):
-            yield self.plain + first
+            yield Messages(self.plain + first)
             for lane in self.lanes:
                 lane.after(0)
             return
         if self.fold_late:
-            yield self.plain
+            yield Messages(self.plain)
         for index in range(max(len(lane.requests) for lane in self.lanes)):
             for lane in self.lanes:
                 if index < len(lane.requests):
-                    yield lane.requests[index : index + 1]
+                    yield Messages(lane.requests[index : index + 1])
                     lane.after(index)
                     following = launch(lane, range(index + lane.window, index + lane.window + 1))
                     start(device, [lane.requests[i] for i in following])
-        yield self.plain
+        yield Messages(self.plain)
 
     def requests(self) -> list[MPI.Prequest]:
         return self.plain + [request for lane in self.lanes for request in lane.requests]
@@ -161,7 +173,7 @@ class Binder:
         copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
         plain: list[MPI.Prequest] = []
         lanes: list[Lane] = []
-        messages = [m for m in moves if not isinstance(m, Copy)]
+        messages = [m for m in moves if isinstance(m, Send | Recv | Fold)]
         for place, (move, tag) in enumerate(zip(messages, self.tags(messages), strict=True)):
             if not move.run:  # a message without contents: a signal
                 plain.append(self.request(move, tag, np.empty(0, np.uint8)))

@@ -1,19 +1,43 @@
 """A collective bound once and run often, and the waiting for it, which keeps the other started ones moving."""
 
 import os
+import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 from mpi4py import MPI
 
 from collectives.arrays import Device
 from collectives.errors import CommunicationError
-from collectives.executor import BoundRound, Requests
-from collectives.schedule import show
+from collectives.schedule import Round, show
 
 SPINS = 1000  # polls that only give up the core, before a waiting rank sleeps
 LONGEST_SLEEP_S = 1e-3
+
+
+class Waitable(Protocol):
+    """What a run waits for: messages, or other ranks' arrival."""
+
+    def test(self) -> bool:
+        """Move on without waiting; whether it is over."""
+
+    def wait(self) -> None:
+        """Return when it is over."""
+
+
+class Step(Protocol):
+    """Some rounds of a schedule, bound."""
+
+    @property
+    def moves(self) -> Round: ...
+
+    @property
+    def number(self) -> int: ...
+
+    def run(self, device: Device) -> Iterator[Waitable]: ...
+
+    def requests(self) -> Sequence[MPI.Prequest]: ...
 
 
 class Progress:
@@ -23,14 +47,14 @@ class Progress:
         self.crowded = crowded  # waiting ranks must give up the core
         self.started: list[Plan] = []
 
-    def wait(self, requests: Requests, waiting: "Plan | None" = None, statuses: list[MPI.Status] | None = None) -> None:
-        """Wait for requests, which belong to the plan `waiting` if to any."""
+    def wait(self, awaited: Waitable, waiting: "Plan | None" = None) -> None:
+        """Wait for something, which belongs to the plan `waiting` if to any."""
         others = [plan for plan in self.started if plan is not waiting]
         if not self.crowded and not others:
-            MPI.Request.Waitall(requests, statuses)
+            awaited.wait()
             return
         spins = 0
-        while not MPI.Request.Testall(requests, statuses):
+        while not awaited.test():
             for plan in others:
                 plan.advance()
             spins += 1
@@ -54,20 +78,31 @@ class Plan:
     the requests back.
     """
 
-    def __init__(self, name: str, result: Any, progress: Progress, device: Device, rounds: list[BoundRound]):
+    def __init__(
+        self,
+        name: str,
+        result: Any,
+        progress: Progress,
+        device: Device,
+        rounds: Sequence[Step],
+        only: Waitable | None = None,
+    ):
         self.name, self.result = name, result
+        self._only = only  # all of the rounds, where nothing is to be done before or after
         self.device, self.rounds = device, rounds
         self.before: list[tuple[Any, Any]] = []  # copies (target, source) ahead of the rounds
         self.after: list[tuple[Any, Any]] = []
         self.divide: tuple[Any, int] | None = None
         self._progress = progress
-        self._steps: Iterator[Requests] | None = None
-        self._waiting_for: Requests = ()
-        self._round: BoundRound | None = None
+        self._steps: Iterator[Waitable] | None = None
+        self._waiting_for: Waitable | None = None
+        self._round: Step | None = None
         self._freed = False
 
     def __call__(self) -> Any:
         """Run the collective; returns the result's array."""
+        if self._only and not self._progress.started and self._only.test():
+            return self.result  # nothing else to see to: the short way for small arrays
         self.start()
         return self.wait()
 
@@ -85,6 +120,7 @@ class Plan:
     def wait(self) -> Any:
         """Wait for the end of the run; returns the result's array."""
         while self._steps is not None:
+            assert self._waiting_for is not None
             try:
                 self._progress.wait(self._waiting_for, waiting=self)
             except MPI.Exception as error:
@@ -99,8 +135,9 @@ class Plan:
 
     def advance(self) -> None:
         while self._steps is not None:
+            assert self._waiting_for is not None
             try:
-                if not MPI.Request.Testall(self._waiting_for):
+                if not self._waiting_for.test():
                     return
             except MPI.Exception as error:
                 raise self._failure(error) from error
@@ -110,7 +147,7 @@ class Plan:
         """Give the persistent requests back to MPI.  The plan cannot be run after."""
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is under way: wait() before free()")
-        self._freed = True
+        self._freed, self._only = True, None
         if not self.device.mpi_reads:
             self.device.synchronize()  # copies out of the host memory that goes with the plan
         for bound in self.rounds:
@@ -119,25 +156,25 @@ class Plan:
         self.rounds = []
 
     def __del__(self) -> None:
-        if self.rounds and self._steps is None and not MPI.Is_finalized():
+        if self.rounds and self._steps is None and not sys.is_finalizing() and not MPI.Is_finalized():
             self.free()
 
     def _next(self) -> None:
         assert self._steps is not None
         try:
-            requests = next(self._steps, None)
+            awaited = next(self._steps, None)
         except MPI.Exception as error:
             raise self._failure(error) from error
-        if requests is None:
+        if awaited is None:
             self._end()
         else:
-            self._waiting_for = requests
+            self._waiting_for = awaited
 
     def _end(self) -> None:
         self._steps = None
         self._progress.started.remove(self)
 
-    def _run(self) -> Iterator[Requests]:
+    def _run(self) -> Iterator[Waitable]:
         device = self.device
         device.begin()
         for target, source in self.before:

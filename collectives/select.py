@@ -1,13 +1,22 @@
 """What `algorithm="auto"` means: the fastest algorithm by measurement, else by the cost model.  It is never "mpi"."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
-from collectives.algorithms import Algorithm
+from collectives.algorithms import Algorithm, Reach
 from collectives.cost import NETWORK, Network, Nodes, predict
 from collectives.tuning import Case, Tuning
 
 UNTUNED = Tuning()
-Candidates = tuple[Algorithm, ...]  # rows of one collective whose preconditions hold
+ONCE_BYTES = 1 << 16  # below this, a call without a plan goes by messages: more costs more to bind than it saves
+Candidates = tuple[Algorithm, ...]  # rows of one collective that can be run
+
+
+def usable(rows: Sequence[Algorithm], reach: Reach, nbytes: int, once: bool = False) -> Candidates:
+    """The rows within reach, and worth binding for a single run if that is `once`."""
+    if once and nbytes < ONCE_BYTES:
+        reach = Reach.MESSAGES
+    return tuple(row for row in rows if row.reach <= reach)
 
 
 @lru_cache(maxsize=4096)

@@ -28,11 +28,12 @@ def seconds(name: str, nbytes: int, *lengths: int, collective: str = "all_reduce
 
 @each_algorithm
 def test_in_a_node_the_time_is_the_cost_line(row):
-    network = NETWORK._replace(copy_s_per_byte=0.0)  # which cost lines leave out
+    row = row._replace(apart=False)
+    a, b, network = (MEET, COPY, NETWORK) if row.reach else (ALPHA, BETA, NETWORK._replace(copy_s_per_byte=0.0))
     for size in sizes(row):
         alpha, beta, gamma = COSTS[row.collective, row.name](size)
         for nbytes in (0, 1, 1000, 1 << 20):
-            line = alpha * ALPHA + nbytes / size * (beta * BETA + gamma * GAMMA)
+            line = alpha * a + nbytes / size * (beta * b + gamma * GAMMA)
             predicted = predict(row, nbytes, size, nodes_of(size), network=network)
             if row.name == "double_tree":  # whose line says "at most", and where a rank may send to two in a round
                 assert alpha * ALPHA <= predicted <= line + alpha * ALPHA

@@ -230,7 +230,8 @@ def double_tree_rounds(p):
     return 2 * (2 * floor_log2(p - 1) + (p + 1) // 2) if p > 1 else 0
 
 
-# (collective, name): p -> the cost line's factors of alpha, of n/p beta and of n/p gamma
+# (collective, name): p -> the cost line's factors of alpha, of n/p beta and of n/p gamma; of direct algorithms, which
+# copy where others send, and meet
 COSTS = {
     ("all_reduce", "ring"): lambda p: (2 * (p - 1), 2 * (p - 1), p - 1),
     ("all_reduce", "recursive_doubling"): lambda p: (
@@ -274,13 +275,30 @@ COSTS = {
     ("gather", "binomial"): lambda p: (ceil_log2(p), p - 1, 0),
     ("scatter", "binomial"): lambda p: (ceil_log2(p), p - 1, 0),
     ("barrier", "dissemination"): lambda p: (ceil_log2(p), 0, 0),
+    ("all_reduce", "one_shot"): lambda p: (1, p, p * p),
+    ("all_reduce", "two_shot"): lambda p: (3, p - 1, p),
+    ("all_reduce", "staged_two_shot"): lambda p: (2, 2 * p, p),
+    ("reduce_scatter", "direct"): lambda p: (2, 0, p),
+    ("reduce_scatter", "staged"): lambda p: (1, p, p),
+    ("all_gather", "direct"): lambda p: (2, p - 1, 0),
+    ("all_gather", "staged"): lambda p: (1, p, 0),
+    ("all_to_all", "direct"): lambda p: (2, p, 0),
+    ("all_to_all", "staged"): lambda p: (1, 2 * p, 0),
+    ("broadcast", "direct"): lambda p: (2, p - 1, 0),
+    ("broadcast", "staged"): lambda p: (1, 2 * p if p > 1 else 1, 0),
+    ("reduce", "direct"): lambda p: (2, p, p),
+    ("gather", "direct"): lambda p: (2, p - 1, 0),
+    ("scatter", "direct"): lambda p: (2, int(p > 1), 0),
+    ("barrier", "direct"): lambda p: (1, 0, 0),
 }
 
 
 def cost(algorithm, size):
-    """Rounds with messages, and the chunks that the busiest rank of each round sends and folds."""
+    """Rounds with messages, or meetings; and the chunks that each round's busiest rank sends, or copies, and folds."""
     schedules = {rank: list(algorithm(rank, size)) for rank in range(size)}
     counted = count(tally(schedules, nodes_of(size)))
+    if counted.meets:
+        return counted.meets, counted.copied, counted.folded
     return counted.messages, counted.sent, counted.folded
 
 

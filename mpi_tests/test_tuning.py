@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from collectives import algorithms, select
+from collectives.algorithms import Reach
 from collectives.cost import Link, Network
 from collectives.errors import InputError
 from collectives.tuning import Case, Tuning, limits, parse_tuning, to_json
@@ -26,8 +27,8 @@ MEASURED = {
 TUNING = Tuning(NETWORK, "t.json", MEASURED, {"mpi": "an MPI", "ranks": 4, "nodes": [4], "cores": [16]})
 
 
-def candidates(collective: str, size: int = 4, equal: bool = True) -> tuple:
-    return tuple(algorithms.find(collective, name) for name in algorithms.names(collective, size, equal))
+def candidates(collective: str, size: int = 4, equal: bool = True, reach=Reach.MESSAGES, **once) -> tuple:
+    return select.usable(algorithms.rows(collective, size, equal), reach, 1000, **once)
 
 
 def test_a_file_says_what_was_measured():
@@ -71,12 +72,23 @@ def test_what_was_measured_is_followed_and_nothing_else():
 
 def test_the_model_ranks_all_there_are():
     names = [name for name, _ in select.ranking(1 << 20, candidates("all_gather", 3), 3, nodes_of(3))]
-    assert sorted(names) == sorted(algorithms.names("all_gather", 3))
+    assert sorted(names) == sorted(row.name for row in candidates("all_gather", 3))
     assert "mpi" not in names
     assert model(64, lengths=(8,)) == "recursive_doubling"
     assert model(1 << 26, lengths=(8,)) in ("ring", "rabenseifner")
     assert model(1 << 26, lengths=(8, 8)) == "hierarchical"
     assert model(1 << 26, lengths=(1,)) == algorithms.names("all_reduce")[0]  # of equal ones, the first
+
+
+def test_what_is_in_reach_and_worth_binding_is_usable():
+    near, far = candidates("all_reduce", reach=Reach.ARRAYS), candidates("all_reduce")
+    assert [row.name for row in near] == algorithms.names("all_reduce", 4)
+    assert {row.reach for row in far} == {Reach.MESSAGES} != {row.reach for row in near}
+    assert candidates("all_reduce", reach=Reach.ARRAYS, once=True) == far
+    for nbytes in (8, 1 << 24):
+        best = select.ranking(nbytes, near, 4, nodes_of(4))[0][0]
+        assert algorithms.find("all_reduce", best).reach
+        assert select.ranking(nbytes, near, 1, nodes_of(1))[0] == ("ring", 0)
 
 
 def test_explanations():
@@ -175,7 +187,8 @@ def test_auto_follows_the_file_of_rank_0(comm, monkeypatch, folder):
     measured = comm.size == 4
     assert (tuned.plan("all_reduce", np.zeros(125)).name == "all_reduce binomial") == measured
     assert (tuned.plan("all_reduce", np.zeros(1 << 17)).name == "all_reduce double_tree") == measured
-    assert tuned.plan("all_to_all", np.zeros(8), send_counts=[8 // comm.size] * comm.size).name == "all_to_all pairwise"
+    assert (tuned.plan("all_reduce", tuned.empty(125)).name == "all_reduce ring") == measured or comm.size == 1
+    assert tuned.plan("all_to_all", np.zeros(8), send_counts=[8 // comm.size] * comm.size).name != "all_to_all bruck"
     assert tuned.all_reduce(np.ones(3)).tolist() == [comm.size] * 3
     words = f"{'measured to be the fastest' if measured else 'not measured'} ({folder / 't.json'})"
     assert comm.rank or tuned.explain("all_reduce", 1000).splitlines()[1].startswith(words)
@@ -238,7 +251,7 @@ def test_bench_tunes_and_a_script_follows(tmp_path):
         "import collectives\ncomm = collectives.world()\nif comm.rank == 0: print(comm.explain('all_reduce', 1024))\n"
     )
     ended = launch(4, "python", script, env={"COLLECTIVES_TUNING": str(file)})
-    case = Case("all_reduce", "ordinary", 4, 1)
+    case = Case("all_reduce", "symmetric", 4, 1)
     assert ended.stdout.splitlines()[0].endswith(f"on 4 ranks of 1 node: {tuning.find(case, 1024)}"), ended.stderr
     assert f"measured to be the fastest ({file})" in ended.stdout
 

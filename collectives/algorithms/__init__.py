@@ -1,11 +1,13 @@
 """The registry: which algorithms there are for each collective."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 from collectives.algorithms import (
     bruck,
     chain,
+    direct,
     dissemination,
     double_tree,
     hierarchical,
@@ -33,6 +35,14 @@ EVEN_SIZE = Precondition(lambda size, equal: size == 1 or size % 2 == 0, "an eve
 EQUAL_CHUNKS = Precondition(lambda size, equal: equal, "equal chunks")
 
 
+class Reach(IntEnum):
+    """How far ranks reach into each other's memory; each includes those before."""
+
+    MESSAGES = 0  # not at all
+    STAGES = 1  # memory that the library allocates for a plan
+    ARRAYS = 2  # the callers' arrays
+
+
 class Algorithm(NamedTuple):
     """A row of the registry."""
 
@@ -41,10 +51,15 @@ class Algorithm(NamedTuple):
     schedule: Callable[..., Schedule]
     precondition: Precondition = NOTHING
     over_nodes: bool = False  # the schedule takes the ranks of each node
+    reach: Reach = Reach.MESSAGES
+    apart: bool = False  # the schedule can put its result in chunks of their own
+    segmented: bool = False  # a direct schedule whose phases follow each other, segment by segment
 
     def rounds(self, rank: int, size: int, root: int, nodes: tuple[tuple[int, ...], ...]) -> list[Round]:
         """The schedule of a rank, with the arguments that it takes."""
-        more = {"root": root} if self.collective in ROOTED else {"nodes": nodes} if self.over_nodes else {}
+        more: dict[str, Any] = {"root": root} if self.collective in ROOTED else {}
+        more |= {"nodes": nodes} if self.over_nodes else {}
+        more |= {"apart": True} if self.apart else {}
         return list(self.schedule(rank, size, **more))
 
     def check(self, size: int, equal: bool = True) -> None:
@@ -58,6 +73,14 @@ class Algorithm(NamedTuple):
             raise ValueError(
                 f"algorithm {self.name!r} needs {self.precondition.words}: on {size} ranks{with_chunks}, use {others}"
             )
+
+
+def staged(collective: str, name: str, schedule: Callable[..., Schedule], apart: bool = True) -> Algorithm:
+    return Algorithm(collective, name, schedule, reach=Reach.STAGES, apart=apart, segmented=True)
+
+
+def reading(collective: str, name: str, schedule: Callable[..., Schedule], apart: bool = True) -> Algorithm:
+    return Algorithm(collective, name, schedule, reach=Reach.ARRAYS, apart=apart)
 
 
 REGISTRY = (
@@ -83,6 +106,21 @@ REGISTRY = (
     Algorithm("gather", "binomial", tree.gather),
     Algorithm("scatter", "binomial", tree.scatter),
     Algorithm("barrier", "dissemination", dissemination.barrier),
+    staged("all_reduce", "one_shot", direct.one_shot),
+    Algorithm("all_reduce", "two_shot", direct.two_shot, reach=Reach.ARRAYS, apart=True, segmented=True),
+    staged("all_reduce", "staged_two_shot", direct.staged_two_shot),
+    reading("reduce_scatter", "direct", direct.reduce_scatter),
+    staged("reduce_scatter", "staged", direct.staged_reduce_scatter),
+    reading("all_gather", "direct", direct.all_gather),
+    staged("all_gather", "staged", direct.staged_all_gather),
+    reading("all_to_all", "direct", direct.all_to_all, apart=False),
+    staged("all_to_all", "staged", direct.staged_all_to_all, apart=False),
+    reading("broadcast", "direct", direct.broadcast, apart=False),
+    staged("broadcast", "staged", direct.staged_broadcast, apart=False),
+    Algorithm("reduce", "direct", direct.reduce, reach=Reach.ARRAYS, apart=True, segmented=True),
+    reading("gather", "direct", direct.gather),
+    reading("scatter", "direct", direct.scatter),
+    staged("barrier", "direct", direct.barrier, apart=False),
 )
 
 
@@ -90,12 +128,17 @@ def names(collective: str, size: int | None = None, equal: bool = True) -> list[
     """The names that `algorithm=` takes for a collective, besides "auto" and "mpi": all, or those for `size` ranks.
 
     >>> names("all_gather")
-    ['ring', 'recursive_doubling', 'bruck', 'neighbor']
+    ['ring', 'recursive_doubling', 'bruck', 'neighbor', 'direct', 'staged']
     >>> names("all_gather", size=3)
-    ['ring', 'recursive_doubling', 'bruck']
+    ['ring', 'recursive_doubling', 'bruck', 'direct', 'staged']
     """
-    rows = [row for row in REGISTRY if row.collective == collective]
-    return [row.name for row in rows if size is None or row.precondition.holds(size, equal)]
+    return [row.name for row in rows(collective, size, equal)]
+
+
+def rows(collective: str, size: int | None = None, equal: bool = True) -> list[Algorithm]:
+    """The registry's rows of a collective: all, or those for `size` ranks."""
+    every = [row for row in REGISTRY if row.collective == collective]
+    return [row for row in every if size is None or row.precondition.holds(size, equal)]
 
 
 def find(collective: str, name: str) -> Algorithm:

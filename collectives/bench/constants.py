@@ -30,8 +30,12 @@ def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
     nodes = comm.topology.nodes
     cores = int(comm.all_reduce(np.array([environment.cores()]), op="min")[0])
     has_core = nodes[comm.topology.node_of[comm.rank]].index(comm.rank) < cores
+    crowd = max(1.0, max(map(len, nodes)) / cores)  # meetings are of all ranks, and the model multiplies by this
     network = NETWORK._replace(
-        gamma_s_per_byte=fold_rate(timer, has_core), copy_s_per_byte=copy_rate(timer, has_core), cores=cores
+        gamma_s_per_byte=fold_rate(timer, has_core),
+        copy_s_per_byte=copy_rate(timer, has_core),
+        meet_s=meeting(comm, timer) / crowd,
+        cores=cores,
     )
     if near := next((node for node in nodes if len(node) > 1), None):
         network = network._replace(within=ping_pong(comm, timer, *near[:2]))
@@ -81,3 +85,14 @@ def copy_rate(timer: Timer, has_core: bool) -> float:
     source, target = np.ones(VECTOR_BYTES, np.uint8), np.zeros(VECTOR_BYTES, np.uint8)
     device = arrays.device("cpu")
     return timer((lambda: device.copy(target, source)) if has_core else nothing) / VECTOR_BYTES
+
+
+def meeting(comm: Communicator, timer: Timer) -> float:
+    """Seconds for the ranks of a node to meet, on all nodes at once."""
+    node = comm.split(comm.topology.node_of[comm.rank])
+    assert node is not None
+    meet = node.plan("barrier", algorithm="direct")
+    seconds = timer(meet)
+    meet.free()
+    node.free()
+    return seconds

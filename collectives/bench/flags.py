@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from collectives import algorithms
-from collectives.bind import BINDERS
+from collectives.arguments import OPERANDS
 
 SUFFIXES = {"K": 10, "M": 20, "G": 30}
 
@@ -43,7 +43,7 @@ def parse(description: str) -> argparse.Namespace:
         "python -m collectives.bench", None, description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING")
-    parser.add_argument("--collectives", nargs="+", default=list(BINDERS), choices=BINDERS, metavar="NAME")
+    parser.add_argument("--collectives", nargs="+", default=list(OPERANDS), choices=OPERANDS, metavar="NAME")
     parser.add_argument("--algorithms", nargs="+", metavar="NAME", help='these only; "mpi" is the MPI library\'s own')
     parser.add_argument("-b", "--begin", type=num_bytes, default="8", help="smallest vector, as in 8, 64K, 1M (8)")
     parser.add_argument("-e", "--end", type=num_bytes, default="64M", help="largest vector (64M)")

@@ -33,10 +33,11 @@ class Trial:
         self.nbytes = count * DTYPE.itemsize
         self.given, self.wanted = self.numbers()
         empty: Callable[..., Any] = comm.empty if memory == "symmetric" else np.empty
-        self.x = None if self.given is None else empty(len(self.given), DTYPE)
+        x, out = (empty(0 if numbers is None else len(numbers), DTYPE) for numbers in (self.given, self.wanted))
+        self.x = None if self.given is None else x
         self.arguments: dict[str, Any] = {}
         if collective not in IN_PLACE and self.wanted is not None:
-            self.arguments["out"] = empty(len(self.wanted), DTYPE)
+            self.arguments["out"] = out
 
     def numbers(self) -> tuple[Any, Any]:
         """What this rank gives, and what it must get; None for no array."""

@@ -1,0 +1,221 @@
+"""Our collectives beside the MPI library's own and gloo's, in one run, for each size in turn.
+
+    mpirun -n 2 python benchmarks/peers.py --out benchmarks/results/peers-openmpi-2.json
+
+Times are of the slowest rank, in turn over the peers, and medians; results are checked.  Sizes are of the whole
+vector: what all_reduce, reduce_scatter and all_to_all take, what all_gather gives, what broadcast sends.  "copy" is
+every rank copying its share of the collective's result at once, by NumPy: no collective can be faster from memory.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import collectives
+from collectives.job import library_name, start_mpi
+
+MPI = start_mpi()
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+LONG_ENOUGH_S = 2e-4  # a measurement of many calls lasts about as long
+
+
+def arrays(collective: str, nbytes: int, size: int, empty: Callable) -> tuple[Any, Any]:
+    """Input and output of one rank; the same array where the collective works in place."""
+    count = nbytes // 4
+    match collective:
+        case "all_reduce" | "broadcast":
+            x = empty(count)
+            return x, x
+        case "reduce_scatter":
+            return empty(count), empty(count // size)
+        case "all_gather":
+            return empty(count // size), empty(count)
+        case _:
+            return empty(count), empty(count)
+
+
+def ours(comm: collectives.Communicator, collective: str, x: Any, out: Any, algorithm: str) -> Callable:
+    more = {} if x is out else {"out": out}
+    return comm.plan(collective, x, algorithm=algorithm, **more)
+
+
+def library(mpi: Any, collective: str, x: Any, out: Any) -> Callable:
+    here = [x, x.size, MPI.FLOAT]
+    there = [out, out.size, MPI.FLOAT]
+    match collective:
+        case "all_reduce":
+            return lambda: mpi.Allreduce(MPI.IN_PLACE, there)
+        case "reduce_scatter":
+            return lambda: mpi.Reduce_scatter_block(here, there)
+        case "all_gather":
+            return lambda: mpi.Allgather(here, [out, x.size, MPI.FLOAT])
+        case "all_to_all":
+            each = x.size // mpi.size
+            return lambda: mpi.Alltoall([x, each, MPI.FLOAT], [out, each, MPI.FLOAT])
+        case _:
+            return lambda: mpi.Bcast(here, 0)
+
+
+def gloo(collective: str, x: Any, out: Any) -> Callable:
+    import torch
+    from torch import distributed
+
+    here, there = torch.from_numpy(x), torch.from_numpy(out)
+    match collective:
+        case "all_reduce":
+            return lambda: distributed.all_reduce(there)
+        case "reduce_scatter":
+            return lambda: distributed.reduce_scatter_tensor(there, here)
+        case "all_gather":
+            return lambda: distributed.all_gather_into_tensor(there, here)
+        case "all_to_all":
+            return lambda: distributed.all_to_all_single(there, here)
+        case _:
+            return lambda: distributed.broadcast(here, 0)
+
+
+def copy(collective: str, nbytes: int, size: int) -> Callable:
+    """A rank's share of the least that must be read and written."""
+    share = {"reduce_scatter": (size + 1) / (2 * size), "broadcast": (size - 1) / size}.get(collective, 1)
+    source = np.ones(max(1, int(nbytes * share) // 4), "float32")
+    target = np.ones_like(source)
+    return lambda: np.copyto(target, source)
+
+
+def fill(collective: str, x: Any, rank: int) -> None:
+    x[:] = np.arange(len(x)) % 7 + rank
+
+
+def is_right(collective: str, out: Any, rank: int, size: int) -> bool:
+    """Whether the result is what small whole numbers give exactly."""
+    n = len(out)
+    match collective:
+        case "all_reduce":
+            want = size * (np.arange(n) % 7) + size * (size - 1) // 2
+        case "reduce_scatter":
+            want = size * ((np.arange(n) + rank * n) % 7) + size * (size - 1) // 2
+        case "all_gather":
+            want = np.concatenate([np.arange(n // size) % 7 + r for r in range(size)])
+        case "all_to_all":
+            want = np.concatenate([(np.arange(n // size) + rank * (n // size)) % 7 + r for r in range(size)])
+        case _:
+            want = np.arange(n) % 7
+    return bool(np.array_equal(out, want.astype("float32")))
+
+
+def start_gloo(mpi: Any) -> bool:
+    """Start torch.distributed on gloo among the ranks, which are all on this machine."""
+    from torch import distributed
+
+    port = mpi.bcast(29400 + os.getpid() % 1000 if mpi.rank == 0 else None)
+    address = f"tcp://127.0.0.1:{port}"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    distributed.init_process_group(
+        "gloo", init_method=address, rank=mpi.rank, world_size=mpi.size, timeout=timedelta(seconds=60)
+    )
+    return True
+
+
+class Contestant:
+    """Something to be timed, on arrays of its own."""
+
+    def __init__(self, mpi: Any, collective: str, call: Callable, x: Any, out: Any):
+        self.mpi, self.collective, self.call, self.x, self.out = mpi, collective, call, x, out
+        self.calls = 1
+
+    def check(self) -> None:
+        if self.x is None:
+            return
+        for _ in range(2):  # stages are used in turn
+            fill(self.collective, self.x, self.mpi.rank)
+            self.call()
+            right = is_right(self.collective, self.out, self.mpi.rank, self.mpi.size)
+            if not self.mpi.allreduce(right, MPI.LAND):
+                raise SystemExit(f"{self.collective}: wrong result of {self.call}")
+        if self.collective == "all_reduce":
+            self.x[:] = 0  # sums of sums overflow
+
+    def time(self) -> float:
+        """Seconds a call takes on the slowest rank."""
+        self.mpi.Barrier()
+        begin = time.perf_counter()
+        for _ in range(self.calls):
+            self.call()
+        return self.mpi.allreduce((time.perf_counter() - begin) / self.calls, MPI.MAX)
+
+    def settle(self) -> None:
+        """Warm up, and find how many calls make a measurement."""
+        self.time()
+        self.calls = max(1, min(400, int(LONG_ENOUGH_S / self.time())))
+        self.calls = self.mpi.bcast(self.calls)
+
+
+def contest(comm: collectives.Communicator, mpi: Any, collective: str, nbytes: int, args: Any) -> dict[str, float]:
+    """Median seconds of each contestant."""
+    size = comm.size
+    empties = {"symmetric": comm.empty, "ordinary": lambda count: np.empty(count, "float32")}
+    contestants = {"copy": Contestant(mpi, collective, copy(collective, nbytes, size), None, None)}
+    for memory in args.memory:
+        for algorithm in args.algorithms:
+            known = collectives.algorithms.names(collective, size)
+            if algorithm == "auto" or algorithm in known:
+                x, out = arrays(collective, nbytes, size, empties[memory])
+                call = ours(comm, collective, x, out, algorithm)
+                contestants[f"{algorithm} {memory}"] = Contestant(mpi, collective, call, x, out)
+    makers = {"mpi": lambda x, out: library(mpi, collective, x, out), "gloo": lambda x, out: gloo(collective, x, out)}
+    for peer in args.peers:
+        x, out = arrays(collective, nbytes, size, empties["ordinary"])
+        contestants[peer] = Contestant(mpi, collective, makers[peer](x, out), x, out)
+    for contestant in contestants.values():
+        contestant.check()
+        contestant.settle()
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(args.repeats):
+        for name, contestant in contestants.items():
+            times[name].append(contestant.time())
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
+def parse_size(text: str) -> int:
+    return int(text.rstrip("KM")) << {"K": 10, "M": 20}.get(text[-1], 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--collectives", nargs="+", default=COLLECTIVES)
+    parser.add_argument("--begin", type=parse_size, default=8)
+    parser.add_argument("--end", type=parse_size, default=64 << 20)
+    parser.add_argument("--memory", nargs="+", default=["symmetric", "ordinary"])
+    parser.add_argument("--algorithms", nargs="+", default=["auto"])
+    parser.add_argument("--peers", nargs="*", default=["mpi", "gloo"])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    args = parser.parse_args()
+    comm, mpi = collectives.world(), MPI.COMM_WORLD
+    if "gloo" in args.peers:
+        start_gloo(mpi)
+    results = []
+    for collective in args.collectives:
+        nbytes = args.begin
+        while nbytes <= args.end:
+            if nbytes // 4 >= comm.size:
+                seconds = contest(comm, mpi, collective, nbytes, args)
+                results.append({"collective": collective, "bytes": nbytes, "seconds": seconds})
+                if comm.rank == 0:
+                    line = "  ".join(f"{name} {s * 1e6:.1f}" for name, s in seconds.items())
+                    print(f"{collective:>14} {nbytes:>9}  {line}", flush=True)
+            nbytes *= 2
+    if args.out and comm.rank == 0:
+        header = {"ranks": comm.size, "cores": os.cpu_count(), "mpi": library_name(MPI), "numpy": np.__version__}
+        args.out.write_text(json.dumps({**header, "repeats": args.repeats, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

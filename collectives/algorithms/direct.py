@@ -1,0 +1,317 @@
+"""Direct algorithms: the ranks of a node read each other's memory, with no message in between.
+
+Each is one or two phases between meetings.  *In place* the ranks read the callers' arrays themselves, and meet before,
+so that all are there, and after, so that all have been read.  *Staged*, each rank first copies what the others will
+read to a stage of its own; there are two stages, used in turn, so that one meeting a run is enough.
+
+`apart`: the result is chunks p to 2p-1 of the working vector, otherwise chunks 0 to p-1, over the input.
+In the cost lines, gamma is for a byte read and folded, beta for a byte copied, and alpha for a meeting.
+
+Source: Graham, Shipman, "MPI support for multi-core architectures: optimized shared memory collectives", 2008.
+"""
+
+from collections.abc import Iterator
+
+from collectives.schedule import Copy, Meet, Move, Pull, PullFold, Push, Round, chunk
+
+
+def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
+    """All-reduce: rank r reduces chunk r of all, then everyone reads all the results.  For large vectors.
+
+    Cost: 3 alpha + n(p-1)/p beta + n gamma.
+
+    >>> from collectives.schedule import render
+    >>> print(render(two_shot, 3))
+    round 0:  (0-2)
+    round 1:  0-2=>0 [0]+   0-2=>1 [1]+   0-2=>2 [2]+
+    round 2:  (0-2)
+    round 3:  1=>0 [1]   2=>0 [2]   2=>1 [2]   0=>1 [0]   0=>2 [0]   1=>2 [1]
+    round 4:  (0-2)
+    """
+    yield meeting(size)
+    yield (PullFold(everyone(size), chunk(rank, size), into(rank, size, apart)),)
+    yield meeting(size)
+    yield tuple(Pull(s, into(s, size, apart), into(s, size, apart)) for s in others(rank, size))
+    yield meeting(size)
+
+
+def staged_two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
+    """All-reduce: the two shots by way of two stages, one for the inputs and one for the results.
+
+    Cost: 2 alpha + 2n beta + n gamma.
+
+    >>> from collectives.schedule import render
+    >>> print(render(staged_two_shot, 2))
+    round 0:  0: [0-1]>[2-3]   1: [0-1]>[2-3]
+    round 1:  (0-1)
+    round 2:  0-1=>0 [2]>[4]+   0-1=>1 [3]>[5]+
+    round 3:  (0-1)
+    round 4:  1=>0 [5]>[1]   0=>0 [4]>[0]   0=>1 [4]>[0]   1=>1 [5]>[1]
+    """
+    first = stage(size, apart)
+    second = shift(first, size)
+    yield (Copy(range(size), first),)
+    yield meeting(size)
+    yield (PullFold(everyone(size), one(first, rank), one(second, rank)),)
+    yield meeting(size)
+    yield tuple(Pull(s, one(second, s), into(s, size, apart)) for s in (*others(rank, size), rank))
+
+
+def one_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
+    """All-reduce: everyone reads and reduces everything, staged.  For small vectors.
+
+    Cost: alpha + n beta + np gamma.
+
+    >>> from collectives.schedule import render
+    >>> print(render(one_shot, 2))
+    round 0:  0: [0-1]>[2-3]   1: [0-1]>[2-3]
+    round 1:  (0-1)
+    round 2:  0-1=>0 [2-3]>[0-1]+   0-1=>1 [2-3]>[0-1]+
+    """
+    staging = stage(size, apart)
+    yield (Copy(range(size), staging),)
+    yield meeting(size)
+    yield (PullFold(everyone(size), staging, results(size, apart)),)
+
+
+def reduce_scatter(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
+    """Rank r reduces chunk r of all.
+
+    Cost: 2 alpha + n gamma.
+
+    >>> from collectives.schedule import render
+    >>> print(render(reduce_scatter, 2))
+    round 0:  (0-1)
+    round 1:  0-1=>0 [0]+   0-1=>1 [1]+
+    round 2:  (0-1)
+    """
+    yield from in_place(size, PullFold(everyone(size), chunk(rank, size), into(rank, size, apart)))
+
+
+def staged_reduce_scatter(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
+    """Rank r reduces chunk r of all, staged.
+
+    Cost: alpha + n beta + n gamma.
+
+    >>> from collectives.schedule import render
+    >>> print(render(staged_reduce_scatter, 2))
+    round 0:  0: [0-1]>[2-3]   1: [0-1]>[2-3]
+    round 1:  (0-1)
+    round 2:  0-1=>0 [2]>[0]+   0-1=>1 [3]>[1]+
+    """
+    move = PullFold(everyone(size), chunk(rank, size), into(rank, size, apart))
+    yield from staged(size, apart, range(size), move)
+
+
+def all_gather(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
+    """Rank r starts owning chunk r; everyone reads all the others'.
+
+    Cost: 2 alpha + n(p-1)/p beta; `apart`, n beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(all_gather, 3))
+    round 0:  (0-2)
+    round 1:  1=>0 [1]   2=>0 [2]   2=>1 [2]   0=>1 [0]   0=>2 [0]   1=>2 [1]
+    round 2:  (0-2)
+    """
+    yield from in_place(size, *gather_moves(rank, size, apart))
+
+
+def staged_all_gather(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
+    """Rank r starts owning chunk r; everyone reads all the others', staged.
+
+    Cost: alpha + n beta; `apart`, n(p+1)/p beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(staged_all_gather, 2))
+    round 0:  0: [0]>[2]   1: [1]>[3]
+    round 1:  (0-1)
+    round 2:  1=>0 [3]>[1]   0=>1 [2]>[0]
+    """
+    yield from staged(size, apart, chunk(rank, size), *gather_moves(rank, size, apart))
+
+
+def gather_moves(rank: int, size: int, apart: bool) -> list[Move]:
+    own = [Copy(chunk(rank, size), into(rank, size, apart))] if apart else []
+    return [*own, *(Pull(s, chunk(s, size), into(s, size, apart)) for s in others(rank, size))]
+
+
+def all_to_all(rank: int, size: int) -> Iterator[Round]:
+    """Chunk d of rank s becomes chunk p+s of rank d, which reads it.
+
+    Cost: 2 alpha + n beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(all_to_all, 2))
+    round 0:  (0-1)
+    round 1:  0: [0]>[2]   1=>0 [0]>[3]   1: [1]>[3]   0=>1 [1]>[2]
+    round 2:  (0-1)
+    """
+    yield from in_place(size, *exchange_moves(rank, size))
+
+
+def staged_all_to_all(rank: int, size: int) -> Iterator[Round]:
+    """Chunk d of rank s becomes chunk p+s of rank d, which reads it from a stage.
+
+    Cost: alpha + 2n beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(staged_all_to_all, 2))
+    round 0:  0: [0-1]>[4-5]   1: [0-1]>[4-5]
+    round 1:  (0-1)
+    round 2:  0: [0]>[2]   1=>0 [4]>[3]   1: [1]>[3]   0=>1 [5]>[2]
+    """
+    yield from staged(size, True, range(size), *exchange_moves(rank, size))
+
+
+def exchange_moves(rank: int, size: int) -> list[Move]:
+    own = Copy(chunk(rank, size), into(rank, size, apart=True))
+    return [own, *(Pull(s, chunk(rank, size), into(s, size, apart=True)) for s in others(rank, size))]
+
+
+def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Everyone reads the root's vector, but for one chunk, which the root writes: all move as much.
+
+    Cost: 2 alpha + n(p-1)/p beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(broadcast, 3))
+    round 0:  (0-2)
+    round 1:  0~>1 [1]   0~>2 [2]   0=>1 [0]   0=>1 [2]   0=>2 [0-1]
+    round 2:  (0-2)
+    """
+    if rank == root:
+        yield from in_place(size, *(Push(d, chunk(d, size), chunk(d, size)) for d in others(rank, size)))
+    else:
+        rest = [run for run in (range(rank), range(rank + 1, size)) if run]
+        yield from in_place(size, *(Pull(root, run, run) for run in rest))
+
+
+def staged_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Everyone reads the root's vector from a stage.
+
+    Cost: alpha + 2n beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(staged_broadcast, 3))
+    round 0:  0: [0-2]>[3-5]
+    round 1:  (0-2)
+    round 2:  0=>1 [3-5]>[0-2]   0=>2 [3-5]>[0-2]
+    """
+    everything = range(size)
+    if rank == root:
+        yield from staged(size, False, everything)
+    else:
+        yield from staged(size, False, None, Pull(root, everything, everything))
+
+
+def reduce(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator[Round]:
+    """Rank r reduces chunk r of all to a stage, from where the root reads the results.
+
+    Cost: 2 alpha + n beta + n gamma.
+
+    >>> from collectives.schedule import render
+    >>> print(render(reduce, 2, root=1))
+    round 0:  (0-1)
+    round 1:  0-1=>0 [0]>[2]+   0-1=>1 [1]>[3]+
+    round 2:  (0-1)
+    round 3:  0=>1 [2]>[0]   1=>1 [3]>[1]
+    """
+    staging = stage(size, apart)
+    yield meeting(size)
+    yield (PullFold(everyone(size), chunk(rank, size), one(staging, rank)),)
+    yield meeting(size)
+    sources = everyone(size) if rank == root else ()
+    yield tuple(Pull(s, one(staging, s), into(s, size, apart)) for s in sources)
+
+
+def gather(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator[Round]:
+    """Rank r starts owning chunk r; the root reads all of them.
+
+    Cost: 2 alpha + n(p-1)/p beta; `apart`, n beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(gather, 3))
+    round 0:  (0-2)
+    round 1:  1=>0 [1]   2=>0 [2]
+    round 2:  (0-2)
+    """
+    yield from in_place(size, *(gather_moves(rank, size, apart) if rank == root else ()))
+
+
+def scatter(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator[Round]:
+    """The root starts with all chunks; rank r reads chunk r.
+
+    Cost: 2 alpha + n/p beta.
+
+    >>> from collectives.schedule import render
+    >>> print(render(scatter, 3))
+    round 0:  (0-2)
+    round 1:  0=>1 [1]   0=>2 [2]
+    round 2:  (0-2)
+    """
+    own = chunk(rank, size)
+    move = Copy(own, into(rank, size, apart)) if rank == root else Pull(root, own, into(rank, size, apart))
+    yield from in_place(size, *([] if rank == root and not apart else [move]))
+
+
+def barrier(rank: int, size: int) -> Iterator[Round]:
+    """Everyone meets.
+
+    Cost: alpha.
+
+    >>> from collectives.schedule import render
+    >>> print(render(barrier, 3))
+    round 0:  (0-2)
+    """
+    yield meeting(size)
+
+
+def in_place(size: int, *moves: Move) -> Iterator[Round]:
+    """A phase on the callers' own arrays."""
+    yield meeting(size)
+    yield moves
+    yield meeting(size)
+
+
+def staged(size: int, apart: bool, given: range | None, *moves: Move) -> Iterator[Round]:
+    """A phase on stages: run `given` is what the others read of this rank."""
+    first = stage(size, apart).start
+    yield (Copy(given, shift(given, first)),) if given else ()
+    yield meeting(size)
+    yield tuple(m._replace(theirs=shift(m.theirs, first)) if isinstance(m, Pull | PullFold) else m for m in moves)
+
+
+def everyone(size: int) -> tuple[int, ...]:
+    return tuple(range(size))
+
+
+def others(rank: int, size: int) -> list[int]:
+    """The other ranks, each rank beginning at another one, so that not all read from one at once."""
+    return [(rank + i) % size for i in range(1, size)]
+
+
+def meeting(size: int) -> Round:
+    return (Meet(everyone(size)),)
+
+
+def into(index: int, size: int, apart: bool) -> range:
+    """The chunk of the result."""
+    return one(results(size, apart), index)
+
+
+def results(size: int, apart: bool) -> range:
+    return range(size, 2 * size) if apart else range(size)
+
+
+def stage(size: int, apart: bool) -> range:
+    """The scratch chunks behind the collective's own."""
+    return shift(range(size), 2 * size if apart else size)
+
+
+def shift(run: range, by: int) -> range:
+    return range(run.start + by, run.stop + by)
+
+
+def one(run: range, index: int) -> range:
+    return run[index : index + 1]

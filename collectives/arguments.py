@@ -1,0 +1,234 @@
+"""What a collective's arguments mean: what each rank gives and gets, chunk by chunk, checked as far as one rank can."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+from collectives.algorithms import ROOTED
+from collectives.arrays import Device, check_op, flat, host, is_a, same_memory, writable
+from collectives.schedule import shares
+
+REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+
+# What each collective takes besides `x` and `algorithm`.
+TAKES = {
+    "all_reduce": ("op", "out"),
+    "reduce_scatter": ("out", "op", "counts"),
+    "all_gather": ("out", "counts"),
+    "all_to_all": ("out", "send_counts", "recv_counts"),
+    "broadcast": ("root",),
+    "reduce": ("root", "op", "out"),
+    "gather": ("root", "out", "counts"),
+    "scatter": ("root", "out", "counts"),
+    "barrier": (),
+}
+
+
+@dataclass
+class Arguments:
+    """A collective's arguments on one rank, checked as far as one rank can."""
+
+    collective: str
+    rank: int
+    size: int
+    x: Any = None
+    out: Any = None
+    op: str = "sum"
+    root: int = 0
+    counts: Sequence[int] | None = None
+    send_counts: Sequence[int] | None = None
+    recv_counts: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.collective in ROOTED and not 0 <= self.root < self.size:
+            raise ValueError(f"root {self.root} is no rank of this communicator: use 0 to {self.size - 1}")
+        self.device: Device
+        self.flat: Any
+        self.device, self.flat = (host(), None) if self.collective == "barrier" else flat(self.given)
+        if self.flat is not None and self.collective in REDUCTIONS:
+            check_op(self.op, self.flat.dtype)
+        self.counts = self.checked_counts("counts", self.counts)
+        self.send_counts = self.checked_counts("send_counts", self.send_counts)
+        self.recv_counts = self.checked_counts("recv_counts", self.recv_counts)
+        if self.recv_counts is not None and self.send_counts is None:
+            raise ValueError(f"recv_counts={self.recv_counts} need send_counts: pass them too")
+
+    @property
+    def given(self) -> Any:
+        """The array that says dtype and device: `x`, or what a scatter's receiver passes for it."""
+        return self.out if self.x is None and self.collective == "scatter" and self.rank != self.root else self.x
+
+    @property
+    def total(self) -> int:
+        """How many elements the call is about, the same on every rank."""
+        if self.x is not None:
+            return len(self.flat)
+        return sum(self.counts) if self.counts is not None else self.size * len(self.flat)
+
+    def checked_counts(self, name: str, given: Sequence[int] | None) -> list[int] | None:
+        if given is None:
+            return None
+        counts = [int(n) for n in given]
+        if len(counts) != self.size or min(counts) < 0:
+            raise ValueError(f"{name}={counts} must be {self.size} counts, one for each rank, none below 0")
+        return counts
+
+    def describe(self, algorithm: str) -> str:
+        """The call as every rank must make it, for comparison between ranks."""
+        said = []
+        if self.flat is not None:
+            uneven = "uneven counts" if self.send_counts is not None else f"{self.total} elements"
+            said += [uneven if self.counts is None else f"counts {self.counts}", str(self.flat.dtype)]
+        said += [f"op={self.op}"] * (self.collective in REDUCTIONS) + [f"root={self.root}"] * (
+            self.collective in ROOTED
+        )
+        return f"{self.collective}({', '.join([*said, f'algorithm={algorithm}'])})"
+
+    def output(self, count: int) -> tuple[Any, Any]:
+        """The caller's `out`, or a new array: as the caller sees it, and flat."""
+        if self.out is None:
+            new = like(self.device, self.given, count)
+            return new, flat(new)[1]
+        device, out = flat(self.out)
+        if device is not self.device or out.dtype != self.flat.dtype or len(out) != count:
+            raise ValueError(
+                f"out has {len(out)} elements of {out.dtype} on {device.name}: pass one of {count} of "
+                f"{self.flat.dtype} on {self.device.name}, or none"
+            )
+        check_writable(out, "out")
+        return self.out, out
+
+
+@dataclass
+class Operands:
+    """Flat arrays of a call on one rank: `given`, and `out` for the result; and where in them each chunk lies.
+
+    `counts` are the chunks' lengths.  A rank that gives or gets one chunk only has None for the others.
+    """
+
+    result: Any  # as the caller sees it
+    given: Any
+    out: Any
+    counts: list[int]
+    inputs: list[Any]
+    outputs: list[Any]
+
+    @property
+    def in_place(self) -> bool:
+        return self.given is None or self.out is None or same_memory(self.given, self.out)
+
+
+def like(device: Device, x: Any, count: int) -> Any:
+    """A new array of the library that `x` is of."""
+    if is_a(x, "torch", "Tensor"):
+        return x.new_empty(count)
+    return device.empty(count, x.dtype)
+
+
+def check_writable(view: Any, name: str) -> None:
+    if not writable(view):
+        raise ValueError(f"{name} is read-only: pass an array that may be written")
+
+
+def even(count: int, size: int) -> list[int]:
+    """Lengths of `size` chunks of `count` elements, the first ones one longer where it must be."""
+    return [len(share) for share in shares(count, size)]
+
+
+def split(array: Any, counts: Sequence[int]) -> list[Any]:
+    """An array's chunks of those lengths."""
+    return [array[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]
+
+
+def only(index: int, view: Any, size: int) -> list[Any]:
+    return [view if i == index else None for i in range(size)]
+
+
+def all_reduce_operands(a: Arguments) -> Operands:
+    counts = even(len(a.flat), a.size)
+    if a.out is None:
+        check_writable(a.flat, "x")
+    result, out = (a.x, a.flat) if a.out is None else a.output(len(a.flat))
+    return Operands(result, a.flat, out, counts, split(a.flat, counts), split(out, counts))
+
+
+def reduce_scatter_operands(a: Arguments) -> Operands:
+    counts = list(a.counts or even(len(a.flat), a.size))
+    if sum(counts) != len(a.flat):
+        raise ValueError(f"counts={counts} add up to {sum(counts)}, but x has {len(a.flat)} elements")
+    result, out = a.output(counts[a.rank])
+    return Operands(result, a.flat, out, counts, split(a.flat, counts), only(a.rank, out, a.size))
+
+
+def all_gather_operands(a: Arguments) -> Operands:
+    counts = gathered_counts(a)
+    result, out = a.output(sum(counts))
+    return Operands(result, a.flat, out, counts, only(a.rank, a.flat, a.size), split(out, counts))
+
+
+def gathered_counts(a: Arguments) -> list[int]:
+    counts = list(a.counts or [len(a.flat)] * a.size)
+    if counts[a.rank] != len(a.flat):
+        raise ValueError(f"counts={counts} say {counts[a.rank]} for rank {a.rank}, but x has {len(a.flat)} elements")
+    return counts
+
+
+def all_to_all_operands(a: Arguments) -> Operands:
+    if a.send_counts is None and len(a.flat) % a.size:
+        raise ValueError(f"x has {len(a.flat)} elements, which {a.size} ranks can't share evenly: pass send_counts")
+    send_counts = list(a.send_counts or [len(a.flat) // a.size] * a.size)
+    if sum(send_counts) != len(a.flat):
+        raise ValueError(f"send_counts={send_counts} add up to {sum(send_counts)}, but x has {len(a.flat)} elements")
+    recv_counts = list(a.recv_counts or send_counts)
+    result, out = a.output(sum(recv_counts))
+    if same_memory(out, a.flat) and len(out):
+        raise ValueError("all_to_all cannot work in place: pass an out of its own, or none")
+    return Operands(result, a.flat, out, send_counts, split(a.flat, send_counts), split(out, recv_counts))
+
+
+def broadcast_operands(a: Arguments) -> Operands:
+    if a.rank != a.root:
+        check_writable(a.flat, "x")
+    counts = even(len(a.flat), a.size)
+    chunks = split(a.flat, counts)
+    return Operands(a.x, a.flat, a.flat, counts, chunks, chunks)
+
+
+def reduce_operands(a: Arguments) -> Operands:
+    if a.rank == a.root:
+        return all_reduce_operands(a)
+    counts = even(len(a.flat), a.size)
+    return Operands(a.x, a.flat, None, counts, split(a.flat, counts), [None] * a.size)
+
+
+def gather_operands(a: Arguments) -> Operands:
+    if a.rank == a.root:
+        return all_gather_operands(a)
+    return Operands(None, a.flat, None, gathered_counts(a), only(a.rank, a.flat, a.size), [None] * a.size)
+
+
+def scatter_operands(a: Arguments) -> Operands:
+    counts = list(a.counts or even(a.total, a.size))
+    if sum(counts) != a.total:
+        raise ValueError(f"counts={counts} add up to {sum(counts)}, but x has {a.total} elements")
+    result, out = a.output(counts[a.rank])
+    inputs = split(a.flat, counts) if a.rank == a.root else [None] * a.size
+    return Operands(result, a.flat if a.rank == a.root else None, out, counts, inputs, only(a.rank, out, a.size))
+
+
+def barrier_operands(a: Arguments) -> Operands:
+    return Operands(None, None, None, [], [], [])
+
+
+OPERANDS: dict[str, Callable[[Arguments], Operands]] = {
+    "all_reduce": all_reduce_operands,
+    "reduce_scatter": reduce_scatter_operands,
+    "all_gather": all_gather_operands,
+    "all_to_all": all_to_all_operands,
+    "broadcast": broadcast_operands,
+    "reduce": reduce_operands,
+    "gather": gather_operands,
+    "scatter": scatter_operands,
+    "barrier": barrier_operands,
+}

@@ -1,0 +1,351 @@
+"""Compiled code that runs direct schedules: an interpreter of *programs*, which copy, fold and meet in shared memory.
+
+A program is an array of integers, instruction after instruction: opcode, length, operands.  Memory is given as
+addresses.  It runs without Python's lock and gives control back when it waits long, to be called again.
+
+Numba compiles it for a dtype when that is first used, and keeps the result on disk.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic, overload
+
+MEET, COPY, FOLD, FOLD16, PEEK, POKE = range(6)
+SUM, PROD, MIN, MAX = range(4)
+BFLOAT16, FLOAT16 = range(2)
+WAITING, ENDED, FAILED = range(3)  # what `run` returns
+
+# A frame: all that a program of one rank needs to run, and where it was left.
+PLACE, ARRIVED, MEETINGS, TURN, POLLS, CROWDED, FLAGS, NUM_FLAGS, WORK, CODE, CODE_END, OTHER, OTHER_END = range(13)
+VECTORS = 13  # space for the arguments of a system call
+FRAME_LENGTH = VECTORS + 4
+
+BLOCK_BYTES = 1 << 13  # what a fold sums up at a time, in the first cache
+
+memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
+sched_yield = types.ExternalFunction("sched_yield", types.int32())
+VM = types.intp(types.int32, types.intp, types.uintp, types.intp, types.uintp, types.uintp)
+process_vm_readv = types.ExternalFunction("process_vm_readv", VM)
+process_vm_writev = types.ExternalFunction("process_vm_writev", VM)
+
+
+@intrinsic
+def load_acquire(typing, address):
+    def code(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(pointer, ordering="acquire", align=8)
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+def store_release(typing, address, value):
+    def code(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        builder.store_atomic(args[1], pointer, ordering="release", align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
+def pointer_to(typing, address, like):
+    """The address as a pointer to numbers of the type of `like`."""
+
+    def code(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like)(types.int64, like), code
+
+
+@intrinsic
+def size_of(typing, number):
+    def code(context, builder, signature, args):
+        size = context.get_abi_sizeof(context.get_data_type(signature.args[0]))
+        return ir.Constant(ir.IntType(64), size)
+
+    return types.int64(number), code
+
+
+@intrinsic
+def address_of(typing, array):
+    def code(context, builder, signature, args):
+        struct = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.ptrtoint(struct.data, ir.IntType(64))
+
+    return types.int64(array), code
+
+
+@intrinsic
+def float_of_half(typing, bits):
+    def code(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), code
+
+
+@intrinsic
+def half_of_float(typing, value):
+    def code(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), code
+
+
+@intrinsic
+def bits_of_float(typing, value):
+    def code(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), code
+
+
+@intrinsic
+def float_of_bits(typing, bits):
+    def code(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), code
+
+
+@njit(inline="always")
+def float_of_bfloat16(bits):
+    return float_of_bits(np.uint32(np.uint32(bits) << np.uint32(16)))
+
+
+@njit(inline="always")
+def bfloat16_of_float(value):
+    """Round to nearest, ties to even; a NaN stays one."""
+    bits = bits_of_float(value)
+    rounded = np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+    quiet = np.uint16((bits >> np.uint32(16)) | np.uint32(0x40))
+    return rounded if value == value else quiet
+
+
+@njit(inline="always")
+def plus(a, b):
+    return a + b
+
+
+@njit(inline="always")
+def times(a, b):
+    return a * b
+
+
+def lesser(a, b):
+    """The smaller of two numbers, or the one that is none."""
+
+
+def greater(a, b):
+    """The larger of two numbers, or the one that is none."""
+
+
+@overload(lesser, inline="always")
+def compile_lesser(a, b):
+    if isinstance(a, types.Complex):  # never asked for
+        return lambda a, b: a
+    return lambda a, b: a if (a < b) | (a != a) else b
+
+
+@overload(greater, inline="always")
+def compile_greater(a, b):
+    if isinstance(a, types.Complex):
+        return lambda a, b: a
+    return lambda a, b: a if (a > b) | (a != a) else b
+
+
+# Two operands' fold, by where the result goes: a loop over arrays that may overlap would not be vectorised.
+
+
+@njit
+def fold_apart(op, total, a, b):
+    """total = a op b"""
+    if op == SUM:
+        for i in range(len(total)):
+            total[i] = plus(a[i], b[i])
+    elif op == PROD:
+        for i in range(len(total)):
+            total[i] = times(a[i], b[i])
+    elif op == MIN:
+        for i in range(len(total)):
+            total[i] = lesser(a[i], b[i])
+    else:
+        for i in range(len(total)):
+            total[i] = greater(a[i], b[i])
+
+
+@njit
+def fold_left(op, total, b):
+    """total = total op b"""
+    if op == SUM:
+        for i in range(len(total)):
+            total[i] = plus(total[i], b[i])
+    elif op == PROD:
+        for i in range(len(total)):
+            total[i] = times(total[i], b[i])
+    elif op == MIN:
+        for i in range(len(total)):
+            total[i] = lesser(total[i], b[i])
+    else:
+        for i in range(len(total)):
+            total[i] = greater(total[i], b[i])
+
+
+@njit
+def fold_right(op, total, a):
+    """total = a op total"""
+    if op == SUM:
+        for i in range(len(total)):
+            total[i] = plus(a[i], total[i])
+    elif op == PROD:
+        for i in range(len(total)):
+            total[i] = times(a[i], total[i])
+    elif op == MIN:
+        for i in range(len(total)):
+            total[i] = lesser(a[i], total[i])
+    else:
+        for i in range(len(total)):
+            total[i] = greater(a[i], total[i])
+
+
+@njit(error_model="numpy")
+def divide(total, divisor):
+    for i in range(len(total)):
+        total[i] = total[i] / divisor
+
+
+@njit
+def fold(code, at, like, work):
+    """target = source0 op source1 op ..., in this order, block by block; the target may be one of the sources."""
+    target, count, op, divisor = code[at + 2], code[at + 3], code[at + 4], code[at + 5]
+    first, num_sources = at + 7, code[at + 1] - 7
+    own = num_sources  # which of the sources is the target
+    for index in range(num_sources):
+        if code[first + index] == target:
+            own = index
+    size = size_of(like)
+    step = BLOCK_BYTES // size
+    for begin in range(0, count, step):
+        here, length = begin * size, min(step, count - begin)
+        result = carray(pointer_to(target + here, like), length)
+        a = carray(pointer_to(code[first] + here, like), length)
+        b = carray(pointer_to(code[first + 1] + here, like), length)
+        total = result if own < 2 or own == num_sources else carray(pointer_to(work, like), length)
+        if own == 0:
+            fold_left(op, total, b)
+        elif own == 1:
+            fold_right(op, total, a)
+        else:
+            fold_apart(op, total, a, b)
+        for index in range(2, num_sources):
+            if index == own:
+                fold_right(op, result, total)
+                total = result
+            else:
+                fold_left(op, total, carray(pointer_to(code[first + index] + here, like), length))
+        if divisor > 1:
+            divide(result, divisor)
+
+
+@njit
+def widen(form, wide, narrow):
+    if form == BFLOAT16:
+        for i in range(len(wide)):
+            wide[i] = float_of_bfloat16(narrow[i])
+    else:
+        for i in range(len(wide)):
+            wide[i] = float_of_half(narrow[i])
+
+
+@njit
+def narrow_down(form, narrow, wide):
+    if form == BFLOAT16:
+        for i in range(len(wide)):
+            narrow[i] = bfloat16_of_float(wide[i])
+    else:
+        for i in range(len(wide)):
+            narrow[i] = half_of_float(wide[i])
+
+
+@njit
+def fold16(code, at, work):
+    """The same of 16-bit floats, summed up in float32 and rounded once."""
+    target, count, op, divisor, form = code[at + 2], code[at + 3], code[at + 4], code[at + 5], code[at + 6]
+    first, num_sources = at + 7, code[at + 1] - 7
+    bits, number = np.uint16(0), np.float32(0)
+    step = BLOCK_BYTES // 4
+    for begin in range(0, count, step):
+        here, length = 2 * begin, min(step, count - begin)
+        total = carray(pointer_to(work, number), length)
+        more = carray(pointer_to(work + BLOCK_BYTES, number), length)
+        widen(form, total, carray(pointer_to(code[first] + here, bits), length))
+        for index in range(1, num_sources):
+            widen(form, more, carray(pointer_to(code[first + index] + here, bits), length))
+            fold_left(op, total, more)
+        if divisor > 1:
+            divide(total, divisor)
+        narrow_down(form, carray(pointer_to(target + here, bits), length), total)
+
+
+@njit
+def through_system(pid, here, there, nbytes, vectors, write):
+    """Copy from, or to, another process's memory; returns whether all of it was."""
+    vectors[0], vectors[1], vectors[2], vectors[3] = here, nbytes, there, nbytes
+    at = address_of(vectors)
+    if write:
+        return process_vm_writev(np.int32(pid), at, np.uintp(1), at + 16, np.uintp(1), np.uintp(0)) == nbytes
+    return process_vm_readv(np.int32(pid), at, np.uintp(1), at + 16, np.uintp(1), np.uintp(0)) == nbytes
+
+
+@njit
+def meet(frame, flags):
+    """Show the others that this rank is here; whether all of them are, too, after so many looks."""
+    if not frame[ARRIVED]:
+        frame[ARRIVED] = 1
+        frame[MEETINGS] += 1
+        store_release(flags[0], frame[MEETINGS])
+    polls = frame[POLLS]
+    for peer in range(1, len(flags)):
+        while load_acquire(flags[peer]) < frame[MEETINGS]:
+            polls -= 1
+            if polls < 0:
+                return False
+            if frame[CROWDED]:
+                sched_yield()
+    frame[ARRIVED] = 0
+    return True
+
+
+@njit(nogil=True, error_model="numpy", cache=True)
+def run(frame_address, like):
+    """Run a program from where it was left, until its end or until it has waited for as long as it may.
+
+    `like`: a number of the dtype to be folded.  Returns WAITING, ENDED, or FAILED where another process's memory
+    cannot be reached.
+    """
+    frame = carray(pointer_to(frame_address, np.int64(0)), FRAME_LENGTH)
+    turn = CODE + 2 * frame[TURN]
+    code = carray(pointer_to(frame[turn], np.int64(0)), frame[turn + 1])
+    flags = carray(pointer_to(frame[FLAGS], np.int64(0)), frame[NUM_FLAGS])
+    at = frame[PLACE]
+    while at < len(code):
+        opcode = code[at]
+        if opcode == MEET:
+            if not meet(frame, flags):
+                frame[PLACE] = at
+                return WAITING
+        elif opcode == COPY:
+            memcpy(code[at + 2], code[at + 3], code[at + 4])
+        elif opcode == FOLD:
+            fold(code, at, like, frame[WORK])
+        elif opcode == FOLD16:
+            fold16(code, at, frame[WORK])
+        elif not through_system(
+            code[at + 5], code[at + 2], code[at + 3], code[at + 4], frame[VECTORS:], opcode == POKE
+        ):
+            return FAILED
+        at += code[at + 1]
+    frame[PLACE] = 0
+    frame[TURN] = 1 - frame[TURN]
+    return ENDED

@@ -1,0 +1,152 @@
+"""Symmetric memory: arrays that every rank of a node reaches, in MPI shared windows."""
+
+import os
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+PAGE_BYTES = 4096
+SLAB_BYTES = 1 << 20  # blocks of up to a sixteenth of it share a window
+SHARED_MEMORY = "/dev/shm"
+
+
+@dataclass
+class Window:
+    """A shared window: where each rank's part of it begins in this process, by world rank."""
+
+    key: int  # the same on all ranks
+    address: int
+    nbytes: int
+    bases: dict[int, int]
+    handle: MPI.Win
+
+
+@dataclass(eq=False)
+class Block:
+    """A part of a window, given out as memory and taken back when nobody on any rank uses it."""
+
+    window: Window
+    offset: int
+    nbytes: int
+    free: bool = True
+
+    @property
+    def address(self) -> int:
+        return self.window.address + self.offset
+
+
+class Lease:
+    """A block in use: NumPy's views of it keep this alive."""
+
+    def __init__(self, block: Block):
+        self.block, self.address = block, block.address
+        place = {"data": (block.address, False), "shape": (block.nbytes,), "typestr": "|u1", "version": 3}
+        self.__array_interface__ = place
+        block.free = False
+        weakref.finalize(self, setattr, block, "free", True).atexit = False
+
+
+class Place(NamedTuple):
+    """Where an array lies in symmetric memory: in which window, and how far from a rank's part of it begins."""
+
+    key: int
+    offset: int
+
+
+@dataclass
+class Windows:
+    """All windows of this process, whichever communicator made them."""
+
+    by_key: dict[int, Window] = field(default_factory=dict)
+    num_made: int = 0
+
+    def place(self, view: Any) -> Place:
+        """Where a flat array lies; its address with key 0, if that is in no window."""
+        address = view.ctypes.data if isinstance(view, np.ndarray) else 0
+        for window in self.by_key.values():
+            if 0 <= address - window.address < window.nbytes:
+                return Place(window.key, address - window.address)
+        return Place(0, address)
+
+
+class SymmetricMemory:
+    """What the ranks of a communicator allocate together, each node's in windows of its own.
+
+    `agree_max` is the elementwise maximum over the ranks of a list of integers.
+    """
+
+    def __init__(self, comm: MPI.Comm, node: int, windows: Windows, agree_max: Any):
+        self.node_comm = MPI.Intracomm(comm.Split(node))
+        self.windows, self.agree_max = windows, agree_max
+        self.is_first = comm.rank == 0
+        group, world = self.node_comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        self.world_ranks = list(MPI.Group.Translate_ranks(group, range(group.size), world))
+        self.blocks: list[Block] = []
+
+    def allocate(self, nbytes: int) -> Lease:
+        """At least `nbytes` of memory, as much as any rank asks for.  Collective.
+
+        Raises: MemoryError on every rank where a node has not enough shared memory.
+        """
+        used = [not block.free for block in self.blocks]
+        need, key, *used = self.agree_max([nbytes, self.next_key(), *used])
+        need = max(PAGE_BYTES, -(-need // PAGE_BYTES) * PAGE_BYTES)
+        if need <= SLAB_BYTES // 16:
+            need = 1 << (need - 1).bit_length()
+        unused = [block for block, is_used in zip(self.blocks, used, strict=True) if not is_used]
+        fitting = [block for block in unused if need <= block.nbytes <= 2 * need]
+        if not fitting:
+            self.release(unused)
+            fitting = self.make_blocks(key, need)
+            self.blocks += fitting
+        return Lease(min(fitting, key=lambda block: block.nbytes))
+
+    def next_key(self) -> int:
+        """A key for a window, of the first rank's making."""
+        return (self.world_ranks[0] << 32 | self.windows.num_made) + 1 if self.is_first else 0
+
+    def make_blocks(self, key: int, nbytes: int) -> list[Block]:
+        """A new window, as one block or, where they are small, as many."""
+        number = SLAB_BYTES // nbytes if nbytes <= SLAB_BYTES // 16 else 1
+        self.check_space(number * nbytes)
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+        handle = MPI.Win.Allocate_shared(number * nbytes, 1, info, self.node_comm)
+        info.Free()
+        bases = {world: handle.Shared_query(rank)[0].address for rank, world in enumerate(self.world_ranks)}
+        window = Window(key, bases[self.world_ranks[self.node_comm.rank]], number * nbytes, bases, handle)
+        self.windows.by_key[key] = window
+        self.windows.num_made += 1
+        return [Block(window, i * nbytes, nbytes) for i in range(number)]
+
+    def check_space(self, nbytes: int) -> None:
+        """Refuse, on all ranks, what a node's shared memory cannot hold: using it would be the end of the process."""
+        need = nbytes * self.node_comm.size
+        there = os.statvfs(SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else None
+        left = there.f_bavail * there.f_frsize if there else need
+        (lacking,) = self.agree_max([need - left])
+        if lacking > 0:
+            raise MemoryError(
+                f"{self.node_comm.size} ranks of a node need {need / 2**20:.0f} MiB of shared memory, "
+                f"{lacking / 2**20:.0f} MiB more than {SHARED_MEMORY} has left: enlarge it, or use ordinary arrays"
+            )
+
+    def release(self, unused: list[Block]) -> None:
+        """Give back the windows of which no block is in use.  Collective in the node."""
+        in_use = {block.window.key for block in self.blocks if block not in unused}
+        for key in dict.fromkeys(block.window.key for block in unused if block.window.key not in in_use):
+            self.windows.by_key.pop(key).handle.Free()
+            self.blocks = [block for block in self.blocks if block.window.key != key]
+
+    def free(self) -> None:
+        """Give back what no array uses any more.  Collective."""
+        used = self.agree_max([0, *(not block.free for block in self.blocks)])[1:]
+        self.release([block for block, is_used in zip(self.blocks, used, strict=True) if not is_used])
+        self.node_comm.Free()
+
+
+def array(lease: Lease, count: int, dtype: np.dtype) -> np.ndarray:
+    """A flat array at the beginning of leased memory, which it keeps."""
+    return np.asarray(lease)[: count * dtype.itemsize].view(dtype)

@@ -1,0 +1,280 @@
+"""Compiles direct rounds to programs: schedules of one node's ranks that read each other's memory.
+
+The rounds between two meetings are a *phase*.  Long chunks are cut into segments, and the phases are run as a
+pipeline: at each step, phase j works on segment step - j, so that one meeting a step serves all of them, and what one
+phase leaves in the cache the next one finds there.  Segments do not overlap, so a schedule that is right for one is
+right for all.  A stage has room for two segments, used in turn, across runs as well.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectives import kernels, memory
+from collectives.arrays import BFLOAT16, Device
+from collectives.errors import CommunicationError
+from collectives.memory import Lease, Place, SymmetricMemory
+from collectives.schedule import Copy, Meet, Move, Pull, PullFold, Push, Recv, Round, Send
+from collectives.schedule import Fold as FoldMessage
+
+PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
+PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
+LINE_BYTES = 64
+TURNS = 2  # how many segments a stage has room for
+POLLS = 20_000  # looks before a waiting program gives control back; where ranks must give up the core:
+POLLS_CROWDED = 100
+
+DIRECT = (Copy, Pull, Push, PullFold, Meet)
+FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
+OPCODES = {"sum": kernels.SUM, "prod": kernels.PROD, "min": kernels.MIN, "max": kernels.MAX, "avg": kernels.SUM}
+
+
+class Spot(NamedTuple):
+    """Where some bytes are: at an address of this process, or of process `pid` where that is not 0."""
+
+    pid: int
+    address: int
+
+    def after(self, nbytes: int) -> "Spot":
+        return Spot(self.pid, self.address + nbytes)
+
+
+class Layout(NamedTuple):
+    """A rank's working vector as another one finds it: where each chunk begins, and how far turns are apart."""
+
+    chunks: list[Spot]
+    turn_bytes: int
+
+
+class Fold(NamedTuple):
+    """How to reduce: `divisor` is what a sum over all ranks is divided by, or 1."""
+
+    op: str
+    dtype: np.dtype
+    divisor: int
+
+
+def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
+    """The moves between meetings, in their order.
+
+    >>> phases_of([(Copy(range(1), range(1, 2)),), (Meet((0, 1)),), (Pull(1, range(1), range(1)),)])
+    [[Copy(source=range(0, 1), run=range(1, 2))], [Pull(source=1, theirs=range(0, 1), run=range(0, 1))]]
+    """
+    phases: list[list[Move]] = [[]]
+    for moves in rounds:
+        for move in moves:
+            if isinstance(move, Meet):
+                phases.append([])
+            else:
+                phases[-1].append(move)
+    return phases
+
+
+class Compiler:
+    """Writes programs for the phases of one rank.
+
+    `lengths` are the own chunks' in elements; chunks from `width` on are stages, which hold a segment at a time.
+    """
+
+    def __init__(self, rank: int, layouts: list[Layout], lengths: list[int], width: int, num_segments: int, fold: Fold):
+        self.rank, self.layouts, self.lengths, self.width = rank, layouts, lengths, width
+        self.num_segments, self.fold = num_segments, fold
+        self.bounce: list[np.ndarray] = []
+
+    def compile(self, phases: list[list[Move]], turn: int) -> np.ndarray:
+        """All steps of the pipeline, the first segment being the stages' turn `turn`."""
+        code: list[int] = []
+        num_steps = self.num_segments + len(phases) - 1
+        for step in range(num_steps):
+            for index in reversed(range(len(phases))):
+                if 0 <= step - index < self.num_segments:
+                    for move in phases[index]:
+                        self.write(code, move, step - index, turn)
+            if step < num_steps - 1:
+                instruction(code, kernels.MEET)
+        return np.array(code, np.int64)
+
+    def write(self, code: list[int], move: Move, segment: int, turn: int) -> None:
+        def spot(rank: int, run: range, place: int, begin: int) -> Spot:
+            return self.spot(rank, run[place], begin, (segment + turn) % TURNS)
+
+        assert not isinstance(move, Send | Recv | FoldMessage | Meet)
+        me = self.rank
+        own = move.source if isinstance(move, Copy) else move.run
+        for place, begin, nbytes in self.pieces(own, segment):
+            here = spot(me, move.run, place, begin)
+            match move:
+                case Copy(source, _):
+                    self.copy(code, here, spot(me, source, place, begin), nbytes)
+                case Pull(source, theirs, _):
+                    self.copy(code, here, spot(source, theirs, place, begin), nbytes)
+                case Push(to, _, theirs):
+                    self.copy(code, spot(to, theirs, place, begin), here, nbytes)
+                case PullFold(sources, theirs, _):
+                    self.reduce(code, here, [spot(s, theirs, place, begin) for s in sources], nbytes)
+
+    def pieces(self, run: range, segment: int) -> Iterator[tuple[int, int, int]]:
+        """A run's part of a segment: at which chunk of the run, from which byte, how many bytes."""
+        size = self.fold.dtype.itemsize
+        lengths = [self.lengths[chunk] * size for chunk in run]
+        if self.num_segments == 1:
+            lengths = [sum(lengths)]
+        for place, length in enumerate(lengths):
+            step = step_bytes(length, self.num_segments)
+            if segment * step < length:
+                yield place, segment * step, min(step, length - segment * step)
+
+    def spot(self, rank: int, chunk: int, begin: int, turn: int) -> Spot:
+        layout = self.layouts[rank]
+        return layout.chunks[chunk].after(turn * layout.turn_bytes if chunk >= self.width else begin)
+
+    def copy(self, code: list[int], target: Spot, source: Spot, nbytes: int) -> None:
+        if source.pid:
+            instruction(code, kernels.PEEK, target.address, source.address, nbytes, source.pid)
+        elif target.pid:
+            instruction(code, kernels.POKE, source.address, target.address, nbytes, target.pid)
+        elif target != source:
+            instruction(code, kernels.COPY, target.address, source.address, nbytes)
+
+    def reduce(self, code: list[int], target: Spot, sources: list[Spot], nbytes: int) -> None:
+        if not any(source.pid for source in sources):
+            self.add(code, target, sources, nbytes)
+            return
+        if not self.bounce:
+            self.bounce = [np.empty(PIECE_BYTES, np.uint8) for _ in sources]
+        for begin in range(0, nbytes, PIECE_BYTES):
+            length = min(PIECE_BYTES, nbytes - begin)
+            here = []
+            for source, buffer in zip(sources, self.bounce, strict=True):
+                brought = Spot(0, buffer.ctypes.data) if source.pid else source.after(begin)
+                self.copy(code, brought, source.after(begin), length)
+                here.append(brought)
+            self.add(code, target.after(begin), here, length)
+
+    def add(self, code: list[int], target: Spot, sources: list[Spot], nbytes: int) -> None:
+        op, dtype, divisor = self.fold
+        if len(sources) == 1:
+            self.copy(code, target, sources[0], nbytes)
+            return
+        opcode = kernels.FOLD16 if dtype in FORMS else kernels.FOLD
+        numbers = target.address, nbytes // dtype.itemsize, OPCODES[op], divisor, FORMS.get(dtype, 0)
+        instruction(code, opcode, *numbers, *(source.address for source in sources))
+
+
+def instruction(code: list[int], opcode: int, *operands: int) -> None:
+    code += [opcode, 2 + len(operands), *operands]
+
+
+def step_bytes(nbytes: int, num_segments: int) -> int:
+    """How long a segment is: whole cache lines, unless it is the only one."""
+    if num_segments == 1:
+        return nbytes
+    return max(LINE_BYTES, -(-nbytes // (num_segments * LINE_BYTES)) * LINE_BYTES)
+
+
+class Program:
+    """A program of this rank, run again and again; waited for as messages are."""
+
+    number, moves = 0, ()
+
+    def __init__(self, codes: list[np.ndarray], flags: np.ndarray, dtype: np.dtype, crowded: bool):
+        work = np.empty(2 * kernels.BLOCK_BYTES, np.uint8)
+        self.keep: list[Any] = [codes, flags, work]
+        self.frame = np.zeros(kernels.FRAME_LENGTH, np.int64)
+        self.frame[kernels.POLLS] = POLLS_CROWDED if crowded else POLLS
+        self.frame[kernels.CROWDED] = crowded
+        self.frame[kernels.FLAGS : kernels.WORK + 1] = flags.ctypes.data, len(flags), work.ctypes.data
+        for turn in range(TURNS):
+            code = codes[turn % len(codes)]
+            place = kernels.CODE + 2 * turn
+            self.frame[place : place + 2] = code.ctypes.data, len(code)
+        self.arguments = self.frame.ctypes.data, like(dtype)
+
+    def test(self) -> bool:
+        """Run on as far as the others have come; whether that was the end."""
+        answer = kernels.run(*self.arguments)
+        if answer == kernels.FAILED:
+            raise CommunicationError("the memory of another rank cannot be reached any more: has it ended?")
+        return answer == kernels.ENDED
+
+    def wait(self) -> None:
+        while not self.test():
+            pass
+
+    def run(self, device: Device) -> Iterator["Program"]:
+        if not self.test():
+            yield self
+
+    def requests(self) -> list:
+        return []
+
+
+def like(dtype: np.dtype) -> Any:
+    """A number for which the kernels are compiled: bools are folded as bytes, 16-bit floats by code of their own."""
+    return np.dtype(np.float32 if dtype in FORMS else np.uint8 if dtype == np.dtype(bool) else dtype).type(0)
+
+
+class ProgramBinder:
+    """Turns a rank's direct rounds into a program: finds out where the others' chunks are, and lays out stages."""
+
+    def __init__(self, world_ranks: Sequence[int], memory: SymmetricMemory, gather_rows: Callable, crowded: bool):
+        self.world_ranks, self.memory, self.gather_rows, self.crowded = world_ranks, memory, gather_rows, crowded
+
+    def bind(self, rounds: Sequence[Round], views: list[Any], fold: Fold, rank: int, num_segments: int) -> Program:
+        """Collective: `views` are the chunks of the own vector, None where it has none; stages come behind them."""
+        width, size = len(views), len(self.world_ranks)
+        lengths = [0 if view is None else len(view) for view in views]
+        used = {chunk for moves in rounds for m in moves for chunk in stages_of(m, width)}
+        staged = [lengths[i % size] if width + i in used else 0 for i in range(2 * size if width else 0)]
+        steps = [step_bytes(length * fold.dtype.itemsize, num_segments) if length else 0 for length in staged]
+        turn_bytes = -(-sum(steps) // LINE_BYTES) * LINE_BYTES
+        lease = self.memory.allocate(LINE_BYTES + TURNS * turn_bytes)
+        memory.array(lease, 1, np.dtype(np.int64))[:] = 0  # this rank's count of meetings
+        begin = lease.block.offset + LINE_BYTES
+        stages = [Place(lease.block.window.key, begin + before) for before in accumulate(steps[:-1], initial=0)]
+        places = [Place(0, 0) if view is None else self.memory.windows.place(view) for view in views]
+        if self.memory.node_comm.rank == 0:
+            compile_for(fold.dtype)  # the others find it on disk then
+        rows = self.gather_rows([os.getpid(), turn_bytes, *chain(*places, *stages[: len(steps)])])
+        compile_for(fold.dtype)
+        layouts = [self.layout(other, row.tolist(), mine=other == rank) for other, row in enumerate(rows)]
+        compiler = Compiler(rank, layouts, lengths + staged, width, num_segments, fold)
+        turns = range(TURNS) if num_segments % 2 else range(1)  # the next run goes on where this one ends
+        codes = [compiler.compile(phases_of(rounds), turn) for turn in turns]
+        program = Program(codes, self.flags(rounds, rank, lease), fold.dtype, self.crowded)
+        program.keep += [lease, compiler.bounce, views]
+        return program
+
+    def layout(self, rank: int, row: list[int], mine: bool) -> Layout:
+        """A rank's chunks as this process finds them."""
+        pid, turn_bytes, *places = row
+        chunks = []
+        for key, offset in zip(places[::2], places[1::2], strict=True):
+            window = self.memory.windows.by_key.get(key)
+            base = window.bases.get(self.world_ranks[rank]) if window else None
+            chunks.append(Spot(0 if mine else pid, offset) if base is None else Spot(0, base + offset))
+        return Layout(chunks, turn_bytes)
+
+    def flags(self, rounds: Sequence[Round], rank: int, lease: Lease) -> np.ndarray:
+        """Addresses of the counts of meetings: the own one, then those of the ranks to meet."""
+        groups = {m.ranks for moves in rounds for m in moves if isinstance(m, Meet)}
+        assert len(groups) <= 1, f"a program's meetings are all of the same ranks, not of {groups}"
+        peers = [peer for peer in next(iter(groups), ()) if peer != rank]
+        bases, offset = lease.block.window.bases, lease.block.offset
+        return np.array([bases[self.world_ranks[r]] + offset for r in (rank, *peers)], np.int64)
+
+
+def stages_of(move: Move, width: int) -> Iterator[int]:
+    """The own stages that a move reads or writes."""
+    runs = () if isinstance(move, Meet) else (move.run, move.source) if isinstance(move, Copy) else (move.run,)
+    return (chunk for run in runs for chunk in run if chunk >= width)
+
+
+@cache
+def compile_for(dtype: np.dtype) -> None:
+    """Compile the kernels, or load them from disk."""
+    Program([np.empty(0, np.int64)], np.zeros(1, np.int64), dtype, crowded=False).test()
