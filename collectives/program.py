@@ -23,6 +23,7 @@ from collectives.schedule import Fold as FoldMessage
 
 PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
+STREAMED_BYTES = int(os.environ.get("SB", 1 << 20))  # a copy that would push more useful things out of the caches
 LINE_BYTES = 64
 TURNS = 2  # how many segments a stage has room for
 POLLS = 20_000  # looks before a waiting program gives control back; where ranks must give up the core:
@@ -139,7 +140,8 @@ class Compiler:
         elif target.pid:
             instruction(code, kernels.POKE, source.address, target.address, nbytes, target.pid)
         elif target != source:
-            instruction(code, kernels.COPY, target.address, source.address, nbytes)
+            opcode = kernels.STREAM if nbytes >= STREAMED_BYTES else kernels.COPY
+            instruction(code, opcode, target.address, source.address, nbytes)
 
     def reduce(self, code: list[int], target: Spot, sources: list[Spot], nbytes: int) -> None:
         if not any(source.pid for source in sources):
