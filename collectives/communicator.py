@@ -423,7 +423,7 @@ class Communicator:
         dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
         fold = program.Fold(a.op, dtype, self.size if a.op == "avg" else 1)
         views = o.inputs if a.collective == "broadcast" else o.inputs + o.outputs
-        segments = max(1, -(-footing.chunk_bytes // program.PIPELINED_BYTES)) if row.segmented else 1
+        segments = program.count_segments(row, footing.chunk_bytes)
         binder = program.ProgramBinder(
             self._world_ranks, self._memory, self._agreement.gather_rows, self._progress.crowded
         )

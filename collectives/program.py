@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives import kernels, memory
+from collectives.algorithms import Algorithm, Reach
 from collectives.arrays import BFLOAT16, Device
 from collectives.errors import CommunicationError
 from collectives.memory import Lease, Place, SymmetricMemory
@@ -22,6 +23,7 @@ from collectives.schedule import Copy, Meet, Move, Pull, PullFold, Push, Recv, R
 from collectives.schedule import Fold as FoldMessage
 
 PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
+STAGED_BYTES = 1 << 18  # the same where it goes by way of a stage, which should stay in a core's cache
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
 STREAMED_BYTES = int(os.environ.get("SB", 1 << 20))  # a copy that would push more useful things out of the caches
 LINE_BYTES = 64
@@ -58,6 +60,12 @@ class Fold(NamedTuple):
     op: str
     dtype: np.dtype
     divisor: int
+
+
+def count_segments(row: Algorithm, chunk_bytes: int) -> int:
+    """In how many segments chunks are worked on, of which the longest on any rank has so many bytes."""
+    segment_bytes = STAGED_BYTES if row.reach == Reach.STAGES else PIPELINED_BYTES
+    return max(1, -(-chunk_bytes // segment_bytes)) if row.segmented else 1
 
 
 def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:

@@ -48,7 +48,8 @@ def test_runs_on_new_inputs(comm, collective, algorithm, memory):
 def test_segments_follow_each_other(comm, collective, algorithm, num_segments, monkeypatch):
     from collectives import program
 
-    monkeypatch.setattr(program, "PIPELINED_BYTES", -(-60 * 4 // num_segments))
+    for name in ("PIPELINED_BYTES", "STAGED_BYTES"):
+        monkeypatch.setattr(program, name, -(-60 * 4 // num_segments))
     monkeypatch.setattr(program, "PIECE_BYTES", 64)
     for memory in ARRAYS:
         check_runs(comm, collective, algorithm, count_of(collective, comm.size), memory)
