@@ -1,7 +1,7 @@
 """All-to-all over a hierarchy: first inside the groups, then each rank with its counterparts across them.
 
-A rank sends each counterpart one message, with all that its group has for it: for k groups of l ranks, k-1 messages of l
-chunks across, where a flat exchange has l(k-1) of one chunk, and every rank as many.  The other textbook form, to
+A rank sends each counterpart one message, with all that its group has for it: for k groups of l ranks, k-1 messages of
+l chunks across, where a flat exchange has l(k-1) of one chunk, and every rank as many.  The other textbook form, to
 collect on one rank all that is for another group, makes fewer messages still, but moves the data a third time, to
 spread it there.  Groups and algorithms are as in `hierarchical`.
 
