@@ -53,7 +53,7 @@ def library(mpi: Any, collective: str, x: Any, out: Any) -> Callable:
         case "all_reduce":
             return lambda: mpi.Allreduce(MPI.IN_PLACE, there)
         case "reduce_scatter":
-            return lambda: mpi.Reduce_scatter_block(here, there)
+            return lambda: mpi.Reduce_scatter_block([x, out.size, MPI.FLOAT], there)
         case "all_gather":
             return lambda: mpi.Allgather(here, [out, x.size, MPI.FLOAT])
         case "all_to_all":

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +15,17 @@ from collectives.algorithms import Reach
 from collectives.arguments import OPERANDS, TAKES, Arguments, Operands
 from collectives.baseline import NativePlan, check_native
 from collectives.bind import BINDERS
+from collectives.cost import NETWORK
 from collectives.errors import CommunicationError, InputError
 from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Messages
 from collectives.footing import Footing
 from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
 from collectives.topology import Topology, refuse_levels
+from collectives.tuning import Tuning, parse_tuning, read_tuning
 
+# What ranks agree by before they know the topology.
+BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
 
 
@@ -52,6 +57,7 @@ class Communicator:
         levels: Sequence[int] | None = None,
         node: int | None = None,
         family: Family | None = None,
+        tuning: Tuning | None = None,
     ):
         self.mpi = mpi_comm.Dup()
         self._letters = mpi_comm.Dup()  # send and recv: their tags are the caller's
@@ -68,6 +74,7 @@ class Communicator:
         self._node = self._find_node(shared) if node is None else node
         shared.Free()
         self.topology = Topology.from_ids(self._agreement.gather_ints(self._node), levels)
+        self._tuning = tuning or self._read_tuning()
         self._memory = SymmetricMemory(self.mpi, self._node, self._family.windows, self._agreement.highest)
 
     def _find_node(self, shared: MPI.Comm) -> int:
@@ -83,6 +90,18 @@ class Communicator:
             return self.rank // fake[1]
         return MPI.Group.Translate_ranks(shared.Get_group(), [0], self.mpi.Get_group())[0]
 
+    def _read_tuning(self) -> Tuning:
+        """What the file says that rank 0's COLLECTIVES_TUNING names; other ranks need not have it."""
+        path = self._agreement.gather_texts(str(environment.tuning_file() or "") * (self.rank == 0))[0]
+        if not path:
+            cores = min(self._agreement.gather_ints(environment.cores()))
+            return Tuning(NETWORK._replace(cores=cores))
+        with self.agreed():
+            text = read_tuning(Path(path)) if self.rank == 0 else ""
+        text = self._agreement.gather_texts(text)[0]
+        with self.agreed():
+            return parse_tuning(text, path)
+
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """The ranks that gave the same `color`, in the order of `key`, then rank; None for color=None."""
         with self.agreed():
@@ -92,7 +111,12 @@ class Communicator:
         if part == MPI.COMM_NULL:
             return None
         made = Communicator(
-            part, check=self.check, segment_bytes=self.segment_bytes, node=self._node, family=self._family
+            part,
+            check=self.check,
+            segment_bytes=self.segment_bytes,
+            node=self._node,
+            family=self._family,
+            tuning=self._tuning,
         )
         part.Free()
         return made
@@ -264,6 +288,25 @@ class Communicator:
             return NativePlan(a, operands, self.mpi, self._progress)
         return self._bind(a, operands, algorithm, footing.footing(claims))
 
+    def explain(self, collective: str, nbytes: int = 0) -> str:
+        """Which algorithm a plan takes by `auto`, for a vector of `nbytes` from `empty`, why, and what the model says.
+
+        The vector is what the collective is about, as in an algorithm's cost line: an all-gather's `out`.
+        """
+        if collective not in OPERANDS:
+            raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
+        reach = Reach.MESSAGES if len(self.topology.nodes) > 1 else Reach.ARRAYS
+        memory = "ordinary" if collective == "barrier" else "symmetric"
+        return select.explain(*self._case(collective, nbytes, reach, memory))
+
+    def _case(
+        self, collective: str, nbytes: int, reach: Reach, memory: str, equal: bool = True, once: bool = False
+    ) -> tuple:
+        """What `select` decides by."""
+        candidates = select.usable(algorithms.rows(collective, self.size, equal), reach, nbytes, once)
+        nodes, groups = self.topology.nodes, self.topology.groups
+        return collective, nbytes, candidates, self.size, nodes, self._tuning, memory, groups
+
     # --- point to point ---
 
     def send(self, x: Any, dest: int, tag: int = 0) -> None:
@@ -348,8 +391,9 @@ class Communicator:
         reach = self._reach(footing)
         equal = a.send_counts is None
         if algorithm == "auto":
-            usable = [row for row in algorithms.rows(a.collective, self.size, equal) if row.reach <= reach]
-            algorithm = select.choose(a.collective, footing.nbytes, self.size, usable, footing.once)
+            memory = "symmetric" if footing.symmetric else "ordinary"
+            case = self._case(a.collective, footing.nbytes, reach, memory, equal, footing.once)
+            algorithm = select.choose(*case)
         row = algorithms.find(a.collective, algorithm)
         if row.reach > reach:
             raise InputError(f"{a.collective}: {self._out_of_reach(row, footing)}")
@@ -398,13 +442,9 @@ class Communicator:
         ranks = range(self.size)
         return list(MPI.Group.Translate_ranks(self.mpi.Get_group(), ranks, MPI.COMM_WORLD.Get_group()))
 
-    def _bind_messages(self, a: Arguments, operands: Operands | None = None, algorithm: str = "auto") -> Plan:
+    def _bind_messages(self, a: Arguments, operands: Operands | None = None, algorithm: str = "") -> Plan:
+        algorithm = algorithm or BOOKKEEPING[a.collective]
         binding = BINDERS[a.collective](a, operands or OPERANDS[a.collective](a))
-        if algorithm == "auto":
-            usable = [r for r in algorithms.rows(a.collective, self.size) if not r.reach]
-            algorithm = select.choose(
-                a.collective, 0 if a.flat is None else a.flat.nbytes, self.size, usable, once=True
-            )
         self._num_plans += 1  # the same on every rank, since binding is collective
         first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS
         binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes)

@@ -31,9 +31,14 @@ def foreign_library() -> str | None:
     return "Open MPI" if "MPI_LOCALNRANKS" in os.environ else None
 
 
+def cores() -> int:
+    """How many cores this machine has."""
+    return os.cpu_count() or 1
+
+
 def crowded(local_ranks: int = 1) -> bool:
     """Whether this machine runs more ranks than it has cores, so that waiting ranks must give theirs up."""
-    return max(local_ranks, first_int(LOCAL_RANKS, 1)) > (os.cpu_count() or 1)
+    return max(local_ranks, first_int(LOCAL_RANKS, 1)) > cores()
 
 
 def before_mpi() -> None:
@@ -74,6 +79,12 @@ def fake_nodes() -> tuple[int, int] | None:
     if not (nodes.isdigit() and ranks.isdigit()):
         raise ValueError(f"COLLECTIVES_FAKE_NODES={text!r}: write <nodes>x<ranks per node>, as in 2x4")
     return int(nodes), int(ranks)
+
+
+def tuning_file() -> Path | None:
+    """COLLECTIVES_TUNING=tuning.json: what `python -m collectives.bench --tune tuning.json` has measured."""
+    path = os.environ.get("COLLECTIVES_TUNING")
+    return Path(path) if path else None
 
 
 def mpi_reads_device_memory() -> bool:

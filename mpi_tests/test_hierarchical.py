@@ -1,7 +1,5 @@
 from collections import Counter
 from functools import partial
-from itertools import accumulate
-from itertools import pairwise as neighbours
 
 import pytest
 
@@ -16,20 +14,15 @@ from collectives.algorithms import (
     ring,
     tree,
 )
+from collectives.cost import Link, Network, predict
 from collectives.schedule import MESSAGES, Send
 from collectives.topology import Topology
-from mpi_tests.test_schedule import ceil_log2, cost
+from mpi_tests.test_schedule import ceil_log2, cost, nodes_of
 
 ROWS = {row.collective: row for row in algorithms.REGISTRY if row.name == "hierarchical"}
 ALL_ROOTS_UP_TO = 8
 
 each_collective = pytest.mark.parametrize("collective", ROWS)
-
-
-def in_order(*lengths):
-    """Ranks in order, so many in each group."""
-    ends = list(accumulate(lengths, initial=0))
-    return tuple(tuple(range(a, b)) for a, b in neighbours(ends))
 
 
 def by_levels(size, *levels):
@@ -53,17 +46,17 @@ def most_messages(schedules):
 
 
 GROUPS = {
-    "one rank": in_order(1),
-    "one node": in_order(5),
-    "one node of one node": (in_order(5),),
-    "a rank a node": in_order(1, 1, 1),
-    "even": in_order(4, 4, 4),
+    "one rank": nodes_of(1),
+    "one node": nodes_of(5),
+    "one node of one node": (nodes_of(5),),
+    "a rank a node": nodes_of(1, 1, 1),
+    "even": nodes_of(4, 4, 4),
     "interleaved": ((0, 3, 6), (1, 4, 7), (2, 5, 8)),
-    "uneven": in_order(3, 5, 4, 4),
+    "uneven": nodes_of(3, 5, 4, 4),
     "uneven and shuffled": ((7, 2), (0, 5, 9, 1), (8,), (3, 6, 4)),
-    "a large one among small ones": in_order(1, 2, 11, 1),
-    "more nodes than messages in a round": in_order(*[2] * 10),
-    "three levels": (in_order(2, 3), ((5, 6), (7, 8), (9,)), ((10, 11),)),
+    "a large one among small ones": nodes_of(1, 2, 11, 1),
+    "more nodes than messages in a round": nodes_of(*[2] * 10),
+    "three levels": (nodes_of(2, 3), ((5, 6), (7, 8), (9,)), ((10, 11),)),
     "three levels, shuffled": (((11, 3), (5, 0)), ((9, 2), (1, 7)), ((4, 10), (8, 6))),
     "as deep as can be": (0, (1, (2, (3, (4, 5))))),
 }
@@ -126,9 +119,26 @@ COSTS = {
 @pytest.mark.parametrize(("num_groups", "width"), [(2, 2), (3, 3), (2, 8), (5, 2), (9, 3), (1, 6), (6, 1)])
 @each_collective
 def test_the_cost_line_is_what_the_schedule_does(collective, num_groups, width):
-    algorithm = partial(ROWS[collective].schedule, groups=in_order(*[width] * num_groups))
+    algorithm = partial(ROWS[collective].schedule, groups=nodes_of(*[width] * num_groups))
     size = num_groups * width
     assert cost(algorithm, size) == COSTS[collective](num_groups, size, width)
+
+
+@each_collective
+def test_levels_are_priced_as_they_run(collective):
+    """On nodes of two, where only what leaves a node takes time: a second for each round in which something does."""
+    row, nodes = ROWS[collective], nodes_of(*[2] * 8)
+    network = Network(within=Link(0, 0), between=Link(1, 0), gamma_s_per_byte=0, copy_s_per_byte=0)
+    for levels in ((2,), (4, 2), (8, 4, 2), (4,)):
+        groups = by_levels(16, *levels)
+        schedules = [row.rounds(rank, 16, 0, groups) for rank in range(16)]
+        leaving = {
+            number
+            for rank, rounds in enumerate(schedules)
+            for number, moves in enumerate(rounds)
+            if any(isinstance(m, Send) and m.to // 2 != rank // 2 for m in moves)
+        }
+        assert predict(row, 1 << 20, 16, nodes, network=network, groups=groups) == len(leaving)
 
 
 def test_three_levels_cost_the_sum_of_all_lengths():

@@ -6,12 +6,13 @@ counterparts of all groups.  A *lane* is a part of the chunks that an algorithm 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, chain, zip_longest
 from itertools import pairwise as neighbours
 from typing import NamedTuple
 
 from collectives.algorithms import pairwise, ring
-from collectives.schedule import MESSAGES, Round, Schedule, embed, shares
+from collectives.schedule import MESSAGES, Round, Schedule, embed
 
 Group = int | tuple["Group", ...]  # a rank, or a tuple of groups
 Groups = tuple[Group, ...]
@@ -46,7 +47,7 @@ class Grid:
         members = [order(group) for group in groups]
         lengths = sorted(map(len, members))
         width, second = lengths[-1], lengths[:2][-1]
-        self.rows = [stretched(ranks, width) for ranks in members]
+        self.rows = [[ranks[place * len(ranks) // width] for place in range(width)] for ranks in members]
         self.columns = list(zip(*self.rows, strict=True))
         self.home = {rank: place for row in self.rows for place, rank in reversed([*enumerate(row)])}
         self.in_common = -(-width // second)  # the most columns that two ranks of different groups share
@@ -78,6 +79,7 @@ class Grid:
         return abreast(rank, tasks, algorithm)
 
 
+@lru_cache(maxsize=4096)
 def order(group: Group) -> tuple[int, ...]:
     """The ranks of a group, counterparts side by side.
 
@@ -104,10 +106,6 @@ def simplified(group: Group) -> Group:
 def by_level(algorithms: Algorithms) -> tuple[Algorithm, Algorithms]:
     """The algorithm of a level, and those of the levels below it."""
     return algorithms[0], algorithms[1:] or algorithms
-
-
-def stretched(ranks: Sequence[int], length: int) -> list[int]:
-    return [rank for rank, share in zip(ranks, shares(length, len(ranks)), strict=True) for _ in share]
 
 
 def by_owner(owner: Sequence[int]) -> dict[int, list[int]]:
