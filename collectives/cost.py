@@ -30,14 +30,14 @@ class Link(NamedTuple):
 class Network(NamedTuple):
     """A machine's speeds, which `python -m collectives.bench --tune` measures, in bench/constants.py.
 
-    The defaults are placeholders: the order of magnitude of servers with 10 Gbit/s Ethernet.
+    The defaults are of two cores of a server (benchmarks/results) and of 10 Gbit/s Ethernet.
     """
 
-    within: Link = Link(2e-6, 1e-10)  # between two ranks of a node: ping_pong
+    within: Link = Link(3e-6, 1.5e-10)  # between two ranks of a node: ping_pong
     between: Link = Link(3e-5, 8e-10)  # between two nodes, of which one rank each talks: ping_pong
-    gamma_s_per_byte: float = 1e-10  # to fold a byte that has arrived, or that is pulled, all cores at it: fold_rate
+    gamma_s_per_byte: float = 5e-11  # to fold a byte that has arrived, or that is pulled, all cores at it: fold_rate
     copy_s_per_byte: float = 1e-10  # to copy a byte, all cores at it: copy_rate
-    meet_s: float = 2e-6  # for a node's ranks to meet, no more than cores: meeting
+    meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting
     cores: int = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
 
 

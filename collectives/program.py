@@ -23,10 +23,12 @@ from collectives.schedule import Fold as FoldMessage
 
 PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
+STREAMED_BYTES = int(os.environ.get("SB", 1 << 20))  # a copy that would push more useful things out of the caches
 LINE_BYTES = 64
 TURNS = 2  # how many segments a stage has room for
 POLLS = 20_000  # looks before a waiting program gives control back; where ranks must give up the core:
 POLLS_CROWDED = 100
+BRIEF_POLLS = 20  # of who only looks in
 
 DIRECT = (Copy, Pull, Push, PullFold, Meet)
 FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
@@ -138,7 +140,8 @@ class Compiler:
         elif target.pid:
             instruction(code, kernels.POKE, source.address, target.address, nbytes, target.pid)
         elif target != source:
-            instruction(code, kernels.COPY, target.address, source.address, nbytes)
+            opcode = kernels.STREAM if nbytes >= STREAMED_BYTES else kernels.COPY
+            instruction(code, opcode, target.address, source.address, nbytes)
 
     def reduce(self, code: list[int], target: Spot, sources: list[Spot], nbytes: int) -> None:
         if not any(source.pid for source in sources):
@@ -196,13 +199,20 @@ class Program:
 
     def test(self) -> bool:
         """Run on as far as the others have come; whether that was the end."""
+        polls, self.frame[kernels.POLLS] = self.frame[kernels.POLLS], BRIEF_POLLS
+        ended = self.try_long()
+        self.frame[kernels.POLLS] = polls
+        return ended
+
+    def try_long(self) -> bool:
+        """Run on, and stay for a while where others are to come; whether that was the end."""
         answer = kernels.run(*self.arguments)
         if answer == kernels.FAILED:
             raise CommunicationError("the memory of another rank cannot be reached any more: has it ended?")
         return answer == kernels.ENDED
 
     def wait(self) -> None:
-        while not self.test():
+        while not self.try_long():
             pass
 
     def run(self, device: Device) -> Iterator["Program"]:

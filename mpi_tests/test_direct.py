@@ -218,7 +218,9 @@ def test_a_system_that_keeps_processes_apart(comm, monkeypatch):
             x = np.tile(xs[comm.rank], repeat)
             plan = comm.plan(collective, x)
             same(plan(), expected(collective, [np.tile(values, repeat) for values in xs], comm.rank))
-    with pytest.raises(InputError, match="'two_shot' needs arrays from comm.empty, as the system lets no process read"):
+    with pytest.raises(
+        InputError, match=r"'two_shot' needs arrays from comm\.empty, as the system lets no process read"
+    ):
         comm.all_reduce(np.zeros(5), algorithm="two_shot")
     comm.all_reduce(comm.empty(5), algorithm="two_shot")
 
