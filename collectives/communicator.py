@@ -21,7 +21,7 @@ from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Bin
 from collectives.footing import Footing
 from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
-from collectives.topology import Topology
+from collectives.topology import Topology, refuse_levels
 from collectives.tuning import Tuning, parse_tuning, read_tuning
 
 # What ranks agree by before they know the topology.
@@ -43,6 +43,9 @@ class Communicator:
     all-reduce) and raises InputError on all of them where they differ; a plan does so once, when it is bound.
     `segment_bytes` is the piece in which long messages travel.  Communicators that come from one by `split` move
     each other's started plans on.
+
+    Hierarchical algorithms work inside and across the nodes.  With `levels`, as in [8, 4], they work in groups of 8
+    consecutive ranks instead, and in groups of 4 inside those; parts from `split` work in their nodes again.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Communicator:
         *,
         check: bool = True,
         segment_bytes: int = SEGMENT_BYTES,
+        levels: Sequence[int] | None = None,
         node: int | None = None,
         family: Family | None = None,
         tuning: Tuning | None = None,
@@ -65,10 +69,11 @@ class Communicator:
         self._family = family or Family(Progress(environment.crowded(shared.size)), Windows())
         self._progress = self._family.progress
         self._agreement = Agreement(self.rank, self.size, self._bind_messages)
-        self._agreement.check(f"Communicator(segment_bytes={segment_bytes})", refuse_segment(segment_bytes))
+        said = f"Communicator(segment_bytes={segment_bytes}{'' if levels is None else f', {levels=}'})"
+        self._agreement.check(said, refuse_segment(segment_bytes) or refuse_levels(levels))
         self._node = self._find_node(shared) if node is None else node
         shared.Free()
-        self.topology = Topology.from_ids(self._agreement.gather_ints(self._node))
+        self.topology = Topology.from_ids(self._agreement.gather_ints(self._node), levels)
         self._tuning = tuning or self._read_tuning()
         self._memory = SymmetricMemory(self.mpi, self._node, self._family.windows, self._agreement.highest)
 
@@ -299,7 +304,8 @@ class Communicator:
     ) -> tuple:
         """What `select` decides by."""
         candidates = select.usable(algorithms.rows(collective, self.size, equal), reach, nbytes, once)
-        return collective, nbytes, candidates, self.size, self.topology.nodes, self._tuning, memory
+        nodes, groups = self.topology.nodes, self.topology.groups
+        return collective, nbytes, candidates, self.size, nodes, self._tuning, memory, groups
 
     # --- point to point ---
 
@@ -443,7 +449,7 @@ class Communicator:
         first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS
         binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes)
         row = algorithms.find(a.collective, algorithm)
-        schedule = row.rounds(self.rank, self.size, a.root, self.topology.nodes if row.over_nodes else ())
+        schedule = row.rounds(self.rank, self.size, a.root, self.topology.groups if row.over_nodes else ())
         binding.vector.add_scratch(schedule, a.device)
         rounds = [binder.bind(i, moves, binding.vector) for i, moves in enumerate(schedule) if moves]
         plan = Plan(f"{a.collective} {algorithm}", binding.result, self._progress, a.device, rounds)

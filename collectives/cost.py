@@ -11,6 +11,7 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
+from collectives.algorithms.counterparts import Groups
 from collectives.schedule import Copy, Fold, Meet, Pull, PullFold, Push, Recv, Round, Send
 
 Nodes = tuple[tuple[int, ...], ...]  # the ranks of each
@@ -84,8 +85,18 @@ class Count(NamedTuple):
     meets: int
 
 
-def predict(row: Algorithm, nbytes: int, size: int, nodes: Nodes, root: int = 0, network: Network = NETWORK) -> float:
+def predict(
+    row: Algorithm,
+    nbytes: int,
+    size: int,
+    nodes: Nodes,
+    root: int = 0,
+    network: Network = NETWORK,
+    groups: Groups | None = None,
+) -> float:
     """Seconds that an algorithm takes on a vector of `nbytes`, in chunks of nbytes/size.
+
+    A hierarchical one works in `groups`, by default the nodes.
 
     >>> from collectives.algorithms import find
     >>> network = Network(within=Link(alpha_s=1e-6, beta_s_per_byte=1e-9), gamma_s_per_byte=5e-10)
@@ -93,7 +104,7 @@ def predict(row: Algorithm, nbytes: int, size: int, nodes: Nodes, root: int = 0,
     >>> print(f"{seconds * 1e6:.1f} us")
     13.5 us
     """
-    return price(profile(row, size, nodes, root), nbytes / size, network)
+    return price(profile(row, size, nodes, root, groups), nbytes / size, network)
 
 
 def price(rounds: Profile, chunk_bytes: float, network: Network) -> float:
@@ -131,11 +142,12 @@ def count(rounds: Profile) -> Count:
 
 
 @cache
-def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0) -> Profile:
+def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Groups | None = None) -> Profile:
     """The rounds of an algorithm, counted once for vectors of all lengths."""
-    num_rounds = len(row.rounds(root, size, root, nodes))
+    groups = groups or nodes
+    num_rounds = len(row.rounds(root, size, root, groups))
     ranks = sample(nodes, root, limit=min(COUNTED_RANKS, max(8, COUNTED_ROUNDS // max(1, num_rounds))))
-    return tally({rank: row.rounds(rank, size, root, nodes) for rank in ranks}, nodes)
+    return tally({rank: row.rounds(rank, size, root, groups) for rank in ranks}, nodes)
 
 
 def sample(nodes: Nodes, root: int, limit: int) -> list[int]:

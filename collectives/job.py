@@ -3,6 +3,7 @@
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 
-def world() -> "Communicator":
-    """The communicator of all ranks that the launcher started.
+def world(levels: Sequence[int] | None = None) -> "Communicator":
+    """The communicator of all ranks that the launcher started, with the hierarchy that `levels` say, or its nodes.
 
     From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
     which all ranks raise, ends it with one line of rank 0.
@@ -27,7 +28,7 @@ def world() -> "Communicator":
         raise other_mpi(mpi)
     from collectives.communicator import Communicator
 
-    return Communicator(mpi.COMM_WORLD)
+    return Communicator(mpi.COMM_WORLD, levels=levels)
 
 
 def start_mpi() -> Any:

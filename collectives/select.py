@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from collectives.algorithms import Algorithm, Reach
+from collectives.algorithms.counterparts import Groups
 from collectives.cost import NETWORK, Network, Nodes, predict
 from collectives.tuning import Case, Tuning
 
@@ -28,16 +29,22 @@ def choose(
     nodes: Nodes,
     tuning: Tuning = UNTUNED,
     memory: str = "ordinary",
+    groups: Groups | None = None,
 ) -> str:
     """The algorithm, one of the candidates, for a vector of `nbytes`."""
     measured = tuning.find(Case(collective, memory, size, len(nodes)), nbytes)
     if measured in [row.name for row in candidates]:
         return measured
-    return ranking(nbytes, candidates, size, nodes, tuning.network)[0][0]
+    return ranking(nbytes, candidates, size, nodes, tuning.network, groups)[0][0]
 
 
 def ranking(
-    nbytes: int, candidates: Candidates, size: int, nodes: Nodes, network: Network = NETWORK
+    nbytes: int,
+    candidates: Candidates,
+    size: int,
+    nodes: Nodes,
+    network: Network = NETWORK,
+    groups: Groups | None = None,
 ) -> list[tuple[str, float]]:
     """The candidates' names and predicted seconds, best first; of equal ones, the registry's first.
 
@@ -48,7 +55,7 @@ def ranking(
     >>> [name for name, _ in ranking(1 << 20, rows, 8, nodes=(tuple(range(8)),))]
     ['ring', 'recursive_doubling']
     """
-    predicted = [(row.name, predict(row, nbytes, size, nodes, network=network)) for row in candidates]
+    predicted = [(row.name, predict(row, nbytes, size, nodes, network=network, groups=groups)) for row in candidates]
     return sorted(predicted, key=lambda pair: round(pair[1], 12))
 
 
@@ -60,13 +67,14 @@ def explain(
     nodes: Nodes,
     tuning: Tuning = UNTUNED,
     memory: str = "ordinary",
+    groups: Groups | None = None,
 ) -> str:
     """What is chosen, why, and what the model predicts for all candidates, in a few lines."""
-    chosen = choose(collective, nbytes, candidates, size, nodes, tuning, memory)
+    chosen = choose(collective, nbytes, candidates, size, nodes, tuning, memory, groups)
     case = Case(collective, memory, size, len(nodes))
     where = f"{size} rank{'s' * (size != 1)} of {len(nodes)} node{'s' * (len(nodes) != 1)}"
     lines = [f"{collective} of {nbytes} bytes on {where}: {chosen}", reason(case, nbytes, chosen, tuning)]
-    for name, seconds in ranking(nbytes, candidates, size, nodes, tuning.network):
+    for name, seconds in ranking(nbytes, candidates, size, nodes, tuning.network, groups):
         lines.append(f"{seconds * 1e6:14.1f} us  {name}{' <' * (name == chosen)}")
     return "\n".join(lines)
 
