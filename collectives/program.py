@@ -25,7 +25,7 @@ from collectives.schedule import Fold as FoldMessage
 PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
 STAGED_BYTES = 1 << 18  # the same where it goes by way of a stage, which should stay in a core's cache
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
-STREAMED_BYTES = 1 << 15  # a copy past the caches: others need not give up its target first, nor does it push anything out
+STREAMED_BYTES = 1 << 15  # a copy past the caches: nobody has to give up its target first
 LINE_BYTES = 64
 TURNS = 2  # how many segments a stage has room for
 POLLS = 20_000  # looks before a waiting program gives control back; where ranks must give up the core:

@@ -9,6 +9,7 @@ from collectives.cost import NETWORK, Network, Nodes, predict
 from collectives.tuning import Case, Tuning
 
 UNTUNED = Tuning()
+CACHE_BYTES = 1 << 19
 ONCE_BYTES = 1 << 16  # below this, a call without a plan goes by messages: more costs more to bind than it saves
 Candidates = tuple[Algorithm, ...]  # rows of one collective that can be run
 
@@ -35,7 +36,7 @@ def choose(
     measured = tuning.find(Case(collective, memory, size, len(nodes)), nbytes)
     if measured in [row.name for row in candidates]:
         return measured
-    return ranking(nbytes, candidates, size, nodes, tuning.network, groups)[0][0]
+    return ranking(nbytes, candidates, size, nodes, tuning.network, groups, memory)[0][0]
 
 
 def ranking(
@@ -45,6 +46,7 @@ def ranking(
     nodes: Nodes,
     network: Network = NETWORK,
     groups: Groups | None = None,
+    memory: str = "symmetric",
 ) -> list[tuple[str, float]]:
     """The candidates' names and predicted seconds, best first; of equal ones, the registry's first.
 
@@ -55,8 +57,38 @@ def ranking(
     >>> [name for name, _ in ranking(1 << 20, rows, 8, nodes=(tuple(range(8)),))]
     ['ring', 'recursive_doubling']
     """
-    predicted = [(row.name, predict(row, nbytes, size, nodes, network=network, groups=groups)) for row in candidates]
+
+    def seconds(row: Algorithm) -> float:
+        speeds = speeds_of(row, nbytes, network, memory)
+        around = copied_before(row, nbytes, size) * network.copy_s_per_byte
+        return predict(row, nbytes, size, nodes, network=speeds, groups=groups) + around
+
+    predicted = [(row.name, seconds(row)) for row in candidates]
     return sorted(predicted, key=lambda pair: round(pair[1], 12))
+
+
+def speeds_of(row: Algorithm, nbytes: int, network: Network, memory: str) -> Network:
+    """The speeds at which ranks read each other's arrays, or stages.
+
+    The system does it more slowly than the ranks themselves; and so do they with what a stage holds of a long vector,
+    which has come out of one core's cache into another's.
+    """
+    alpha, beta = network.system
+    through_system = row.reach == Reach.ARRAYS and memory == "ordinary"
+    from_cache = row.reach == Reach.STAGES and nbytes > CACHE_BYTES
+    if not (through_system or from_cache):
+        return network
+    return network._replace(
+        meet_s=network.meet_s + alpha * through_system,
+        gamma_s_per_byte=network.gamma_s_per_byte + beta,
+        copy_s_per_byte=network.copy_s_per_byte + beta,
+    )
+
+
+def copied_before(row: Algorithm, nbytes: int, size: int) -> float:
+    """Bytes that go to a working vector ahead of the rounds, where an algorithm by messages needs one."""
+    share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
+    return 0.0 if row.reach else nbytes * share
 
 
 def explain(
@@ -74,7 +106,7 @@ def explain(
     case = Case(collective, memory, size, len(nodes))
     where = f"{size} rank{'s' * (size != 1)} of {len(nodes)} node{'s' * (len(nodes) != 1)}"
     lines = [f"{collective} of {nbytes} bytes on {where}: {chosen}", reason(case, nbytes, chosen, tuning)]
-    for name, seconds in ranking(nbytes, candidates, size, nodes, tuning.network, groups):
+    for name, seconds in ranking(nbytes, candidates, size, nodes, tuning.network, groups, memory):
         lines.append(f"{seconds * 1e6:14.1f} us  {name}{' <' * (name == chosen)}")
     return "\n".join(lines)
 
