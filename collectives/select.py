@@ -59,7 +59,7 @@ def ranking(
     """
 
     def seconds(row: Algorithm) -> float:
-        speeds = speeds_of(row, nbytes, network, memory)
+        speeds = speeds_of(row, nbytes, size, network, memory)
         around = copied_before(row, nbytes, size) * network.copy_s_per_byte
         return predict(row, nbytes, size, nodes, network=speeds, groups=groups) + around
 
@@ -67,15 +67,15 @@ def ranking(
     return sorted(predicted, key=lambda pair: round(pair[1], 12))
 
 
-def speeds_of(row: Algorithm, nbytes: int, network: Network, memory: str) -> Network:
+def speeds_of(row: Algorithm, nbytes: int, size: int, network: Network, memory: str) -> Network:
     """The speeds at which ranks read each other's arrays, or stages.
 
     The system does it more slowly than the ranks themselves; and so do they with what a stage holds of a long vector,
-    which has come out of one core's cache into another's.
+    which comes out of one core's cache into another's, unless ranks share cores anyway.
     """
     alpha, beta = network.system
     through_system = row.reach == Reach.ARRAYS and memory == "ordinary"
-    from_cache = row.reach == Reach.STAGES and nbytes > CACHE_BYTES
+    from_cache = row.reach == Reach.STAGES and nbytes > CACHE_BYTES and size <= network.cores
     if not (through_system or from_cache):
         return network
     return network._replace(
