@@ -1,12 +1,11 @@
 """What is told of ranks that wait for each other in vain: where each of them is, and who has not arrived."""
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from threading import Thread
 from typing import NamedTuple
 
 from collectives.plan import Wait
-from collectives.record import NOT_THE_PROGRAM, Entry, Place, Record, caller, show_last
+from collectives.record import Entry, Record, place_of, show_last
 from collectives.schedule import show_ranks
 
 MOST_SHOWN = 3  # of the last collectives of a rank, runs of one counted once
@@ -71,7 +70,9 @@ def details(wait: Wait) -> str:
 
 
 def of_no_wait(entries: Sequence[Entry], quiet_s: float, main: Thread) -> str:
-    where = f"is not in a collective, but at {place_of(main.ident)}" if main.is_alive() else "has ended its program"
+    where = (
+        f"is not in a collective, but at {place_of(main.ident or 0)}" if main.is_alive() else "has ended its program"
+    )
     if not entries:
         return f"{where}; it has called none"
     ended = "started" if entries[-1].call.under_way else "ended"
@@ -80,13 +81,6 @@ def of_no_wait(entries: Sequence[Entry], quiet_s: float, main: Thread) -> str:
 
 def before(entries: Sequence[Entry]) -> str:
     return f"; before: {show_last(entries, MOST_SHOWN)}" if entries else ""
-
-
-def place_of(thread: int | None) -> str:
-    """Where a thread is in its program, rather than in the libraries that it calls."""
-    frame = sys._current_frames().get(thread or 0)
-    file, line = caller(frame, NOT_THE_PROGRAM)
-    return str(Place(file, line) if file else Place(*caller(frame)))
 
 
 def account(reports: Mapping[int, Report], asked: Iterable[int], size: int) -> str:

@@ -143,21 +143,24 @@ class Plan:
                 calls = call.calls
                 calls.number = call.number = calls.number + 1
             return self.result
-        self.start()
+        self._start()
         return self.wait()
 
     def start(self) -> "Plan":
         """Begin a run; ends with `wait()`, or when `done()` says so."""
+        self._start()
+        return self
+
+    def _start(self) -> None:
         if self._freed:
             raise RuntimeError(f"{self.name} has been freed: make a new plan")
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is under way already: wait() before the next start()")
         if self.call and not self.call.under_way:
-            self.call.enter()
+            self.call.enter(depth=3)  # past start() or __call__()
         self._steps = self._run()
         self._progress.started.append(self)
         self._next()
-        return self
 
     def wait(self) -> Any:
         """Wait for the end of the run; returns the result's array."""

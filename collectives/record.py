@@ -13,8 +13,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 LENGTH = 16
-NOT_THE_CALLER = (os.path.dirname(__file__) + os.sep, contextlib.__file__)
-NOT_THE_PROGRAM = (*NOT_THE_CALLER, "<frozen", sys.prefix + os.sep, sys.base_prefix + os.sep)
+HERE = os.path.dirname(__file__)
+NOT_THE_CALLER = frozenset([contextlib.__file__, *(os.path.join(HERE, name) for name in os.listdir(HERE))])
+NOT_THE_PROGRAM = (HERE + os.sep, sys.prefix + os.sep, sys.base_prefix + os.sep, "<frozen")
 
 
 class Place(NamedTuple):
@@ -27,14 +28,20 @@ class Place(NamedTuple):
         return f"{self.file.removeprefix(os.getcwd() + os.sep)}:{self.line}"
 
 
-def caller(frame: FrameType | None, but: tuple[str, ...] = NOT_THE_CALLER) -> tuple[str, int]:
-    """The innermost place from `frame` on that is outside this package."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(but):
-            return file, frame.f_lineno
+def caller(frame: FrameType) -> tuple[str, int]:
+    """The innermost place, from a frame on, that is outside this package."""
+    while (file := frame.f_code.co_filename) in NOT_THE_CALLER and frame.f_back:
         frame = frame.f_back
-    return "", 0
+    return file, frame.f_lineno
+
+
+def place_of(thread: int) -> Place | None:
+    """Where a thread is in its program, rather than in the libraries that it calls."""
+    innermost = frame = sys._current_frames().get(thread)
+    while frame and frame.f_code.co_filename.startswith(NOT_THE_PROGRAM):
+        frame = frame.f_back
+    frame = frame or innermost
+    return Place(frame.f_code.co_filename, frame.f_lineno) if frame else None
 
 
 class Entry(NamedTuple):
@@ -46,7 +53,7 @@ class Entry(NamedTuple):
 
     def __str__(self) -> str:
         call = self.call
-        size = f"{call.nbytes} bytes of {call.dtype}, " if call.dtype else ""
+        size = f"{call.nbytes} bytes of {call.dtype}, " if call.dtype is not None else ""
         return f"{call.name} #{self.number}{call.calls.label} ({size}{Place(*self.place)})"
 
 
@@ -102,7 +109,7 @@ class Call:
 
     def __init__(self, calls: Calls, name: str, said: str = "", compare: "Callable[[Call], Any] | None" = None):
         self.calls, self.name, self.said, self.compare = calls, name, said or name, compare
-        self.nbytes, self.dtype = 0, ""
+        self.nbytes, self.dtype = 0, None
         self.number, self.under_way = 0, False
         self.place: tuple[str, int] = ("", 0)
 
@@ -113,11 +120,11 @@ class Call:
     def __exit__(self, *_: Any) -> None:
         self.under_way = False
 
-    def enter(self) -> None:
-        """Count it, and keep it with the caller's place."""
+    def enter(self, depth: int = 1) -> None:
+        """Count it, and keep it with the caller's place, at least `depth` frames up: each that is looked at costs."""
         calls = self.calls
         calls.number = self.number = calls.number + 1
-        self.place = caller(sys._getframe(1))
+        self.place = caller(sys._getframe(depth))
         calls.record.ring.append((self, self.number, self.place))
         if self.compare:
             self.compare(self)
@@ -127,7 +134,7 @@ class Call:
         """Take down what is called, and on how much; returns it as it is compared."""
         self.said = self.name.replace(collective, said)
         if flat is not None:
-            self.nbytes, self.dtype = flat.nbytes, str(flat.dtype)
+            self.nbytes, self.dtype = flat.nbytes, flat.dtype
         return self.said
 
     def entry(self) -> Entry:
