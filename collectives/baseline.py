@@ -20,14 +20,15 @@ class NativePlan(Plan):
 
     def __init__(self, a: Arguments, o: Operands, mpi: MPI.Comm, progress: Progress):
         super().__init__(f"{a.collective} mpi", o.result, progress, a.device, [])
-        self.call = native_call(a, o, mpi)
+        self.native_call = native_call(a, o, mpi)
         if a.op == "avg" and a.collective in REDUCTIONS and o.out is not None:
             self.divide = (o.out, a.size)
 
     def _run(self) -> Iterator[Messages]:
         self.device.begin()
         self.device.synchronize()
-        self.call()
+        with self._progress.inside_mpi(self):
+            self.native_call()
         if self.divide:
             self.device.divide(*self.divide)
         self.device.end()

@@ -16,13 +16,15 @@ from collectives.arguments import OPERANDS, TAKES, Arguments, Operands
 from collectives.baseline import NativePlan, check_native
 from collectives.bind import BINDERS
 from collectives.cost import NETWORK
-from collectives.errors import CommunicationError, InputError
+from collectives.errors import CommunicationError, InputError, LoneInputError
 from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Messages
 from collectives.footing import Footing
 from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
+from collectives.record import Call, Calls, Record
 from collectives.topology import Topology, refuse_levels
 from collectives.tuning import Tuning, parse_tuning, read_tuning
+from collectives.watchdog import Watchdog
 
 # What ranks agree by before they know the topology.
 BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
@@ -39,8 +41,11 @@ class Family(NamedTuple):
 class Communicator:
     """A group of ranks and the collectives among them, over a duplicate of an mpi4py communicator.
 
-    Making one is collective.  With `check`, every collective first compares what the ranks ask for (one tiny
-    all-reduce) and raises InputError on all of them where they differ; a plan does so once, when it is bound.
+    Making one is collective.  With `check`, every collective first compares what the ranks ask for, and how many they
+    have called (one tiny all-reduce), and raises InputError on all of them where that differs; a plan does so once,
+    when it is bound, or with check="every" each time that it runs.  A rank that waits for others for `timeout_s`
+    seconds, if not 0, ends the job, once every rank has said where it is.  Without these arguments the environment
+    variables COLLECTIVES_CHECK and COLLECTIVES_TIMEOUT_S decide.
     `segment_bytes` is the piece in which long messages travel.  Communicators that come from one by `split` move
     each other's started plans on.
 
@@ -52,17 +57,20 @@ class Communicator:
         self,
         mpi_comm: MPI.Comm,
         *,
-        check: bool = True,
+        check: bool | str | None = None,
+        timeout_s: float | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         levels: Sequence[int] | None = None,
         node: int | None = None,
         family: Family | None = None,
         tuning: Tuning | None = None,
+        calls: Calls | None = None,
     ):
         self.mpi = mpi_comm.Dup()
         self._letters = mpi_comm.Dup()  # send and recv: their tags are the caller's
         self.rank, self.size = self.mpi.rank, self.mpi.size
-        self.check, self.segment_bytes = check, segment_bytes
+        self.segment_bytes = segment_bytes
+        self._calls = calls or Calls(Record(), "", range(self.size))
         self._num_tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
         self._num_plans = 0
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
@@ -71,15 +79,36 @@ class Communicator:
         self._agreement = Agreement(self.rank, self.size, self._bind_messages)
         said = f"Communicator(segment_bytes={segment_bytes}{'' if levels is None else f', {levels=}'})"
         self._agreement.check(said, refuse_segment(segment_bytes) or refuse_levels(levels))
+        self.check, self.timeout_s = self._settings(check, timeout_s)
         self._node = self._find_node(shared) if node is None else node
         shared.Free()
         self.topology = Topology.from_ids(self._agreement.gather_ints(self._node), levels)
         self._tuning = tuning or self._read_tuning()
         self._memory = SymmetricMemory(self.mpi, self._node, self._family.windows, self._agreement.highest)
+        self._watchdog: Watchdog | None = None
+        if family is None and self.timeout_s:
+            self._watchdog = Watchdog(self.mpi, self._num_tags, self._calls, self._progress.waits, self.timeout_s)
+
+    def _settings(self, check: bool | str | None, timeout_s: float | None) -> tuple[bool | str, float]:
+        """What was passed, else what the environment says; refused on all ranks where it will not do."""
+        failure = ""
+        try:
+            check = environment.check() if check is None else check
+            timeout_s = environment.timeout_s() if timeout_s is None else timeout_s
+            if check not in (True, False, "every"):
+                raise ValueError(f"check={check!r} must be True, False or 'every'")
+            if not timeout_s >= 0:
+                raise ValueError(f"timeout_s={timeout_s} must be seconds, or 0 for no limit")
+        except ValueError as error:
+            failure = str(error)
+        self._agreement.check(f"Communicator(check={check!r})", failure)
+        assert check is not None
+        assert timeout_s is not None
+        return check, timeout_s
 
     def _find_node(self, shared: MPI.Comm) -> int:
         """A number that the ranks of a node have in common: their first rank."""
-        with self.agreed():
+        with self.agreed("Communicator"):
             fake = environment.fake_nodes()
             if fake and fake[0] * fake[1] != self.size:
                 raise ValueError(
@@ -104,19 +133,23 @@ class Communicator:
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """The ranks that gave the same `color`, in the order of `key`, then rank; None for color=None."""
-        with self.agreed():
+        with self.agreed("split"):
             if color is not None and color < 0:
                 raise ValueError(f"color {color} is below 0: use 0 or more, or None for no part")
         part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if part == MPI.COMM_NULL:
             return None
+        assert color is not None
+        members = MPI.Group.Translate_ranks(part.Get_group(), range(part.size), self.mpi.Get_group())
         made = Communicator(
             part,
             check=self.check,
+            timeout_s=self.timeout_s,
             segment_bytes=self.segment_bytes,
             node=self._node,
             family=self._family,
             tuning=self._tuning,
+            calls=self._calls.part(color, list(members)),
         )
         part.Free()
         return made
@@ -124,9 +157,14 @@ class Communicator:
     def free(self) -> None:
         """Give the communicator back to MPI.  Collective; its plans cannot be run after.
 
-        Memory from `empty` goes when no array uses it any more.
+        Memory from `empty` goes when no array uses it any more.  Parts that came from this one by `split` are no
+        longer watched.
         """
-        self._memory.free()
+        with Call(self._calls, "free"):
+            self._memory.free()
+        if self._watchdog:
+            self._watchdog.stop()
+        self._calls.close()
         self._agreement.free()
         self.mpi.Free()
         self._letters.Free()
@@ -139,7 +177,7 @@ class Communicator:
 
         Raises: InputError on every rank where there is no such device, or not so much memory.
         """
-        with self.agreed():
+        with self.agreed("empty"):
             view_device, count, known = arrays.device(device), arrays.count(shape), arrays.dtype_of(dtype)
         if view_device is not arrays.host():
             return view_device.empty(count, known).reshape(shape)
@@ -259,9 +297,13 @@ class Communicator:
 
         Raises: InputError on every rank where one rank's arguments are wrong or ranks ask for different things.
         """
-        return self._plan(collective, x, algorithm, arguments, once=False)
+        with Call(self._calls, f"plan {collective}") as call:
+            plan = self._plan(call, collective, x, algorithm, arguments, once=False)
+        runs = call.of_plan(plan.name)
+        runs.compare = self._agreement.compare if self.check == "every" else None
+        return plan.recorded_as(runs)
 
-    def _plan(self, collective: str, x: Any, algorithm: str, arguments: dict[str, Any], once: bool) -> Plan:
+    def _plan(self, call: Call, collective: str, x: Any, algorithm: str, arguments: dict[str, Any], once: bool) -> Plan:
         said = failure = ""
         claims = [0] * NUM_CLAIMS
         try:
@@ -274,15 +316,15 @@ class Communicator:
                 check_native(a)
             elif algorithm != "auto":
                 algorithms.find(collective, algorithm).check(self.size, equal=a.send_counts is None)
-            said = a.describe(algorithm)
+            said = call.describe(collective, a.describe(algorithm), a.flat)
             operands = OPERANDS[collective](a) if a.send_counts is None else None
             claims = footing.claims(a, operands, self._family.windows, once)
         except REFUSALS as error:
             failure = f"{collective}: {error}"
         if self.check:
-            claims = self._agreement.check(said, failure, claims)
+            claims = self._agreement.check(said, failure, claims, call)
         elif failure:
-            raise InputError(failure)
+            raise LoneInputError(failure)
         operands = operands or self._exchange_counts(a)
         if algorithm == "mpi":
             return NativePlan(a, operands, self.mpi, self._progress)
@@ -314,7 +356,7 @@ class Communicator:
         self._check_peer("dest", dest)
         with self._wire(x, staged_in=True) as wire:
             request = self._letters.Isend([wire, MPI.BYTE], dest, tag)
-            self._progress.wait(Messages([request]))
+            self._progress.wait(Messages([request]), words=f"send to rank {dest} with tag {tag}")
 
     def recv(self, x: Any, source: int, tag: int = 0) -> Any:
         """Receive rank `source`'s array of that tag into `x`, of the same size; returns `x`."""
@@ -323,7 +365,8 @@ class Communicator:
         with self._wire(x, staged_in=False) as wire:
             request = self._letters.Irecv([wire, MPI.BYTE], source, tag)
             try:
-                self._progress.wait(Messages([request], [status]))
+                words = f"recv from rank {source} with tag {tag}"
+                self._progress.wait(Messages([request], [status]), words=words)
             except MPI.Exception as error:
                 raise CommunicationError(f"recv from rank {source} with tag {tag}: {error}") from error
         if status.Get_count(MPI.BYTE) != wire.nbytes:
@@ -356,22 +399,27 @@ class Communicator:
     # --- agreement ---
 
     @contextmanager
-    def agreed(self) -> Iterator[None]:
+    def agreed(self, name: str = "agreed") -> Iterator[None]:
         """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective."""
         failure = ""
-        try:
-            yield
-        except (ValueError, OSError, MemoryError) as error:
-            failure = str(error) or type(error).__name__
-        self._agreement.check("", failure)
+        with Call(self._calls, name) as call:
+            try:
+                yield
+            except (ValueError, OSError, MemoryError) as error:
+                failure = str(error) or type(error).__name__
+            self._agreement.check(name, failure, call=call if self.check else None)
 
     # --- binding ---
 
     def _run(self, blocking: bool, collective: str, x: Any, **arguments: Any) -> Any:
-        plan = self._plan(collective, x, arguments.pop("algorithm"), arguments, once=blocking)
+        with Call(self._calls, collective) as call:
+            plan = self._plan(call, collective, x, arguments.pop("algorithm"), arguments, once=blocking)
+        call.name, call.under_way = plan.name, True  # until the plan has ended: its run is not counted again
+        plan.call = call
+        plan.start()
         if not blocking:
-            return plan.start()
-        result = plan()
+            return plan
+        result = plan.wait()
         plan.free()
         return result
 
@@ -379,7 +427,7 @@ class Communicator:
         """Of an all-to-all of uneven chunks: ask the other ranks how much will come."""
         sends = np.array(a.send_counts, np.int64)
         incoming = self._bind_messages(Arguments("all_to_all", self.rank, self.size, sends))().tolist()
-        with self.agreed():
+        with self.agreed("counts of all_to_all"):
             if a.recv_counts not in (None, incoming):
                 raise ValueError(
                     f"all_to_all: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"

@@ -87,6 +87,32 @@ def tuning_file() -> Path | None:
     return Path(path) if path else None
 
 
+def check() -> bool | str:
+    """COLLECTIVES_CHECK=1: ranks compare what they call; 0: they do not; every: they compare each run of a plan, too.
+
+    Raises: ValueError for another value.
+    """
+    text = os.environ.get("COLLECTIVES_CHECK") or "1"
+    if text not in ("0", "1", "every"):
+        raise ValueError(f"COLLECTIVES_CHECK={text!r}: write 1, 0, or every")
+    return text if text == "every" else text == "1"
+
+
+def timeout_s() -> float:
+    """COLLECTIVES_TIMEOUT_S=30: how long a rank may wait for others before the job is ended; 0 for ever.
+
+    Raises: ValueError for another value.
+    """
+    text = os.environ.get("COLLECTIVES_TIMEOUT_S") or "600"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not seconds >= 0:
+        raise ValueError(f"COLLECTIVES_TIMEOUT_S={text!r}: write seconds, as in 600, or 0 for no limit")
+    return seconds
+
+
 def mpi_reads_device_memory() -> bool:
     """COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can."""
     return os.environ.get("COLLECTIVES_CUDA_AWARE", "0") == "1"

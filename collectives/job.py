@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from collectives import environment
-from collectives.errors import InputError
+from collectives.errors import InputError, LoneInputError
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -71,7 +71,7 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     started = MPI.Is_initialized() and not MPI.Is_finalized()
     alone = not started or MPI.COMM_WORLD.size == 1
     rank = environment.launched_rank() if alone else MPI.COMM_WORLD.rank
-    if issubclass(kind, InputError):
+    if issubclass(kind, InputError) and not issubclass(kind, LoneInputError):
         if rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
         return

@@ -5,13 +5,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from contextlib import contextmanager
+from itertools import count
+from threading import get_ident
+from typing import Any, NamedTuple, Protocol
 
 from mpi4py import MPI
 
 from collectives.arrays import Device
 from collectives.background import Background
 from collectives.errors import CommunicationError
+from collectives.record import Call
 from collectives.schedule import Round, show
 
 SPINS = 1000  # polls that only give up the core, before a waiting rank sleeps
@@ -42,6 +46,17 @@ class Step(Protocol):
 
     def requests(self) -> Sequence[MPI.Prequest]: ...
 
+    def awaits(self) -> str:
+        """What has not come yet, in words."""
+
+
+class Wait(NamedTuple):
+    """A thread that waits: for a plan to go on, or for what `words` say."""
+
+    thread: int
+    plan: "Plan | None"
+    words: str
+
 
 class Progress:
     """Waits for requests, and keeps this process's other started plans moving meanwhile."""
@@ -50,9 +65,29 @@ class Progress:
         self.crowded = crowded  # waiting ranks must give up the core
         self.started: list[Plan] = []
         self.background = Background(self.started)
+        self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
+        self._num_waits = count()
 
-    def wait(self, awaited: Waitable, waiting: "Plan | None" = None) -> None:
-        """Wait for something, which belongs to the plan `waiting` if to any."""
+    def wait(self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "") -> None:
+        """Wait for something, which belongs to the plan `waiting` if to any; `words` say what for, if to none."""
+        number = next(self._num_waits)
+        self.waits[number] = get_ident(), waiting, words
+        try:
+            self._wait(awaited, waiting)
+        finally:
+            del self.waits[number]
+
+    @contextmanager
+    def inside_mpi(self, waiting: "Plan") -> Iterator[None]:
+        """Where MPI itself waits."""
+        number = next(self._num_waits)
+        self.waits[number] = get_ident(), waiting, ""
+        try:
+            yield
+        finally:
+            del self.waits[number]
+
+    def _wait(self, awaited: Waitable, waiting: "Plan | None") -> None:
         others = [plan for plan in self.started if plan is not waiting]
         if not self.crowded and not others:
             awaited.wait()
@@ -92,6 +127,7 @@ class Plan:
         only: Any = None,
     ):
         self.name, self.result = name, result
+        self.call: Call | None = None  # as which runs are recorded, if they are
         self._only = only  # a program of all the rounds, where nothing is to be done before or after
         self.device, self.rounds = device, rounds
         self.before: list[tuple[Any, Any]] = []  # copies (target, source) ahead of the rounds
@@ -109,7 +145,11 @@ class Plan:
     def __call__(self) -> Any:
         """Run the collective; returns the result's array."""
         if self._only and not self._progress.started and self._only.try_long():
-            return self.result  # nothing else to see to: the short way for small arrays
+            call = self.call
+            if call:  # counted only, as this is the short way for small arrays
+                calls = call.calls
+                calls.number = call.number = calls.number + 1
+            return self.result
         self._start()
         return self.wait()
 
@@ -126,6 +166,8 @@ class Plan:
             raise RuntimeError(f"{self.name} has been freed: make a new plan")
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is under way already: wait() before the next start()")
+        if self.call and not self.call.under_way:
+            self.call.enter(depth=3)  # past start() or __call__()
         self._steps = self._run()
         self._progress.started.append(self)
         self._next()
@@ -171,6 +213,19 @@ class Plan:
             self._stepping.release()
         return moved
 
+    def recorded_as(self, call: Call) -> "Plan":
+        """Have runs recorded, and compared if the call says so."""
+        self.call = call
+        if call.compare:
+            self._only = None
+        elif self._only:
+            call.calls.record.expect_short_runs(call)
+        return self
+
+    def awaits(self) -> str:
+        """What a run waits for at this moment, in words."""
+        return self._round.awaits() if self._round else "in the MPI library's own"
+
     def free(self) -> None:
         """Give the persistent requests back to MPI.  The plan cannot be run after."""
         if self._steps is not None:
@@ -203,6 +258,8 @@ class Plan:
         self._steps = None
         self.in_background = False
         self._progress.started.remove(self)
+        if self.call:
+            self.call.under_way = False
 
     def _run(self) -> Iterator[Waitable]:
         device = self.device
