@@ -409,8 +409,8 @@ class Communicator:
         rounds = [binder.bind(i, moves, binding.vector) for i, moves in enumerate(schedule) if moves]
         plan = Plan(f"{a.collective} {algorithm}", binding.result, self._progress, a.device, rounds)
         plan.before, plan.after = binding.before, binding.after
-        if a.op == "avg" and binding.divide is not None:
-            plan.divide = binding.divide, self.size
+        if a.op == "avg" and binding.reduced is not None:
+            plan.divide = binding.reduced, self.size
         return plan
 
 
