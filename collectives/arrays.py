@@ -60,16 +60,21 @@ class Device:
         ufunc = getattr(self.xp, UFUNCS[op])
         if out.dtype in HALVES:
             out[...] = ufunc(low.astype(np.float32), high.astype(np.float32)).astype(out.dtype)
+        elif op == "prod" and out.dtype in COMPLEX:  # NumPy's own rounds as the CPU can: here, each operation once
+            real = low.real * high.real - low.imag * high.imag
+            out.imag = low.real * high.imag + low.imag * high.real
+            out.real = real
         else:
             ufunc(low, high, out=out)
 
     @np.errstate(all="ignore")
     def divide(self, x: Any, divisor: int) -> None:
         """x /= divisor, in place; 16-bit floats in float32."""
-        if x.dtype.itemsize == 2:
+        if x.dtype in HALVES:
             x[...] = (x.astype(np.float32) / np.float32(divisor)).astype(x.dtype)
         else:
-            x /= x.dtype.type(divisor)
+            parts = x.view(x.real.dtype)  # of complex numbers: rounded once each
+            parts /= parts.dtype.type(divisor)
 
     def begin(self) -> None:
         """Order what follows on the device's stream after the caller's current stream."""

@@ -17,6 +17,6 @@ def choose(collective: str, nbytes: int, size: int, usable: Sequence[Algorithm],
             return small[0]
         if large or small:
             return [*large, *reversed(small)][0]
-    if collective == "all_reduce" and nbytes <= SMALL_BYTES:
+    if nbytes <= SMALL_BYTES and "recursive_doubling" in rows and collective == "all_reduce":
         return "recursive_doubling"
     return next(name for name, row in rows.items() if row.reach == Reach.MESSAGES)
