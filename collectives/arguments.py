@@ -5,20 +5,22 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from collectives.algorithms import ROOTED
-from collectives.arrays import Device, check_op, flat, host, is_a, same_memory, writable
+import numpy as np
+
+from collectives.algorithms import ROOTED, Algorithm, Reach, rows
+from collectives.arrays import BFLOAT16, Device, check_op, flat, host, is_a, same_memory, writable
 from collectives.schedule import shares
 
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
 # What each collective takes besides `x` and `algorithm`.
 TAKES = {
-    "all_reduce": ("op", "out"),
-    "reduce_scatter": ("out", "op", "counts"),
+    "all_reduce": ("op", "out", "wire_dtype", "reproducible"),
+    "reduce_scatter": ("out", "op", "counts", "wire_dtype", "reproducible"),
     "all_gather": ("out", "counts"),
     "all_to_all": ("out", "send_counts", "recv_counts"),
     "broadcast": ("root",),
-    "reduce": ("root", "op", "out"),
+    "reduce": ("root", "op", "out", "wire_dtype", "reproducible"),
     "gather": ("root", "out", "counts"),
     "scatter": ("root", "out", "counts"),
     "barrier": (),
@@ -39,6 +41,8 @@ class Arguments:
     counts: Sequence[int] | None = None
     send_counts: Sequence[int] | None = None
     recv_counts: Sequence[int] | None = None
+    wire_dtype: Any = None
+    reproducible: bool = False
 
     def __post_init__(self) -> None:
         if self.collective in ROOTED and not 0 <= self.root < self.size:
@@ -48,6 +52,8 @@ class Arguments:
         self.device, self.flat = (host(), None) if self.collective == "barrier" else flat(self.given)
         if self.flat is not None and self.collective in REDUCTIONS:
             check_op(self.op, self.flat.dtype)
+        if self.wire_dtype is not None:
+            self.wire_dtype = checked_wire_dtype(self.wire_dtype, self.flat.dtype)
         self.counts = self.checked_counts("counts", self.counts)
         self.send_counts = self.checked_counts("send_counts", self.send_counts)
         self.recv_counts = self.checked_counts("recv_counts", self.recv_counts)
@@ -74,6 +80,29 @@ class Arguments:
             raise ValueError(f"{name}={counts} must be {self.size} counts, one for each rank, none below 0")
         return counts
 
+    @property
+    def asked(self) -> list[str]:
+        """What is asked of the algorithm besides, in the caller's words."""
+        wire = [] if self.wire_dtype is None else [f"wire_dtype={self.wire_dtype}"]
+        return wire + ["reproducible=True"] * bool(self.reproducible)
+
+    def suits(self, row: Algorithm) -> bool:
+        """Whether an algorithm does it as asked: in the order of the ranks, by messages that can be rounded."""
+        return (row.in_order or not self.reproducible) and (not row.reach or self.wire_dtype is None)
+
+    def able(self, reach: Reach = Reach.ARRAYS) -> list[str]:
+        """The names of the algorithms that can do what was asked."""
+        usable = [r for r in rows(self.collective, self.size, self.send_counts is None) if r.reach <= reach]
+        return ["auto", *(row.name for row in usable if self.suits(row)), *([] if self.asked else ["mpi"])]
+
+    def check_algorithm(self, name: str) -> None:
+        """Refuse an algorithm that cannot do what was asked.
+
+        Raises: ValueError with the names of those that can.
+        """
+        if name not in self.able():
+            raise ValueError(f"algorithm {name!r} cannot do {', '.join(self.asked)}: use {', '.join(self.able())}")
+
     def describe(self, algorithm: str) -> str:
         """The call as every rank must make it, for comparison between ranks."""
         said = []
@@ -83,7 +112,7 @@ class Arguments:
         said += [f"op={self.op}"] * (self.collective in REDUCTIONS) + [f"root={self.root}"] * (
             self.collective in ROOTED
         )
-        return f"{self.collective}({', '.join([*said, f'algorithm={algorithm}'])})"
+        return f"{self.collective}({', '.join([*said, *self.asked, f'algorithm={algorithm}'])})"
 
     def output(self, count: int) -> tuple[Any, Any]:
         """The caller's `out`, or a new array: as the caller sees it, and flat."""
@@ -117,6 +146,14 @@ class Operands:
     @property
     def in_place(self) -> bool:
         return self.given is None or self.out is None or same_memory(self.given, self.out)
+
+
+def checked_wire_dtype(wire_dtype: Any, dtype: np.dtype) -> np.dtype:
+    if str(wire_dtype) != "bfloat16":
+        raise ValueError(f"wire_dtype {wire_dtype!r} is not supported: use 'bfloat16', or None")
+    if dtype != np.dtype("float32"):
+        raise ValueError(f"wire_dtype 'bfloat16' is for float32, but x is of {dtype}: leave it out, or cast x")
+    return BFLOAT16
 
 
 def like(device: Device, x: Any, count: int) -> Any:

@@ -16,7 +16,8 @@ from collectives import environment
 OPS = ("sum", "prod", "min", "max", "avg")
 UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "avg": "add"}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-FLOATS = {np.dtype(name) for name in ("float16", "float32", "float64")} | {BFLOAT16}
+HALVES = {np.dtype("float16"), BFLOAT16}
+FLOATS = {np.dtype("float32"), np.dtype("float64")} | HALVES
 INTEGERS = {np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 COMPLEX = {np.dtype("complex64"), np.dtype("complex128")}
 DTYPES = FLOATS | INTEGERS | COMPLEX | {np.dtype(bool)}
@@ -43,25 +44,37 @@ class Device:
         return np.empty(nbytes, np.uint8)
 
     def copy(self, target: Any, source: Any) -> None:
-        """Copy between two flat arrays of one length, each here or in `host` memory."""
-        np.copyto(target, source)
+        """Copy between two flat arrays of one length, each here or in `host` memory.
+
+        Two that are both here may be of two dtypes of floats: numbers are rounded to nearest.
+        """
+        if target.dtype == source.dtype:
+            np.copyto(target, source)
+        else:
+            with np.errstate(all="ignore"):
+                np.copyto(target, source)
 
     @np.errstate(all="ignore")  # NaN and infinity are results; as an error on one rank they would hang the others
     def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
         """out = low op high, elementwise; 16-bit floats are reduced in float32 and rounded once."""
         ufunc = getattr(self.xp, UFUNCS[op])
-        if out.dtype.itemsize == 2 and out.dtype in FLOATS:
+        if out.dtype in HALVES:
             out[...] = ufunc(low.astype(np.float32), high.astype(np.float32)).astype(out.dtype)
+        elif op == "prod" and out.dtype in COMPLEX:  # NumPy's own rounds as the CPU can: here, each operation once
+            real = low.real * high.real - low.imag * high.imag
+            out.imag = low.real * high.imag + low.imag * high.real
+            out.real = real
         else:
             ufunc(low, high, out=out)
 
     @np.errstate(all="ignore")
     def divide(self, x: Any, divisor: int) -> None:
         """x /= divisor, in place; 16-bit floats in float32."""
-        if x.dtype.itemsize == 2:
+        if x.dtype in HALVES:
             x[...] = (x.astype(np.float32) / np.float32(divisor)).astype(x.dtype)
         else:
-            x /= x.dtype.type(divisor)
+            parts = x.view(x.real.dtype)  # of complex numbers: rounded once each
+            parts /= parts.dtype.type(divisor)
 
     def begin(self) -> None:
         """Order what follows on the device's stream after the caller's current stream."""
@@ -176,6 +189,15 @@ def dtype_of(name: Any) -> np.dtype:
 def check_dtype(dtype: np.dtype) -> None:
     if dtype not in DTYPES or not dtype.isnative:
         raise ValueError(f"dtype {dtype} cannot be sent; {usable_dtypes()}")
+
+
+def sum_dtype(dtype: np.dtype, op: str) -> np.dtype:
+    """The dtype of partial results: 16-bit floats are summed up and multiplied in float32, and rounded in the end.
+
+    >>> sum_dtype(BFLOAT16, "avg"), sum_dtype(BFLOAT16, "max")
+    (dtype('float32'), dtype(bfloat16))
+    """
+    return np.dtype("float32") if dtype in HALVES and op not in ("min", "max") else dtype
 
 
 def usable_dtypes() -> str:

@@ -7,11 +7,10 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arguments import REDUCTIONS, Arguments, Operands, even
-from collectives.arrays import BFLOAT16, flat, pointer, same_memory
+from collectives.arrays import HALVES, flat, pointer, same_memory
 from collectives.executor import Messages
 from collectives.plan import Plan, Progress
 
-HALVES = {np.dtype("float16"), BFLOAT16}
 MPI_OPS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "avg": MPI.SUM}
 
 

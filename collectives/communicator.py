@@ -1,6 +1,6 @@
 """The user's face: a communicator's collectives on NumPy, CuPy and torch arrays."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -186,17 +186,37 @@ class Communicator:
     # --- collectives: the arguments, what each rank holds, and which failures there are, as in `plan` ---
 
     def all_reduce(
-        self, x: Any, op: str = "sum", out: Any = None, algorithm: str = "auto", blocking: bool = True
+        self,
+        x: Any,
+        op: str = "sum",
+        out: Any = None,
+        algorithm: str = "auto",
+        blocking: bool = True,
+        *,
+        wire_dtype: Any = None,
+        reproducible: bool = False,
     ) -> Any:
         """Reduce every rank's `x` elementwise; every rank gets the result, bit for bit the same.
 
         In place: `x` holds the result and is returned.  With `out`, `x` is left alone and `out` returned.
 
+        16-bit floats are summed up in float32 and rounded once; messages carry the float32 sums, twice the bytes.
+
+        wire_dtype="bfloat16" sends float32 in half the bytes: each rank sums up in float32, but rounds to bfloat16
+        what it sends, and the result.  The error of a sum is at most 2^-8 of the sum of magnitudes for each rounding
+        that an addend goes through, which are about log2 p, or p of a ring or a chain.  It goes by messages, even
+        within a node, where shared memory is faster and exact.
+
+        With `reproducible`, each element is ((x0 + x1) + x2) + ... in the order of the ranks: the same bits from
+        every algorithm that can, for every length of `x` and every `segment_bytes`.  In shared memory this costs
+        nothing.  Over messages the sums climb a chain of all ranks, in 3(p-1) rounds to a ring's 2(p-1).
+
         >>> import numpy as np, collectives
         >>> collectives.world().all_reduce(np.ones(3))
         array([1., 1., 1.])
         """
-        return self._run(blocking, "all_reduce", x, op=op, out=out, algorithm=algorithm)
+        asked = {"wire_dtype": wire_dtype, "reproducible": reproducible}
+        return self._run(blocking, "all_reduce", x, op=op, out=out, algorithm=algorithm, **asked)
 
     def reduce_scatter(
         self,
@@ -206,13 +226,19 @@ class Communicator:
         counts: Sequence[int] | None = None,
         algorithm: str = "auto",
         blocking: bool = True,
+        *,
+        wire_dtype: Any = None,
+        reproducible: bool = False,
     ) -> Any:
         """Reduce every rank's `x` elementwise; rank r gets the r-th chunk of the result, flat, in `out`.
 
         Chunks have `counts` elements, by default as equal as can be, the first ones one longer.  `x` is left
         alone, unless `out` is this rank's chunk of `x` itself: then the rest of `x` is used as working space.
+
+        `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
-        return self._run(blocking, "reduce_scatter", x, out=out, op=op, counts=counts, algorithm=algorithm)
+        asked = {"wire_dtype": wire_dtype, "reproducible": reproducible}
+        return self._run(blocking, "reduce_scatter", x, out=out, op=op, counts=counts, algorithm=algorithm, **asked)
 
     def all_gather(
         self,
@@ -250,10 +276,23 @@ class Communicator:
         return self._run(blocking, "broadcast", x, root=root, algorithm=algorithm)
 
     def reduce(
-        self, x: Any, root: int = 0, op: str = "sum", out: Any = None, algorithm: str = "auto", blocking: bool = True
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        out: Any = None,
+        algorithm: str = "auto",
+        blocking: bool = True,
+        *,
+        wire_dtype: Any = None,
+        reproducible: bool = False,
     ) -> Any:
-        """Reduce every rank's `x` elementwise to the root, into its `out`, or its `x`; other ranks' `x` stays."""
-        return self._run(blocking, "reduce", x, root=root, op=op, out=out, algorithm=algorithm)
+        """Reduce every rank's `x` elementwise to the root, into its `out`, or its `x`; other ranks' `x` stays.
+
+        `wire_dtype` and `reproducible` are as in `all_reduce`.
+        """
+        asked = {"wire_dtype": wire_dtype, "reproducible": reproducible}
+        return self._run(blocking, "reduce", x, root=root, op=op, out=out, algorithm=algorithm, **asked)
 
     def gather(
         self,
@@ -316,6 +355,7 @@ class Communicator:
                 check_native(a)
             elif algorithm != "auto":
                 algorithms.find(collective, algorithm).check(self.size, equal=a.send_counts is None)
+            a.check_algorithm(algorithm)
             said = call.describe(collective, a.describe(algorithm), a.flat)
             operands = OPERANDS[collective](a) if a.send_counts is None else None
             claims = footing.claims(a, operands, self._family.windows, once)
@@ -342,10 +382,18 @@ class Communicator:
         return select.explain(*self._case(collective, nbytes, reach, memory))
 
     def _case(
-        self, collective: str, nbytes: int, reach: Reach, memory: str, equal: bool = True, once: bool = False
+        self,
+        collective: str,
+        nbytes: int,
+        reach: Reach,
+        memory: str,
+        equal: bool = True,
+        once: bool = False,
+        suits: Callable[[algorithms.Algorithm], bool] = lambda row: True,
     ) -> tuple:
         """What `select` decides by."""
-        candidates = select.usable(algorithms.rows(collective, self.size, equal), reach, nbytes, once)
+        rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
+        candidates = select.usable(rows, reach, nbytes, once)
         nodes, groups = self.topology.nodes, self.topology.groups
         return collective, nbytes, candidates, self.size, nodes, self._tuning, memory, groups
 
@@ -440,11 +488,11 @@ class Communicator:
         equal = a.send_counts is None
         if algorithm == "auto":
             memory = "symmetric" if footing.symmetric else "ordinary"
-            case = self._case(a.collective, footing.nbytes, reach, memory, equal, footing.once)
+            case = self._case(a.collective, footing.nbytes, reach, memory, equal, footing.once, a.suits)
             algorithm = select.choose(*case)
         row = algorithms.find(a.collective, algorithm)
         if row.reach > reach:
-            raise InputError(f"{a.collective}: {self._out_of_reach(row, footing)}")
+            raise InputError(f"{a.collective}: {self._out_of_reach(row, a, footing)}")
         if row.reach:
             return self._bind_direct(row, a, operands, footing)
         return self._bind_messages(a, operands, algorithm)
@@ -461,15 +509,14 @@ class Communicator:
         rows = self._agreement.gather_rows(system.invitation())
         return not any(self._agreement.highest([not system.accept(rows.tolist())]))
 
-    def _out_of_reach(self, row: algorithms.Algorithm, footing: Footing) -> str:
-        usable = [r for r in algorithms.rows(row.collective, self.size, True) if r.reach <= self._reach(footing)]
+    def _out_of_reach(self, row: algorithms.Algorithm, a: Arguments, footing: Footing) -> str:
         if len(self.topology.nodes) > 1:
             why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
         elif not footing.on_host:
             why = "arrays in host memory"
         else:
             why = "arrays from comm.empty, as the system lets no process read another's memory"
-        return f"algorithm {row.name!r} needs {why}: use {', '.join(['auto', *(r.name for r in usable), 'mpi'])}"
+        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self._reach(footing)))}"
 
     def _bind_direct(self, row: algorithms.Algorithm, a: Arguments, o: Operands, footing: Footing) -> Plan:
         from collectives import program  # which brings the compiler
@@ -495,15 +542,17 @@ class Communicator:
         binding = BINDERS[a.collective](a, operands or OPERANDS[a.collective](a))
         self._num_plans += 1  # the same on every rank, since binding is collective
         first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS
-        binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes)
+        binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes, a.wire_dtype)
         row = algorithms.find(a.collective, algorithm)
         schedule = row.rounds(self.rank, self.size, a.root, self.topology.groups if row.over_nodes else ())
         binding.vector.add_scratch(schedule, a.device)
         rounds = [binder.bind(i, moves, binding.vector) for i, moves in enumerate(schedule) if moves]
+        if a.wire_dtype is not None and binding.reduced is not None:
+            rounds.append(binder.rounding(len(schedule), binding.reduced))
         plan = Plan(f"{a.collective} {algorithm}", binding.result, self._progress, a.device, rounds)
         plan.before, plan.after = binding.before, binding.after
-        if a.op == "avg" and binding.divide is not None:
-            plan.divide = binding.divide, self.size
+        if a.op == "avg" and binding.reduced is not None:
+            plan.divide = binding.reduced, self.size
         return plan
 
 

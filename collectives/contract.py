@@ -7,6 +7,7 @@ each other's memory, every read and write must be ordered by meetings: two that 
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 from collectives.schedule import (
@@ -56,7 +57,12 @@ def of(rank: int, chunks: range) -> Vector:
 
 
 def total(size: int, chunks: range) -> Vector:
-    return {c: Value(c, sum(1 << BITS * r for r in range(size))) for c in chunks}
+    return {c: Value(c, all_of(size)) for c in chunks}
+
+
+def all_of(size: int) -> int:
+    """Each of the first `size` ranks once."""
+    return sum(1 << BITS * r for r in range(size))
 
 
 CONTRACTS = {
@@ -88,10 +94,19 @@ class ContractError(Exception):
     """A schedule that does not do what its collective must; says where."""
 
 
-def check(collective: str, algorithm: Callable[..., Schedule], size: int, *, apart: bool = False, **root: int) -> None:
+def check(
+    collective: str,
+    algorithm: Callable[..., Schedule],
+    size: int,
+    *,
+    apart: bool = False,
+    in_order: bool = False,
+    **root: int,
+) -> None:
     """Run every rank's schedule symbolically and hold the result against the collective's contract.
 
-    With `apart` the result is due in chunks p to 2p-1 of the working vector.
+    With `apart` the result is due in chunks p to 2p-1 of the working vector.  With `in_order`, every sum must be
+    ((rank 0 + rank 1) + rank 2) + ...
 
     Raises: ContractError, naming rank, round, peer and chunk.
     """
@@ -106,7 +121,7 @@ def check(collective: str, algorithm: Callable[..., Schedule], size: int, *, apa
         width = 1 + max((chunk for vector in (*before, *after) for chunk in vector), default=-1)
         num_chunks = max((run.stop for rs in programs for moves in rs for m in moves for run in runs_of(m)), default=0)
         programs = [repeated(rounds, width, num_chunks - width) for rounds in programs]
-    world = World(name, programs, before, after)
+    world = World(name, programs, before, after, in_order)
     world.run()
     for rank in range(size) if not world.shared else ():  # else checked before each rerun
         world.check_result(rank)
@@ -163,6 +178,15 @@ class Message(NamedTuple):
     move: Send | Recv | Fold
 
 
+class Landing(NamedTuple):
+    """What a round leaves in a chunk of `owner`'s: a value, which is folded if it came from a rank `source`."""
+
+    owner: int
+    chunk: int
+    value: Value
+    source: int | None = None
+
+
 class Access(NamedTuple):
     """Who touched a chunk of somebody's memory last, in which of its rounds."""
 
@@ -173,14 +197,16 @@ class Access(NamedTuple):
 class World:
     """All ranks of a symbolic run.  A round's moves are posted together and take effect at its end."""
 
-    def __init__(self, name: str, programs: list[list[Round]], before: list[Vector], after: list[Vector]):
-        self.name, self.programs, self.before, self.after = name, programs, before, after
+    def __init__(
+        self, name: str, programs: list[list[Round]], before: list[Vector], after: list[Vector], in_order: bool
+    ):
+        self.name, self.programs, self.before, self.after, self.in_order = name, programs, before, after, in_order
         self.vectors = [dict(vector) for vector in before]
         size = len(programs)
         self.heard = [1 << rank for rank in range(size)]  # a bit for each rank whose start is known here
         self.rounds = [0] * size
         self.pending = [0] * size  # unmatched moves of the round at hand
-        self.landings: list[list[tuple[int, int, Value, bool]]] = [[] for _ in range(size)]
+        self.landings: list[list[Landing]] = [[] for _ in range(size)]
         self.news = [0] * size
         self.sends: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
         self.receives: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
@@ -242,20 +268,20 @@ class World:
 
     def bring(self, rank: int, source: int, run: range, to: int, target: range, move: Move) -> None:
         values = [self.value(rank, source, c, move) for c in run]
-        self.landings[rank] += [(to, c, v, False) for c, v in zip(target, values, strict=True)]
+        self.landings[rank] += [Landing(to, c, v) for c, v in zip(target, values, strict=True)]
 
     def fold_all(self, rank: int, sources: tuple[int, ...], theirs: range, run: range, move: Move) -> None:
         for here, there in zip(run, theirs, strict=True):
             values = [self.value(rank, source, there, move) for source in sources]
             if len({value.chunk for value in values}) > 1:
                 raise ContractError(f"{self.at(rank)} folds {' and '.join(map(str, values))} in [{there}]")
-            total = Value(values[0].chunk, sum(value.ranks for value in values))
-            self.landings[rank].append((rank, here, total, False))
+            total = reduce(partial(self.folded, rank), values)
+            self.landings[rank].append(Landing(rank, here, total))
 
     def rerun(self, rank: int) -> None:
         """The result is taken, and the caller overwrites what is his: a race if another still reads it."""
         self.check_result(rank)
-        self.landings[rank] += [(rank, c, v, False) for c, v in self.before[rank].items()]
+        self.landings[rank] += [Landing(rank, c, v) for c, v in self.before[rank].items()]
 
     def post_message(self, rank: int, move, mine, theirs, key: tuple[int, int]) -> list[int]:
         if not theirs[key]:
@@ -290,8 +316,8 @@ class World:
                 f"{self.at(receive.rank)} would {show(receive.move)}, which sends {show_run(send.move.run)}"
             )
         values = [self.value(send.rank, send.rank, c, send.move) for c in send.move.run]
-        fold, to = isinstance(receive.move, Fold), receive.rank
-        self.landings[to] += [(to, c, v, fold) for c, v in zip(receive.move.run, values, strict=True)]
+        to, source = receive.rank, send.rank if isinstance(receive.move, Fold) else None
+        self.landings[to] += [Landing(to, c, v, source) for c, v in zip(receive.move.run, values, strict=True)]
         self.news[receive.rank] |= self.heard[send.rank]
         self.pending[send.rank] -= 1
         self.pending[receive.rank] -= 1
@@ -315,19 +341,26 @@ class World:
 
     def land(self, rank: int) -> None:
         """End the round at hand: what was received takes effect."""
-        for owner, chunk, value, fold in self.landings[rank]:
+        for owner, chunk, value, source in self.landings[rank]:
             vector = self.vectors[owner]
-            if fold:
+            if source is not None:
                 own = vector.get(chunk)
                 if own is None or own.chunk != value.chunk:
                     raise ContractError(f"{self.at(rank)} folds {value} into {own or 'nothing'} in [{chunk}]")
-                value = Value(chunk=own.chunk, ranks=own.ranks + value.ranks)
+                value = self.folded(rank, value, own) if source < rank else self.folded(rank, own, value)
             if self.shared:
                 self.write(rank, owner, chunk)
             vector[chunk] = value
         self.landings[rank] = []
         self.heard[rank] |= self.news[rank]
         self.rounds[rank] += 1
+
+    def folded(self, rank: int, left: Value, right: Value) -> Value:
+        """left + right"""
+        last = right.ranks.bit_length() // BITS
+        if self.in_order and (left.ranks, right.ranks) != (all_of(last), 1 << BITS * last):
+            raise ContractError(f"{self.at(rank)} adds {right} to {left}: not in the order of the ranks")
+        return Value(left.chunk, left.ranks + right.ranks)
 
     def write(self, rank: int, owner: int, chunk: int) -> None:
         readers = [Access(*reader) for reader in self.readers.pop((owner, chunk), {}).items()]

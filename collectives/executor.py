@@ -21,6 +21,9 @@ LARGEST_MESSAGE_BYTES = 1 << 30
 TAGS = MESSAGES  # of a plan
 
 
+CopyPair = tuple[Any, Any]  # target, source
+
+
 class Messages(NamedTuple):
     """Messages under way, to be waited for."""
 
@@ -59,10 +62,13 @@ class Vector:
 
 
 class Lane:
-    """One move of a round, segment by segment: at most `window` requests under way."""
+    """One move of a round, segment by segment: at most `window` requests under way.
 
-    def __init__(self, requests: list[MPI.Prequest], window: int):
-        self.requests, self.window = requests, window
+    `copies[i]` are what lies between segment i and the memory that its request reads or writes.
+    """
+
+    def __init__(self, requests: list[MPI.Prequest], window: int, device: Device, copies: list[list[CopyPair]]):
+        self.requests, self.window, self.device, self.copies = requests, window, device, copies
 
     def before(self, index: int) -> None:
         """Make segment `index` ready to be started."""
@@ -70,37 +76,30 @@ class Lane:
     def after(self, index: int) -> None:
         """Use segment `index`, which has arrived or is sent."""
 
+    def copy(self, index: int) -> None:
+        for target, source in self.copies[index]:
+            self.device.copy(target, source)
 
-class StagedSend(Lane):
-    """A send of device memory that MPI cannot read: each segment by way of host memory."""
 
-    def __init__(self, requests, window, device: Device, segments: list[Any], staging: list[np.ndarray]):
-        super().__init__(requests, window)
-        self.device, self.segments, self.staging = device, segments, staging
-
+class SendLane(Lane):
     def before(self, index: int) -> None:
-        self.device.copy(self.staging[index], as_bytes(self.segments[index]))
+        self.copy(index)
 
 
-class StagedRecv(StagedSend):
-    def before(self, index: int) -> None:
-        pass
-
+class RecvLane(Lane):
     def after(self, index: int) -> None:
-        self.device.copy(as_bytes(self.segments[index]), self.staging[index])
+        self.copy(index)
 
 
 class FoldLane(Lane):
-    """Segments that arrive in `arrivals` (by way of host `staging`, where there is any) and are folded."""
+    """Segments that arrive in `arrivals` and are folded."""
 
-    def __init__(self, requests, window, fold: Callable, segments, arrivals, staging, device: Device):
-        super().__init__(requests, window)
+    def __init__(self, requests, window, device: Device, copies, fold: Callable, segments, arrivals):
+        super().__init__(requests, window, device, copies)
         self.fold, self.segments, self.arrivals = fold, segments, arrivals
-        self.staging, self.device = staging, device
 
     def after(self, index: int) -> None:
-        if self.staging:
-            self.device.copy(as_bytes(self.arrivals[index]), self.staging[index])
+        self.copy(index)
         self.fold(self.segments[index], self.arrivals[index])
 
 
@@ -109,7 +108,7 @@ class BoundRound(NamedTuple):
 
     number: int
     moves: Round
-    copies: list[tuple[Any, Any]]
+    copies: list[CopyPair]
     plain: list[MPI.Prequest]
     lanes: list[Lane]
     fold_late: bool  # a fold writes what a plain send reads: all sends first
@@ -162,11 +161,24 @@ def start(device: Device, requests: list[MPI.Prequest]) -> None:
 
 
 class Binder:
-    """Turns moves over chunks into requests over memory, with the `TAGS` tags from `first_tag` on."""
+    """Turns moves over chunks into requests over memory, with the `TAGS` tags from `first_tag` on.
 
-    def __init__(self, mpi: MPI.Comm, first_tag: int, device: Device, op: str, segment_bytes: int):
+    Numbers travel as `wire_dtype`, if that is not None: then a rank rounds what it sends in its own vector, too, so
+    that both sides go on with the same.
+    """
+
+    def __init__(
+        self,
+        mpi: MPI.Comm,
+        first_tag: int,
+        device: Device,
+        op: str,
+        segment_bytes: int,
+        wire_dtype: np.dtype | None = None,
+    ):
         self.mpi, self.first_tag, self.device, self.op = mpi, first_tag, device, op
-        self.segment_bytes = segment_bytes
+        self.segment_bytes, self.wire_dtype = segment_bytes, wire_dtype
+        self.in_place = device.mpi_reads and wire_dtype is None  # MPI reads and writes the vector itself
         self.buffers: dict[tuple[str, int], Any] = {}  # reused from round to round
         self.made: list[tuple[MPI.Prequest, Move]] = []  # in this round
 
@@ -174,8 +186,8 @@ class Binder:
         self.made = []
         folds = [m.run for m in moves if isinstance(m, Fold)]
         clashes = [(fold, m.run) for m in moves if isinstance(m, Send) for fold in folds if overlap(fold, m.run)]
-        fold_late = bool(clashes) and self.device.mpi_reads
-        # Sends by way of host memory leave in step with the folds into the same run, but not into another.
+        fold_late = bool(clashes) and self.in_place
+        # Sends by way of other memory leave in step with the folds into the same run, but not into another.
         at_once = fold_late or any(fold != sent for fold, sent in clashes)
         copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
         plain: list[MPI.Prequest] = []
@@ -186,7 +198,7 @@ class Binder:
                 plain.append(self.request(move, tag, np.empty(0, np.uint8)))
                 continue
             segments = self.cut(vector.view(move.run))
-            if self.device.mpi_reads and not isinstance(move, Fold):
+            if self.in_place and not isinstance(move, Fold):
                 plain += [self.request(move, tag, segment) for segment in segments]
             elif segments:
                 lanes.append(self.lane(move, tag, segments, place, at_once))
@@ -204,26 +216,42 @@ class Binder:
         return [view[i : i + step] for i in range(0, len(view), step)]
 
     def lane(self, move: Send | Recv | Fold, tag: int, segments: list[Any], place: int, at_once: bool) -> Lane:
-        device = self.device
         slots = len(segments) if at_once else WINDOW  # `at_once`: all must have left before the first is folded
-        staging, arrivals = [], []
-        if not device.mpi_reads:
-            staging = [as_bytes(s) for s in self.slots("host", place, segments, slots)]
-        if isinstance(move, Fold):
-            arrivals = self.slots("device", place, segments, slots)
-        wires = staging or arrivals
-        requests = [self.request(move, tag, wire) for wire in wires]
-        match move:
-            case Send():
-                return StagedSend(requests, slots, device, segments, staging)
-            case Recv():
-                return StagedRecv(requests, slots, device, segments, staging)
-            case Fold(source, _):
-                return FoldLane(requests, slots, self.folder(source), segments, arrivals, staging, device)
+        ways = list(zip(*self.stops(move, segments, place, slots), strict=True))
+        requests = [self.request(move, tag, way[-1]) for way in ways]
+        if isinstance(move, Send):
+            return SendLane(requests, slots, self.device, [self.outgoing(way) for way in ways])
+        incoming = [[pair(a, b) for a, b in reversed(list(pairwise(way)))] for way in ways]
+        if isinstance(move, Recv):
+            return RecvLane(requests, slots, self.device, incoming)
+        arrivals = [way[0] for way in ways]
+        return FoldLane(requests, slots, self.device, incoming, self.folder(move.source), segments, arrivals)
 
-    def slots(self, kind: str, place: int, segments: list[Any], slots: int) -> list[Any]:
+    def stops(self, move: Send | Recv | Fold, segments: list[Any], place: int, slots: int) -> list[list[Any]]:
+        """Where segments are one after the other, from the vector, or what is folded into it, to what MPI is given."""
+        dtype = segments[0].dtype
+        stops = [self.slots("arrivals", place, segments, slots, dtype) if isinstance(move, Fold) else segments]
+        if self.wire_dtype is not None:
+            dtype = self.wire_dtype
+            stops.append(self.slots("rounded", place, segments, slots, dtype))
+        if not self.device.mpi_reads:
+            stops.append(self.slots("host", place, segments, slots, dtype))
+        return stops
+
+    def outgoing(self, way: Sequence[Any]) -> list[CopyPair]:
+        copies = [pair(b, a) for a, b in pairwise(way)]
+        return copies if self.wire_dtype is None else [*copies, pair(way[0], way[1])]
+
+    def rounding(self, number: int, view: Any) -> BoundRound:
+        """A round without messages, which rounds what is in `view` to what travels."""
+        segments = self.cut(view)
+        rounded = self.slots("rounded", 0, segments, 1, self.wire_dtype) if segments else []
+        copies = [pair for a, b in zip(segments, rounded, strict=True) for pair in ((b, a), (a, b))]
+        return BoundRound(number, (), copies, [], [], fold_late=False)
+
+    def slots(self, kind: str, place: int, segments: list[Any], slots: int, dtype: Any) -> list[Any]:
         """A buffer for each segment; segment i shares its memory with segment i + slots."""
-        longest, dtype = len(segments[0]), segments[0].dtype
+        longest = len(segments[0])
         need = longest * min(slots, len(segments))
         buffer = self.buffers.get((kind, place))
         if buffer is None or len(buffer) < need:
@@ -248,6 +276,11 @@ class Binder:
             request = self.mpi.Recv_init(buffer, move.source, tag)
         self.made.append((request, move))
         return request
+
+
+def pair(target: Any, source: Any) -> CopyPair:
+    """A copy, as one of bytes where none is rounded: host memory is a device's for bytes only."""
+    return (as_bytes(target), as_bytes(source)) if target.dtype == source.dtype else (target, source)
 
 
 def overlap(a: range, b: range) -> bool:

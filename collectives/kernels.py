@@ -181,6 +181,17 @@ def compile_greater(a, b):
     return lambda a, b: a if (a > b) | (a != a) else b
 
 
+def quotient(a, divisor):
+    """A number by a whole one, rounded correctly."""
+
+
+@overload(quotient, inline="always")
+def compile_quotient(a, divisor):
+    if isinstance(a, types.Complex):
+        return lambda a, divisor: complex(a.real / divisor, a.imag / divisor)
+    return lambda a, divisor: a / divisor
+
+
 # Two operands' fold, by where the result goes: a loop over arrays that may overlap would not be vectorised.
 
 
@@ -238,7 +249,7 @@ def fold_right(op, total, a):
 @njit(error_model="numpy")
 def divide(total, divisor):
     for i in range(len(total)):
-        total[i] = total[i] / divisor
+        total[i] = quotient(total[i], divisor)
 
 
 @njit

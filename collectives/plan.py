@@ -269,10 +269,10 @@ class Plan:
         for bound in self.rounds:
             self._round = bound
             yield from bound.run(device)
-        for target, source in self.after:
-            device.copy(target, source)
         if self.divide:
             device.divide(*self.divide)
+        for target, source in self.after:
+            device.copy(target, source)
         device.end()
 
     def _fail(self, error: Exception) -> None:

@@ -53,6 +53,27 @@ def test_the_contract_holds(row):
             contract.check(row.collective, row.schedule, size, **root)
 
 
+@pytest.mark.parametrize("row", [row for row in REGISTRY if row.in_order], ids=lambda r: f"{r.collective}-{r.name}")
+def test_sums_in_the_order_of_the_ranks(row):
+    for size in sizes(row):
+        for root in roots(row, size):
+            contract.check(row.collective, row.schedule, size, in_order=True, **root)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (tree.all_reduce, "rank 2 in round 0 adds chunk 0 of r3 to chunk 0 of r2: not in the order of the ranks"),
+        (ring.all_reduce, "rank 2 in round 0 adds chunk 0 of r2 to chunk 0 of r1: not in the order of the ranks"),
+    ],
+    ids=["binomial", "ring"],
+)
+def test_the_check_catches_another_order(algorithm, message):
+    contract.check("all_reduce", algorithm, 4)
+    with pytest.raises(ContractError, match=re.escape(message)):
+        contract.check("all_reduce", algorithm, 4, in_order=True)
+
+
 @each_algorithm
 def test_all_ranks_have_the_same_number_of_rounds(row):
     for size in sizes(row):
@@ -268,6 +289,7 @@ COSTS = {
     ("all_gather", "hierarchical"): lambda p: (p - 1, p - 1, 0),
     ("all_to_all", "hierarchical"): lambda p: (p - 1, p - 1, 0),
     ("broadcast", "hierarchical"): lambda p: (ceil_log2(p), p * ceil_log2(p), 0),
+    ("all_reduce", "chain"): lambda p: (3 * (p - 1), 4 * p - 5, 2 * (p - 1)),
     ("reduce_scatter", "ring"): lambda p: (p - 1, p - 1, p - 1),
     ("reduce_scatter", "recursive_halving"): lambda p: (
         floor_log2(p) + 2 * (not is_power(p)),
@@ -275,6 +297,7 @@ COSTS = {
         halves(p) + p * (not is_power(p)),
     ),
     ("reduce_scatter", "pairwise"): lambda p: (p - 1, p - 1, p - 1),
+    ("reduce_scatter", "chain"): lambda p: (2 * (p - 1), 2 * (p - 1), 2 * (p - 1)),
     ("all_gather", "ring"): lambda p: (p - 1, p - 1, 0),
     ("all_gather", "recursive_doubling"): lambda p: (
         floor_log2(p) + 2 * (not is_power(p)),
@@ -289,6 +312,7 @@ COSTS = {
     ("broadcast", "scatter_all_gather"): lambda p: (ceil_log2(p) + p - 1, 2 * (p - 1), 0),
     ("broadcast", "chain"): lambda p: (2 * (p - 1), 2 * (p - 1), 0),
     ("reduce", "binomial"): lambda p: (ceil_log2(p), p * ceil_log2(p), p * ceil_log2(p)),
+    ("reduce", "chain"): lambda p: (2 * p - 1, 2 * p - 1, 2 * (p - 1)),
     ("gather", "binomial"): lambda p: (ceil_log2(p), p - 1, 0),
     ("scatter", "binomial"): lambda p: (ceil_log2(p), p - 1, 0),
     ("barrier", "dissemination"): lambda p: (ceil_log2(p), 0, 0),

@@ -56,6 +56,7 @@ class Algorithm(NamedTuple):
     reach: Reach = Reach.MESSAGES
     apart: bool = False  # the schedule can put its result in chunks of their own
     segmented: bool = False  # a direct schedule whose phases follow each other, segment by segment
+    in_order: bool = False  # reduces ((rank 0 op rank 1) op rank 2) op ..., whatever the chunk
 
     def rounds(self, rank: int, size: int, root: int, groups: Groups) -> list[Round]:
         """The schedule of a rank, with the arguments that it takes."""
@@ -77,12 +78,16 @@ class Algorithm(NamedTuple):
             )
 
 
-def staged(collective: str, name: str, schedule: Callable[..., Schedule], apart: bool = True) -> Algorithm:
-    return Algorithm(collective, name, schedule, reach=Reach.STAGES, apart=apart, segmented=True)
+def staged(
+    collective: str, name: str, schedule: Callable[..., Schedule], apart: bool = True, in_order: bool = False
+) -> Algorithm:
+    return Algorithm(collective, name, schedule, reach=Reach.STAGES, apart=apart, segmented=True, in_order=in_order)
 
 
-def reading(collective: str, name: str, schedule: Callable[..., Schedule], apart: bool = True) -> Algorithm:
-    return Algorithm(collective, name, schedule, reach=Reach.ARRAYS, apart=apart)
+def reading(
+    collective: str, name: str, schedule: Callable[..., Schedule], apart: bool = True, in_order: bool = False
+) -> Algorithm:
+    return Algorithm(collective, name, schedule, reach=Reach.ARRAYS, apart=apart, in_order=in_order)
 
 
 REGISTRY = (
@@ -92,10 +97,12 @@ REGISTRY = (
     Algorithm("all_reduce", "binomial", tree.all_reduce),
     Algorithm("all_reduce", "double_tree", double_tree.all_reduce),
     Algorithm("all_reduce", "hierarchical", hierarchical.all_reduce, over_nodes=True),
+    Algorithm("all_reduce", "chain", chain.all_reduce, in_order=True),
     Algorithm("reduce_scatter", "ring", ring.reduce_scatter),
     Algorithm("reduce_scatter", "recursive_halving", recursive.reduce_scatter),
     Algorithm("reduce_scatter", "pairwise", pairwise.reduce_scatter),
     Algorithm("reduce_scatter", "hierarchical", hierarchical.reduce_scatter, over_nodes=True),
+    Algorithm("reduce_scatter", "chain", chain.reduce_scatter, in_order=True),
     Algorithm("all_gather", "ring", ring.all_gather),
     Algorithm("all_gather", "recursive_doubling", recursive.all_gather),
     Algorithm("all_gather", "bruck", bruck.all_gather),
@@ -109,21 +116,22 @@ REGISTRY = (
     Algorithm("broadcast", "chain", chain.broadcast),
     Algorithm("broadcast", "hierarchical", hierarchical.broadcast, over_nodes=True),
     Algorithm("reduce", "binomial", tree.reduce),
+    Algorithm("reduce", "chain", chain.reduce, in_order=True),
     Algorithm("gather", "binomial", tree.gather),
     Algorithm("scatter", "binomial", tree.scatter),
     Algorithm("barrier", "dissemination", dissemination.barrier),
-    staged("all_reduce", "one_shot", direct.one_shot),
-    Algorithm("all_reduce", "two_shot", direct.two_shot, reach=Reach.ARRAYS, apart=True, segmented=True),
-    staged("all_reduce", "staged_two_shot", direct.staged_two_shot),
-    reading("reduce_scatter", "direct", direct.reduce_scatter),
-    staged("reduce_scatter", "staged", direct.staged_reduce_scatter),
+    staged("all_reduce", "one_shot", direct.one_shot, in_order=True),
+    Algorithm("all_reduce", "two_shot", direct.two_shot, reach=Reach.ARRAYS, apart=True, segmented=True, in_order=True),
+    staged("all_reduce", "staged_two_shot", direct.staged_two_shot, in_order=True),
+    reading("reduce_scatter", "direct", direct.reduce_scatter, in_order=True),
+    staged("reduce_scatter", "staged", direct.staged_reduce_scatter, in_order=True),
     reading("all_gather", "direct", direct.all_gather),
     staged("all_gather", "staged", direct.staged_all_gather),
     reading("all_to_all", "direct", direct.all_to_all, apart=False),
     staged("all_to_all", "staged", direct.staged_all_to_all, apart=False),
     reading("broadcast", "direct", direct.broadcast, apart=False),
     staged("broadcast", "staged", direct.staged_broadcast, apart=False),
-    Algorithm("reduce", "direct", direct.reduce, reach=Reach.ARRAYS, apart=True, segmented=True),
+    Algorithm("reduce", "direct", direct.reduce, reach=Reach.ARRAYS, apart=True, segmented=True, in_order=True),
     reading("gather", "direct", direct.gather),
     reading("scatter", "direct", direct.scatter),
     staged("barrier", "direct", direct.barrier, apart=False),

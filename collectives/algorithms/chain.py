@@ -1,11 +1,12 @@
 """The chain: chunks flow through all ranks in turn, one behind the other.
 
-Source: Open MPI, ompi/mca/coll/base/coll_base_bcast.c, ompi_coll_base_bcast_intra_pipeline.
+Source: Open MPI, ompi/mca/coll/base/coll_base_bcast.c, ompi_coll_base_bcast_intra_pipeline;
+ompi/mca/coll/base/coll_base_reduce.c, ompi_coll_base_reduce_intra_pipeline.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from collectives.schedule import Recv, Round, Send, chunk
+from collectives.schedule import Fold, Move, Recv, Round, Send, chunk
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
@@ -26,3 +27,77 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
         recv = [Recv(left, chunk(arrives, size))] if place > 0 and 0 <= arrives < size else []
         send = [Send(right, chunk(leaves, size))] if place < size - 1 and 0 <= leaves < size else []
         yield (*send, *recv)
+
+
+def all_reduce(rank: int, size: int) -> Iterator[Round]:
+    """Sums climb from rank 0 to the last, each rank adding its own, and come down again.  In the order of the ranks.
+
+    Cost: 3(p-1) alpha + n(4p-5)/p beta + 2n(p-1)/p gamma.
+
+    >>> from collectives.schedule import render
+    >>> print(render(all_reduce, 3))
+    round 0:  0->1 [0]+
+    round 1:  0->1 [1]+   1->2 [0]+
+    round 2:  0->1 [2]+   1->2 [1]+   2->1 [0]
+    round 3:  1->2 [2]+   1->0 [0]   2->1 [1]
+    round 4:  1->0 [1]   2->1 [2]
+    round 5:  1->0 [2]
+    """
+    for step in range(3 * (size - 1)):
+        down = step - 2 * (size - 1) + rank
+        send = [Send(rank - 1, run) for run in nth(down, size) if rank > 0]
+        recv = [Recv(rank + 1, run) for run in nth(down + 1, size) if rank < size - 1]
+        yield (*climb(rank, size, step), *send, *recv)
+
+
+def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+    """Sums climb from rank 0 to the last, which sends chunk r to rank r.  In the order of the ranks.
+
+    Cost: 2(p-1) alpha + 2n(p-1)/p (beta + gamma).
+
+    >>> from collectives.schedule import render
+    >>> print(render(reduce_scatter, 3))
+    round 0:  0->1 [0]+
+    round 1:  0->1 [1]+   1->2 [0]+
+    round 2:  0->1 [2]+   1->2 [1]+   2->0 [0]
+    round 3:  1->2 [2]+   2->1 [1]
+    """
+    for step in range(2 * (size - 1)):
+        yield (*climb(rank, size, step), *deliver(rank, size, step, lambda index: index))
+
+
+def reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Sums climb from rank 0 to the last, which sends them to the root.  In the order of the ranks.
+
+    Cost: (2p-1) alpha + n(2p-1)/p beta + 2n(p-1)/p gamma; to the last rank, one round less.
+
+    >>> from collectives.schedule import render
+    >>> print(render(reduce, 3))
+    round 0:  0->1 [0]+
+    round 1:  0->1 [1]+   1->2 [0]+
+    round 2:  0->1 [2]+   1->2 [1]+   2->0 [0]
+    round 3:  1->2 [2]+   2->0 [1]
+    round 4:  2->0 [2]
+    """
+    for step in range(2 * (size - 1) + (root < size - 1)):
+        yield (*climb(rank, size, step), *deliver(rank, size, step, lambda index: root))
+
+
+def climb(rank: int, size: int, step: int) -> list[Move]:
+    """A round on the way up: fold what comes from below into the own, and send on what was folded before."""
+    folds: list[Move] = [Fold(rank - 1, run) for run in nth(step - rank + 1, size) if rank > 0]
+    return [*folds, *(Send(rank + 1, run) for run in nth(step - rank, size) if rank < size - 1)]
+
+
+def deliver(rank: int, size: int, step: int, owner: Callable[[int], int]) -> list[Move]:
+    """The last rank sends the sum that it completed in the round before to its owner."""
+    last = size - 1
+    ready = [(owner(run.start), run) for run in nth(step - last, size) if owner(run.start) != last]
+    if rank == last:
+        return [Send(dest, run) for dest, run in ready]
+    return [Recv(last, run) for dest, run in ready if dest == rank]
+
+
+def nth(index: int, size: int) -> list[range]:
+    """Chunk `index`, if there is one."""
+    return [chunk(index, size)] if 0 <= index < size else []
