@@ -25,10 +25,14 @@ class NativePlan(Plan):
 
     def _run(self) -> Iterator[Messages]:
         self.device.begin()
+        for target, source in self.before:
+            self.device.copy(target, source)
         self.device.synchronize()
         self.call()
         if self.divide:
             self.device.divide(*self.divide)
+        for target, source in self.after:
+            self.device.copy(target, source)
         self.device.end()
         yield Messages([])
 

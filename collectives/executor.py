@@ -13,15 +13,13 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays import Device, as_bytes
+from collectives.plan import CopyPair
 from collectives.schedule import Copy, Fold, Meet, Recv, Round, Schedule, Send
 
 SEGMENT_BYTES = 1 << 20
 WINDOW = 2
 LARGEST_MESSAGE_BYTES = 1 << 30
 TAGS = 8  # of a plan: as many messages may go from one rank to another in a round
-
-
-CopyPair = tuple[Any, Any]  # target, source
 
 
 class Messages(NamedTuple):

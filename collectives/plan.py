@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from mpi4py import MPI
@@ -14,6 +14,8 @@ from collectives.schedule import Round, show
 
 SPINS = 1000  # polls that only give up the core, before a waiting rank sleeps
 LONGEST_SLEEP_S = 1e-3
+
+CopyPair = tuple[Any, Any]  # target, source
 
 
 class Waitable(Protocol):
@@ -90,14 +92,19 @@ class Plan:
         self.name, self.result = name, result
         self._only = only  # all of the rounds, where nothing is to be done before or after
         self.device, self.rounds = device, rounds
-        self.before: list[tuple[Any, Any]] = []  # copies (target, source) ahead of the rounds
-        self.after: list[tuple[Any, Any]] = []
+        self.before: list[CopyPair] = []  # ahead of the rounds
+        self.after: list[CopyPair] = []
         self.divide: tuple[Any, int] | None = None
         self._progress = progress
         self._steps: Iterator[Waitable] | None = None
         self._waiting_for: Waitable | None = None
         self._round: Step | None = None
         self._freed = False
+
+    def enclose(self, before: Iterable[CopyPair], after: Iterable[CopyPair], result: Any) -> None:
+        """Add copies ahead of all else and after it; runs return `result` then."""
+        self.before, self.after = [*before, *self.before], [*self.after, *after]
+        self.result, self._only = result, None
 
     def __call__(self) -> Any:
         """Run the collective; returns the result's array."""
