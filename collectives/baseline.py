@@ -25,11 +25,15 @@ class NativePlan(Plan):
 
     def _run(self) -> Iterator[Messages]:
         self.device.begin()
+        for target, source in self.before:
+            self.device.copy(target, source)
         self.device.synchronize()
         with self._progress.inside_mpi(self):
             self.native_call()
         if self.divide:
             self.device.divide(*self.divide)
+        for target, source in self.after:
+            self.device.copy(target, source)
         self.device.end()
         yield Messages([])
 

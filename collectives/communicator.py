@@ -19,6 +19,7 @@ from collectives.cost import NETWORK
 from collectives.errors import CommunicationError, InputError, LoneInputError
 from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Messages
 from collectives.footing import Footing
+from collectives.fuse import Fused, Parts
 from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
 from collectives.record import Call, Calls, Record
@@ -179,9 +180,35 @@ class Communicator:
         """
         with self.agreed("empty"):
             view_device, count, known = arrays.device(device), arrays.count(shape), arrays.dtype_of(dtype)
-        if view_device is not arrays.host():
-            return view_device.empty(count, known).reshape(shape)
-        return memory.array(self._memory.allocate(count * known.itemsize), count, known).reshape(shape)
+        return self._new(view_device, count, known).reshape(shape)
+
+    def _new(self, device: arrays.Device, count: int, dtype: np.dtype) -> Any:
+        if device is not arrays.host():
+            return device.empty(count, dtype)
+        return memory.array(self._memory.allocate(count * dtype.itemsize), count, dtype)
+
+    def fuse(self, given: Sequence[Any]) -> Fused:
+        """Several arrays of one dtype, of any shapes, as the one `x` of a collective.  Collective.
+
+        `all_reduce`, `broadcast` and `reduce` take it, once or in a plan: they copy the arrays to a buffer from
+        `empty`, run on that, copy the results back into the arrays, and return the list of them.
+
+        >>> import numpy as np, collectives
+        >>> comm = collectives.world()
+        >>> comm.all_reduce(comm.fuse([np.ones(2), np.ones((1, 1))]))
+        [array([1., 1.]), array([[1.]])]
+
+        Raises: InputError on every rank where arrays do not go together, or ranks' lengths differ.
+        """
+        said = failure = ""
+        with Call(self._calls, "fuse") as call:
+            try:
+                parts = Parts(given)
+                said = str(parts)
+            except REFUSALS as error:
+                failure = f"fuse: {error}"
+            self._agreement.check(said, failure, call=call)
+        return Fused(parts, self._new(parts.device, sum(parts.lengths), parts.dtype))
 
     # --- collectives: the arguments, what each rank holds, and which failures there are, as in `plan` ---
 
@@ -345,18 +372,22 @@ class Communicator:
     def _plan(self, call: Call, collective: str, x: Any, algorithm: str, arguments: dict[str, Any], once: bool) -> Plan:
         said = failure = ""
         claims = [0] * NUM_CLAIMS
+        fused = x if isinstance(x, Fused) else None
         try:
             if collective not in OPERANDS:
                 raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
             if strange := [name for name in arguments if name not in TAKES[collective]]:
                 raise ValueError(f"takes no {strange[0]}: it takes {', '.join(TAKES[collective])}")
-            a = Arguments(collective, self.rank, self.size, x, **arguments)
+            a = Arguments(collective, self.rank, self.size, fused.buffer if fused else x, **arguments)
+            if fused:
+                fused.check(a)
             if algorithm == "mpi":
                 check_native(a)
             elif algorithm != "auto":
                 algorithms.find(collective, algorithm).check(self.size, equal=a.send_counts is None)
             a.check_algorithm(algorithm)
-            said = call.describe(collective, a.describe(algorithm), a.flat)
+            layout = f" of {fused.layout}" if fused else ""
+            said = call.describe(collective, a.describe(algorithm) + layout, a.flat)
             operands = OPERANDS[collective](a) if a.send_counts is None else None
             claims = footing.claims(a, operands, self._family.windows, once)
         except REFUSALS as error:
@@ -367,8 +398,12 @@ class Communicator:
             raise LoneInputError(failure)
         operands = operands or self._exchange_counts(a)
         if algorithm == "mpi":
-            return NativePlan(a, operands, self.mpi, self._progress)
-        return self._bind(a, operands, algorithm, footing.footing(claims))
+            plan: Plan = NativePlan(a, operands, self.mpi, self._progress)
+        else:
+            plan = self._bind(a, operands, algorithm, footing.footing(claims))
+        if fused:
+            fused.enclose(plan, a)
+        return plan
 
     def explain(self, collective: str, nbytes: int = 0) -> str:
         """Which algorithm a plan takes by `auto`, for a vector of `nbytes` from `empty`, why, and what the model says.

@@ -357,9 +357,10 @@ class World:
 
     def folded(self, rank: int, left: Value, right: Value) -> Value:
         """left + right"""
-        last = right.ranks.bit_length() // BITS
-        if self.in_order and (left.ranks, right.ranks) != (all_of(last), 1 << BITS * last):
-            raise ContractError(f"{self.at(rank)} adds {right} to {left}: not in the order of the ranks")
+        if self.in_order:
+            last = right.ranks.bit_length() // BITS
+            if (left.ranks, right.ranks) != (all_of(last), 1 << BITS * last):
+                raise ContractError(f"{self.at(rank)} adds {right} to {left}: not in the order of the ranks")
         return Value(left.chunk, left.ranks + right.ranks)
 
     def write(self, rank: int, owner: int, chunk: int) -> None:

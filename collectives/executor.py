@@ -13,15 +13,13 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays import Device, as_bytes
+from collectives.plan import CopyPair
 from collectives.schedule import MESSAGES, Copy, Fold, Meet, Move, Recv, Round, Schedule, Send, show
 
 SEGMENT_BYTES = 1 << 20
 WINDOW = 2
 LARGEST_MESSAGE_BYTES = 1 << 30
 TAGS = MESSAGES  # of a plan
-
-
-CopyPair = tuple[Any, Any]  # target, source
 
 
 class Messages(NamedTuple):

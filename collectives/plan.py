@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from threading import get_ident
@@ -21,6 +21,8 @@ from collectives.schedule import Round, show
 SPINS = 1000  # polls that only give up the core, before a waiting rank sleeps
 LONGEST_SLEEP_S = 1e-3
 FAILURES = (MPI.Exception, CommunicationError)
+
+CopyPair = tuple[Any, Any]  # target, source
 
 
 class Waitable(Protocol):
@@ -130,8 +132,8 @@ class Plan:
         self.call: Call | None = None  # as which runs are recorded, if they are
         self._only = only  # a program of all the rounds, where nothing is to be done before or after
         self.device, self.rounds = device, rounds
-        self.before: list[tuple[Any, Any]] = []  # copies (target, source) ahead of the rounds
-        self.after: list[tuple[Any, Any]] = []
+        self.before: list[CopyPair] = []  # ahead of the rounds
+        self.after: list[CopyPair] = []
         self.divide: tuple[Any, int] | None = None
         self._progress = progress
         self._steps: Iterator[Waitable] | None = None
@@ -141,6 +143,11 @@ class Plan:
         self._failure: CommunicationError | None = None
         self._stepping = threading.Lock()  # held by the thread that moves the run on
         self.in_background = False  # left to the thread that moves plans on
+
+    def enclose(self, before: Iterable[CopyPair], after: Iterable[CopyPair], result: Any) -> None:
+        """Add copies ahead of all else and after it; runs return `result` then."""
+        self.before, self.after = [*before, *self.before], [*self.after, *after]
+        self.result, self._only = result, None
 
     def __call__(self) -> Any:
         """Run the collective; returns the result's array."""

@@ -87,15 +87,19 @@ def run_rank() -> None:
         total = sum(inputs)
         with cupy.cuda.Stream(non_blocking=True):
             for algorithm in [row.name for row in collectives.algorithms.rows("all_reduce") if not row.reach]:
-                x = cupy.asarray(inputs[comm.rank])
-                x *= 1
-                comm.all_reduce(x, algorithm=algorithm)
-                assert np.array_equal(cupy.asnumpy(x), total), (algorithm, count)
-                cases += 1
+                for asked in ({}, {"wire_dtype": "bfloat16"}):  # which rounds none of these numbers
+                    x = cupy.asarray(inputs[comm.rank])
+                    x *= 1
+                    comm.all_reduce(x, algorithm=algorithm, **asked)
+                    assert np.array_equal(cupy.asnumpy(x), total), (algorithm, count, asked)
+                    cases += 1
+            half = cupy.asarray(inputs[comm.rank]).astype(np.float16)
+            (fused,) = comm.all_reduce(comm.fuse([half]), reproducible=True)
+            assert np.array_equal(cupy.asnumpy(fused), total.astype(np.float16))
             x = cupy.asarray(inputs[comm.rank])
             assert np.array_equal(cupy.asnumpy(comm.all_gather(x)), np.concatenate(inputs))
             assert np.array_equal(cupy.asnumpy(comm.reduce_scatter(x)), np.array_split(total, comm.size)[comm.rank])
-            cases += 2
+            cases += 3
     comm.barrier()
     if comm.rank == 0:
         print(f"{cases} cases on {comm.size} ranks")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from collectives.errors import InputError
+from mpi_tests.fake_device import FakeDevice
 
 pytestmark = pytest.mark.sizes(2, 3, 5, 8)
 
@@ -20,6 +21,11 @@ def refused(comm, call):
 
 
 HERE = r"\S*test_disagreement\.py:\d+"
+
+
+def zeros(*lengths):
+    return [np.zeros(length) for length in lengths]
+
 
 # Calls that are right on each rank, but not the same on the last one, where `odd` is True.
 DISAGREEMENTS = {
@@ -57,6 +63,31 @@ DISAGREEMENTS = {
         lambda comm, odd: comm.barrier() if odd else comm.broadcast(np.zeros(4)),
         "broadcast(4 elements, float64, root=0, algorithm=auto)",
         "barrier(algorithm=auto)",
+    ),
+    "wire dtypes": (
+        lambda comm, odd: comm.all_reduce(np.zeros(4, "float32"), wire_dtype="bfloat16" if odd else None),
+        "all_reduce(4 elements, float32, op=sum, algorithm=auto)",
+        "all_reduce(4 elements, float32, op=sum, wire_dtype=bfloat16, algorithm=auto)",
+    ),
+    "orders": (
+        lambda comm, odd: comm.reduce_scatter(np.zeros(4), reproducible=odd),
+        "reduce_scatter(4 elements, float64, op=sum, algorithm=auto)",
+        "reduce_scatter(4 elements, float64, op=sum, reproducible=True, algorithm=auto)",
+    ),
+    "arrays to fuse": (
+        lambda comm, odd: comm.fuse([np.zeros(4 + odd), np.zeros(4 - odd)]),
+        "fuse([4, 4], float64, cpu)",
+        "fuse([5, 3], float64, cpu)",
+    ),
+    "fused arrays": (
+        lambda comm, odd: (lambda both: comm.all_reduce(both[odd]))([comm.fuse(zeros(4, 4)), comm.fuse(zeros(5, 3))]),
+        "all_reduce(8 elements, float64, op=sum, algorithm=auto) of fuse([4, 4], float64, cpu)",
+        "all_reduce(8 elements, float64, op=sum, algorithm=auto) of fuse([5, 3], float64, cpu)",
+    ),
+    "fused and not": (
+        lambda comm, odd: (lambda both: comm.broadcast(both[odd]))([comm.fuse(zeros(4, 4)), np.zeros(8)]),
+        "broadcast(8 elements, float64, root=0, algorithm=auto) of fuse([4, 4], float64, cpu)",
+        "broadcast(8 elements, float64, root=0, algorithm=auto)",
     ),
     "uneven chunks": (
         lambda comm, odd: comm.all_to_all(np.zeros(2 * comm.size), send_counts=[2] * comm.size if odd else None),
@@ -214,6 +245,70 @@ WRONG = {
     "argument": (
         lambda comm: comm.plan("all_reduce", np.zeros(4), root=0),
         "all_reduce: takes no root: it takes op, out",
+    ),
+    "wire_dtype": (
+        lambda comm: comm.all_reduce(np.zeros(4, "float32"), wire_dtype="float16"),
+        "all_reduce: wire_dtype 'float16' is not supported: use 'bfloat16', or None",
+    ),
+    "wire_dtype of float64": (
+        lambda comm: comm.reduce(np.zeros(4), wire_dtype="bfloat16"),
+        "reduce: wire_dtype 'bfloat16' is for float32, but x is of float64: leave it out, or cast x",
+    ),
+    "wire_dtype of integers": (
+        lambda comm: comm.all_reduce(np.zeros(4, "int32"), wire_dtype="bfloat16"),
+        "wire_dtype 'bfloat16' is for float32, but x is of int32: leave it out, or cast x",
+    ),
+    "wire_dtype of halves": (
+        lambda comm: comm.reduce_scatter(np.zeros(4, "float16"), wire_dtype="bfloat16"),
+        "wire_dtype 'bfloat16' is for float32, but x is of float16: leave it out, or cast x",
+    ),
+    "wire_dtype without a wire": (
+        lambda comm: comm.reduce(np.zeros(4, "float32"), wire_dtype="bfloat16", algorithm="direct"),
+        "reduce: algorithm 'direct' cannot do wire_dtype=bfloat16: use auto, binomial, chain",
+    ),
+    "wire_dtype by MPI": (
+        lambda comm: comm.reduce(np.zeros(4, "float32"), wire_dtype="bfloat16", algorithm="mpi"),
+        "reduce: algorithm 'mpi' cannot do wire_dtype=bfloat16: use auto, binomial, chain",
+    ),
+    "wire_dtype of what is only moved": (
+        lambda comm: comm.plan("all_gather", np.zeros(4, "float32"), wire_dtype="bfloat16"),
+        "all_gather: takes no wire_dtype: it takes out, counts",
+    ),
+    "reproducible in another order": (
+        lambda comm: comm.reduce_scatter(np.zeros(4), reproducible=True, algorithm="ring"),
+        "reduce_scatter: algorithm 'ring' cannot do reproducible=True: use auto, chain, direct, staged",
+    ),
+    "reproducible by MPI": (
+        lambda comm: comm.reduce(np.zeros(4), reproducible=True, algorithm="mpi"),
+        "reduce: algorithm 'mpi' cannot do reproducible=True: use auto, chain, direct",
+    ),
+    "reproducible and a wire_dtype": (
+        lambda comm: comm.reduce(
+            np.zeros(4, "float32"), wire_dtype="bfloat16", reproducible=True, algorithm="binomial"
+        ),
+        "reduce: algorithm 'binomial' cannot do wire_dtype=bfloat16, reproducible=True: use auto, chain",
+    ),
+    "fuse of nothing": (lambda comm: comm.fuse([]), "fuse: no arrays are given: pass at least one"),
+    "fuse of no arrays": (lambda comm: comm.fuse([1.0]), "fuse: float is no array: pass a NumPy or CuPy array or"),
+    "fuse of two dtypes": (
+        lambda comm: comm.fuse([np.zeros(4), np.zeros(4, "int8")]),
+        "fuse: arrays of dtype float64 and int8 do not go together: fuse those of each dtype",
+    ),
+    "fuse on two devices": (
+        lambda comm: comm.fuse([np.zeros(4), FakeDevice(mpi_reads=True).put(np.zeros(4))]),
+        "fuse: arrays of device cpu and fake do not go together: fuse those of each device",
+    ),
+    "fused arrays that a collective does not take": (
+        lambda comm: comm.reduce_scatter(comm.fuse(zeros(4, 4))),
+        "reduce_scatter: takes no fused arrays: use all_reduce, broadcast, reduce, or call it for each array",
+    ),
+    "fused arrays and out": (
+        lambda comm: comm.all_reduce(comm.fuse(zeros(4, 4)), out=np.zeros(8)),
+        "all_reduce: takes no out with fused arrays, which get the results themselves: leave it out",
+    ),
+    "fused arrays that are read-only": (
+        lambda comm: comm.all_reduce(comm.fuse([np.zeros(4), read_only(4)])),
+        "all_reduce: array 1 is read-only: pass an array that may be written",
     ),
     "color": (lambda comm: comm.split(-1), "color -1 is below 0: use 0 or more, or None for no part"),
 }
