@@ -559,12 +559,12 @@ class Communicator:
         dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
         fold = program.Fold(a.op, dtype, self.size if a.op == "avg" else 1)
         views = o.inputs if a.collective == "broadcast" else o.inputs + o.outputs
-        segments = program.count_segments(row, footing.chunk_bytes)
+        cut = program.cut(row, footing.chunk_bytes, self.size)
         binder = program.ProgramBinder(
             self._world_ranks, self._memory, self._agreement.gather_rows, self._progress.crowded
         )
         rounds = row.rounds(self.rank, self.size, a.root, ())
-        bound = binder.bind(rounds, views, fold, self.rank, segments)
+        bound = binder.bind(rounds, views, fold, self.rank, cut)
         return Plan(f"{a.collective} {row.name}", o.result, self._progress, a.device, [bound], only=bound)
 
     @cached_property

@@ -38,7 +38,7 @@ class Network(NamedTuple):
     gamma_s_per_byte: float = 5e-11  # to fold a byte that has arrived, or that is pulled, all cores at it: fold_rate
     copy_s_per_byte: float = 8e-11  # to copy a byte, all cores at it: copy_rate
     meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting
-    system: Link = Link(1e-6, 6e-11)  # more, to reach arrays through the system: for a meeting, and for a byte
+    system: Link = Link(1e-6, 4e-11)  # more, to reach arrays through the system: for a meeting, and for a byte
     cores: int = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
 
 

@@ -144,9 +144,9 @@ def float_of_bfloat16(bits):
 def bfloat16_of_float(value):
     """Round to nearest, ties to even; a NaN stays one."""
     bits = bits_of_float(value)
-    rounded = np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-    quiet = np.uint16((bits >> np.uint32(16)) | np.uint32(0x40))
-    return rounded if value == value else quiet
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    is_number = (bits & np.uint32(0x7FFFFFFF)) <= np.uint32(0x7F800000)
+    return np.uint16((rounded if is_number else bits | np.uint32(0x400000)) >> np.uint32(16))
 
 
 @njit(inline="always")

@@ -26,7 +26,9 @@ from collectives.schedule import Fold as FoldMessage
 PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
 STAGED_BYTES = 1 << 18  # the same where it goes by way of a stage, which should stay in a core's cache
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
-STREAMED_BYTES = 1 << 15  # a copy past the caches: nobody has to give up its target first
+STREAMED_BYTES = 1 << 15  # a copy that goes past the caches, where that is better
+CACHED_BYTES = 1 << 22  # a vector that the caches hold
+NEVER = 1 << 62
 LINE_BYTES = 64
 TURNS = 2  # how many segments a stage has room for
 POLLS = 20_000  # looks before a waiting program gives control back; where ranks must give up the core:
@@ -63,10 +65,24 @@ class Fold(NamedTuple):
     divisor: int
 
 
-def count_segments(row: Algorithm, chunk_bytes: int) -> int:
-    """In how many segments chunks are worked on, of which the longest on any rank has so many bytes."""
+class Cut(NamedTuple):
+    """In how many segments chunks are worked on, and how long a copy must be to go past the caches."""
+
+    num_segments: int
+    streamed_bytes: int
+
+
+def cut(row: Algorithm, chunk_bytes: int, size: int) -> Cut:
+    """For an algorithm, and chunks of which the longest on any rank has so many bytes.
+
+    Past the caches go copies of long vectors, and those to where others have just read: their caches would have to
+    give up each line first.
+    """
     segment_bytes = STAGED_BYTES if row.reach == Reach.STAGES else PIPELINED_BYTES
-    return max(1, -(-chunk_bytes // segment_bytes)) if row.segmented else 1
+    num_segments = max(1, -(-chunk_bytes // segment_bytes)) if row.segmented else 1
+    read_before = row.reach == Reach.ARRAYS and row.segmented
+    streams = read_before or chunk_bytes * size >= CACHED_BYTES
+    return Cut(num_segments, STREAMED_BYTES if streams else NEVER)
 
 
 def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
@@ -91,9 +107,9 @@ class Compiler:
     `lengths` are the own chunks' in elements; chunks from `width` on are stages, which hold a segment at a time.
     """
 
-    def __init__(self, rank: int, layouts: list[Layout], lengths: list[int], width: int, num_segments: int, fold: Fold):
+    def __init__(self, rank: int, layouts: list[Layout], lengths: list[int], width: int, cut: Cut, fold: Fold):
         self.rank, self.layouts, self.lengths, self.width = rank, layouts, lengths, width
-        self.num_segments, self.fold = num_segments, fold
+        self.num_segments, self.streamed_bytes, self.fold = cut.num_segments, cut.streamed_bytes, fold
         self.bounce: list[np.ndarray] = []
 
     def compile(self, phases: list[list[Move]], turn: int) -> np.ndarray:
@@ -149,7 +165,7 @@ class Compiler:
         elif target.pid:
             instruction(code, kernels.POKE, source.address, target.address, nbytes, target.pid)
         elif target != source:
-            opcode = kernels.STREAM if nbytes >= STREAMED_BYTES else kernels.COPY
+            opcode = kernels.STREAM if nbytes >= self.streamed_bytes else kernels.COPY
             instruction(code, opcode, target.address, source.address, nbytes)
 
     def reduce(self, code: list[int], target: Spot, sources: list[Spot], nbytes: int) -> None:
@@ -258,13 +274,13 @@ class ProgramBinder:
     def __init__(self, world_ranks: Sequence[int], memory: SymmetricMemory, gather_rows: Callable, crowded: bool):
         self.world_ranks, self.memory, self.gather_rows, self.crowded = world_ranks, memory, gather_rows, crowded
 
-    def bind(self, rounds: Sequence[Round], views: list[Any], fold: Fold, rank: int, num_segments: int) -> Program:
+    def bind(self, rounds: Sequence[Round], views: list[Any], fold: Fold, rank: int, cut: Cut) -> Program:
         """Collective: `views` are the chunks of the own vector, None where it has none; stages come behind them."""
         width, size = len(views), len(self.world_ranks)
         lengths = [0 if view is None else len(view) for view in views]
         used = {chunk for moves in rounds for m in moves for chunk in stages_of(m, width)}
         staged = [lengths[i % size] if width + i in used else 0 for i in range(2 * size if width else 0)]
-        steps = [step_bytes(length * fold.dtype.itemsize, num_segments) if length else 0 for length in staged]
+        steps = [step_bytes(length * fold.dtype.itemsize, cut.num_segments) if length else 0 for length in staged]
         turn_bytes = -(-sum(steps) // LINE_BYTES) * LINE_BYTES
         lease = self.memory.allocate(LINE_BYTES + TURNS * turn_bytes)
         memory.array(lease, 1, np.dtype(np.int64))[:] = 0  # this rank's count of meetings
@@ -276,8 +292,8 @@ class ProgramBinder:
         rows = self.gather_rows([os.getpid(), turn_bytes, *chain(*places, *stages[: len(steps)])])
         compile_for(fold.dtype)
         layouts = [self.layout(other, row.tolist(), mine=other == rank) for other, row in enumerate(rows)]
-        compiler = Compiler(rank, layouts, lengths + staged, width, num_segments, fold)
-        turns = range(TURNS) if num_segments % 2 else range(1)  # the next run goes on where this one ends
+        compiler = Compiler(rank, layouts, lengths + staged, width, cut, fold)
+        turns = range(TURNS) if cut.num_segments % 2 else range(1)  # the next run goes on where this one ends
         codes = [compiler.compile(phases_of(rounds), turn) for turn in turns]
         program = Program(codes, self.flags(rounds, rank, lease), fold.dtype, self.crowded)
         program.keep += [lease, compiler.bounce, views]

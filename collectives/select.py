@@ -9,7 +9,7 @@ from collectives.cost import NETWORK, Network, Nodes, predict
 from collectives.tuning import Case, Tuning
 
 UNTUNED = Tuning()
-CACHE_BYTES = 1 << 19
+CACHE_BYTES = 1 << 22
 ONCE_BYTES = 1 << 16  # below this, a call without a plan goes by messages: more costs more to bind than it saves
 Candidates = tuple[Algorithm, ...]  # rows of one collective that can be run
 
