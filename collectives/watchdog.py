@@ -122,6 +122,7 @@ class Watchdog:
             self.send(ASK, rank)
         deadline = time.monotonic() + ANSWER_S
         while len(reports) < len(others) and time.monotonic() < deadline:
+            self.tell_time()
             for source, message in self.incoming():
                 if message is not ASK:
                     reports[source] = message
