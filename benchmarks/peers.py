@@ -4,7 +4,8 @@
 
 Times are of the slowest rank, in turn over the peers, and medians; results are checked.  Sizes are of the whole
 vector: what all_reduce, reduce_scatter and all_to_all take, what all_gather gives, what broadcast sends.  "copy" is
-every rank copying its share of the collective's result at once, by NumPy: no collective can be faster from memory.
+every rank copying, by NumPy and at the same time, as many bytes as it must read and write: for an all-reduce of n bytes
+n, so that p ranks move 2pn.  benchmarks/table.py makes tables of the files.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def library(mpi: Any, collective: str, x: Any, out: Any) -> Callable:
         case "all_reduce":
             return lambda: mpi.Allreduce(MPI.IN_PLACE, there)
         case "reduce_scatter":
-            return lambda: mpi.Reduce_scatter_block(here, there)
+            return lambda: mpi.Reduce_scatter_block([x, out.size, MPI.FLOAT], there)
         case "all_gather":
             return lambda: mpi.Allgather(here, [out, x.size, MPI.FLOAT])
         case "all_to_all":
@@ -107,7 +108,7 @@ def is_right(collective: str, out: Any, rank: int, size: int) -> bool:
             want = np.concatenate([(np.arange(n // size) + rank * (n // size)) % 7 + r for r in range(size)])
         case _:
             want = np.arange(n) % 7
-    return bool(np.array_equal(out, want.astype("float32")))
+    return bool(np.array_equal(out.astype("float32"), want.astype("float32")))
 
 
 def start_gloo(mpi: Any) -> bool:
@@ -169,6 +170,9 @@ def contest(comm: collectives.Communicator, mpi: Any, collective: str, nbytes: i
                 x, out = arrays(collective, nbytes, size, empties[memory])
                 call = ours(comm, collective, x, out, algorithm)
                 contestants[f"{algorithm} {memory}"] = Contestant(mpi, collective, call, x, out)
+    if collective == "all_reduce":
+        x = comm.empty(nbytes // 2, "bfloat16")
+        contestants["auto bfloat16"] = Contestant(mpi, collective, ours(comm, collective, x, x, "auto"), x, x)
     makers = {"mpi": lambda x, out: library(mpi, collective, x, out), "gloo": lambda x, out: gloo(collective, x, out)}
     for peer in args.peers:
         x, out = arrays(collective, nbytes, size, empties["ordinary"])
@@ -195,7 +199,7 @@ def main() -> None:
     parser.add_argument("--memory", nargs="+", default=["symmetric", "ordinary"])
     parser.add_argument("--algorithms", nargs="+", default=["auto"])
     parser.add_argument("--peers", nargs="*", default=["mpi", "gloo"])
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     args = parser.parse_args()
     comm, mpi = collectives.world(), MPI.COMM_WORLD

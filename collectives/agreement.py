@@ -2,14 +2,27 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from collectives.arguments import Arguments
 from collectives.errors import InputError
 from collectives.plan import Plan
+from collectives.record import Call, Place
 
 NUM_CLAIMS = 8
+
+
+class Side(NamedTuple):
+    """What a rank says, as which of its calls, if that counts; and from where, which may differ."""
+
+    said: str
+    number: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.said} #{self.number} ({self.place})" if self.number else self.said
 
 
 class Agreement:
@@ -20,20 +33,34 @@ class Agreement:
         self.digest = np.zeros(2 + NUM_CLAIMS, np.int64)
         self.extremes = bind_plan(Arguments("all_reduce", rank, size, self.digest, op="max"))
 
-    def check(self, said: str, failure: str, claims: Sequence[int] = ()) -> list[int]:
+    def check(self, said: str, failure: str, claims: Sequence[int] = (), call: Call | None = None) -> list[int]:
         """Raise InputError on all ranks where one has a failure, or not all have said the same.  Collective.
 
-        Returns the elementwise maximum of the ranks' `claims`, of which there may be up to `NUM_CLAIMS`.
+        Ranks that say it in a `call` must be at the same number.  Returns the elementwise maximum of the ranks'
+        `claims`, of which there may be up to `NUM_CLAIMS`.
         """
-        text = f"!{failure}" if failure else said
+        number = str(call.number) if call else ""
+        text = f"!{failure}" if failure else f"{said}#{number}"
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
         self.digest[:] = digest, -digest, *claims, *[0] * (NUM_CLAIMS - len(claims))
         highest, lowest, *highest_claims = self.extremes().tolist()
         if highest != -lowest:
-            raise InputError(disagreement(self.gather_texts(text)))
+            mine = Side(f"!{failure}" if failure else said, number, str(Place(*call.place)) if call else "")
+            raise InputError(self.disagreement(mine, call))
         if failure:
             raise InputError(failure)
         return highest_claims[: len(claims)]
+
+    def compare(self, call: Call) -> None:
+        """Raise InputError on all ranks where not all have entered the same call.  Collective."""
+        self.check(call.said, "", call=call)
+
+    def disagreement(self, mine: Side, call: Call | None) -> str:
+        """Both sides, in words.  From here on the ranks count calls alike again.  Collective."""
+        sides = [Side(*text.split("\0")) for text in self.gather_texts("\0".join(mine))]
+        if call:
+            call.calls.number = max(int(side.number or 0) for side in sides)
+        return disagreement(sides)
 
     def highest(self, mine: list[int]) -> list[int]:
         """The elementwise maximum of every rank's integers, of which all have as many.  Collective."""
@@ -61,12 +88,18 @@ class Agreement:
         self.extremes.free()
 
 
-def disagreement(texts: list[str]) -> str:
+def disagreement(sides: list[Side]) -> str:
     """One line for what the ranks said that is not the same: failures first, then the two sides."""
-    failed = {rank: text[1:] for rank, text in enumerate(texts) if text.startswith("!")}
+    failed = {rank: side.said[1:] for rank, side in enumerate(sides) if side.said.startswith("!")}
     if failed:
         rank, text = next(iter(failed.items()))
         others = f" (and {len(failed) - 1} more failed)" if len(failed) > 1 else ""
         return f"rank {rank}: {text}{others}"
-    other = next(rank for rank, text in enumerate(texts) if text != texts[0])
-    return f"ranks disagree: rank 0 calls {texts[0]}, rank {other} calls {texts[other]}; call the same on all ranks"
+    first = sides[0]
+    rank = next(rank for rank, side in enumerate(sides) if side[:2] != first[:2])
+    words = f"ranks disagree: rank 0 calls {first}, rank {rank} calls {sides[rank]}"
+    if first.said != sides[rank].said:
+        return f"{words}; call the same on all ranks"
+    ahead = int(sides[rank].number) - int(first.number)
+    behind = 0 if ahead > 0 else rank
+    return f"{words}: rank {behind} has left out {abs(ahead)} before; call the same on all ranks"

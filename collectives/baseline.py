@@ -19,7 +19,7 @@ class NativePlan(Plan):
 
     def __init__(self, a: Arguments, o: Operands, mpi: MPI.Comm, progress: Progress):
         super().__init__(f"{a.collective} mpi", o.result, progress, a.device, [])
-        self.call = native_call(a, o, mpi)
+        self.native_call = native_call(a, o, mpi)
         if a.op == "avg" and a.collective in REDUCTIONS and o.out is not None:
             self.divide = (o.out, a.size)
 
@@ -28,7 +28,8 @@ class NativePlan(Plan):
         for target, source in self.before:
             self.device.copy(target, source)
         self.device.synchronize()
-        self.call()
+        with self._progress.inside_mpi(self):
+            self.native_call()
         if self.divide:
             self.device.divide(*self.divide)
         for target, source in self.after:

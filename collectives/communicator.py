@@ -1,8 +1,9 @@
 """The user's face: a communicator's collectives on NumPy, CuPy and torch arrays."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,14 +15,20 @@ from collectives.algorithms import Reach
 from collectives.arguments import OPERANDS, TAKES, Arguments, Operands
 from collectives.baseline import NativePlan, check_native
 from collectives.bind import BINDERS
-from collectives.errors import CommunicationError, InputError
+from collectives.cost import NETWORK
+from collectives.errors import CommunicationError, InputError, LoneInputError
 from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Messages
 from collectives.footing import Footing
 from collectives.fuse import Fused, Parts
 from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
-from collectives.topology import Topology
+from collectives.record import Call, Calls, Record
+from collectives.topology import Topology, refuse_levels
+from collectives.tuning import Tuning, parse_tuning, read_tuning
+from collectives.watchdog import Watchdog
 
+# What ranks agree by before they know the topology.
+BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
 
 
@@ -35,40 +42,74 @@ class Family(NamedTuple):
 class Communicator:
     """A group of ranks and the collectives among them, over a duplicate of an mpi4py communicator.
 
-    Making one is collective.  With `check`, every collective first compares what the ranks ask for (one tiny
-    all-reduce) and raises InputError on all of them where they differ; a plan does so once, when it is bound.
+    Making one is collective.  With `check`, every collective first compares what the ranks ask for, and how many they
+    have called (one tiny all-reduce), and raises InputError on all of them where that differs; a plan does so once,
+    when it is bound, or with check="every" each time that it runs.  A rank that waits for others for `timeout_s`
+    seconds, if not 0, ends the job, once every rank has said where it is.  Without these arguments the environment
+    variables COLLECTIVES_CHECK and COLLECTIVES_TIMEOUT_S decide.
     `segment_bytes` is the piece in which long messages travel.  Communicators that come from one by `split` move
     each other's started plans on.
+
+    Hierarchical algorithms work inside and across the nodes.  With `levels`, as in [8, 4], they work in groups of 8
+    consecutive ranks instead, and in groups of 4 inside those; parts from `split` work in their nodes again.
     """
 
     def __init__(
         self,
         mpi_comm: MPI.Comm,
         *,
-        check: bool = True,
+        check: bool | str | None = None,
+        timeout_s: float | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        levels: Sequence[int] | None = None,
         node: int | None = None,
         family: Family | None = None,
+        tuning: Tuning | None = None,
+        calls: Calls | None = None,
     ):
         self.mpi = mpi_comm.Dup()
         self._letters = mpi_comm.Dup()  # send and recv: their tags are the caller's
         self.rank, self.size = self.mpi.rank, self.mpi.size
-        self.check, self.segment_bytes = check, segment_bytes
+        self.segment_bytes = segment_bytes
+        self._calls = calls or Calls(Record(), "", range(self.size))
         self._num_tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
         self._num_plans = 0
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self._family = family or Family(Progress(environment.crowded(shared.size)), Windows())
         self._progress = self._family.progress
         self._agreement = Agreement(self.rank, self.size, self._bind_messages)
-        self._agreement.check(f"Communicator(segment_bytes={segment_bytes})", refuse_segment(segment_bytes))
+        said = f"Communicator(segment_bytes={segment_bytes}{'' if levels is None else f', {levels=}'})"
+        self._agreement.check(said, refuse_segment(segment_bytes) or refuse_levels(levels))
+        self.check, self.timeout_s = self._settings(check, timeout_s)
         self._node = self._find_node(shared) if node is None else node
         shared.Free()
-        self.topology = Topology.from_ids(self._agreement.gather_ints(self._node))
+        self.topology = Topology.from_ids(self._agreement.gather_ints(self._node), levels)
+        self._tuning = tuning or self._read_tuning()
         self._memory = SymmetricMemory(self.mpi, self._node, self._family.windows, self._agreement.highest)
+        self._watchdog: Watchdog | None = None
+        if family is None and self.timeout_s:
+            self._watchdog = Watchdog(self.mpi, self._num_tags, self._calls, self._progress.waits, self.timeout_s)
+
+    def _settings(self, check: bool | str | None, timeout_s: float | None) -> tuple[bool | str, float]:
+        """What was passed, else what the environment says; refused on all ranks where it will not do."""
+        failure = ""
+        try:
+            check = environment.check() if check is None else check
+            timeout_s = environment.timeout_s() if timeout_s is None else timeout_s
+            if check not in (True, False, "every"):
+                raise ValueError(f"check={check!r} must be True, False or 'every'")
+            if not timeout_s >= 0:
+                raise ValueError(f"timeout_s={timeout_s} must be seconds, or 0 for no limit")
+        except ValueError as error:
+            failure = str(error)
+        self._agreement.check(f"Communicator(check={check!r})", failure)
+        assert check is not None
+        assert timeout_s is not None
+        return check, timeout_s
 
     def _find_node(self, shared: MPI.Comm) -> int:
         """A number that the ranks of a node have in common: their first rank."""
-        with self.agreed():
+        with self.agreed("Communicator"):
             fake = environment.fake_nodes()
             if fake and fake[0] * fake[1] != self.size:
                 raise ValueError(
@@ -79,16 +120,37 @@ class Communicator:
             return self.rank // fake[1]
         return MPI.Group.Translate_ranks(shared.Get_group(), [0], self.mpi.Get_group())[0]
 
+    def _read_tuning(self) -> Tuning:
+        """What the file says that rank 0's COLLECTIVES_TUNING names; other ranks need not have it."""
+        path = self._agreement.gather_texts(str(environment.tuning_file() or "") * (self.rank == 0))[0]
+        if not path:
+            cores = min(self._agreement.gather_ints(environment.cores()))
+            return Tuning(NETWORK._replace(cores=cores))
+        with self.agreed():
+            text = read_tuning(Path(path)) if self.rank == 0 else ""
+        text = self._agreement.gather_texts(text)[0]
+        with self.agreed():
+            return parse_tuning(text, path)
+
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """The ranks that gave the same `color`, in the order of `key`, then rank; None for color=None."""
-        with self.agreed():
+        with self.agreed("split"):
             if color is not None and color < 0:
                 raise ValueError(f"color {color} is below 0: use 0 or more, or None for no part")
         part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if part == MPI.COMM_NULL:
             return None
+        assert color is not None
+        members = MPI.Group.Translate_ranks(part.Get_group(), range(part.size), self.mpi.Get_group())
         made = Communicator(
-            part, check=self.check, segment_bytes=self.segment_bytes, node=self._node, family=self._family
+            part,
+            check=self.check,
+            timeout_s=self.timeout_s,
+            segment_bytes=self.segment_bytes,
+            node=self._node,
+            family=self._family,
+            tuning=self._tuning,
+            calls=self._calls.part(color, list(members)),
         )
         part.Free()
         return made
@@ -96,9 +158,14 @@ class Communicator:
     def free(self) -> None:
         """Give the communicator back to MPI.  Collective; its plans cannot be run after.
 
-        Memory from `empty` goes when no array uses it any more.
+        Memory from `empty` goes when no array uses it any more.  Parts that came from this one by `split` are no
+        longer watched.
         """
-        self._memory.free()
+        with Call(self._calls, "free"):
+            self._memory.free()
+        if self._watchdog:
+            self._watchdog.stop()
+        self._calls.close()
         self._agreement.free()
         self.mpi.Free()
         self._letters.Free()
@@ -111,7 +178,7 @@ class Communicator:
 
         Raises: InputError on every rank where there is no such device, or not so much memory.
         """
-        with self.agreed():
+        with self.agreed("empty"):
             view_device, count, known = arrays.device(device), arrays.count(shape), arrays.dtype_of(dtype)
         return self._new(view_device, count, known).reshape(shape)
 
@@ -134,12 +201,13 @@ class Communicator:
         Raises: InputError on every rank where arrays do not go together, or ranks' lengths differ.
         """
         said = failure = ""
-        try:
-            parts = Parts(given)
-            said = str(parts)
-        except REFUSALS as error:
-            failure = f"fuse: {error}"
-        self._agreement.check(said, failure)
+        with Call(self._calls, "fuse") as call:
+            try:
+                parts = Parts(given)
+                said = str(parts)
+            except REFUSALS as error:
+                failure = f"fuse: {error}"
+            self._agreement.check(said, failure, call=call if self.check else None)
         return Fused(parts, self._new(parts.device, sum(parts.lengths), parts.dtype))
 
     # --- collectives: the arguments, what each rank holds, and which failures there are, as in `plan` ---
@@ -295,9 +363,13 @@ class Communicator:
 
         Raises: InputError on every rank where one rank's arguments are wrong or ranks ask for different things.
         """
-        return self._plan(collective, x, algorithm, arguments, once=False)
+        with Call(self._calls, f"plan {collective}") as call:
+            plan = self._plan(call, collective, x, algorithm, arguments, once=False)
+        runs = call.of_plan(plan.name)
+        runs.compare = self._agreement.compare if self.check == "every" else None
+        return plan.recorded_as(runs)
 
-    def _plan(self, collective: str, x: Any, algorithm: str, arguments: dict[str, Any], once: bool) -> Plan:
+    def _plan(self, call: Call, collective: str, x: Any, algorithm: str, arguments: dict[str, Any], once: bool) -> Plan:
         said = failure = ""
         claims = [0] * NUM_CLAIMS
         fused = x if isinstance(x, Fused) else None
@@ -314,15 +386,16 @@ class Communicator:
             elif algorithm != "auto":
                 algorithms.find(collective, algorithm).check(self.size, equal=a.send_counts is None)
             a.check_algorithm(algorithm)
-            said = a.describe(algorithm) + (f" of {fused.layout}" if fused else "")
+            of_parts = f" of {fused.layout}" if fused else ""
+            said = call.describe(collective, a.describe(algorithm) + of_parts, a.flat)
             operands = OPERANDS[collective](a) if a.send_counts is None else None
             claims = footing.claims(a, operands, self._family.windows, once)
         except REFUSALS as error:
             failure = f"{collective}: {error}"
         if self.check:
-            claims = self._agreement.check(said, failure, claims)
+            claims = self._agreement.check(said, failure, claims, call)
         elif failure:
-            raise InputError(failure)
+            raise LoneInputError(failure)
         operands = operands or self._exchange_counts(a)
         if algorithm == "mpi":
             plan: Plan = NativePlan(a, operands, self.mpi, self._progress)
@@ -332,6 +405,33 @@ class Communicator:
             fused.enclose(plan, a)
         return plan
 
+    def explain(self, collective: str, nbytes: int = 0) -> str:
+        """Which algorithm a plan takes by `auto`, for a vector of `nbytes` from `empty`, why, and what the model says.
+
+        The vector is what the collective is about, as in an algorithm's cost line: an all-gather's `out`.
+        """
+        if collective not in OPERANDS:
+            raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
+        reach = Reach.MESSAGES if len(self.topology.nodes) > 1 else Reach.ARRAYS
+        memory = "ordinary" if collective == "barrier" else "symmetric"
+        return select.explain(*self._case(collective, nbytes, reach, memory))
+
+    def _case(
+        self,
+        collective: str,
+        nbytes: int,
+        reach: Reach,
+        memory: str,
+        equal: bool = True,
+        once: bool = False,
+        suits: Callable[[algorithms.Algorithm], bool] = lambda row: True,
+    ) -> tuple:
+        """What `select` decides by."""
+        rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
+        candidates = select.usable(rows, reach, nbytes, once)
+        nodes, groups = self.topology.nodes, self.topology.groups
+        return collective, nbytes, candidates, self.size, nodes, self._tuning, memory, groups
+
     # --- point to point ---
 
     def send(self, x: Any, dest: int, tag: int = 0) -> None:
@@ -339,7 +439,7 @@ class Communicator:
         self._check_peer("dest", dest)
         with self._wire(x, staged_in=True) as wire:
             request = self._letters.Isend([wire, MPI.BYTE], dest, tag)
-            self._progress.wait(Messages([request]))
+            self._progress.wait(Messages([request]), words=f"send to rank {dest} with tag {tag}")
 
     def recv(self, x: Any, source: int, tag: int = 0) -> Any:
         """Receive rank `source`'s array of that tag into `x`, of the same size; returns `x`."""
@@ -348,7 +448,8 @@ class Communicator:
         with self._wire(x, staged_in=False) as wire:
             request = self._letters.Irecv([wire, MPI.BYTE], source, tag)
             try:
-                self._progress.wait(Messages([request], [status]))
+                words = f"recv from rank {source} with tag {tag}"
+                self._progress.wait(Messages([request], [status]), words=words)
             except MPI.Exception as error:
                 raise CommunicationError(f"recv from rank {source} with tag {tag}: {error}") from error
         if status.Get_count(MPI.BYTE) != wire.nbytes:
@@ -381,22 +482,27 @@ class Communicator:
     # --- agreement ---
 
     @contextmanager
-    def agreed(self) -> Iterator[None]:
+    def agreed(self, name: str = "agreed") -> Iterator[None]:
         """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective."""
         failure = ""
-        try:
-            yield
-        except (ValueError, OSError, MemoryError) as error:
-            failure = str(error) or type(error).__name__
-        self._agreement.check("", failure)
+        with Call(self._calls, name) as call:
+            try:
+                yield
+            except (ValueError, OSError, MemoryError) as error:
+                failure = str(error) or type(error).__name__
+            self._agreement.check(name, failure, call=call if self.check else None)
 
     # --- binding ---
 
     def _run(self, blocking: bool, collective: str, x: Any, **arguments: Any) -> Any:
-        plan = self._plan(collective, x, arguments.pop("algorithm"), arguments, once=blocking)
+        with Call(self._calls, collective) as call:
+            plan = self._plan(call, collective, x, arguments.pop("algorithm"), arguments, once=blocking)
+        call.name, call.under_way = plan.name, True  # until the plan has ended: its run is not counted again
+        plan.call = call
+        plan.start()
         if not blocking:
-            return plan.start()
-        result = plan()
+            return plan
+        result = plan.wait()
         plan.free()
         return result
 
@@ -404,7 +510,7 @@ class Communicator:
         """Of an all-to-all of uneven chunks: ask the other ranks how much will come."""
         sends = np.array(a.send_counts, np.int64)
         incoming = self._bind_messages(Arguments("all_to_all", self.rank, self.size, sends))().tolist()
-        with self.agreed():
+        with self.agreed("counts of all_to_all"):
             if a.recv_counts not in (None, incoming):
                 raise ValueError(
                     f"all_to_all: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
@@ -416,8 +522,9 @@ class Communicator:
         reach = self._reach(footing)
         equal = a.send_counts is None
         if algorithm == "auto":
-            usable = [r for r in algorithms.rows(a.collective, self.size, equal) if r.reach <= reach and a.suits(r)]
-            algorithm = select.choose(a.collective, footing.nbytes, self.size, usable, footing.once)
+            memory = "symmetric" if footing.symmetric else "ordinary"
+            case = self._case(a.collective, footing.nbytes, reach, memory, equal, footing.once, a.suits)
+            algorithm = select.choose(*case)
         row = algorithms.find(a.collective, algorithm)
         if row.reach > reach:
             raise InputError(f"{a.collective}: {self._out_of_reach(row, a, footing)}")
@@ -452,7 +559,7 @@ class Communicator:
         dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
         fold = program.Fold(a.op, dtype, self.size if a.op == "avg" else 1)
         views = o.inputs if a.collective == "broadcast" else o.inputs + o.outputs
-        segments = max(1, -(-footing.chunk_bytes // program.PIPELINED_BYTES)) if row.segmented else 1
+        segments = program.count_segments(row, footing.chunk_bytes)
         binder = program.ProgramBinder(
             self._world_ranks, self._memory, self._agreement.gather_rows, self._progress.crowded
         )
@@ -465,18 +572,14 @@ class Communicator:
         ranks = range(self.size)
         return list(MPI.Group.Translate_ranks(self.mpi.Get_group(), ranks, MPI.COMM_WORLD.Get_group()))
 
-    def _bind_messages(self, a: Arguments, operands: Operands | None = None, algorithm: str = "auto") -> Plan:
+    def _bind_messages(self, a: Arguments, operands: Operands | None = None, algorithm: str = "") -> Plan:
+        algorithm = algorithm or BOOKKEEPING[a.collective]
         binding = BINDERS[a.collective](a, operands or OPERANDS[a.collective](a))
-        if algorithm == "auto":
-            usable = [r for r in algorithms.rows(a.collective, self.size) if not r.reach]
-            algorithm = select.choose(
-                a.collective, 0 if a.flat is None else a.flat.nbytes, self.size, usable, once=True
-            )
         self._num_plans += 1  # the same on every rank, since binding is collective
         first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS
         binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes, a.wire_dtype)
         row = algorithms.find(a.collective, algorithm)
-        schedule = row.rounds(self.rank, self.size, a.root, self.topology.nodes if row.over_nodes else ())
+        schedule = row.rounds(self.rank, self.size, a.root, self.topology.groups if row.over_nodes else ())
         binding.vector.add_scratch(schedule, a.device)
         rounds = [binder.bind(i, moves, binding.vector) for i, moves in enumerate(schedule) if moves]
         if a.wire_dtype is not None and binding.reduced is not None:

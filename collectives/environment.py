@@ -31,9 +31,14 @@ def foreign_library() -> str | None:
     return "Open MPI" if "MPI_LOCALNRANKS" in os.environ else None
 
 
+def cores() -> int:
+    """How many cores this machine has."""
+    return os.cpu_count() or 1
+
+
 def crowded(local_ranks: int = 1) -> bool:
     """Whether this machine runs more ranks than it has cores, so that waiting ranks must give theirs up."""
-    return max(local_ranks, first_int(LOCAL_RANKS, 1)) > (os.cpu_count() or 1)
+    return max(local_ranks, first_int(LOCAL_RANKS, 1)) > cores()
 
 
 def before_mpi() -> None:
@@ -74,6 +79,38 @@ def fake_nodes() -> tuple[int, int] | None:
     if not (nodes.isdigit() and ranks.isdigit()):
         raise ValueError(f"COLLECTIVES_FAKE_NODES={text!r}: write <nodes>x<ranks per node>, as in 2x4")
     return int(nodes), int(ranks)
+
+
+def tuning_file() -> Path | None:
+    """COLLECTIVES_TUNING=tuning.json: what `python -m collectives.bench --tune tuning.json` has measured."""
+    path = os.environ.get("COLLECTIVES_TUNING")
+    return Path(path) if path else None
+
+
+def check() -> bool | str:
+    """COLLECTIVES_CHECK=1: ranks compare what they call; 0: they do not; every: they compare each run of a plan, too.
+
+    Raises: ValueError for another value.
+    """
+    text = os.environ.get("COLLECTIVES_CHECK") or "1"
+    if text not in ("0", "1", "every"):
+        raise ValueError(f"COLLECTIVES_CHECK={text!r}: write 1, 0, or every")
+    return text if text == "every" else text == "1"
+
+
+def timeout_s() -> float:
+    """COLLECTIVES_TIMEOUT_S=30: how long a rank may wait for others before the job is ended; 0 for ever.
+
+    Raises: ValueError for another value.
+    """
+    text = os.environ.get("COLLECTIVES_TIMEOUT_S") or "600"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not seconds >= 0:
+        raise ValueError(f"COLLECTIVES_TIMEOUT_S={text!r}: write seconds, as in 600, or 0 for no limit")
+    return seconds
 
 
 def mpi_reads_device_memory() -> bool:

@@ -5,5 +5,9 @@ class InputError(ValueError):
     """Bad input, raised on every rank together: none of them hangs, and all say the same."""
 
 
+class LoneInputError(InputError):
+    """The same raised on one rank only, since ranks were told not to compare what they call: it ends the job."""
+
+
 class CommunicationError(RuntimeError):
     """MPI failed in the middle of a collective; says in which round, and what this rank was waiting for."""

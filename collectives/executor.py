@@ -14,12 +14,12 @@ from mpi4py import MPI
 
 from collectives.arrays import Device, as_bytes
 from collectives.plan import CopyPair
-from collectives.schedule import Copy, Fold, Meet, Recv, Round, Schedule, Send
+from collectives.schedule import MESSAGES, Copy, Fold, Meet, Move, Recv, Round, Schedule, Send, show
 
 SEGMENT_BYTES = 1 << 20
 WINDOW = 2
 LARGEST_MESSAGE_BYTES = 1 << 30
-TAGS = 8  # of a plan: as many messages may go from one rank to another in a round
+TAGS = MESSAGES  # of a plan
 
 
 class Messages(NamedTuple):
@@ -110,6 +110,7 @@ class BoundRound(NamedTuple):
     plain: list[MPI.Prequest]
     lanes: list[Lane]
     fold_late: bool  # a fold writes what a plain send reads: all sends first
+    made: Sequence[tuple[MPI.Prequest, Move]] = ()  # which request is for which move
 
     def run(self, device: Device) -> Iterator[Messages]:
         """Start and use the round's requests; yields those to wait for before going on."""
@@ -135,6 +136,10 @@ class BoundRound(NamedTuple):
 
     def requests(self) -> list[MPI.Prequest]:
         return self.plain + [request for lane in self.lanes for request in lane.requests]
+
+    def awaits(self) -> str:
+        pending = [move for request, move in self.made if not request.Get_status()]  # true of those not started
+        return f"round {self.number}: {', '.join(dict.fromkeys(map(show, pending or self.moves)))}"
 
 
 def launch(lane: Lane, indices: range) -> range:
@@ -173,8 +178,10 @@ class Binder:
         self.segment_bytes, self.wire_dtype = segment_bytes, wire_dtype
         self.in_place = device.mpi_reads and wire_dtype is None  # MPI reads and writes the vector itself
         self.buffers: dict[tuple[str, int], Any] = {}  # reused from round to round
+        self.made: list[tuple[MPI.Prequest, Move]] = []  # in this round
 
     def bind(self, number: int, moves: Round, vector: Vector) -> BoundRound:
+        self.made = []
         folds = [m.run for m in moves if isinstance(m, Fold)]
         clashes = [(fold, m.run) for m in moves if isinstance(m, Send) for fold in folds if overlap(fold, m.run)]
         fold_late = bool(clashes) and self.in_place
@@ -193,7 +200,7 @@ class Binder:
                 plain += [self.request(move, tag, segment) for segment in segments]
             elif segments:
                 lanes.append(self.lane(move, tag, segments, place, at_once))
-        return BoundRound(number, moves, copies, plain, lanes, fold_late)
+        return BoundRound(number, moves, copies, plain, lanes, fold_late, self.made)
 
     def tags(self, messages: list[Send | Recv | Fold]) -> list[int]:
         """A tag of its own for the k-th message of a round to, or from, a rank: its segments mix with no other's."""
@@ -262,8 +269,11 @@ class Binder:
     def request(self, move: Send | Recv | Fold, tag: int, wire: Any) -> MPI.Prequest:
         buffer = [as_bytes(wire), MPI.BYTE]
         if isinstance(move, Send):
-            return self.mpi.Send_init(buffer, move.to, tag)
-        return self.mpi.Recv_init(buffer, move.source, tag)
+            request = self.mpi.Send_init(buffer, move.to, tag)
+        else:
+            request = self.mpi.Recv_init(buffer, move.source, tag)
+        self.made.append((request, move))
+        return request
 
 
 def pair(target: Any, source: Any) -> CopyPair:

@@ -13,7 +13,7 @@ NEUTRAL = -(1 << 62)  # a claim that leaves the others' as they are
 class Footing(NamedTuple):
     """The same on all ranks."""
 
-    nbytes: int  # the most that any rank gives
+    nbytes: int  # its vector, or, where chunks are uneven, the most that any rank gives
     chunk_bytes: int  # its longest chunk
     symmetric: bool  # what ranks would read of each other lies in symmetric memory
     on_host: bool
@@ -26,8 +26,7 @@ def claims(a: Arguments, o: Operands | None, windows: Windows, once: bool) -> li
     itemsize = 0 if a.flat is None else a.flat.dtype.itemsize
     keys = [windows.place(view).key for view in read_by_others(a, o) if len(view)]
     highest, negated = (max(keys), -min(keys)) if keys else (NEUTRAL, NEUTRAL)
-    nbytes = 0 if a.flat is None else a.flat.nbytes
-    return [nbytes, max(counts, default=0) * itemsize, highest, negated, a.device is not host(), once]
+    return [sum(counts) * itemsize, max(counts, default=0) * itemsize, highest, negated, a.device is not host(), once]
 
 
 def read_by_others(a: Arguments, o: Operands | None) -> list[Any]:

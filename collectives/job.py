@@ -3,18 +3,19 @@
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from collectives import environment
-from collectives.errors import InputError
+from collectives.errors import InputError, LoneInputError
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 
-def world() -> "Communicator":
-    """The communicator of all ranks that the launcher started.
+def world(levels: Sequence[int] | None = None) -> "Communicator":
+    """The communicator of all ranks that the launcher started, with the hierarchy that `levels` say, or its nodes.
 
     From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
     which all ranks raise, ends it with one line of rank 0.
@@ -27,7 +28,7 @@ def world() -> "Communicator":
         raise other_mpi(mpi)
     from collectives.communicator import Communicator
 
-    return Communicator(mpi.COMM_WORLD)
+    return Communicator(mpi.COMM_WORLD, levels=levels)
 
 
 def start_mpi() -> Any:
@@ -70,7 +71,7 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     started = MPI.Is_initialized() and not MPI.Is_finalized()
     alone = not started or MPI.COMM_WORLD.size == 1
     rank = environment.launched_rank() if alone else MPI.COMM_WORLD.rank
-    if issubclass(kind, InputError):
+    if issubclass(kind, InputError) and not issubclass(kind, LoneInputError):
         if rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
         return

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
-MEET, COPY, FOLD, FOLD16, PEEK, POKE = range(6)
+MEET, COPY, STREAM, FOLD, FOLD16, PEEK, POKE = range(7)
 SUM, PROD, MIN, MAX = range(4)
 BFLOAT16, FLOAT16 = range(2)
 WAITING, ENDED, FAILED = range(3)  # what `run` returns
@@ -21,6 +21,7 @@ PLACE, ARRIVED, MEETINGS, TURN, POLLS, CROWDED, FLAGS, NUM_FLAGS, WORK, CODE, CO
 VECTORS = 13  # space for the arguments of a system call
 FRAME_LENGTH = VECTORS + 4
 
+LINE_BYTES = 64
 BLOCK_BYTES = 1 << 13  # what a fold sums up at a time, in the first cache
 
 memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
@@ -75,6 +76,31 @@ def address_of(typing, array):
         return builder.ptrtoint(struct.data, ir.IntType(64))
 
     return types.int64(array), code
+
+
+@intrinsic
+def stream_line(typing, target, source):
+    """Copy 64 bytes to an aligned address, past the caches."""
+
+    def code(context, builder, signature, args):
+        line = ir.VectorType(ir.IntType(64), 8)
+        value = builder.load(builder.inttoptr(args[1], line.as_pointer()), align=8)
+        store = builder.store(value, builder.inttoptr(args[0], line.as_pointer()), align=64)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
+def fence(typing):
+    """Order what was streamed before what follows."""
+
+    def code(context, builder, signature, args):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), code
 
 
 @intrinsic
@@ -260,6 +286,18 @@ def fold(code, at, like, work):
 
 
 @njit
+def stream(target, source, nbytes):
+    """Copy what is too long to stay in a cache: its target is not read first."""
+    head = min(nbytes, -target % LINE_BYTES)
+    memcpy(target, source, head)
+    end = head + (nbytes - head) // LINE_BYTES * LINE_BYTES
+    for at in range(head, end, LINE_BYTES):
+        stream_line(target + at, source + at)
+    memcpy(target + end, source + end, nbytes - end)
+    fence()
+
+
+@njit
 def widen(form, wide, narrow):
     if form == BFLOAT16:
         for i in range(len(wide)):
@@ -348,6 +386,8 @@ def run(frame_address, like):
                 return WAITING
         elif opcode == COPY:
             memcpy(code[at + 2], code[at + 3], code[at + 4])
+        elif opcode == STREAM:
+            stream(code[at + 2], code[at + 3], code[at + 4])
         elif opcode == FOLD:
             fold(code, at, like, frame[WORK])
         elif opcode == FOLD16:

@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from collectives.errors import InputError
+
 PAGE_BYTES = 4096
+LINE_BYTES = 64  # where arrays begin
 SLAB_BYTES = 1 << 20  # blocks of up to a sixteenth of it share a window
 SHARED_MEMORY = "/dev/shm"
 
@@ -89,7 +92,7 @@ class SymmetricMemory:
     def allocate(self, nbytes: int) -> Lease:
         """At least `nbytes` of memory, as much as any rank asks for.  Collective.
 
-        Raises: MemoryError on every rank where a node has not enough shared memory.
+        Raises: InputError on every rank where a node has not enough shared memory.
         """
         used = [not block.free for block in self.blocks]
         need, key, *used = self.agree_max([nbytes, self.next_key(), *used])
@@ -113,9 +116,10 @@ class SymmetricMemory:
         number = SLAB_BYTES // nbytes if nbytes <= SLAB_BYTES // 16 else 1
         self.check_space(number * nbytes)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
-        handle = MPI.Win.Allocate_shared(number * nbytes, 1, info, self.node_comm)
+        handle = MPI.Win.Allocate_shared(number * nbytes + LINE_BYTES, 1, info, self.node_comm)
         info.Free()
-        bases = {world: handle.Shared_query(rank)[0].address for rank, world in enumerate(self.world_ranks)}
+        starts = [handle.Shared_query(rank)[0].address for rank in range(self.node_comm.size)]
+        bases = {world: -(-at // LINE_BYTES) * LINE_BYTES for world, at in zip(self.world_ranks, starts, strict=True)}
         window = Window(key, bases[self.world_ranks[self.node_comm.rank]], number * nbytes, bases, handle)
         self.windows.by_key[key] = window
         self.windows.num_made += 1
@@ -128,9 +132,9 @@ class SymmetricMemory:
         left = there.f_bavail * there.f_frsize if there else need
         (lacking,) = self.agree_max([need - left])
         if lacking > 0:
-            raise MemoryError(
-                f"{self.node_comm.size} ranks of a node need {need / 2**20:.0f} MiB of shared memory, "
-                f"{lacking / 2**20:.0f} MiB more than {SHARED_MEMORY} has left: enlarge it, or use ordinary arrays"
+            raise InputError(
+                f"a node's shared memory lacks {-(-lacking // 2**20)} MiB for this: enlarge {SHARED_MEMORY}, "
+                "or use ordinary arrays"
             )
 
     def release(self, unused: list[Block]) -> None:

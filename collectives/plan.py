@@ -2,18 +2,25 @@
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from contextlib import contextmanager
+from itertools import count
+from threading import get_ident
+from typing import Any, NamedTuple, Protocol
 
 from mpi4py import MPI
 
 from collectives.arrays import Device
+from collectives.background import Background
 from collectives.errors import CommunicationError
+from collectives.record import Call
 from collectives.schedule import Round, show
 
 SPINS = 1000  # polls that only give up the core, before a waiting rank sleeps
 LONGEST_SLEEP_S = 1e-3
+FAILURES = (MPI.Exception, CommunicationError)
 
 CopyPair = tuple[Any, Any]  # target, source
 
@@ -41,6 +48,17 @@ class Step(Protocol):
 
     def requests(self) -> Sequence[MPI.Prequest]: ...
 
+    def awaits(self) -> str:
+        """What has not come yet, in words."""
+
+
+class Wait(NamedTuple):
+    """A thread that waits: for a plan to go on, or for what `words` say."""
+
+    thread: int
+    plan: "Plan | None"
+    words: str
+
 
 class Progress:
     """Waits for requests, and keeps this process's other started plans moving meanwhile."""
@@ -48,9 +66,30 @@ class Progress:
     def __init__(self, crowded: bool):
         self.crowded = crowded  # waiting ranks must give up the core
         self.started: list[Plan] = []
+        self.background = Background(self.started)
+        self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
+        self._num_waits = count()
 
-    def wait(self, awaited: Waitable, waiting: "Plan | None" = None) -> None:
-        """Wait for something, which belongs to the plan `waiting` if to any."""
+    def wait(self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "") -> None:
+        """Wait for something, which belongs to the plan `waiting` if to any; `words` say what for, if to none."""
+        number = next(self._num_waits)
+        self.waits[number] = get_ident(), waiting, words
+        try:
+            self._wait(awaited, waiting)
+        finally:
+            del self.waits[number]
+
+    @contextmanager
+    def inside_mpi(self, waiting: "Plan") -> Iterator[None]:
+        """Where MPI itself waits."""
+        number = next(self._num_waits)
+        self.waits[number] = get_ident(), waiting, ""
+        try:
+            yield
+        finally:
+            del self.waits[number]
+
+    def _wait(self, awaited: Waitable, waiting: "Plan | None") -> None:
         others = [plan for plan in self.started if plan is not waiting]
         if not self.crowded and not others:
             awaited.wait()
@@ -75,9 +114,9 @@ def relax(spins: int) -> None:
 class Plan:
     """A collective bound to memory once and run as often as wanted: `plan()`, or `plan.start()` and `plan.wait()`.
 
-    Each run works on what the arrays hold then, and returns the result's array.  A started plan moves on whenever
-    this process waits for another one, of the same communicator or of its parts, or asks `done()`.  `free()` gives
-    the requests back.
+    Each run works on what the arrays hold then, and returns the result's array.  A started plan moves on while this
+    process computes, by a thread (see Background), and whenever it waits for another plan of the same communicator or
+    of its parts, or asks `done()`.  `free()` gives the requests back.
     """
 
     def __init__(
@@ -87,10 +126,11 @@ class Plan:
         progress: Progress,
         device: Device,
         rounds: Sequence[Step],
-        only: Waitable | None = None,
+        only: Any = None,
     ):
         self.name, self.result = name, result
-        self._only = only  # all of the rounds, where nothing is to be done before or after
+        self.call: Call | None = None  # as which runs are recorded, if they are
+        self._only = only  # a program of all the rounds, where nothing is to be done before or after
         self.device, self.rounds = device, rounds
         self.before: list[CopyPair] = []  # ahead of the rounds
         self.after: list[CopyPair] = []
@@ -100,6 +140,9 @@ class Plan:
         self._waiting_for: Waitable | None = None
         self._round: Step | None = None
         self._freed = False
+        self._failure: CommunicationError | None = None
+        self._stepping = threading.Lock()  # held by the thread that moves the run on
+        self.in_background = False  # left to the thread that moves plans on
 
     def enclose(self, before: Iterable[CopyPair], after: Iterable[CopyPair], result: Any) -> None:
         """Add copies ahead of all else and after it; runs return `result` then."""
@@ -108,47 +151,87 @@ class Plan:
 
     def __call__(self) -> Any:
         """Run the collective; returns the result's array."""
-        if self._only and not self._progress.started and self._only.test():
-            return self.result  # nothing else to see to: the short way for small arrays
-        self.start()
+        if self._only and not self._progress.started and self._only.try_long():
+            call = self.call
+            if call:  # counted only, as this is the short way for small arrays
+                calls = call.calls
+                calls.number = call.number = calls.number + 1
+            return self.result
+        self._start()
         return self.wait()
 
     def start(self) -> "Plan":
-        """Begin a run; ends with `wait()`, or when `done()` says so."""
+        """Begin a run, which goes on while this process computes; ends with `wait()`, or when `done()` says so."""
+        self._start()
+        if self._steps is not None and not self.device.is_async:  # whose streams belong to the thread that calls
+            self.in_background = True
+            self._progress.background.attend()
+        return self
+
+    def _start(self) -> None:
         if self._freed:
             raise RuntimeError(f"{self.name} has been freed: make a new plan")
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is under way already: wait() before the next start()")
+        if self.call and not self.call.under_way:
+            self.call.enter(depth=3)  # past start() or __call__()
         self._steps = self._run()
         self._progress.started.append(self)
         self._next()
-        return self
 
     def wait(self) -> Any:
         """Wait for the end of the run; returns the result's array."""
-        while self._steps is not None:
-            assert self._waiting_for is not None
-            try:
-                self._progress.wait(self._waiting_for, waiting=self)
-            except MPI.Exception as error:
-                raise self._failure(error) from error
-            self._next()
+        self.in_background = False
+        with self._stepping:
+            while self._steps is not None:
+                assert self._waiting_for is not None
+                try:
+                    self._progress.wait(self._waiting_for, waiting=self)
+                except FAILURES as error:
+                    self._fail(error)
+                else:
+                    self._next()
+        self._raise_failure()
         return self.result
 
     def done(self) -> bool:
         """Move the run on without waiting; whether it has ended."""
         self.advance()
-        return self._steps is None
+        ended = self._steps is None
+        if ended:
+            self._raise_failure()
+        return ended
 
-    def advance(self) -> None:
-        while self._steps is not None:
-            assert self._waiting_for is not None
-            try:
+    def advance(self) -> bool:
+        """Move the run on without waiting, unless another thread is at it; whether it has moved."""
+        moved = False
+        if not self._stepping.acquire(blocking=False):
+            return moved
+        try:
+            while self._steps is not None:
+                assert self._waiting_for is not None
                 if not self._waiting_for.test():
-                    return
-            except MPI.Exception as error:
-                raise self._failure(error) from error
-            self._next()
+                    break
+                self._next()
+                moved = True
+        except FAILURES as error:
+            self._fail(error)
+        finally:
+            self._stepping.release()
+        return moved
+
+    def recorded_as(self, call: Call) -> "Plan":
+        """Have runs recorded, and compared if the call says so."""
+        self.call = call
+        if call.compare:
+            self._only = None
+        elif self._only:
+            call.calls.record.expect_short_runs(call)
+        return self
+
+    def awaits(self) -> str:
+        """What a run waits for at this moment, in words."""
+        return self._round.awaits() if self._round else "in the MPI library's own"
 
     def free(self) -> None:
         """Give the persistent requests back to MPI.  The plan cannot be run after."""
@@ -170,8 +253,9 @@ class Plan:
         assert self._steps is not None
         try:
             awaited = next(self._steps, None)
-        except MPI.Exception as error:
-            raise self._failure(error) from error
+        except FAILURES as error:
+            self._fail(error)
+            return
         if awaited is None:
             self._end()
         else:
@@ -179,7 +263,10 @@ class Plan:
 
     def _end(self) -> None:
         self._steps = None
+        self.in_background = False
         self._progress.started.remove(self)
+        if self.call:
+            self.call.under_way = False
 
     def _run(self) -> Iterator[Waitable]:
         device = self.device
@@ -195,7 +282,14 @@ class Plan:
             device.copy(target, source)
         device.end()
 
-    def _failure(self, error: MPI.Exception) -> CommunicationError:
-        self._end()
+    def _fail(self, error: Exception) -> None:
+        """End the run; who waits for it, or asks for it, gets the error."""
         where = f", round {self._round.number}: {', '.join(map(show, self._round.moves))}" if self._round else ""
-        return CommunicationError(f"{self.name}{where}: {error}")
+        self._failure = CommunicationError(f"{self.name}{where}: {error}")
+        self._failure.__cause__ = error
+        self._end()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure

@@ -6,6 +6,7 @@ phase leaves in the cache the next one finds there.  Segments do not overlap, so
 right for all.  A stage has room for two segments, used in turn, across runs as well.
 """
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -15,18 +16,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives import kernels, memory
+from collectives.algorithms import Algorithm, Reach
 from collectives.arrays import BFLOAT16, Device
 from collectives.errors import CommunicationError
 from collectives.memory import Lease, Place, SymmetricMemory
-from collectives.schedule import Copy, Meet, Move, Pull, PullFold, Push, Recv, Round, Send
+from collectives.schedule import Copy, Meet, Move, Pull, PullFold, Push, Recv, Round, Send, show_ranks
 from collectives.schedule import Fold as FoldMessage
 
 PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
+STAGED_BYTES = 1 << 18  # the same where it goes by way of a stage, which should stay in a core's cache
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
+STREAMED_BYTES = 1 << 15  # a copy past the caches: nobody has to give up its target first
 LINE_BYTES = 64
 TURNS = 2  # how many segments a stage has room for
 POLLS = 20_000  # looks before a waiting program gives control back; where ranks must give up the core:
 POLLS_CROWDED = 100
+BRIEF_POLLS = 20  # of who only looks in
 
 DIRECT = (Copy, Pull, Push, PullFold, Meet)
 FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
@@ -56,6 +61,12 @@ class Fold(NamedTuple):
     op: str
     dtype: np.dtype
     divisor: int
+
+
+def count_segments(row: Algorithm, chunk_bytes: int) -> int:
+    """In how many segments chunks are worked on, of which the longest on any rank has so many bytes."""
+    segment_bytes = STAGED_BYTES if row.reach == Reach.STAGES else PIPELINED_BYTES
+    return max(1, -(-chunk_bytes // segment_bytes)) if row.segmented else 1
 
 
 def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
@@ -138,7 +149,8 @@ class Compiler:
         elif target.pid:
             instruction(code, kernels.POKE, source.address, target.address, nbytes, target.pid)
         elif target != source:
-            instruction(code, kernels.COPY, target.address, source.address, nbytes)
+            opcode = kernels.STREAM if nbytes >= STREAMED_BYTES else kernels.COPY
+            instruction(code, opcode, target.address, source.address, nbytes)
 
     def reduce(self, code: list[int], target: Spot, sources: list[Spot], nbytes: int) -> None:
         if not any(source.pid for source in sources):
@@ -183,7 +195,7 @@ class Program:
 
     def __init__(self, codes: list[np.ndarray], flags: np.ndarray, dtype: np.dtype, crowded: bool):
         work = np.empty(2 * kernels.BLOCK_BYTES, np.uint8)
-        self.keep: list[Any] = [codes, flags, work]
+        self.keep: list[Any] = [codes, work]
         self.frame = np.zeros(kernels.FRAME_LENGTH, np.int64)
         self.frame[kernels.POLLS] = POLLS_CROWDED if crowded else POLLS
         self.frame[kernels.CROWDED] = crowded
@@ -193,16 +205,25 @@ class Program:
             place = kernels.CODE + 2 * turn
             self.frame[place : place + 2] = code.ctypes.data, len(code)
         self.arguments = self.frame.ctypes.data, like(dtype)
+        self.flags = flags
+        self.peers: list[int] = []  # whose flags come after the own one
 
     def test(self) -> bool:
         """Run on as far as the others have come; whether that was the end."""
+        polls, self.frame[kernels.POLLS] = self.frame[kernels.POLLS], BRIEF_POLLS
+        ended = self.try_long()
+        self.frame[kernels.POLLS] = polls
+        return ended
+
+    def try_long(self) -> bool:
+        """Run on, and stay for a while where others are to come; whether that was the end."""
         answer = kernels.run(*self.arguments)
         if answer == kernels.FAILED:
             raise CommunicationError("the memory of another rank cannot be reached any more: has it ended?")
         return answer == kernels.ENDED
 
     def wait(self) -> None:
-        while not self.test():
+        while not self.try_long():
             pass
 
     def run(self, device: Device) -> Iterator["Program"]:
@@ -211,6 +232,19 @@ class Program:
 
     def requests(self) -> list:
         return []
+
+    def awaits(self) -> str:
+        late = [peer for peer, count in zip(self.peers, self.counts(), strict=True) if count < self.met]
+        return f"to meet rank{'s' * (len(late) > 1)} {show_ranks(late)}" if late else "on its way"
+
+    @property
+    def met(self) -> int:
+        """How many meetings this rank has come to, in all runs."""
+        return int(self.frame[kernels.MEETINGS])
+
+    def counts(self) -> list[int]:
+        """The same of its peers, as they show it at this moment."""
+        return [ctypes.c_int64.from_address(address).value for address in self.flags[1:].tolist()]
 
 
 def like(dtype: np.dtype) -> Any:
@@ -247,6 +281,7 @@ class ProgramBinder:
         codes = [compiler.compile(phases_of(rounds), turn) for turn in turns]
         program = Program(codes, self.flags(rounds, rank, lease), fold.dtype, self.crowded)
         program.keep += [lease, compiler.bounce, views]
+        program.peers = peers_of(rounds, rank)
         return program
 
     def layout(self, rank: int, row: list[int], mine: bool) -> Layout:
@@ -261,11 +296,15 @@ class ProgramBinder:
 
     def flags(self, rounds: Sequence[Round], rank: int, lease: Lease) -> np.ndarray:
         """Addresses of the counts of meetings: the own one, then those of the ranks to meet."""
-        groups = {m.ranks for moves in rounds for m in moves if isinstance(m, Meet)}
-        assert len(groups) <= 1, f"a program's meetings are all of the same ranks, not of {groups}"
-        peers = [peer for peer in next(iter(groups), ()) if peer != rank]
         bases, offset = lease.block.window.bases, lease.block.offset
-        return np.array([bases[self.world_ranks[r]] + offset for r in (rank, *peers)], np.int64)
+        return np.array([bases[self.world_ranks[r]] + offset for r in (rank, *peers_of(rounds, rank))], np.int64)
+
+
+def peers_of(rounds: Sequence[Round], rank: int) -> list[int]:
+    """The other ranks that a rank meets."""
+    groups = {m.ranks for moves in rounds for m in moves if isinstance(m, Meet)}
+    assert len(groups) <= 1, f"a program's meetings are all of the same ranks, not of {groups}"
+    return [peer for peer in next(iter(groups), ()) if peer != rank]
 
 
 def stages_of(move: Move, width: int) -> Iterator[int]:

@@ -76,6 +76,8 @@ Move = Send | Recv | Fold | Copy | Pull | Push | PullFold | Meet
 Round = tuple[Move, ...]
 Schedule = Iterable[Round]
 
+MESSAGES = 8  # as many may go from one rank to another in a round
+
 
 def chunk(index: int, size: int) -> range:
     """The run of one chunk, counted round a ring of `size`."""
@@ -104,7 +106,10 @@ def shares(num_chunks: int, parts: int) -> list[range]:
 
 
 def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> Iterator[Round]:
-    """Place a group's schedule in the world: its rank i is `ranks[i]`, its chunk i is the run `runs[i]`."""
+    """Place a group's schedule in the world: its rank i is `ranks[i]`, its chunk i is the run `runs[i]`.
+
+    Where runs are empty, what would move them is left out.
+    """
 
     def place(run: range) -> range:
         return range(runs[run.start].start, runs[run.stop - 1].stop) if run else run
@@ -125,7 +130,7 @@ def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> It
                 return type(m)(ranks[m[0]], place(m.run))
 
     for moves in schedule:
-        yield tuple(move(m) for m in moves)
+        yield tuple(move(m) for m in moves if isinstance(m, Meet) or place(m.run) or not m.run)
 
 
 def backwards(schedule: Schedule, take: type[Recv] | type[Fold]) -> Iterator[Round]:

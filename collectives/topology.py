@@ -1,23 +1,33 @@
-"""Which ranks share a node."""
+"""Which ranks share a node, and into which groups hierarchical algorithms divide them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import index
+from typing import Any
+
+from collectives.algorithms.counterparts import Groups
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Rank r is on the node numbered `node_of[r]`; nodes are numbered in the order of their first rank."""
+    """Rank r is on the node numbered `node_of[r]`; nodes are numbered in the order of their first rank.
+
+    `levels` are the lengths of the groups of consecutive ranks, the outermost first, that take the nodes' place.
+    """
 
     node_of: tuple[int, ...]
+    levels: tuple[int, ...] = ()
 
     @classmethod
-    def from_ids(cls, ids: list[int]) -> "Topology":
+    def from_ids(cls, ids: Sequence[int], levels: Sequence[int] | None = None) -> "Topology":
         """From any number that ranks of a node have in common.
 
         >>> Topology.from_ids([7, 7, 3, 3]).nodes
         ((0, 1), (2, 3))
         """
         order = {node: index for index, node in enumerate(dict.fromkeys(ids))}
-        return cls(tuple(order[node] for node in ids))
+        return cls(tuple(order[node] for node in ids), tuple(levels or ()))
 
     @property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
@@ -25,3 +35,38 @@ class Topology:
         return tuple(
             tuple(rank for rank, at in enumerate(self.node_of) if at == node) for node in range(max(self.node_of) + 1)
         )
+
+    @property
+    def groups(self) -> Groups:
+        """The hierarchy of ranks: by `levels`, if there are any, else the nodes.
+
+        >>> Topology.from_ids([0] * 7, levels=[4, 2]).groups
+        (((0, 1), (2, 3)), ((4, 5), (6,)))
+        """
+        return divided(range(len(self.node_of)), self.levels) if self.levels else self.nodes
+
+
+def divided(ranks: Sequence[int], levels: Sequence[int]) -> Groups:
+    """Consecutive ranks in groups of `levels[0]`, and so on inside; the last group of a level may be smaller."""
+    if not levels:
+        return tuple(ranks)
+    length, *below = levels
+    return tuple(divided(ranks[first : first + length], below) for first in range(0, len(ranks), length))
+
+
+def refuse_levels(levels: Any) -> str:
+    """What is wrong with a caller's `levels`, if anything is.
+
+    >>> refuse_levels([4, 4])[:67]
+    'levels=[4, 4] must be positive integers, each smaller than the one '
+    """
+    try:
+        lengths = [index(length) for length in levels] if levels is not None else [1]
+    except TypeError:  # what is not a sequence, or not of integers
+        lengths = []
+    if lengths and lengths[-1] > 0 and all(outer > inner for outer, inner in pairwise(lengths)):
+        return ""
+    return (
+        f"{levels=} must be positive integers, each smaller than the one before: pass lengths of groups, the outermost "
+        "first, as in [8, 4], or None for the nodes"
+    )

@@ -90,9 +90,10 @@ def script(tmp_path: Path, body: str) -> Path:
         ("comm.all_reduce(np.ones(2 + comm.rank))", "ranks disagree: rank 0 calls all_reduce(2 elements, float64"),
         ("comm.all_reduce(np.ones(2, ['f4', 'f8'][comm.rank]))", "rank 1 calls all_reduce(2 elements, float64"),
         ("comm.all_reduce(np.ones((4, 4))[:, 1])", "strides (32,) is not C-contiguous: pass a copy of it"),
+        ("collectives.world(levels=[4, 4])", "levels=[4, 4] must be positive integers, each smaller than the one"),
     ],
 )
-def test_arrays_that_do_not_fit(tmp_path, body, message):
+def test_arguments_that_do_not_fit(tmp_path, body, message):
     assert message in refused(launch(2, "python", script(tmp_path, body)))
 
 

@@ -21,6 +21,8 @@ from mpi_tests.reference import (
     same,
 )
 
+HIERARCHICAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+
 
 def check_algorithms(comm, collective, xs, **arguments):
     for algorithm in algorithms_of(collective, comm.size):
@@ -112,16 +114,27 @@ def test_in_place(comm, collective):
             same(x, expected(collective, xs, comm.rank).reshape(shape), (shape, algorithm))
 
 
+TOPOLOGIES = {
+    "uneven nodes": lambda size: Topology.from_ids([rank < (size - 1) // 2 for rank in range(size)]),
+    "interleaved nodes": lambda size: Topology.from_ids([5 * rank % 3 for rank in range(size)]),
+    "levels": lambda size: Topology.from_ids([0] * size, levels=[4, 2]),
+}
+
+
 @pytest.mark.sizes(3, 5, 8)
 @pytest.mark.parametrize("segment_bytes", [8, 1 << 20])
-def test_a_hierarchy_of_uneven_nodes(mpi_comm, segment_bytes):
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+def test_hierarchies(mpi_comm, topology, segment_bytes):
     from collectives import Communicator
 
     comm = Communicator(mpi_comm, segment_bytes=segment_bytes)
-    comm.topology = Topology.from_ids([rank < (comm.size - 1) // 2 for rank in range(comm.size)])
-    for count in counts_of("all_reduce", comm.size):
-        xs = inputs(comm.size, count)
-        same(comm.all_reduce(xs[comm.rank].copy(), algorithm="hierarchical"), reduced(xs, "sum"), count)
+    comm.topology = topology(comm.size)
+    for collective in HIERARCHICAL:
+        for count in counts_of(collective, comm.size):
+            xs, root = inputs(comm.size, count), {"root": count % comm.size} if collective in ROOTED else {}
+            got = getattr(comm, collective)(xs[comm.rank].copy(), algorithm="hierarchical", **root)
+            same(got, expected(collective, xs, comm.rank, **root), (collective, count))
+    check_uneven_counts(comm, ["hierarchical"])
     comm.free()
 
 
@@ -194,15 +207,19 @@ def test_reduce_scatter_and_all_gather_in_place(comm):
 
 
 def test_uneven_counts(comm):
+    check_uneven_counts(comm)
+
+
+def check_uneven_counts(comm, algorithms=None):
     for shift in range(4):
         counts = [(3 * rank + shift) % 4 for rank in range(comm.size)]
         ends = np.cumsum(counts)
         own = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
         xs = inputs(comm.size, sum(counts))
-        for algorithm in algorithms_of("reduce_scatter", comm.size):
+        for algorithm in algorithms or algorithms_of("reduce_scatter", comm.size):
             got = comm.reduce_scatter(xs[comm.rank], counts=counts, algorithm=algorithm)
             same(got, reduced(xs, "sum")[own], (counts, algorithm))
-        for algorithm in algorithms_of("all_gather", comm.size):
+        for algorithm in algorithms or algorithms_of("all_gather", comm.size):
             same(comm.all_gather(xs[0][own], counts=counts, algorithm=algorithm), xs[0], (counts, algorithm))
 
 

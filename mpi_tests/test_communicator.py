@@ -104,8 +104,11 @@ def test_a_plan_runs_once_at_a_time(comm):
 
 
 def test_auto_says_what_it_chose(comm):
-    assert comm.plan("all_reduce", np.zeros(8)).name == "all_reduce recursive_doubling"
-    assert comm.plan("all_reduce", np.zeros(1 << 16)).name == "all_reduce ring"
+    for count in (1, 1 << 10, 1 << 16):
+        chosen = comm.plan("all_reduce", comm.empty(count, "float64")).name.removeprefix("all_reduce ")
+        assert comm.explain("all_reduce", 8 * count).startswith(
+            f"all_reduce of {8 * count} bytes on {comm.size} rank{'s' * (comm.size > 1)} of 1 node: {chosen}\n"
+        )
     assert comm.plan("barrier", algorithm="mpi").name == "barrier mpi"
 
 
@@ -247,6 +250,23 @@ def test_parts_know_their_nodes(comm, monkeypatch):
         made.free()
 
 
+@pytest.mark.sizes(1, 3, 7, 8)
+def test_levels(mpi_comm):
+    from collectives import Communicator
+
+    comm = Communicator(mpi_comm, levels=[4, 2])
+    firsts = range(0, comm.size, 4)
+    fours = [range(first, min(first + 4, comm.size)) for first in firsts]
+    assert comm.topology.groups == tuple(
+        tuple(tuple(four[place : place + 2]) for place in range(0, len(four), 2)) for four in fours
+    )
+    assert comm.all_reduce(np.ones(3), algorithm="hierarchical").tolist() == [comm.size] * 3
+    part = comm.split(0)
+    assert part.topology.groups == part.topology.nodes == (tuple(range(comm.size)),)
+    part.free()
+    comm.free()
+
+
 def test_empty(comm):
     for shape, dtype in ((3, "float32"), ((2, 5), "bfloat16"), ((), "int64"), ((0, 4), "bool")):
         x = comm.empty(shape, dtype)
@@ -256,3 +276,19 @@ def test_empty(comm):
         assert comm.broadcast(x) is x
     with pytest.raises(ValueError, match="device 'tpu' is unknown: use 'cpu', 'cuda'"):
         comm.empty(3, device="tpu")
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "one_shot", "two_shot"])
+def test_a_started_plan_moves_on_by_itself(comm, algorithm):
+    x = comm.empty(1 << 16)
+    plan = comm.plan("all_reduce", x, algorithm=algorithm)
+    for _ in range(3):
+        x[:] = comm.rank
+        plan.start()
+        patience = time.monotonic() + 60
+        while plan.in_background and time.monotonic() < patience:
+            time.sleep(1e-3)  # as good as computing: nothing here asks the plan anything
+        assert not plan.in_background
+        assert (x == comm.size * (comm.size - 1) // 2).all()
+        assert plan.done()
+        plan.wait()

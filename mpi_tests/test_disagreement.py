@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,9 @@ def refused(comm, call):
     assert comm.all_reduce(np.ones(3)).tolist() == [comm.size] * 3
     assert comm.all_gather(np.array([comm.rank]), algorithm="ring").tolist() == list(range(comm.size))
     return texts[0]
+
+
+HERE = r"\S*test_disagreement\.py:\d+"
 
 
 def zeros(*lengths):
@@ -96,9 +101,9 @@ DISAGREEMENTS = {
 def test_ranks_that_call_different_things(comm, call, first, other):
     last = comm.size - 1
     words = refused(comm, lambda: call(comm, comm.rank == last))
-    assert words.startswith("ranks disagree: rank 0 calls ")
-    assert f"{first}, rank {last} calls " in words
-    assert words.endswith(f"{other}; call the same on all ranks")
+    one, two = (rf"{re.escape(side)} #[2-4] \({HERE}\)" for side in (first, other))
+    expected = rf"ranks disagree: rank 0 calls .*{one}, rank {last} calls .*{two}; call the same on all ranks"
+    assert re.fullmatch(expected, words)
 
 
 def test_counts_that_differ(comm):
@@ -321,7 +326,7 @@ def test_an_algorithm_for_other_numbers_of_ranks(comm):
     words = refused(comm, lambda: comm.all_gather(np.zeros(4), algorithm="neighbor"))
     assert words == (
         "all_gather: algorithm 'neighbor' needs an even number of ranks, or one: "
-        f"on {comm.size} ranks, use auto, ring, recursive_doubling, bruck, direct, staged, mpi"
+        f"on {comm.size} ranks, use auto, ring, recursive_doubling, bruck, hierarchical, direct, staged, mpi"
     )
 
 
@@ -359,8 +364,60 @@ def test_a_wrong_out_of_uneven_chunks(comm):
 
 def test_a_plan_and_a_nonblocking_call_are_refused_alike(comm):
     x = np.zeros(4 + comm.rank // (comm.size - 1))
-    plan = refused(comm, lambda: comm.plan("all_reduce", x))
-    assert plan == refused(comm, lambda: comm.all_reduce(x, blocking=False))
+    plan = refused(comm, lambda: comm.plan("all_reduce", x)).replace("calls plan ", "calls ")
+    work = refused(comm, lambda: comm.all_reduce(x, blocking=False))
+    assert [re.sub(rf" #\d+ \({HERE}\)", "", words) for words in (plan, work)] == [
+        f"ranks disagree: rank 0 calls all_reduce(4 elements, float64, op=sum, algorithm=auto), rank {comm.size - 1} "
+        "calls all_reduce(5 elements, float64, op=sum, algorithm=auto); call the same on all ranks"
+    ] * 2
+
+
+def test_a_plan_is_not_a_call(comm):
+    words = refused(comm, lambda: comm.plan("barrier") if comm.rank == 1 else comm.barrier())
+    assert "rank 0 calls barrier(algorithm=auto) #2" in words
+    assert "rank 1 calls plan barrier(algorithm=auto) #2" in words
+
+
+def test_the_same_call_from_other_lines(comm):
+    x = np.full(3, float(comm.rank))
+    if comm.rank == 1:
+        comm.broadcast(x, root=1)
+    else:
+        comm.broadcast(x, root=1)
+    assert x.tolist() == [1.0] * 3
+
+
+def test_a_rank_that_is_one_call_behind(comm):
+    """The root's run of a small broadcast ends without the others."""
+    plan = comm.plan("broadcast", np.zeros(2), root=0, algorithm="binomial")
+    if comm.rank == 0:
+        plan()
+    words = refused(comm, comm.barrier)
+    assert re.fullmatch(
+        rf"ranks disagree: rank 0 calls barrier\(algorithm=auto\) #4 \({HERE}\), "
+        rf"rank 1 calls barrier\(algorithm=auto\) #3 \({HERE}\): rank 1 has left out 1 before; "
+        "call the same on all ranks",
+        words,
+    )
+    if comm.rank != 0:
+        plan()
+
+
+def test_every_run_of_a_plan_may_be_compared(mpi_comm):
+    from collectives import Communicator
+
+    comm = Communicator(mpi_comm, check="every")
+    x = np.ones(4)
+    for algorithm in ("one_shot", "ring", "mpi"):
+        plans = [comm.plan("all_reduce", x, op=op, algorithm=algorithm) for op in ("max", "sum")]
+        words = refused(comm, plans[comm.rank == 1])
+        assert "rank 0 calls all_reduce(4 elements, float64, op=max, " in words
+        assert "rank 1 calls all_reduce(4 elements, float64, op=sum, " in words
+        x[:] = 1
+        for plan in plans:
+            plan.start().wait()
+        assert x.tolist() == [comm.size] * 4
+    comm.free()
 
 
 def test_others_work_goes_on_after_a_refusal(comm):
@@ -413,3 +470,71 @@ def test_segments_that_differ_or_cannot_be(mpi_comm):
     if mpi_comm.size > 1:
         with pytest.raises(InputError, match=r"rank 0 calls Communicator\(segment_bytes=64\), rank 1 calls .*=65\)"):
             Communicator(mpi_comm, segment_bytes=64 + (mpi_comm.rank == 1))
+
+
+@pytest.mark.parametrize("wrong", [[], [4, 4], [2, 4], [4, 0], [4, -1], [4, 1.5], 4, "42"], ids=repr)
+def test_levels_that_cannot_be(mpi_comm, wrong):
+    from collectives import Communicator
+
+    with pytest.raises(InputError) as caught:
+        Communicator(mpi_comm, levels=wrong)
+    assert str(caught.value) == (
+        f"levels={wrong!r} must be positive integers, each smaller than the one before: pass lengths of groups, the "
+        "outermost first, as in [8, 4], or None for the nodes"
+    )
+
+
+def test_levels_that_differ(mpi_comm):
+    from collectives import Communicator
+
+    last = mpi_comm.size - 1
+    for other, said in (([8, 4], ", levels=[8, 4])"), (None, ")")):
+        with pytest.raises(InputError) as caught:
+            Communicator(mpi_comm, segment_bytes=64, levels=other if mpi_comm.rank == last else [8, 2])
+        assert str(caught.value) == (
+            "ranks disagree: rank 0 calls Communicator(segment_bytes=64, levels=[8, 2]), "
+            f"rank {last} calls Communicator(segment_bytes=64{said}; call the same on all ranks"
+        )
+
+
+def test_checks_and_time_limits_that_cannot_be(mpi_comm, monkeypatch):
+    from collectives import Communicator
+
+    for arguments, words in (
+        ({"check": "often"}, "check='often' must be True, False or 'every'"),
+        ({"timeout_s": -1}, "timeout_s=-1 must be seconds, or 0 for no limit"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Communicator(mpi_comm, **arguments)
+    with pytest.raises(InputError, match=r"rank 0 calls Communicator\(check=True\), rank 1 calls .*=False\)"):
+        Communicator(mpi_comm, check=mpi_comm.rank == 0)
+    monkeypatch.setenv("COLLECTIVES_CHECK", "yes")
+    with pytest.raises(InputError, match="COLLECTIVES_CHECK='yes': write 1, 0, or every"):
+        Communicator(mpi_comm)
+    monkeypatch.setenv("COLLECTIVES_CHECK", "1")
+    for seconds in ("soon", "-1", "nan"):
+        monkeypatch.setenv("COLLECTIVES_TIMEOUT_S", seconds)
+        with pytest.raises(InputError, match=f"COLLECTIVES_TIMEOUT_S='{seconds}': write seconds, as in 600, or 0"):
+            Communicator(mpi_comm)
+
+
+@pytest.mark.sizes(2)
+def test_the_environment_says_what_the_arguments_do_not(mpi_comm, monkeypatch):
+    from collectives import Communicator
+
+    def settings(**arguments):
+        comm = Communicator(mpi_comm, **arguments)
+        part = comm.split(0)
+        settings = comm.check, comm.timeout_s
+        assert settings == (part.check, part.timeout_s)
+        part.free()
+        comm.free()
+        return settings
+
+    assert settings() == (True, 600)
+    monkeypatch.setenv("COLLECTIVES_CHECK", "every")
+    monkeypatch.setenv("COLLECTIVES_TIMEOUT_S", "2.5")
+    assert settings() == ("every", 2.5)
+    assert settings(check=False, timeout_s=0) == (False, 0)
+    monkeypatch.setenv("COLLECTIVES_CHECK", "0")
+    assert settings()[0] is False

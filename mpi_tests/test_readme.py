@@ -16,6 +16,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
 TRAINING = [command for command in COMMANDS if "train.py" in command]
+TUNING = [command for command in COMMANDS if "tuning.json" in command]
 IN_SMALL = "--max_iters 2 --n_layer 1 --n_head 1 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
 
 
@@ -32,7 +33,7 @@ def run(command: str, **more) -> subprocess.CompletedProcess:
 
 def test_every_command_is_run_by_a_test():
     known = ["make train", "make test", "source .venv/bin/activate", "mpirun -n 3 python examples/sum.py"]
-    assert sorted(COMMANDS) == sorted([*known, *TRAINING])
+    assert sorted(COMMANDS) == sorted([*known, *TRAINING, *TUNING])
 
 
 def test_make_train_runs_what_the_readme_says(tmp_path):
@@ -53,6 +54,12 @@ def test_training_commands(command, tmp_path):
     output = run(f"{command} {IN_SMALL} --out_dir {shlex.quote(str(tmp_path))}").stdout
     assert "iter 2/2" in output
     assert (tmp_path / "loss.png").exists()
+
+
+def test_tuning_commands(tmp_path):
+    measure, follow = (command.replace("tuning.json", shlex.quote(f"{tmp_path}/tuning.json")) for command in TUNING)
+    assert "all_reduce" in run(f"{measure} --end 64 --repeats 1 --warmups 1").stdout
+    assert "rank 3 of 4" in run(follow).stdout
 
 
 def test_a_hostfile_starts_more_ranks_than_cores(tmp_path):

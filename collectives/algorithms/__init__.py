@@ -11,12 +11,14 @@ from collectives.algorithms import (
     dissemination,
     double_tree,
     hierarchical,
+    hierarchical_all_to_all,
     neighbor,
     pairwise,
     recursive,
     ring,
     tree,
 )
+from collectives.algorithms.counterparts import Groups
 from collectives.schedule import Round, Schedule
 
 # Collectives with a root; their algorithms take it as a third argument.
@@ -50,16 +52,16 @@ class Algorithm(NamedTuple):
     name: str
     schedule: Callable[..., Schedule]
     precondition: Precondition = NOTHING
-    over_nodes: bool = False  # the schedule takes the ranks of each node
+    over_nodes: bool = False  # the schedule takes the groups of ranks, nodes or what the user made of them
     reach: Reach = Reach.MESSAGES
     apart: bool = False  # the schedule can put its result in chunks of their own
     segmented: bool = False  # a direct schedule whose phases follow each other, segment by segment
     in_order: bool = False  # reduces ((rank 0 op rank 1) op rank 2) op ..., whatever the chunk
 
-    def rounds(self, rank: int, size: int, root: int, nodes: tuple[tuple[int, ...], ...]) -> list[Round]:
+    def rounds(self, rank: int, size: int, root: int, groups: Groups) -> list[Round]:
         """The schedule of a rank, with the arguments that it takes."""
         more: dict[str, Any] = {"root": root} if self.collective in ROOTED else {}
-        more |= {"nodes": nodes} if self.over_nodes else {}
+        more |= {"groups": groups} if self.over_nodes else {}
         more |= {"apart": True} if self.apart else {}
         return list(self.schedule(rank, size, **more))
 
@@ -99,16 +101,20 @@ REGISTRY = (
     Algorithm("reduce_scatter", "ring", ring.reduce_scatter),
     Algorithm("reduce_scatter", "recursive_halving", recursive.reduce_scatter),
     Algorithm("reduce_scatter", "pairwise", pairwise.reduce_scatter),
+    Algorithm("reduce_scatter", "hierarchical", hierarchical.reduce_scatter, over_nodes=True),
     Algorithm("reduce_scatter", "chain", chain.reduce_scatter, in_order=True),
     Algorithm("all_gather", "ring", ring.all_gather),
     Algorithm("all_gather", "recursive_doubling", recursive.all_gather),
     Algorithm("all_gather", "bruck", bruck.all_gather),
     Algorithm("all_gather", "neighbor", neighbor.all_gather, EVEN_SIZE),
+    Algorithm("all_gather", "hierarchical", hierarchical.all_gather, over_nodes=True),
     Algorithm("all_to_all", "pairwise", pairwise.all_to_all),
     Algorithm("all_to_all", "bruck", bruck.all_to_all, EQUAL_CHUNKS),
+    Algorithm("all_to_all", "hierarchical", hierarchical_all_to_all.all_to_all, EQUAL_CHUNKS, over_nodes=True),
     Algorithm("broadcast", "binomial", tree.broadcast),
     Algorithm("broadcast", "scatter_all_gather", tree.scatter_all_gather),
     Algorithm("broadcast", "chain", chain.broadcast),
+    Algorithm("broadcast", "hierarchical", hierarchical.broadcast, over_nodes=True),
     Algorithm("reduce", "binomial", tree.reduce),
     Algorithm("reduce", "chain", chain.reduce, in_order=True),
     Algorithm("gather", "binomial", tree.gather),
@@ -136,9 +142,9 @@ def names(collective: str, size: int | None = None, equal: bool = True) -> list[
     """The names that `algorithm=` takes for a collective, besides "auto" and "mpi": all, or those for `size` ranks.
 
     >>> names("all_gather")
-    ['ring', 'recursive_doubling', 'bruck', 'neighbor', 'direct', 'staged']
+    ['ring', 'recursive_doubling', 'bruck', 'neighbor', 'hierarchical', 'direct', 'staged']
     >>> names("all_gather", size=3)
-    ['ring', 'recursive_doubling', 'bruck', 'direct', 'staged']
+    ['ring', 'recursive_doubling', 'bruck', 'hierarchical', 'direct', 'staged']
     """
     return [row.name for row in rows(collective, size, equal)]
 

@@ -1,71 +1,141 @@
-"""Hierarchies: most of the data moves inside a node, and each rank talks to its counterparts in other nodes only.
+"""Hierarchies: groups of groups of ranks, where most of the data moves inside the innermost groups.
 
-Source: Horovod, horovod/common/ops/nccl_operations.cc, NCCLHierarchicalAllreduce.
+A rank talks to its neighbours in its own group, and across groups to its counterparts in the neighbouring ones of each
+level only: what texts on training call hierarchical gradient descent.  `groups` is a tuple of groups, each of them a
+rank or a tuple of groups in turn, of any lengths, depths and ranks; by default, all ranks are one group.
+
+Uneven groups do the same with fewer ranks: each of theirs stands in for several ranks of the largest group, and so
+moves more.  `algorithms`, `scatter` and `gather` have an algorithm for each level, the outermost first, and the last
+one serves the levels below it too.  The cost lines are for two levels, k groups of l ranks; a further level adds its
+own terms.
+
+Source: Träff, "Decomposing collectives for exploiting multi-lane communication", 2019, arXiv 1910.13373; Horovod,
+horovod/common/ops/nccl_operations.cc, NCCLHierarchicalAllreduce; MPICH, src/mpi/coll/bcast/bcast_intra_smp.c.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from functools import partial
 
-from collectives.algorithms import ring
-from collectives.schedule import Fold, Recv, Round, Schedule, Send, backwards, embed, shares
-
-Algorithm = Callable[[int, int], Schedule]
-Nodes = tuple[tuple[int, ...], ...]
+from collectives.algorithms import ring, tree
+from collectives.algorithms.counterparts import (
+    Algorithm,
+    Algorithms,
+    Grid,
+    Group,
+    Groups,
+    Task,
+    abreast,
+    by_level,
+    inside,
+    order,
+    whole,
+)
+from collectives.schedule import Round, shares
 
 
 def all_reduce(
     rank: int,
     size: int,
-    nodes: Nodes | None = None,
-    scatter: Algorithm = ring.reduce_scatter,
+    groups: Groups | None = None,
     across: Algorithm = ring.all_reduce,
-    gather: Algorithm = ring.all_gather,
+    scatter: Algorithms = (ring.reduce_scatter,),
+    gather: Algorithms = (ring.all_gather,),
 ) -> Iterator[Round]:
-    """Reduce-scatter in the node, all-reduce across nodes, all-gather in the node.
+    """Reduce-scatter inside the groups, all-reduce across them, all-gather inside the groups.
 
-    `nodes` has the ranks of each, by default of a single one; `scatter`, `across` and `gather` may be any algorithms,
-    `across` hierarchical in turn.  Where nodes are uneven, as many ranks of each as the smallest has do this; a node's
-    other ranks are *extras*, each of which first gives all it has to one of those, and gets the result from it in the
-    end.
-
-    Cost: with rings, for k nodes of l ranks, 2(l+k-2) alpha + 2n(p-1)/p beta + n(p-1)/p gamma.  With up to d extras
-    for a rank, 2d alpha + 2nd beta + nd gamma more, and shares that may be uneven.
+    Cost: with rings, 2(l+k-2) alpha + 2n(p-1)/p beta + n(p-1)/p gamma.
 
     >>> from functools import partial
     >>> from collectives.schedule import render
-    >>> print(render(partial(all_reduce, nodes=((0, 1), (2, 3, 4))), 5))
-    round 0:  4->2 [0-4]+
-    round 1:  0->1 [3-4]+   1->0 [0-2]+   2->3 [3-4]+   3->2 [0-2]+
-    round 2:  0->2 [2]+   1->3 [4]+   2->0 [0-1]+   3->1 [3]+
-    round 3:  0->2 [0-1]   1->3 [3]   2->0 [2]   3->1 [4]
-    round 4:  0->1 [0-2]   1->0 [3-4]   2->3 [0-2]   3->2 [3-4]
-    round 5:  2->4 [0-4]
+    >>> print(render(partial(all_reduce, groups=((0, 1), (2, 3, 4))), 5))
+    round 0:  0->1 [3-4]+   1->0 [0-2]+   2->3 [3-4]+   3->4 [0-1]+   4->2 [2]+
+    round 1:  2->3 [2]+   3->4 [3-4]+   4->2 [0-1]+
+    round 2:  0->2 [1]+   0->3 [2]+   1->4 [4]+   2->0 [0]+   4->1 [3]+
+    round 3:  0->2 [0]   1->4 [3]   2->0 [1]   3->0 [2]   4->1 [4]
+    round 4:  0->1 [0-2]   1->0 [3-4]   2->3 [0-1]   3->4 [2]   4->2 [3-4]
+    round 5:  2->3 [3-4]   3->4 [0-1]   4->2 [2]
     """
-    nodes = nodes or (tuple(range(size)),)
-    width, largest = min(map(len, nodes)), max(map(len, nodes))
-    at, node = next((at, node) for at, node in enumerate(nodes) if rank in node)
-    local = node.index(rank)
-    given = [hand_over(local, node, range(first, first + width), size) for first in range(width, largest, width)]
-    yield from given
-    parts = shares(size, width)
-    counterparts, runs = [other[local % width] for other in nodes], divide(parts[local % width], len(nodes))
-    working = chain(
-        embed(scatter(local % width, width), node[:width], parts),
-        embed(across(at, len(nodes)), counterparts, runs),
-        embed(gather(local % width, width), node[:width], parts),
-    )
-    yield from working if local < width else (() for _ in working)
-    yield from backwards(given, take=Recv)
+    groups = whole(groups, size)
+    grid = Grid(groups)
+    owner = order(groups)
+    yield from inside(rank, groups, lambda r, group: scatter_in(r, group, grid.stand_ins(r, owner), scatter))
+    yield from grid.cross(rank, owner, across)
+    yield from inside(rank, groups, lambda r, group: gather_in(r, group, grid.stand_ins(r, owner), gather))
 
 
-def hand_over(local: int, node: Sequence[int], extras: range, size: int) -> Round:
-    """The round in which some extras of a node give what they have, one to each of its first ranks."""
-    everything, width = range(size), len(extras)
-    if local in extras:
-        return (Send(node[local % width], everything),)
-    extra = extras.start + local
-    return (Fold(node[extra], everything),) if local < width and extra < len(node) else ()
+def reduce_scatter(
+    rank: int, size: int, groups: Groups | None = None, algorithms: Algorithms = (ring.reduce_scatter,)
+) -> Iterator[Round]:
+    """Rank r ends owning chunk r: r's stand-in in each group reduces it inside, then r reduces those sums.
+
+    A rank stands in for k ranks, whose chunks do not follow each other: it takes several messages to send them.
+
+    Cost: with rings, if ranks follow each other in groups, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p (beta + gamma).
+
+    >>> from functools import partial
+    >>> from collectives.schedule import render
+    >>> print(render(partial(reduce_scatter, groups=((0, 1), (2, 3))), 4))
+    round 0:  0->1 [1]+   0->1 [3]+   1->0 [0]+   1->0 [2]+   2->3 [1]+   2->3 [3]+   3->2 [0]+   3->2 [2]+
+    round 1:  0->2 [2]+   1->3 [3]+   2->0 [0]+   3->1 [1]+
+    """
+    yield from scatter_in(rank, whole(groups, size), range(size), algorithms)
 
 
-def divide(run: range, parts: int) -> list[range]:
-    return [run[share.start : share.stop] for share in shares(len(run), parts)]
+def all_gather(
+    rank: int, size: int, groups: Groups | None = None, algorithms: Algorithms = (ring.all_gather,)
+) -> Iterator[Round]:
+    """Rank r starts owning chunk r: its counterparts get it across, and pass it on inside their groups.
+
+    Cost: with rings, if ranks follow each other in groups, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p beta.
+
+    >>> from functools import partial
+    >>> from collectives.schedule import render
+    >>> print(render(partial(all_gather, groups=((0, 1), (2, 3))), 4))
+    round 0:  0->2 [0]   1->3 [1]   2->0 [2]   3->1 [3]
+    round 1:  0->1 [0]   0->1 [2]   1->0 [1]   1->0 [3]   2->3 [0]   2->3 [2]   3->2 [1]   3->2 [3]
+    """
+    yield from gather_in(rank, whole(groups, size), range(size), algorithms)
+
+
+def scatter_in(rank: int, group: Group, owner: Sequence[int], algorithms: Algorithms) -> Iterator[Round]:
+    """Rank `owner[c]` ends with the group's sum of chunk c."""
+    if isinstance(group, int):
+        return
+    grid, (across, below) = Grid(group), by_level(algorithms)
+    yield from inside(rank, group, lambda r, child: scatter_in(r, child, grid.stand_ins(r, owner), below))
+    yield from grid.cross(rank, owner, across)
+
+
+def gather_in(rank: int, group: Group, owner: Sequence[int], algorithms: Algorithms) -> Iterator[Round]:
+    """Rank `owner[c]` starts with chunk c; every rank of the group ends with it."""
+    if isinstance(group, int):
+        return
+    grid, (across, below) = Grid(group), by_level(algorithms)
+    yield from grid.cross(rank, owner, across)
+    yield from inside(rank, group, lambda r, child: gather_in(r, child, grid.stand_ins(r, owner), below))
+
+
+def broadcast(
+    rank: int, size: int, root: int = 0, groups: Groups | None = None, algorithms: Algorithms = (tree.broadcast,)
+) -> Iterator[Round]:
+    """The root starts with the vector: its counterparts get it across, and are the roots inside their groups.
+
+    Cost: (ceil(log2 k) + ceil(log2 l)) (alpha + n beta).
+
+    >>> from functools import partial
+    >>> from collectives.schedule import render
+    >>> print(render(partial(broadcast, groups=((0, 1), (2, 3)), root=3), 4))
+    round 0:  3->1 [0-3]
+    round 1:  1->0 [0-3]   3->2 [0-3]
+    """
+    yield from broadcast_in(rank, whole(groups, size), size, algorithms, root)
+
+
+def broadcast_in(rank: int, group: Group, size: int, algorithms: Algorithms, root: int) -> Iterator[Round]:
+    if isinstance(group, int):
+        return
+    grid, (across, below) = Grid(group), by_level(algorithms)
+    column = grid.columns[grid.home[root]]
+    task = Task(0, column, shares(size, len(column)))
+    yield from abreast(rank, [task], partial(across, root=column.index(root)))
+    yield from inside(rank, group, lambda r, child: broadcast_in(r, child, size, below, *grid.stand_ins(r, [root])))

@@ -1,0 +1,103 @@
+"""Tables of what benchmarks/peers.py has measured: how many times as fast as the best peer.
+
+    python benchmarks/table.py benchmarks/results/peers-*.json
+
+The best peer at a size is the fastest of all files with as many ranks: each MPI library's own collective, and gloo's.
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from math import exp, log
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LARGE, SMALL, ORDINARY, HUGE = 64 << 10, 16 << 10, 1 << 20, 16 << 20
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+PEERS = ("mpi", "gloo")
+
+
+class Ratios(NamedTuple):
+    """Of one kind of memory over some sizes."""
+
+    mean: float  # geometric
+    least: float
+    at: int  # bytes, where it is least
+
+
+def best_peers(runs: Iterable[dict]) -> dict[tuple[int, str, int], float]:
+    """Seconds of the fastest peer, by ranks, collective and bytes."""
+    best: dict[tuple[int, str, int], float] = {}
+    for run in runs:
+        for result in run["results"]:
+            case = run["ranks"], result["collective"], result["bytes"]
+            times = [seconds for name, seconds in result["seconds"].items() if name in PEERS]
+            best[case] = min([*times, best.get(case, float("inf"))])
+    return best
+
+
+def ratios(run: dict, best: dict, collective: str, name: str, sizes: range) -> Ratios:
+    """How many times as fast as the best peer `name` is."""
+    found = {
+        r["bytes"]: best[run["ranks"], collective, r["bytes"]] / r["seconds"][name]
+        for r in run["results"]
+        if r["collective"] == collective and r["bytes"] in sizes
+    }
+    at = min(found, key=lambda nbytes: found[nbytes])
+    return Ratios(exp(sum(map(log, found.values())) / len(found)), found[at], at)
+
+
+def of_copy(run: dict, collective: str) -> float:
+    """The least part of the speed of a copy, at 16 MiB and up."""
+    results = [r["seconds"] for r in run["results"] if r["collective"] == collective and r["bytes"] >= HUGE]
+    return min(seconds["copy"] / seconds["auto symmetric"] for seconds in results)
+
+
+def bfloat16_rate(run: dict) -> float:
+    """Bytes a second of a sum of 16 MiB of bfloat16, over float32's."""
+    seconds = next(r["seconds"] for r in run["results"] if (r["collective"], r["bytes"]) == ("all_reduce", HUGE))
+    return seconds["auto symmetric"] / seconds["auto bfloat16"]
+
+
+def show(nbytes: int) -> str:
+    """A size in words.
+
+    >>> show(8), show(65536), show(1 << 24)
+    ('8 B', '64 KiB', '16 MiB')
+    """
+    shift = max(shift for shift in (0, 10, 20) if nbytes >> shift)
+    return f"{nbytes >> shift} {['B', 'KiB', 'MiB'][shift // 10]}"
+
+
+def row(*cells: Any) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def table(runs: list[dict]) -> list[str]:
+    best = best_peers(runs)
+    lines = [
+        row("MPI", "ranks", "collective", "64 KiB to 64 MiB", "ordinary, from 1 MiB", "to 16 KiB", "of a copy"),
+        "|---" * 7 + "|",
+    ]
+    for run in runs:
+        for collective in COLLECTIVES:
+            spans = (
+                ("auto symmetric", range(LARGE, 1 << 40)),
+                ("auto ordinary", range(ORDINARY, 1 << 40)),
+                ("auto symmetric", range(SMALL + 1)),
+            )
+            found = [ratios(run, best, collective, name, sizes) for name, sizes in spans]
+            cells = [f"{r.mean:.2f} (least {r.least:.2f} at {show(r.at)})" for r in found]
+            lines.append(row(run["mpi"], run["ranks"], collective, *cells, f"{of_copy(run, collective):.0%}"))
+    return lines
+
+
+def main() -> None:
+    runs = [json.loads(Path(path).read_text()) for path in sys.argv[1:]]
+    print("\n".join(table(runs)))
+    for run in runs:
+        print(f"{run['mpi']}, {run['ranks']} ranks: bfloat16 {bfloat16_rate(run):.2f} times the bytes/s of float32")
+
+
+if __name__ == "__main__":
+    main()

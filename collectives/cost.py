@@ -1,0 +1,216 @@
+"""What a schedule costs: counted from the rounds of all ranks, and in seconds on a machine of given speeds.
+
+A round takes as long as its slowest rank, and no rank begins the next before.  A rank's sends go one after another,
+as do its receives, but the two at a time; what it folds and copies comes after.  Runs for one peer are one message.
+The ranks of a node share its cores, and its way to other nodes.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple, TypeVar
+
+from collectives.algorithms import Algorithm
+from collectives.algorithms.counterparts import Groups
+from collectives.schedule import Copy, Fold, Meet, Pull, PullFold, Push, Recv, Round, Send
+
+Nodes = tuple[tuple[int, ...], ...]  # the ranks of each
+T = TypeVar("T")
+
+COUNTED_RANKS, COUNTED_ROUNDS = 256, 20_000  # a schedule with more is counted on some of its ranks
+
+
+class Link(NamedTuple):
+    """A message of n bytes takes `alpha_s` + n `beta_s_per_byte`."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+
+
+class Network(NamedTuple):
+    """A machine's speeds, which `python -m collectives.bench --tune` measures, in bench/constants.py.
+
+    The defaults are of two cores of a server (benchmarks/results) and of 10 Gbit/s Ethernet.
+    """
+
+    within: Link = Link(3e-6, 1.7e-10)  # between two ranks of a node: ping_pong
+    between: Link = Link(3e-5, 8e-10)  # between two nodes, of which one rank each talks: ping_pong
+    gamma_s_per_byte: float = 5e-11  # to fold a byte that has arrived, or that is pulled, all cores at it: fold_rate
+    copy_s_per_byte: float = 8e-11  # to copy a byte, all cores at it: copy_rate
+    meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting
+    system: Link = Link(1e-6, 6e-11)  # more, to reach arrays through the system: for a meeting, and for a byte
+    cores: int = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
+
+
+NETWORK = Network()
+
+
+class Traffic(NamedTuple):
+    """A rank's messages of a round, one way: to, or from, how many peers, and how many chunks."""
+
+    peers: int
+    chunks: int
+
+
+class Work(NamedTuple):
+    """What a rank does in a round, in chunks; `near` is in its node, `far` beyond."""
+
+    near_out: Traffic
+    far_out: Traffic
+    near_in: Traffic
+    far_in: Traffic
+    folded: int
+    copied: int
+    meets: int
+
+
+class Load(NamedTuple):
+    """A rank's work in a round, and its node's: the ranks at work, and the chunks that leave it and arrive."""
+
+    work: Work
+    busy: float
+    leaving: float
+    arriving: float
+
+
+Profile = tuple[tuple[frozenset[Load], int], ...]  # a schedule's different rounds, and how often each occurs
+
+
+class Count(NamedTuple):
+    """Rounds with messages; the chunks that each round's busiest rank sends, folds and copies; meetings."""
+
+    messages: int
+    sent: int
+    folded: int
+    copied: int
+    meets: int
+
+
+def predict(
+    row: Algorithm,
+    nbytes: int,
+    size: int,
+    nodes: Nodes,
+    root: int = 0,
+    network: Network = NETWORK,
+    groups: Groups | None = None,
+) -> float:
+    """Seconds that an algorithm takes on a vector of `nbytes`, in chunks of nbytes/size.
+
+    A hierarchical one works in `groups`, by default the nodes.
+
+    >>> from collectives.algorithms import find
+    >>> network = Network(within=Link(alpha_s=1e-6, beta_s_per_byte=1e-9), gamma_s_per_byte=5e-10)
+    >>> seconds = predict(find("all_reduce", "ring"), 4000, 4, ((0, 1, 2, 3),), network=network)
+    >>> print(f"{seconds * 1e6:.1f} us")
+    13.5 us
+    """
+    return price(profile(row, size, nodes, root, groups), nbytes / size, network)
+
+
+def price(rounds: Profile, chunk_bytes: float, network: Network) -> float:
+    return sum((times * max(time_s(load, chunk_bytes, network) for load in loads) for loads, times in rounds), 0.0)
+
+
+def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
+    """How long one rank is at its part of a round."""
+    work, crowd = load.work, max(1.0, load.busy / network.cores)
+
+    def messages(near: Traffic, far: Traffic, of_node: float) -> float:
+        (alpha, beta), (far_alpha, far_beta) = network.within, network.between
+        beyond = far.peers * far_alpha + of_node * chunk_bytes * far_beta if far.peers else 0.0
+        return crowd * (near.peers * alpha + near.chunks * chunk_bytes * beta) + beyond
+
+    out = messages(work.near_out, work.far_out, load.leaving)
+    into = messages(work.near_in, work.far_in, load.arriving)
+    after = (work.folded * network.gamma_s_per_byte + work.copied * network.copy_s_per_byte) * chunk_bytes
+    return max(out, into) + crowd * (after + work.meets * network.meet_s)
+
+
+def count(rounds: Profile) -> Count:
+    """What an algorithm's cost line says in words."""
+
+    def busiest(chunks: Callable[[Work], int]) -> int:
+        return sum(times * max(chunks(load.work) for load in loads) for loads, times in rounds)
+
+    return Count(
+        messages=busiest(lambda w: any(way.peers for way in (w.near_out, w.far_out))),
+        sent=busiest(lambda w: w.near_out.chunks + w.far_out.chunks),
+        folded=busiest(lambda w: w.folded),
+        copied=busiest(lambda w: w.copied),
+        meets=busiest(lambda w: w.meets),
+    )
+
+
+@cache
+def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Groups | None = None) -> Profile:
+    """The rounds of an algorithm, counted once for vectors of all lengths."""
+    groups = groups or nodes
+    num_rounds = len(row.rounds(root, size, root, groups))
+    ranks = sample(nodes, root, limit=min(COUNTED_RANKS, max(8, COUNTED_ROUNDS // max(1, num_rounds))))
+    return tally({rank: row.rounds(rank, size, root, groups) for rank in ranks}, nodes)
+
+
+def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
+    """The ranks to count: all, or about `limit` of them, from the root's node, the largest, and others.
+
+    Where all ranks do alike, as in a ring, that loses nothing; elsewhere a round's slowest rank may be missed.
+
+    >>> sample((tuple(range(100)),), root=7, limit=4)
+    [0, 7, 33, 66, 99]
+    """
+    if sum(map(len, nodes)) <= limit:
+        return [rank for node in nodes for rank in node]
+    largest, home = max(nodes, key=len), next(node for node in nodes if root in node)
+    some = {home, largest, *spread(nodes, max(2, limit // len(largest)))}
+    return sorted({root, *(rank for node in some for rank in spread(node, limit))})
+
+
+def spread(items: Sequence[T], number: int) -> list[T]:
+    """So many of the items, or all, from the first to the last."""
+    if len(items) <= number:
+        return list(items)
+    return [items[i * (len(items) - 1) // max(1, number - 1)] for i in range(number)]
+
+
+def tally(schedules: Mapping[int, Sequence[Round]], nodes: Nodes) -> Profile:
+    """Count the rounds of some ranks; those of a node that are not given are taken to be like those that are."""
+    members = [(frozenset(node), [rank for rank in node if rank in schedules]) for node in nodes]
+    rounds: Counter[frozenset[Load]] = Counter()
+    for moves in zip(*schedules.values(), strict=True):
+        at = dict(zip(schedules, moves, strict=True))
+        groups = [loads_of([at[rank] for rank in ranks], node) for node, ranks in members if ranks]
+        rounds[frozenset().union(*groups)] += 1
+    return tuple(rounds.items())
+
+
+def loads_of(moves_of_ranks: Sequence[Round], node: Collection[int]) -> Iterator[Load]:
+    """The different loads in a node in a round."""
+    works = [work_of(moves, node) for moves in moves_of_ranks]
+    scale = len(node) / len(works)
+    busy = scale * sum(map(bool, moves_of_ranks))
+    leaving, arriving = scale * sum(w.far_out.chunks for w in works), scale * sum(w.far_in.chunks for w in works)
+    return (Load(work, busy, leaving, arriving) for work in set(works))
+
+
+def work_of(moves: Round, node: Collection[int]) -> Work:
+    folded = sum(len(m.run) for m in moves if isinstance(m, Fold))
+    folded += sum(len(m.sources) * len(m.run) for m in moves if isinstance(m, PullFold))
+    return Work(
+        *traffic([m for m in moves if isinstance(m, Send)], node),
+        *traffic([m for m in moves if isinstance(m, Recv | Fold)], node),
+        folded=folded,
+        copied=sum(len(m.run) for m in moves if isinstance(m, Copy | Pull | Push)),
+        meets=sum(isinstance(m, Meet) for m in moves),
+    )
+
+
+def traffic(messages: Sequence[Send | Recv | Fold], node: Collection[int]) -> tuple[Traffic, Traffic]:
+    """Messages to, or from, ranks of the node, and others."""
+    near = [m for m in messages if m[0] in node]
+    far = [m for m in messages if m[0] not in node]
+    return total(near), total(far)
+
+
+def total(messages: Sequence[Send | Recv | Fold]) -> Traffic:
+    return Traffic(len({m[0] for m in messages}), sum(len(m.run) for m in messages))
