@@ -386,8 +386,8 @@ class Communicator:
             elif algorithm != "auto":
                 algorithms.find(collective, algorithm).check(self.size, equal=a.send_counts is None)
             a.check_algorithm(algorithm)
-            of_parts = f" of {fused.layout}" if fused else ""
-            said = call.describe(collective, a.describe(algorithm) + of_parts, a.flat)
+            layout = f" of {fused.layout}" if fused else ""
+            said = call.describe(collective, a.describe(algorithm) + layout, a.flat)
             operands = OPERANDS[collective](a) if a.send_counts is None else None
             claims = footing.claims(a, operands, self._family.windows, once)
         except REFUSALS as error:

@@ -101,7 +101,7 @@ DISAGREEMENTS = {
 def test_ranks_that_call_different_things(comm, call, first, other):
     last = comm.size - 1
     words = refused(comm, lambda: call(comm, comm.rank == last))
-    one, two = (rf"{re.escape(side)} #[2-4] \({HERE}\)" for side in (first, other))
+    one, two = (rf"{re.escape(side)} #\d+ \({HERE}\)" for side in (first, other))
     expected = rf"ranks disagree: rank 0 calls .*{one}, rank {last} calls .*{two}; call the same on all ranks"
     assert re.fullmatch(expected, words)
 
