@@ -17,23 +17,24 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
 TRAINING = [command for command in COMMANDS if "train.py" in command]
 TUNING = [command for command in COMMANDS if "tuning.json" in command]
+HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
 IN_SMALL = "--max_iters 2 --n_layer 1 --n_head 1 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
 
 
-def run(command: str, **more) -> subprocess.CompletedProcess:
+def run(command: str, fails: bool = False) -> subprocess.CompletedProcess:
     """Run a command of the README in a shell, in the environment that it says to activate."""
     bin_folder = Path(sys.executable).parent
     path = {"PATH": f"{bin_folder}:{environment()['PATH']}"}
     ended = subprocess.run(
-        command, shell=True, cwd=ROOT, env=environment() | path, capture_output=True, text=True, timeout=120, **more
+        command, shell=True, cwd=ROOT, env=environment() | path, capture_output=True, text=True, timeout=120
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (ended.returncode != 0) == fails, ended.stdout + ended.stderr
     return ended
 
 
 def test_every_command_is_run_by_a_test():
     known = ["make train", "make test", "source .venv/bin/activate", "mpirun -n 3 python examples/sum.py"]
-    assert sorted(COMMANDS) == sorted([*known, *TRAINING, *TUNING])
+    assert sorted(COMMANDS) == sorted([*known, *TRAINING, *TUNING, HANGING])
 
 
 def test_make_train_runs_what_the_readme_says(tmp_path):
@@ -70,14 +71,27 @@ def test_a_hostfile_starts_more_ranks_than_cores(tmp_path):
     assert output.count("done") == 64
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("examples/sum.py", 3), ("examples/draw.py", 1)])
-def test_examples_do_what_the_readme_shows(name, ranks):
+def example(name: str) -> str:
+    """What the README shows as the output of an example; its code must be the file's."""
     index = next(i for i, (_, text) in enumerate(BLOCKS) if text.startswith(f"# {name}"))
-    shown = next(text for kind, text in BLOCKS[index + 1 :] if kind == "")
     code = BLOCKS[index][1]
     assert (ROOT / name).read_text() == code.partition("\n")[2]
+    return next(text for kind, text in BLOCKS[index + 1 :] if kind == "")
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("examples/sum.py", 3), ("examples/draw.py", 1)])
+def test_examples_do_what_the_readme_shows(name, ranks):
+    shown = example(name)
     ended = launch(ranks, "python", name)
     assert sorted(ended.stdout.splitlines()) == sorted(shown.splitlines()), ended.stderr
+
+
+def test_a_hanging_job_ends_as_the_readme_shows():
+    shown = example("examples/hang.py").splitlines()
+    ended = run(HANGING, fails=True)
+    begin = ended.stderr.index(shown[0])
+    lines = ended.stderr[begin:].splitlines()[: len(shown)]
+    assert [re.sub(r"\b\d+ s\b", "5 s", line) for line in lines] == shown
 
 
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)

@@ -28,7 +28,7 @@ from collectives.schedule import Copy, Fold, Recv, Send, embed, render, shares, 
 
 PURE = ["schedule", "contract", "cost", "select", "topology", "tuning", "algorithms"]
 PURE += [f"algorithms.{module.name}" for module in pkgutil.iter_modules(algorithms.__path__)]
-LARGEST = 33
+LARGEST = 64
 ALL_ROOTS_UP_TO = 9
 
 each_algorithm = pytest.mark.parametrize("row", REGISTRY, ids=lambda row: f"{row.collective}-{row.name}")

@@ -1,0 +1,10 @@
+import numpy as np
+
+import collectives
+
+comm = collectives.world()
+x = np.ones(1000, dtype="float32")
+plan = comm.plan("all_reduce", x, algorithm="ring")
+plan()
+if comm.rank != 1:
+    plan()
