@@ -208,7 +208,7 @@ class Communicator:
                 said = str(parts)
             except REFUSALS as error:
                 failure = f"fuse: {error}"
-            self._agreement.check(said, failure, call=call)
+            self._agreement.check(said, failure, call=call if self.check else None)
         return Fused(parts, self._new(parts.device, sum(parts.lengths), parts.dtype))
 
     # --- collectives: the arguments, what each rank holds, and which failures there are, as in `plan` ---

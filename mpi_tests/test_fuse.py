@@ -100,3 +100,16 @@ def test_on_a_device(comm, mpi_reads):
 def test_the_buffer_is_symmetric_memory(comm):
     fused = comm.fuse([np.zeros(1 << 16), np.zeros(5)])
     assert comm._family.windows.place(fused.buffer).key > 0
+
+
+@pytest.mark.sizes(2, 3)
+def test_without_the_check_ranks_may_have_called_more_or_less(mpi_comm):
+    from collectives import Communicator, InputError
+
+    comm = Communicator(mpi_comm, check=False)
+    if comm.rank == 1:
+        with pytest.raises(InputError, match="list is no array"):
+            comm.all_reduce([1.0])
+    (x,) = comm.all_reduce(comm.fuse([np.ones(2)]))
+    assert x.tolist() == [comm.size] * 2
+    comm.free()

@@ -217,9 +217,9 @@ def results(algorithm, size):
     return world.vectors
 
 
-NODES = ((0, 1, 2), (3, 4, 5, 6, 7), (8, 9, 10, 11))
+GROUPS = ((0, 1, 2), (3, 4, 5, 6, 7), (8, 9, 10, 11))
 ALL_REDUCES = {r.name: r.schedule for r in algorithms.rows("all_reduce") if not r.reach}
-ALL_REDUCES |= {"three nodes": partial(hierarchical.all_reduce, nodes=NODES)}
+ALL_REDUCES |= {"uneven groups": partial(hierarchical.all_reduce, groups=GROUPS)}
 
 
 @pytest.mark.parametrize("algorithm", ALL_REDUCES.values(), ids=ALL_REDUCES)

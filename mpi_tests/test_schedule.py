@@ -289,7 +289,7 @@ COSTS = {
     ("all_gather", "hierarchical"): lambda p: (p - 1, p - 1, 0),
     ("all_to_all", "hierarchical"): lambda p: (p - 1, p - 1, 0),
     ("broadcast", "hierarchical"): lambda p: (ceil_log2(p), p * ceil_log2(p), 0),
-    ("all_reduce", "chain"): lambda p: (3 * (p - 1), 4 * p - 5, 2 * (p - 1)),
+    ("all_reduce", "chain"): lambda p: (3 * (p - 1), 4 * p - 5 if p > 1 else 0, 2 * (p - 1)),
     ("reduce_scatter", "ring"): lambda p: (p - 1, p - 1, p - 1),
     ("reduce_scatter", "recursive_halving"): lambda p: (
         floor_log2(p) + 2 * (not is_power(p)),
@@ -312,7 +312,7 @@ COSTS = {
     ("broadcast", "scatter_all_gather"): lambda p: (ceil_log2(p) + p - 1, 2 * (p - 1), 0),
     ("broadcast", "chain"): lambda p: (2 * (p - 1), 2 * (p - 1), 0),
     ("reduce", "binomial"): lambda p: (ceil_log2(p), p * ceil_log2(p), p * ceil_log2(p)),
-    ("reduce", "chain"): lambda p: (2 * p - 1, 2 * p - 1, 2 * (p - 1)),
+    ("reduce", "chain"): lambda p: (2 * p - 1, 2 * p - 1, 2 * (p - 1)) if p > 1 else (0, 0, 0),
     ("gather", "binomial"): lambda p: (ceil_log2(p), p - 1, 0),
     ("scatter", "binomial"): lambda p: (ceil_log2(p), p - 1, 0),
     ("barrier", "dissemination"): lambda p: (ceil_log2(p), 0, 0),
