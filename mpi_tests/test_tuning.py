@@ -17,7 +17,7 @@ from mpi_tests.launch import launch
 from mpi_tests.test_bad_input import refused
 from mpi_tests.test_schedule import nodes_of
 
-NETWORK = Network(Link(1e-6, 2e-10), Link(3e-5, 8e-10), 3e-11, 4e-11, 5e-6, 16)
+NETWORK = Network(Link(1e-6, 2e-10), Link(3e-5, 8e-10), 3e-11, 4e-11, 5e-6, cores=16)
 MEASURED = {
     Case("all_reduce", "ordinary", 4, 1): ((1000, "binomial"), (1 << 20, "double_tree")),
     Case("all_reduce", "symmetric", 4, 1): ((1 << 20, "ring"),),
