@@ -143,10 +143,6 @@ class Operands:
     inputs: list[Any]
     outputs: list[Any]
 
-    @property
-    def in_place(self) -> bool:
-        return self.given is None or self.out is None or same_memory(self.given, self.out)
-
 
 def checked_wire_dtype(wire_dtype: Any, dtype: np.dtype) -> np.dtype:
     if str(wire_dtype) != "bfloat16":

@@ -500,9 +500,9 @@ class Communicator:
             plan = self._plan(call, collective, x, arguments.pop("algorithm"), arguments, once=blocking)
         call.name, call.under_way = plan.name, True  # until the plan has ended: its run is not counted again
         plan.call = call
-        plan.start()
         if not blocking:
-            return plan
+            return plan.start()
+        plan.begin()
         result = plan.wait()
         plan.free()
         return result

@@ -157,18 +157,19 @@ class Plan:
                 calls = call.calls
                 calls.number = call.number = calls.number + 1
             return self.result
-        self._start()
+        self.begin()
         return self.wait()
 
     def start(self) -> "Plan":
         """Begin a run, which goes on while this process computes; ends with `wait()`, or when `done()` says so."""
-        self._start()
+        self.begin()
         if self._steps is not None and not self.device.is_async:  # whose streams belong to the thread that calls
             self.in_background = True
             self._progress.background.attend()
         return self
 
-    def _start(self) -> None:
+    def begin(self) -> None:
+        """Begin a run for which this process waits next: no thread moves it on."""
         if self._freed:
             raise RuntimeError(f"{self.name} has been freed: make a new plan")
         if self._steps is not None:

@@ -35,7 +35,6 @@ POLLS = 20_000  # looks before a waiting program gives control back; where ranks
 POLLS_CROWDED = 100
 BRIEF_POLLS = 20  # of who only looks in
 
-DIRECT = (Copy, Pull, Push, PullFold, Meet)
 FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
 OPCODES = {"sum": kernels.SUM, "prod": kernels.PROD, "min": kernels.MIN, "max": kernels.MAX, "avg": kernels.SUM}
 

@@ -292,3 +292,12 @@ def test_a_started_plan_moves_on_by_itself(comm, algorithm):
         assert (x == comm.size * (comm.size - 1) // 2).all()
         assert plan.done()
         plan.wait()
+
+
+def test_only_started_plans_have_a_thread(comm):
+    x = np.zeros(1 << 14)
+    comm.all_reduce(x)
+    comm.plan("all_reduce", x, algorithm="ring")()
+    assert comm._progress.background.thread is None
+    comm.all_reduce(x, algorithm="ring", blocking=False).wait()
+    assert (comm._progress.background.thread is None) == (comm.size == 1)
