@@ -114,5 +114,20 @@ def timeout_s() -> float:
 
 
 def mpi_reads_device_memory() -> bool:
-    """COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can."""
-    return os.environ.get("COLLECTIVES_CUDA_AWARE", "0") == "1"
+    """COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can.
+
+    Raises: ValueError for another value than 1 or 0.
+    """
+    text = os.environ.get("COLLECTIVES_CUDA_AWARE") or "0"
+    if text not in ("0", "1"):
+        raise ValueError(f"COLLECTIVES_CUDA_AWARE={text!r}: write 1 to give MPI device memory, or 0")
+    return text == "1"
+
+
+SETTINGS = {
+    "COLLECTIVES_FAKE_NODES": fake_nodes,
+    "COLLECTIVES_TUNING": tuning_file,
+    "COLLECTIVES_CHECK": check,
+    "COLLECTIVES_TIMEOUT_S": timeout_s,
+    "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
+}
