@@ -28,6 +28,10 @@ class Ended(NamedTuple):
         last = one_line(self.errors)
         return f"{self.how} ({last})" if last else self.how
 
+    @property
+    def crashed(self) -> bool:
+        return self.how.startswith("ended by signal")
+
     def messages(self) -> list[dict[str, Any]]:
         """Its lines that are JSON objects; the MPI library, too, may print."""
         return [found for line in self.output.splitlines() if (found := parse(line)) is not None]

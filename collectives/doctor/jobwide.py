@@ -32,7 +32,7 @@ def examinations(
         yield from allotted(size)
 
     def crowding(setting: Setting) -> Iterator[Finding]:
-        for host, there in by_host(reports).items():
+        for host, there in by_host(reports).items() if len(reports) == size else ():
             yield from crowded(host, there)
 
     def fake_nodes(setting: Setting) -> Iterator[Finding]:

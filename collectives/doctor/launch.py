@@ -111,12 +111,12 @@ def launched(environ: Mapping[str, str]) -> str:
     """What has started this process, by what it was told.
 
     >>> launched({"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"})
-    'a mpirun of Hydra (MPICH, Intel MPI)'
+    "Hydra's mpirun (MPICH or Intel MPI)"
     """
     if "OMPI_COMM_WORLD_SIZE" in environ:
         return "Open MPI's mpirun"
     if "MPI_LOCALNRANKS" in environ:
-        return "a mpirun of Hydra (MPICH, Intel MPI)"
+        return "Hydra's mpirun (MPICH or Intel MPI)"
     if "SLURM_STEP_NUM_TASKS" in environ:
         return "Slurm's srun"
     return "a launcher that sets PMI_SIZE" if "PMI_SIZE" in environ else "no launcher"

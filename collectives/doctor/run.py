@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+import time
 from dataclasses import replace
 
 from collectives import environment
@@ -27,6 +28,7 @@ LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 RANKS = [sys.executable, "-m", "collectives.doctor.ranks"]
 CHILDREN = 4  # of an examination, at most, each with its time
 JOB = 3  # times as long as a child may a job of children take, whose doctors did not start at once
+LAST_WORDS_S = 10.0
 
 
 def is_launched() -> bool:
@@ -58,10 +60,13 @@ def alone(report: Report, setting: Setting) -> list[Line]:
 
 def of_job(report: Report, setting: Setting) -> list[Line]:
     """The findings of all ranks, on rank 0; on others nothing, but a line of what has gone wrong between ranks."""
-    ended = child.run([*RANKS, "--report"], JOB * setting.limit_s, given=json.dumps(report.to_json()), hears=False)
+    limit_s, began = JOB * setting.limit_s, time.monotonic()
+    ended = child.run([*RANKS, "--report"], limit_s, given=json.dumps(report.to_json()), hears=False)
     if report.rank:
         if wrong := jobwide.failure(ended):
             print(f"{name_ranks([report.rank])} on {report.host}: {wrong.text}", file=sys.stderr, flush=True)
+        if ended.crashed:  # mpirun ends the job when this process ends, too: rank 0 must have spoken by then
+            time.sleep(max(0.0, began + limit_s + LAST_WORDS_S - time.monotonic()))
         return []
     reports = reports_of(ended) or [report]
     told = {name: value for message in ended.messages() for name, value in message.items()}
