@@ -41,7 +41,7 @@ def parse(is_first: bool) -> argparse.Namespace:
     what = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m collectives.doctor", description=__doc__, formatter_class=what)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
-    parser.add_argument("--timeout", type=seconds, default=60.0, metavar="S", help="how long a trial may take (60)")
+    parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="how long a trial may take (30)")
     if not is_first:
         sys.stderr, errors = sys.stdout, sys.stderr
     flags = parser.parse_args()
@@ -56,7 +56,7 @@ def seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be seconds above 0, as in 60")
+        raise argparse.ArgumentTypeError(f"{text!r} must be seconds above 0, as in 30")
     return number
 
 

@@ -32,6 +32,10 @@ class Ended(NamedTuple):
     def crashed(self) -> bool:
         return self.how.startswith("ended by signal")
 
+    @property
+    def timed_out(self) -> bool:
+        return self.how.startswith("not over")
+
     def messages(self) -> list[dict[str, Any]]:
         """Its lines that are JSON objects; the MPI library, too, may print."""
         return [found for line in self.output.splitlines() if (found := parse(line)) is not None]

@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 class Setting(NamedTuple):
     """What examinations are told: how long a child may take, how many ranks this host has, and where its files are."""
 
-    limit_s: float = 60.0
+    limit_s: float = 30.0
     local_ranks: int = 1
     root: Path = Path("/")
 
@@ -79,14 +79,34 @@ def attempt(about: str, examination: Examination, findings: list[Finding], setti
 
 
 def titled(finding: Finding, about: str, examination: Examination) -> Finding:
-    """Of the examination that found it, whose name is the topic."""
-    return finding._replace(topic=getattr(examination, "__name__", "?").replace("_", " "), about=about)
+    """A finding of an examination, whose name is the topic, in one line."""
+    topic = getattr(examination, "__name__", "?").replace("_", " ")
+    text, remedy = (" ".join(words.split()) for words in (finding.text, finding.remedy))
+    return Finding(finding.verdict, text, remedy, topic, about)
 
 
 def one_line(text: str) -> str:
-    """The last line that says something, as that of a traceback.
+    """What a failed program has said, in a line: the exception of its first traceback, or else its first words.
 
-    >>> one_line("Traceback:\\n  File\\nKeyError: 3\\n")
+    >>> one_line("----\\nTraceback (most recent call last):\\n  File\\nKeyError: 3\\n----\\nExit code: 1\\n")
     'KeyError: 3'
     """
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    _, traceback, after = text.partition("Traceback (")
+    lines = [line for line in (after if traceback else text).splitlines() if any(map(str.isalpha, line))]
+    told = [line for line in lines[bool(traceback) :] if not line.startswith(" ")]
+    return (told or lines or [""])[0].strip()
+
+
+def show_numbers(numbers: Sequence[int]) -> str:
+    """Ascending numbers, in few characters.
+
+    >>> show_numbers([0, 1, 2, 8]), show_numbers([5])
+    ('0-2,8', '5')
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

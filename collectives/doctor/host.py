@@ -1,11 +1,12 @@
 """The host: cores, and which of them a rank may use; threads; the clock."""
 
 import os
+import platform
 import time
 from collections.abc import Iterator, Sequence
 
 from collectives import environment
-from collectives.doctor.finding import Finding, Setting, note, ok
+from collectives.doctor.finding import Finding, Setting, note, ok, show_numbers
 
 STEADY = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")  # read without a system call
 CLOCKS = "sys/devices/system/clocksource/clocksource0/current_clocksource"
@@ -18,19 +19,12 @@ def usable_cores() -> list[int]:
 
 
 def show_cores(cores: Sequence[int]) -> str:
-    """As in "cores 0-3,8".
+    """As in "cores 0-3,8"."""
+    return f"core{'s' * (len(cores) > 1)} {show_numbers(cores)}"
 
-    >>> show_cores([0, 1, 2, 8]), show_cores([5])
-    ('cores 0-2,8', 'core 5')
-    """
-    runs: list[list[int]] = []
-    for core in cores:
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
-    words = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"core{'s' * (len(cores) > 1)} {words}"
+
+def system(setting: Setting) -> Iterator[Finding]:
+    yield ok(platform.platform())
 
 
 def cores(setting: Setting) -> Iterator[Finding]:

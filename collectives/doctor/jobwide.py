@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from collectives import environment
 from collectives.doctor.child import Ended
@@ -31,18 +32,18 @@ def examinations(
         yield from together(ended, reports, size)
         yield from allotted(size)
 
-    def crowding(setting: Setting) -> Iterator[Finding]:
-        for host, there in by_host(reports).items() if len(reports) == size else ():
-            yield from crowded(host, there)
-
     def fake_nodes(setting: Setting) -> Iterator[Finding]:
-        if fake := environment.fake_nodes():
-            yield pretended(*fake, size)
+        with suppress(ValueError):  # which the examination of settings reports
+            if fake := environment.fake_nodes():
+                yield pretended(*fake, size)
+
+    def same_on_all_hosts(setting: Setting) -> Iterator[Finding]:
+        yield from differing(reports)
 
     def clocks_of_hosts(setting: Setting) -> Iterator[Finding]:
         yield from apart(clocks)
 
-    return [ranks, crowding, fake_nodes, clocks_of_hosts]
+    return [ranks, fake_nodes, same_on_all_hosts, clocks_of_hosts]
 
 
 def together(ended: Ended, reports: Sequence[Report], size: int) -> Iterator[Finding]:
@@ -78,19 +79,24 @@ def allotted(size: int) -> Iterator[Finding]:
             yield note(f"{name} allots {tasks} tasks ({variable}) to {size} ranks", "ask mpirun for as many, with -n")
 
 
-def crowded(host: str, there: Sequence[Report]) -> Iterator[Finding]:
+def crowding_of(there: Sequence[Report]) -> Examination:
     """Whether the ranks of a host have a core each, and one for each of their threads."""
-    cores = sorted({core for report in there for core in report.cores})
-    of_host, words = there[0].num_cores, f"{host}: {len(there)} ranks share {show_cores(cores)}"
-    wanted = sum(report.threads for report in there)
-    if len(there) > len(cores) and len(cores) < of_host:
-        yield problem(f"{words} of {of_host}", "mpirun --bind-to core or --bind-to none, or ask for more cores a host")
-    elif len(there) > len(cores):
-        yield note(words, "fine for tests; to be fast, start no more ranks than cores")
-    elif wanted > len(cores):
-        yield note(f"{words}, but compute with {wanted} threads", "lower OMP_NUM_THREADS, or start fewer ranks")
-    else:
-        yield ok(f"{words}" if len(there) > 1 else f"{host}: 1 rank on {show_cores(cores)}")
+
+    def crowding(setting: Setting) -> Iterator[Finding]:
+        cores = sorted({core for report in there for core in report.cores})
+        number, of_host, threads = len(there), there[0].num_cores, sum(report.threads for report in there)
+        words = f"{number} rank{'s' * (number > 1)} on {show_cores(cores)}"
+        if number > len(cores) and len(cores) < of_host:
+            remedy = "mpirun --bind-to core or --bind-to none, or ask the scheduler for more cores"
+            yield problem(f"{words} of {of_host} there are", remedy)
+        elif number > len(cores):
+            yield note(words, "fine for tests; to be fast, start no more ranks than cores")
+        elif threads > len(cores):
+            yield note(f"{words}, computing with {threads} threads", "lower OMP_NUM_THREADS, or start fewer ranks")
+        else:
+            yield ok(words)
+
+    return crowding
 
 
 def pretended(nodes: int, ranks: int, size: int) -> Finding:
@@ -98,6 +104,14 @@ def pretended(nodes: int, ranks: int, size: int) -> Finding:
     if nodes * ranks != size:
         return problem(f"{words} does not make the {size} ranks of this job", "change it, or unset it")
     return note(f"{words} has ranks play nodes that they are not on", "unset it, unless this is a test")
+
+
+def differing(reports: Sequence[Report]) -> Iterator[Finding]:
+    """Whether what should be the same everywhere is."""
+    for topic in ("versions", "mpi library"):
+        said = {finding.text for report in reports for finding in report.findings if finding.topic == topic}
+        if len(said) > 1:
+            yield note(f"{topic} differ, as listed below", "install the same on all hosts")
 
 
 def apart(clocks: Sequence[tuple[str, float]]) -> Iterator[Finding]:

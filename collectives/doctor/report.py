@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from collectives.doctor.finding import VERDICTS, Finding
-from collectives.schedule import show_ranks
+from collectives.doctor.finding import VERDICTS, Finding, show_numbers
 
 MOST_HOSTS = 4  # that a line names
 
@@ -79,7 +78,7 @@ def name_hosts(hosts: Sequence[str], number: int) -> str:
 
 def name_ranks(ranks: Sequence[int]) -> str:
     """As in "rank 1" or "ranks 0-3"."""
-    return f"rank{'s' * (len(ranks) > 1)} {show_ranks(ranks)}"
+    return f"rank{'s' * (len(ranks) > 1)} {show_numbers(ranks)}"
 
 
 def summary(lines: Sequence[Line]) -> str:

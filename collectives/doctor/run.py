@@ -17,6 +17,7 @@ OF_HOST = (
     software.versions,
     launch.mpirun,
     software.numba,
+    host.system,
     host.cores,
     host.clock,
     memory.shared_memory,
@@ -27,8 +28,8 @@ OF_HOST = (
 LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 RANKS = [sys.executable, "-m", "collectives.doctor.ranks"]
 CHILDREN = 4  # of an examination, at most, each with its time
-JOB = 3  # times as long as a child may a job of children take, whose doctors did not start at once
-LAST_WORDS_S = 10.0
+JOB = CHILDREN + 2  # as many times a child's time for what ranks do together, for which they are not ready at once
+LAST_WORDS_S = 10.0  # for rank 0 to print
 
 
 def is_launched() -> bool:
@@ -72,8 +73,12 @@ def of_job(report: Report, setting: Setting) -> list[Line]:
     told = {name: value for message in ended.messages() for name, value in message.items()}
     size, clocks = told.get("size", environment.launched_size()), told.get("clocks", [])
     found = examine("job", jobwide.examinations(ended, reports, size, clocks), setting, setting.limit_s)
+    for there in jobwide.by_host(reports).values() if len(reports) == size else ():
+        there[0].findings[:0] = examine("host", [jobwide.crowding_of(there)], setting, setting.limit_s)
     return merge([Report(findings=found)]) + merge(reports)
 
 
 def reports_of(ended: child.Ended) -> list[Report]:
-    return [Report.from_json(message["report"]) for message in ended.messages() if "report" in message]
+    """By rank."""
+    reports = [Report.from_json(message["report"]) for message in ended.messages() if "report" in message]
+    return sorted(reports, key=lambda report: report.rank)

@@ -24,7 +24,7 @@ def installed() -> dict[str, str]:
 def versions(setting: Setting) -> Iterator[Finding]:
     found = installed()
     there = [f"{name} {found[name]}" for name in (*NEEDED, *WELCOME) if name in found]
-    yield ok(", ".join([f"Python {platform.python_version()}", *there, platform.platform()]))
+    yield ok(", ".join([f"Python {platform.python_version()}", *there]))
     for name in NEEDED:
         if name not in found:
             yield problem(f"{name} is not installed", "pip install . in the project's folder")
@@ -39,6 +39,8 @@ def numba(setting: Setting) -> Iterator[Finding]:
     message = next(iter(ended.messages()), {})
     if "cannot cache" in ended.errors:
         yield problem("finds no folder for what it compiles, and the direct algorithms do not load", keep)
+    elif ended.timed_out:
+        yield note(f"has not compiled within {setting.limit_s:g} s", "see that Python's packages are on a fast disk")
     elif ended.how or "cache" not in message:
         yield problem(f"does not compile: {ended}", "reinstall numba; until then, direct algorithms do not work")
     elif not os.access(message["cache"], os.W_OK):
