@@ -1,8 +1,11 @@
 """What a schedule costs: counted from the rounds of all ranks, and in seconds on a machine of given speeds.
 
-A round takes as long as its slowest rank, and no rank begins the next before.  A rank's sends go one after another,
-as do its receives, but the two at a time; what it folds and copies comes after.  Runs for one peer are one message.
-The ranks of a node share its cores, and its way to other nodes.
+A round takes as long as its slowest rank, and no rank begins the next before.  A rank's sends inside its node go one
+after another, as do its receives, but the two at a time; what it folds and copies comes after.  Runs for one peer are
+one message.  The ranks of a node share its cores, and its way to other nodes, on which messages follow each other.
+What comes from another node is folded segment by segment, while the next one is on its way.
+
+`collectives.simulate` follows every rank instead, each of which goes on as soon as it can.
 """
 
 from collections import Counter
@@ -12,9 +15,9 @@ from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
 from collectives.algorithms.counterparts import Groups
+from collectives.programs import Nodes
 from collectives.schedule import Copy, Fold, Meet, Pull, PullFold, Push, Recv, Round, Send
 
-Nodes = tuple[tuple[int, ...], ...]  # the ranks of each
 T = TypeVar("T")
 
 COUNTED_RANKS, COUNTED_ROUNDS = 256, 20_000  # a schedule with more is counted on some of its ranks
@@ -28,7 +31,7 @@ class Link(NamedTuple):
 
 
 class Network(NamedTuple):
-    """A machine's speeds, which `python -m collectives.bench --tune` measures, in bench/constants.py.
+    """A machine's speeds, which `python -m collectives.bench` measures, in bench/constants.py.
 
     The defaults are of two cores of a server (benchmarks/results) and of 10 Gbit/s Ethernet.
     """
@@ -40,16 +43,29 @@ class Network(NamedTuple):
     meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting
     system: Link = Link(1e-6, 4e-11)  # more, to reach arrays through the system: for a meeting, and for a byte
     cores: int = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
+    nic: Link | None = None  # how long a message keeps others off its node's way out, or in; None: one pair fills it
+    segment_bytes: int = 1 << 20  # of what is folded as it comes from another node
+
+    @property
+    def gate(self) -> Link:
+        """What a message keeps others from its node's way out, or in, for."""
+        return self.nic or Link(0.0, self.between.beta_s_per_byte)
+
+    def folding_s(self, nbytes: float) -> float:
+        """From the end of a message from another node until it is folded: most of that goes on while it comes."""
+        late = max(0.0, nbytes - self.segment_bytes)
+        slower = max(0.0, self.gamma_s_per_byte - self.between.beta_s_per_byte)
+        return (nbytes - late) * self.gamma_s_per_byte + late * slower
 
 
 NETWORK = Network()
 
 
 class Traffic(NamedTuple):
-    """A rank's messages of a round, one way: to, or from, how many peers, and how many chunks."""
+    """Messages of a round, one way: to, or from, how many peers, and how many chunks."""
 
-    peers: int
-    chunks: int
+    peers: float
+    chunks: float
 
 
 class Work(NamedTuple):
@@ -60,17 +76,18 @@ class Work(NamedTuple):
     near_in: Traffic
     far_in: Traffic
     folded: int
+    streamed: int  # of the folded, what comes from beyond
     copied: int
     meets: int
 
 
 class Load(NamedTuple):
-    """A rank's work in a round, and its node's: the ranks at work, and the chunks that leave it and arrive."""
+    """A rank's work in a round, and its node's: the ranks at work, and what leaves it and arrives."""
 
     work: Work
     busy: float
-    leaving: float
-    arriving: float
+    leaving: Traffic
+    arriving: Traffic
 
 
 Profile = tuple[tuple[frozenset[Load], int], ...]  # a schedule's different rounds, and how often each occurs
@@ -115,23 +132,36 @@ def price(rounds: Profile, chunk_bytes: float, network: Network) -> float:
 def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
     """How long one rank is at its part of a round."""
     work, crowd = load.work, max(1.0, load.busy / network.cores)
+    near, far, gate = network.within, network.between, network.gate
 
-    def messages(near: Traffic, far: Traffic, of_node: float) -> float:
-        (alpha, beta), (far_alpha, far_beta) = network.within, network.between
-        beyond = far.peers * far_alpha + of_node * chunk_bytes * far_beta if far.peers else 0.0
-        return crowd * (near.peers * alpha + near.chunks * chunk_bytes * beta) + beyond
+    def inside(way: Traffic) -> float:
+        return crowd * (way.peers * near.alpha_s + way.chunks * chunk_bytes * near.beta_s_per_byte)
 
-    out = messages(work.near_out, work.far_out, load.leaving)
-    into = messages(work.near_in, work.far_in, load.arriving)
-    after = (work.folded * network.gamma_s_per_byte + work.copied * network.copy_s_per_byte) * chunk_bytes
-    return max(out, into) + crowd * (after + work.meets * network.meet_s)
+    def beyond(way: Traffic, of_node: Traffic) -> float:
+        if not way.peers:
+            return 0.0
+        last = way.chunks / way.peers
+        ahead = Traffic(of_node.peers - 1, of_node.chunks - last)
+        queue = ahead.peers * gate.alpha_s + ahead.chunks * chunk_bytes * gate.beta_s_per_byte
+        return queue + far.alpha_s + last * chunk_bytes * far.beta_s_per_byte
+
+    messages = max(
+        inside(work.near_out),
+        inside(work.near_in),
+        beyond(work.far_out, load.leaving),
+        beyond(work.far_in, load.arriving),
+    )
+    folding = (work.folded - work.streamed) * chunk_bytes * network.gamma_s_per_byte
+    folding += network.folding_s(work.streamed * chunk_bytes)
+    copying = work.copied * chunk_bytes * network.copy_s_per_byte
+    return messages + crowd * (folding + copying + work.meets * network.meet_s)
 
 
 def count(rounds: Profile) -> Count:
     """What an algorithm's cost line says in words."""
 
-    def busiest(chunks: Callable[[Work], int]) -> int:
-        return sum(times * max(chunks(load.work) for load in loads) for loads, times in rounds)
+    def busiest(chunks: Callable[[Work], float]) -> int:
+        return sum(times * int(max(chunks(load.work) for load in loads)) for loads, times in rounds)
 
     return Count(
         messages=busiest(lambda w: any(way.peers for way in (w.near_out, w.far_out))),
@@ -189,17 +219,23 @@ def loads_of(moves_of_ranks: Sequence[Round], node: Collection[int]) -> Iterator
     works = [work_of(moves, node) for moves in moves_of_ranks]
     scale = len(node) / len(works)
     busy = scale * sum(map(bool, moves_of_ranks))
-    leaving, arriving = scale * sum(w.far_out.chunks for w in works), scale * sum(w.far_in.chunks for w in works)
+    leaving, arriving = (together(ways, scale) for ways in ([w.far_out for w in works], [w.far_in for w in works]))
     return (Load(work, busy, leaving, arriving) for work in set(works))
 
 
+def together(ways: Sequence[Traffic], scale: float) -> Traffic:
+    return Traffic(scale * sum(way.peers for way in ways), scale * sum(way.chunks for way in ways))
+
+
 def work_of(moves: Round, node: Collection[int]) -> Work:
+    streamed = sum(len(m.run) for m in moves if isinstance(m, Fold) and m.source not in node)
     folded = sum(len(m.run) for m in moves if isinstance(m, Fold))
     folded += sum(len(m.sources) * len(m.run) for m in moves if isinstance(m, PullFold))
     return Work(
         *traffic([m for m in moves if isinstance(m, Send)], node),
         *traffic([m for m in moves if isinstance(m, Recv | Fold)], node),
         folded=folded,
+        streamed=streamed,
         copied=sum(len(m.run) for m in moves if isinstance(m, Copy | Pull | Push)),
         meets=sum(isinstance(m, Meet) for m in moves),
     )
