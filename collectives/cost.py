@@ -9,14 +9,14 @@ What comes from another node is folded segment by segment, while the next one is
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
 from collectives.algorithms.counterparts import Groups
-from collectives.programs import Nodes
-from collectives.schedule import Copy, Fold, Meet, Pull, PullFold, Push, Recv, Round, Send
+from collectives.programs import IDLE, Nodes, Program, Programs, Shape, program
+from collectives.schedule import Round
 
 T = TypeVar("T")
 
@@ -79,6 +79,10 @@ class Work(NamedTuple):
     streamed: int  # of the folded, what comes from beyond
     copied: int
     meets: int
+
+
+NOTHING = Traffic(0, 0)
+NO_WORK = Work(NOTHING, NOTHING, NOTHING, NOTHING, 0, 0, 0, 0)
 
 
 class Load(NamedTuple):
@@ -175,10 +179,10 @@ def count(rounds: Profile) -> Count:
 @cache
 def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Groups | None = None) -> Profile:
     """The rounds of an algorithm, counted once for vectors of all lengths."""
-    groups = groups or nodes
-    num_rounds = len(row.rounds(root, size, root, groups))
-    ranks = sample(nodes, root, limit=min(COUNTED_RANKS, max(8, COUNTED_ROUNDS // max(1, num_rounds))))
-    return tally({rank: row.rounds(rank, size, root, groups) for rank in ranks}, nodes)
+    programs = Programs(row, nodes, root, groups)
+    num_rounds = max(programs.of(root).ends, default=0)
+    ranks = sample(nodes, root, limit=min(COUNTED_RANKS, max(4, COUNTED_ROUNDS // max(1, num_rounds))))
+    return merged({rank: programs.of(rank) for rank in ranks}, nodes)
 
 
 def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
@@ -205,48 +209,51 @@ def spread(items: Sequence[T], number: int) -> list[T]:
 
 def tally(schedules: Mapping[int, Sequence[Round]], nodes: Nodes) -> Profile:
     """Count the rounds of some ranks; those of a node that are not given are taken to be like those that are."""
-    members = [(frozenset(node), [rank for rank in node if rank in schedules]) for node in nodes]
+    size = sum(map(len, nodes))
+    return merged({rank: program(rounds, rank, size) for rank, rounds in schedules.items()}, nodes)
+
+
+def merged(programs: Mapping[int, Program], nodes: Nodes) -> Profile:
+    """From one end of any rank's stretch to the next, what the ranks do."""
+    size = sum(map(len, nodes))
+    members = [(frozenset(node), [rank for rank in node if rank in programs]) for node in nodes]
     rounds: Counter[frozenset[Load]] = Counter()
-    for moves in zip(*schedules.values(), strict=True):
-        at = dict(zip(schedules, moves, strict=True))
-        groups = [loads_of([at[rank] for rank in ranks], node) for node, ranks in members if ranks]
-        rounds[frozenset().union(*groups)] += 1
+    at, begin = dict.fromkeys(programs, 0), 0
+    while ends := [own.ends[at[rank]] for rank, own in programs.items() if at[rank] < len(own.ends)]:
+        loads: set[Load] = set()
+        for node, ranks in members:
+            works = [work_of(programs[rank].shapes[at[rank]], rank, size, node) for rank in ranks]
+            loads |= loads_of(works, len(node)) if works else set()
+        end = min(ends)
+        rounds[frozenset(loads)] += end - begin
+        for rank, own in programs.items():
+            at[rank] += own.ends[at[rank]] == end
+        begin = end
     return tuple(rounds.items())
 
 
-def loads_of(moves_of_ranks: Sequence[Round], node: Collection[int]) -> Iterator[Load]:
-    """The different loads in a node in a round."""
-    works = [work_of(moves, node) for moves in moves_of_ranks]
-    scale = len(node) / len(works)
-    busy = scale * sum(map(bool, moves_of_ranks))
+def loads_of(works: Sequence[Work], length: int) -> set[Load]:
+    """The different loads in a node of so many ranks in a round."""
+    scale = length / len(works)
+    busy = scale * sum(work != NO_WORK for work in works)
     leaving, arriving = (together(ways, scale) for ways in ([w.far_out for w in works], [w.far_in for w in works]))
-    return (Load(work, busy, leaving, arriving) for work in set(works))
+    return {Load(work, busy, leaving, arriving) for work in set(works)}
 
 
 def together(ways: Sequence[Traffic], scale: float) -> Traffic:
     return Traffic(scale * sum(way.peers for way in ways), scale * sum(way.chunks for way in ways))
 
 
-def work_of(moves: Round, node: Collection[int]) -> Work:
-    streamed = sum(len(m.run) for m in moves if isinstance(m, Fold) and m.source not in node)
-    folded = sum(len(m.run) for m in moves if isinstance(m, Fold))
-    folded += sum(len(m.sources) * len(m.run) for m in moves if isinstance(m, PullFold))
-    return Work(
-        *traffic([m for m in moves if isinstance(m, Send)], node),
-        *traffic([m for m in moves if isinstance(m, Recv | Fold)], node),
-        folded=folded,
-        streamed=streamed,
-        copied=sum(len(m.run) for m in moves if isinstance(m, Copy | Pull | Push)),
-        meets=sum(isinstance(m, Meet) for m in moves),
-    )
-
-
-def traffic(messages: Sequence[Send | Recv | Fold], node: Collection[int]) -> tuple[Traffic, Traffic]:
-    """Messages to, or from, ranks of the node, and others."""
-    near = [m for m in messages if m[0] in node]
-    far = [m for m in messages if m[0] not in node]
-    return total(near), total(far)
-
-
-def total(messages: Sequence[Send | Recv | Fold]) -> Traffic:
-    return Traffic(len({m[0] for m in messages}), sum(len(m.run) for m in messages))
+def work_of(shape: Shape, rank: int, size: int, node: Collection[int]) -> Work:
+    if shape == IDLE:
+        return NO_WORK
+    ways = [[NOTHING, NOTHING], [NOTHING, NOTHING]]  # in and out, near and far
+    folded, streamed = shape.folded, 0
+    for message in shape.messages:
+        far = (rank + message.offset) % size not in node
+        peers, chunks = ways[message.is_send][far]
+        ways[message.is_send][far] = Traffic(peers + 1, chunks + message.chunks)
+        folded += message.folded
+        streamed += message.folded * far
+    (near_in, far_in), (near_out, far_out) = ways
+    return Work(near_out, far_out, near_in, far_in, folded, streamed, shape.copied, meets=bool(shape.meets))

@@ -63,6 +63,7 @@ class State(NamedTuple):
     began: np.ndarray  # these
     over: np.ndarray  # when the last of those that have come did
     pending: np.ndarray
+    near: np.ndarray  # (2, rank): messages in the round to, and from, ranks of the node
     folds: np.ndarray  # (rank, 2): chunks to be folded from its node and from others
     ports: np.ndarray  # (2, rank): when it can send, or take, the next message inside the node
     gates: np.ndarray  # (2, node): when the way out, or in, is free
@@ -191,9 +192,10 @@ def start(code: Code, num_nodes: int) -> State:
     size = len(code.nth)
     clock, began, over = np.zeros((3, size))
     round_, pending, waiting = np.zeros((3, size), np.int64)
+    near = np.zeros((2, size), np.int64)
     folds, ports, gates, met = (np.zeros(shape) for shape in ((size, 2), (2, size), (2, num_nodes), (size, 2)))
     waiting[:] = NOT_AT_IT
-    return State(code.begins.copy(), round_, clock, waiting, began, over, pending, folds, ports, gates, met)
+    return State(code.begins.copy(), round_, clock, waiting, began, over, pending, near, folds, ports, gates, met)
 
 
 compiled: Any = njit(cache=True)
@@ -292,6 +294,11 @@ def begin_round(code: Code, speeds: Speeds, state: State, rank: int, events, goi
     else:
         state.waiting[rank], state.pending[rank] = state.round[rank], num_messages
         state.began[rank] = state.over[rank] = now
+        state.near[:, rank] = 0
+        for nth in range(num_messages):
+            peer = (rank + number(code, rank, numbers + 3 + 3 * nth)) % len(code.nth)
+            if code.node_of[peer] == code.node_of[rank]:
+                state.near[OUT if code.structure[structure + 2 + nth] else IN, rank] += 1
         for nth in range(num_messages):
             at = numbers + 3 + 3 * nth
             is_send = code.structure[structure + 2 + nth]
@@ -302,7 +309,20 @@ def begin_round(code: Code, speeds: Speeds, state: State, rank: int, events, goi
                 if found:
                     source, dest = (rank, peer) if is_send else (peer, rank)
                     ready = max(now, state.began[peer])
-                    heappush(events, (ready, OUT, source, dest, float(chunks), float(folded + theirs)))
+                    event = (ready, OUT, source, dest, float(chunks), float(folded + theirs))
+                    if (
+                        code.node_of[source] == code.node_of[dest]
+                        and state.near[OUT, source] * state.near[IN, dest] == 1
+                    ):
+                        arrive(code, speeds, state, event, ready + inside_s(code, speeds, state, event), going, log)
+                    else:
+                        heappush(events, event)
+
+
+@compiled
+def inside_s(code: Code, speeds: Speeds, state: State, event) -> float:
+    _, _, source, _, chunks, _ = event
+    return crowd(code, state, source) * (speeds.alpha + chunks * speeds.beta)
 
 
 @compiled
@@ -336,7 +356,7 @@ def pass_gate(code: Code, speeds: Speeds, state: State, event, events) -> float:
     time, way, source, dest, chunks, folded = event
     nodes = code.node_of[source], code.node_of[dest]
     if nodes[0] == nodes[1]:
-        takes = crowd(code, state, source) * (speeds.alpha + chunks * speeds.beta)
+        takes = inside_s(code, speeds, state, event)
         gates, at, keeps = state.ports, source if way == OUT else dest, takes
     else:
         takes = speeds.far_alpha + chunks * speeds.far_beta
