@@ -8,6 +8,7 @@ shift
 agent=$(realpath "$0")
 export PRTE_MCA_plm_ssh_agent=$agent HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXEC=$agent
 # All hosts share this machine's cores, which none of them can know.
+export COLLECTIVES_CORES=${COLLECTIVES_CORES:-1}
 export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
 export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1}
 
