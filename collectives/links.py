@@ -6,13 +6,13 @@ file for each list of hosts, in the user's cache folder, or where COLLECTIVES_LI
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from collectives import environment
 from collectives.cost import Network
-from collectives.files import replacing
 from collectives.tuning import network_to_json, parse_network, take
 
 VERSION = 1
@@ -84,8 +84,9 @@ def keep(kept: Kept) -> str:
     data: dict[str, Any] = {"version": VERSION, **kept.place._asdict(), "network": network_to_json(kept.network)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(data, indent=1) + "\n")
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(data, indent=1) + "\n")
+        unfinished.replace(path)
     except OSError as error:
         return f"not kept ({path}: {error.strerror})"
     return f"kept in {path}"

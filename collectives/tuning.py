@@ -46,6 +46,7 @@ class Tuning:
     source: str = ""  # the file's path
     fastest: Mapping[Case, Limits] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)  # in which it was measured
+    measured: bool = False  # the network, without a file
 
     def find(self, case: Case, nbytes: int) -> str | None:
         """The algorithm that was the fastest there, if that was measured."""

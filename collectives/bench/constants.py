@@ -1,17 +1,18 @@
-"""Measures the constants of the cost model's `Network`."""
+"""Measures the constants of the cost model's `Network`, and keeps them for later jobs on the same hosts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from mpi4py import MPI
 
-from collectives import arrays, environment
+from collectives import arrays, environment, links
 from collectives.bench.timing import medians, nothing
 from collectives.communicator import Communicator
 from collectives.cost import NETWORK, Link, Network
 from collectives.executor import SEGMENT_BYTES
+from collectives.job import library_name
 
-ROUND_TRIPS = 10  # timed as one
-SMALL_BYTES, LARGE_BYTES = 8, 16 << 20  # of messages
+MESSAGES = {8: 10, 16 << 10: 10, 256 << 10: 3, 4 << 20: 1}  # bytes, and round trips that are timed as one
 VECTOR_BYTES = 16 << 20  # that are folded or copied: more than cores cache
 LEAST_S = 1e-15  # for a byte, where noise says less than nothing
 
@@ -38,31 +39,64 @@ def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
         cores=cores,
     )
     if near := next((node for node in nodes if len(node) > 1), None):
-        network = network._replace(within=ping_pong(comm, timer, *near[:2]))
+        network = network._replace(within=ping_pong(comm, timer, [near[:2]]))
     if len(nodes) > 1:
-        network = network._replace(between=ping_pong(comm, timer, nodes[0][0], nodes[1][0]))
+        between, nic = between_nodes(comm, timer, nodes)
+        network = network._replace(between=between, nic=nic)
     return network
 
 
-def ping_pong(comm: Communicator, timer: Timer, a: int, b: int) -> Link:
-    """Small and large messages between two ranks, back and forth, while the others do nothing."""
-    small, large = (one_way(comm, timer, a, b, nbytes) for nbytes in (SMALL_BYTES, LARGE_BYTES))
-    return Link(small, max(LEAST_S, (large - small) / (LARGE_BYTES - SMALL_BYTES)))
+def measure_and_keep(comm: Communicator, repeats: int, warmups: int) -> tuple[Network, str]:
+    """The speeds, and where they are kept, or why not.  Collective."""
+    network = measure(comm, repeats, warmups)
+    place = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
+    return network, links.keep(links.Kept(place, network)) if comm.rank == 0 else ""
 
 
-def one_way(comm: Communicator, timer: Timer, a: int, b: int, nbytes: int) -> float:
-    x = np.zeros(nbytes, np.uint8)
+def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int]]) -> tuple[Link, Link | None]:
+    """One pair of ranks of each two nodes; and as many as there are, from which follows what each costs the others."""
+    all_pairs = [list(zip(*two, strict=False)) for two in zip(nodes[::2], nodes[1::2], strict=False)]
+    alone = ping_pong(comm, timer, [pairs[0] for pairs in all_pairs])
+    most = min(map(len, all_pairs))
+    if most == 1:
+        return alone, None
+    together = ping_pong(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]])
+    more = [(b - a) / (most - 1) for a, b in zip(alone, together, strict=True)]
+    return alone, Link(*(min(max(LEAST_S, m), a) for m, a in zip(more, alone, strict=True)))
+
+
+def ping_pong(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]]) -> Link:
+    """Messages between the ranks of each pair, back and forth, while the others do nothing."""
+    peers = {a: (b, True) for a, b in pairs} | {b: (a, False) for a, b in pairs}
+    return fitted({nbytes: one_way(comm, timer, peers.get(comm.rank), nbytes) for nbytes in MESSAGES})
+
+
+def fitted(seconds: dict[int, float]) -> Link:
+    """The link that is the least off in all of some messages' times, each relative to that time.
+
+    >>> link = fitted({8: 3e-6, 1 << 20: 1.003e-3})
+    >>> print(f"{link.alpha_s:.1e} {link.beta_s_per_byte:.1e}")
+    3.0e-06 9.5e-10
+    """
+    times = np.array(list(seconds.values()))
+    parts = np.stack([1 / times, np.array(list(seconds)) / times], axis=1)
+    alpha, beta = np.linalg.lstsq(parts, np.ones(len(times)))[0].tolist()
+    return Link(max(LEAST_S, alpha), max(LEAST_S, beta))
+
+
+def one_way(comm: Communicator, timer: Timer, peer: tuple[int, bool] | None, nbytes: int) -> float:
+    x, round_trips = np.zeros(nbytes, np.uint8), MESSAGES[nbytes]
 
     def exchange() -> None:
-        for _ in range(ROUND_TRIPS):
-            if comm.rank == a:
-                comm.send(x, b)
-                comm.recv(x, b)
-            elif comm.rank == b:
-                comm.recv(x, a)
-                comm.send(x, a)
+        other, first = peer or (0, True)
+        for _ in range(round_trips):
+            for sends in (first, not first):
+                if sends:
+                    comm.send(x, other)
+                else:
+                    comm.recv(x, other)
 
-    return timer(exchange) / (2 * ROUND_TRIPS)
+    return timer(exchange if peer else nothing) / (2 * round_trips)
 
 
 def fold_rate(timer: Timer, has_core: bool) -> float:
