@@ -3,6 +3,7 @@
 What is drawn are events, in seconds, planned or measured: see `collectives.simulate` and `collectives.bench`.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -55,7 +56,23 @@ def figure(diagrams: Sequence[Diagram]) -> Any:
         axes.set_ylim(diagram.num_ranks - 0.5, -0.5)  # rank 0 on top
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         draw(axes, diagram, scale)
+    entries = {
+        label: handle for axes in drawn.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    drawn.legend(entries.values(), entries, loc="outside lower center", ncols=len(entries) or 1)
     return drawn
+
+
+def refuse(path: str) -> None:
+    """Raises: ValueError for a path where no picture can be put."""
+    if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
+        raise ValueError(f"{path} can't be written: pass a path in a folder that is there and can be written to")
+
+
+def save(drawn: Any, path: str) -> None:
+    """Write a matplotlib figure as PNG, in one go."""
+    drawn.savefig(f"{path}.part", format="png")
+    os.replace(f"{path}.part", path)
 
 
 def time_axis(seconds: float) -> tuple[float, str, float]:
@@ -83,5 +100,3 @@ def draw(axes: Any, diagram: Diagram, scale: float) -> None:
     ends = [[(m.begin * scale, m.source), (m.end * scale, m.dest)] for m in diagram.lines]
     if ends:
         axes.add_collection(LineCollection(ends, colors="C0", linewidths=0.8, alpha=0.8, label="messages"))
-    if kinds or ends:
-        axes.legend(loc="lower right", fontsize="small")

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from collectives.algorithms import Algorithm
 from collectives.cost import predict
+from collectives.draw import refuse
 from collectives.programs import Programs
 from collectives.simulate.exact import prepare
 from collectives.simulate.flags import Job, job, parser
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = job(flags)
         if flags.space_time and (len(asked.rows) > 1 or not asked.exact):
             raise ValueError("--space-time draws one algorithm, exactly: name it by --algorithms, on fewer ranks")
+        for path in filter(None, (flags.plot, flags.space_time)):
+            refuse(path)
         print(f"{flags.collective} on {asked.ranks} ranks of {len(asked.nodes)} nodes: {asked.words}")
         print(f"predicted {'exactly' if asked.exact else 'by round'}, in us; < is the fastest", flush=True)
         times = predicted(asked)

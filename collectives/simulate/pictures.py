@@ -33,11 +33,11 @@ def save_times(path: str, title: str, sizes: Sequence[int], times: Mapping[str, 
         axes.plot(sizes, [1e6 * s for s in seconds], marker=".", label=name)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, format="png")
+    draw.save(figure, path)
 
 
 def save_space_time(path: str, row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: int = 0) -> None:
-    draw.figure([planned(row, nbytes, nodes, network, root)]).savefig(path, format="png")
+    draw.save(draw.figure([planned(row, nbytes, nodes, network, root)]), path)
 
 
 def planned(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: int = 0) -> Diagram:
