@@ -20,7 +20,8 @@ from collectives.schedule import Round
 
 T = TypeVar("T")
 
-COUNTED_RANKS, COUNTED_ROUNDS = 256, 20_000  # a schedule with more is counted on some of its ranks
+# A schedule on more ranks, or with more rounds, is counted on some of its ranks: fewer, the longer it takes to make.
+COUNTED_RANKS, COUNTED_ROUNDS, COUNTED_CHUNKS = 256, 20_000, 1 << 20
 
 
 class Link(NamedTuple):
@@ -181,7 +182,8 @@ def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Grou
     """The rounds of an algorithm, counted once for vectors of all lengths."""
     programs = Programs(row, nodes, root, groups)
     num_rounds = max(programs.of(root).ends, default=0)
-    ranks = sample(nodes, root, limit=min(COUNTED_RANKS, max(4, COUNTED_ROUNDS // max(1, num_rounds))))
+    limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, num_rounds), COUNTED_CHUNKS // size)
+    ranks = sample(nodes, root, max(4, limit))
     return merged({rank: programs.of(rank) for rank in ranks}, nodes)
 
 

@@ -2,8 +2,8 @@
 
 In a *program* peers are counted from the rank itself, and equal rounds that follow each other are one *stretch*.  Most
 algorithms have few programs: in a ring, all ranks have the same; in a tree, every second rank, every fourth, and so on;
-along a chain, each rank does what the one before does, a round later.  Such *families* are told from some of their
-members.  Whoever runs them must see to it that every message finds its counterpart: there a wrong guess shows.
+along a chain, each rank does what the one before does, a round later.  Such *families* are guessed from some of their
+members: mpi_tests/test_simulate.py holds the guess against every rank's program, for each algorithm.
 """
 
 from collections.abc import Iterator, Sequence
@@ -104,7 +104,7 @@ class Programs:
         """The first rank of each node, the second, and so on, where nodes have one length and are in order."""
         length = len(self.nodes[0])
         regular = self.nodes == tuple(tuple(range(at, at + length)) for at in range(0, self.size, length))
-        return [range(place, self.size, length) for place in range(length if regular else 1)]
+        return [range(place, self.size, length) for place in range(length)] if regular else [range(self.size)]
 
     def divided(self, ranks: Sequence[int]) -> Iterator[Family]:
         """Families, of halves where neighbours do alike, and else of every second rank and the others."""
