@@ -11,12 +11,14 @@ from collectives.communicator import Communicator
 from collectives.cost import NETWORK, Link, Network
 from collectives.executor import SEGMENT_BYTES
 from collectives.job import library_name
+from collectives.plan import Plan
 
 MESSAGES = {8: 10, 16 << 10: 10, 256 << 10: 3, 4 << 20: 1}  # bytes, and round trips that are timed as one
 VECTOR_BYTES = 16 << 20  # that are folded or copied: more than cores cache
 LEAST_S = 1e-15  # for a byte, where noise says less than nothing
 
 Timer = Callable[[Callable[[], None]], float]
+Way = Callable[[Communicator | None, Timer, int], float]  # to time a message of so many bytes
 
 
 def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
@@ -39,7 +41,7 @@ def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
         cores=cores,
     )
     if near := next((node for node in nodes if len(node) > 1), None):
-        network = network._replace(within=ping_pong(comm, timer, [near[:2]]))
+        network = network._replace(within=tried(comm, timer, [near[:2]], ping_pong))
     if len(nodes) > 1:
         between, nic = between_nodes(comm, timer, nodes)
         network = network._replace(between=between, nic=nic)
@@ -54,21 +56,59 @@ def measure_and_keep(comm: Communicator, repeats: int, warmups: int) -> tuple[Ne
 
 
 def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int]]) -> tuple[Link, Link | None]:
-    """One pair of ranks of each two nodes; and as many as there are, from which follows what each costs the others."""
+    """One pair of ranks of each two nodes; and as many as there are, from which follows what each costs the others.
+
+    As in collectives, every node sends and receives at once.
+    """
     all_pairs = [list(zip(*two, strict=False)) for two in zip(nodes[::2], nodes[1::2], strict=False)]
-    alone = ping_pong(comm, timer, [pairs[0] for pairs in all_pairs])
+    alone = tried(comm, timer, [pairs[0] for pairs in all_pairs], exchange)
     most = min(map(len, all_pairs))
     if most == 1:
         return alone, None
-    together = ping_pong(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]])
+    together = tried(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], exchange)
     more = [(b - a) / (most - 1) for a, b in zip(alone, together, strict=True)]
     return alone, Link(*(min(max(LEAST_S, m), a) for m, a in zip(more, alone, strict=True)))
 
 
-def ping_pong(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]]) -> Link:
-    """Messages between the ranks of each pair, back and forth, while the others do nothing."""
-    peers = {a: (b, True) for a, b in pairs} | {b: (a, False) for a, b in pairs}
-    return fitted({nbytes: one_way(comm, timer, peers.get(comm.rank), nbytes) for nbytes in MESSAGES})
+def tried(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]], way: Way) -> Link:
+    """Messages of all sizes between the ranks of each pair, all pairs at once, while the others do nothing."""
+    number = {rank: nth for nth, pair in enumerate(pairs) for rank in pair}
+    pair = comm.split(number.get(comm.rank), key=0)
+    seconds = {nbytes: way(pair, timer, nbytes) for nbytes in MESSAGES}
+    if pair is not None:
+        pair.free()
+    return fitted(seconds)
+
+
+def ping_pong(pair: Communicator | None, timer: Timer, nbytes: int) -> float:
+    """Seconds of a message that goes back and forth."""
+    if pair is None:
+        return timer(nothing) / (2 * MESSAGES[nbytes])
+    x = np.zeros(nbytes, np.uint8)
+    plans = [pair.plan("broadcast", x, root=root, algorithm="binomial") for root in (0, 1)]
+    return repeated(plans, timer, MESSAGES[nbytes]) / 2
+
+
+def exchange(pair: Communicator | None, timer: Timer, nbytes: int) -> float:
+    """Seconds of two messages that meet on their way."""
+    if pair is None:
+        return timer(nothing) / MESSAGES[nbytes]
+    x, out = np.zeros((2, 2 * nbytes), np.uint8)
+    return repeated([pair.plan("all_to_all", x, out=out, algorithm="pairwise")], timer, MESSAGES[nbytes])
+
+
+def repeated(plans: Sequence[Plan], timer: Timer, times: int) -> float:
+    """Seconds to run the plans once, of many runs."""
+
+    def run() -> None:
+        for _ in range(times):
+            for plan in plans:
+                plan()
+
+    seconds = timer(run) / times
+    for plan in plans:
+        plan.free()
+    return seconds
 
 
 def fitted(seconds: dict[int, float]) -> Link:
@@ -82,21 +122,6 @@ def fitted(seconds: dict[int, float]) -> Link:
     parts = np.stack([1 / times, np.array(list(seconds)) / times], axis=1)
     alpha, beta = np.linalg.lstsq(parts, np.ones(len(times)))[0].tolist()
     return Link(max(LEAST_S, alpha), max(LEAST_S, beta))
-
-
-def one_way(comm: Communicator, timer: Timer, peer: tuple[int, bool] | None, nbytes: int) -> float:
-    x, round_trips = np.zeros(nbytes, np.uint8), MESSAGES[nbytes]
-
-    def exchange() -> None:
-        other, first = peer or (0, True)
-        for _ in range(round_trips):
-            for sends in (first, not first):
-                if sends:
-                    comm.send(x, other)
-                else:
-                    comm.recv(x, other)
-
-    return timer(exchange if peer else nothing) / (2 * round_trips)
 
 
 def fold_rate(timer: Timer, has_core: bool) -> float:
