@@ -1,10 +1,15 @@
-"""Measures the constants of the cost model's `Network`, and keeps them for later jobs on the same hosts."""
+"""Measure the constants of the cost model's `Network`, and keep them for later jobs on the same hosts.
 
+mpirun -n 4 python -m collectives.bench.constants
+"""
+
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from mpi4py import MPI
 
+import collectives
 from collectives import arrays, environment, links
 from collectives.bench.timing import medians, nothing
 from collectives.communicator import Communicator
@@ -12,7 +17,9 @@ from collectives.cost import NETWORK, Link, Network
 from collectives.executor import SEGMENT_BYTES
 from collectives.job import library_name
 from collectives.plan import Plan
+from collectives.tuning import network_to_json
 
+REPEATS, WARMUPS = 15, 2
 MESSAGES = {8: 10, 16 << 10: 10, 256 << 10: 3, 4 << 20: 1}  # bytes, and round trips that are timed as one
 VECTOR_BYTES = 16 << 20  # that are folded or copied: more than cores cache
 LEAST_S = 1e-15  # for a byte, where noise says less than nothing
@@ -21,8 +28,29 @@ Timer = Callable[[Callable[[], None]], float]
 Way = Callable[[Communicator | None, Timer, int], float]  # to time a message of so many bytes
 
 
+def main() -> None:
+    comm = collectives.world()
+    network = speeds(comm, REPEATS, WARMUPS)
+    where = keep(comm, network)
+    if comm.rank == 0:
+        print(json.dumps(network_to_json(network), indent=1), where, sep="\n")
+
+
 def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
-    """The machine's speeds; the default of what these ranks cannot show, as one node cannot show links between nodes.
+    """The machine's speeds, kept for later jobs on these hosts.  Collective; every rank gets the same."""
+    network = speeds(comm, repeats, warmups)
+    keep(comm, network)
+    return network
+
+
+def keep(comm: Communicator, network: Network) -> str:
+    """Where rank 0 keeps the speeds, or why not.  Collective."""
+    place = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
+    return links.keep(links.Kept(place, network)) if comm.rank == 0 else ""
+
+
+def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
+    """What these ranks can show, and defaults for the rest, as one node cannot show links between nodes.
 
     Collective; every rank gets the same.
     """
@@ -46,13 +74,6 @@ def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
         between, nic = between_nodes(comm, timer, nodes)
         network = network._replace(between=between, nic=nic)
     return network
-
-
-def measure_and_keep(comm: Communicator, repeats: int, warmups: int) -> tuple[Network, str]:
-    """The speeds, and where they are kept, or why not.  Collective."""
-    network = measure(comm, repeats, warmups)
-    place = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
-    return network, links.keep(links.Kept(place, network)) if comm.rank == 0 else ""
 
 
 def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int]]) -> tuple[Link, Link | None]:
@@ -155,3 +176,7 @@ def meeting(comm: Communicator, timer: Timer) -> float:
     meet.free()
     node.free()
     return seconds
+
+
+if __name__ == "__main__":
+    main()

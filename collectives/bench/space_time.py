@@ -55,7 +55,7 @@ def main() -> None:
     count = next(iter(element_counts(flags.collective, comm.size, [flags.bytes])))
     trial = Trial(comm, flags.collective, count, "symmetric")
     plan = comm.plan(trial.collective, trial.x, algorithm=flags.algorithm, **trial.arguments)
-    network, _ = constants.measure_and_keep(comm, MEASURED, 1)
+    network = constants.measure(comm, MEASURED, 1)
     seconds, spans = typical(comm, plan, trial, flags.repeats)
     if comm.rank == 0:
         expected = planned(row, trial.nbytes, comm.topology.nodes, network)

@@ -140,7 +140,9 @@ def topology(text: str, ranks: int | None) -> tuple[Nodes, Network, str]:
 def measured(ranks: int | None) -> tuple[Nodes, Network, str]:
     kept = links.latest()
     if kept is None:
-        raise ValueError("--topology measured: nothing is kept: run python -m collectives.bench on the hosts first")
+        raise ValueError(
+            "--topology measured: nothing is kept: run python -m collectives.bench.constants on the hosts first"
+        )
     lengths = [length for _, length in kept.place.hosts]
     words = f"measured on {', '.join(dict.fromkeys(name for name, _ in kept.place.hosts))}, {kept.place.mpi}"
     if ranks is None:
