@@ -219,13 +219,14 @@ def merged(programs: Mapping[int, Program], nodes: Nodes) -> Profile:
     """From one end of any rank's stretch to the next, what the ranks do."""
     size = sum(map(len, nodes))
     members = [(frozenset(node), [rank for rank in node if rank in programs]) for node in nodes]
+    members = [(node, ranks) for node, ranks in members if ranks]
     rounds: Counter[frozenset[Load]] = Counter()
     at, begin = dict.fromkeys(programs, 0), 0
     while ends := [own.ends[at[rank]] for rank, own in programs.items() if at[rank] < len(own.ends)]:
         loads: set[Load] = set()
         for node, ranks in members:
             works = [work_of(programs[rank].shapes[at[rank]], rank, size, node) for rank in ranks]
-            loads |= loads_of(works, len(node)) if works else set()
+            loads |= loads_of(works, len(node))
         end = min(ends)
         rounds[frozenset(loads)] += end - begin
         for rank, own in programs.items():

@@ -15,7 +15,7 @@ from collectives.algorithms import Algorithm
 from collectives.cost import predict
 from collectives.draw import refuse
 from collectives.programs import Programs
-from collectives.simulate.exact import prepare
+from collectives.simulate.exact import Simulation
 from collectives.simulate.flags import Job, job, parser
 from collectives.simulate.pictures import save_space_time, save_times, size_in_words
 
@@ -59,7 +59,7 @@ def predicted(asked: Job) -> Times:
 
 def seconds_of(row: Algorithm, asked: Job) -> Iterator[float]:
     if asked.exact:
-        simulation = prepare(Programs(row, asked.nodes, asked.root), asked.network.cores)
+        simulation = Simulation(Programs(row, asked.nodes, asked.root), asked.network.cores)
         yield from (simulation.run(nbytes, asked.network).seconds for nbytes in asked.sizes)
     else:
         rest = asked.ranks, asked.nodes, asked.root, asked.network
