@@ -159,11 +159,10 @@ def test_families_are_what_each_rank_does_by_itself(row, lengths):
     nodes, size = nodes_of(*lengths), sum(lengths)
     if row.precondition.holds(size, True):
         programs = Programs(row, nodes)
-        guessed, alone = (
-            Simulation(programs, families, cores=2) for families in (programs.families(), programs.singles())
-        )
         network = NETWORK._replace(cores=2)
+        guessed, alone = (Simulation(programs, network.cores, guess) for guess in (True, False))
         assert guessed.run(1 << 20, network).ends.tolist() == alone.run(1 << 20, network).ends.tolist()
+        assert guessed.guess, "the guess was given up"
 
 
 def test_long_schedules_are_few_families():
