@@ -76,6 +76,12 @@ def number(code: Code, rank: int, at: int) -> int:
 
 
 @compiled
+def peer_at(code: Code, rank: int, at: int) -> int:
+    peer = rank + number(code, rank, at)
+    return peer if 0 <= peer < len(code.nth) else peer % len(code.nth)  # a remainder takes its time
+
+
+@compiled
 def find_stretch(code: Code, state: State, rank: int) -> bool:
     """Move on to the stretch of the rank's round; whether there is one."""
     while state.at[rank, 0] < code.ends[rank]:
@@ -164,7 +170,7 @@ def begin_round(code: Code, speeds: Speeds, state: State, rank: int, events, goi
         state.began[rank] = state.over[rank] = now
         post(code, state, rank)
         for nth in range(num_messages):
-            peer = (rank + number(code, rank, numbers + 3 + 3 * nth)) % len(code.nth)
+            peer = peer_at(code, rank, numbers + 3 + 3 * nth)
             if state.waiting[peer] == state.round[rank]:
                 begin_message(code, speeds, state, rank, peer, nth, events, going, log)
 
@@ -176,7 +182,7 @@ def post(code: Code, state: State, rank: int) -> None:
     state.waiting[rank], state.pending[rank] = state.round[rank], code.structure[structure]
     state.near[:, rank] = 0
     for nth in range(code.structure[structure]):
-        peer = (rank + number(code, rank, numbers + 3 + 3 * nth)) % len(code.nth)
+        peer = peer_at(code, rank, numbers + 3 + 3 * nth)
         if code.node_of[peer] == code.node_of[rank]:
             state.near[OUT if code.structure[structure + 2 + nth] else IN, rank] += 1
 
@@ -212,7 +218,7 @@ def counterpart(code: Code, state: State, rank: int, peer: int, is_send: int, ch
     structure, numbers = state.at[rank]
     for nth in range(code.structure[structure]):
         at = numbers + 3 + 3 * nth
-        same_peer = (rank + number(code, rank, at)) % len(code.nth) == peer
+        same_peer = peer_at(code, rank, at) == peer
         if same_peer and code.structure[structure + 2 + nth] != is_send and number(code, rank, at + 1) == chunks:
             return True, number(code, rank, at + 2)
     return False, 0
