@@ -32,8 +32,8 @@ def foreign_library() -> str | None:
 
 
 def cores() -> int:
-    """How many cores this machine has."""
-    return os.cpu_count() or 1
+    """How many cores this machine has for the job: COLLECTIVES_CORES, where it shares them with other hosts."""
+    return max(1, first_int(("COLLECTIVES_CORES",), os.cpu_count() or 1))
 
 
 def crowded(local_ranks: int = 1) -> bool:
@@ -85,6 +85,15 @@ def tuning_file() -> Path | None:
     """COLLECTIVES_TUNING=tuning.json: what `python -m collectives.bench --tune tuning.json` has measured."""
     path = os.environ.get("COLLECTIVES_TUNING")
     return Path(path) if path else None
+
+
+def links_folder() -> Path | None:
+    """COLLECTIVES_LINKS=folder: where measured links are kept, by default in the user's cache; 0: nowhere."""
+    text = os.environ.get("COLLECTIVES_LINKS")
+    if text == "0":
+        return None
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(text or os.path.join(cache, "handwritten-collectives"))
 
 
 def check() -> bool | str:

@@ -88,7 +88,7 @@ def speeds_of(row: Algorithm, nbytes: int, size: int, network: Network, memory: 
 def copied_before(row: Algorithm, nbytes: int, size: int) -> float:
     """Bytes that go to a working vector ahead of the rounds, where an algorithm by messages needs one."""
     share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
-    return 0.0 if row.reach else nbytes * share
+    return 0.0 if row.reach >= Reach.STAGES else nbytes * share
 
 
 def explain(
@@ -116,4 +116,5 @@ def reason(case: Case, nbytes: int, chosen: str, tuning: Tuning) -> str:
         return f"measured to be the fastest ({tuning.source}); the cost model, with the speeds measured, says:"
     if tuning.source:
         return f"not measured ({tuning.source}); by the cost model, with the speeds measured:"
-    return "not measured (COLLECTIVES_TUNING names no file); by the cost model, with default speeds:"
+    speeds = "the speeds measured on these hosts" if tuning.measured else "default speeds"
+    return f"not measured (COLLECTIVES_TUNING names no file); by the cost model, with {speeds}:"

@@ -14,11 +14,16 @@ TERMINATION_S = 10
 
 
 def launch(num_ranks, *command, env=None, timeout=60) -> subprocess.CompletedProcess[str]:
-    """Run `command` on `num_ranks` ranks from the repository's root; `env` adds to `hostfiles/mpi.env`.
+    """Run `command` on `num_ranks` ranks from the repository's root; `env` adds to `hostfiles/mpi.env`."""
+    return watched([find_mpirun(), "-n", num_ranks, *command], environment() | (env or {}), timeout)
 
-    Raises: AssertionError with the output so far, if the ranks have not ended after `timeout` seconds.
+
+def watched(arguments, env, timeout) -> subprocess.CompletedProcess[str]:
+    """Run a command line from the repository's root.
+
+    Raises: AssertionError with the output so far, if it has not ended after `timeout` seconds.
     """
-    arguments = [find_mpirun(), "-n", str(num_ranks), *map(str, command)]
+    arguments = [str(argument) for argument in arguments]
     with subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
@@ -27,7 +32,7 @@ def launch(num_ranks, *command, env=None, timeout=60) -> subprocess.CompletedPro
         text=True,
         errors="replace",
         cwd=ROOT,
-        env=environment() | (env or {}),
+        env=env,
         start_new_session=True,
     ) as process:
         try:

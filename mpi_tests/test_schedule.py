@@ -29,7 +29,7 @@ from collectives.contract import ContractError
 from collectives.cost import count, tally
 from collectives.schedule import Copy, Fold, Pull, PullFold, Recv, Send, embed, render, shares, show
 
-PURE = ["schedule", "contract", "cost", "select", "topology", "tuning", "algorithms"]
+PURE = ["schedule", "contract", "programs", "cost", "draw", "links", "select", "topology", "tuning", "algorithms"]
 PURE += [f"algorithms.{module.name}" for module in pkgutil.iter_modules(algorithms.__path__)]
 LARGEST = int(os.environ.get("LARGEST", "33"))  # `make proof` says 64
 ALL_ROOTS_UP_TO = 9
@@ -377,6 +377,11 @@ COSTS = {
     ("gather", "direct"): lambda p: (2, p - 1, 0),
     ("scatter", "direct"): lambda p: (2, int(p > 1), 0),
     ("barrier", "direct"): lambda p: (1, 0, 0),
+    ("all_reduce", "hierarchical_direct"): lambda p: (4, p - 1, p),  # one group, here and below
+    ("reduce_scatter", "hierarchical_direct"): lambda p: (2, 0, p),
+    ("all_gather", "hierarchical_direct"): lambda p: (2, p - 1, 0),
+    ("all_to_all", "hierarchical_direct"): lambda p: (2, p, 0),
+    ("broadcast", "hierarchical_direct"): lambda p: (2, p - 1, 0),
 }
 
 

@@ -1,0 +1,238 @@
+"""Several hosts on one machine, with links of a limited rate, to run jobs of several machines on.  Needs root.
+
+python -m mpi_tests.rig run --hosts 4 --slots 2 --rate 1gbit -- python -m collectives.bench --help
+python -m mpi_tests.rig up --hosts 4 --slots 2 --rate 100mbit
+python -m mpi_tests.rig down
+
+A host is a network namespace with an address, a hostname and a /dev/shm of its own: rig1, rig2, ...; they meet at a
+bridge in one more namespace, rig0.  `tc` limits what each host sends and what it receives.  mpirun runs on rig1, and
+starts the ranks of the others by `rig_agent.sh`, as it would by ssh.
+"""
+
+import argparse
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mpi_tests.launch import ROOT, environment, find_mpirun, watched
+
+STATE = Path("/run/collectives-rig")  # rig_agent.sh knows it, too
+LOCK = STATE.with_name("collectives-rig.lock")
+AGENT = ROOT / "mpi_tests" / "rig_agent.sh"
+SWITCH = "rig0"
+NETWORK = "10.77.0"
+MOST_HOSTS = 200
+BURST = "64kb"  # what a link lets through at once, at any rate; with more, short messages would hardly be limited
+TOOLS = ("ip", "tc", "nsenter", "unshare", "mount", "hostname")
+
+
+class RigError(Exception):
+    """The rig can't be made; the message says why."""
+
+
+class Rig:
+    """Hosts of `slots` slots each, up inside a `with`; a second rig waits for the first."""
+
+    def __init__(self, hosts=4, slots=2, rate="1gbit"):
+        self.hosts, self.slots, self.rate = hosts, slots, rate
+
+    def __enter__(self):
+        refuse(self.hosts, self.slots)
+        self.lock = lock()
+        self.up()
+        return self
+
+    def __exit__(self, *_):
+        down()
+        self.lock.close()
+
+    def up(self):
+        """Make the rig, in place of any that is there."""
+        down()
+        try:
+            self.connect()
+        except BaseException:
+            down()
+            raise
+        self.describe()
+
+    def connect(self):
+        for name in (SWITCH, *self.names):
+            ip("netns", "add", name)
+        ip("-n", SWITCH, "link", "add", "bridge", "type", "bridge")
+        ip("-n", SWITCH, "link", "set", "bridge", "up")
+        for number, name in enumerate(self.names, 1):
+            port = f"port{number}"
+            ip("link", "add", port, "netns", SWITCH, "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("-n", SWITCH, "link", "set", port, "master", "bridge", "up")
+            ip("-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            limit(SWITCH, port, self.rate)
+            limit(name, "eth0", self.rate)
+
+    def describe(self):
+        """Write what the agent and mpirun read: names and addresses, and the hostfile."""
+        for name in self.names:
+            (STATE / name).mkdir(parents=True)
+        addresses = [f"{NETWORK}.{number} {name}\n" for number, name in enumerate(self.names, 1)]
+        (STATE / "hosts").write_text("".join(["127.0.0.1 localhost\n", *addresses]))
+        slots = ":" if is_hydra() else " slots="
+        (STATE / "hostfile").write_text("".join(f"{name}{slots}{self.slots}\n" for name in self.names))
+
+    @property
+    def names(self):
+        return [f"rig{number}" for number in range(1, self.hosts + 1)]
+
+    def mpirun(self, *command, ranks=None, hostfile=None):
+        """The command line that runs `command` on all slots, or on `ranks` ranks."""
+        ranks = self.hosts * self.slots if ranks is None else ranks
+        hostfile = STATE / "hostfile" if hostfile is None else hostfile
+        return on("rig1", find_mpirun(), "--hostfile", hostfile, "-n", ranks, *command)
+
+    def launch(self, *command, env=None, timeout=60, **more):
+        """As `launch.launch`, on the rig."""
+        return watched(self.mpirun(*command, **more), job_environment() | (env or {}), timeout)
+
+
+def on(host, *command):
+    """The command line that runs `command` on one host."""
+    return [str(AGENT), host, shlex.join(map(str, command))]
+
+
+def job_environment():
+    python = Path(sys.executable).parent
+    return environment() | {"PATH": f"{python}:{os.environ['PATH']}"}
+
+
+def is_hydra():
+    version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=False)
+    return "HYDRA" in version.stdout
+
+
+def refuse(hosts, slots):
+    """Raises: RigError for what can't be made here."""
+    if os.geteuid() != 0:
+        raise RigError("the rig needs root, to make network namespaces")
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        raise RigError(f"the rig needs {', '.join(missing)} on the PATH: install iproute2 and util-linux")
+    if not 1 <= hosts <= MOST_HOSTS:
+        raise RigError(f"--hosts {hosts}: pass 1 to {MOST_HOSTS}")
+    if slots < 1:
+        raise RigError(f"--slots {slots}: pass 1 or more")
+
+
+def ip(*arguments):
+    run("ip", *arguments)
+
+
+def limit(namespace, device, rate):
+    """Let no more than `rate` out of `device`."""
+    if rate != "none":
+        shape = ("tbf", "rate", rate, "burst", BURST, "latency", "50ms")
+        run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape)
+
+
+def run(*command):
+    """Raises: RigError with what the command complains of."""
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        complaint = " ".join((ended.stderr or ended.stdout).split())
+        raise RigError(f"the rig can't be made: {shlex.join(command)}: {complaint}")
+
+
+def down():
+    """Remove what there is of a rig, whole or not: processes, namespaces with their links, files."""
+    for path in Path("/run/netns").glob("rig*"):
+        if re.fullmatch(r"rig\d+", path.name):
+            end_processes(path.name)
+            ip("netns", "del", path.name)
+    shutil.rmtree(STATE, ignore_errors=True)
+
+
+def end_processes(namespace, patience_s=10):
+    deadline = time.monotonic() + patience_s
+    while pids := processes(namespace):
+        if time.monotonic() > deadline:
+            raise RigError(f"processes {pids} in {namespace} don't end")
+        for pid in pids:
+            kill(pid)
+        time.sleep(0.05)
+
+
+def processes(namespace):
+    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+def kill(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def lock():
+    """Wait until no other process uses the rig."""
+    file = LOCK.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("waiting for another process to give the rig back", file=sys.stderr, flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def bring_up(flags):
+    with lock():
+        rig = Rig(flags.hosts, flags.slots, flags.rate)
+        rig.up()
+    agent = os.path.relpath(AGENT)
+    print(f"the rig is up: {agent} rig1 mpirun --hostfile {STATE}/hostfile -n {flags.hosts * flags.slots} ...")
+
+
+def take_down(_):
+    with lock():
+        down()
+
+
+def run_on(flags):
+    if not flags.command:
+        raise RigError("nothing to run: write the command after --")
+    with Rig(flags.hosts, flags.slots, flags.rate) as rig:
+        return subprocess.run(rig.mpirun(*flags.command), env=job_environment(), check=False).returncode
+
+
+ACTIONS = {"up": bring_up, "down": take_down, "run": run_on}
+
+
+def main():
+    flags = parse()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the rig goes down on the way
+    try:
+        sys.exit(ACTIONS[flags.action](flags))
+    except RigError as error:
+        sys.exit(f"error: {error}")
+
+
+def parse():
+    parser = argparse.ArgumentParser(
+        "python -m mpi_tests.rig", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", choices=ACTIONS)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--slots", type=int, default=2, help="ranks on a host")
+    parser.add_argument("--rate", default="1gbit", help="of each link and direction, as tc writes it, or none")
+    parser.add_argument("command", nargs="*", metavar="-- command", help="what every rank runs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
