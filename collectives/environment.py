@@ -36,6 +36,17 @@ def cores() -> int:
     return max(1, first_int(("COLLECTIVES_CORES",), os.cpu_count() or 1))
 
 
+def stated_cores() -> int | None:
+    """COLLECTIVES_CORES, if it is set.
+
+    Raises: ValueError for another value than a number above 0, which `cores` passes over.
+    """
+    text = os.environ.get("COLLECTIVES_CORES")
+    if text and not (text.isdigit() and int(text)):
+        raise ValueError(f"COLLECTIVES_CORES={text!r}: write a number of cores, or unset it")
+    return int(text) if text else None
+
+
 def crowded(local_ranks: int = 1) -> bool:
     """Whether this machine runs more ranks than it has cores, so that waiting ranks must give theirs up."""
     return max(local_ranks, first_int(LOCAL_RANKS, 1)) > cores()
@@ -133,10 +144,13 @@ def mpi_reads_device_memory() -> bool:
     return text == "1"
 
 
+# All of ours, and what reads each and refuses wrong values.
 SETTINGS = {
     "COLLECTIVES_FAKE_NODES": fake_nodes,
     "COLLECTIVES_TUNING": tuning_file,
     "COLLECTIVES_CHECK": check,
     "COLLECTIVES_TIMEOUT_S": timeout_s,
+    "COLLECTIVES_CORES": stated_cores,
+    "COLLECTIVES_LINKS": links_folder,
     "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
 }

@@ -1,6 +1,7 @@
 """What the README tells its reader to run, run: in small where it would take minutes."""
 
 import json
+import platform
 import re
 import runpy
 import shlex
@@ -19,6 +20,7 @@ COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash
 TRAINING = [command for command in COMMANDS if "train.py" in command]
 TUNING = [command for command in COMMANDS if "tuning.json" in command]
 PREDICTING = [command for command in COMMANDS if "simulate" in command or "space_time" in command]
+EXAMINING = "mpirun -n 4 python -m collectives.doctor"
 HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
 IN_SMALL = "--max_iters 2 --n_layer 1 --n_head 1 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
 
@@ -36,7 +38,7 @@ def run(command: str, fails: bool = False) -> subprocess.CompletedProcess:
 
 def test_every_command_is_run_by_a_test():
     known = ["make train", "make test", "source .venv/bin/activate", "mpirun -n 3 python examples/sum.py"]
-    assert sorted(COMMANDS) == sorted([*known, *TRAINING, *TUNING, *PREDICTING, HANGING])
+    assert sorted(COMMANDS) == sorted([*known, *TRAINING, *TUNING, *PREDICTING, EXAMINING, HANGING])
 
 
 def test_make_train_runs_what_the_readme_says(tmp_path):
@@ -104,6 +106,15 @@ def test_a_hanging_job_ends_as_the_readme_shows():
     begin = ended.stderr.index(shown[0])
     lines = ended.stderr[begin:].splitlines()[: len(shown)]
     assert [re.sub(r"\b\d+ s\b", "5 s", line) for line in lines] == shown
+
+
+def test_the_doctor_says_what_the_readme_shows():
+    """Its first line, and others on the same topics, of the same ranks; their facts are this machine's."""
+    shown = next(text for _, text in BLOCKS if text.startswith("ok       ranks: 4")).replace("node1", platform.node())
+    said = run(EXAMINING).stdout.splitlines()
+    assert said[0] == shown.splitlines()[0]
+    subjects = {re.sub(r"^\w+ +|: .*", "", line) for line in said}
+    assert {re.sub(r"^\w+ +|: .*", "", line) for line in shown.splitlines()} <= subjects
 
 
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)

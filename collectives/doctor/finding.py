@@ -18,9 +18,6 @@ class Finding(NamedTuple):
     topic: str = ""
     about: str = "job"
 
-    def __str__(self) -> str:
-        return f"{self.topic}: {self.text}" + f": {self.remedy}" * bool(self.remedy)
-
 
 class Setting(NamedTuple):
     """What examinations are told: how long a child may take, how many ranks this host has, and where its files are."""

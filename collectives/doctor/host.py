@@ -15,7 +15,7 @@ CLOCKS = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 def usable_cores() -> list[int]:
     """The cores that this process is bound to; all of them where the system does not tell."""
     affinity = getattr(os, "sched_getaffinity", None)
-    return sorted(affinity(0)) if affinity else list(range(environment.cores()))
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
 def show_cores(cores: Sequence[int]) -> str:
@@ -53,7 +53,7 @@ def allowed_cores(quota: str) -> float | None:
 def binding(setting: Setting) -> Iterator[Finding]:
     """Which cores this rank may use."""
     mine = usable_cores()
-    free = len(mine) == environment.cores()
+    free = len(mine) >= (os.cpu_count() or 1)
     yield ok("not bound, moves between all cores" if free else f"bound to {show_cores(mine)}")
 
 

@@ -85,13 +85,14 @@ def crowding_of(there: Sequence[Report]) -> Examination:
     def crowding(setting: Setting) -> Iterator[Finding]:
         cores = sorted({core for report in there for core in report.cores})
         number, of_host, threads = len(there), there[0].num_cores, sum(report.threads for report in there)
+        usable = min(len(cores), of_host)
         words = f"{number} rank{'s' * (number > 1)} on {show_cores(cores)}"
         if number > len(cores) and len(cores) < of_host:
             remedy = "mpirun --bind-to core or --bind-to none, or ask the scheduler for more cores"
             yield problem(f"{words} of {of_host} there are", remedy)
-        elif number > len(cores):
+        elif number > usable:
             yield note(words, "fine for tests; to be fast, start no more ranks than cores")
-        elif threads > len(cores):
+        elif threads > usable:
             yield note(f"{words}, computing with {threads} threads", "lower OMP_NUM_THREADS, or start fewer ranks")
         else:
             yield ok(words)

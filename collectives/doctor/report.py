@@ -37,7 +37,8 @@ class Line(NamedTuple):
     who: str = ""  # in words; nothing for what is about the whole job
 
     def __str__(self) -> str:
-        return f"{self.finding.verdict:<7}  " + f"{self.who}: " * bool(self.who) + str(self.finding)
+        verdict, text, remedy, topic, _ = self.finding
+        return f"{verdict:<7}  {topic}{f' ({self.who})' * bool(self.who)}: {text}{f' -> {remedy}' * bool(remedy)}"
 
     def to_json(self) -> dict[str, Any]:
         return self.finding._asdict() | {"ranks": list(self.ranks), "hosts": list(self.hosts)}

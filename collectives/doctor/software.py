@@ -67,8 +67,13 @@ def refused(name: str) -> Iterator[Finding]:
     try:
         environment.SETTINGS[name]()
     except ValueError as error:
-        said, _, remedy = str(error).rpartition(": ")
-        yield problem(said, remedy)
+        yield problem(*halves(error))
+
+
+def halves(error: Exception) -> tuple[str, str]:
+    """What is wrong, and the remedy after the last colon, as the library's errors have them."""
+    said, _, remedy = str(error).rpartition(": ")
+    return said, remedy
 
 
 def tuning(setting: Setting) -> Iterator[Finding]:
@@ -80,8 +85,7 @@ def tuning(setting: Setting) -> Iterator[Finding]:
     try:
         found = parse_tuning(read_tuning(path), str(path))
     except ValueError as error:
-        said, _, remedy = str(error).rpartition(": ")
-        yield problem(said, remedy)
+        yield problem(*halves(error))
         return
     jobs = sorted({f"{case.ranks} ranks on {case.nodes} node{'s' * (case.nodes > 1)}" for case in found.fastest})
     yield ok(f"{path} was measured with {', '.join(jobs) or 'no ranks'}")
