@@ -1,0 +1,87 @@
+"""Collectives on torch tensors that lie elsewhere each time, but have few shapes: plans bound once for each shape."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from collectives.arrays import to_torch
+
+if TYPE_CHECKING:
+    from collectives import Communicator, Plan
+
+
+class Slot(NamedTuple):
+    """A plan, and torch's views of the memory from where it takes its input and to where it puts its result."""
+
+    plan: Plan
+    given: Tensor
+    result: Tensor
+
+
+class Pending:
+    """A collective under way; `wait()` gives the result, a tensor of its own."""
+
+    def __init__(self, slot: Slot, idle: list[Slot]):
+        self.slot, self.idle = slot, idle
+
+    def wait(self) -> Tensor:
+        self.slot.plan.wait()
+        result = self.slot.result.clone()
+        self.idle.append(self.slot)
+        return result
+
+
+class Exchange:
+    """The collectives of `comm` on tensors, which stay as they are.
+
+    Every rank must ask for the same collectives of the same shapes in the same order: the first of a shape binds a
+    plan, on symmetric memory, and later ones use it again.  As many plans are bound as are under way at once.
+
+    Shapes: of n ranks, `all_gather` makes (n k, ...) of (k, ...), `reduce_scatter` the reverse; `all_to_all` exchanges
+    the n parts of the first dim.
+    """
+
+    def __init__(self, comm: Communicator):
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self._idle: dict[tuple, list[Slot]] = defaultdict(list)
+
+    def all_reduce(self, x: Tensor, **arguments: Any) -> Tensor:
+        return self.start("all_reduce", x, **arguments).wait()
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self.start("all_gather", x).wait()
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        return self.start("reduce_scatter", x).wait()
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        return self.start("all_to_all", x).wait()
+
+    def start(self, collective: str, x: Tensor, **arguments: Any) -> Pending:
+        """Begin a collective, which goes on while this process computes."""
+        idle = self._idle[collective, x.shape, x.dtype, x.device, *arguments.values()]
+        slot = idle.pop() if idle else self._bind(collective, x, arguments)
+        slot.given.copy_(x)
+        slot.plan.start()
+        return Pending(slot, idle)
+
+    def _bind(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> Slot:
+        given = self._empty(x.shape, x)
+        if collective == "all_reduce":
+            return Slot(self.comm.plan(collective, given, **arguments), given, given)
+        out = self._empty(self._result_shape(collective, x.shape), x)
+        return Slot(self.comm.plan(collective, given, out=out, **arguments), given, out)
+
+    def _empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return to_torch(self.comm.empty(shape, str(like.dtype).removeprefix("torch."), str(like.device)))
+
+    def _result_shape(self, collective: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        length, *rest = shape
+        if collective == "all_gather":
+            return (length * self.size, *rest)
+        if length % self.size:
+            raise ValueError(f"{collective}: a first dim of {length} can't be shared by {self.size} ranks")
+        return (length // self.size, *rest) if collective == "reduce_scatter" else (length, *rest)
