@@ -126,19 +126,25 @@ class Transformer(nn.Module):
 
 
 class CrossEntropy(nn.Module):
-    """Mean over all tokens in nats, in at least float32; targets of -100 do not count.
+    """Mean over the tokens in nats, in at least float32, but for those whose targets are `ignored`.
 
     With `label_smoothing` s, the target has 1 - s of the probability and all tokens share s.
     """
+
+    ignored = -100
 
     def __init__(self, label_smoothing: float = 0.0):
         super().__init__()
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.total(logits, targets) / (targets != self.ignored).sum()
+
+    def total(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         logits = logits.flatten(0, 1)  # (batch x seq, vocab_size)
-        return F.cross_entropy(logits, targets.flatten(), label_smoothing=self.label_smoothing)
+        settings = {"ignore_index": self.ignored, "label_smoothing": self.label_smoothing}
+        return F.cross_entropy(logits, targets.flatten(), reduction="sum", **settings)
 
 
 class GPT(nn.Module):

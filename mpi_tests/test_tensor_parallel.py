@@ -5,7 +5,7 @@ import torch
 
 from models.gpt import GPT, CrossEntropy, GPTConfig
 from mpi_tests.test_gpt import random_tokens, randomized
-from parallelism.plan import Column, Row, gpt2_plan, tensor_parallel
+from parallelism.plan import Column, Row, gpt2_plan, parallelize
 
 BATCH, SEQ = 2, 8
 WIDTHS = pytest.mark.sizes(1, 2, 4, 8)
@@ -25,7 +25,7 @@ def models(config, comm, sequence, seed_targets=1, label_smoothing=0.0):
     for model in (plain, split):
         model.loss = CrossEntropy(label_smoothing)
     plan = gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head)
-    assert tensor_parallel(split, comm, plan, sequence) == []
+    assert parallelize(split, plan, comm, sequence=sequence) == []
     return plain, split
 
 
@@ -90,12 +90,12 @@ def test_linear_layers_by_themselves(comm):
     plain = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
     split = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
     split.load_state_dict(plain.state_dict())
-    tensor_parallel(split, comm, {"0": Column(), "2": Row()})
+    parallelize(split, {"0": Column(), "2": Row()}, comm)
     x = torch.randn(2, 5, 6, dtype=torch.float64)
     close(split(x), plain(x))
     gathering = torch.nn.Sequential(torch.nn.Linear(6, 16).double())
     gathering.load_state_dict(plain[:1].state_dict())
-    tensor_parallel(gathering, comm, {"0": Column(gather_output=True)})
+    parallelize(gathering, {"0": Column(gather_output=True)}, comm)
     given, wanted = x.clone().requires_grad_(), x.clone().requires_grad_()
     (gathering(given) ** 2).sum().backward()
     (plain[:1](wanted) ** 2).sum().backward()
@@ -110,17 +110,17 @@ def test_what_cannot_be_split(comm):
         model = GPT(GPTConfig(**({"vocab_size": 29, "block_size": 8, "n_layer": 1, "n_head": 6, "n_embd": 24} | changes)))
         config = model.config
         with pytest.raises(InputError, match=match):
-            tensor_parallel(model, comm, plan or gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head))
+            parallelize(model, plan or gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), comm)
 
     refused(r"transformer\.h\.0\.attn\.c_attn: 6 heads can't be split over tp=4: use a tp of 1, 2, 3, 6, or 8 heads")
     refused(r"c_attn: 2 heads can't be split over tp=4: use a tp of 1, 2, or 4 heads", n_head=8, n_kv_head=2)
-    refused(r"transformer\.wte: 3 tokens can't be split over 4 ranks", n_head=8, vocab_size=3)
+    refused(r"transformer\.wte: 3 tokens can't be split over tp=4: use fewer ranks", n_head=8, vocab_size=3)
     refused(r"the plan names 'h\.\*\.mlp', but the model has transformer, transformer\.wte", {"h.*.mlp": Column()})
 
 
 @pytest.mark.sizes(2)
 def test_modules_without_a_plan_are_named(comm):
     model = GPT(CONFIGS["plain"])
-    names = tensor_parallel(model, comm, {"transformer.h.*.mlp.c_fc": Column(), "transformer.h.*.mlp.c_proj": Row()})
+    names = parallelize(model, {"transformer.h.*.mlp.c_fc": Column(), "transformer.h.*.mlp.c_proj": Row()}, comm)
     assert "transformer.h.0.attn.c_attn" in names
     assert not any("mlp" in name for name in names)

@@ -60,6 +60,12 @@ class Exchange:
     def all_to_all(self, x: Tensor) -> Tensor:
         return self.start("all_to_all", x).wait()
 
+    def start_shift(self, x: Tensor) -> Pending:
+        """Begin to send a tensor to the next rank, round a ring; what comes is the one before's."""
+        counts = [0] * self.size
+        counts[(self.rank + 1) % self.size] = x.numel()
+        return self.start("all_to_all", x, send_counts=tuple(counts))
+
     def start(self, collective: str, x: Tensor, **arguments: Any) -> Pending:
         """Begin a collective, which goes on while this process computes."""
         idle = self._idle[collective, x.shape, x.dtype, x.device, *arguments.values()]
@@ -72,7 +78,8 @@ class Exchange:
         given = self._empty(x.shape, x)
         if collective == "all_reduce":
             return Slot(self.comm.plan(collective, given, **arguments), given, given)
-        out = self._empty(self._result_shape(collective, x.shape), x)
+        shape = x.shape if "send_counts" in arguments else self._result_shape(collective, x.shape)
+        out = self._empty(shape, x)
         return Slot(self.comm.plan(collective, given, out=out, **arguments), given, out)
 
     def _empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:

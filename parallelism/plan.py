@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import nn
 
+from parallelism.dropout import Dropout, Place
 from parallelism.exchange import Exchange
+from parallelism.sequence_parallel import DroppingAttention, SequenceAttention, SequenceLoss, SequenceParallel
 from parallelism.shard import Shard
 from parallelism.tensor_parallel import (
     Axis,
@@ -26,12 +28,20 @@ if TYPE_CHECKING:
     from collectives import Communicator
 
 
+class Axes(NamedTuple):
+    """What a model is divided over: tensor parallelism, sequence parallelism, and what dropout draws by."""
+
+    tp: Axis
+    sp: SequenceParallel | None
+    place: Place
+
+
 class Treatment(Protocol):
     def check(self, name: str, module: nn.Module, size: int) -> None:
-        """Raise ValueError where `size` ranks cannot share the module."""
+        """Raise ValueError where `size` ranks of tensor parallelism cannot share the module."""
 
-    def apply(self, module: nn.Module, axis: Axis) -> nn.Module:
-        """The module that takes its place."""
+    def apply(self, module: nn.Module, axes: Axes, number: int) -> nn.Module:
+        """What takes the place of the module that is the model's `number`-th."""
 
 
 Plan = Mapping[str, Treatment]
@@ -49,8 +59,8 @@ class Column:
             check_shares(name, "heads", number, size)
         check_shares(name, "outputs", module.out_features, size)
 
-    def apply(self, module: nn.Linear, axis: Axis) -> nn.Module:
-        return ColumnLinear(module, axis, self.shares or (1,), self.gather_output)
+    def apply(self, module: nn.Linear, axes: Axes, number: int) -> nn.Module:
+        return ColumnLinear(module, axes.tp, self.shares or (1,), self.gather_output)
 
 
 @dataclass(frozen=True)
@@ -60,59 +70,103 @@ class Row:
     def check(self, name: str, module: nn.Linear, size: int) -> None:
         check_shares(name, "inputs", module.in_features, size)
 
-    def apply(self, module: nn.Linear, axis: Axis) -> nn.Module:
-        return RowLinear(module, axis)
+    def apply(self, module: nn.Linear, axes: Axes, number: int) -> nn.Module:
+        return RowLinear(module, axes.tp)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """An embedding, the head that may be tied to it, or the loss after that, split along `vocab_size` tokens."""
+    """An embedding, or the head that may be tied to it, split along `vocab_size` tokens."""
 
     vocab_size: int
 
     def check(self, name: str, module: nn.Module, size: int) -> None:
         if size > self.vocab_size:
-            raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over {size} ranks: use tp of fewer")
+            raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over tp={size}: use fewer ranks")
 
-    def apply(self, module: nn.Module, axis: Axis) -> nn.Module:
-        if not isinstance(module, nn.Embedding | nn.Linear):
-            return VocabularyCrossEntropy(module, axis, self.vocab_size)
-        weight = axis.part(module.weight, Shard(0, self.vocab_size, padded=True))
+    def apply(self, module: nn.Module, axes: Axes, number: int) -> nn.Module:
+        weight = axes.tp.part(module.weight, Shard(0, self.vocab_size, padded=True))
         if isinstance(module, nn.Embedding):
-            return VocabularyEmbedding(weight, axis)
-        return VocabularyHead(weight, axis, self.vocab_size)
+            return VocabularyEmbedding(weight, axes.tp)
+        return VocabularyHead(weight, axes.tp, self.vocab_size)
 
 
 @dataclass(frozen=True)
-class Between:
-    """A norm, or an embedding of positions, between split layers: on 1/tp of the sequence in sequence-parallel mode."""
+class Loss:
+    """Of logits that are split along `vocab_size` tokens, and of some tokens of each sequence."""
+
+    vocab_size: int
 
     def check(self, name: str, module: nn.Module, size: int) -> None:
         pass
 
-    def apply(self, module: nn.Module, axis: Axis) -> nn.Module:
-        if not axis.sequence:
+    def apply(self, module: nn.Module, axes: Axes, number: int) -> nn.Module:
+        loss = VocabularyCrossEntropy(module, axes.tp, self.vocab_size)
+        return SequenceLoss(loss, axes.sp) if axes.sp else loss
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The core of attention, on q, k and v of some tokens."""
+
+    def check(self, name: str, module: nn.Module, size: int) -> None:
+        pass
+
+    def apply(self, module: nn.Module, axes: Axes, number: int) -> nn.Module:
+        heads = axes.sp.heads if axes.sp else None
+        first = axes.tp.ranks.rank if heads is None else axes.tp.ranks.rank * heads.size + heads.rank
+        dropout = Dropout(module.dropout, number, axes.place, first)
+        if axes.sp:
+            return SequenceAttention(axes.sp, dropout)
+        return DroppingAttention(module, dropout) if module.dropout else module
+
+
+@dataclass(frozen=True)
+class Between:
+    """Norms, dropout, and embeddings of positions, between split layers.
+
+    In sequence-parallel mode they have 1/tp of the sequence.
+    """
+
+    def check(self, name: str, module: nn.Module, size: int) -> None:
+        pass
+
+    def apply(self, module: nn.Module, axes: Axes, number: int) -> nn.Module:
+        sequence, rank = axes.tp.sequence, axes.tp.ranks.rank
+        if isinstance(module, nn.Dropout):
+            return Dropout(module.p, number, axes.place, rank, sequence)
+        if not sequence:
             return module
-        return SequenceNorm(module, axis) if isinstance(module, nn.LayerNorm) else SequenceEmbedding(module, axis)
+        return SequenceNorm(module, axes.tp) if isinstance(module, nn.LayerNorm) else SequenceEmbedding(module, axes.tp)
 
 
-def tensor_parallel(model: nn.Module, comm: Communicator, plan: Plan, sequence: bool = False) -> list[str]:
-    """Split a plain model, the same on all ranks of `comm`, as a plan says.  Collective.
+def parallelize(
+    model: nn.Module,
+    plan: Plan,
+    tp: Communicator,
+    sp: SequenceParallel | None = None,
+    sequence: bool = False,
+    place: Place | None = None,
+) -> list[str]:
+    """Divide a plain model, the same on all ranks, as a plan says.  Collective.
 
-    Parameters become the rank's parts, whose `shard` says of what.  Returns the names of modules that have parameters
-    and no treatment: every rank has the whole of them.
+    Over `tp`, parameters become the rank's parts, whose `shard` says of what; with `sequence`, ranks share what lies
+    between split layers, too.  Over `sp`, the model is given the rank's tokens, and their positions.  Dropout draws by
+    `place`.  Returns the names of modules that have parameters and no treatment: every rank has the whole of them.
 
     Raises: InputError on every rank where a pattern names no module, or ranks cannot share one.
     """
-    with comm.agreed("tensor_parallel"):
+    with tp.agreed("parallelize"):
         treated = {name: treatment for pattern, treatment in plan.items() for name in matching(model, pattern)}
         for name, treatment in treated.items():
-            treatment.check(name, model.get_submodule(name), comm.size)
-    axis = Axis(Exchange(comm), sequence)
+            treatment.check(name, model.get_submodule(name), tp.size)
+    axes = Axes(Axis(Exchange(tp), sequence), sp, place or Place())
+    numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
     untreated = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
     for name, treatment in treated.items():
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, treatment.apply(model.get_submodule(name), axis))
+        module = model.get_submodule(name)
+        setattr(model.get_submodule(parent), child, treatment.apply(module, axes, numbers[name]))
     return [name for name in untreated if name not in treated]
 
 
@@ -142,7 +196,7 @@ def check_shares(name: str, what: str, number: int, size: int) -> None:
 
 
 def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dict[str, Treatment]:
-    """A GPT-2, its modules named as Hugging Face names them: one sum over the ranks for attention, and one for the MLP."""
+    """A GPT-2, its modules named as Hugging Face names them: a sum over the ranks for attention, another for the MLP."""
     kv, vocabulary, between = n_kv_head or n_head, Vocabulary(vocab_size), Between()
     return {
         "transformer.wte": vocabulary,
@@ -153,6 +207,9 @@ def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dic
         "transformer.h.*.mlp.c_fc": Column(),
         "transformer.h.*.mlp.c_proj": Row(),
         "transformer.ln_f": between,
+        "transformer.drop": between,
+        "transformer.h.*dropout": between,
+        "transformer.h.*.attn.attend": Attention(),
         "lm_head": vocabulary,
-        "loss": vocabulary,
+        "loss": Loss(vocab_size),
     }

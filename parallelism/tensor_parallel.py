@@ -180,28 +180,31 @@ class VocabularyCrossEntropy(nn.Module):
 
     def __init__(self, loss: nn.Module, axis: Axis, vocab_size: int):
         super().__init__()
-        self.loss, self.axis, self.vocab_size = loss, axis, vocab_size
+        self.loss, self.axis, self.vocab_size, self.ignored = loss, axis, vocab_size, loss.ignored
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return self.total(logits, targets) / (targets != self.ignored).sum()
+
+    def total(self, logits: Tensor, targets: Tensor) -> Tensor:
         if not self.training:
-            return self.loss(logits, targets)
+            return self.loss.total(logits, targets)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        flat = logits.flatten(0, 1)  # (batch x seq, vocab_size/tp)
-        smoothing = self.loss.label_smoothing
-        return CrossEntropyFunction.apply(flat, targets.flatten(), self.axis.ranks, self.vocab_size, smoothing)
-
-
-IGNORED = -100  # a target that does not count, as torch has it
+        flat, targets = logits.flatten(0, 1), targets.flatten()  # (batch x seq, vocab_size/tp), (batch x seq)
+        counted = targets != self.ignored
+        settings = self.vocab_size, self.loss.label_smoothing
+        return CrossEntropyFunction.apply(flat, targets, counted, self.axis.ranks, *settings)
 
 
 class CrossEntropyFunction(torch.autograd.Function):
-    """Mean of log sum exp(logits) - (1-s) logits[target] - s mean(logits), by two sums over the ranks.
+    """Sum of log sum exp(logits) - (1-s) logits[target] - s mean(logits), by two sums over the ranks.
 
     Keeps one tensor as large as the rank's logits: their softmax.
     """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, targets: Tensor, ranks: Exchange, vocab_size: int, smoothing: float) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx, logits: Tensor, targets: Tensor, counted: Tensor, ranks: Exchange, vocab_size: int, smoothing: float
+    ) -> Tensor:
         begin = ranks.rank * logits.shape[-1]
         num_real = min(max(vocab_size - begin, 0), logits.shape[-1])
         real = logits[:, :num_real]  # the rest is padding, which has no part in the sums
@@ -212,11 +215,10 @@ class CrossEntropyFunction(torch.autograd.Function):
         rows, here = placed(targets, begin, logits.shape[-1])
         at_target = logits.gather(-1, rows[:, None])[:, 0] * here
         sums, at_target, means = ranks.all_reduce(torch.stack([exps.sum(-1), at_target, real.sum(-1) / vocab_size]))
-        counted = targets != IGNORED
         losses = sums.log() + highest - (1 - smoothing) * at_target - smoothing * means
         ctx.save_for_backward(exps.div_(sums[:, None]), rows, here, counted)
         ctx.num_real, ctx.shift, ctx.smoothing = num_real, smoothing / vocab_size, smoothing
-        return (losses * counted).sum() / counted.sum()
+        return (losses * counted).sum()
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
@@ -224,6 +226,6 @@ class CrossEntropyFunction(torch.autograd.Function):
         d = softmax.clone()
         d[:, : ctx.num_real] -= ctx.shift
         d.scatter_add_(-1, rows[:, None], -(1 - ctx.smoothing) * here.to(d.dtype)[:, None])
-        d *= (counted * (gradient / counted.sum()))[:, None]
-        return d, None, None, None, None
+        d *= (counted * gradient)[:, None]
+        return d, None, None, None, None, None
 
