@@ -143,8 +143,10 @@ class CrossEntropy(nn.Module):
     def total(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         logits = logits.flatten(0, 1)  # (batch x seq, vocab_size)
-        settings = {"ignore_index": self.ignored, "label_smoothing": self.label_smoothing}
-        return F.cross_entropy(logits, targets.flatten(), reduction="sum", **settings)
+        smoothing, ignored = self.label_smoothing, self.ignored
+        return F.cross_entropy(
+            logits, targets.flatten(), ignore_index=ignored, reduction="sum", label_smoothing=smoothing
+        )
 
 
 class GPT(nn.Module):

@@ -107,7 +107,9 @@ def test_what_cannot_be_split(comm):
     from collectives import InputError
 
     def refused(match, plan=None, **changes):
-        model = GPT(GPTConfig(**({"vocab_size": 29, "block_size": 8, "n_layer": 1, "n_head": 6, "n_embd": 24} | changes)))
+        model = GPT(
+            GPTConfig(**({"vocab_size": 29, "block_size": 8, "n_layer": 1, "n_head": 6, "n_embd": 24} | changes))
+        )
         config = model.config
         with pytest.raises(InputError, match=match):
             parallelize(model, plan or gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), comm)

@@ -32,9 +32,10 @@ def attend(
     q, k, v = wide(q), like_heads(wide(k), q), like_heads(wide(v), q)
     if fused(q, keep):
         return FORWARD(q, k, v, 0.0, causal, attn_mask=mask)
-    scores = scores_of(q, k, causal, mask)
-    log = scores.logsumexp(-1)
-    return dropped(probabilities(scores, log), keep) @ v, log
+    with torch.autocast(q.device.type, enabled=False):
+        scores = scores_of(q, k, causal, mask)
+        log = scores.logsumexp(-1)
+        return dropped(probabilities(scores, log), keep) @ v, log
 
 
 def attend_backward(

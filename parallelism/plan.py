@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import nn
 
@@ -37,10 +37,10 @@ class Axes(NamedTuple):
 
 
 class Treatment(Protocol):
-    def check(self, name: str, module: nn.Module, size: int) -> None:
+    def check(self, name: str, module: Any, size: int) -> None:
         """Raise ValueError where `size` ranks of tensor parallelism cannot share the module."""
 
-    def apply(self, module: nn.Module, axes: Axes, number: int) -> nn.Module:
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         """What takes the place of the module that is the model's `number`-th."""
 
 
@@ -54,12 +54,12 @@ class Column:
     shares: tuple[int, ...] = ()
     gather_output: bool = False
 
-    def check(self, name: str, module: nn.Linear, size: int) -> None:
+    def check(self, name: str, module: Any, size: int) -> None:
         for number in self.shares:
             check_shares(name, "heads", number, size)
         check_shares(name, "outputs", module.out_features, size)
 
-    def apply(self, module: nn.Linear, axes: Axes, number: int) -> nn.Module:
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return ColumnLinear(module, axes.tp, self.shares or (1,), self.gather_output)
 
 
@@ -67,10 +67,10 @@ class Column:
 class Row:
     """Inputs split, as a column-split layer before it leaves them."""
 
-    def check(self, name: str, module: nn.Linear, size: int) -> None:
+    def check(self, name: str, module: Any, size: int) -> None:
         check_shares(name, "inputs", module.in_features, size)
 
-    def apply(self, module: nn.Linear, axes: Axes, number: int) -> nn.Module:
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return RowLinear(module, axes.tp)
 
 
@@ -80,11 +80,11 @@ class Vocabulary:
 
     vocab_size: int
 
-    def check(self, name: str, module: nn.Module, size: int) -> None:
+    def check(self, name: str, module: Any, size: int) -> None:
         if size > self.vocab_size:
             raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over tp={size}: use fewer ranks")
 
-    def apply(self, module: nn.Module, axes: Axes, number: int) -> nn.Module:
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         weight = axes.tp.part(module.weight, Shard(0, self.vocab_size, padded=True))
         if isinstance(module, nn.Embedding):
             return VocabularyEmbedding(weight, axes.tp)
@@ -97,10 +97,10 @@ class Loss:
 
     vocab_size: int
 
-    def check(self, name: str, module: nn.Module, size: int) -> None:
+    def check(self, name: str, module: Any, size: int) -> None:
         pass
 
-    def apply(self, module: nn.Module, axes: Axes, number: int) -> nn.Module:
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         loss = VocabularyCrossEntropy(module, axes.tp, self.vocab_size)
         return SequenceLoss(loss, axes.sp) if axes.sp else loss
 
@@ -109,10 +109,10 @@ class Loss:
 class Attention:
     """The core of attention, on q, k and v of some tokens."""
 
-    def check(self, name: str, module: nn.Module, size: int) -> None:
+    def check(self, name: str, module: Any, size: int) -> None:
         pass
 
-    def apply(self, module: nn.Module, axes: Axes, number: int) -> nn.Module:
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         heads = axes.sp.heads if axes.sp else None
         first = axes.tp.ranks.rank if heads is None else axes.tp.ranks.rank * heads.size + heads.rank
         dropout = Dropout(module.dropout, number, axes.place, first)
@@ -128,10 +128,10 @@ class Between:
     In sequence-parallel mode they have 1/tp of the sequence.
     """
 
-    def check(self, name: str, module: nn.Module, size: int) -> None:
+    def check(self, name: str, module: Any, size: int) -> None:
         pass
 
-    def apply(self, module: nn.Module, axes: Axes, number: int) -> nn.Module:
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         sequence, rank = axes.tp.sequence, axes.tp.ranks.rank
         if isinstance(module, nn.Dropout):
             return Dropout(module.p, number, axes.place, rank, sequence)
@@ -196,7 +196,7 @@ def check_shares(name: str, what: str, number: int, size: int) -> None:
 
 
 def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dict[str, Treatment]:
-    """A GPT-2, its modules named as Hugging Face names them: a sum over the ranks for attention, another for the MLP."""
+    """A GPT-2, modules named as Hugging Face names them: one sum over the ranks for attention, one for the MLP."""
     kv, vocabulary, between = n_kv_head or n_head, Vocabulary(vocab_size), Between()
     return {
         "transformer.wte": vocabulary,

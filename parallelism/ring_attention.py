@@ -106,5 +106,6 @@ class RingFunction(torch.autograd.Function):
             coming_home = ring.members.start_shift(dkv)
             if coming:
                 kv = coming.wait()
+        assert coming_home is not None
         dk, dv = coming_home.wait()
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None

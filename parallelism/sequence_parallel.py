@@ -10,7 +10,7 @@ Sequence Parallelism Approach", 2024, arXiv 2405.07719 (both together).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,11 @@ class SequenceParallel:
         assert heads is not None
         assert ring is not None
         self.heads, self.ring = Exchange(heads), Ring(Exchange(ring), order, causal)
+
+    def __str__(self) -> str:
+        parts = self.heads.size
+        in_groups = f" in groups of {parts}, {self.ring.order} rings of {self.ring.members.size}"
+        return f"head exchange{in_groups}" if parts > 1 else f"{self.ring.order} ring attention"
 
     def shares(self, length: int) -> Shares:
         """Raises: ValueError for a length that the ranks cannot share evenly."""
@@ -130,6 +135,7 @@ class DroppingAttention(nn.Module):
             return self.plain(q, k, v, documents)
         positions = torch.arange(q.shape[SEQ], device=q.device)
         keep = self.dropout.of_attention(q, positions, positions)
+        assert keep is not None
         may = (positions[:, None] >= positions)[None]
         if documents is not None:
             may = may & (documents[:, :, None] == documents[:, None, :])
@@ -160,7 +166,7 @@ class SequenceLoss(nn.Module):
     averages gradients.
     """
 
-    def __init__(self, loss: nn.Module, axis: SequenceParallel):
+    def __init__(self, loss: Any, axis: SequenceParallel):
         super().__init__()
         self.loss, self.ranks = loss, axis.all
 

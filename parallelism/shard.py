@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collectives import Communicator
 
 
 class Shard(NamedTuple):
@@ -46,3 +49,16 @@ class Shard(NamedTuple):
         ordered = [piece for same in zip(*pieces, strict=True) for piece in same]
         return torch.cat(ordered, self.dim).narrow(self.dim, 0, self.length)
 
+
+@torch.no_grad()
+def wholes(model: nn.Module, comm: Communicator) -> dict[str, Tensor]:
+    """A model's parameters by name, as they are without `comm`'s ranks having parts of them.  Collective."""
+    gathered = {}
+    for name, p in model.named_parameters():
+        own = p.detach().contiguous()
+        shard = getattr(p, "shard", None)
+        if shard:
+            every = comm.all_gather(own, out=own.new_empty(comm.size * own.numel()))
+            own = shard.whole([part.view(own.shape) for part in every.chunk(comm.size)])
+        gathered[name] = own
+    return gathered

@@ -10,6 +10,7 @@ section 3; Korthikanti et al., "Reducing Activation Recomputation in Large Trans
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,9 @@ class Axis:
     def __init__(self, ranks: Exchange, sequence: bool = False):
         self.ranks, self.sequence = ranks, sequence
         self._parts: dict[int, nn.Parameter] = {}  # by the parameter they are of, which may be tied to several modules
-        self._wholes: list[nn.Parameter] = []
+        self._wholes: list[Tensor] = []
 
-    def part(self, parameter: nn.Parameter, shard: Shard) -> nn.Parameter:
+    def part(self, parameter: Tensor, shard: Shard) -> nn.Parameter:
         """This rank's part, which remembers what it is of."""
         if id(parameter) not in self._parts:
             own = nn.Parameter(shard.part(parameter.detach(), self.ranks.rank, self.ranks.size).clone())
@@ -66,6 +67,14 @@ class ColumnFunction(torch.autograd.Function):
         return dx.movedim(0, SEQ) if sequence else dx, dw, None
 
 
+def column(x: Tensor, weight: Tensor, axis: Axis) -> Tensor:
+    """As `F.linear`, in the dtype that it would compute in."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        x, weight = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (x, weight))
+    return ColumnFunction.apply(x, weight, axis)
+
+
 def whole_sequence(x: Tensor, axis: Axis) -> Tensor:
     return axis.ranks.all_gather(x.movedim(SEQ, 0)).movedim(0, SEQ) if axis.sequence else x
 
@@ -84,7 +93,7 @@ class ColumnLinear(nn.Module):
         self.bias = None if linear.bias is None else axis.part(linear.bias, shard)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = ColumnFunction.apply(x, self.weight, self.axis)
+        y = column(x, self.weight, self.axis)
         if self.bias is not None:
             y = y + self.bias
         return autograd.gather(y, self.axis.ranks, dim=-1) if self.gather_output else y
@@ -162,7 +171,7 @@ class VocabularyHead(nn.Module):
         self.axis, self.weight, self.vocab_size = axis, weight, vocab_size
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = ColumnFunction.apply(x, self.weight, self.axis)
+        logits = column(x, self.weight, self.axis)
         if self.training:
             return logits
         return autograd.gather(logits, self.axis.ranks, dim=-1)[..., : self.vocab_size]
@@ -178,7 +187,7 @@ def placed(tokens: Tensor, begin: int, length: int) -> tuple[Tensor, Tensor]:
 class VocabularyCrossEntropy(nn.Module):
     """The loss of a `models.gpt.CrossEntropy`, from logits split along the vocabulary, which are never gathered."""
 
-    def __init__(self, loss: nn.Module, axis: Axis, vocab_size: int):
+    def __init__(self, loss: Any, axis: Axis, vocab_size: int):
         super().__init__()
         self.loss, self.axis, self.vocab_size, self.ignored = loss, axis, vocab_size, loss.ignored
 
@@ -228,4 +237,3 @@ class CrossEntropyFunction(torch.autograd.Function):
         d.scatter_add_(-1, rows[:, None], -(1 - ctx.smoothing) * here.to(d.dtype)[:, None])
         d *= (counted * gradient)[:, None]
         return d, None, None, None, None, None
-
