@@ -8,7 +8,6 @@ mpirun -n 4 python train.py --tp 2 --sp 2 --sp_mode ring
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import sys
@@ -110,7 +109,7 @@ def train(config: Config, comm: collectives.Communicator) -> GPT:
                 report.validation(iteration, run.validate())
     gpt = run.whole()
     if comm.rank == 0:
-        print(run.sample())
+        print(run.sample(gpt))
         if run.out_dir:
             save_hugging_face(gpt, run.out_dir)
     return gpt
@@ -138,13 +137,13 @@ class Run:
             self.sampler = DistributedSampler(
                 len(self.windows), batch_size, self.dp.rank, self.dp.size, seed=config.seed
             )
-            self.plain = make_model(config, self.tokens.vocab_size)
-            self.place.positions = self.sp.positions(config.block_size)
+            self.gpt = make_model(config, self.tokens.vocab_size)
+            self.positions = self.place.positions = self.sp.positions(config.block_size)
             check_layout(config, self.mesh.shape)
             comm.empty(0, device=config.device)  # refused here if there is no such device
         with comm.agreed():
             self.out_dir = prepare_out_dir(config, comm.rank)
-        self.gpt = copy.deepcopy(self.plain)
+        self.num_params = self.gpt.num_params()  # before ranks have parts of them
         self.replicated = self.parallelize()
         self.arena = Arena(self.gpt, comm, config.device)
         self.model = DataParallel(self.gpt, self.mesh.along("dp", "sp"), self.arena, config.bucket_mb)
@@ -166,14 +165,13 @@ class Run:
         batch = f"dp {self.dp.size} x micro_batch_size {self.config.micro_batch_size}"
         lines = [
             f"{self.tokens.name}: {len(self.tokens.ids):,} tokens, vocabulary {self.tokens.vocab_size}",
-            f"GPT of {self.plain.num_params():,} parameters; batch {self.sampler.batch_size} = {batch} "
+            f"GPT of {self.num_params:,} parameters; batch {self.sampler.batch_size} = {batch} "
             f"x num_micro_batches {self.num_micro_batches}",
         ]
         if self.mesh.tp.size * self.mesh.sp.size > 1:
             lines.append(f"layers over tp {self.mesh.tp.size}, sequences over sp {self.mesh.sp.size} by {self.sp}")
-        lines += [f"without a treatment, and so whole on every rank: {', '.join(self.replicated)}"] * bool(
-            self.replicated
-        )
+        if self.replicated:
+            lines.append(f"whole on every rank, as no treatment is planned for them: {', '.join(self.replicated)}")
         return "\n".join(lines)
 
     def shares(self) -> Iterator[np.ndarray]:
@@ -195,7 +193,7 @@ class Run:
         now = time.perf_counter()
         comm_s = self.model.exposed_s - waited + now - computed
         tokens_per_s = self.sampler.batch_size * config.block_size / (now - begin)
-        flops_per_s = tokens_per_s * flops_per_token(self.plain.config, self.plain.num_params())
+        flops_per_s = tokens_per_s * flops_per_token(self.gpt.config, self.num_params)
         return Metrics(
             iter=iteration,
             max_iters=config.max_iters,
@@ -253,29 +251,29 @@ class Run:
         total, count = self.dp.all_reduce(sums)
         return float(total / count)
 
-    def sample(self) -> str:
+    def sample(self, gpt: GPT) -> str:
         """Text, or token ids, that go on from the first ones of the held-back part."""
         prompt = torch.from_numpy(self.val_ids[:16].astype(np.int64))[None].to(self.config.device)  # (1, seq)
         generator = torch.Generator(self.config.device).manual_seed(self.config.seed)
-        self.plain.eval()
-        drawn = self.plain.generate(prompt, self.config.sample_tokens, 0.8, top_k=50, generator=generator)
+        gpt.eval()
+        drawn = gpt.generate(prompt, self.config.sample_tokens, 0.8, top_k=50, generator=generator)
         ids = drawn[0].tolist()
         return bytes(ids).decode(errors="replace") if self.tokens.is_text else " ".join(map(str, ids))
 
     def batch(self, windows: Windows, indices: np.ndarray) -> list[torch.Tensor]:
         """This rank's inputs and targets, (batch, seq/sp), and their positions, (seq/sp), on the device."""
-        positions = self.place.positions
+        positions = self.positions
         tensors = [torch.from_numpy(array)[:, positions] for array in windows.batch(indices)]
         return [tensor.to(self.config.device) for tensor in (*tensors, positions)]
 
     def whole(self) -> GPT:
         """The plain model with the weights trained.  Collective."""
+        gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
         weights = wholes(self.gpt, self.mesh.tp)
-        self.plain.to(self.config.device)
         with torch.no_grad():
-            for name, p in self.plain.named_parameters():
+            for name, p in gpt.named_parameters():
                 p.copy_(weights[name])
-        return self.plain
+        return gpt
 
     def memory_mib(self) -> float:
         if self.config.device == "cpu":
@@ -314,8 +312,8 @@ def check_layout(config: Config, shape: dict[str, int]) -> None:
     """Refuse what layers and sequences cannot be split into, beside what `parallelize` looks at."""
     if config.sequence_parallel and (rest := config.block_size // shape["sp"] % shape["tp"]):
         raise ValueError(
-            f"block_size={config.block_size}: {rest} of a rank's {config.block_size // shape['sp']} tokens are left over "
-            f"by tp={shape['tp']} with --sequence_parallel: use a multiple of {shape['sp'] * shape['tp']}"
+            f"block_size={config.block_size} leaves {rest} of a rank's {config.block_size // shape['sp']} tokens over "
+            f"from tp={shape['tp']} with --sequence_parallel: use a multiple of {shape['sp'] * shape['tp']}"
         )
 
 
