@@ -44,16 +44,16 @@ def plan_of(config):
     return gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head)
 
 
-def plain_results(config, documents=None):
-    plain = randomized(config)
+def plain_results(config, documents=None, dtype=torch.float64):
+    plain = randomized(config).to(dtype)
     _, loss = plain(*batch_of(), documents=documents)
     loss.backward()
     return loss, {name: p.grad for name, p in plain.named_parameters()}
 
 
-def split_results(config, tp, sp, sequence=False, documents=None, place=None):
+def split_results(config, tp, sp, sequence=False, documents=None, place=None, dtype=torch.float64):
     """The loss, and gradients averaged over the ranks that share the sequence."""
-    model = randomized(config)
+    model = randomized(config).to(dtype)
     parallelize(model, plan_of(config), tp, sp, sequence, place)
     tokens, targets = (sp.own(x) for x in batch_of())
     positions = sp.positions(LENGTH)
@@ -118,6 +118,33 @@ def test_mixes(comm, shape, mode, sequence):
     close(loss, wanted)
     for name, p in params.items():
         close(p.grad, part(p, gradients[name], mesh.tp))
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize("mode", ["ring", "ulysses", "hybrid"])
+@pytest.mark.parametrize("sequence", [False, True], ids=["", "sequence-parallel"])
+def test_float32_and_bfloat16(comm, mode, sequence):
+    """As far from float64 as the plain model in the same dtype, or nearly."""
+    mesh = Mesh(comm, sp=2, tp=2)
+    config, order = CONFIGS["plain"], "contiguous" if mode == "ulysses" else "zigzag"
+    exact, exact_gradients = plain_results(config)
+    for dtype, rtol in ((torch.float32, 1e-5), (torch.bfloat16, None)):
+        plain, gradients = plain_results(config, dtype=dtype)
+        sp = SequenceParallel(mesh.sp, mode, order)
+        loss, params = split_results(config, mesh.tp, sp, sequence, dtype=dtype)
+        if rtol:
+            close(loss.double(), exact, rtol)
+        assert abs(loss - exact) <= 2 * abs(plain - exact) + 1e-3 * exact
+        for name, p in params.items():
+            wanted = part(p, exact_gradients[name], mesh.tp)
+            if rtol:
+                close(p.grad.double(), wanted, rtol)
+            own_error = (part(p, gradients[name], mesh.tp).double() - wanted).norm()
+            assert (p.grad.double() - wanted).norm() <= 2 * own_error + rtol_of(dtype) * wanted.norm()
+
+
+def rtol_of(dtype):
+    return float(torch.finfo(dtype).eps)
 
 
 @pytest.mark.sizes(2, 4, 8)
