@@ -141,10 +141,10 @@ class Run:
             self.positions = self.place.positions = self.sp.positions(config.block_size)
             check_layout(config, self.mesh.shape)
             comm.empty(0, device=config.device)  # refused here if there is no such device
-        with comm.agreed():
-            self.out_dir = prepare_out_dir(config, comm.rank)
         self.num_params = self.gpt.num_params()  # before ranks have parts of them
         self.replicated = self.parallelize()
+        with comm.agreed():
+            self.out_dir = prepare_out_dir(config, comm.rank)
         self.arena = Arena(self.gpt, comm, config.device)
         self.model = DataParallel(self.gpt, self.mesh.along("dp", "sp"), self.arena, config.bucket_mb)
         self.optimizer = adamw(self.gpt, config.lr, config.weight_decay)

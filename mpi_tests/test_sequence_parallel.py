@@ -20,7 +20,7 @@ MODES = {
     "ring": {"mode": "ring"},
     "striped": {"mode": "ring", "order": "striped"},
     "contiguous": {"mode": "ring", "order": "contiguous"},
-    "ulysses": {"mode": "ulysses", "order": "contiguous"},
+    "ulysses": {"mode": "ulysses"},
     "hybrid": {"mode": "hybrid"},
 }
 each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
@@ -113,8 +113,7 @@ def test_mixes(comm, shape, mode, sequence):
     mesh = Mesh(comm, **shape)
     config = CONFIGS["plain"]
     wanted, gradients = plain_results(config)
-    order = "contiguous" if mode == "ulysses" else "zigzag"
-    loss, params = split_results(config, mesh.tp, SequenceParallel(mesh.sp, mode, order), sequence)
+    loss, params = split_results(config, mesh.tp, SequenceParallel(mesh.sp, mode), sequence)
     close(loss, wanted)
     for name, p in params.items():
         close(p.grad, part(p, gradients[name], mesh.tp))
@@ -126,11 +125,11 @@ def test_mixes(comm, shape, mode, sequence):
 def test_float32_and_bfloat16(comm, mode, sequence):
     """As far from float64 as the plain model in the same dtype, or nearly."""
     mesh = Mesh(comm, sp=2, tp=2)
-    config, order = CONFIGS["plain"], "contiguous" if mode == "ulysses" else "zigzag"
+    config = CONFIGS["plain"]
     exact, exact_gradients = plain_results(config)
     for dtype, rtol in ((torch.float32, 1e-5), (torch.bfloat16, None)):
         plain, gradients = plain_results(config, dtype=dtype)
-        sp = SequenceParallel(mesh.sp, mode, order)
+        sp = SequenceParallel(mesh.sp, mode)
         loss, params = split_results(config, mesh.tp, sp, sequence, dtype=dtype)
         if rtol:
             close(loss.double(), exact, rtol)
@@ -153,17 +152,16 @@ def test_dropout_is_the_same_on_any_layout(comm, mode):
     """As on one rank: with tensor parallelism, in its sequence-parallel mode, and with sequence parallelism."""
     config = GPTConfig(**SHAPE, dropout=0.3)
     alone = comm.split(comm.rank)
-    order = "contiguous" if mode == "ulysses" else "zigzag"
 
-    def results(tp, sp, mode="ring", order="contiguous", sequence=False, samples=(7, 8)):
+    def results(tp, sp, sequence=False, samples=(7, 8)):
         place = Place(seed=3, samples=torch.tensor(samples))
-        return split_results(config, tp, SequenceParallel(sp, mode, order), sequence, place=place)
+        return split_results(config, tp, SequenceParallel(sp, mode), sequence, place=place)
 
     wanted, whole = results(alone, alone)
     assert results(alone, alone, samples=(7, 9))[0] != wanted
     layouts = [(comm, alone, False), (comm, alone, True), (alone, comm, False)]
     for tp, sp, sequence in layouts:
-        loss, params = results(tp, sp, mode if sp is comm else "ring", order if sp is comm else "contiguous", sequence)
+        loss, params = results(tp, sp, sequence)
         close(loss, wanted)
         for name, p in params.items():
             close(p.grad, part(p, whole[name].grad, tp))
@@ -200,7 +198,7 @@ def test_what_cannot_be_shared(comm):
         SequenceParallel(comm).positions(44)
     heads = torch.zeros(1, 6, 4, 2), torch.zeros(1, 6, 4, 2), torch.zeros(1, 6, 4, 2)
     with pytest.raises(ValueError, match=r"6 query heads can't be exchanged by 4 ranks: use 8 heads, .* sp_mode ring"):
-        SequenceAttention(SequenceParallel(comm, "ulysses", "contiguous"))(*heads)
+        SequenceAttention(SequenceParallel(comm, "ulysses"))(*heads)
 
 
 @pytest.mark.parametrize("order", ["zigzag", "striped"])

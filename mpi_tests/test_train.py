@@ -90,7 +90,7 @@ def test_losses_and_weights_are_those_of_one_process(tmp_path, reference, num_ra
 LAYOUTS = {
     "tp 2, sp 2, dp 2": {"tp": 2, "sp": 2, "dp": 2},
     "sequence-parallel": {"tp": 2, "sp": 2, "sequence_parallel": True},
-    "ulysses": {"sp": 2, "sp_mode": "ulysses", "sp_order": "contiguous", "num_micro_batches": 3},
+    "ulysses": {"sp": 2, "sp_mode": "ulysses", "num_micro_batches": 3},
     "hybrid": {"sp": 4, "sp_mode": "hybrid"},
 }
 

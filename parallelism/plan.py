@@ -11,7 +11,13 @@ from torch import nn
 
 from parallelism.dropout import Dropout, Place
 from parallelism.exchange import Exchange
-from parallelism.sequence_parallel import DroppingAttention, SequenceAttention, SequenceLoss, SequenceParallel
+from parallelism.sequence_parallel import (
+    DroppingAttention,
+    SequenceAttention,
+    SequenceLoss,
+    SequenceParallel,
+    check_heads,
+)
 from parallelism.shard import Shard
 from parallelism.tensor_parallel import (
     Axis,
@@ -37,8 +43,8 @@ class Axes(NamedTuple):
 
 
 class Treatment(Protocol):
-    def check(self, name: str, module: Any, size: int) -> None:
-        """Raise ValueError where `size` ranks of tensor parallelism cannot share the module."""
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        """Raise ValueError where `tp` ranks cannot share the module, or `sp` ranks cannot exchange its heads."""
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         """What takes the place of the module that is the model's `number`-th."""
@@ -54,10 +60,10 @@ class Column:
     shares: tuple[int, ...] = ()
     gather_output: bool = False
 
-    def check(self, name: str, module: Any, size: int) -> None:
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
         for number in self.shares:
-            check_shares(name, "heads", number, size)
-        check_shares(name, "outputs", module.out_features, size)
+            check_shares(name, "heads", number, tp)
+        check_shares(name, "outputs", module.out_features, tp)
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return ColumnLinear(module, axes.tp, self.shares or (1,), self.gather_output)
@@ -67,8 +73,8 @@ class Column:
 class Row:
     """Inputs split, as a column-split layer before it leaves them."""
 
-    def check(self, name: str, module: Any, size: int) -> None:
-        check_shares(name, "inputs", module.in_features, size)
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        check_shares(name, "inputs", module.in_features, tp)
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return RowLinear(module, axes.tp)
@@ -80,9 +86,9 @@ class Vocabulary:
 
     vocab_size: int
 
-    def check(self, name: str, module: Any, size: int) -> None:
-        if size > self.vocab_size:
-            raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over tp={size}: use fewer ranks")
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        if tp > self.vocab_size:
+            raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over tp={tp}: use fewer ranks")
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         weight = axes.tp.part(module.weight, Shard(0, self.vocab_size, padded=True))
@@ -97,7 +103,7 @@ class Loss:
 
     vocab_size: int
 
-    def check(self, name: str, module: Any, size: int) -> None:
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
         pass
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
@@ -109,8 +115,14 @@ class Loss:
 class Attention:
     """The core of attention, on q, k and v of some tokens."""
 
-    def check(self, name: str, module: Any, size: int) -> None:
-        pass
+    n_head: int
+    n_kv_head: int
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        try:
+            check_heads(self.n_head // tp, self.n_kv_head // tp, sp)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         heads = axes.sp.heads if axes.sp else None
@@ -128,7 +140,7 @@ class Between:
     In sequence-parallel mode they have 1/tp of the sequence.
     """
 
-    def check(self, name: str, module: Any, size: int) -> None:
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
         pass
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
@@ -159,7 +171,7 @@ def parallelize(
     with tp.agreed("parallelize"):
         treated = {name: treatment for pattern, treatment in plan.items() for name in matching(model, pattern)}
         for name, treatment in treated.items():
-            treatment.check(name, model.get_submodule(name), tp.size)
+            treatment.check(name, model.get_submodule(name), tp.size, sp.heads.size if sp else 1)
     axes = Axes(Axis(Exchange(tp), sequence), sp, place or Place())
     numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
     untreated = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
@@ -209,7 +221,7 @@ def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dic
         "transformer.ln_f": between,
         "transformer.drop": between,
         "transformer.h.*dropout": between,
-        "transformer.h.*.attn.attend": Attention(),
+        "transformer.h.*.attn.attend": Attention(n_head, kv),
         "lm_head": vocabulary,
         "loss": Loss(vocab_size),
     }

@@ -56,6 +56,8 @@ class Shares(NamedTuple):
 
     def of_ring(self, member: int) -> np.ndarray:
         tokens = np.arange(self.length)
+        if self.ring == 1:
+            return tokens
         if self.order == "striped":
             return tokens[member :: self.ring]
         if self.order == "contiguous":

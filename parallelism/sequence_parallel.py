@@ -106,9 +106,9 @@ class SequenceAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         heads, ring = self.axis.heads, self.axis.ring
-        k, v = (like_ranks(x, heads.size) for x in (k, v))
-        check_heads(q, k, heads.size)
+        check_heads(q.shape[HEADS], k.shape[HEADS], heads.size)
         if heads.size > 1:
+            k, v = (like_ranks(x, heads.size) for x in (k, v))
             q, k, v = (autograd.all_to_all(x, heads, HEADS, SEQ) for x in (q, k, v))
         y = RingFunction.apply(q, k, v, ring, self.known(q, documents))
         return autograd.all_to_all(y, heads, SEQ, HEADS) if heads.size > 1 else y
@@ -149,9 +149,10 @@ def like_ranks(x: Tensor, size: int) -> Tensor:
     return x.repeat_interleave(size // x.shape[HEADS], HEADS) if size % x.shape[HEADS] == 0 else x
 
 
-def check_heads(q: Tensor, k: Tensor, size: int) -> None:
-    """Raises: ValueError for numbers of heads that ranks cannot share."""
-    for name, number in (("query heads", q.shape[HEADS]), ("key and value heads", k.shape[HEADS])):
+def check_heads(n_head: int, n_kv_head: int, size: int) -> None:
+    """Raises: ValueError for numbers of heads, of a rank, that `size` ranks cannot exchange evenly."""
+    repeated = size % n_kv_head == 0
+    for name, number in (("query heads", n_head), *([] if repeated else [("key and value heads", n_kv_head)])):
         if number % size:
             nearest = max(1, round(number / size)) * size
             raise ValueError(
