@@ -3,7 +3,7 @@
 mpirun -n 2 python train.py
 mpirun --hostfile hostfiles/local.txt -np 4 python train.py --micro_batch_size 4
 mpirun -n 2 python train.py --config configs/small.toml
-mpirun -n 4 python train.py --tp 2 --sp 2 --sp_mode ring
+mpirun -n 4 python train.py --tp 2 --sp 2
 """
 
 from __future__ import annotations
