@@ -49,16 +49,16 @@ class Exchange:
         self._idle: dict[tuple, list[Slot]] = defaultdict(list)
 
     def all_reduce(self, x: Tensor, **arguments: Any) -> Tensor:
-        return self.start("all_reduce", x, **arguments).wait()
+        return self.run("all_reduce", x, **arguments)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return self.start("all_gather", x).wait()
+        return self.run("all_gather", x)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        return self.start("reduce_scatter", x).wait()
+        return self.run("reduce_scatter", x)
 
     def all_to_all(self, x: Tensor) -> Tensor:
-        return self.start("all_to_all", x).wait()
+        return self.run("all_to_all", x)
 
     def start_shift(self, x: Tensor) -> Pending:
         """Begin to send a tensor to the next rank, round a ring; what comes is the one before's."""
@@ -66,12 +66,22 @@ class Exchange:
         counts[(self.rank + 1) % self.size] = x.numel()
         return self.start("all_to_all", x, send_counts=tuple(counts))
 
+    def run(self, collective: str, x: Tensor, **arguments: Any) -> Tensor:
+        pending = self._given(collective, x, arguments)
+        pending.slot.plan.begin()  # not started: no thread need move it on, as this one waits
+        return pending.wait()
+
     def start(self, collective: str, x: Tensor, **arguments: Any) -> Pending:
         """Begin a collective, which goes on while this process computes."""
+        pending = self._given(collective, x, arguments)
+        pending.slot.plan.start()
+        return pending
+
+    def _given(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> Pending:
+        """An idle plan, with its input in place."""
         idle = self._idle[collective, x.shape, x.dtype, x.device, *arguments.values()]
         slot = idle.pop() if idle else self._bind(collective, x, arguments)
         slot.given.copy_(x)
-        slot.plan.start()
         return Pending(slot, idle)
 
     def _bind(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> Slot:
