@@ -24,7 +24,7 @@ import torch
 
 import collectives
 from collectives import environment
-from models.data import Windows, load_tokens, split
+from models.data import Windows, documents, load_tokens, split
 from models.flags import parse
 from models.gpt import GPT, GPTConfig, flops_per_token
 from models.hf import save_hugging_face
@@ -58,6 +58,7 @@ class Config:
     n_kv_head: int | None = flag(None, "heads of keys and values, each shared by as many of queries: n_head")
     n_embd: int = flag(192, "width")
     block_size: int = flag(128, "tokens a sample")
+    document_end: int | None = flag(None, "token that ends a document, whose tokens attend to no other's")
     dropout: float = flag(0.0, "dropout probability")
     bias: bool = flag(False, "biases in linear layers and norms")
     micro_batch_size: int = flag(8, "samples a rank computes at once")
@@ -261,10 +262,17 @@ class Run:
         return bytes(ids).decode(errors="replace") if self.tokens.is_text else " ".join(map(str, ids))
 
     def batch(self, windows: Windows, indices: np.ndarray) -> list[torch.Tensor]:
-        """This rank's inputs and targets, (batch, seq/sp), and their positions, (seq/sp), on the device."""
-        positions = self.positions
-        tensors = [torch.from_numpy(array)[:, positions] for array in windows.batch(indices)]
-        return [tensor.to(self.config.device) for tensor in (*tensors, positions)]
+        """This rank's inputs and targets, their positions, and documents if any, on the device.
+
+        Shapes: (batch, seq/sp); positions (seq/sp).
+        """
+        inputs, targets = windows.batch(indices)
+        of_tokens, end = [inputs, targets], self.config.document_end
+        if end is not None:
+            of_tokens.append(documents(inputs, end))
+        tensors = [torch.from_numpy(array)[:, self.positions] for array in of_tokens]
+        tensors.insert(2, self.positions)
+        return [tensor.to(self.config.device) for tensor in tensors]
 
     def whole(self) -> GPT:
         """The plain model with the weights trained.  Collective."""

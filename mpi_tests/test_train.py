@@ -107,6 +107,13 @@ def test_layers_and_sequences_may_be_split(tmp_path, reference, layout):
     assert f"layers over tp {layout.get('tp', 1)}, sequences over sp {layout['sp']} by" in text
 
 
+def test_documents_do_not_depend_on_the_layout(tmp_path, reference):
+    few = {"max_iters": 5, "eval_interval": 5, "micro_batch_size": 12, "document_end": ord("\n")}
+    (alone, *_), (split, *_) = run(tmp_path, 1, **few, num_micro_batches=2), run(tmp_path, 4, **few, sp=2)
+    np.testing.assert_allclose(losses(split), losses(alone), rtol=1e-5)
+    assert not np.allclose(losses(alone), reference[0][:5], rtol=1e-5)  # as lines attend to themselves only
+
+
 def test_dropout_does_not_depend_on_the_layout(tmp_path):
     few = {"max_iters": 5, "eval_interval": 5, "dropout": 0.2, "micro_batch_size": 12}
     (alone, *_), (split, *_) = run(tmp_path, 1, **few, num_micro_batches=2), run(tmp_path, 8, **few, tp=2, sp=2)
