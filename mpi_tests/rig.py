@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 from mpi_tests.launch import ROOT, environment, find_mpirun, watched
