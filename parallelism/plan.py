@@ -40,6 +40,7 @@ class Axes(NamedTuple):
     tp: Axis
     sp: SequenceParallel | None
     place: Place
+    parts: dict[nn.Parameter, nn.Parameter]  # of vocabularies, to which several modules may be tied
 
 
 class Treatment(Protocol):
@@ -91,7 +92,10 @@ class Vocabulary:
             raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over tp={tp}: use fewer ranks")
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        weight = axes.tp.part(module.weight, Shard(0, self.vocab_size, padded=True))
+        whole = module.weight
+        if whole not in axes.parts:
+            axes.parts[whole] = axes.tp.part(whole, Shard(0, self.vocab_size, padded=True))
+        weight = axes.parts[whole]
         if isinstance(module, nn.Embedding):
             return VocabularyEmbedding(weight, axes.tp)
         return VocabularyHead(weight, axes.tp, self.vocab_size)
@@ -172,7 +176,7 @@ def parallelize(
         treated = {name: treatment for pattern, treatment in plan.items() for name in matching(model, pattern)}
         for name, treatment in treated.items():
             treatment.check(name, model.get_submodule(name), tp.size, sp.heads.size if sp else 1)
-    axes = Axes(Axis(Exchange(tp), sequence), sp, place or Place())
+    axes = Axes(Axis(Exchange(tp), sequence), sp, place or Place(), parts={})
     numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
     untreated = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
     for name, treatment in treated.items():

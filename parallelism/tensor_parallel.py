@@ -10,7 +10,7 @@ section 3; Korthikanti et al., "Reducing Activation Recomputation in Large Trans
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,22 +23,17 @@ from parallelism.shard import Shard
 SEQ = 1  # the dim of activations (batch, seq, n_embd) that sequence-parallel mode splits
 
 
-class Axis:
+class Axis(NamedTuple):
     """The ranks that share a layer, and whether they share the sequence between layers, too."""
 
-    def __init__(self, ranks: Exchange, sequence: bool = False):
-        self.ranks, self.sequence = ranks, sequence
-        self._parts: dict[int, nn.Parameter] = {}  # by the parameter they are of, which may be tied to several modules
-        self._wholes: list[Tensor] = []
+    ranks: Exchange
+    sequence: bool = False
 
     def part(self, parameter: Tensor, shard: Shard) -> nn.Parameter:
         """This rank's part, which remembers what it is of."""
-        if id(parameter) not in self._parts:
-            own = nn.Parameter(shard.part(parameter.detach(), self.ranks.rank, self.ranks.size).clone())
-            own.shard = shard  # type: ignore[attr-defined]
-            self._parts[id(parameter)] = own
-            self._wholes.append(parameter)  # so that no other gets its id
-        return self._parts[id(parameter)]
+        own = nn.Parameter(shard.part(parameter.detach(), self.ranks.rank, self.ranks.size).clone())
+        own.shard = shard  # type: ignore[attr-defined]
+        return own
 
 
 class ColumnFunction(torch.autograd.Function):
