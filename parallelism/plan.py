@@ -42,6 +42,11 @@ class Axes(NamedTuple):
     place: Place
     parts: dict[nn.Parameter, nn.Parameter]  # of vocabularies, to which several modules may be tied
 
+    @property
+    def whole(self) -> bool:
+        """Whether layers are not split."""
+        return self.tp.ranks.size == 1
+
 
 class Treatment(Protocol):
     def check(self, name: str, module: Any, tp: int, sp: int) -> None:
@@ -67,7 +72,7 @@ class Column:
         check_shares(name, "outputs", module.out_features, tp)
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        return ColumnLinear(module, axes.tp, self.shares or (1,), self.gather_output)
+        return module if axes.whole else ColumnLinear(module, axes.tp, self.shares or (1,), self.gather_output)
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class Row:
         check_shares(name, "inputs", module.in_features, tp)
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        return RowLinear(module, axes.tp)
+        return module if axes.whole else RowLinear(module, axes.tp)
 
 
 @dataclass(frozen=True)
@@ -92,10 +97,11 @@ class Vocabulary:
             raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over tp={tp}: use fewer ranks")
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        whole = module.weight
-        if whole not in axes.parts:
-            axes.parts[whole] = axes.tp.part(whole, Shard(0, self.vocab_size, padded=True))
-        weight = axes.parts[whole]
+        if axes.whole:
+            return module
+        if module.weight not in axes.parts:
+            axes.parts[module.weight] = axes.tp.part(module.weight, Shard(0, self.vocab_size, padded=True))
+        weight = axes.parts[module.weight]
         if isinstance(module, nn.Embedding):
             return VocabularyEmbedding(weight, axes.tp)
         return VocabularyHead(weight, axes.tp, self.vocab_size)
@@ -111,7 +117,7 @@ class Loss:
         pass
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        loss = VocabularyCrossEntropy(module, axes.tp, self.vocab_size)
+        loss = module if axes.whole else VocabularyCrossEntropy(module, axes.tp, self.vocab_size)
         return SequenceLoss(loss, axes.sp) if axes.sp else loss
 
 
@@ -151,7 +157,7 @@ class Between:
         sequence, rank = axes.tp.sequence, axes.tp.ranks.rank
         if isinstance(module, nn.Dropout):
             return Dropout(module.p, number, axes.place, rank, sequence)
-        if not sequence:
+        if axes.whole or not sequence:
             return module
         return SequenceNorm(module, axes.tp) if isinstance(module, nn.LayerNorm) else SequenceEmbedding(module, axes.tp)
 
