@@ -25,6 +25,7 @@ from pathlib import Path
 from mpi_tests.launch import ROOT, environment, find_mpirun, watched
 
 STATE = Path("/run/collectives-rig")  # rig_agent.sh knows it, too
+HOSTFILE = STATE / "hostfile"
 LOCK = STATE.with_name("collectives-rig.lock")
 AGENT = ROOT / "mpi_tests" / "rig_agent.sh"
 SWITCH = "rig0"
@@ -88,16 +89,15 @@ class Rig:
         addresses = [f"{NETWORK}.{number} {name}\n" for number, name in enumerate(self.names, 1)]
         (STATE / "hosts").write_text("".join(["127.0.0.1 localhost\n", *addresses]))
         slots = ":" if is_hydra() else " slots="
-        (STATE / "hostfile").write_text("".join(f"{name}{slots}{self.slots}\n" for name in self.names))
+        HOSTFILE.write_text("".join(f"{name}{slots}{self.slots}\n" for name in self.names))
 
     @property
     def names(self):
         return [f"rig{number}" for number in range(1, self.hosts + 1)]
 
-    def mpirun(self, *command, ranks=None, hostfile=None):
+    def mpirun(self, *command, ranks=None, hostfile=HOSTFILE):
         """The command line that runs `command` on all slots, or on `ranks` ranks."""
         ranks = self.hosts * self.slots if ranks is None else ranks
-        hostfile = STATE / "hostfile" if hostfile is None else hostfile
         return on("rig1", find_mpirun(), "--hostfile", hostfile, "-n", ranks, *command)
 
     def launch(self, *command, env=None, timeout=60, **more):
@@ -196,7 +196,7 @@ def bring_up(flags):
         rig = Rig(flags.hosts, flags.slots, flags.rate)
         rig.up()
     agent = os.path.relpath(AGENT)
-    print(f"the rig is up: {agent} rig1 mpirun --hostfile {STATE}/hostfile -n {flags.hosts * flags.slots} ...")
+    print(f"the rig is up: {agent} rig1 mpirun --hostfile {HOSTFILE} -n {flags.hosts * flags.slots} ...")
 
 
 def take_down(_):
