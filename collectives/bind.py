@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from collectives.arguments import Arguments, Operands
 from collectives.arrays import same_memory, sum_dtype
@@ -23,6 +23,13 @@ class Binding:
     reduced: Any = None
 
 
+class Room(NamedTuple):
+    """Where a schedule may work: whether in the caller's arrays, which is the same on all ranks; and in new ones."""
+
+    callers: bool
+    empty: Callable[[int, Any], Any]
+
+
 def copies(target: Any, source: Any) -> list[tuple[Any, Any]]:
     return [] if same_memory(target, source) else [(target, source)]
 
@@ -32,62 +39,73 @@ def is_wide(a: Arguments) -> bool:
     return sum_dtype(a.flat.dtype, a.op) == a.flat.dtype
 
 
-def partial_results(a: Arguments) -> Any:
+def partial_results(a: Arguments, room: Room) -> Any:
     """Working memory as long as `x`."""
-    return a.device.empty(len(a.flat), sum_dtype(a.flat.dtype, a.op))
+    return room.empty(len(a.flat), sum_dtype(a.flat.dtype, a.op))
 
 
-def bind_all_reduce(a: Arguments, o: Operands) -> Binding:
-    work = o.out if is_wide(a) else partial_results(a)
+def bind_all_reduce(a: Arguments, o: Operands, room: Room) -> Binding:
+    work = o.out if room.callers and is_wide(a) else partial_results(a, room)
     return Binding(Vector((work, o.counts)), o.result, copies(work, o.given), copies(o.out, work), reduced=work)
 
 
-def bind_reduce_scatter(a: Arguments, o: Operands) -> Binding:
-    if same_memory(o.out, o.inputs[a.rank]) and len(o.out) and is_wide(a):
+def bind_reduce_scatter(a: Arguments, o: Operands, room: Room) -> Binding:
+    if room.callers and same_memory(o.out, o.inputs[a.rank]) and len(o.out) and is_wide(a):
         return Binding(Vector((o.given, o.counts)), o.result, reduced=o.out)
-    work = partial_results(a)
+    work = partial_results(a, room)
     vector = Vector((work, o.counts))
     own = vector.view(range(a.rank, a.rank + 1))
     return Binding(vector, o.result, [(work, o.given)], [(o.out, own)], reduced=own)
 
 
-def bind_all_gather(a: Arguments, o: Operands) -> Binding:
-    return Binding(Vector((o.out, o.counts)), o.result, copies(o.outputs[a.rank], o.given))
+def bind_all_gather(a: Arguments, o: Operands, room: Room) -> Binding:
+    work = o.out if room.callers else room.empty(len(o.out), o.out.dtype)
+    vector = Vector((work, o.counts))
+    own = vector.view(range(a.rank, a.rank + 1))
+    return Binding(vector, o.result, copies(own, o.given), copies(o.out, work))
 
 
-def bind_all_to_all(a: Arguments, o: Operands) -> Binding:
-    return Binding(Vector((o.given, o.counts), (o.out, [len(view) for view in o.outputs])), o.result)
+def bind_all_to_all(a: Arguments, o: Operands, room: Room) -> Binding:
+    work = o.given if room.callers else room.empty(len(o.given), o.given.dtype)
+    vector = Vector((work, o.counts), (o.out, [len(view) for view in o.outputs]))
+    return Binding(vector, o.result, copies(work, o.given))
 
 
-def bind_broadcast(a: Arguments, o: Operands) -> Binding:
-    return Binding(Vector((o.given, o.counts)), o.result)
-
-
-def bind_reduce(a: Arguments, o: Operands) -> Binding:
+def bind_broadcast(a: Arguments, o: Operands, room: Room) -> Binding:
+    work = o.given if room.callers else room.empty(len(o.given), o.given.dtype)
+    binding = Binding(Vector((work, o.counts)), o.result)
     if a.rank == a.root:
-        return bind_all_reduce(a, o)
-    work = partial_results(a)  # so that x stays as it is
+        binding.before = copies(work, o.given)
+    else:
+        binding.after = copies(o.given, work)
+    return binding
+
+
+def bind_reduce(a: Arguments, o: Operands, room: Room) -> Binding:
+    if a.rank == a.root:
+        return bind_all_reduce(a, o, room)
+    work = partial_results(a, room)  # so that x stays as it is
     return Binding(Vector((work, o.counts)), o.result, [(work, o.given)])
 
 
-def bind_gather(a: Arguments, o: Operands) -> Binding:
+def bind_gather(a: Arguments, o: Operands, room: Room) -> Binding:
     if a.rank == a.root:
-        return bind_all_gather(a, o)
+        return bind_all_gather(a, o, room)
     vector = Vector((a.device.empty(sum(o.counts), o.given.dtype), o.counts))  # for what this rank passes on
     return Binding(vector, None, [(vector.view(range(a.rank, a.rank + 1)), o.given)])
 
 
-def bind_scatter(a: Arguments, o: Operands) -> Binding:
+def bind_scatter(a: Arguments, o: Operands, room: Room) -> Binding:
     work = o.given if a.rank == a.root else a.device.empty(sum(o.counts), o.out.dtype)
     vector = Vector((work, o.counts))
     return Binding(vector, o.result, after=copies(o.out, vector.view(range(a.rank, a.rank + 1))))
 
 
-def bind_barrier(a: Arguments, o: Operands) -> Binding:
+def bind_barrier(a: Arguments, o: Operands, room: Room) -> Binding:
     return Binding(Vector(), None)
 
 
-BINDERS: dict[str, Callable[[Arguments, Operands], Binding]] = {
+BINDERS: dict[str, Callable[[Arguments, Operands, Room], Binding]] = {
     "all_reduce": bind_all_reduce,
     "reduce_scatter": bind_reduce_scatter,
     "all_gather": bind_all_gather,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +14,16 @@ from collectives.agreement import NUM_CLAIMS, Agreement
 from collectives.algorithms import Reach
 from collectives.arguments import OPERANDS, TAKES, Arguments, Operands
 from collectives.baseline import NativePlan, check_native
-from collectives.bind import BINDERS
+from collectives.bind import BINDERS, Room
 from collectives.cost import NETWORK
 from collectives.errors import CommunicationError, InputError, LoneInputError
-from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Messages
+from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Messages, Vector
 from collectives.footing import Footing
 from collectives.fuse import Fused, Parts
 from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
 from collectives.record import Call, Calls, Record
+from collectives.schedule import Round, in_parts
 from collectives.topology import Topology, refuse_levels
 from collectives.tuning import Tuning, parse_tuning, read_tuning
 from collectives.watchdog import Watchdog
@@ -413,7 +414,8 @@ class Communicator:
         """
         if collective not in OPERANDS:
             raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
-        reach = Reach.MESSAGES if len(self.topology.nodes) > 1 else Reach.ARRAYS
+        far = Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
+        reach = far if len(self.topology.nodes) > 1 else Reach.ARRAYS
         memory = "ordinary" if collective == "barrier" else "symmetric"
         return select.explain(*self._case(collective, nbytes, reach, memory))
 
@@ -529,14 +531,16 @@ class Communicator:
         row = algorithms.find(a.collective, algorithm)
         if row.reach > reach:
             raise InputError(f"{a.collective}: {self._out_of_reach(row, a, footing)}")
-        if row.reach:
+        if row.reach >= Reach.STAGES:
             return self._bind_direct(row, a, operands, footing)
-        return self._bind_messages(a, operands, algorithm)
+        return self._bind_messages(a, operands, algorithm, footing)
 
     def _reach(self, footing: Footing) -> Reach:
         """How far the ranks reach into each other's memory."""
-        if len(self.topology.nodes) > 1 or not footing.on_host:
+        if not footing.on_host:
             return Reach.MESSAGES
+        if len(self.topology.nodes) > 1:
+            return Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
         return Reach.ARRAYS if footing.symmetric or self._reads_processes else Reach.STAGES
 
     @cached_property
@@ -546,10 +550,12 @@ class Communicator:
         return not any(self._agreement.highest([not system.accept(rows.tolist())]))
 
     def _out_of_reach(self, row: algorithms.Algorithm, a: Arguments, footing: Footing) -> str:
-        if len(self.topology.nodes) > 1:
-            why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
-        elif not footing.on_host:
+        if not footing.on_host:
             why = "arrays in host memory"
+        elif row.reach == Reach.NODES:
+            why = "innermost groups of several ranks, each in one node"
+        elif len(self.topology.nodes) > 1:
+            why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
         else:
             why = "arrays from comm.empty, as the system lets no process read another's memory"
         return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self._reach(footing)))}"
@@ -561,28 +567,56 @@ class Communicator:
         fold = program.Fold(a.op, dtype, self.size if a.op == "avg" else 1)
         views = o.inputs if a.collective == "broadcast" else o.inputs + o.outputs
         cut = program.cut(row, footing.chunk_bytes, self.size)
-        binder = program.ProgramBinder(
-            self._world_ranks, self._memory, self._agreement.gather_rows, self._progress.crowded
-        )
         rounds = row.rounds(self.rank, self.size, a.root, ())
-        bound = binder.bind(rounds, views, fold, self.rank, cut)
+        bound = self._program_binder().bind([rounds], views, fold, self.rank, cut)
         return Plan(f"{a.collective} {row.name}", o.result, self._progress, a.device, [bound], only=bound)
+
+    def _bind_parts(self, schedule: Sequence[Round], vector: Vector, num_shared: int, op: str) -> Any:
+        """The direct parts of a schedule as one program, which pauses after each.  Collective."""
+        from collectives import program
+
+        parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
+        views = [vector.view(range(chunk, chunk + 1)) for chunk in range(len(vector.places))]
+        chunk_bytes = max(view.nbytes for view in views)
+        probe = partial(self.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
+        return self._program_binder(meanwhile=probe).bind(
+            parts,
+            views[:num_shared],
+            program.Fold(op, views[0].dtype, divisor=1),
+            self.rank,
+            program.whole(chunk_bytes * self.size),
+            scratch=views[num_shared:],
+        )
 
     @cached_property
     def _world_ranks(self) -> list[int]:
         ranks = range(self.size)
         return list(MPI.Group.Translate_ranks(self.mpi.Get_group(), ranks, MPI.COMM_WORLD.Get_group()))
 
-    def _bind_messages(self, a: Arguments, operands: Operands | None = None, algorithm: str = "") -> Plan:
+    def _program_binder(self, meanwhile: Callable[[], Any] | None = None) -> Any:
+        from collectives.program import ProgramBinder
+
+        crowded, gather_rows = self._progress.crowded, self._agreement.gather_rows
+        return ProgramBinder(self._world_ranks, self._memory, gather_rows, crowded, meanwhile)
+
+    def _bind_messages(
+        self, a: Arguments, operands: Operands | None = None, algorithm: str = "", footing: Footing | None = None
+    ) -> Plan:
         algorithm = algorithm or BOOKKEEPING[a.collective]
-        binding = BINDERS[a.collective](a, operands or OPERANDS[a.collective](a))
+        row = algorithms.find(a.collective, algorithm)
+        in_nodes = footing if row.reach else None
+        room = Room(in_nodes.shared, partial(self._new, a.device)) if in_nodes else Room(True, a.device.empty)
+        binding = BINDERS[a.collective](a, operands or OPERANDS[a.collective](a), room)
         self._num_plans += 1  # the same on every rank, since binding is collective
         first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS
         binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes, a.wire_dtype)
-        row = algorithms.find(a.collective, algorithm)
         schedule = row.rounds(self.rank, self.size, a.root, self.topology.groups if row.over_nodes else ())
+        num_shared = len(binding.vector.places)
         binding.vector.add_scratch(schedule, a.device)
-        rounds = [binder.bind(i, moves, binding.vector) for i, moves in enumerate(schedule) if moves]
+        program = self._bind_parts(schedule, binding.vector, num_shared, a.op) if in_nodes else None
+        rounds: list[Any] = []
+        for direct, part in in_parts(schedule):
+            rounds += [program] if direct else [binder.bind(i, moves, binding.vector) for i, moves in part if moves]
         if a.wire_dtype is not None and binding.reduced is not None:
             rounds.append(binder.rounding(len(schedule), binding.reduced))
         plan = Plan(f"{a.collective} {algorithm}", binding.result, self._progress, a.device, rounds)

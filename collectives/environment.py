@@ -32,8 +32,8 @@ def foreign_library() -> str | None:
 
 
 def cores() -> int:
-    """How many cores this machine has."""
-    return os.cpu_count() or 1
+    """How many cores this machine has for the job: COLLECTIVES_CORES, where it shares them with other hosts."""
+    return max(1, first_int(("COLLECTIVES_CORES",), os.cpu_count() or 1))
 
 
 def crowded(local_ranks: int = 1) -> bool:

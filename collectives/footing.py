@@ -18,15 +18,21 @@ class Footing(NamedTuple):
     symmetric: bool  # what ranks would read of each other lies in symmetric memory
     on_host: bool
     once: bool  # no plan: bound for a single run
+    shared: bool  # the array in which messages work lies in symmetric memory
 
 
 def claims(a: Arguments, o: Operands | None, windows: Windows, once: bool) -> list[int]:
     """What this rank knows, as integers whose maximum over the ranks makes the footing."""
     counts = a.send_counts or (o.counts if o else [])
     itemsize = 0 if a.flat is None else a.flat.dtype.itemsize
-    keys = [windows.place(view).key for view in read_by_others(a, o) if len(view)]
-    highest, negated = (max(keys), -min(keys)) if keys else (NEUTRAL, NEUTRAL)
-    return [sum(counts) * itemsize, max(counts, default=0) * itemsize, highest, negated, a.device is not host(), once]
+    read, worked_in = (keys(views, windows) for views in (read_by_others(a, o), working_array(a, o)))
+    return [sum(counts) * itemsize, max(counts, default=0) * itemsize, *read, a.device is not host(), once, *worked_in]
+
+
+def keys(views: list[Any], windows: Windows) -> tuple[int, int]:
+    """Of the windows in which arrays lie: the highest, and the negated lowest."""
+    found = [windows.place(view).key for view in views if len(view)]
+    return (max(found), -min(found)) if found else (NEUTRAL, NEUTRAL)
 
 
 def read_by_others(a: Arguments, o: Operands | None) -> list[Any]:
@@ -36,6 +42,18 @@ def read_by_others(a: Arguments, o: Operands | None) -> list[Any]:
     return [a.flat, o.out] if o is not None and a.collective == "all_reduce" else [a.flat]
 
 
+def working_array(a: Arguments, o: Operands | None) -> list[Any]:
+    """The array of this rank in which a schedule of messages works, where it needs no other."""
+    if a.flat is None or o is None:
+        return []
+    return [o.out] if a.collective in ("all_reduce", "all_gather") else [a.flat]
+
+
 def footing(claims: Sequence[int]) -> Footing:
-    nbytes, chunk_bytes, highest, negated, not_on_host, once = claims
-    return Footing(nbytes, chunk_bytes, highest == -negated and highest > 0, not not_on_host, bool(once))
+    nbytes, chunk_bytes, *read, not_on_host, once, highest, negated = claims
+    return Footing(nbytes, chunk_bytes, in_one(*read), not not_on_host, bool(once), in_one(highest, negated))
+
+
+def in_one(highest: int, negated: int) -> bool:
+    """Whether all arrays lie in one window."""
+    return highest == -negated and highest > 0

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
-MEET, COPY, STREAM, FOLD, FOLD16, PEEK, POKE = range(7)
+MEET, COPY, STREAM, FOLD, FOLD16, PEEK, POKE, PAUSE = range(8)
 SUM, PROD, MIN, MAX = range(4)
 BFLOAT16, FLOAT16 = range(2)
 WAITING, ENDED, FAILED = range(3)  # what `run` returns
@@ -368,7 +368,7 @@ def meet(frame, flags):
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def run(frame_address, like):
-    """Run a program from where it was left, until its end or until it has waited for as long as it may.
+    """Run a program from where it was left, until a pause, its end, or until it has waited for as long as it may.
 
     `like`: a number of the dtype to be folded.  Returns WAITING, ENDED, or FAILED where another process's memory
     cannot be reached.
@@ -392,6 +392,9 @@ def run(frame_address, like):
             fold(code, at, like, frame[WORK])
         elif opcode == FOLD16:
             fold16(code, at, frame[WORK])
+        elif opcode == PAUSE:
+            frame[PLACE] = at + code[at + 1]
+            return ENDED
         elif not through_system(
             code[at + 5], code[at + 2], code[at + 3], code[at + 4], frame[VECTORS:], opcode == POKE
         ):

@@ -20,7 +20,7 @@ from collectives.algorithms import Algorithm, Reach
 from collectives.arrays import BFLOAT16, Device
 from collectives.errors import CommunicationError
 from collectives.memory import Lease, Place, SymmetricMemory
-from collectives.schedule import Copy, Meet, Move, Pull, PullFold, Push, Recv, Round, Send, show_ranks
+from collectives.schedule import Copy, Meet, Move, Parts, Pull, PullFold, Push, Recv, Round, Send, show_ranks
 from collectives.schedule import Fold as FoldMessage
 
 PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
@@ -84,6 +84,11 @@ def cut(row: Algorithm, chunk_bytes: int, size: int) -> Cut:
     return Cut(num_segments, STREAMED_BYTES if streams else NEVER)
 
 
+def whole(nbytes: int) -> Cut:
+    """Without segments, for a vector of so many bytes."""
+    return Cut(1, STREAMED_BYTES if nbytes >= CACHED_BYTES else NEVER)
+
+
 def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
     """The moves between meetings, in their order.
 
@@ -111,9 +116,17 @@ class Compiler:
         self.num_segments, self.streamed_bytes, self.fold = cut.num_segments, cut.streamed_bytes, fold
         self.bounce: list[np.ndarray] = []
 
-    def compile(self, phases: list[list[Move]], turn: int) -> np.ndarray:
-        """All steps of the pipeline, the first segment being the stages' turn `turn`."""
+    def compile(self, parts: Sequence[list[list[Move]]], turn: int) -> np.ndarray:
+        """The phases of each part, with pauses between the parts."""
         code: list[int] = []
+        for nth, phases in enumerate(parts):
+            if nth:
+                instruction(code, kernels.PAUSE)
+            self.pipeline(code, phases, turn)
+        return np.array(code, np.int64)
+
+    def pipeline(self, code: list[int], phases: list[list[Move]], turn: int) -> None:
+        """All steps of a pipeline, the first segment being the stages' turn `turn`."""
         num_steps = self.num_segments + len(phases) - 1
         for step in range(num_steps):
             for index in reversed(range(len(phases))):
@@ -122,7 +135,6 @@ class Compiler:
                         self.write(code, move, step - index, turn)
             if step < num_steps - 1:
                 instruction(code, kernels.MEET)
-        return np.array(code, np.int64)
 
     def write(self, code: list[int], move: Move, segment: int, turn: int) -> None:
         def spot(rank: int, run: range, place: int, begin: int) -> Spot:
@@ -204,11 +216,22 @@ def step_bytes(nbytes: int, num_segments: int) -> int:
 
 
 class Program:
-    """A program of this rank, run again and again; waited for as messages are."""
+    """A program of this rank, run again and again, from pause to pause; waited for as messages are.
+
+    `meanwhile` is done now and then while it waits.
+    """
 
     number, moves = 0, ()
 
-    def __init__(self, codes: list[np.ndarray], flags: np.ndarray, dtype: np.dtype, crowded: bool):
+    def __init__(
+        self,
+        codes: list[np.ndarray],
+        flags: np.ndarray,
+        dtype: np.dtype,
+        crowded: bool,
+        meanwhile: Callable[[], Any] | None = None,
+    ):
+        self.meanwhile = meanwhile
         work = np.empty(2 * kernels.BLOCK_BYTES, np.uint8)
         self.keep: list[Any] = [codes, work]
         self.frame = np.zeros(kernels.FRAME_LENGTH, np.int64)
@@ -224,17 +247,19 @@ class Program:
         self.peers: list[int] = []  # whose flags come after the own one
 
     def test(self) -> bool:
-        """Run on as far as the others have come; whether that was the end."""
+        """Run on as far as the others have come; whether that was the end, or a pause."""
         polls, self.frame[kernels.POLLS] = self.frame[kernels.POLLS], BRIEF_POLLS
         ended = self.try_long()
         self.frame[kernels.POLLS] = polls
         return ended
 
     def try_long(self) -> bool:
-        """Run on, and stay for a while where others are to come; whether that was the end."""
+        """Run on, and stay for a while where others are to come; whether that was the end, or a pause."""
         answer = kernels.run(*self.arguments)
         if answer == kernels.FAILED:
             raise CommunicationError("the memory of another rank cannot be reached any more: has it ended?")
+        if answer == kernels.WAITING and self.meanwhile:
+            self.meanwhile()
         return answer == kernels.ENDED
 
     def wait(self) -> None:
@@ -270,13 +295,28 @@ def like(dtype: np.dtype) -> Any:
 class ProgramBinder:
     """Turns a rank's direct rounds into a program: finds out where the others' chunks are, and lays out stages."""
 
-    def __init__(self, world_ranks: Sequence[int], memory: SymmetricMemory, gather_rows: Callable, crowded: bool):
-        self.world_ranks, self.memory, self.gather_rows, self.crowded = world_ranks, memory, gather_rows, crowded
+    def __init__(
+        self,
+        world_ranks: Sequence[int],
+        memory: SymmetricMemory,
+        gather_rows: Callable,
+        crowded: bool,
+        meanwhile: Callable[[], Any] | None = None,
+    ):
+        self.world_ranks, self.memory, self.gather_rows = world_ranks, memory, gather_rows
+        self.crowded, self.meanwhile = crowded, meanwhile
 
-    def bind(self, rounds: Sequence[Round], views: list[Any], fold: Fold, rank: int, cut: Cut) -> Program:
-        """Collective: `views` are the chunks of the own vector, None where it has none; stages come behind them."""
-        width, size = len(views), len(self.world_ranks)
-        lengths = [0 if view is None else len(view) for view in views]
+    def bind(
+        self, parts: Parts, views: list[Any], fold: Fold, rank: int, cut: Cut, scratch: Sequence[Any] = ()
+    ) -> Program:
+        """Collective: `views` are the chunks of the own vector, None where it has none; stages come behind them.
+
+        Or `scratch`: chunks that no other rank reads.
+        """
+        rounds = [moves for part in parts for moves in part]
+        chunks = [*views, *scratch]
+        width, size = len(chunks), len(self.world_ranks)
+        lengths = [0 if view is None else len(view) for view in chunks]
         used = {chunk for moves in rounds for m in moves for chunk in stages_of(m, width)}
         staged = [lengths[i % size] if width + i in used else 0 for i in range(2 * size if width else 0)]
         steps = [step_bytes(length * fold.dtype.itemsize, cut.num_segments) if length else 0 for length in staged]
@@ -291,11 +331,12 @@ class ProgramBinder:
         rows = self.gather_rows([os.getpid(), turn_bytes, *chain(*places, *stages[: len(steps)])])
         compile_for(fold.dtype)
         layouts = [self.layout(other, row.tolist(), mine=other == rank) for other, row in enumerate(rows)]
+        layouts[rank].chunks[len(views) : len(views)] = [Spot(0, view.ctypes.data) for view in scratch]
         compiler = Compiler(rank, layouts, lengths + staged, width, cut, fold)
         turns = range(TURNS) if cut.num_segments % 2 else range(1)  # the next run goes on where this one ends
-        codes = [compiler.compile(phases_of(rounds), turn) for turn in turns]
-        program = Program(codes, self.flags(rounds, rank, lease), fold.dtype, self.crowded)
-        program.keep += [lease, compiler.bounce, views]
+        codes = [compiler.compile(list(map(phases_of, parts)), turn) for turn in turns]
+        program = Program(codes, self.flags(rounds, rank, lease), fold.dtype, self.crowded, self.meanwhile)
+        program.keep += [lease, compiler.bounce, chunks]
         program.peers = peers_of(rounds, rank)
         return program
 

@@ -6,7 +6,7 @@ of rounds; a rank that has nothing to do in one has an empty round there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 
@@ -75,6 +75,7 @@ class Meet(NamedTuple):
 Move = Send | Recv | Fold | Copy | Pull | Push | PullFold | Meet
 Round = tuple[Move, ...]
 Schedule = Iterable[Round]
+Parts = Sequence[Sequence[Round]]
 
 MESSAGES = 8  # as many may go from one rank to another in a round
 
@@ -131,6 +132,17 @@ def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> It
 
     for moves in schedule:
         yield tuple(move(m) for m in moves if isinstance(m, Meet) or place(m.run) or not m.run)
+
+
+def is_direct(moves: Round) -> bool:
+    """Whether a round reaches into other ranks' memory, or meets them there."""
+    return any(isinstance(m, Pull | Push | PullFold | Meet) for m in moves)
+
+
+def in_parts(schedule: Schedule) -> Iterator[tuple[bool, list[tuple[int, Round]]]]:
+    """A schedule's rounds with their numbers, in parts that are direct, or not."""
+    for direct, part in groupby(enumerate(schedule), key=lambda numbered: is_direct(numbered[1])):
+        yield direct, list(part)
 
 
 def backwards(schedule: Schedule, take: type[Recv] | type[Fold]) -> Iterator[Round]:

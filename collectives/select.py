@@ -88,7 +88,7 @@ def speeds_of(row: Algorithm, nbytes: int, size: int, network: Network, memory: 
 def copied_before(row: Algorithm, nbytes: int, size: int) -> float:
     """Bytes that go to a working vector ahead of the rounds, where an algorithm by messages needs one."""
     share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
-    return 0.0 if row.reach else nbytes * share
+    return 0.0 if row.reach >= Reach.STAGES else nbytes * share
 
 
 def explain(

@@ -6,7 +6,7 @@ from itertools import pairwise
 from operator import index
 from typing import Any
 
-from collectives.algorithms.counterparts import Groups
+from collectives.algorithms.counterparts import Groups, innermost, whole
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,18 @@ class Topology:
         (((0, 1), (2, 3)), ((4, 5), (6,)))
         """
         return divided(range(len(self.node_of)), self.levels) if self.levels else self.nodes
+
+    @property
+    def has_groups_in_nodes(self) -> bool:
+        """Whether the hierarchy's innermost groups are parts of nodes.
+
+        >>> [Topology.from_ids(nodes).has_groups_in_nodes for nodes in ([0, 0, 1], [0, 1, 2])]
+        [True, False]
+        """
+        return all(
+            len({self.node_of[rank] for rank in ranks}) == 1
+            for ranks in innermost(whole(self.groups, len(self.node_of)))
+        )
 
 
 def divided(ranks: Sequence[int], levels: Sequence[int]) -> Groups:

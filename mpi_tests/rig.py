@@ -83,11 +83,12 @@ class Rig:
             limit(name, "eth0", self.rate)
 
     def describe(self):
-        """Write what the agent and mpirun read: names and addresses, and the hostfile."""
+        """Write what the agent and mpirun read."""
         for name in self.names:
             (STATE / name).mkdir(parents=True)
         addresses = [f"{NETWORK}.{number} {name}\n" for number, name in enumerate(self.names, 1)]
         (STATE / "hosts").write_text("".join(["127.0.0.1 localhost\n", *addresses]))
+        (STATE / "cores").write_text(str(max(1, (os.cpu_count() or 1) // self.hosts)))
         slots = ":" if is_hydra() else " slots="
         HOSTFILE.write_text("".join(f"{name}{slots}{self.slots}\n" for name in self.names))
 
@@ -95,14 +96,16 @@ class Rig:
     def names(self):
         return [f"rig{number}" for number in range(1, self.hosts + 1)]
 
-    def mpirun(self, *command, ranks=None, hostfile=HOSTFILE):
-        """The command line that runs `command` on all slots, or on `ranks` ranks."""
-        ranks = self.hosts * self.slots if ranks is None else ranks
-        return on("rig1", find_mpirun(), "--hostfile", hostfile, "-n", ranks, *command)
+    def launch(self, *command, env=None, timeout=60, hostfile=HOSTFILE):
+        """As `launch.launch`, on all slots of the rig."""
+        env = job_environment() | (env or {})
+        return watched(self.mpirun(*command, env=env, hostfile=hostfile), env, timeout)
 
-    def launch(self, *command, env=None, timeout=60, **more):
-        """As `launch.launch`, on the rig."""
-        return watched(self.mpirun(*command, **more), job_environment() | (env or {}), timeout)
+    def mpirun(self, *command, env, hostfile=HOSTFILE):
+        """The command line that runs `command` on all slots; our variables in `env` travel to all hosts."""
+        ours = [name for name in env if name.startswith("COLLECTIVES_")]
+        flags = [] if is_hydra() else [word for name in ours for word in ("-x", name)]
+        return on("rig1", find_mpirun(), "--hostfile", hostfile, "-n", self.hosts * self.slots, *flags, *command)
 
 
 def on(host, *command):
@@ -206,7 +209,8 @@ def take_down(_):
 
 def run_on(flags):
     with Rig(flags.hosts, flags.slots, flags.rate) as rig:
-        return subprocess.run(rig.mpirun(*flags.command), env=job_environment(), check=False).returncode
+        env = job_environment()
+        return subprocess.run(rig.mpirun(*flags.command, env=env), env=env, check=False).returncode
 
 
 def main():

@@ -13,11 +13,13 @@ if [[ $(hostname) == rig* ]]; then
 fi
 exec nsenter --net="/run/netns/$host" unshare --uts --ipc --mount "${kept[@]}" AGENT="$(realpath "$0")" bash -c '
 set -e
+rig=/run/collectives-rig
 hostname "$1"
 mount -t tmpfs tmpfs /dev/shm
-mount --bind /run/collectives-rig/hosts /etc/hosts
-export TMPDIR=/run/collectives-rig/$1
+mount --bind $rig/hosts /etc/hosts
+export TMPDIR=$rig/$1
 export PRTE_MCA_plm_ssh_agent=$AGENT HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXEC=$AGENT
 # All hosts share the cores of this machine, which none of them can know.
+export COLLECTIVES_CORES=${COLLECTIVES_CORES:-$(< $rig/cores)}
 export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
 eval "$2"' "$host" "$host" "$*"

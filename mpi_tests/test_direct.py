@@ -232,6 +232,8 @@ def test_nodes_are_out_of_reach(mpi_comm, monkeypatch):
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x2")
     comm = Communicator(mpi_comm)
     for collective, algorithm in DIRECT:
+        if algorithm == "hierarchical_direct":
+            continue
         with pytest.raises(InputError, match=f"'{algorithm}' needs ranks of one node, but there are 2 nodes: use auto"):
             comm.plan(collective, comm.empty(4), algorithm=algorithm)
     x = comm.empty(4)

@@ -14,15 +14,18 @@ from collectives.algorithms import (
     ring,
     tree,
 )
-from collectives.cost import Link, Network, predict
-from collectives.schedule import MESSAGES, Send
+from collectives.algorithms.counterparts import innermost, whole
+from collectives.cost import Link, Network, count, predict, tally
+from collectives.schedule import MESSAGES, Fold, Meet, Pull, PullFold, Push, Recv, Send
 from collectives.topology import Topology
 from mpi_tests.test_schedule import ceil_log2, cost, nodes_of
 
 ROWS = {row.collective: row for row in algorithms.REGISTRY if row.name == "hierarchical"}
+EVERY = [row for row in algorithms.REGISTRY if row.over_nodes]
 ALL_ROOTS_UP_TO = 8
 
 each_collective = pytest.mark.parametrize("collective", ROWS)
+each_row = pytest.mark.parametrize("row", EVERY, ids=lambda row: f"{row.collective}-{row.name}")
 
 
 def by_levels(size, *levels):
@@ -63,17 +66,35 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
-@each_collective
-def test_any_groups(collective, groups):
+@each_row
+def test_any_groups(row, groups):
     ranks = hierarchical.order(groups)
-    holds(collective, partial(ROWS[collective].schedule, groups=groups), len(ranks))
+    holds(row.collective, partial(row.schedule, groups=groups), len(ranks))
 
 
 @pytest.mark.parametrize("levels", [(4,), (8, 4), (8, 4, 2), (6, 4, 1)], ids=str)
-@each_collective
-def test_levels_on_any_number_of_ranks(collective, levels):
+@each_row
+def test_levels_on_any_number_of_ranks(row, levels):
     for size in (*range(1, 20), 23, 32, 33, 64):
-        holds(collective, partial(ROWS[collective].schedule, groups=by_levels(size, *levels)), size)
+        holds(row.collective, partial(row.schedule, groups=by_levels(size, *levels)), size)
+
+
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize("row", [row for row in EVERY if row.reach], ids=lambda row: row.collective)
+def test_ranks_reach_into_their_innermost_group_only_and_send_beyond_it_only(row, groups):
+    size = len(hierarchical.order(groups))
+    mine = {rank: set(ranks) for ranks in innermost(whole(groups, size)) for rank in ranks}
+    for rank in range(size):
+        own = mine.get(rank, {rank})
+        for moves in row.rounds(rank, size, 0, groups):
+            for move in moves:
+                match move:
+                    case Meet(ranks) | PullFold(ranks, _, _):
+                        assert set(ranks) == own
+                    case Pull(peer, _, _) | Push(peer, _, _):
+                        assert peer in own
+                    case Send(peer, _) | Recv(peer, _) | Fold(peer, _):
+                        assert peer not in own
 
 
 rec, two = recursive, (recursive.reduce_scatter, ring.reduce_scatter)
@@ -122,6 +143,26 @@ def test_the_cost_line_is_what_the_schedule_does(collective, num_groups, width):
     algorithm = partial(ROWS[collective].schedule, groups=nodes_of(*[width] * num_groups))
     size = num_groups * width
     assert cost(algorithm, size) == COSTS[collective](num_groups, size, width)
+
+
+# Factors of meetings, of alpha, of n/p beta, copied and sent, and of n/p gamma, of k groups of w ranks.
+DIRECT_COSTS = {
+    "all_reduce": lambda k, p, w: (4, 2 * (k - 1), p * (w - 1) // w, 2 * (k - 1), p + k - 1),
+    "reduce_scatter": lambda k, p, w: (2, k - 1, 0, k - 1, p + k - 1),
+    "all_gather": lambda k, p, w: (2, k - 1, p * (w - 1) // w, k - 1, 0),
+    "all_to_all": lambda k, p, w: (2, k - 1, 2 * p + w, p * (k - 1) // k, 0),
+    "broadcast": lambda k, p, w: (2, ceil_log2(k), p * (w - 1) // w, p * ceil_log2(k), 0),
+}
+
+
+@pytest.mark.parametrize(("num_groups", "width"), [(2, 2), (3, 3), (2, 8), (5, 2), (9, 3)])
+@pytest.mark.parametrize("collective", DIRECT_COSTS)
+def test_the_cost_line_of_what_is_direct_inside(collective, num_groups, width):
+    row, groups = algorithms.find(collective, "hierarchical_direct"), nodes_of(*[width] * num_groups)
+    size = num_groups * width
+    counted = count(tally({rank: row.rounds(rank, size, 0, groups) for rank in range(size)}, groups))
+    wanted = DIRECT_COSTS[collective](num_groups, size, width)
+    assert (counted.meets, counted.messages, counted.copied, counted.sent, counted.folded) == wanted
 
 
 @each_collective

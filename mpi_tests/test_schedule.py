@@ -377,6 +377,11 @@ COSTS = {
     ("gather", "direct"): lambda p: (2, p - 1, 0),
     ("scatter", "direct"): lambda p: (2, int(p > 1), 0),
     ("barrier", "direct"): lambda p: (1, 0, 0),
+    ("all_reduce", "hierarchical_direct"): lambda p: (4, p - 1, p),  # one group, here and below
+    ("reduce_scatter", "hierarchical_direct"): lambda p: (2, 0, p),
+    ("all_gather", "hierarchical_direct"): lambda p: (2, p - 1, 0),
+    ("all_to_all", "hierarchical_direct"): lambda p: (2, p, 0),
+    ("broadcast", "hierarchical_direct"): lambda p: (2, p - 1, 0),
 }
 
 

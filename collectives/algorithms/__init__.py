@@ -12,6 +12,7 @@ from collectives.algorithms import (
     double_tree,
     hierarchical,
     hierarchical_all_to_all,
+    hierarchical_direct,
     neighbor,
     pairwise,
     recursive,
@@ -41,8 +42,9 @@ class Reach(IntEnum):
     """How far ranks reach into each other's memory; each includes those before."""
 
     MESSAGES = 0  # not at all
-    STAGES = 1  # memory that the library allocates for a plan
-    ARRAYS = 2  # the callers' arrays
+    NODES = 1  # in the innermost groups of a hierarchy, each a part of a node
+    STAGES = 2  # everywhere, in memory that the library allocates for a plan
+    ARRAYS = 3  # in the callers' arrays, too
 
 
 class Algorithm(NamedTuple):
@@ -90,6 +92,10 @@ def reading(
     return Algorithm(collective, name, schedule, reach=Reach.ARRAYS, apart=apart, in_order=in_order)
 
 
+def in_nodes(collective: str, schedule: Callable[..., Schedule], needs: Precondition = NOTHING) -> Algorithm:
+    return Algorithm(collective, "hierarchical_direct", schedule, needs, over_nodes=True, reach=Reach.NODES)
+
+
 REGISTRY = (
     Algorithm("all_reduce", "ring", ring.all_reduce),
     Algorithm("all_reduce", "recursive_doubling", recursive.all_reduce),
@@ -135,16 +141,21 @@ REGISTRY = (
     reading("gather", "direct", direct.gather),
     reading("scatter", "direct", direct.scatter),
     staged("barrier", "direct", direct.barrier, apart=False),
+    in_nodes("all_reduce", hierarchical_direct.all_reduce),
+    in_nodes("reduce_scatter", hierarchical_direct.reduce_scatter),
+    in_nodes("all_gather", hierarchical_direct.all_gather),
+    in_nodes("all_to_all", hierarchical_direct.all_to_all, EQUAL_CHUNKS),
+    in_nodes("broadcast", hierarchical_direct.broadcast),
 )
 
 
 def names(collective: str, size: int | None = None, equal: bool = True) -> list[str]:
     """The names that `algorithm=` takes for a collective, besides "auto" and "mpi": all, or those for `size` ranks.
 
-    >>> names("all_gather")
-    ['ring', 'recursive_doubling', 'bruck', 'neighbor', 'hierarchical', 'direct', 'staged']
-    >>> names("all_gather", size=3)
-    ['ring', 'recursive_doubling', 'bruck', 'hierarchical', 'direct', 'staged']
+    >>> names("broadcast")
+    ['binomial', 'scatter_all_gather', 'chain', 'hierarchical', 'direct', 'staged', 'hierarchical_direct']
+    >>> names("all_to_all", size=3, equal=False)
+    ['pairwise', 'direct', 'staged']
     """
     return [row.name for row in rows(collective, size, equal)]
 

@@ -11,16 +11,18 @@ from itertools import accumulate, chain, zip_longest
 from itertools import pairwise as neighbours
 from typing import NamedTuple
 
-from collectives.algorithms import pairwise, ring
-from collectives.schedule import MESSAGES, Round, Schedule, embed
+from collectives.algorithms import direct, pairwise, ring
+from collectives.schedule import MESSAGES, Meet, Round, Schedule, embed
 
 Group = int | tuple["Group", ...]  # a rank, or a tuple of groups
 Groups = tuple[Group, ...]
 Algorithm = Callable[..., Schedule]
 Algorithms = Sequence[Algorithm]
 
-# Algorithms that send a rank one chunk in a round.  Others may send it two runs, of any length.
-ONE_BY_ONE = (ring.reduce_scatter, ring.all_gather, ring.all_reduce, pairwise.reduce_scatter)
+# Algorithms that read each other's memory, and so must have a node to themselves.
+DIRECT = (direct.reduce_scatter, direct.all_gather)
+# Algorithms that move a rank one chunk in a round.  Others may send it two runs, of any length.
+ONE_BY_ONE = (ring.reduce_scatter, ring.all_gather, ring.all_reduce, pairwise.reduce_scatter, *DIRECT)
 
 
 class Task(NamedTuple):
@@ -103,9 +105,28 @@ def simplified(group: Group) -> Group:
     return parts[0] if len(parts) == 1 else parts
 
 
-def by_level(algorithms: Algorithms) -> tuple[Algorithm, Algorithms]:
-    """The algorithm of a level, and those of the levels below it."""
-    return algorithms[0], algorithms[1:] or algorithms
+def depth(group: Group) -> int:
+    """How many levels a group has: 0 of a rank, 1 of an innermost group, all of whose members are ranks."""
+    return 0 if isinstance(group, int) else 1 + max(map(depth, group))
+
+
+def innermost(group: Group) -> list[tuple[int, ...]]:
+    """The groups that have ranks only.
+
+    >>> innermost((0, (1, (2, 3))))
+    [(2, 3)]
+    """
+    if isinstance(group, int):
+        return []
+    ranks = tuple(child for child in group if isinstance(child, int))
+    if len(ranks) == len(group):
+        return [ranks]
+    return [ranks for child in group for ranks in innermost(child)]
+
+
+def of_level(group: Group, algorithms: Algorithms) -> Algorithm:
+    """The algorithm for a group's level."""
+    return algorithms[-min(depth(group), len(algorithms))]
 
 
 def by_owner(owner: Sequence[int]) -> dict[int, list[int]]:
@@ -140,12 +161,14 @@ def abreast(rank: int, tasks: Iterable[Task], algorithm: Algorithm) -> Iterator[
     tasks = list(tasks)
     size = len(tasks[0].ranks)
     length = len(list(algorithm(0, size)))
-    at_once = MESSAGES if algorithm in ONE_BY_ONE else MESSAGES // 2
-    for first in range(0, 1 + max(task.turn for task in tasks), at_once):
+    last = max(task.turn for task in tasks)
+    at_once = 1 + last if algorithm in DIRECT else MESSAGES if algorithm in ONE_BY_ONE else MESSAGES // 2
+    for first in range(0, 1 + last, at_once):
         mine = [task for task in tasks if task.turn in range(first, first + at_once) and rank in task.ranks]
         schedules = [embed(algorithm(task.ranks.index(rank), size), task.ranks, task.runs) for task in mine]
         for moves in zip([()] * length, *schedules, strict=True):
-            yield tuple(chain(*moves))
+            together = tuple(chain(*moves))
+            yield together[:1] if together and isinstance(together[0], Meet) else together  # once for all tasks
 
 
 def consecutive(numbers: Sequence[int]) -> list[range]:

@@ -5,9 +5,9 @@ level only: what texts on training call hierarchical gradient descent.  `groups`
 rank or a tuple of groups in turn, of any lengths, depths and ranks; by default, all ranks are one group.
 
 Uneven groups do the same with fewer ranks: each of theirs stands in for several ranks of the largest group, and so
-moves more.  `algorithms`, `scatter` and `gather` have an algorithm for each level, the outermost first, and the last
-one serves the levels below it too.  The cost lines are for two levels, k groups of l ranks; a further level adds its
-own terms.
+moves more.  `algorithms`, `scatter` and `gather` have an algorithm for each level, the innermost last, and the first
+one serves the levels above it too.  The innermost may be direct, where its groups are parts of nodes.  The cost lines
+are for two levels, k groups of l ranks; a further level adds its own terms.
 
 Source: Träff, "Decomposing collectives for exploiting multi-lane communication", 2019, arXiv 1910.13373; Horovod,
 horovod/common/ops/nccl_operations.cc, NCCLHierarchicalAllreduce; MPICH, src/mpi/coll/bcast/bcast_intra_smp.c.
@@ -25,8 +25,9 @@ from collectives.algorithms.counterparts import (
     Groups,
     Task,
     abreast,
-    by_level,
+    depth,
     inside,
+    of_level,
     order,
     whole,
 )
@@ -56,8 +57,8 @@ def all_reduce(
     round 5:  2->3 [3-4]   3->4 [0-1]   4->2 [2]
     """
     groups = whole(groups, size)
-    grid = Grid(groups)
-    owner = order(groups)
+    groups = groups if depth(groups) > 1 else (groups,)
+    grid, owner = Grid(groups), order(groups)
     yield from inside(rank, groups, lambda r, group: scatter_in(r, group, grid.stand_ins(r, owner), scatter))
     yield from grid.cross(rank, owner, across)
     yield from inside(rank, groups, lambda r, group: gather_in(r, group, grid.stand_ins(r, owner), gather))
@@ -101,8 +102,8 @@ def scatter_in(rank: int, group: Group, owner: Sequence[int], algorithms: Algori
     """Rank `owner[c]` ends with the group's sum of chunk c."""
     if isinstance(group, int):
         return
-    grid, (across, below) = Grid(group), by_level(algorithms)
-    yield from inside(rank, group, lambda r, child: scatter_in(r, child, grid.stand_ins(r, owner), below))
+    grid, across = Grid(group), of_level(group, algorithms)
+    yield from inside(rank, group, lambda r, child: scatter_in(r, child, grid.stand_ins(r, owner), algorithms))
     yield from grid.cross(rank, owner, across)
 
 
@@ -110,9 +111,9 @@ def gather_in(rank: int, group: Group, owner: Sequence[int], algorithms: Algorit
     """Rank `owner[c]` starts with chunk c; every rank of the group ends with it."""
     if isinstance(group, int):
         return
-    grid, (across, below) = Grid(group), by_level(algorithms)
+    grid, across = Grid(group), of_level(group, algorithms)
     yield from grid.cross(rank, owner, across)
-    yield from inside(rank, group, lambda r, child: gather_in(r, child, grid.stand_ins(r, owner), below))
+    yield from inside(rank, group, lambda r, child: gather_in(r, child, grid.stand_ins(r, owner), algorithms))
 
 
 def broadcast(
@@ -134,8 +135,10 @@ def broadcast(
 def broadcast_in(rank: int, group: Group, size: int, algorithms: Algorithms, root: int) -> Iterator[Round]:
     if isinstance(group, int):
         return
-    grid, (across, below) = Grid(group), by_level(algorithms)
+    grid, across = Grid(group), of_level(group, algorithms)
     column = grid.columns[grid.home[root]]
     task = Task(0, column, shares(size, len(column)))
     yield from abreast(rank, [task], partial(across, root=column.index(root)))
-    yield from inside(rank, group, lambda r, child: broadcast_in(r, child, size, below, *grid.stand_ins(r, [root])))
+    yield from inside(
+        rank, group, lambda r, child: broadcast_in(r, child, size, algorithms, *grid.stand_ins(r, [root]))
+    )

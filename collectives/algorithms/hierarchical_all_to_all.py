@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from collectives.algorithms import pairwise
+from collectives.algorithms import direct, pairwise
 from collectives.algorithms.bruck import copies
 from collectives.algorithms.counterparts import (
     Algorithms,
@@ -22,16 +22,16 @@ from collectives.algorithms.counterparts import (
     Groups,
     Task,
     abreast,
-    by_level,
     by_owner,
     consecutive,
     group_of,
     inside,
     laid,
+    of_level,
     order,
     whole,
 )
-from collectives.schedule import Round
+from collectives.schedule import Copy, Meet, Pull, Round
 
 Datum = tuple[int, int]  # a chunk on its way, by dest and source
 
@@ -42,7 +42,8 @@ def all_to_all(
     """Chunk d of rank s becomes chunk p+s of rank d: inside to d's stand-in, then across.
 
     What is under way is packed in working space after the 2p chunks of the collective: all chunks must have one
-    length.  Of the algorithms, those that pack in turn, as Bruck's, need even groups.
+    length.  Of the algorithms, those that pack in turn, as Bruck's, need even groups; `direct.all_to_all`, in innermost
+    groups only, reads from the others' `x` what each has for a rank's counterparts.
 
     Cost: (l+k-2) alpha + n((l-1)/l + (k-1)/k) beta.
 
@@ -102,9 +103,12 @@ def exchange_in(
     """Rank `owner[d]` ends with all that the group has for rank d: its `load`, from chunk `landing` on."""
     if isinstance(group, int):
         return
-    grid, (across, below) = Grid(group), by_level(algorithms)
+    grid, across = Grid(group), of_level(group, algorithms)
+    if across is direct.all_to_all:
+        yield from collected_in(rank, order(group), by_owner(owner)[rank], landing)
+        return
     yield from inside(
-        rank, group, lambda r, child: exchange_in(r, child, grid.stand_ins(r, owner), areas.arrived, areas, below)
+        rank, group, lambda r, child: exchange_in(r, child, grid.stand_ins(r, owner), areas.arrived, areas, algorithms)
     )
     own, held = group_of(rank, group), by_owner(owner)
     places = [place for place, other in enumerate(grid.row_of(rank)) if other == rank]
@@ -118,6 +122,17 @@ def exchange_in(
     outs = laid(begin, map(len, blocks))
     ins = laid(landing, [len(held[rank]) * len(order(child)) for child in group])
     yield from abreast(rank, [*ports(grid, places, outs, ins, areas.more)], across)
+
+
+def collected_in(rank: int, group: Sequence[int], dests: list[int], landing: int) -> Iterator[Round]:
+    """Read what the ranks of an innermost group have for some dests, in the order of their `load`."""
+    outs = consecutive(dests)
+    ins = laid(landing, [len(run) for _ in group for run in outs])
+    pairs = zip(product(group, outs), ins, strict=True)
+    meeting = (Meet(tuple(sorted(group))),)
+    yield meeting
+    yield tuple(Copy(run, to) if source == rank else Pull(source, run, to) for (source, run), to in pairs)
+    yield meeting
 
 
 def ports(grid: Grid, places: list[int], outs: list[range], ins: list[range], more: int) -> Iterator[Task]:
