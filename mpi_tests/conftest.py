@@ -1,5 +1,7 @@
 import pytest
 
+from mpi_tests.rig import Rig, UnavailableError
+
 pytest_plugins = ["mpi_tests.ranks"]
 
 
@@ -11,3 +13,14 @@ def comm(mpi_comm):
     made = Communicator(mpi_comm)
     yield made
     made.free()
+
+
+@pytest.fixture(scope="module")
+def rig():
+    """4 hosts of 2 slots, at 1 Gbit/s."""
+    try:
+        made = Rig().__enter__()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    yield made
+    made.__exit__()

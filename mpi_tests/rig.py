@@ -33,24 +33,37 @@ NETWORK = "10.77.0"
 MOST_HOSTS = 200
 # What a link lets through at once, at any rate: little, so that short messages are limited, too.  It has room for a
 # bundle of packets, as the kernel makes them: longer ones would be cut up, which costs a sixth of the rate.
-BURST, BUNDLE_BYTES = "20kb", 16384
+BURST_BYTES, BUNDLE_BYTES = 20480, 16384
 TOOLS = ("ip", "tc", "nsenter", "unshare", "mount", "hostname")
+# What ip and tc say of a kernel without namespaces, veth, bridge or tbf, and of a container that may not use them.
+BARRED = ("Operation not permitted", "Operation not supported", "Unknown device type", "qdisc kind is unknown")
 
 
 class RigError(Exception):
     """The rig can't be made; the message says why."""
 
 
+class UnavailableError(RigError):
+    """This machine can't have a rig."""
+
+
 class Rig:
     """Hosts of `slots` slots each, up inside a `with`; a second rig waits for the first."""
 
     def __init__(self, hosts=4, slots=2, rate="1gbit"):
+        if not 1 <= hosts <= MOST_HOSTS:
+            raise RigError(f"--hosts {hosts}: pass 1 to {MOST_HOSTS}")
+        if slots < 1:
+            raise RigError(f"--slots {slots}: pass 1 or more")
         self.hosts, self.slots, self.rate = hosts, slots, rate
 
     def __enter__(self):
-        refuse(self.hosts, self.slots)
         self.lock = lock()
-        self.up()
+        try:
+            self.up()
+        except BaseException:
+            self.lock.close()
+            raise
         return self
 
     def __exit__(self, *_):
@@ -62,10 +75,10 @@ class Rig:
         down()
         try:
             self.connect()
+            self.describe()
         except BaseException:
             down()
             raise
-        self.describe()
 
     def connect(self):
         for name in (SWITCH, *self.names):
@@ -123,16 +136,12 @@ def is_hydra():
     return "HYDRA" in version.stdout
 
 
-def refuse(hosts, slots):
-    """Raises: RigError for what can't be made here."""
+def refuse():
+    """Raises: UnavailableError where there can't be a rig."""
     if os.geteuid() != 0:
-        raise RigError("the rig needs root, to make network namespaces")
+        raise UnavailableError("the rig needs root, to make network namespaces")
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        raise RigError(f"the rig needs {', '.join(missing)} on the PATH: install iproute2 and util-linux")
-    if not 1 <= hosts <= MOST_HOSTS:
-        raise RigError(f"--hosts {hosts}: pass 1 to {MOST_HOSTS}")
-    if slots < 1:
-        raise RigError(f"--slots {slots}: pass 1 or more")
+        raise UnavailableError(f"the rig needs {', '.join(missing)} on the PATH: install iproute2 and util-linux")
 
 
 def ip(*arguments):
@@ -142,7 +151,7 @@ def ip(*arguments):
 def limit(namespace, device, rate):
     """Let no more than `rate` out of `device`."""
     if rate != "none":
-        shape = ("tbf", "rate", rate, "burst", BURST, "latency", "50ms")
+        shape = ("tbf", "rate", rate, "burst", f"{BURST_BYTES}b", "latency", "50ms")
         run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape)
 
 
@@ -151,7 +160,8 @@ def run(*command):
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         complaint = " ".join((ended.stderr or ended.stdout).split())
-        raise RigError(f"the rig can't be made: {shlex.join(command)}: {complaint}")
+        error = UnavailableError if any(word in complaint for word in BARRED) else RigError
+        raise error(f"the rig can't be made: {shlex.join(command)}: {complaint}")
 
 
 def down():
@@ -185,6 +195,7 @@ def kill(pid):
 
 def lock():
     """Wait until no other process uses the rig."""
+    refuse()
     file = LOCK.open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,7 +229,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the rig goes down on the way
     try:
         sys.exit(flags.act(flags))
-    except RigError as error:
+    except (RigError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
 
 

@@ -22,4 +22,4 @@ export PRTE_MCA_plm_ssh_agent=$AGENT HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXEC=$AGE
 # All hosts share the cores of this machine, which none of them can know.
 export COLLECTIVES_CORES=${COLLECTIVES_CORES:-$(< $rig/cores)}
 export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
-eval "$2"' "$host" "$host" "$*"
+exec bash -c "$2"' "$host" "$host" "$*"
