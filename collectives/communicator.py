@@ -1,5 +1,6 @@
 """The user's face: a communicator's collectives on NumPy, CuPy and torch arrays."""
 
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives import algorithms, arrays, environment, footing, memory, select, system
+from collectives import algorithms, arrays, environment, footing, links, memory, select, system
 from collectives.agreement import NUM_CLAIMS, Agreement
 from collectives.algorithms import Reach
 from collectives.arguments import OPERANDS, TAKES, Arguments, Operands
@@ -20,6 +21,7 @@ from collectives.errors import CommunicationError, InputError, LoneInputError
 from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Messages, Vector
 from collectives.footing import Footing
 from collectives.fuse import Fused, Parts
+from collectives.job import library_name
 from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
 from collectives.record import Call, Calls, Record
@@ -126,13 +128,27 @@ class Communicator:
         """What the file says that rank 0's COLLECTIVES_TUNING names; other ranks need not have it."""
         path = self._agreement.gather_texts(str(environment.tuning_file() or "") * (self.rank == 0))[0]
         if not path:
-            cores = min(self._agreement.gather_ints(environment.cores()))
-            return Tuning(NETWORK._replace(cores=cores))
+            return self._read_links()
         with self.agreed():
             text = read_tuning(Path(path)) if self.rank == 0 else ""
         text = self._agreement.gather_texts(text)[0]
         with self.agreed():
             return parse_tuning(text, path)
+
+    def _read_links(self) -> Tuning:
+        """The speeds that rank 0 finds kept of these hosts; other ranks need not have them."""
+        cores = min(self._agreement.gather_ints(environment.cores()))
+        if not max(self._agreement.gather_ints(self.rank == 0 and links.any_kept())):
+            return Tuning(NETWORK._replace(cores=cores))
+        place = links.place(self.host_names(), self.topology.nodes, library_name(MPI))
+        kept = links.parse(self._agreement.gather_texts(links.read(place.file) * (self.rank == 0))[0])
+        if kept is None or kept.place != place:
+            return Tuning(NETWORK._replace(cores=cores))
+        return Tuning(kept.network._replace(cores=cores), measured=True)
+
+    def host_names(self) -> list[str]:
+        """The name of each rank's host.  Collective."""
+        return self._agreement.gather_texts(platform.node())
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """The ranks that gave the same `color`, in the order of `key`, then rank; None for color=None."""

@@ -1,23 +1,27 @@
 """What a schedule costs: counted from the rounds of all ranks, and in seconds on a machine of given speeds.
 
-A round takes as long as its slowest rank, and no rank begins the next before.  A rank's sends go one after another,
-as do its receives, but the two at a time; what it folds and copies comes after.  Runs for one peer are one message.
-The ranks of a node share its cores, and its way to other nodes.
+A round takes as long as its slowest rank, and no rank begins the next before.  A rank's sends inside its node go one
+after another, as do its receives, but the two at a time; what it folds and copies comes after.  Runs for one peer are
+one message.  The ranks of a node share its cores, and its way to other nodes, on which messages follow each other.
+What comes from another node is folded segment by segment, while the next one is on its way.
+
+`collectives.simulate` follows every rank instead, each of which goes on as soon as it can.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
 from collectives.algorithms.counterparts import Groups
-from collectives.schedule import Copy, Fold, Meet, Pull, PullFold, Push, Recv, Round, Send
+from collectives.programs import IDLE, Nodes, Program, Programs, Shape, program
+from collectives.schedule import Round
 
-Nodes = tuple[tuple[int, ...], ...]  # the ranks of each
 T = TypeVar("T")
 
-COUNTED_RANKS, COUNTED_ROUNDS = 256, 20_000  # a schedule with more is counted on some of its ranks
+# A schedule on more ranks, or with more rounds, is counted on some of its ranks: fewer, the longer it takes to make.
+COUNTED_RANKS, COUNTED_ROUNDS, COUNTED_CHUNKS = 256, 20_000, 1 << 20
 
 
 class Link(NamedTuple):
@@ -28,7 +32,7 @@ class Link(NamedTuple):
 
 
 class Network(NamedTuple):
-    """A machine's speeds, which `python -m collectives.bench --tune` measures, in bench/constants.py.
+    """A machine's speeds, which `python -m collectives.bench` measures, in bench/constants.py.
 
     The defaults are of two cores of a server (benchmarks/results) and of 10 Gbit/s Ethernet.
     """
@@ -40,16 +44,29 @@ class Network(NamedTuple):
     meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting
     system: Link = Link(1e-6, 4e-11)  # more, to reach arrays through the system: for a meeting, and for a byte
     cores: int = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
+    nic: Link | None = None  # how long a message keeps others off its node's way out, or in; None: one pair fills it
+    segment_bytes: int = 1 << 20  # of what is folded as it comes from another node
+
+    @property
+    def gate(self) -> Link:
+        """What a message keeps others from its node's way out, or in, for."""
+        return self.nic or Link(0.0, self.between.beta_s_per_byte)
+
+    def folding_s(self, nbytes: float) -> float:
+        """From the end of a message from another node until it is folded: most of that goes on while it comes."""
+        late = max(0.0, nbytes - self.segment_bytes)
+        slower = max(0.0, self.gamma_s_per_byte - self.between.beta_s_per_byte)
+        return (nbytes - late) * self.gamma_s_per_byte + late * slower
 
 
 NETWORK = Network()
 
 
 class Traffic(NamedTuple):
-    """A rank's messages of a round, one way: to, or from, how many peers, and how many chunks."""
+    """Messages of a round, one way: to, or from, how many peers, and how many chunks."""
 
-    peers: int
-    chunks: int
+    peers: float
+    chunks: float
 
 
 class Work(NamedTuple):
@@ -60,17 +77,22 @@ class Work(NamedTuple):
     near_in: Traffic
     far_in: Traffic
     folded: int
+    streamed: int  # of the folded, what comes from beyond
     copied: int
     meets: int
 
 
+NOTHING = Traffic(0, 0)
+NO_WORK = Work(NOTHING, NOTHING, NOTHING, NOTHING, 0, 0, 0, 0)
+
+
 class Load(NamedTuple):
-    """A rank's work in a round, and its node's: the ranks at work, and the chunks that leave it and arrive."""
+    """A rank's work in a round, and its node's: the ranks at work, and what leaves it and arrives."""
 
     work: Work
     busy: float
-    leaving: float
-    arriving: float
+    leaving: Traffic
+    arriving: Traffic
 
 
 Profile = tuple[tuple[frozenset[Load], int], ...]  # a schedule's different rounds, and how often each occurs
@@ -115,23 +137,36 @@ def price(rounds: Profile, chunk_bytes: float, network: Network) -> float:
 def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
     """How long one rank is at its part of a round."""
     work, crowd = load.work, max(1.0, load.busy / network.cores)
+    near, far, gate = network.within, network.between, network.gate
 
-    def messages(near: Traffic, far: Traffic, of_node: float) -> float:
-        (alpha, beta), (far_alpha, far_beta) = network.within, network.between
-        beyond = far.peers * far_alpha + of_node * chunk_bytes * far_beta if far.peers else 0.0
-        return crowd * (near.peers * alpha + near.chunks * chunk_bytes * beta) + beyond
+    def inside(way: Traffic) -> float:
+        return crowd * (way.peers * near.alpha_s + way.chunks * chunk_bytes * near.beta_s_per_byte)
 
-    out = messages(work.near_out, work.far_out, load.leaving)
-    into = messages(work.near_in, work.far_in, load.arriving)
-    after = (work.folded * network.gamma_s_per_byte + work.copied * network.copy_s_per_byte) * chunk_bytes
-    return max(out, into) + crowd * (after + work.meets * network.meet_s)
+    def beyond(way: Traffic, of_node: Traffic) -> float:
+        if not way.peers:
+            return 0.0
+        last = way.chunks / way.peers
+        ahead = Traffic(of_node.peers - 1, of_node.chunks - last)
+        queue = ahead.peers * gate.alpha_s + ahead.chunks * chunk_bytes * gate.beta_s_per_byte
+        return queue + far.alpha_s + last * chunk_bytes * far.beta_s_per_byte
+
+    messages = max(
+        inside(work.near_out),
+        inside(work.near_in),
+        beyond(work.far_out, load.leaving),
+        beyond(work.far_in, load.arriving),
+    )
+    folding = (work.folded - work.streamed) * chunk_bytes * network.gamma_s_per_byte
+    folding += network.folding_s(work.streamed * chunk_bytes)
+    copying = work.copied * chunk_bytes * network.copy_s_per_byte
+    return messages + crowd * (folding + copying + work.meets * network.meet_s)
 
 
 def count(rounds: Profile) -> Count:
     """What an algorithm's cost line says in words."""
 
-    def busiest(chunks: Callable[[Work], int]) -> int:
-        return sum(times * max(chunks(load.work) for load in loads) for loads, times in rounds)
+    def busiest(chunks: Callable[[Work], float]) -> int:
+        return sum(times * int(max(chunks(load.work) for load in loads)) for loads, times in rounds)
 
     return Count(
         messages=busiest(lambda w: any(way.peers for way in (w.near_out, w.far_out))),
@@ -145,10 +180,11 @@ def count(rounds: Profile) -> Count:
 @cache
 def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Groups | None = None) -> Profile:
     """The rounds of an algorithm, counted once for vectors of all lengths."""
-    groups = groups or nodes
-    num_rounds = len(row.rounds(root, size, root, groups))
-    ranks = sample(nodes, root, limit=min(COUNTED_RANKS, max(8, COUNTED_ROUNDS // max(1, num_rounds))))
-    return tally({rank: row.rounds(rank, size, root, groups) for rank in ranks}, nodes)
+    programs = Programs(row, nodes, root, groups)
+    num_rounds = max(programs.of(root).ends, default=0)
+    limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, num_rounds), COUNTED_CHUNKS // size)
+    ranks = sample(nodes, root, max(4, limit))
+    return merged({rank: programs.of(rank) for rank in ranks}, nodes)
 
 
 def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
@@ -175,42 +211,52 @@ def spread(items: Sequence[T], number: int) -> list[T]:
 
 def tally(schedules: Mapping[int, Sequence[Round]], nodes: Nodes) -> Profile:
     """Count the rounds of some ranks; those of a node that are not given are taken to be like those that are."""
-    members = [(frozenset(node), [rank for rank in node if rank in schedules]) for node in nodes]
+    size = sum(map(len, nodes))
+    return merged({rank: program(rounds, rank, size) for rank, rounds in schedules.items()}, nodes)
+
+
+def merged(programs: Mapping[int, Program], nodes: Nodes) -> Profile:
+    """From one end of any rank's stretch to the next, what the ranks do."""
+    size = sum(map(len, nodes))
+    members = [(frozenset(node), [rank for rank in node if rank in programs]) for node in nodes]
+    members = [(node, ranks) for node, ranks in members if ranks]
     rounds: Counter[frozenset[Load]] = Counter()
-    for moves in zip(*schedules.values(), strict=True):
-        at = dict(zip(schedules, moves, strict=True))
-        groups = [loads_of([at[rank] for rank in ranks], node) for node, ranks in members if ranks]
-        rounds[frozenset().union(*groups)] += 1
+    at, begin = dict.fromkeys(programs, 0), 0
+    while ends := [own.ends[at[rank]] for rank, own in programs.items() if at[rank] < len(own.ends)]:
+        loads: set[Load] = set()
+        for node, ranks in members:
+            works = [work_of(programs[rank].shapes[at[rank]], rank, size, node) for rank in ranks]
+            loads |= loads_of(works, len(node))
+        end = min(ends)
+        rounds[frozenset(loads)] += end - begin
+        for rank, own in programs.items():
+            at[rank] += own.ends[at[rank]] == end
+        begin = end
     return tuple(rounds.items())
 
 
-def loads_of(moves_of_ranks: Sequence[Round], node: Collection[int]) -> Iterator[Load]:
-    """The different loads in a node in a round."""
-    works = [work_of(moves, node) for moves in moves_of_ranks]
-    scale = len(node) / len(works)
-    busy = scale * sum(map(bool, moves_of_ranks))
-    leaving, arriving = scale * sum(w.far_out.chunks for w in works), scale * sum(w.far_in.chunks for w in works)
-    return (Load(work, busy, leaving, arriving) for work in set(works))
+def loads_of(works: Sequence[Work], length: int) -> set[Load]:
+    """The different loads in a node of so many ranks in a round."""
+    scale = length / len(works)
+    busy = scale * sum(work != NO_WORK for work in works)
+    leaving, arriving = (together(ways, scale) for ways in ([w.far_out for w in works], [w.far_in for w in works]))
+    return {Load(work, busy, leaving, arriving) for work in set(works)}
 
 
-def work_of(moves: Round, node: Collection[int]) -> Work:
-    folded = sum(len(m.run) for m in moves if isinstance(m, Fold))
-    folded += sum(len(m.sources) * len(m.run) for m in moves if isinstance(m, PullFold))
-    return Work(
-        *traffic([m for m in moves if isinstance(m, Send)], node),
-        *traffic([m for m in moves if isinstance(m, Recv | Fold)], node),
-        folded=folded,
-        copied=sum(len(m.run) for m in moves if isinstance(m, Copy | Pull | Push)),
-        meets=sum(isinstance(m, Meet) for m in moves),
-    )
+def together(ways: Sequence[Traffic], scale: float) -> Traffic:
+    return Traffic(scale * sum(way.peers for way in ways), scale * sum(way.chunks for way in ways))
 
 
-def traffic(messages: Sequence[Send | Recv | Fold], node: Collection[int]) -> tuple[Traffic, Traffic]:
-    """Messages to, or from, ranks of the node, and others."""
-    near = [m for m in messages if m[0] in node]
-    far = [m for m in messages if m[0] not in node]
-    return total(near), total(far)
-
-
-def total(messages: Sequence[Send | Recv | Fold]) -> Traffic:
-    return Traffic(len({m[0] for m in messages}), sum(len(m.run) for m in messages))
+def work_of(shape: Shape, rank: int, size: int, node: Collection[int]) -> Work:
+    if shape == IDLE:
+        return NO_WORK
+    ways = [[NOTHING, NOTHING], [NOTHING, NOTHING]]  # in and out, near and far
+    folded, streamed = shape.folded, 0
+    for message in shape.messages:
+        far = (rank + message.offset) % size not in node
+        peers, chunks = ways[message.is_send][far]
+        ways[message.is_send][far] = Traffic(peers + 1, chunks + message.chunks)
+        folded += message.folded
+        streamed += message.folded * far
+    (near_in, far_in), (near_out, far_out) = ways
+    return Work(near_out, far_out, near_in, far_in, folded, streamed, shape.copied, meets=bool(shape.meets))

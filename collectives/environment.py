@@ -94,6 +94,15 @@ def tuning_file() -> Path | None:
     return Path(path) if path else None
 
 
+def links_folder() -> Path | None:
+    """COLLECTIVES_LINKS=folder: where measured links are kept, by default in the user's cache; 0: nowhere."""
+    text = os.environ.get("COLLECTIVES_LINKS")
+    if text == "0":
+        return None
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(text or os.path.join(cache, "handwritten-collectives"))
+
+
 def check() -> bool | str:
     """COLLECTIVES_CHECK=1: ranks compare what they call; 0: they do not; every: they compare each run of a plan, too.
 

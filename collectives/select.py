@@ -116,4 +116,5 @@ def reason(case: Case, nbytes: int, chosen: str, tuning: Tuning) -> str:
         return f"measured to be the fastest ({tuning.source}); the cost model, with the speeds measured, says:"
     if tuning.source:
         return f"not measured ({tuning.source}); by the cost model, with the speeds measured:"
-    return "not measured (COLLECTIVES_TUNING names no file); by the cost model, with default speeds:"
+    speeds = "the speeds measured on these hosts" if tuning.measured else "default speeds"
+    return f"not measured (COLLECTIVES_TUNING names no file); by the cost model, with {speeds}:"

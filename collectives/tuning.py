@@ -46,6 +46,7 @@ class Tuning:
     source: str = ""  # the file's path
     fastest: Mapping[Case, Limits] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)  # in which it was measured
+    measured: bool = False  # the network, without a file
 
     def find(self, case: Case, nbytes: int) -> str | None:
         """The algorithm that was the fastest there, if that was measured."""
@@ -65,11 +66,14 @@ def limits(winners: Sequence[tuple[int, str]]) -> Limits:
 
 def to_json(tuning: Tuning) -> str:
     """A tuning file's text."""
-    links = {name: getattr(tuning.network, name)._asdict() for name in ("within", "between")}
-    head = {"version": VERSION, "environment": tuning.environment, "network": tuning.network._asdict() | links}
+    head = {"version": VERSION, "environment": tuning.environment, "network": network_to_json(tuning.network)}
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     rows = [f"  {json.dumps(case._asdict() | {'up_to_bytes': limits})}" for case, limits in tuning.fastest.items()]
     return "{\n" + ",\n".join([*lines, ' "fastest": [\n' + ",\n".join(rows)]) + "\n ]\n}\n"
+
+
+def network_to_json(network: Network) -> dict[str, Any]:
+    return {name: value._asdict() if isinstance(value, Link) else value for name, value in network._asdict().items()}
 
 
 def read_tuning(path: Path) -> str:
@@ -114,9 +118,10 @@ def take(data: Any, name: str, kind: type) -> Any:
 
 
 def parse_network(data: dict[str, Any]) -> Network:
-    links = {name: Link(*numbers(take(data, name, dict), *Link._fields)) for name in ("within", "between")}
+    within, between = (Link(*numbers(take(data, name, dict), *Link._fields)) for name in ("within", "between"))
+    nic = Link(*numbers(take(data, "nic", dict), *Link._fields)) if data.get("nic") else None
     gamma, copy, meet, cores = numbers(data, "gamma_s_per_byte", "copy_s_per_byte", "meet_s", "cores")
-    return Network(**links, gamma_s_per_byte=gamma, copy_s_per_byte=copy, meet_s=meet, cores=int(cores))
+    return Network(within, between, gamma, copy, meet, cores=int(cores), nic=nic)
 
 
 def numbers(data: dict[str, Any], *names: str) -> list[float]:

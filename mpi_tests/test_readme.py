@@ -16,8 +16,11 @@ from mpi_tests.launch import ROOT, environment, launch
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
-TRAINING = [command for command in COMMANDS if "train.py" in command]
+# Run by test_rig.py and test_slurm.py.
+SEVERAL_MACHINES = [command for command in COMMANDS if re.search("8x8|sbatch|mpi_tests.rig", command)]
+TRAINING = [command for command in COMMANDS if "train.py" in command and command not in SEVERAL_MACHINES]
 TUNING = [command for command in COMMANDS if "tuning.json" in command]
+PREDICTING = [command for command in COMMANDS if "simulate" in command or "space_time" in command]
 HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
 IN_SMALL = "--max_iters 2 --n_layer 1 --n_head 1 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
 
@@ -35,7 +38,7 @@ def run(command: str, fails: bool = False) -> subprocess.CompletedProcess:
 
 def test_every_command_is_run_by_a_test():
     known = ["make train", "make test", "source .venv/bin/activate", "mpirun -n 3 python examples/sum.py"]
-    assert sorted(COMMANDS) == sorted([*known, *TRAINING, *TUNING, HANGING])
+    assert sorted(COMMANDS) == sorted([*known, *SEVERAL_MACHINES, *TRAINING, *TUNING, *PREDICTING, HANGING])
 
 
 def test_make_train_runs_what_the_readme_says(tmp_path):
@@ -62,6 +65,14 @@ def test_tuning_commands(tmp_path):
     measure, follow = (command.replace("tuning.json", shlex.quote(f"{tmp_path}/tuning.json")) for command in TUNING)
     assert "all_reduce" in run(f"{measure} --end 64 --repeats 1 --warmups 1").stdout
     assert "rank 3 of 4" in run(follow).stdout
+
+
+def test_predicting_commands(tmp_path):
+    predict, draw = PREDICTING
+    assert "65536 ranks of 8192 nodes" in run(f"{predict} --algorithms binomial hierarchical -b 1M -e 1M").stdout
+    picture = tmp_path / "ring.png"
+    assert "planned" in run(draw.replace("-b 1M", "-b 1K -n 2").replace("ring.png", shlex.quote(str(picture)))).stdout
+    assert picture.exists()
 
 
 def test_a_hostfile_starts_more_ranks_than_cores(tmp_path):

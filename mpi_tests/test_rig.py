@@ -1,6 +1,8 @@
 """The rig comes up over whatever is there, goes down whole, and says in a line why it can't be made."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from mpi_tests.rig import Rig, RigError, UnavailableError, is_hydra, job_environ
 # Where a process ends at once, Open MPI's daemon may lose the news, and mpirun waits for ever.
 SLOWLY = "sleep 1; "
 COMMAND = (sys.executable, "-m", "mpi_tests.rig")
+README = (ROOT / "README.md").read_text()
 NETNS = Path("/run/netns")
 
 
@@ -118,8 +121,16 @@ def test_up_and_down(allowed):
     assert all_gone()
 
 
+def test_the_command_of_the_readme(allowed):
+    (command,) = re.findall(r"^python (-m mpi_tests.rig run .*)", README, re.MULTILINE)
+    ended = watched([sys.executable, *shlex.split(command)], job_environment(), 60)
+    shown = sorted(ended.stdout.splitlines())
+    assert shown == [f"rank {rank} of 8 has [36. 36. 36. 36.]" for rank in range(8)], ended.stderr
+
+
 def test_64_ranks_on_eight_hosts(allowed, tmp_path):
     """The hostfile that is an example to edit, edited."""
+    assert "mpirun --hostfile hostfiles/8x8.txt -np 64 python train.py\n" in README
     example = ROOT / "hostfiles" / f"8x8{'.mpich' if is_hydra() else ''}.txt"
     (tmp_path / "hosts").write_text(example.read_text().replace("node", "rig"))
     with Rig(hosts=8, slots=8) as made:

@@ -29,7 +29,7 @@ from collectives.contract import ContractError
 from collectives.cost import count, tally
 from collectives.schedule import Copy, Fold, Pull, PullFold, Recv, Send, embed, render, shares, show
 
-PURE = ["schedule", "contract", "cost", "select", "topology", "tuning", "algorithms"]
+PURE = ["schedule", "contract", "programs", "cost", "draw", "links", "select", "topology", "tuning", "algorithms"]
 PURE += [f"algorithms.{module.name}" for module in pkgutil.iter_modules(algorithms.__path__)]
 LARGEST = int(os.environ.get("LARGEST", "33"))  # `make proof` says 64
 ALL_ROOTS_UP_TO = 9

@@ -8,6 +8,7 @@ from mpi_tests.launch import ROOT
 from mpi_tests.rig import is_hydra
 from mpi_tests.slurm import Slurm, missing
 
+README = (ROOT / "README.md").read_text()
 SCRIPT = ROOT / "hostfiles" / "slurm.sh"
 NODES = "--nodes=4"  # in place of the number in the script
 TINY = "--max_iters 5 --n_layer 1 --n_head 1 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
@@ -23,6 +24,9 @@ def slurm(rig):
 
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="the batch script activates .venv: make .venv/installed")
 class TestBatchScript:
+    def test_the_readme_submits_it(self):
+        assert "\nsbatch hostfiles/slurm.sh\nCOMMAND=\"python -m collectives.bench\" sbatch hostfiles/slurm.sh\n" in README
+
     def test_it_trains_on_four_nodes(self, slurm, tmp_path):
         train = f"python train.py {TINY} --out_dir {tmp_path}"
         state, output = slurm.batch(NODES, "--ntasks-per-node=1", SCRIPT, env={"COMMAND": train})

@@ -39,18 +39,25 @@ class Tree(NamedTuple):
         """The round in which a place's first chunk goes up: after its children's, which come one by one."""
         return 2 * ((place & -place).bit_length() - 1) + (place > self.parent(place) > 0)
 
-    def moves(self, rank: int, step: int) -> Iterator[Move]:
-        """A round on the way up."""
+    def links(self, rank: int) -> Iterator["Link"]:
+        """What a rank does on the way up: first with each child, then with its parent."""
         place = self.place(rank)
-        for child in self.children(place):
-            yield from (Fold(self.rank(child), run) for run in self.under_way(child, step))
+        yield from (Link(Fold, self.rank(child), self.start(child), self.chunks) for child in self.children(place))
         if place > 0:
-            yield from (Send(self.rank(self.parent(place)), run) for run in self.under_way(place, step))
+            yield Link(Send, self.rank(self.parent(place)), self.start(place), self.chunks)
 
-    def under_way(self, place: int, step: int) -> list[range]:
-        """The chunk that a place sends up in a round, if there is one."""
-        index = step - self.start(place)
-        return [self.chunks[index : index + 1]] if 0 <= index < len(self.chunks) else []
+
+class Link(NamedTuple):
+    """One chunk after the other, from round `start` on, goes from a rank to its parent."""
+
+    take: type[Send] | type[Fold]
+    peer: int
+    start: int
+    chunks: range
+
+    def moves(self, step: int) -> Iterator[Move]:
+        if 0 <= step - self.start < len(self.chunks):
+            yield self.take(self.peer, self.chunks[step - self.start : step - self.start + 1])
 
 
 def reduce_up(rank: int, size: int) -> Iterator[Round]:
@@ -58,8 +65,9 @@ def reduce_up(rank: int, size: int) -> Iterator[Round]:
     first, second = shares(size, 2)
     turn, shift = (1, 1) if size % 2 else (-1, -1)
     trees = Tree(size, 1, 0, first), Tree(size, turn, shift, second)
+    links = [link for tree in trees for link in tree.links(rank)]
     for step in range(2 * ((size - 1).bit_length() - 1) + len(first)):
-        yield tuple(move for tree in trees for move in tree.moves(rank, step))
+        yield tuple(move for link in links for move in link.moves(step))
 
 
 def all_reduce(rank: int, size: int) -> Iterator[Round]:

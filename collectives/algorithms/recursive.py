@@ -10,6 +10,7 @@ src/mpi/coll/allgather/allgather_intra_recursive_doubling.c.
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from collectives.schedule import Fold, Recv, Round, Schedule, Send, backwards, chunk, embed, shares
 
@@ -54,19 +55,24 @@ def with_extras(
     returned: Callable[[int, int], range],
 ) -> Iterator[Round]:
     """A power of two's schedule on any number of ranks, with what an extra gives, and what is returned to it."""
-    power = 1 << (size.bit_length() - 1)
-    extras = range(0, 2 * (size - power), 2)
-    group = [other for other in range(size) if other not in extras]
+    power, extras, group, own = proxies(size)
     if extras:
         yield hand_over(rank, extras, take, given(rank, size), given(rank - 1, size))
     if rank in extras:
         yield from (() for _ in algorithm(0, power))
     else:
-        own = shares(size, power)  # the chunks of a rank and of its extra, if it is a proxy
         yield from embed(algorithm(group.index(rank), power), group, own)
     if extras:
         back = hand_over(rank, extras, Recv, returned(rank, size), returned(rank - 1, size))
         yield from backwards([back], take=Recv)
+
+
+@lru_cache(maxsize=8)
+def proxies(size: int) -> tuple[int, range, list[int], list[range]]:
+    """The power of two, the extras, the other ranks, and for each of those its chunks and its extra's."""
+    power = 1 << (size.bit_length() - 1)
+    extras = range(0, 2 * (size - power), 2)
+    return power, extras, [rank for rank in range(size) if rank not in extras], shares(size, power)
 
 
 def hand_over(rank: int, extras: range, take: type[Recv] | type[Fold], own: range, of_extra: range) -> Round:

@@ -1,25 +1,56 @@
-"""Measures the constants of the cost model's `Network`."""
+"""Measure the constants of the cost model's `Network`, and keep them for later jobs on the same hosts.
 
-from collections.abc import Callable
+mpirun -n 4 python -m collectives.bench.constants
+"""
+
+import json
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from mpi4py import MPI
 
-from collectives import arrays, environment
+import collectives
+from collectives import arrays, environment, links
 from collectives.bench.timing import medians, nothing
 from collectives.communicator import Communicator
 from collectives.cost import NETWORK, Link, Network
 from collectives.executor import SEGMENT_BYTES
+from collectives.job import library_name
+from collectives.plan import Plan
+from collectives.tuning import network_to_json
 
-ROUND_TRIPS = 10  # timed as one
-SMALL_BYTES, LARGE_BYTES = 8, 16 << 20  # of messages
+REPEATS, WARMUPS = 15, 2
+MESSAGES = {8: 10, 16 << 10: 10, 256 << 10: 3, 4 << 20: 1}  # bytes, and round trips that are timed as one
 VECTOR_BYTES = 16 << 20  # that are folded or copied: more than cores cache
 LEAST_S = 1e-15  # for a byte, where noise says less than nothing
 
 Timer = Callable[[Callable[[], None]], float]
+Way = Callable[[Communicator | None, Timer, int], float]  # to time a message of so many bytes
+
+
+def main() -> None:
+    comm = collectives.world()
+    network = speeds(comm, REPEATS, WARMUPS)
+    where = keep(comm, network)
+    if comm.rank == 0:
+        print(json.dumps(network_to_json(network), indent=1), where, sep="\n")
 
 
 def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
-    """The machine's speeds; the default of what these ranks cannot show, as one node cannot show links between nodes.
+    """The machine's speeds, kept for later jobs on these hosts.  Collective; every rank gets the same."""
+    network = speeds(comm, repeats, warmups)
+    keep(comm, network)
+    return network
+
+
+def keep(comm: Communicator, network: Network) -> str:
+    """Where rank 0 keeps the speeds, or why not.  Collective."""
+    place = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
+    return links.keep(links.Kept(place, network)) if comm.rank == 0 else ""
+
+
+def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
+    """What these ranks can show, and defaults for the rest, as one node cannot show links between nodes.
 
     Collective; every rank gets the same.
     """
@@ -38,31 +69,80 @@ def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
         cores=cores,
     )
     if near := next((node for node in nodes if len(node) > 1), None):
-        network = network._replace(within=ping_pong(comm, timer, *near[:2]))
+        network = network._replace(within=tried(comm, timer, [near[:2]], ping_pong))
     if len(nodes) > 1:
-        network = network._replace(between=ping_pong(comm, timer, nodes[0][0], nodes[1][0]))
+        between, nic = between_nodes(comm, timer, nodes)
+        network = network._replace(between=between, nic=nic)
     return network
 
 
-def ping_pong(comm: Communicator, timer: Timer, a: int, b: int) -> Link:
-    """Small and large messages between two ranks, back and forth, while the others do nothing."""
-    small, large = (one_way(comm, timer, a, b, nbytes) for nbytes in (SMALL_BYTES, LARGE_BYTES))
-    return Link(small, max(LEAST_S, (large - small) / (LARGE_BYTES - SMALL_BYTES)))
+def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int]]) -> tuple[Link, Link | None]:
+    """One pair of ranks of each two nodes; and as many as there are, from which follows what each costs the others.
+
+    As in collectives, every node sends and receives at once.
+    """
+    all_pairs = [list(zip(*two, strict=False)) for two in zip(nodes[::2], nodes[1::2], strict=False)]
+    alone = tried(comm, timer, [pairs[0] for pairs in all_pairs], exchange)
+    most = min(map(len, all_pairs))
+    if most == 1:
+        return alone, None
+    together = tried(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], exchange)
+    more = [(b - a) / (most - 1) for a, b in zip(alone, together, strict=True)]
+    return alone, Link(*(min(max(LEAST_S, m), a) for m, a in zip(more, alone, strict=True)))
 
 
-def one_way(comm: Communicator, timer: Timer, a: int, b: int, nbytes: int) -> float:
+def tried(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]], way: Way) -> Link:
+    """Messages of all sizes between the ranks of each pair, all pairs at once, while the others do nothing."""
+    number = {rank: nth for nth, pair in enumerate(pairs) for rank in pair}
+    pair = comm.split(number.get(comm.rank), key=0)
+    seconds = {nbytes: way(pair, timer, nbytes) for nbytes in MESSAGES}
+    if pair is not None:
+        pair.free()
+    return fitted(seconds)
+
+
+def ping_pong(pair: Communicator | None, timer: Timer, nbytes: int) -> float:
+    """Seconds of a message that goes back and forth."""
+    if pair is None:
+        return timer(nothing) / (2 * MESSAGES[nbytes])
     x = np.zeros(nbytes, np.uint8)
+    plans = [pair.plan("broadcast", x, root=root, algorithm="binomial") for root in (0, 1)]
+    return repeated(plans, timer, MESSAGES[nbytes]) / 2
 
-    def exchange() -> None:
-        for _ in range(ROUND_TRIPS):
-            if comm.rank == a:
-                comm.send(x, b)
-                comm.recv(x, b)
-            elif comm.rank == b:
-                comm.recv(x, a)
-                comm.send(x, a)
 
-    return timer(exchange) / (2 * ROUND_TRIPS)
+def exchange(pair: Communicator | None, timer: Timer, nbytes: int) -> float:
+    """Seconds of two messages that meet on their way."""
+    if pair is None:
+        return timer(nothing) / MESSAGES[nbytes]
+    x, out = np.zeros((2, 2 * nbytes), np.uint8)
+    return repeated([pair.plan("all_to_all", x, out=out, algorithm="pairwise")], timer, MESSAGES[nbytes])
+
+
+def repeated(plans: Sequence[Plan], timer: Timer, times: int) -> float:
+    """Seconds to run the plans once, of many runs."""
+
+    def run() -> None:
+        for _ in range(times):
+            for plan in plans:
+                plan()
+
+    seconds = timer(run) / times
+    for plan in plans:
+        plan.free()
+    return seconds
+
+
+def fitted(seconds: dict[int, float]) -> Link:
+    """The link that is the least off in all of some messages' times, each relative to that time.
+
+    >>> link = fitted({8: 3e-6, 1 << 20: 1.003e-3})
+    >>> print(f"{link.alpha_s:.1e} {link.beta_s_per_byte:.1e}")
+    3.0e-06 9.5e-10
+    """
+    times = np.array(list(seconds.values()))
+    parts = np.stack([1 / times, np.array(list(seconds)) / times], axis=1)
+    alpha, beta = np.linalg.lstsq(parts, np.ones(len(times)))[0].tolist()
+    return Link(max(LEAST_S, alpha), max(LEAST_S, beta))
 
 
 def fold_rate(timer: Timer, has_core: bool) -> float:
@@ -96,3 +176,7 @@ def meeting(comm: Communicator, timer: Timer) -> float:
     meet.free()
     node.free()
     return seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What has been measured of links, kept for the next job on the same hosts.
+
+`python -m collectives.bench` measures and keeps; `algorithm="auto"` uses what is there, and never measures.  There is a
+file for each list of hosts, in the user's cache folder, or where COLLECTIVES_LINKS says.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from collectives import environment
+from collectives.cost import Network
+from collectives.tuning import network_to_json, parse_network, take
+
+VERSION = 1
+
+
+class Place(NamedTuple):
+    """Where links were measured: each node's host name and number of ranks, and the MPI library."""
+
+    hosts: tuple[tuple[str, int], ...]
+    mpi: str
+
+    @property
+    def file(self) -> Path | None:
+        """None where nothing is to be kept."""
+        folder = environment.links_folder()
+        digest = hashlib.blake2b(json.dumps(self).encode(), digest_size=8).hexdigest()
+        return folder / f"links-{digest}.json" if folder else None
+
+
+class Kept(NamedTuple):
+    """Measured speeds, and where they were measured."""
+
+    place: Place
+    network: Network
+
+
+def place(names: Sequence[str], nodes: Sequence[Sequence[int]], mpi: str) -> Place:
+    """From the host name of every rank.
+
+    >>> place(["a", "a", "b"], ((0, 1), (2,)), "MPICH 5.0.2").hosts
+    (('a', 2), ('b', 1))
+    """
+    return Place(tuple((names[node[0]], len(node)) for node in nodes), mpi)
+
+
+def any_kept() -> bool:
+    folder = environment.links_folder()
+    try:
+        return folder is not None and any(folder.glob("links-*.json"))
+    except OSError:
+        return False
+
+
+def read(path: Path | None) -> str:
+    """A file's text; nothing if it can't be read."""
+    try:
+        return path.read_text(errors="replace") if path else ""
+    except OSError:
+        return ""
+
+
+def parse(text: str) -> Kept | None:
+    """What a file says; None for one that is broken, which the next measurement replaces."""
+    try:
+        data = json.loads(text)
+        if take(data, "version", int) != VERSION:
+            return None
+        hosts = tuple((str(name), int(ranks)) for name, ranks in take(data, "hosts", list))
+        return Kept(Place(hosts, take(data, "mpi", str)), parse_network(take(data, "network", dict)))
+    except (ValueError, TypeError):
+        return None
+
+
+def keep(kept: Kept) -> str:
+    """Write what has been measured; returns where, or why not."""
+    path = kept.place.file
+    if path is None:
+        return "not kept (COLLECTIVES_LINKS=0)"
+    data: dict[str, Any] = {"version": VERSION, **kept.place._asdict(), "network": network_to_json(kept.network)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(data, indent=1) + "\n")
+        unfinished.replace(path)
+    except OSError as error:
+        return f"not kept ({path}: {error.strerror})"
+    return f"kept in {path}"
+
+
+def latest() -> Kept | None:
+    """What has been measured last, on whatever hosts."""
+    folder = environment.links_folder()
+    files = sorted(folder.glob("links-*.json"), key=lambda path: path.stat().st_mtime) if folder else []
+    return next((kept for path in reversed(files) if (kept := parse(read(path)))), None)

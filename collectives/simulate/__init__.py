@@ -1,0 +1,1 @@
+"""Predicts collectives on networks of any size, without MPI: `python -m collectives.simulate --help`."""

@@ -1,0 +1,140 @@
+"""Follows every rank and message of a collective through a network, one event after the other.
+
+A rank goes on to its next round as soon as its own moves are over.  A message can go when both ranks are at it, and
+both are done with it when it has come.  Between nodes it passes the way out of one and the way into the other, which
+are the node's ranks' in common; each takes messages in the order in which they come to it, of those that come at once
+the lower sender's first, and is free for the next one after `Network.gate`.  Inside a node, a rank sends one message
+after the other, and takes one after the other.  What it folds and copies comes as in `collectives.cost`.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives.algorithms import Algorithm
+from collectives.algorithms.counterparts import Groups
+from collectives.cost import Network, Nodes
+from collectives.programs import Family, Programs
+from collectives.simulate.events import NOT_AT_IT, Code, Log, Speeds, State, count_busy, count_moves, follow
+
+
+class Outcome(NamedTuple):
+    """When each rank ended, in seconds; and if asked for, what happened.
+
+    `messages` has source, dest, round, and when it could go and had come; `rounds` has rank, round, begin and end.
+    """
+
+    ends: np.ndarray
+    messages: np.ndarray
+    rounds: np.ndarray
+
+    @property
+    def seconds(self) -> float:
+        return float(self.ends.max(initial=0.0))
+
+
+def simulate(
+    row: Algorithm,
+    nbytes: int,
+    nodes: Nodes,
+    network: Network,
+    root: int = 0,
+    groups: Groups | None = None,
+    record: bool = False,
+) -> Outcome:
+    """Run an algorithm on a vector of `nbytes`, in chunks of one length.
+
+    >>> from collectives.algorithms import find
+    >>> from collectives.cost import Link
+    >>> network = Network(within=Link(alpha_s=1e-6, beta_s_per_byte=1e-9), gamma_s_per_byte=5e-10)
+    >>> outcome = simulate(find("all_reduce", "ring"), 4000, ((0, 1, 2, 3),), network)
+    >>> print(f"{outcome.seconds * 1e6:.1f} us")
+    13.5 us
+    """
+    return Simulation(Programs(row, nodes, root, groups), network.cores).run(nbytes, network, record)
+
+
+class Simulation:
+    """An algorithm on some ranks, to be run with vectors of any length."""
+
+    def __init__(self, programs: Programs, cores: int, guess: bool = True):
+        self.programs, self.cores, self.guess = programs, cores, guess
+        self.code = self.encode()
+
+    def encode(self) -> Code:
+        """The families that the programs seem to have, or each rank's own program."""
+        programs, nodes = self.programs, self.programs.nodes
+        code = encode(list(programs.families() if self.guess else programs.singles()), nodes)
+        if max(map(len, nodes)) <= self.cores:
+            return code
+        num_rounds = max(programs.of(0).ends, default=0)
+        busy = count_busy(code, np.zeros((len(nodes), num_rounds), np.int32))
+        return code._replace(crowds=np.maximum(1.0, busy / self.cores))
+
+    def run(self, nbytes: int, network: Network, record: bool = False) -> Outcome:
+        size = self.programs.size
+        state = start(self.code, len(self.programs.nodes))
+        num_messages, num_rounds = count_moves(self.code) if record else (0, 0)
+        log = Log(np.zeros((num_messages, 5)), np.zeros((num_rounds, 4)), np.zeros(2, np.int64))
+        ended = follow(self.code, speeds(network, nbytes / size), state, log)
+        if ended < size and self.guess:  # which was wrong
+            self.guess = False
+            self.code = self.encode()
+            return self.run(nbytes, network, record)
+        if ended < size:
+            stuck = int(np.argmax(state.at[:, 0] < self.code.ends))
+            raise UnmatchedError(
+                f"{self.programs.row.name} on {size} ranks: rank {stuck} waits for ever in round {state.round[stuck]}"
+            )
+        return Outcome(state.clock, log.messages, log.rounds[: log.noted[1]])
+
+
+class UnmatchedError(AssertionError):
+    """A schedule has messages without counterparts."""
+
+
+def encode(families: Sequence[Family], nodes: Nodes) -> Code:
+    size = sum(map(len, nodes))
+    nth, begins, ends, node_of = (np.zeros(shape, np.int64) for shape in (size, (size, 2), size, size))
+    place = np.zeros(2, np.int64)
+    for family in families:
+        ranks = np.asarray(family.ranks)
+        nth[ranks], begins[ranks] = np.arange(len(ranks)), place
+        place += len(family.structure), len(family.numbers)
+        ends[ranks] = place[0]
+    for number, node in enumerate(nodes):
+        node_of[list(node)] = number
+    structure, numbers, slopes = (
+        np.fromiter(chain.from_iterable(part), np.int64)
+        for part in zip(*((f.structure, f.numbers, f.slopes) for f in families), strict=True)
+    )
+    return Code(structure, numbers, slopes, nth, begins, ends, node_of, np.zeros((0, 0)))
+
+
+def speeds(network: Network, chunk_bytes: float) -> Speeds:
+    within, between, gate = network.within, network.between, network.gate
+    return Speeds(
+        alpha=within.alpha_s,
+        beta=within.beta_s_per_byte * chunk_bytes,
+        far_alpha=between.alpha_s,
+        far_beta=between.beta_s_per_byte * chunk_bytes,
+        gate_alpha=gate.alpha_s,
+        gate_beta=gate.beta_s_per_byte * chunk_bytes,
+        fold=network.gamma_s_per_byte * chunk_bytes,
+        fold_late=max(0.0, network.gamma_s_per_byte - between.beta_s_per_byte) * chunk_bytes,
+        segment=network.segment_bytes / chunk_bytes if chunk_bytes else np.inf,
+        copy=network.copy_s_per_byte * chunk_bytes,
+        meet=float(network.meet_s),
+    )
+
+
+def start(code: Code, num_nodes: int) -> State:
+    size = len(code.nth)
+    clock, began, over = np.zeros((3, size))
+    round_, pending, waiting = np.zeros((3, size), np.int64)
+    near = np.zeros((2, size), np.int64)
+    folds, ports, gates, met = (np.zeros(shape) for shape in ((size, 2), (2, size), (2, num_nodes), (size, 2)))
+    waiting[:] = NOT_AT_IT
+    return State(code.begins.copy(), round_, clock, waiting, began, over, pending, near, folds, ports, gates, met)

@@ -1,0 +1,134 @@
+"""Measured links: kept for a list of hosts, and used by `auto` there."""
+
+import json
+import platform
+
+import pytest
+
+from collectives import links
+from collectives.cost import NETWORK, Link
+from collectives.links import Kept, Place
+
+NETWORK_HERE = NETWORK._replace(between=Link(1e-4, 8e-9), nic=Link(1e-5, 8e-9), cores=3)
+PLACE = Place((("a", 2), ("b", 1)), "MPICH 5.0.2")
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLLECTIVES_LINKS", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def test_what_is_kept_is_found_by_hosts_slots_and_mpi(folder):
+    assert not links.any_kept()
+    assert links.keep(Kept(PLACE, NETWORK_HERE)) == f"kept in {PLACE.file}"
+    assert links.any_kept()
+    assert links.parse(links.read(PLACE.file)) == Kept(PLACE, NETWORK_HERE)
+    for hosts, mpi in ((PLACE.hosts[::-1], PLACE.mpi), ((("a", 2), ("b", 2)), PLACE.mpi), (PLACE.hosts, "Open MPI")):
+        assert links.read(Place(hosts, mpi).file) == ""
+    newer = Kept(PLACE, NETWORK_HERE._replace(nic=None))
+    links.keep(newer)
+    assert links.latest() == newer
+    assert [path.suffix for path in folder.iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"version": 2}',
+        '{"version": 1, "hosts": [1], "mpi": "x", "network": {}}',
+        '{"version": 1, "hosts": [["a", "many"]], "mpi": "x", "network": {}}',
+        '{"version": 1, "hosts": [["a", 1]], "mpi": "x", "network": {"within": 3}}',
+    ],
+)
+def test_a_broken_file_counts_as_none_and_is_replaced(folder, broken):
+    folder.mkdir()
+    PLACE.file.write_text(broken)
+    assert links.parse(links.read(PLACE.file)) is None
+    assert links.latest() is None
+    links.keep(Kept(PLACE, NETWORK_HERE))
+    assert links.parse(links.read(PLACE.file)).network == NETWORK_HERE
+
+
+def test_a_folder_that_cannot_be_written_is_said(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COLLECTIVES_LINKS", str(tmp_path / "file" / "folder"))
+    assert links.keep(Kept(PLACE, NETWORK_HERE)).startswith(f"not kept ({PLACE.file}: ")
+    assert not links.any_kept()
+    assert links.read(PLACE.file) == ""
+    assert links.latest() is None
+
+
+def test_nothing_is_kept_where_that_is_not_wanted(monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_LINKS", "0")
+    assert PLACE.file is None
+    assert links.keep(Kept(PLACE, NETWORK_HERE)) == "not kept (COLLECTIVES_LINKS=0)"
+    assert not links.any_kept()
+    assert links.latest() is None
+
+
+def test_by_default_they_are_in_the_user_s_cache(monkeypatch):
+    monkeypatch.delenv("COLLECTIVES_LINKS")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/home/me/cache")
+    assert str(PLACE.file.parent) == "/home/me/cache/handwritten-collectives"
+
+
+def test_a_link_is_the_line_that_is_the_least_off():
+    from collectives.bench.constants import fitted
+
+    exact = {nbytes: 2e-5 + nbytes * 8e-9 for nbytes in (8, 1 << 14, 1 << 18, 1 << 22)}
+    assert fitted(exact) == (pytest.approx(2e-5), pytest.approx(8e-9))
+    bent = exact | {1 << 18: 1.2 * exact[1 << 18]}
+    alpha, beta = fitted(bent)
+    assert all(abs(alpha + n * beta - seconds) < 0.2 * seconds for n, seconds in bent.items())
+
+
+@pytest.fixture
+def shared_folder(monkeypatch, tmp_path, mpi_comm):
+    monkeypatch.setenv("COLLECTIVES_LINKS", str(mpi_comm.bcast(tmp_path)))
+
+
+@pytest.mark.sizes(1, 4)
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_ranks_measure_the_same_and_auto_uses_it(mpi_comm, monkeypatch, shared_folder, nodes):
+    from collectives import Communicator
+    from collectives.bench.constants import measure
+
+    if mpi_comm.size > 1:
+        monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"{nodes}x{4 // nodes}")
+    comm = Communicator(mpi_comm)
+    assert "with default speeds" in comm.explain("all_reduce", 1 << 20)
+    network = measure(comm, 2, 1)
+    assert len(set(mpi_comm.allgather(network))) == 1
+    assert (network.between == NETWORK.between) == (len(comm.topology.nodes) == 1)
+    assert (network.nic is not None) == (mpi_comm.size == 4 and nodes == 2)
+    mpi_comm.Barrier()  # rank 0 has kept it
+    later = Communicator(mpi_comm)
+    assert "with the speeds measured on these hosts" in later.explain("all_reduce", 1 << 20)
+    part = later.split(0)
+    assert "with the speeds measured on these hosts" in part.explain("all_reduce", 1 << 20)
+    for made in (comm, part, later):
+        made.free()
+
+
+@pytest.mark.sizes(2)
+def test_a_broken_file_and_one_of_other_hosts_count_as_none(mpi_comm, shared_folder):
+    from mpi4py import MPI
+
+    from collectives import Communicator
+    from collectives.job import library_name
+
+    here = Place(((platform.node(), 2),), library_name(MPI))
+    for hosts in ([["elsewhere", 2]], None):
+        if mpi_comm.rank == 0:
+            links.keep(Kept(here, NETWORK_HERE))
+            data = json.loads(here.file.read_text()) | {"hosts": hosts}
+            here.file.write_text(json.dumps(data))
+        mpi_comm.Barrier()
+        comm = Communicator(mpi_comm)
+        assert "with default speeds" in comm.explain("all_reduce", 1 << 20)
+        comm.free()
