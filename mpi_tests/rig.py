@@ -1,6 +1,6 @@
 """Several hosts on one machine, with links of a limited rate, to run jobs of several machines on.  Needs root.
 
-python -m mpi_tests.rig run --hosts 4 --slots 2 --rate 1gbit -- python -m collectives.bench --help
+python -m mpi_tests.rig run --hosts 4 --slots 2 --rate 1gbit -- python -m collectives.bench
 python -m mpi_tests.rig up --hosts 4 --slots 2 --rate 100mbit
 python -m mpi_tests.rig down
 
@@ -226,7 +226,8 @@ def run_on(flags):
 
 def main():
     flags = parse()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the rig goes down on the way
+    for number in signal.SIGTERM, signal.SIGINT:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # the rig goes down on the way
     try:
         sys.exit(flags.act(flags))
     except (RigError, FileNotFoundError) as error:
@@ -238,15 +239,15 @@ def parse():
         "python -m mpi_tests.rig", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     actions = parser.add_subparsers(required=True, metavar="run | up | down")
-    run = actions.add_parser("run", help="bring the rig up, run a command on every slot, take it down")
-    up = actions.add_parser("up", help="bring it up, in place of one that is there")
+    runs = actions.add_parser("run", help="bring the rig up, run a command on every slot, take it down")
+    ups = actions.add_parser("up", help="bring it up, in place of one that is there")
     actions.add_parser("down", help="take it down, whatever there is of it").set_defaults(act=take_down)
-    for action, act in (run, run_on), (up, bring_up):
+    for action, act in (runs, run_on), (ups, bring_up):
         action.set_defaults(act=act)
         action.add_argument("--hosts", type=int, default=4)
         action.add_argument("--slots", type=int, default=2, help="ranks on a host")
         action.add_argument("--rate", default="1gbit", help="of each link and direction, as tc writes it, or none")
-    run.add_argument("command", nargs="+", metavar="-- command", help="what every rank runs")
+    runs.add_argument("command", nargs="+", metavar="-- command", help="what every rank runs")
     return parser.parse_args()
 
 

@@ -8,7 +8,7 @@ host=$1
 shift
 
 kept=(env)
-if [[ $(hostname) == rig* ]]; then
+if [[ $(hostname) =~ ^rig[0-9]+$ ]]; then
     kept=(env --ignore-environment HOME="$HOME" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
 fi
 exec nsenter --net="/run/netns/$host" unshare --uts --ipc --mount "${kept[@]}" AGENT="$(realpath "$0")" bash -c '
@@ -22,4 +22,6 @@ export PRTE_MCA_plm_ssh_agent=$AGENT HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXEC=$AGE
 # All hosts share the cores of this machine, which none of them can know.
 export COLLECTIVES_CORES=${COLLECTIVES_CORES:-$(< $rig/cores)}
 export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
+# What is measured of links is true of this rig; the next has others, between hosts of the same names.
+export COLLECTIVES_LINKS=${COLLECTIVES_LINKS:-$rig/links}
 exec bash -c "$2"' "$host" "$host" "$*"

@@ -25,7 +25,9 @@ def slurm(rig):
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="the batch script activates .venv: make .venv/installed")
 class TestBatchScript:
     def test_the_readme_submits_it(self):
-        assert "\nsbatch hostfiles/slurm.sh\nCOMMAND=\"python -m collectives.bench\" sbatch hostfiles/slurm.sh\n" in README
+        assert (
+            '\nsbatch hostfiles/slurm.sh\nCOMMAND="python -m collectives.bench" sbatch hostfiles/slurm.sh\n' in README
+        )
 
     def test_it_trains_on_four_nodes(self, slurm, tmp_path):
         train = f"python train.py {TINY} --out_dir {tmp_path}"
