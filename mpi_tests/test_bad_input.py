@@ -125,20 +125,29 @@ comm.all_reduce(x)
 LAUNCHERS = {
     "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     "Hydra": ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
-    "Slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    "srun --mpi=pmi2": ("PMI_SIZE", "PMI_RANK", "SLURM_STEP_NUM_TASKS"),
 }
 
 
-@pytest.mark.parametrize("names", LAUNCHERS.values(), ids=LAUNCHERS)
-def test_an_mpirun_of_another_mpi(tmp_path, names):
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_mpirun_of_another_mpi(tmp_path, launcher):
     """Each process then finds itself alone: here, two that were told of each other, as that mpirun would."""
     for rank in ("0", "1"):
-        told = dict(zip(names, ("2", rank, "2"), strict=False))
+        told = dict(zip(LAUNCHERS[launcher], ("2", rank, "2"), strict=False))
         command = [sys.executable, "train.py", *map(str, TINY), "--out_dir", str(tmp_path / "out")]
         ended = subprocess.run(command, cwd=ROOT, env=environment() | told, capture_output=True, text=True, timeout=60)
         assert ended.returncode != 0
         if rank == "0":
-            assert "mpirun started 2 processes, but each is alone in the MPI of mpi4py, which is " in refused(ended)
+            program = "srun" if "srun" in launcher else "mpirun"
+            assert f"{program} started 2 processes, but each is alone in the MPI of mpi4py, which is " in refused(ended)
         else:
             assert not ended.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_process_alone_in_a_batch_script():
+    """test_slurm.py has it for real."""
+    told = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "PBS_NP": "4", "LSB_DJOB_NUMPROC": "4"}
+    ended = subprocess.run([sys.executable, "examples/sum.py"], cwd=ROOT, env=environment() | told, capture_output=True)
+    assert ended.stdout == b"rank 0 of 1 has [1. 1. 1. 1.]\n"

@@ -16,7 +16,9 @@ from mpi_tests.launch import ROOT, environment, launch
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
-TRAINING = [command for command in COMMANDS if "train.py" in command]
+# Run by test_rig.py and test_slurm.py.
+SEVERAL_MACHINES = [command for command in COMMANDS if re.search("8x8|sbatch|mpi_tests.rig", command)]
+TRAINING = [command for command in COMMANDS if "train.py" in command and command not in SEVERAL_MACHINES]
 TUNING = [command for command in COMMANDS if "tuning.json" in command]
 PREDICTING = [command for command in COMMANDS if "simulate" in command or "space_time" in command]
 HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
@@ -37,7 +39,7 @@ def run(command: str, fails: bool = False) -> subprocess.CompletedProcess:
 def test_every_command_is_run_by_a_test():
     known = ["make train", "make test", "source .venv/bin/activate", "mpirun -n 3 python examples/sum.py"]
     known += ["mpirun -n 2 python examples/split.py"]
-    assert sorted(COMMANDS) == sorted([*known, *TRAINING, *TUNING, *PREDICTING, HANGING])
+    assert sorted(COMMANDS) == sorted([*known, *SEVERAL_MACHINES, *TRAINING, *TUNING, *PREDICTING, HANGING])
 
 
 def test_make_train_runs_what_the_readme_says(tmp_path):
