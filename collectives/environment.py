@@ -4,7 +4,9 @@ import os
 import sys
 from pathlib import Path
 
-# What launchers tell a process they started: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.
+# What launchers tell a process they started: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.  What a batch
+# script runs by itself is no rank: Slurm tells it SLURM_NTASKS and a SLURM_PROCID of 0, but no step.  PBS and LSF tell
+# it the same as what their own launchers start, so that theirs says nothing.
 LAUNCHED_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 LAUNCHED_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun"}
@@ -18,6 +20,11 @@ def first_int(names: tuple[str, ...], default: int) -> int:
 def launched_size() -> int:
     """How many ranks the launcher says it started; 1 without a launcher."""
     return first_int(LAUNCHED_SIZE, 1)
+
+
+def launched_by_srun() -> bool:
+    """Whether srun started this process itself, with no mpirun in between."""
+    return "SLURM_STEP_NUM_TASKS" in os.environ and not {"OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"} & set(os.environ)
 
 
 def launched_rank() -> int:
