@@ -467,11 +467,11 @@ def fake_gpu(monkeypatch, tmp_path):
     """A stand-in for CuPy, for this process to find and for children to use."""
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
-    folder = str(ROOT / "mpi_tests" / "fake_cupy")
+    (tmp_path / "cupy.py").write_text("from mpi_tests.fake_cupy import *")
     monkeypatch.setenv("PATH", str(Path(find_mpirun()).parent), prepend=os.pathsep)
-    monkeypatch.setenv("PYTHONPATH", folder)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.syspath_prepend(folder)
+    monkeypatch.syspath_prepend(tmp_path)
     return lambda kind: monkeypatch.setenv("FAKE_GPU", kind)
 
 

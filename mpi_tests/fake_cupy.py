@@ -1,4 +1,4 @@
-"""A stand-in for CuPy, on the path of the doctor's children: as much of it as they use, over host memory.
+"""A stand-in for CuPy, for the doctor's children: as much of it as they use, over host memory.
 
 FAKE_GPU says what the device is like: "aware", MPI reads its memory; "blind", it crashes if it tries; "broken".
 """
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-KIND = os.environ["FAKE_GPU"]
+KIND = os.environ.get("FAKE_GPU")
 UNMAPPED = 16  # an address that nobody can read
 mapped = {}  # address to memory and the file that it is in
 
