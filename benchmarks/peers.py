@@ -11,6 +11,7 @@ n, so that p ranks move 2pn.  benchmarks/table.py makes tables of the files.
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -118,9 +119,11 @@ def start_gloo(mpi: Any) -> bool:
     port = mpi.bcast(29400 + os.getpid() % 1000 if mpi.rank == 0 else None)
     address = f"tcp://127.0.0.1:{port}"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    end_job = sys.excepthook
     distributed.init_process_group(
         "gloo", init_method=address, rank=mpi.rank, world_size=mpi.size, timeout=timedelta(seconds=60)
     )
+    sys.excepthook = end_job  # torch's holds back what this one prints, until after it has ended the job
     return True
 
 

@@ -1,0 +1,55 @@
+"""What a benchmark leaves in a file: its command, the machine, versions, and the results."""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from collectives.job import library_name, start_mpi
+
+PACKAGES = ("numpy", "torch", "deepspeed")
+
+
+def output(text: str) -> Path:
+    """The path of a file that can be written, of a flag."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {path.parent}, so make it first")
+    return path
+
+
+def machine() -> dict[str, Any]:
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
+    models = [line.split(": ")[1] for line in lines if line.startswith("model name")]
+    return {
+        "cores": os.cpu_count(),
+        "processor": models[0] if models else platform.machine(),
+        "os": platform.platform(),
+    }
+
+
+def versions() -> dict[str, str]:
+    installed = {dist.name for dist in metadata.distributions()}
+    return {"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES if p in installed}
+
+
+def write(path: Path, results: Any, **settings: Any) -> None:
+    """Write one JSON document."""
+    mpi = start_mpi()
+    header = {"command": shlex.join(["python", *sys.argv]), "ranks": mpi.COMM_WORLD.size, "machine": machine()}
+    header |= {"mpi": library_name(mpi), "versions": versions(), "settings": settings}
+    path.write_text(json.dumps(header | {"results": results}, indent=1, default=str) + "\n")
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Lines of columns as wide as they must be: names on the left, numbers on the right."""
+    cells = [[str(cell) for cell in row] for row in (titles, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells)

@@ -1,0 +1,189 @@
+"""What a rank holds when a model is split: activations of attention, parameters, and the loss of a large vocabulary.
+
+    mpirun -n 8 python benchmarks/memory.py --output benchmarks/results/memory-openmpi-8.json
+
+Each table is of 1, 2, 4 and 8 of the ranks, and of the rank that holds most.  "kept" are the tensors that the backward
+pass keeps, parameters aside, each memory once.  "peak" is how much more memory the process had than before, at one
+moment of a forward and a backward pass; of memory that ranks share, it is what the rank has touched.  "process" is by
+how much it has grown when the whole model has been built and split.  Linux with glibc only.
+
+For all ways of sequence parallelism, which takes longer: --modes ring ulysses hybrid --n_head 8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from document import output, table, write
+from torch import Tensor, nn
+
+import collectives
+from collectives.bench.flags import Parser, positive
+from models.gpt import GPT, CausalSelfAttention, CrossEntropy, GPTConfig
+from parallelism.plan import Loss, Vocabulary, gpt2_plan, parallelize
+from parallelism.sequence import Shares
+from parallelism.sequence_parallel import MODES, SequenceAttention, SequenceParallel
+
+SIZES = (1, 2, 4, 8)
+MIB = 1 << 20
+M_MMAP_THRESHOLD = -3  # of mallopt, glibc's malloc.h
+LIBC = ctypes.CDLL(None)
+
+
+class Kept:
+    """Within it, notes the memory of what is saved for the backward pass, but for a module's parameters."""
+
+    def __init__(self, module: nn.Module):
+        self.parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
+        self.bytes_at: dict[int, int] = {}
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.note, lambda x: x)
+
+    def note(self, x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in self.parameters:
+            self.bytes_at[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    def mib(self) -> float:
+        return sum(self.bytes_at.values()) / MIB
+
+
+def of_process(field: str) -> float:
+    """MiB of VmRSS, the memory of this process, or VmHWM, its highest."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 1024
+
+
+def settled() -> float:
+    """MiB of this process, with what is free given back; the highest is counted from here."""
+    gc.collect()
+    LIBC.malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return of_process("VmRSS")
+
+
+def measured(module: nn.Module, forward: Callable[[], Tensor]) -> dict[str, float]:
+    """MiB kept by a forward pass, and at the peak of it and the backward pass."""
+    before, kept = settled(), Kept(module)
+    with kept.hooks:
+        result = forward()
+    kept_mib = kept.mib()
+    result.sum().backward()
+    return {"kept": kept_mib, "peak": of_process("VmHWM") - before}
+
+
+def attention(comm: collectives.Communicator, args: argparse.Namespace, mode: str) -> dict[str, float]:
+    """Of the attention of one layer, with its projections."""
+    module = CausalSelfAttention(GPTConfig(n_head=args.n_head, n_embd=args.n_embd))
+    sp = SequenceParallel(comm, mode, "contiguous" if mode == "ulysses" else "zigzag")
+    module.attend = SequenceAttention(sp)
+    num_tokens = len(sp.positions(args.seq))
+    brief, long = (torch.randn(1, n, args.n_embd, requires_grad=True) for n in (4, num_tokens))
+    module(brief).sum().backward()  # what is loaded and compiled at first is not the tokens'
+    return measured(module, lambda: module(long))
+
+
+def parameters(comm: collectives.Communicator, args: argparse.Namespace) -> dict[str, float]:
+    """Of a GPT, after a backward pass."""
+    config = GPTConfig(vocab_size=args.vocab_size, n_head=8, n_embd=args.model_n_embd)
+    before = settled()
+    model = GPT(config)
+    parallelize(model, gpt2_plan(config.vocab_size, config.n_head), comm)
+    grown = settled() - before
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    model(tokens, tokens)[1].backward()
+    held = list(model.parameters())
+    counted = {"parameters": held, "gradients": [p.grad for p in held]}
+    return {name: sum(x.nbytes for x in tensors) / MIB for name, tensors in counted.items()} | {"process": grown}
+
+
+class Head(nn.Module):
+    def __init__(self, n_embd: int, vocab_size: int):
+        super().__init__()
+        self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
+        self.loss = CrossEntropy()
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(self.lm_head(x), targets)
+
+
+def loss(comm: collectives.Communicator | None, args: argparse.Namespace) -> dict[str, float]:
+    """Of the logits and their loss, split, or by the plain modules."""
+    module = Head(args.n_embd, args.vocab_size)
+    if comm:
+        parallelize(module, {"lm_head": Vocabulary(args.vocab_size), "loss": Loss(args.vocab_size)}, comm)
+    x = torch.randn(1, args.tokens, args.n_embd, requires_grad=True)
+    targets = torch.randint(args.vocab_size, (1, args.tokens))
+    return measured(module, lambda: module(x, targets))
+
+
+def parts(world: collectives.Communicator) -> Iterator[tuple[int, collectives.Communicator | None]]:
+    """Communicators of the first ranks; None on the others, which wait."""
+    for size in SIZES:
+        if size <= world.size:
+            yield size, world.split(0 if world.rank < size else None)
+            world.barrier()
+
+
+def most(comm: collectives.Communicator, figures: dict[str, float]) -> dict[str, float]:
+    """Of the rank that holds most."""
+    highest = comm.all_reduce(np.array(list(figures.values())), op="max")
+    return dict(zip(figures, highest.tolist(), strict=True))
+
+
+def over_sizes(world: collectives.Communicator, axis: str, measure: Callable) -> dict[str, dict[str, float]]:
+    return {f"{axis} {size}": most(part, measure(part)) for size, part in parts(world) if part}
+
+
+def parse(size: int) -> argparse.Namespace:
+    """Raises: ValueError for what cannot be measured."""
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seq", type=positive, default=32768, help="tokens of the sequence that attention is about")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["ring"])
+    parser.add_argument("--n_head", type=positive, default=4)
+    parser.add_argument("--n_embd", type=positive, default=64, help="width of attention, and of what the head is given")
+    parser.add_argument("--tokens", type=positive, default=4096, help="tokens that the loss is about")
+    parser.add_argument("--vocab_size", type=positive, default=50257)
+    parser.add_argument("--model_n_embd", type=positive, default=256, help="width of the GPT, a multiple of 8")
+    parser.add_argument("--output", type=output, help="write the numbers as JSON")
+    args = parser.parse_args()
+    largest = max(number for number in SIZES if number <= size)
+    Shares(args.seq, largest).check()
+    GPTConfig(n_head=args.n_head, n_embd=args.n_embd)
+    if set(args.modes) - {"ring"} and args.n_head % largest:
+        raise ValueError(f"--n_head {args.n_head}: {largest} ranks can't exchange these heads, use a multiple")
+    return args
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    world = collectives.world()
+    with world.agreed("memory"):
+        args = parse(world.size)
+    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back at once
+    results: dict[str, Any] = {}
+    for mode in args.modes:
+        title = f"attention to {args.seq} tokens, {mode}, MiB"
+        results[title] = over_sizes(world, "sp", lambda comm, mode=mode: attention(comm, args, mode))
+    results["a GPT's parameters, MiB"] = over_sizes(world, "tp", lambda comm: parameters(comm, args))
+    plain = {"plain": loss(None, args)} if world.rank == 0 else {}
+    title = f"loss of {args.tokens} tokens, vocabulary of {args.vocab_size}, MiB"
+    results[title] = plain | over_sizes(world, "tp", lambda comm: loss(comm, args))
+    if world.rank == 0:
+        for title, rows in results.items():
+            columns = next(iter(rows.values()))
+            cells = [[name, *(f"{mib:.1f}" for mib in row.values())] for name, row in rows.items()]
+            print(table([title, *columns], cells), end="\n\n")
+        if args.output:
+            write(args.output, results, **vars(args))
+
+
+if __name__ == "__main__":
+    main()

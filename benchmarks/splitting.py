@@ -1,0 +1,237 @@
+"""Our tensor and sequence parallelism beside torch's (DTensor plans) and DeepSpeed's (Ulysses), in one run.
+
+    mpirun -n 2 python benchmarks/splitting.py --output benchmarks/results/splitting-openmpi-2.json
+
+A step is the forward and the backward pass of one GPT on one batch, without an optimizer, and without sums of weights'
+gradients over ranks that share a sequence, which are data parallelism's.  Theirs talk by gloo.  Before anything is
+timed, every contestant's loss and gradients are compared with those of the plain model.
+
+Contestants take turns, round by round, and so does the computing alone of each: the same step, whose collectives are
+over at once.  Ours give what the first of their shape gave; theirs are of torch's "fake" process group.  Times are of
+the slowest rank, and medians; exposed communication is the median of a round's step less its computing.
+
+DeepSpeed is not among the project's dependencies: pip install deepspeed.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import splitting_peers
+import torch
+from document import output, table, write
+from peers import MPI, start_gloo
+from torch import Tensor
+
+import collectives
+from collectives.bench.flags import Parser, positive
+from models.gpt import GPT, GPTConfig
+from parallelism.exchange import Exchange
+from parallelism.plan import gpt2_plan, parallelize
+from parallelism.sequence import Shares
+from parallelism.sequence_parallel import SequenceParallel
+
+RTOL = 1e-4  # of float32's sums in another order
+
+
+class Ours:
+    """A GPT split over `tp` ranks, or of whose sequences ranks share the tokens by `sp`."""
+
+    def __init__(
+        self, model: GPT, tp: Any, tokens: Tensor, targets: Tensor, sp: SequenceParallel | None = None, sequence=False
+    ):
+        config = model.config
+        parallelize(model, gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), tp, sp, sequence)
+        self.model, self.sp = model, sp
+        self.positions = sp.positions(tokens.shape[1]) if sp else None
+        self.tokens, self.targets = (sp.own(x) if sp else x for x in (tokens, targets))
+
+    def step(self) -> Tensor:
+        _, loss = self.model(self.tokens, self.targets, self.positions)
+        loss.backward()
+        return loss.detach()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The rank's parts, or means over the ranks that share sequences."""
+        mean = splitting_peers.averaged if self.sp else (lambda x: x)
+        return {name: mean(p.grad) for name, p in self.model.named_parameters()}
+
+
+class Over(NamedTuple):
+    """A collective that has ended."""
+
+    result: Tensor
+
+    def wait(self) -> Tensor:
+        return self.result
+
+
+class Silence:
+    """Within it, collectives of exchanges give at once what the first of their shape gave."""
+
+    def __init__(self):
+        self.results: dict[tuple, Tensor] = {}
+        self.run = Exchange.run
+
+    def result(self, exchange: Exchange, collective: str, x: Tensor, **arguments: Any) -> Tensor:
+        key = exchange, collective, x.shape, x.dtype, *arguments.values()
+        if key not in self.results:
+            self.results[key] = self.run(exchange, collective, x, **arguments)
+        return self.results[key].detach()  # a tensor of its own, in whose place in a graph no other is
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        def run(exchange: Exchange, *args: Any, **arguments: Any) -> Tensor:
+            return self.result(exchange, *args, **arguments)
+
+        def start(exchange: Exchange, *args: Any, **arguments: Any) -> Over:
+            return Over(self.result(exchange, *args, **arguments))
+
+        with mock.patch.multiple(Exchange, run=run, start=start):
+            yield
+
+
+class Contestant:
+    """A way to split a model, and the same without communication."""
+
+    def __init__(self, talking: Any, silent: Any, silence: Callable[[], AbstractContextManager] = nullcontext):
+        self.talking, self.silent, self.silence = talking, silent, silence
+        self.steps_s: list[float] = []
+        self.computing_s: list[float] = []
+
+    def round(self) -> None:
+        self.steps_s.append(timed(self.talking))
+        with self.silence():
+            self.computing_s.append(timed(self.silent))
+
+    def figures(self, num_tokens: int) -> dict[str, float]:
+        """Medians over the rounds but the first."""
+        steps_s, computing_s = np.array(self.steps_s[1:]), np.array(self.computing_s[1:])
+        seconds = {"step_ms": steps_s, "computing_ms": computing_s, "exposed_ms": steps_s - computing_s}
+        milliseconds = {name: 1e3 * float(np.median(values)) for name, values in seconds.items()}
+        return {"tokens_per_s": 1e3 * num_tokens / milliseconds["step_ms"]} | milliseconds
+
+
+def timed(way: Any) -> float:
+    """Seconds of the slowest rank."""
+    way.model.zero_grad()
+    MPI.COMM_WORLD.Barrier()
+    begin = time.perf_counter()
+    way.step()
+    return MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX)
+
+
+class Contest:
+    """All contestants, on one model and one batch."""
+
+    def __init__(self, comm: collectives.Communicator, config: GPTConfig, batch: int):
+        draws = torch.Generator().manual_seed(0)
+        shape = batch, config.block_size
+        self.batch = tuple(torch.randint(config.vocab_size, shape, generator=draws) for _ in range(2))
+        self.comm, self.config = comm, config
+
+    def tensor_parallel(self) -> dict[str, Contestant]:
+        found = {}
+        for name, sequence in (("tp", False), ("tp, sequence-parallel", True)):
+            ours = Ours(self.model(), self.comm, *self.batch, sequence=sequence)
+            found[f"{name}: ours"] = Contestant(ours, ours, Silence())
+            theirs = [self.torch(group, sequence) for group in splitting_peers.groups()]
+            found[f"{name}: torch"] = Contestant(*theirs)
+        return found
+
+    def sequence_parallel(self, with_deepspeed: bool) -> dict[str, Contestant]:
+        found, alone = {}, self.comm.split(self.comm.rank)
+        for mode in ("ring", "ulysses", "hybrid"):
+            sp = SequenceParallel(self.comm, mode, "contiguous" if mode == "ulysses" else "zigzag")
+            ours = Ours(self.model(), alone, *self.batch, sp)
+            found[f"sp, {mode}: ours"] = Contestant(ours, ours, Silence())
+        if with_deepspeed:
+            theirs = [splitting_peers.DeepSpeedUlysses(self.model(), g, *self.batch) for g in splitting_peers.groups()]
+            found["sp, ulysses: DeepSpeed"] = Contestant(*theirs)
+        return found
+
+    def model(self) -> GPT:
+        return GPT(self.config)
+
+    def torch(self, group: Any, sequence: bool) -> splitting_peers.TorchTensorParallel:
+        return splitting_peers.TorchTensorParallel(self.model(), group, sequence, *self.batch)
+
+    def check(self, contestants: dict[str, Contestant]) -> None:
+        """Compare loss and gradients with the plain model's.
+
+        Raises: SystemExit with what differs.
+        """
+        plain = self.model()
+        _, wanted_loss = plain(*self.batch)
+        wanted_loss.backward()
+        ours = dict(contestants["tp: ours"].talking.model.named_parameters())
+        for name, contestant in contestants.items():
+            same(f"{name}: the loss", contestant.talking.step(), wanted_loss.detach())
+            gradients = contestant.talking.gradients()
+            for parameter, whole in plain.named_parameters():
+                got, wanted = gradients[parameter], whole.grad
+                if got.shape != wanted.shape:
+                    wanted = ours[parameter].shard.part(wanted, self.comm.rank, self.comm.size)
+                same(f"{name}: the gradient of {parameter}", got, wanted)
+
+
+def same(what: str, got: Tensor, wanted: Tensor) -> None:
+    error = float((got - wanted).abs().max() / wanted.abs().max())
+    worst = MPI.COMM_WORLD.allreduce(error, MPI.MAX)
+    if not worst < RTOL:
+        sys.exit(f"{what} is off by {worst:.1e} of the plain model's" if MPI.COMM_WORLD.rank == 0 else 1)
+
+
+def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
+    """Flags, and the model.
+
+    Raises: ValueError for what cannot be timed.
+    """
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--n_layer", type=positive, default=4)
+    parser.add_argument("--n_head", type=positive, default=8)
+    parser.add_argument("--n_embd", type=positive, default=256)
+    parser.add_argument("--vocab_size", type=positive, default=4096)
+    parser.add_argument("--seq", type=positive, default=512, help="tokens of a sequence")
+    parser.add_argument("--batch", type=positive, default=2, help="sequences of a step")
+    parser.add_argument("--repeats", type=positive, default=15)
+    parser.add_argument("--output", type=output, help="write the numbers as JSON")
+    args = parser.parse_args()
+    Shares(args.seq, size).check()
+    if args.vocab_size % size:
+        raise ValueError(f"--vocab_size {args.vocab_size} can't be split over {size} ranks by torch: use a multiple")
+    shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
+    return args, GPTConfig(block_size=args.seq, **shape)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    comm = collectives.world()
+    with comm.agreed("splitting"):
+        args, config = parse(comm.size)
+    start_gloo(MPI.COMM_WORLD)
+    contest = Contest(comm, config, args.batch)
+    with_deepspeed = splitting_peers.start_deepspeed()
+    if not with_deepspeed and comm.rank == 0:
+        print("DeepSpeed is not here: ours have no peer in sequence parallelism (pip install deepspeed)")
+    contestants = contest.tensor_parallel() | contest.sequence_parallel(with_deepspeed)
+    contest.check(contestants)
+    for _ in range(args.repeats + 1):
+        for contestant in contestants.values():
+            contestant.round()
+    figures = {name: c.figures(args.batch * args.seq) for name, c in contestants.items()}
+    if comm.rank == 0:
+        rows = [[name, *(f"{value:.1f}" for value in values.values())] for name, values in figures.items()]
+        print(table(["", "tokens/s", "step, ms", "computing, ms", "exposed, ms"], rows))
+        if args.output:
+            write(args.output, figures, **vars(args))
+    comm.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The benchmarks of split models run, in small; what memory they count falls as it should."""
+
+import importlib.util
+import json
+import sys
+
+import pytest
+
+from mpi_tests.launch import launch
+
+IN_SMALL = {
+    "splitting.py": "--n_layer 1 --n_head 4 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
+    "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
+}
+
+
+def run(ranks, benchmark, path):
+    words = IN_SMALL[benchmark].split()
+    ended = launch(ranks, sys.executable, f"benchmarks/{benchmark}", *words, "--output", path, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    document = json.loads(path.read_text())
+    assert document["ranks"] == ranks
+    assert f"benchmarks/{benchmark} {words[0]}" in document["command"]
+    assert document["versions"].keys() >= {"python", "numpy", "torch"}
+    return document["results"], ended.stdout
+
+
+def test_splitting(tmp_path):
+    results, output = run(2, "splitting.py", tmp_path / "splitting.json")
+    has_deepspeed = importlib.util.find_spec("deepspeed") is not None
+    tensor = [f"{way}: {whose}" for way in ("tp", "tp, sequence-parallel") for whose in ("ours", "torch")]
+    sequence = [f"sp, {mode}: ours" for mode in ("ring", "ulysses", "hybrid")]
+    assert list(results) == tensor + sequence + ["sp, ulysses: DeepSpeed"] * has_deepspeed
+    assert ("DeepSpeed is not here" in output) != has_deepspeed
+    for name, figures in results.items():
+        assert name in output
+        assert figures["tokens_per_s"] * figures["step_ms"] == pytest.approx(1e3 * 2 * 16)
+        assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
+
+
+def test_memory(tmp_path):
+    results, output = run(4, "memory.py", tmp_path / "memory.json")
+    of = {title.partition(",")[0]: title for title in results}
+    ring, *others = (rows for title, rows in results.items() if title.startswith("attention"))
+    model, loss = results[of["a GPT's parameters"]], results[of["loss of 256 tokens"]]
+    assert all(title in output for title in results)
+    for size in (1, 2, 4):
+        assert ring[f"sp {size}"]["kept"] == pytest.approx(ring["sp 1"]["kept"] / size)
+        for rows in others:  # q, k and v of other heads are kept beside what is exchanged
+            assert rows[f"sp {size}"]["kept"] < 1.3 * rows["sp 1"]["kept"] / size
+        for kind in ("parameters", "gradients"):  # norms and positions are on every rank
+            assert model[f"tp {size}"][kind] < 1.05 * model["tp 1"][kind] / size
+        assert loss[f"tp {size}"]["kept"] < 1.1 * loss["plain"]["kept"] / size
+        assert loss[f"tp {size}"]["peak"] < 1.5 * loss["plain"]["peak"] / size
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "words", "message"),
+    [
+        ("splitting.py", ["--seq", "30"], "can't be split over sp=2 ranks in zigzag order: use a multiple of 4"),
+        ("splitting.py", ["--vocab_size", "65"], "65 can't be split over 2 ranks by torch: use a multiple"),
+        ("memory.py", ["--modes", "ulysses", "--n_head", "1"], "2 ranks can't exchange these heads, use a multiple"),
+        ("memory.py", ["--output", "there/is/none.json"], "there is no folder there/is, so make it first"),
+    ],
+)
+def test_flags_that_make_no_sense(benchmark, words, message):
+    ended = launch(2, sys.executable, f"benchmarks/{benchmark}", *words)
+    assert ended.returncode != 0
+    assert ended.stderr.count("error: ") == 1
+    assert message in ended.stderr
