@@ -138,9 +138,8 @@ class Attention:
         heads = axes.sp.heads if axes.sp else None
         first = axes.tp.ranks.rank if heads is None else axes.tp.ranks.rank * heads.size + heads.rank
         dropout = Dropout(module.dropout, number, axes.place, first)
-        if axes.sp:
-            return SequenceAttention(axes.sp, dropout)
-        return DroppingAttention(module, dropout) if module.dropout else module
+        alone = DroppingAttention(module, dropout) if module.dropout else module
+        return SequenceAttention(axes.sp, dropout, alone) if axes.sp else alone
 
 
 @dataclass(frozen=True)

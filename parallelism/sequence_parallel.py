@@ -92,7 +92,7 @@ def parts_of(mode: str, size: int, head_ranks: int | None) -> int:
 
 
 class SequenceAttention(nn.Module):
-    """Takes the place of attention's core in a plain model.
+    """Takes the place of attention's core in a plain model; `alone` attends where ranks have all tokens of some heads.
 
     Shapes: q (batch, n_head, seq/sp, head_size), k and v (batch, n_kv_head, seq/sp, head_size), documents (batch,
     seq/sp).
@@ -100,9 +100,10 @@ class SequenceAttention(nn.Module):
     Raises: ValueError for heads that ranks cannot exchange evenly.
     """
 
-    def __init__(self, axis: SequenceParallel, dropout: Dropout | None = None):
+    def __init__(self, axis: SequenceParallel, dropout: Dropout | None = None, alone: nn.Module | None = None):
         super().__init__()
         self.axis, self.dropout = axis, dropout
+        self.alone = alone if axis.ring.members.size == 1 else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         heads, ring = self.axis.heads, self.axis.ring
@@ -110,7 +111,12 @@ class SequenceAttention(nn.Module):
         if heads.size > 1:
             k, v = (like_ranks(x, heads.size) for x in (k, v))
             q, k, v = (autograd.all_to_all(x, heads, HEADS, SEQ) for x in (q, k, v))
-        y = RingFunction.apply(q, k, v, ring, self.known(q, documents))
+        if documents is not None:
+            documents = heads.all_gather(documents.t()).t()  # (batch, seq/ring)
+        if self.alone:
+            y = self.alone(q, k, v, documents)
+        else:
+            y = RingFunction.apply(q, k, v, ring, self.known(q, documents))
         return autograd.all_to_all(y, heads, SEQ, HEADS) if heads.size > 1 else y
 
     def known(self, q: Tensor, documents: Tensor | None) -> Known:
@@ -118,7 +124,6 @@ class SequenceAttention(nn.Module):
         shares = Shares(q.shape[SEQ] * size, size, order=self.axis.ring.order)
         positions = torch.stack([torch.from_numpy(shares.of_ring(member)) for member in range(size)]).to(q.device)
         if documents is not None:
-            documents = self.axis.heads.all_gather(documents.t()).t()  # (batch, seq/ring)
             documents = members.all_gather(documents[None])
         return Known(positions, documents, self.dropout)
 
