@@ -4,8 +4,8 @@ from itertools import product
 
 import numpy as np
 
-SIZES = tuple(8 << 2 * step for step in range(8))  # 8 B to 128 KiB
-NAMES = ("ring", "binomial", "rabenseifner", "mpi")
+SIZES = tuple(8 << 2 * step for step in range(10))  # 8 B to 2 MiB
+NAMES = ("ring", "binomial", "rabenseifner", "chain", "mpi")
 
 
 def row(name="ring", nbytes=1024, samples=(10.0, 11.0, 12.0), **fields):
@@ -54,14 +54,14 @@ def document(results, ranks=4, **fields):
 def noisy(seed, scale=0.1, slowed=lambda result: 1.0, memories=("ordinary", "symmetric"), names=NAMES):
     """A run as on a busy machine, whose times are `slowed` by a factor.
 
-    Rows differ from run to run by `scale`, one in twenty by tens of percent more; all at one size by half as much;
+    Rows differ from run to run by `scale`, one in twenty by tens of percent more; all at one size by a quarter of it;
     samples follow each other's ups and downs, and one in ten takes far longer.
     """
     random = np.random.default_rng(seed)
-    shared = {nbytes: random.normal(0, scale / 2) for nbytes in SIZES}
+    shared = {nbytes: random.normal(0, scale / 4) for nbytes in SIZES}
     results = []
     for memory, name, nbytes in product(memories, names, SIZES):
-        level = shared[nbytes] + random.normal(0, scale) + (random.random() < 0.05) * random.exponential(0.3)
+        level = shared[nbytes] + random.normal(0, scale) + (random.random() < 0.05) * np.log1p(random.exponential(0.3))
         wander = np.convolve(random.normal(0, 0.05, 27), np.ones(8) / 8**0.5, mode="valid")
         spikes = 1 + (random.random(20) < 0.1) * random.pareto(2, 20)
         samples = (5 + nbytes / 1000) * np.exp(level + wander) * spikes

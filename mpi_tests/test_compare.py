@@ -12,7 +12,7 @@ from collectives.bench.document import parse, read
 from mpi_tests.documents import document, noisy, row
 from mpi_tests.launch import ROOT
 
-SEEDS = 100
+SEEDS = 75
 SCALES = (0.05, 0.15)
 each_scale = pytest.mark.parametrize("scale", SCALES)
 

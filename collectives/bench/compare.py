@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import NormalDist
+from statistics import NormalDist, median
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ import numpy as np
 from collectives.bench.document import PEERS, Document, Group, Row, read
 
 MARGIN = math.log(1.05)  # below which a change is of no interest
-DOUBT = 0.01  # the chance that noise is called a change
+DOUBT = 0.02  # the chance that noise is called a change
 MACHINE_DOUBT = 0.1  # and a change of the machine: in doubt it was the machine
 BLOCKS = 8  # of a row's samples
 CLIP = 2.0  # standard deviations
@@ -141,16 +141,17 @@ def differences(before: Document, after: Document) -> Iterator[tuple[str, list[s
 
 
 def log_median(row: Row) -> float:
-    return math.log(float(np.median(row.samples_us)))
+    return math.log(median(row.samples_us))
 
 
 def variance(row: Row) -> float:
     """Of the logarithm of a row's median, from the medians of blocks; none where samples are too few."""
-    blocks = min(BLOCKS, len(row.samples_us) // 3)
+    samples = row.samples_us
+    blocks = min(BLOCKS, len(samples) // 3)
     if blocks < 2:
         return 0.0
-    medians = [np.median(block) for block in np.array_split(np.array(row.samples_us), blocks)]
-    return float(np.var(np.log(medians), ddof=1)) / blocks
+    bounds = [len(samples) * block // blocks for block in range(blocks + 1)]
+    return float(np.var([math.log(median(samples[a:b])) for a, b in pairwise(bounds)], ddof=1)) / blocks
 
 
 def jitter(differences: np.ndarray, variances: np.ndarray) -> float:
