@@ -5,7 +5,9 @@ mpirun --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filen
 
 In Open MPI's file, a rule holds from its number of ranks, or of bytes, up to the next one's; the first must begin
 with 0, and algorithm 0 leaves the decision to Open MPI.  So what was not measured, and what has no counterpart, stays
-as it was.  Rules know no nodes.  Arrays in shared memory are none of Open MPI's: rows of "ordinary" memory count.
+as it was.  In a gather or scatter only some ranks know the size, and others would follow the rule for 0 bytes: these
+get a rule where one algorithm is the fastest at every size.  Rules know no nodes.  Arrays in shared memory are none of
+Open MPI's: rows of "ordinary" memory count.
 
 Source: Open MPI 5.0, documentation, "Tuning Collectives" (the file, numbers of collectives and algorithms, sizes of
 messages); ompi/mca/coll/tuned/coll_tuned_dynamic_file.c (what is read), coll_tuned_decision_dynamic.c (when it counts).
@@ -28,6 +30,7 @@ class Target(NamedTuple):
     number: int
     name: str
     algorithms: Mapping[str, int]
+    sized: bool = True  # whether all ranks know how many bytes there are
 
 
 PIPELINE = 3  # the chain of Open MPI's `broadcast` and `reduce`, which flows in segments of a length that rules give
@@ -35,17 +38,16 @@ TARGETS = {
     "all_gather": [Target(0, "Allgather", {"bruck": 2, "recursive_doubling": 3, "ring": 4, "neighbor": 5})],
     "all_reduce": [Target(2, "Allreduce", {"recursive_doubling": 3, "ring": 4, "rabenseifner": 6})],
     "all_to_all": [Target(3, "Alltoall", {"pairwise": 2, "bruck": 3})],
-    "barrier": [Target(6, "Barrier", {"dissemination": 4})],  # its name there: bruck
+    "barrier": [Target(6, "Barrier", {"dissemination": 4}, sized=False)],  # its name there: bruck
     "broadcast": [Target(7, "Bcast", {"chain": PIPELINE, "binomial": 6, "scatter_all_gather": 9})],
-    "gather": [Target(9, "Gather", {"binomial": 2})],
+    "gather": [Target(9, "Gather", {"binomial": 2}, sized=False)],
     "reduce": [Target(11, "Reduce", {"chain": PIPELINE, "binomial": 5})],
     "reduce_scatter": [
         Target(12, "Reduce_scatter", {"recursive_halving": 2, "ring": 3}),
         Target(13, "Reduce_scatter_block", {"recursive_halving": 3}),
     ],
-    "scatter": [Target(15, "Scatter", {"binomial": 2})],
+    "scatter": [Target(15, "Scatter", {"binomial": 2}, sized=False)],
 }
-UNDECIDED = "0 0 0 0"  # from 0 bytes, by Open MPI, no fan-out, no segments
 
 
 class Rules(NamedTuple):
@@ -59,8 +61,8 @@ def export(tuning: Tuning) -> Rules:
     sections = []
     for collective, by_ranks in sorted(rows.items()):
         for target in TARGETS[collective]:
-            left_out += missing(collective, target, by_ranks)
-            if any(name in target.algorithms for limits in by_ranks.values() for _, name in limits):
+            left_out += missing(target, by_ranks)
+            if any(number for limits in by_ranks.values() for number in numbers(target, limits)):
                 sections.append("\n".join(section(target, by_ranks)))
     head = f"{len(sections)}  # collectives; made from {tuning.source}"
     return Rules("\n".join([head, *sections]) + "\n", left_out)
@@ -83,12 +85,25 @@ def chosen(fastest: Mapping[Case, Limits]) -> tuple[dict[str, dict[int, Limits]]
     return rows, left_out
 
 
-def missing(collective: str, target: Target, by_ranks: Mapping[int, Limits]) -> Iterator[str]:
+def numbers(target: Target, limits: Limits) -> list[int]:
+    """Open MPI's algorithm for each entry, 0 for none."""
+    if not target.sized and len({name for _, name in limits}) > 1:
+        return [0] * len(limits)
+    return [target.algorithms.get(name, 0) for _, name in limits]
+
+
+def missing(target: Target, by_ranks: Mapping[int, Limits]) -> Iterator[str]:
+    """What has no counterpart, in words."""
     for ranks, limits in by_ranks.items():
+        where = f"{target.name} on {ranks} ranks"
+        names = list(dict.fromkeys(name for _, name in limits))
+        if not target.sized and len(names) > 1:
+            yield f"{where}: {' and '.join(names)} by size, which only some ranks know"
+            continue
         for begin, end, name in spans(limits):
             if name not in target.algorithms:
-                sizes = "" if collective == "barrier" else f", {begin} to {end} bytes"
-                yield f"{target.name} on {ranks} ranks{sizes}: Open MPI has no {name}"
+                sizes = f", {begin} to {end} bytes" if target.sized else ""
+                yield f"{where}{sizes}: Open MPI has no {name}"
 
 
 def spans(limits: Limits) -> Iterator[tuple[int, int, str]]:
@@ -118,15 +133,13 @@ def section(target: Target, by_ranks: Mapping[int, Limits]) -> Iterator[str]:
 
 
 def messages(target: Target, ranks: int, limits: Limits) -> Iterator[str]:
-    if not limits:
-        yield UNDECIDED
+    if not limits or not target.sized:
+        yield f"0 {max(numbers(target, limits), default=0)} 0 0"
         return
-    for begin, end, name in spans(limits):
-        number = target.algorithms.get(name, 0)
+    for (begin, end, name), number in zip(spans(limits), numbers(target, limits), strict=True):
         segment = -(-end // ranks) if name == "chain" and number else 0  # ours are chunks: of the largest vector
         yield f"{begin} {number} 0 {segment}"
-    if target.name != "Barrier":
-        yield f"{limits[-1][0] + 1} 0 0 0"
+    yield f"{limits[-1][0] + 1} 0 0 0"
 
 
 def convert(source: str | Path, dest: str | Path) -> list[str]:
