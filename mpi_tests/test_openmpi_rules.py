@@ -1,5 +1,6 @@
 """Rules for Open MPI's own collectives: what they say, and that Open MPI follows them."""
 
+import doctest
 import json
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from collectives import algorithms
+from collectives.bench import openmpi_rules
 from collectives.bench.openmpi_rules import TARGETS, convert, export, main
 from collectives.tuning import Case, Tuning, to_json
 from mpi_tests.launch import find_mpirun, launch
@@ -53,6 +55,10 @@ def test_numbers_of_ranks_that_follow_each_other():
     lines = without_words(export(tuning(cases)).text)
     two, three = (["2", "0 3 0 0", "65 0 0 0"],) * 2
     assert lines == ["1", "3", "4", "0", "1", "0 0 0 0", "2", *two, "3", *three, "4", "1", "0 0 0 0"]
+
+
+def test_the_example_of_spans():
+    assert doctest.testmod(openmpi_rules) == (0, 1)
 
 
 def test_a_chain_flows_in_chunks():

@@ -35,7 +35,7 @@ PRIOR, PRIOR_ROWS = 0.15, 4  # from run to run, as far as the documents have too
 FAR, FAR_DEVIATIONS = math.log(3), 8  # for a single size, whose noise has long tails
 ENOUGH = 8  # rows or groups to judge others by
 
-COLUMNS = "{:<15} {:<20} {:<20} {:>5} {:>7} {:>7}  {}"
+COLUMNS = "{:<15} {:<20} {:<45} {:>5} {:>7} {:>7}  {}"
 
 
 class Change(NamedTuple):
@@ -102,7 +102,7 @@ def compare(before: Document, after: Document) -> Comparison:
     moved = machine if machine and machine.verdict else Change(("", "", ""), 0, 0.0, 0.0)
     whole = mean(samples, ours, ("all", "", ""), spread).relative_to(moved).judged(DOUBT)
     parts = [mean(samples, places, words, spread).relative_to(moved) for words, places in split(samples, ours)]
-    peers = [mean(samples, places, words, spread) for words, places in split(samples, others)]
+    peers = [mean(samples, places, words, spread) for words, places in split(samples, others) if words[1]]
     return Comparison(
         machine,
         whole,
