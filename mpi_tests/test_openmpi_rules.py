@@ -1,0 +1,151 @@
+"""Rules for Open MPI's own collectives: what they say, and that Open MPI follows them."""
+
+import doctest
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from collectives import algorithms
+from collectives.bench import openmpi_rules
+from collectives.bench.openmpi_rules import TARGETS, convert, export, main
+from collectives.tuning import Case, Tuning, to_json
+from mpi_tests.launch import find_mpirun, launch
+
+ALL_REDUCE = {Case("all_reduce", "ordinary", 4, 1): ((64, "ring"), (128, "two_shot"), (256, "rabenseifner"))}
+
+# Which sizes Open MPI refuses, as it does where a rule has an algorithm that there is not.
+PROBE = """
+import numpy as np
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+comm.Set_errhandler(MPI.ERRORS_RETURN)
+refused = []
+for nbytes in range(4, 300, 4):
+    x = np.ones(nbytes // 4, "float32")
+    try:
+        comm.Allreduce(MPI.IN_PLACE, x)
+        assert (x == comm.size).all()
+    except MPI.Exception:
+        refused.append(nbytes)
+if comm.rank == 0:
+    print("refused", refused)
+"""
+
+
+def tuning(fastest):
+    return Tuning(source="tuning.json", fastest=fastest)
+
+
+def without_words(text):
+    return [line.partition("#")[0].strip() for line in text.splitlines()]
+
+
+def test_a_rule_holds_up_to_the_next():
+    rules = export(tuning(ALL_REDUCE))
+    sizes = ["0 4 0 0", "65 0 0 0", "129 6 0 0", "257 0 0 0"]
+    assert without_words(rules.text) == ["1", "2", "3", "0", "1", "0 0 0 0", "4", "4", *sizes, "5", "1", "0 0 0 0"]
+    assert rules.left_out == ["Allreduce on 4 ranks, 65 to 128 bytes: Open MPI has no two_shot"]
+
+
+def test_numbers_of_ranks_that_follow_each_other():
+    cases = {Case("all_to_all", "ordinary", ranks, 1): ((64, "bruck"),) for ranks in (3, 2)}
+    lines = without_words(export(tuning(cases)).text)
+    two, three = (["2", "0 3 0 0", "65 0 0 0"],) * 2
+    assert lines == ["1", "3", "4", "0", "1", "0 0 0 0", "2", *two, "3", *three, "4", "1", "0 0 0 0"]
+
+
+def test_the_example_of_spans():
+    assert doctest.testmod(openmpi_rules) == (0, 1)
+
+
+def test_a_chain_flows_in_chunks():
+    rules = export(tuning({Case("broadcast", "ordinary", 3, 1): ((1000, "chain"),)}))
+    assert "0 3 0 334" in rules.text.splitlines()
+
+
+def test_reduce_scatter_is_two_collectives():
+    rules = export(tuning({Case("reduce_scatter", "ordinary", 4, 1): ((64, "recursive_halving"), (128, "ring"))}))
+    lines = without_words(rules.text)
+    assert [lines[0], lines[1], lines[14]] == ["2", "12", "13"]
+    assert (lines[8:11], lines[21:24]) == (["0 2 0 0", "65 3 0 0", "129 0 0 0"], ["0 3 0 0", "65 0 0 0", "129 0 0 0"])
+    assert rules.left_out == ["Reduce_scatter_block on 4 ranks, 65 to 128 bytes: Open MPI has no ring"]
+
+
+def test_where_some_ranks_do_not_know_the_size():
+    one = export(tuning({Case("scatter", "ordinary", 4, 1): ((64, "binomial"),)}))
+    assert without_words(one.text)[6:9] == ["4", "1", "0 2 0 0"]
+    two = export(tuning({Case("gather", "ordinary", 4, 1): ((64, "binomial"), (128, "direct"))}))
+    assert without_words(two.text) == ["0"]
+    assert two.left_out == ["Gather on 4 ranks: binomial and direct by size, which only some ranks know"]
+
+
+def test_rows_that_do_not_count():
+    cases = {
+        Case("barrier", "ordinary", 4, 1): ((0, "direct"),),
+        Case("barrier", "ordinary", 4, 2): ((0, "dissemination"),),
+        Case("all_gather", "symmetric", 4, 1): ((64, "ring"),),
+    }
+    rules = export(tuning(cases))
+    assert without_words(rules.text)[:2] + without_words(rules.text)[6:9] == ["1", "6", "4", "1", "0 4 0 0"]
+    assert rules.left_out == ["barrier on 4 ranks of 1 nodes: rules know no nodes, and those for 2 nodes are taken"]
+
+
+def test_every_collective_has_its_target_and_every_name_is_ours():
+    assert set(TARGETS) == {row.collective for row in algorithms.REGISTRY}
+    for collective, targets in TARGETS.items():
+        for target in targets:
+            assert set(target.algorithms) <= set(algorithms.names(collective))
+
+
+def openmpi():
+    version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=True).stdout
+    if "Open MPI" not in version:
+        pytest.skip("mpirun is not Open MPI's, which alone reads these rules")
+
+
+def refused(rules):
+    flags = "--mca", "coll_tuned_use_dynamic_rules", 1, "--mca", "coll_tuned_dynamic_rules_filename", rules
+    ran = launch(4, *flags, sys.executable, "-c", PROBE)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(re.search(r"refused (\[.*\])", ran.stdout)[1])
+
+
+def test_open_mpi_follows_the_rules(tmp_path):
+    openmpi()
+    (tmp_path / "tuning.json").write_text(to_json(tuning(ALL_REDUCE)))
+    convert(tmp_path / "tuning.json", tmp_path / "rules.txt")
+    assert refused(tmp_path / "rules.txt") == []
+    text = (tmp_path / "rules.txt").read_text()
+    for rule, sizes in {"0 4 0 0": range(4, 65, 4), "129 6 0 0": range(132, 257, 4)}.items():
+        begin = rule.split()[0]
+        (tmp_path / "wrong.txt").write_text(text.replace(f"{rule}\n", f"{begin} 99 0 0\n"))
+        assert refused(tmp_path / "wrong.txt") == list(sizes)
+
+
+def test_open_mpi_ignores_a_file_that_breaks_off(tmp_path):
+    openmpi()
+    text = export(tuning(ALL_REDUCE)).text.replace("0 4 0 0\n", "0 99 0 0\n")
+    (tmp_path / "rules.txt").write_text(text[: text.index("129")])
+    assert refused(tmp_path / "rules.txt") == []
+
+
+def test_the_command(tmp_path, capsys):
+    source, dest = tmp_path / "tuning.json", tmp_path / "rules.txt"
+    source.write_text(to_json(tuning(ALL_REDUCE)))
+    assert main([str(source), str(dest)]) == 0
+    flags = f"--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename {dest}"
+    assert capsys.readouterr().out.splitlines() == [
+        "left to Open MPI: Allreduce on 4 ranks, 65 to 128 bytes: Open MPI has no two_shot",
+        f"Open MPI follows these rules under mpirun {flags}",
+    ]
+    assert sorted(tmp_path.iterdir()) == [dest, source]
+    assert main([str(source), str(tmp_path / "none" / "rules.txt")]) == 2
+    assert "rules.txt can't be written (No such file or directory): pass another path" in capsys.readouterr().err
+    source.write_text("{")
+    assert main([str(source), str(dest)]) == 2
+    assert "tuning.json: not JSON (" in capsys.readouterr().err
+    assert main([str(tmp_path / "none.json"), str(dest)]) == 2
+    assert "none.json: can't be read (No such file or directory): check the path" in capsys.readouterr().err
