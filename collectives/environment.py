@@ -125,3 +125,9 @@ def timeout_s() -> float:
 def mpi_reads_device_memory() -> bool:
     """COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can."""
     return os.environ.get("COLLECTIVES_CUDA_AWARE", "0") == "1"
+
+
+def settings() -> dict[str, str]:
+    """What is set of what changes how a job runs."""
+    ours = ("COLLECTIVES_", "OMP_NUM_THREADS", "OMPI_MCA_", "PRTE_", "MPIR_")
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ours)}
