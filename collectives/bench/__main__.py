@@ -1,4 +1,4 @@
-"""Measure collectives as nccl-tests does: time, bandwidth, wrong elements, the model's time, and the share of the bound.
+"""Measure collectives, as nccl-tests does, and how near they come to what a model predicts and the machine allows.
 
 mpirun -n 4 python -m collectives.bench all_reduce all_gather -b 1K -e 16M --peers gloo --json results.json
 mpirun -n 4 python -m collectives.bench --tune tuning.json
@@ -14,6 +14,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import collectives
@@ -53,7 +54,7 @@ def measured(comm: Communicator, flags: Namespace, network: Network) -> list[lis
     sizes: list[list[Result]] = []
     if flags.tune:
         print(tune.HEADING)
-    for rows in results(comm, flags, network):
+    for rows in results(comm, flags, network, cache(print)):  # each line once
         if not rows:
             continue
         if not flags.tune and (not sizes or kind(sizes[-1]) != kind(rows)):
@@ -85,7 +86,7 @@ def unfinished(path: Path) -> Path:
 def write(comm: Communicator, flags: Namespace, started: str, network: Network, sizes: list[list[Result]]) -> None:
     """Write the files that were asked for, each in one go.  Collective."""
     rows = [row for of_size in sizes for row in of_size]
-    texts: list[tuple[Path | None, Callable[[], str]]] = []
+    texts: list[tuple[Path, Callable[[], str]]] = []
     if flags.json:
         data = document.document(comm, started, network, rows, flags.device)
         texts.append((flags.json, lambda: document.to_json(data)))

@@ -37,6 +37,12 @@ def count(text: str) -> int:
     return int(text)
 
 
+def step(text: str) -> int:
+    if not num_bytes(text):
+        raise argparse.ArgumentTypeError(f"{text!r} would never end: use 1 or more")
+    return num_bytes(text)
+
+
 def factor(text: str) -> float:
     if not text.replace(".", "", 1).isdigit() or float(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number, 1 or above")
@@ -96,7 +102,7 @@ def parser(description: str | None) -> Parser:
     add("-e", "--end", type=num_bytes, default="64M", help="largest vector (64M)")
     ladder = made.add_mutually_exclusive_group()
     ladder.add_argument("-f", "--factor", type=positive, default=4, help="from one size to the next (4)")
-    ladder.add_argument("-i", "--step", type=num_bytes, help="bytes from one size to the next, instead of a factor")
+    ladder.add_argument("-i", "--step", type=step, help="bytes from one size to the next, instead of a factor")
     add("-n", "--iters", "--repeats", dest="repeats", type=positive, default=20, help="timed runs (20)")
     add("-w", "--warmup_iters", "--warmups", dest="warmups", type=count, default=3, help="runs before those (3)")
     add("-c", "--check", type=count, default=1, help="runs whose results are checked (1)")
@@ -148,8 +154,9 @@ def sizes(flags: argparse.Namespace) -> tuple[int, ...]:
 def settings(flags: argparse.Namespace) -> list[Setting]:
     """What is measured, in order; of dtypes and ops what goes together, unless both are asked for by name."""
     arrays.device(flags.device)
-    every = sorted(arrays.DTYPES, key=lambda dtype: (dtype.kind, dtype.itemsize, str(dtype)))
-    dtypes = every if flags.dtype == ALL else [arrays.dtype_of(flags.dtype)]
+    dtypes = (
+        sorted(map(arrays.dtype_of, arrays.DTYPES), key=str) if flags.dtype == ALL else [arrays.dtype_of(flags.dtype)]
+    )
     ops = arrays.OPS if flags.op == ALL else (flags.op,)
     made = []
     for name in flags.collectives:

@@ -86,12 +86,14 @@ class Contestant(NamedTuple):
     free: Callable[[], None]
 
 
-def results(comm: Communicator, flags: Namespace, network: Network) -> Iterator[list[Result]]:
-    """Measure what the flags say, the rows of one size after the other.  Collective."""
+def results(
+    comm: Communicator, flags: Namespace, network: Network, say: Callable[[str], None]
+) -> Iterator[list[Result]]:
+    """Measure what the flags say, the rows of one size after the other, and say which peers can't.  Collective."""
     for setting in flags.settings:
         names = names_of(setting.collective, comm.size, flags)
         for count in element_counts(setting.collective, comm.size, flags.sizes, setting.dtype) if names else ():
-            yield rows(comm, setting, count, names, flags, network)
+            yield rows(comm, setting, count, names, flags, network, say)
 
 
 def names_of(collective: str, size: int, flags: Namespace) -> list[str]:
@@ -104,13 +106,18 @@ def names_of(collective: str, size: int, flags: Namespace) -> list[str]:
 
 
 def rows(
-    comm: Communicator, setting: Setting, count: int, names: Sequence[str], flags: Namespace, network: Network
+    comm: Communicator,
+    setting: Setting,
+    count: int,
+    names: Sequence[str],
+    flags: Namespace,
+    network: Network,
+    say: Callable[[str], None],
 ) -> list[Result]:
     """Time the contestants of one size, in turns, and check what they give.  Collective."""
     both = (setting.collective in IN_PLACE,) if flags.tune else places(setting.collective)
     trials = [Trial(comm, setting.collective, count, setting.memory, in_place, setting) for in_place in both]
-    made = [contestant(comm, trial, name, flags) for name in names for trial in trials]
-    contestants = [one for one in made if one]
+    contestants = [one for name in names for one in able(comm, trials, name, flags, say)]
     actions = [stretched(c.run, flags.handicap) if flags.handicap > 1 else c.run for c in contestants]
     times = samples(comm, actions, flags.repeats, flags.warmups)
     wrong = num_wrong(comm, contestants, flags.check)
@@ -128,16 +135,30 @@ def rows(
     ]  # fmt: skip
 
 
-def contestant(comm: Communicator, trial: Trial, name: str, flags: Namespace) -> Contestant | None:
-    """None for what is refused, and not asked for by name.  Collective."""
-    try:
-        if name in PEERS:
-            return Contestant(name, name, trial, synchronized(peer_call(comm, trial, name), trial), lambda: None)
-        plan = comm.plan(trial.collective, trial.x, algorithm=name, **trial.arguments)
-    except InputError:
-        if name in flags.algorithms and name in algorithms.names(trial.collective):
-            raise
-        return None
+def able(
+    comm: Communicator, trials: Sequence[Trial], name: str, flags: Namespace, say: Callable[[str], None]
+) -> list[Contestant]:
+    """The contestants of a name, which may not work in all places; under `all`, or for a peer, in none.  Collective.
+
+    Raises: InputError where an algorithm was asked for by name.
+    """
+    made, refusal = [], ""
+    for trial in trials:
+        try:
+            made.append(contestant(comm, trial, name))
+        except InputError as error:
+            if name in flags.algorithms and name not in PEERS:
+                raise
+            refusal = refusal or str(error)
+    if name in PEERS and not made:
+        say(f"# {name} does no {trials[0].collective} of {trials[0].dtype}: {refusal}")
+    return made
+
+
+def contestant(comm: Communicator, trial: Trial, name: str) -> Contestant:
+    if name in PEERS:
+        return Contestant(name, name, trial, synchronized(peer_call(comm, trial, name), trial), lambda: None)
+    plan = comm.plan(trial.collective, trial.x, algorithm=name, **trial.arguments)
     return Contestant(name, plan.name.split()[1], trial, synchronized(plan, trial), plan.free)
 
 
@@ -173,7 +194,7 @@ def model_s(comm: Communicator, one: Contestant, network: Network) -> float | No
         return None
     row, topology = algorithms.find(setting.collective, one.algorithm), comm.topology
     nbytes, groups = one.trial.nbytes, topology.groups
-    return select.ranking(nbytes, [row], comm.size, topology.nodes, network, groups, setting.memory)[0][1]
+    return select.ranking(nbytes, (row,), comm.size, topology.nodes, network, groups, setting.memory)[0][1]
 
 
 def fastest(measured: Sequence[Result]) -> str:

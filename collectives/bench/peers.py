@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from datetime import timedelta
@@ -36,7 +37,7 @@ def peer_call(comm: Communicator, trial: Trial, name: str) -> Callable[[], Any]:
         try:
             call()  # which refuses dtypes that it can't move
         except (RuntimeError, TypeError) as error:
-            raise ValueError(f"{name}: {error}") from None
+            raise ValueError(str(error).splitlines()[0]) from None
     return call
 
 
@@ -57,7 +58,7 @@ def mpi_call(mpi: MPI.Comm, collective: str, x: Any, out: Any, op: str = "sum", 
             return averaged(call, out if is_root else None, op, mpi.size)
         case "reduce_scatter":
             if inside(out, x):
-                raise ValueError("mpi: MPI's reduce_scatter in place leaves the result elsewhere")
+                raise ValueError("MPI's reduce_scatter in place leaves the result elsewhere")
             return averaged(partial(mpi.Reduce_scatter_block, here, there, MPI_OPS[op]), out, op, mpi.size)
         case "all_gather":
             return partial(mpi.Allgather, own, there)
@@ -73,9 +74,9 @@ def mpi_call(mpi: MPI.Comm, collective: str, x: Any, out: Any, op: str = "sum", 
 def refuse_mpi(collective: str, array: Any) -> None:
     device, view = arrays.flat(array)
     if not device.mpi_reads:
-        raise ValueError(f"mpi: needs an MPI that reads {device.name} memory")
+        raise ValueError(f"it needs an MPI that reads {device.name} memory")
     if collective in REDUCTIONS and view.dtype in HALVES:
-        raise ValueError(f"mpi: MPI's own sums of {view.dtype} are wrong or absent")
+        raise ValueError(f"MPI's own sums of {view.dtype} are wrong or absent")
 
 
 def inside(part: Any, whole: Any) -> bool:
@@ -102,17 +103,21 @@ def torch_call(collective: str, x: Any, out: Any, op: str = "sum", root: int = 0
     """torch.distributed's call, by whichever backend was started: in place where `x` and `out` are one array."""
     from torch import distributed
 
+    here: Any
+    there: Any
     here, there = (None if array is None else arrays.to_torch(array) for array in (x, out))
     size, is_root = distributed.get_world_size(), distributed.get_rank() == root
     ops = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
     reduction = getattr(distributed.ReduceOp, ops[op])
+    if op == "avg" and distributed.get_backend() == "gloo":
+        raise ValueError("gloo has no op 'avg'")
     match collective:
         case "all_reduce" if x is out:
             return partial(distributed.all_reduce, there, reduction)
         case "reduce_scatter" if not inside(out, x):
-            return partial(distributed.reduce_scatter_tensor, there, here, reduction)
+            return partial(renamed("reduce_scatter"), there, here, reduction)
         case "all_gather" if not inside(x, out):
-            return partial(distributed.all_gather_into_tensor, there, here)
+            return partial(renamed("all_gather"), there, here)
         case "all_to_all":
             return partial(distributed.all_to_all_single, there, here)
         case "broadcast":
@@ -124,6 +129,14 @@ def torch_call(collective: str, x: Any, out: Any, op: str = "sum", root: int = 0
         case "barrier":
             return distributed.barrier
     raise ValueError(f"torch.distributed has no such {collective}")
+
+
+def renamed(collective: str) -> Callable[..., Any]:
+    """Newer releases of torch warn of the name that older ones know."""
+    from torch import distributed
+
+    older = {"reduce_scatter": "reduce_scatter_tensor", "all_gather": "all_gather_into_tensor"}
+    return getattr(distributed, f"{collective}_single", None) or getattr(distributed, older[collective])
 
 
 def start(comm: Communicator, flags: Namespace) -> list[str]:
@@ -168,10 +181,11 @@ def start_torch(mpi: MPI.Comm, backend: str, alone: bool) -> None:
 
 def stop() -> None:
     """End torch.distributed, if it was started."""
-    import sys
+    if "torch.distributed" in sys.modules:
+        from torch import distributed
 
-    if "torch.distributed" in sys.modules and sys.modules["torch.distributed"].is_initialized():
-        sys.modules["torch.distributed"].destroy_process_group()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 def free_port() -> int:

@@ -8,9 +8,12 @@ from collectives.bench.measure import Result
 from collectives.bench.peers import REDUCTIONS
 from collectives.cost import Link, Network
 
-HEAD = "{:>10} {:>9} {:>8} {:>5} {:>4} {:<20}"
-GROUP = "{:>9} {:>6} {:>6} {:>6}"
-TAIL = "{:>8} {:>8} {:>3} {:>8} {:>5}"
+HEAD = "{:>9} {:>8} {:>8} {:>5} {:>4} {:<20}"
+GROUP = "{:>8} {:>6} {:>6} {:>6}"
+TAIL = "{:>7} {:>8} {:>3} {:>8} {:>5}"
+NAMES = ("size", "count", "type", "redop", "root", "algorithm"), ("min", "p99", "cv", "model", "of")
+UNITS = ("(B)", *[""] * 5), ("(us)", "(us)", "%", "(us)", "bound")
+PLACE_NAMES, PLACE_UNITS = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)", "")
 EMPTY = ("-",) * 4
 
 
@@ -37,20 +40,19 @@ def heading(row: Result) -> list[str]:
     """Above the rows of one collective and kind of memory."""
     setting = row.setting
     where = f"{setting.memory} memory" if setting.device == "cpu" else setting.device
-    over = " " * len(HEAD.format(*("",) * 6))
+    over = len(HEAD.format(*[""] * 6))
     group = len(GROUP.format(*EMPTY))
-    names = ("time", "algbw", "busbw", "#wrong")
-    units = ("(us)", "(GB/s)", "(GB/s)", "")
     return [
         "#",
-        f"# {setting.collective}, {where}; time: the median of {len(row.samples_s)} runs, the slowest rank's",
-        f"#{over[1:]} {'out-of-place':^{group}} {'in-place':^{group}}",
-        "#"
-        + line(
-            ("size", "count", "type", "redop", "root", "algorithm"), names, names, ("min", "p99", "cv", "model", "of")
-        )[1:],
-        "#" + line(("(B)", "", "", "", "", ""), units, units, ("(us)", "(us)", "%", "(us)", "bound"))[1:],
+        f"# {setting.collective}, {where}; time: the median of {len(row.samples_s)}, of the slowest rank; *: by auto",
+        f"#{'':{over}}{'out-of-place':^{group}} {'in-place':^{group}}".rstrip(),
+        commented(line(NAMES[0], PLACE_NAMES, PLACE_NAMES, NAMES[1])),
+        commented(line(UNITS[0], PLACE_UNITS, PLACE_UNITS, UNITS[1])),
     ]
+
+
+def commented(text: str) -> str:
+    return "#" + text[1:]
 
 
 def line(head: Sequence[str], apart: Sequence[str], in_place: Sequence[str], tail: Sequence[str]) -> str:
@@ -62,15 +64,15 @@ def lines(rows: Sequence[Result]) -> Iterator[str]:
     for name in dict.fromkeys(row.name for row in rows):
         of_name = {row.in_place: row for row in rows if row.name == name}
         first = of_name.get(False) or of_name[True]
-        yield line(head(first), *(group(of_name.get(in_place)) for in_place in (False, True)), tail(first))
+        yield line(head(first), group(of_name.get(False)), group(of_name.get(True)), tail(first))
 
 
 def head(row: Result) -> tuple[str, ...]:
     setting = row.setting
     op = setting.op if setting.collective in REDUCTIONS else "none"
     root = str(setting.root) if setting.collective in ROOTED else "-1"
-    name = row.name if row.name == row.algorithm else f"{row.name}:{row.algorithm}"
-    return str(row.nbytes), str(row.count), str(setting.dtype), op, root, name
+    chosen = row.algorithm + "*" * (row.name == "auto")
+    return str(row.nbytes), str(row.count), str(setting.dtype), op, root, chosen
 
 
 def group(row: Result | None) -> tuple[str, ...]:

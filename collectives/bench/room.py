@@ -3,6 +3,7 @@
 import os
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from collectives.bench.measure import names_of
@@ -46,10 +47,8 @@ def available() -> int:
     """Bytes that this machine, or the group of processes that this one is in, has left."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     left = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    try:
+    with suppress(OSError, ValueError):  # no such group, or one without a limit
         left.append(int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text()))
-    except (OSError, ValueError):  # no such group, or one without a limit
-        pass
     return max(0, min(left))
 
 
