@@ -119,8 +119,8 @@ def micro(seconds: float) -> float:
 def to_json(data: dict[str, Any]) -> str:
     """The document's text, with a line for each result."""
     rows = ",\n".join(f"  {json.dumps(row)}" for row in data["results"])
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items() if key != "results"]
-    return "{\n" + ",\n".join([*lines, f' "results": [\n{rows}\n ]']) + "\n}\n"
+    values = {key: json.dumps(value) for key, value in data.items()} | {"results": f"[\n{rows}\n ]"}
+    return "{\n" + ",\n".join(f' "{key}": {value}' for key, value in values.items()) + "\n}\n"
 
 
 def to_csv(rows: Sequence[Result]) -> str:
