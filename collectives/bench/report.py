@@ -100,7 +100,7 @@ def micro(seconds: float) -> str:
 def footer(rows: Sequence[Result]) -> list[str]:
     wrong = sum(row.wrong or 0 for row in rows)
     said = "not checked" if all(row.wrong is None for row in rows) else f"{wrong} {'OK' if not wrong else 'FAILED'}"
-    return ["#", f"# Wrong elements    : {said}", f"# Avg bus bandwidth : {average_gbps(rows):.4f} GB/s"]
+    return [f"# Wrong elements    : {said}", f"# Avg bus bandwidth : {average_gbps(rows):.4f} GB/s"]
 
 
 def average_gbps(rows: Sequence[Result]) -> float:
