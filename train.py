@@ -3,6 +3,7 @@
 mpirun -n 2 python train.py
 mpirun --hostfile hostfiles/local.txt -np 4 python train.py --micro_batch_size 4
 mpirun -n 2 python train.py --config configs/small.toml
+mpirun -n 4 python train.py --tp 2 --sp 2
 """
 
 from __future__ import annotations
@@ -23,16 +24,22 @@ import torch
 
 import collectives
 from collectives import environment
-from models.data import Windows, load_tokens, split
+from models.data import Windows, documents, load_tokens, split
 from models.flags import parse
 from models.gpt import GPT, GPTConfig, flops_per_token
 from models.hf import save_hugging_face
 from models.optimizer import adamw, learning_rate
 from models.report import Metrics, Report, peak_memory_mib
 from parallelism.arena import Arena
+from parallelism.clip import clip_grad_norm
 from parallelism.data_parallel import DataParallel
+from parallelism.dropout import Place
 from parallelism.mesh import Mesh
+from parallelism.plan import gpt2_plan, parallelize
 from parallelism.sampler import DistributedSampler
+from parallelism.sequence import ORDERS
+from parallelism.sequence_parallel import MODES, SequenceParallel
+from parallelism.shard import wholes
 
 
 def flag(default: Any, text: str, **more: Any) -> Any:
@@ -48,8 +55,10 @@ class Config:
     seed: int = flag(1337, "of the initial weights and of the order of the samples")
     n_layer: int = flag(4, "blocks")
     n_head: int = flag(4, "attention heads")
+    n_kv_head: int | None = flag(None, "heads of keys and values, each shared by as many of queries: n_head")
     n_embd: int = flag(192, "width")
     block_size: int = flag(128, "tokens a sample")
+    document_end: int | None = flag(None, "token that ends a document, whose tokens attend to no other's")
     dropout: float = flag(0.0, "dropout probability")
     bias: bool = flag(False, "biases in linear layers and norms")
     micro_batch_size: int = flag(8, "samples a rank computes at once")
@@ -65,7 +74,13 @@ class Config:
         "float32", "bfloat16 computes in it, with float32 weights", choices=("float32", "float64", "bfloat16")
     )
     device: str = flag("cpu", "cpu or cuda")
-    dp: int | None = flag(None, "ranks in data parallel: all of them")
+    dp: int | None = flag(None, "ranks in data parallel: those that tp and sp leave")
+    tp: int = flag(1, "ranks in tensor parallel, which split layers")
+    sequence_parallel: bool = flag(False, "between split layers, tp ranks have parts of the sequence")
+    sp: int = flag(1, "ranks in sequence parallel, which split sequences")
+    sp_mode: str = flag("ring", "how sp ranks meet in attention; hybrid: heads in groups, rings across", choices=MODES)
+    sp_order: str = flag("zigzag", "which tokens of a sequence go to which sp rank", choices=ORDERS)
+    sp_heads: int | None = flag(None, "ranks of a group in hybrid mode, which exchange heads: 2")
     bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together")
     peak_tflops: float | None = flag(None, "of one device, to report model FLOP/s as a share of it (MFU)")
     sample_tokens: int = flag(200, "tokens of text to generate in the end")
@@ -93,11 +108,12 @@ def train(config: Config, comm: collectives.Communicator) -> GPT:
             report.iteration(run.step(iteration, share))
             if iteration == config.max_iters or iteration % config.eval_interval == 0:
                 report.validation(iteration, run.validate())
+    gpt = run.whole()
     if comm.rank == 0:
-        print(run.sample())
+        print(run.sample(gpt))
         if run.out_dir:
-            save_hugging_face(run.gpt, run.out_dir)
-    return run.gpt
+            save_hugging_face(gpt, run.out_dir)
+    return gpt
 
 
 class Run:
@@ -108,8 +124,10 @@ class Run:
 
     def __init__(self, config: Config, comm: collectives.Communicator):
         self.config = config
-        self.mesh = Mesh(comm, dp=config.dp)
+        self.mesh = Mesh(comm, dp=config.dp, sp=config.sp, tp=config.tp)
         self.dp = self.mesh.dp
+        self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
+        self.place = Place(config.seed)
         with comm.agreed():
             check_counts(config)
             self.tokens = load_tokens(config.data)
@@ -121,11 +139,15 @@ class Run:
                 len(self.windows), batch_size, self.dp.rank, self.dp.size, seed=config.seed
             )
             self.gpt = make_model(config, self.tokens.vocab_size)
+            self.positions = self.place.positions = self.sp.positions(config.block_size)
+            check_layout(config, self.mesh.shape)
             comm.empty(0, device=config.device)  # refused here if there is no such device
+        self.num_params = self.gpt.num_params()  # before ranks have parts of them
+        self.replicated = self.parallelize()
         with comm.agreed():
             self.out_dir = prepare_out_dir(config, comm.rank)
         self.arena = Arena(self.gpt, comm, config.device)
-        self.model = DataParallel(self.gpt, self.dp, self.arena, config.bucket_mb)
+        self.model = DataParallel(self.gpt, self.mesh.along("dp", "sp"), self.arena, config.bucket_mb)
         self.optimizer = adamw(self.gpt, config.lr, config.weight_decay)
         self.loss = np.empty(1)
         self.average_loss = self.dp.plan("all_reduce", self.loss, op="avg")
@@ -133,13 +155,25 @@ class Run:
         bfloat16 = config.dtype == "bfloat16"
         self.computing = partial(torch.autocast, config.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
 
+    def parallelize(self) -> list[str]:
+        """Divide the model over tp and sp; returns the names of what every rank has the whole of."""
+        config = self.config
+        plan = gpt2_plan(self.tokens.vocab_size, config.n_head, config.n_kv_head)
+        sp = self.sp if self.mesh.sp.size > 1 else None
+        return parallelize(self.gpt, plan, self.mesh.tp, sp, config.sequence_parallel, self.place)
+
     def announcement(self) -> str:
         batch = f"dp {self.dp.size} x micro_batch_size {self.config.micro_batch_size}"
-        return (
-            f"{self.tokens.name}: {len(self.tokens.ids):,} tokens, vocabulary {self.tokens.vocab_size}\n"
-            f"GPT of {self.gpt.num_params():,} parameters; batch {self.sampler.batch_size} = {batch} "
-            f"x num_micro_batches {self.num_micro_batches}"
-        )
+        lines = [
+            f"{self.tokens.name}: {len(self.tokens.ids):,} tokens, vocabulary {self.tokens.vocab_size}",
+            f"GPT of {self.num_params:,} parameters; batch {self.sampler.batch_size} = {batch} "
+            f"x num_micro_batches {self.num_micro_batches}",
+        ]
+        if self.mesh.tp.size * self.mesh.sp.size > 1:
+            lines.append(f"layers over tp {self.mesh.tp.size}, sequences over sp {self.mesh.sp.size} by {self.sp}")
+        if self.replicated:
+            lines.append(f"whole on every rank, as no treatment is planned for them: {', '.join(self.replicated)}")
+        return "\n".join(lines)
 
     def shares(self) -> Iterator[np.ndarray]:
         """This rank's sample indices of each step, epoch after epoch."""
@@ -153,14 +187,14 @@ class Run:
         config = self.config
         begin, waited = time.perf_counter(), self.model.exposed_s
         lr = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
-        self.loss[0] = self.accumulate_gradients(share)
+        self.loss[0] = self.accumulate_gradients(share, first_sample=iteration * len(self.windows))
         grad_norm = self.update(lr)
         computed = time.perf_counter()
         self.average_loss()
         now = time.perf_counter()
         comm_s = self.model.exposed_s - waited + now - computed
         tokens_per_s = self.sampler.batch_size * config.block_size / (now - begin)
-        flops_per_s = tokens_per_s * flops_per_token(self.gpt.config, self.gpt.num_params())
+        flops_per_s = tokens_per_s * flops_per_token(self.gpt.config, self.num_params)
         return Metrics(
             iter=iteration,
             max_iters=config.max_iters,
@@ -175,10 +209,14 @@ class Run:
             memory_mib=self.memory_mib(),
         )
 
-    def accumulate_gradients(self, share: np.ndarray) -> float:
-        """Forward and backward of each micro-batch; the last one averages the gradients over the ranks."""
+    def accumulate_gradients(self, share: np.ndarray, first_sample: int) -> float:
+        """Forward and backward of each micro-batch; the last one averages the gradients over the ranks.
+
+        Samples have numbers from `first_sample` on, by which dropout draws.
+        """
         total, last = 0.0, self.num_micro_batches - 1
         for index, indices in enumerate(np.split(share, self.num_micro_batches)):
+            self.place.samples = torch.from_numpy(first_sample + indices)
             with nullcontext() if index == last else self.model.no_sync():
                 with self.computing():
                     _, loss = self.model(*self.batch(self.windows, indices))
@@ -189,7 +227,7 @@ class Run:
     def update(self, lr: float) -> float:
         """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
         limit = self.config.grad_clip if self.config.grad_clip > 0 else math.inf
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.gpt.parameters(), limit))
+        grad_norm = clip_grad_norm(self.gpt.parameters(), limit, self.mesh.tp)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -214,18 +252,36 @@ class Run:
         total, count = self.dp.all_reduce(sums)
         return float(total / count)
 
-    def sample(self) -> str:
+    def sample(self, gpt: GPT) -> str:
         """Text, or token ids, that go on from the first ones of the held-back part."""
         prompt = torch.from_numpy(self.val_ids[:16].astype(np.int64))[None].to(self.config.device)  # (1, seq)
         generator = torch.Generator(self.config.device).manual_seed(self.config.seed)
-        self.gpt.eval()
-        drawn = self.gpt.generate(prompt, self.config.sample_tokens, 0.8, top_k=50, generator=generator)
+        gpt.eval()
+        drawn = gpt.generate(prompt, self.config.sample_tokens, 0.8, top_k=50, generator=generator)
         ids = drawn[0].tolist()
         return bytes(ids).decode(errors="replace") if self.tokens.is_text else " ".join(map(str, ids))
 
     def batch(self, windows: Windows, indices: np.ndarray) -> list[torch.Tensor]:
-        """Inputs and targets, on the device.  Shapes: (batch, seq)."""
-        return [torch.from_numpy(array).to(self.config.device) for array in windows.batch(indices)]
+        """This rank's inputs and targets, their positions, and documents if any, on the device.
+
+        Shapes: (batch, seq/sp); positions (seq/sp).
+        """
+        inputs, targets = windows.batch(indices)
+        of_tokens, end = [inputs, targets], self.config.document_end
+        if end is not None:
+            of_tokens.append(documents(inputs, end))
+        tensors = [torch.from_numpy(array)[:, self.positions] for array in of_tokens]
+        tensors.insert(2, self.positions)
+        return [tensor.to(self.config.device) for tensor in tensors]
+
+    def whole(self) -> GPT:
+        """The plain model with the weights trained.  Collective."""
+        gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
+        weights = wholes(self.gpt, self.mesh.tp)
+        with torch.no_grad():
+            for name, p in gpt.named_parameters():
+                p.copy_(weights[name])
+        return gpt
 
     def memory_mib(self) -> float:
         if self.config.device == "cpu":
@@ -254,9 +310,19 @@ def num_micro_batches(config: Config, dp_size: int) -> int:
 
 
 def make_model(config: Config, vocab_size: int) -> GPT:
-    shape = {name: getattr(config, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout", "bias")}
+    names = ("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "dropout", "bias")
+    shape = {name: getattr(config, name) for name in names}
     gpt = GPT(GPTConfig(vocab_size=vocab_size, **shape), seed=config.seed)
     return gpt.double() if config.dtype == "float64" else gpt
+
+
+def check_layout(config: Config, shape: dict[str, int]) -> None:
+    """Refuse what layers and sequences cannot be split into, beside what `parallelize` looks at."""
+    if config.sequence_parallel and (rest := config.block_size // shape["sp"] % shape["tp"]):
+        raise ValueError(
+            f"block_size={config.block_size} leaves {rest} of a rank's {config.block_size // shape['sp']} tokens over "
+            f"from tp={shape['tp']} with --sequence_parallel: use a multiple of {shape['sp'] * shape['tp']}"
+        )
 
 
 def prepare_out_dir(config: Config, rank: int) -> str | None:

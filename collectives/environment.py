@@ -4,7 +4,9 @@ import os
 import sys
 from pathlib import Path
 
-# What launchers tell a process they started: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.
+# What launchers tell a process they started: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.  What a batch
+# script runs by itself is no rank: Slurm tells it SLURM_NTASKS and a SLURM_PROCID of 0, but no step.  PBS and LSF tell
+# it the same as what their own launchers start, so that theirs says nothing.
 LAUNCHED_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 LAUNCHED_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun"}
@@ -18,6 +20,11 @@ def first_int(names: tuple[str, ...], default: int) -> int:
 def launched_size() -> int:
     """How many ranks the launcher says it started; 1 without a launcher."""
     return first_int(LAUNCHED_SIZE, 1)
+
+
+def launched_by_srun() -> bool:
+    """Whether srun started this process itself, with no mpirun in between."""
+    return "SLURM_STEP_NUM_TASKS" in os.environ and not {"OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"} & set(os.environ)
 
 
 def launched_rank() -> int:
@@ -34,6 +41,17 @@ def foreign_library() -> str | None:
 def cores() -> int:
     """How many cores this machine has for the job: COLLECTIVES_CORES, where it shares them with other hosts."""
     return max(1, first_int(("COLLECTIVES_CORES",), os.cpu_count() or 1))
+
+
+def stated_cores() -> int | None:
+    """COLLECTIVES_CORES, if it is set.
+
+    Raises: ValueError for another value than a number above 0, which `cores` passes over.
+    """
+    text = os.environ.get("COLLECTIVES_CORES")
+    if text and not (text.isdigit() and int(text)):
+        raise ValueError(f"COLLECTIVES_CORES={text!r}: write a number of cores, or unset it")
+    return int(text) if text else None
 
 
 def crowded(local_ranks: int = 1) -> bool:
@@ -123,11 +141,29 @@ def timeout_s() -> float:
 
 
 def mpi_reads_device_memory() -> bool:
-    """COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can."""
-    return os.environ.get("COLLECTIVES_CUDA_AWARE", "0") == "1"
+    """COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can.
+
+    Raises: ValueError for another value than 1 or 0.
+    """
+    text = os.environ.get("COLLECTIVES_CUDA_AWARE") or "0"
+    if text not in ("0", "1"):
+        raise ValueError(f"COLLECTIVES_CUDA_AWARE={text!r}: write 1 to give MPI device memory, or 0")
+    return text == "1"
 
 
-def settings() -> dict[str, str]:
+# All of ours, and what reads each and refuses wrong values.
+SETTINGS = {
+    "COLLECTIVES_FAKE_NODES": fake_nodes,
+    "COLLECTIVES_TUNING": tuning_file,
+    "COLLECTIVES_CHECK": check,
+    "COLLECTIVES_TIMEOUT_S": timeout_s,
+    "COLLECTIVES_CORES": stated_cores,
+    "COLLECTIVES_LINKS": links_folder,
+    "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
+}
+
+
+def variables() -> dict[str, str]:
     """What is set of what changes how a job runs."""
     ours = ("COLLECTIVES_", "OMP_NUM_THREADS", "OMPI_MCA_", "PRTE_", "MPIR_")
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ours)}

@@ -20,7 +20,8 @@ def world(levels: Sequence[int] | None = None) -> "Communicator":
     From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
     which all ranks raise, ends it with one line of rank 0.
 
-    Raises: InputError where mpirun and mpi4py belong to different MPI libraries.
+    Raises: InputError where mpirun and mpi4py belong to different MPI libraries, or srun has not told the ranks of each
+    other, so that each finds itself alone.
     """
     sys.excepthook = end_job
     mpi = start_mpi()
@@ -52,9 +53,14 @@ def start_mpi() -> Any:
 
 
 def other_mpi(mpi: Any) -> InputError:
+    launcher, remedy = "mpirun", "start them with the mpirun of that MPI, or install mpi4py for the other one"
+    name = library_name(mpi)
+    if environment.launched_by_srun():
+        interface = "pmix" if "Open MPI" in name else "pmi2"
+        launcher, remedy = "srun", f"start them with srun --mpi={interface}, or with mpirun in its place"
     return InputError(
-        f"mpirun started {environment.launched_size()} processes, but each is alone in the MPI of mpi4py, which is "
-        f"{library_name(mpi)}: start them with the mpirun of that MPI, or install mpi4py for the other one"
+        f"{launcher} started {environment.launched_size()} processes, but each is alone in the MPI of mpi4py, which is "
+        f"{name}: {remedy}"
     )
 
 

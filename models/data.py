@@ -174,3 +174,15 @@ def windows(ids: np.ndarray, starts: np.ndarray, block_size: int) -> tuple[np.nd
         raise ValueError(f"a window of {block_size} can't start at {outside[0]} in {len(ids)} ids: use 0 to {last}")
     positions = np.asarray(starts)[:, None] + np.arange(block_size)  # (batch, seq)
     return ids[positions].astype(np.int64), ids[positions + 1].astype(np.int64)
+
+
+def documents(ids: np.ndarray, end: int) -> np.ndarray:
+    """Number each token's document, where each document ends with token `end`.
+
+    Shapes: ids and result (batch, seq).
+
+    >>> documents(np.array([[7, 0, 7, 7, 0, 0, 7]]), end=0).tolist()
+    [[0, 0, 1, 1, 1, 2, 3]]
+    """
+    ends = ids == end
+    return np.cumsum(ends, axis=1) - ends

@@ -17,38 +17,69 @@ class GPTConfig:
     n_embd: int = 192
     dropout: float = 0.0
     bias: bool = False
+    n_kv_head: int | None = None  # heads of keys and values, each shared by as many of queries; None: n_head
 
     def __post_init__(self):
-        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "n_kv_head"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
         if rest := self.n_embd % self.n_head:
             below, above = self.n_embd - rest, self.n_embd - rest + self.n_head
             sizes = f"{below} or {above}" if below else f"{above}"
             raise ValueError(f"n_embd={self.n_embd} can't be split over n_head={self.n_head}: use {sizes}")
+        if self.n_head % self.num_kv_heads:
+            sizes = ", ".join(str(n) for n in range(1, self.n_head + 1) if self.n_head % n == 0)
+            raise ValueError(f"n_head={self.n_head} can't share n_kv_head={self.n_kv_head} evenly: use one of {sizes}")
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.n_head if self.n_kv_head is None else self.n_kv_head
+
+
+class CausalAttention(nn.Module):
+    """Each position attends to itself and those before it, of the same document.
+
+    Shapes: q (batch, n_head, seq, head_size), k and v (batch, n_kv_head, seq, head_size), documents (batch, seq).
+    """
+
+    def __init__(self, dropout: float):
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, q, k, v, documents=None):
+        mask = None if documents is None else self.mask(documents)
+        dropout, grouped = self.dropout if self.training else 0.0, k.shape[1] < q.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None, enable_gqa=grouped)
+
+    def mask(self, documents):
+        same = documents[:, :, None] == documents[:, None, :]  # (batch, seq, seq)
+        return same.tril()[:, None]
 
 
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.head_size = config.n_embd // config.n_head
-        self.dropout = config.dropout
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # of q, k and v in c_attn
+        self.c_attn = nn.Linear(config.n_embd, sum(self.shares) * self.head_size, bias=config.bias)
+        self.attend = CausalAttention(config.dropout)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x):
-        q, k, v = map(self.split_heads, self.c_attn(x).chunk(3, dim=-1))  # 3 x (batch, n_head, seq, head_size)
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+    def forward(self, x, documents=None):
+        qkv = self.c_attn(x)  # (batch, seq, (n_head + 2 n_kv_head) head_size)
+        widths = [qkv.shape[-1] * share // sum(self.shares) for share in self.shares]
+        q, k, v = map(self.split_heads, qkv.split(widths, dim=-1))
+        y = self.attend(q, k, v, documents)  # (batch, n_head, seq, head_size)
         y = y.transpose(1, 2).flatten(2)  # (batch, seq, n_embd)
         return self.resid_dropout(self.c_proj(y))
 
     def split_heads(self, x):
-        x = x.unflatten(-1, (-1, self.head_size))  # (batch, seq, n_head, head_size)
-        return x.transpose(1, 2)  # (batch, n_head, seq, head_size)
+        x = x.unflatten(-1, (-1, self.head_size))  # (batch, seq, heads, head_size)
+        return x.transpose(1, 2)  # (batch, heads, seq, head_size)
 
 
 class MLP(nn.Module):
@@ -71,8 +102,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x):
-        x = x + self.attn(self.ln_1(x))
+    def forward(self, x, documents=None):
+        x = x + self.attn(self.ln_1(x), documents)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -85,12 +116,37 @@ class Transformer(nn.Module):
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
 
-    def forward(self, tokens):
-        positions = torch.arange(tokens.shape[1], device=tokens.device)  # (seq,)
+    def forward(self, tokens, positions=None, documents=None):
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)  # (seq,)
         x = self.drop(self.wte(tokens) + self.wpe(positions))  # (batch, seq, n_embd)
         for block in self.h:
-            x = block(x)
+            x = block(x, documents)
         return self.ln_f(x)
+
+
+class CrossEntropy(nn.Module):
+    """Mean over the tokens in nats, in at least float32, but for those whose targets are `ignored`.
+
+    With `label_smoothing` s, the target has 1 - s of the probability and all tokens share s.
+    """
+
+    ignored = -100
+
+    def __init__(self, label_smoothing: float = 0.0):
+        super().__init__()
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.total(logits, targets) / (targets != self.ignored).sum()
+
+    def total(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.flatten(0, 1)  # (batch x seq, vocab_size)
+        smoothing, ignored = self.label_smoothing, self.ignored
+        return F.cross_entropy(
+            logits, targets.flatten(), ignore_index=ignored, reduction="sum", label_smoothing=smoothing
+        )
 
 
 class GPT(nn.Module):
@@ -106,6 +162,7 @@ class GPT(nn.Module):
             self.transformer = Transformer(config)
             self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.transformer.wte.weight
+        self.loss = CrossEntropy()
         self.init_weights(torch.Generator().manual_seed(seed))
 
     def init_weights(self, generator: torch.Generator):
@@ -118,16 +175,24 @@ class GPT(nn.Module):
                 nn.init.zeros_(p)
 
     def forward(
-        self, tokens: torch.Tensor, targets: torch.Tensor | None = None
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        documents: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the logits and, given targets, the mean cross entropy in nats.
 
-        Shapes: tokens and targets (batch, seq), logits (batch, seq, vocab_size).
+        `positions` are 0, 1, ... by default.  `documents` number the document that each token belongs to, where
+        several follow each other: none attends to another.
+
+        Shapes: tokens, targets and documents (batch, seq), positions (seq) or (batch, seq), logits (batch, seq,
+        vocab_size).
         """
         if not 1 <= tokens.shape[1] <= self.config.block_size:
             raise ValueError(f"a sequence of {tokens.shape[1]} tokens: pass 1 to block_size={self.config.block_size}")
-        logits = self.lm_head(self.transformer(tokens))
-        return logits, None if targets is None else cross_entropy(logits, targets)
+        logits = self.lm_head(self.transformer(tokens, positions, documents))
+        return logits, None if targets is None else self.loss(logits, targets)
 
     @torch.no_grad()
     def generate(
@@ -159,12 +224,6 @@ class GPT(nn.Module):
     def num_params(self) -> int:
         """Count parameters as nanoGPT does: the tied embedding once, the position embedding not at all."""
         return sum(p.numel() for p in self.parameters()) - self.transformer.wpe.weight.numel()
-
-
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean over all tokens in nats, in at least float32."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # (batch x seq, vocab_size)
 
 
 def flops_per_token(config: GPTConfig, num_params: int) -> int:

@@ -47,8 +47,10 @@ def to_hugging_face(model: GPT) -> dict[str, torch.Tensor]:
 
 
 def hugging_face_config(config: GPTConfig) -> dict[str, Any]:
+    grouped = {} if config.n_kv_head is None else {"n_kv_head": config.n_kv_head}  # which is no GPT-2 of theirs
     return {
         **FIXED,
+        **grouped,
         **{theirs: getattr(config, ours) for theirs, ours in FIELDS.items()},
         "architectures": ["GPT2LMHeadModel"],
         "n_ctx": config.block_size,
@@ -99,7 +101,8 @@ def read_config(path: Path, bias: bool) -> GPTConfig:
             raise ValueError(f"{path}: {key} is {values[key]!r}; only {expected!r} can be loaded")
     if missing := FIELDS.keys() - values.keys():
         raise ValueError(f"{path}: no {min(missing)}; pass a directory written by save_hugging_face")
-    return GPTConfig(**{ours: values[theirs] for theirs, ours in FIELDS.items()}, bias=bias)
+    fields = {ours: values[theirs] for theirs, ours in FIELDS.items()}
+    return GPTConfig(**fields, bias=bias, n_kv_head=values.get("n_kv_head"))
 
 
 def check_shapes(path: Path, tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):

@@ -2,6 +2,8 @@ import os
 
 import pytest
 
+from mpi_tests.rig import Rig, UnavailableError
+
 pytest_plugins = ["mpi_tests.ranks"]
 os.environ["COLLECTIVES_LINKS"] = "0"  # what is kept of this machine's links would decide what `auto` takes
 
@@ -14,3 +16,14 @@ def comm(mpi_comm):
     made = Communicator(mpi_comm)
     yield made
     made.free()
+
+
+@pytest.fixture(scope="module")
+def rig():
+    """4 hosts of 2 slots, at 1 Gbit/s."""
+    try:
+        made = Rig().__enter__()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    yield made
+    made.__exit__()

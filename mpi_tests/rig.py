@@ -1,6 +1,6 @@
 """Several hosts on one machine, with links of a limited rate, to run jobs of several machines on.  Needs root.
 
-python -m mpi_tests.rig run --hosts 4 --slots 2 --rate 1gbit -- python -m collectives.bench --help
+python -m mpi_tests.rig run --hosts 4 --slots 2 --rate 1gbit -- python -m collectives.bench
 python -m mpi_tests.rig up --hosts 4 --slots 2 --rate 100mbit
 python -m mpi_tests.rig down
 
@@ -19,34 +19,51 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from mpi_tests.launch import ROOT, environment, find_mpirun, watched
 
 STATE = Path("/run/collectives-rig")  # rig_agent.sh knows it, too
+HOSTFILE = STATE / "hostfile"
 LOCK = STATE.with_name("collectives-rig.lock")
 AGENT = ROOT / "mpi_tests" / "rig_agent.sh"
 SWITCH = "rig0"
 NETWORK = "10.77.0"
 MOST_HOSTS = 200
-BURST = "64kb"  # what a link lets through at once, at any rate; with more, short messages would hardly be limited
+# What a link lets through at once, at any rate: little, so that short messages are limited, too.  It has room for a
+# bundle of packets, as the kernel makes them: longer ones would be cut up, which costs a sixth of the rate.
+BURST_BYTES, BUNDLE_BYTES = 20480, 16384
 TOOLS = ("ip", "tc", "nsenter", "unshare", "mount", "hostname")
+# What ip and tc say of a kernel without namespaces, veth, bridge or tbf, and of a container that may not use them.
+BARRED = ("Operation not permitted", "Operation not supported", "Unknown device type", "qdisc kind is unknown")
 
 
 class RigError(Exception):
     """The rig can't be made; the message says why."""
 
 
+class UnavailableError(RigError):
+    """This machine can't have a rig."""
+
+
 class Rig:
     """Hosts of `slots` slots each, up inside a `with`; a second rig waits for the first."""
 
     def __init__(self, hosts=4, slots=2, rate="1gbit"):
+        if not 1 <= hosts <= MOST_HOSTS:
+            raise RigError(f"--hosts {hosts}: pass 1 to {MOST_HOSTS}")
+        if slots < 1:
+            raise RigError(f"--slots {slots}: pass 1 or more")
         self.hosts, self.slots, self.rate = hosts, slots, rate
 
     def __enter__(self):
-        refuse(self.hosts, self.slots)
         self.lock = lock()
-        self.up()
+        try:
+            self.up()
+        except BaseException:
+            self.lock.close()
+            raise
         return self
 
     def __exit__(self, *_):
@@ -58,10 +75,10 @@ class Rig:
         down()
         try:
             self.connect()
+            self.describe()
         except BaseException:
             down()
             raise
-        self.describe()
 
     def connect(self):
         for name in (SWITCH, *self.names):
@@ -73,33 +90,35 @@ class Rig:
             ip("link", "add", port, "netns", SWITCH, "type", "veth", "peer", "name", "eth0", "netns", name)
             ip("-n", SWITCH, "link", "set", port, "master", "bridge", "up")
             ip("-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "eth0", "up", "gso_max_size", BUNDLE_BYTES)
             ip("-n", name, "link", "set", "lo", "up")
             limit(SWITCH, port, self.rate)
             limit(name, "eth0", self.rate)
 
     def describe(self):
-        """Write what the agent and mpirun read: names and addresses, and the hostfile."""
+        """Write what the agent and mpirun read."""
         for name in self.names:
             (STATE / name).mkdir(parents=True)
         addresses = [f"{NETWORK}.{number} {name}\n" for number, name in enumerate(self.names, 1)]
         (STATE / "hosts").write_text("".join(["127.0.0.1 localhost\n", *addresses]))
+        (STATE / "cores").write_text(str(max(1, (os.cpu_count() or 1) // self.hosts)))
         slots = ":" if is_hydra() else " slots="
-        (STATE / "hostfile").write_text("".join(f"{name}{slots}{self.slots}\n" for name in self.names))
+        HOSTFILE.write_text("".join(f"{name}{slots}{self.slots}\n" for name in self.names))
 
     @property
     def names(self):
         return [f"rig{number}" for number in range(1, self.hosts + 1)]
 
-    def mpirun(self, *command, ranks=None, hostfile=None):
-        """The command line that runs `command` on all slots, or on `ranks` ranks."""
-        ranks = self.hosts * self.slots if ranks is None else ranks
-        hostfile = STATE / "hostfile" if hostfile is None else hostfile
-        return on("rig1", find_mpirun(), "--hostfile", hostfile, "-n", ranks, *command)
+    def launch(self, *command, env=None, timeout=60, hostfile=HOSTFILE):
+        """As `launch.launch`, on all slots of the rig."""
+        env = job_environment() | (env or {})
+        return watched(self.mpirun(*command, env=env, hostfile=hostfile), env, timeout)
 
-    def launch(self, *command, env=None, timeout=60, **more):
-        """As `launch.launch`, on the rig."""
-        return watched(self.mpirun(*command, **more), job_environment() | (env or {}), timeout)
+    def mpirun(self, *command, env, hostfile=HOSTFILE):
+        """The command line that runs `command` on all slots; our variables in `env` travel to all hosts."""
+        ours = [name for name in env if name.startswith("COLLECTIVES_")]
+        flags = [] if is_hydra() else [word for name in ours for word in ("-x", name)]
+        return on("rig1", find_mpirun(), "--hostfile", hostfile, "-n", self.hosts * self.slots, *flags, *command)
 
 
 def on(host, *command):
@@ -117,26 +136,22 @@ def is_hydra():
     return "HYDRA" in version.stdout
 
 
-def refuse(hosts, slots):
-    """Raises: RigError for what can't be made here."""
+def refuse():
+    """Raises: UnavailableError where there can't be a rig."""
     if os.geteuid() != 0:
-        raise RigError("the rig needs root, to make network namespaces")
+        raise UnavailableError("the rig needs root, to make network namespaces")
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        raise RigError(f"the rig needs {', '.join(missing)} on the PATH: install iproute2 and util-linux")
-    if not 1 <= hosts <= MOST_HOSTS:
-        raise RigError(f"--hosts {hosts}: pass 1 to {MOST_HOSTS}")
-    if slots < 1:
-        raise RigError(f"--slots {slots}: pass 1 or more")
+        raise UnavailableError(f"the rig needs {', '.join(missing)} on the PATH: install iproute2 and util-linux")
 
 
 def ip(*arguments):
-    run("ip", *arguments)
+    run("ip", *map(str, arguments))
 
 
 def limit(namespace, device, rate):
     """Let no more than `rate` out of `device`."""
     if rate != "none":
-        shape = ("tbf", "rate", rate, "burst", BURST, "latency", "50ms")
+        shape = ("tbf", "rate", rate, "burst", f"{BURST_BYTES}b", "latency", "50ms")
         run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape)
 
 
@@ -145,7 +160,8 @@ def run(*command):
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         complaint = " ".join((ended.stderr or ended.stdout).split())
-        raise RigError(f"the rig can't be made: {shlex.join(command)}: {complaint}")
+        error = UnavailableError if any(word in complaint for word in BARRED) else RigError
+        raise error(f"the rig can't be made: {shlex.join(command)}: {complaint}")
 
 
 def down():
@@ -173,14 +189,13 @@ def processes(namespace):
 
 
 def kill(pid):
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def lock():
     """Wait until no other process uses the rig."""
+    refuse()
     file = LOCK.open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,7 +210,7 @@ def bring_up(flags):
         rig = Rig(flags.hosts, flags.slots, flags.rate)
         rig.up()
     agent = os.path.relpath(AGENT)
-    print(f"the rig is up: {agent} rig1 mpirun --hostfile {STATE}/hostfile -n {flags.hosts * flags.slots} ...")
+    print(f"the rig is up: {agent} rig1 mpirun --hostfile {HOSTFILE} -n {flags.hosts * flags.slots} ...")
 
 
 def take_down(_):
@@ -204,21 +219,18 @@ def take_down(_):
 
 
 def run_on(flags):
-    if not flags.command:
-        raise RigError("nothing to run: write the command after --")
     with Rig(flags.hosts, flags.slots, flags.rate) as rig:
-        return subprocess.run(rig.mpirun(*flags.command), env=job_environment(), check=False).returncode
-
-
-ACTIONS = {"up": bring_up, "down": take_down, "run": run_on}
+        env = job_environment()
+        return subprocess.run(rig.mpirun(*flags.command, env=env), env=env, check=False).returncode
 
 
 def main():
     flags = parse()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the rig goes down on the way
+    for number in signal.SIGTERM, signal.SIGINT:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # the rig goes down on the way
     try:
-        sys.exit(ACTIONS[flags.action](flags))
-    except RigError as error:
+        sys.exit(flags.act(flags))
+    except (RigError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
 
 
@@ -226,11 +238,16 @@ def parse():
     parser = argparse.ArgumentParser(
         "python -m mpi_tests.rig", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=ACTIONS)
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--slots", type=int, default=2, help="ranks on a host")
-    parser.add_argument("--rate", default="1gbit", help="of each link and direction, as tc writes it, or none")
-    parser.add_argument("command", nargs="*", metavar="-- command", help="what every rank runs")
+    actions = parser.add_subparsers(required=True, metavar="run | up | down")
+    runs = actions.add_parser("run", help="bring the rig up, run a command on every slot, take it down")
+    ups = actions.add_parser("up", help="bring it up, in place of one that is there")
+    actions.add_parser("down", help="take it down, whatever there is of it").set_defaults(act=take_down)
+    for action, act in (runs, run_on), (ups, bring_up):
+        action.set_defaults(act=act)
+        action.add_argument("--hosts", type=int, default=4)
+        action.add_argument("--slots", type=int, default=2, help="ranks on a host")
+        action.add_argument("--rate", default="1gbit", help="of each link and direction, as tc writes it, or none")
+    runs.add_argument("command", nargs="+", metavar="-- command", help="what every rank runs")
     return parser.parse_args()
 
 

@@ -1,21 +1,27 @@
 #!/usr/bin/env bash
-# In place of ssh, run a command on a host of the rig: rig_agent.sh [options of ssh, which do nothing] rig1 command...
+# Run a command on a host of the rig: rig_agent.sh rig1 command...
+# On a host, this is what mpirun starts in place of ssh: it takes ssh's options, which do nothing, and as ssh does it
+# keeps nothing of the environment.
 set -euo pipefail
 while [[ $1 == -* ]]; do shift; done
 host=$1
 shift
 
-agent=$(realpath "$0")
-export PRTE_MCA_plm_ssh_agent=$agent HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXEC=$agent
-# All hosts share this machine's cores, which none of them can know.
-export COLLECTIVES_CORES=${COLLECTIVES_CORES:-1}
-export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
-export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1}
-
-exec nsenter --net="/run/netns/$host" unshare --uts --ipc --mount bash -c '
+kept=(env)
+if [[ $(hostname) =~ ^rig[0-9]+$ ]]; then
+    kept=(env --ignore-environment HOME="$HOME" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
+fi
+exec nsenter --net="/run/netns/$host" unshare --uts --ipc --mount "${kept[@]}" AGENT="$(realpath "$0")" bash -c '
 set -e
+rig=/run/collectives-rig
 hostname "$1"
 mount -t tmpfs tmpfs /dev/shm
-mount --bind /run/collectives-rig/hosts /etc/hosts
-export TMPDIR=/run/collectives-rig/$1
-eval "$2"' rig "$host" "$*"
+mount --bind $rig/hosts /etc/hosts
+export TMPDIR=$rig/$1
+export PRTE_MCA_plm_ssh_agent=$AGENT HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXEC=$AGENT
+# All hosts share the cores of this machine, which none of them can know.
+export COLLECTIVES_CORES=${COLLECTIVES_CORES:-$(< $rig/cores)}
+export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
+# What is measured of links is true of this rig; the next has others, between hosts of the same names.
+export COLLECTIVES_LINKS=${COLLECTIVES_LINKS:-$rig/links}
+exec bash -c "$2"' "$host" "$host" "$*"

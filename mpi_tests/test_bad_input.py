@@ -36,6 +36,15 @@ def write(path: Path, content: bytes) -> Path:
         (["--data", "{tmp}/short.txt"], "too few for block_size=8; pass a longer text"),
         (["--global_batch_size", 5, "--micro_batch_size", 2], "global_batch_size=5 can't be shared by dp=2 ranks"),
         (["--dp", 3], "mesh dp=3 x pp=1 x sp=1 x tp=1 makes 3 ranks, but mpirun started 2"),
+        (["--tp", 2], "transformer.h.0.attn.c_attn: 1 heads can't be split over tp=2: use a tp of 1, or 2 heads"),
+        (["--sp", 2, "--block_size", 6], "a sequence of 6 tokens can't be split over sp=2 ranks in zigzag order: use"),
+        (["--sp", 2, "--sp_mode", "ulysses"], "transformer.h.0.attn.attend: 1 query heads can't be exchanged by 2"),
+        (["--sp", 2, "--sp_mode", "hybrid", "--sp_heads", 3], "sp=2 ranks can't be divided in groups of 3"),
+        (["--sp_mode", "rings"], "argument --sp_mode: invalid choice: 'rings'"),
+        (
+            ["--tp", 2, "--n_head", 2, "--sequence_parallel", "--block_size", 7],
+            "block_size=7 leaves 1 of a rank's 7 tokens over from tp=2 with --sequence_parallel: use a multiple of 2",
+        ),
         (["--device", "cuda"], "device 'cuda'"),
         (["--device", "tpu"], "device 'tpu' is unknown: use 'cpu', 'cuda'"),
         (["--out_dir", "{tmp}/empty.txt/out"], "can't be written (Not a directory): pass another --out_dir"),
@@ -116,20 +125,29 @@ comm.all_reduce(x)
 LAUNCHERS = {
     "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     "Hydra": ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
-    "Slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    "srun --mpi=pmi2": ("PMI_SIZE", "PMI_RANK", "SLURM_STEP_NUM_TASKS"),
 }
 
 
-@pytest.mark.parametrize("names", LAUNCHERS.values(), ids=LAUNCHERS)
-def test_an_mpirun_of_another_mpi(tmp_path, names):
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_mpirun_of_another_mpi(tmp_path, launcher):
     """Each process then finds itself alone: here, two that were told of each other, as that mpirun would."""
     for rank in ("0", "1"):
-        told = dict(zip(names, ("2", rank, "2"), strict=False))
+        told = dict(zip(LAUNCHERS[launcher], ("2", rank, "2"), strict=False))
         command = [sys.executable, "train.py", *map(str, TINY), "--out_dir", str(tmp_path / "out")]
         ended = subprocess.run(command, cwd=ROOT, env=environment() | told, capture_output=True, text=True, timeout=60)
         assert ended.returncode != 0
         if rank == "0":
-            assert "mpirun started 2 processes, but each is alone in the MPI of mpi4py, which is " in refused(ended)
+            program = "srun" if "srun" in launcher else "mpirun"
+            assert f"{program} started 2 processes, but each is alone in the MPI of mpi4py, which is " in refused(ended)
         else:
             assert not ended.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_process_alone_in_a_batch_script():
+    """test_slurm.py has it for real."""
+    told = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "PBS_NP": "4", "LSB_DJOB_NUMPROC": "4"}
+    ended = subprocess.run([sys.executable, "examples/sum.py"], cwd=ROOT, env=environment() | told, capture_output=True)
+    assert ended.stdout == b"rank 0 of 1 has [1. 1. 1. 1.]\n"

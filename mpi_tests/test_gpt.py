@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.gpt import GPT, GPTConfig, flops_per_token
+from models.gpt import GPT, CrossEntropy, GPTConfig, flops_per_token
 
 SMALL: dict[str, Any] = {"vocab_size": 29, "block_size": 12, "n_layer": 2, "n_head": 3, "n_embd": 24}
 
@@ -25,8 +25,10 @@ def randomized(config):
     return model
 
 
-def numpy_logits(model, tokens):
+def numpy_logits(model, tokens, positions=None, documents=None):
     """GPT-2 written out head by head, position by position, from the paper's formulas."""
+    positions = np.arange(len(tokens)) if positions is None else positions
+    documents = np.zeros(len(tokens)) if documents is None else documents
     weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
 
     def linear(x, name):
@@ -37,23 +39,25 @@ def numpy_logits(model, tokens):
         return x * weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0)
 
     def attention(x, name):
-        n_embd, head_size = x.shape[1], x.shape[1] // model.config.n_head
-        qkv = linear(x, f"{name}.c_attn")
-        out = np.zeros_like(x)
-        for head in range(model.config.n_head):
-            here = slice(head * head_size, (head + 1) * head_size)
-            q, k, v = (qkv[:, i * n_embd : (i + 1) * n_embd][:, here] for i in range(3))
+        n_head, n_kv_head = model.config.n_head, model.config.num_kv_heads
+        head_size = x.shape[1] // n_head
+        heads = np.split(linear(x, f"{name}.c_attn"), n_head + 2 * n_kv_head, axis=1)
+        out = []
+        for head in range(n_head):
+            shared = n_head + head * n_kv_head // n_head
+            q, k, v = heads[head], heads[shared], heads[shared + n_kv_head]
             for t in range(len(x)):
-                scores = np.exp(k[: t + 1] @ q[t] / math.sqrt(head_size))
-                out[t, here] = scores @ v[: t + 1] / scores.sum()
-        return linear(out, f"{name}.c_proj")
+                seen = [s for s in range(t + 1) if documents[s] == documents[t]]
+                scores = np.exp(k[seen] @ q[t] / math.sqrt(head_size))
+                out.append(scores @ v[seen] / scores.sum())
+        return linear(np.reshape(out, (n_head, len(x), -1)).swapaxes(0, 1).reshape(len(x), -1), f"{name}.c_proj")
 
     def mlp(x, name):
         x = linear(x, f"{name}.c_fc")
         x = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         return linear(x, f"{name}.c_proj")
 
-    x = weights["transformer.wte.weight"][tokens] + weights["transformer.wpe.weight"][: len(tokens)]
+    x = weights["transformer.wte.weight"][tokens] + weights["transformer.wpe.weight"][positions]
     for layer in range(model.config.n_layer):
         block = f"transformer.h.{layer}"
         x = x + attention(norm(x, f"{block}.ln_1"), f"{block}.attn")
@@ -72,6 +76,35 @@ def test_forward_agrees_with_numpy(bias, seq):
     log_probs = expected - np.log(np.exp(expected).sum(-1, keepdims=True))
     nats = -np.take_along_axis(log_probs, targets.numpy()[..., None], -1).mean()
     assert loss.item() == pytest.approx(nats, rel=1e-9)
+
+
+@pytest.mark.parametrize("n_kv_head", [1, 2, 4])
+def test_grouped_heads_agree_with_numpy(n_kv_head):
+    model = randomized(GPTConfig(**(SMALL | {"n_head": 4}), n_kv_head=n_kv_head))
+    assert model.transformer.h[0].attn.c_attn.weight.shape == (24 + 2 * 6 * n_kv_head, 24)
+    tokens = random_tokens(2, 7)
+    expected = np.stack([numpy_logits(model, row) for row in tokens.numpy()])
+    np.testing.assert_allclose(model(tokens)[0].detach().numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_documents_and_positions_agree_with_numpy():
+    model, tokens = randomized(GPTConfig(**SMALL)), random_tokens(2, 7)
+    documents = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 3]])
+    positions = torch.tensor([[0, 1, 0, 1, 2, 0, 1], [0, 1, 2, 3, 4, 5, 0]])
+    rows = zip(tokens.numpy(), positions.numpy(), documents.numpy(), strict=True)
+    expected = np.stack([numpy_logits(model, *row) for row in rows])
+    got, _ = model(tokens, positions=positions, documents=documents)
+    np.testing.assert_allclose(got.detach().numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_targets_that_do_not_count_and_smoothed_ones():
+    logits, targets = torch.randn(2, 5, 7, dtype=torch.float64), torch.randint(7, (2, 5))
+    targets[0, 2:4] = -100
+    log_probs = logits.log_softmax(-1)[targets != -100]  # (tokens that count, vocab_size)
+    at_target = log_probs.gather(-1, targets[targets != -100][:, None]).mean()
+    assert CrossEntropy()(logits, targets).item() == pytest.approx(-at_target.item())
+    smoothed = 0.8 * at_target + 0.2 * log_probs.mean()
+    assert CrossEntropy(label_smoothing=0.2)(logits, targets).item() == pytest.approx(-smoothed.item())
 
 
 def test_later_tokens_leave_earlier_logits_as_they_are():
@@ -187,6 +220,8 @@ def test_flops_of_gpt2_small():
     [
         ({"n_embd": 100, "n_head": 6}, "n_embd=100 can't be split over n_head=6: use 96 or 102"),
         ({"n_embd": 4, "n_head": 6}, "n_embd=4 can't be split over n_head=6: use 6"),
+        ({"n_embd": 24, "n_head": 6, "n_kv_head": 4}, "n_head=6 can't share n_kv_head=4 evenly: use one of 1, 2, 3, 6"),
+        ({"n_kv_head": 0}, "n_kv_head=0 must be at least 1"),
         ({"n_layer": 0}, "n_layer=0 must be at least 1"),
         ({"vocab_size": -1}, "vocab_size=-1 must be at least 1"),
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),

@@ -1,6 +1,7 @@
 """What the README tells its reader to run, run: in small where it would take minutes."""
 
 import json
+import platform
 import re
 import runpy
 import shlex
@@ -16,12 +17,15 @@ from mpi_tests.launch import ROOT, environment, launch
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
-TRAINING = [command for command in COMMANDS if "train.py" in command]
+# Run by test_rig.py and test_slurm.py.
+SEVERAL_MACHINES = [command for command in COMMANDS if re.search("8x8|sbatch|mpi_tests.rig", command)]
+TRAINING = [command for command in COMMANDS if "train.py" in command and command not in SEVERAL_MACHINES]
 TUNING = [command for command in COMMANDS if "tuning.json" in command]
 PREDICTING = [command for command in COMMANDS if "simulate" in command or "space_time" in command]
 MEASURING = [command for command in COMMANDS if "results.json" in command]
+EXAMINING = "mpirun -n 4 python -m collectives.doctor"
 HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
-IN_SMALL = "--max_iters 2 --n_layer 1 --n_head 1 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
+IN_SMALL = "--max_iters 2 --n_layer 1 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
 
 
 def run(command: str, fails: bool = False) -> subprocess.CompletedProcess:
@@ -37,7 +41,10 @@ def run(command: str, fails: bool = False) -> subprocess.CompletedProcess:
 
 def test_every_command_is_run_by_a_test():
     known = ["make train", "make test", "source .venv/bin/activate", "mpirun -n 3 python examples/sum.py"]
-    assert sorted(COMMANDS) == sorted([*known, *TRAINING, *TUNING, *PREDICTING, *MEASURING, HANGING])
+    known += ["mpirun -n 2 python examples/split.py"]
+    assert sorted(COMMANDS) == sorted(
+        [*known, *SEVERAL_MACHINES, *TRAINING, *TUNING, *PREDICTING, *MEASURING, EXAMINING, HANGING]
+    )
 
 
 def test_make_train_runs_what_the_readme_says(tmp_path):
@@ -49,7 +56,7 @@ def test_make_train_runs_what_the_readme_says(tmp_path):
 
 def test_the_help_of_train_py_shows_commands_that_are_run():
     shown = [line.strip() for line in train.__doc__.splitlines() if "mpirun" in line]
-    assert len(shown) == 3
+    assert len(shown) == 4
     assert set(shown) <= {"mpirun -n 2 python train.py", *TRAINING}
 
 
@@ -100,7 +107,7 @@ def example(name: str) -> str:
     return next(text for kind, text in BLOCKS[index + 1 :] if kind == "")
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("examples/sum.py", 3), ("examples/draw.py", 1)])
+@pytest.mark.parametrize(("name", "ranks"), [("examples/sum.py", 3), ("examples/split.py", 2), ("examples/draw.py", 1)])
 def test_examples_do_what_the_readme_shows(name, ranks):
     shown = example(name)
     ended = launch(ranks, "python", name)
@@ -113,6 +120,15 @@ def test_a_hanging_job_ends_as_the_readme_shows():
     begin = ended.stderr.index(shown[0])
     lines = ended.stderr[begin:].splitlines()[: len(shown)]
     assert [re.sub(r"\b\d+ s\b", "5 s", line) for line in lines] == shown
+
+
+def test_the_doctor_says_what_the_readme_shows():
+    """Its first line, and others on the same topics, of the same ranks; their facts are this machine's."""
+    shown = next(text for _, text in BLOCKS if text.startswith("ok       ranks: 4")).replace("node1", platform.node())
+    said = run(EXAMINING).stdout.splitlines()
+    assert said[0] == shown.splitlines()[0]
+    subjects = {re.sub(r"^\w+ +|: .*", "", line) for line in said}
+    assert {re.sub(r"^\w+ +|: .*", "", line) for line in shown.splitlines()} <= subjects
 
 
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)

@@ -30,7 +30,7 @@ SMALL = Config(
 
 def flags(config: Config) -> list[str]:
     given = {k: v for k, v in vars(config).items() if v != vars(Config())[k]}
-    return [word for k, v in given.items() for word in (f"--{k}", str(v))]
+    return [word for k, v in given.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
 
 
 def run(tmp_path: Path, num_ranks: int, name: str = "run", **changes) -> tuple[list[dict], dict[str, np.ndarray], str]:
@@ -85,6 +85,40 @@ def test_losses_and_weights_are_those_of_one_process(tmp_path, reference, num_ra
     assert weights.keys() == reference[1].keys()
     for name, expected in reference[1].items():
         np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+LAYOUTS = {
+    "tp 2, sp 2, dp 2": {"tp": 2, "sp": 2, "dp": 2},
+    "sequence-parallel": {"tp": 2, "sp": 2, "sequence_parallel": True},
+    "ulysses": {"sp": 2, "sp_mode": "ulysses", "num_micro_batches": 3},
+    "hybrid": {"sp": 4, "sp_mode": "hybrid"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_layers_and_sequences_may_be_split(tmp_path, reference, layout):
+    """On 8 ranks, the losses and the weights of one process."""
+    dp = 8 // layout.get("tp", 1) // layout["sp"]
+    micro_batch_size = GLOBAL_BATCH // dp // layout.get("num_micro_batches", 1)
+    records, weights, text = run(tmp_path, 8, "split", **layout, micro_batch_size=micro_batch_size)
+    np.testing.assert_allclose(losses(records), reference[0], rtol=1e-5)
+    for name, expected in reference[1].items():
+        np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
+    assert f"layers over tp {layout.get('tp', 1)}, sequences over sp {layout['sp']} by" in text
+
+
+def test_documents_do_not_depend_on_the_layout(tmp_path, reference):
+    few = {"max_iters": 5, "eval_interval": 5, "micro_batch_size": 12, "document_end": ord("\n")}
+    (alone, *_), (split, *_) = run(tmp_path, 1, **few, num_micro_batches=2), run(tmp_path, 4, **few, sp=2)
+    np.testing.assert_allclose(losses(split), losses(alone), rtol=1e-5)
+    assert not np.allclose(losses(alone), reference[0][:5], rtol=1e-5)  # as lines attend to themselves only
+
+
+def test_dropout_does_not_depend_on_the_layout(tmp_path):
+    few = {"max_iters": 5, "eval_interval": 5, "dropout": 0.2, "micro_batch_size": 12}
+    (alone, *_), (split, *_) = run(tmp_path, 1, **few, num_micro_batches=2), run(tmp_path, 8, **few, tp=2, sp=2)
+    np.testing.assert_allclose(losses(split), losses(alone), rtol=1e-5)
+    assert losses(alone) != losses(run(tmp_path, 1, "other", **few, num_micro_batches=2, seed=8)[0])
 
 
 def test_micro_batches_are_gradient_accumulation(tmp_path, reference):

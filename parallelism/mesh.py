@@ -39,6 +39,13 @@ class Mesh:
             part = comm.split(color=int(np.ravel_multi_index(others, lengths)), key=position[axis])
             setattr(self, name, part)
 
+    def along(self, *axes: str) -> Communicator:
+        """The ranks that differ from this one in some axes only, such as "dp" and "sp".  Collective."""
+        position = [0 if name in axes else at for name, at in self.coords.items()]
+        part = self.comm.split(color=int(np.ravel_multi_index(position, tuple(self.shape.values()))))
+        assert part is not None
+        return part
+
 
 def mesh_shape(world_size: int, dp: int | None, pp: int, sp: int, tp: int) -> dict[str, int]:
     """The length of each axis.

@@ -56,7 +56,7 @@ def surroundings(comm: Communicator, device: str) -> dict[str, Any]:
         "binding": binding,
         "cores": [cores[node[0]] for node in comm.topology.nodes],
         "devices": [name for name in devices if name],
-        "env": environment.settings(),
+        "env": environment.variables(),
         "git": commit(),
     }
 

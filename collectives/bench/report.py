@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from collectives.algorithms import ROOTED
+from collectives.arguments import REDUCTIONS
 from collectives.bench.flags import PEERS
 from collectives.bench.measure import Result
-from collectives.bench.peers import REDUCTIONS
 from collectives.cost import Link, Network
 
 HEAD = "{:>9} {:>8} {:>8} {:>5} {:>4} {:<20}"

@@ -1,0 +1,14 @@
+import torch
+
+import collectives
+from parallelism.plan import Column, Row, parallelize
+
+comm = collectives.world()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+x = torch.randn(2, 5, 8)  # (batch, seq, width)
+expected = model(x)
+
+parallelize(model, {"0": Column(), "2": Row()}, comm)  # outputs of the first, inputs of the last
+same = torch.allclose(model(x), expected, atol=1e-6)
+print(f"rank {comm.rank} has {len(model[0].weight)} of 32 rows; the result is {'the same' if same else 'another'}")

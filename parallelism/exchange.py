@@ -1,0 +1,104 @@
+"""Collectives on torch tensors that lie elsewhere each time, but have few shapes: plans bound once for each shape."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from collectives.arrays import to_torch
+
+if TYPE_CHECKING:
+    from collectives import Communicator, Plan
+
+
+class Slot(NamedTuple):
+    """A plan, and torch's views of the memory from where it takes its input and to where it puts its result."""
+
+    plan: Plan
+    given: Tensor
+    result: Tensor
+
+
+class Pending:
+    """A collective under way; `wait()` gives the result, a tensor of its own."""
+
+    def __init__(self, slot: Slot, idle: list[Slot]):
+        self.slot, self.idle = slot, idle
+
+    def wait(self) -> Tensor:
+        self.slot.plan.wait()
+        result = self.slot.result.clone()
+        self.idle.append(self.slot)
+        return result
+
+
+class Exchange:
+    """The collectives of `comm` on tensors, which stay as they are.
+
+    Every rank must ask for the same collectives of the same shapes in the same order: the first of a shape binds a
+    plan, on symmetric memory, and later ones use it again.  As many plans are bound as are under way at once.
+
+    Shapes: of n ranks, `all_gather` makes (n k, ...) of (k, ...), `reduce_scatter` the reverse; `all_to_all` exchanges
+    the n parts of the first dim.
+    """
+
+    def __init__(self, comm: Communicator):
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self._idle: dict[tuple, list[Slot]] = defaultdict(list)
+
+    def all_reduce(self, x: Tensor, **arguments: Any) -> Tensor:
+        return self.run("all_reduce", x, **arguments)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self.run("all_gather", x)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        return self.run("reduce_scatter", x)
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        return self.run("all_to_all", x)
+
+    def start_shift(self, x: Tensor) -> Pending:
+        """Begin to send a tensor to the next rank, round a ring; what comes is the one before's."""
+        counts = [0] * self.size
+        counts[(self.rank + 1) % self.size] = x.numel()
+        return self.start("all_to_all", x, send_counts=tuple(counts))
+
+    def run(self, collective: str, x: Tensor, **arguments: Any) -> Tensor:
+        pending = self._given(collective, x, arguments)
+        pending.slot.plan.begin()  # not started: no thread need move it on, as this one waits
+        return pending.wait()
+
+    def start(self, collective: str, x: Tensor, **arguments: Any) -> Pending:
+        """Begin a collective, which goes on while this process computes."""
+        pending = self._given(collective, x, arguments)
+        pending.slot.plan.start()
+        return pending
+
+    def _given(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> Pending:
+        """An idle plan, with its input in place."""
+        idle = self._idle[collective, x.shape, x.dtype, x.device, *arguments.values()]
+        slot = idle.pop() if idle else self._bind(collective, x, arguments)
+        slot.given.copy_(x)
+        return Pending(slot, idle)
+
+    def _bind(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> Slot:
+        given = self._empty(x.shape, x)
+        if collective == "all_reduce":
+            return Slot(self.comm.plan(collective, given, **arguments), given, given)
+        shape = x.shape if "send_counts" in arguments else self._result_shape(collective, x.shape)
+        out = self._empty(shape, x)
+        return Slot(self.comm.plan(collective, given, out=out, **arguments), given, out)
+
+    def _empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return to_torch(self.comm.empty(shape, str(like.dtype).removeprefix("torch."), str(like.device)))
+
+    def _result_shape(self, collective: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        length, *rest = shape
+        if collective == "all_gather":
+            return (length * self.size, *rest)
+        if length % self.size:
+            raise ValueError(f"{collective}: a first dim of {length} can't be shared by {self.size} ranks")
+        return (length // self.size, *rest) if collective == "reduce_scatter" else (length, *rest)

@@ -1,0 +1,237 @@
+"""Plans: which modules of a plain model get which treatment, by patterns of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from torch import nn
+
+from parallelism.dropout import Dropout, Place
+from parallelism.exchange import Exchange
+from parallelism.sequence_parallel import (
+    DroppingAttention,
+    SequenceAttention,
+    SequenceLoss,
+    SequenceParallel,
+    check_heads,
+)
+from parallelism.shard import Shard
+from parallelism.tensor_parallel import (
+    Axis,
+    ColumnLinear,
+    RowLinear,
+    SequenceEmbedding,
+    SequenceNorm,
+    VocabularyCrossEntropy,
+    VocabularyEmbedding,
+    VocabularyHead,
+)
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+class Axes(NamedTuple):
+    """What a model is divided over: tensor parallelism, sequence parallelism, and what dropout draws by."""
+
+    tp: Axis
+    sp: SequenceParallel | None
+    place: Place
+    parts: dict[nn.Parameter, nn.Parameter]  # of vocabularies, to which several modules may be tied
+
+    @property
+    def whole(self) -> bool:
+        """Whether layers are not split."""
+        return self.tp.ranks.size == 1
+
+
+class Treatment(Protocol):
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        """Raise ValueError where `tp` ranks cannot share the module, or `sp` ranks cannot exchange its heads."""
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        """What takes the place of the module that is the model's `number`-th."""
+
+
+Plan = Mapping[str, Treatment]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Outputs split.  Of several pieces, such as q, k and v, `shares` are the relative lengths: numbers of heads."""
+
+    shares: tuple[int, ...] = ()
+    gather_output: bool = False
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        for number in self.shares:
+            check_shares(name, "heads", number, tp)
+        check_shares(name, "outputs", module.out_features, tp)
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        return module if axes.whole else ColumnLinear(module, axes.tp, self.shares or (1,), self.gather_output)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Inputs split, as a column-split layer before it leaves them."""
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        check_shares(name, "inputs", module.in_features, tp)
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        return module if axes.whole else RowLinear(module, axes.tp)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """An embedding, or the head that may be tied to it, split along `vocab_size` tokens."""
+
+    vocab_size: int
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        if tp > self.vocab_size:
+            raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over tp={tp}: use fewer ranks")
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        if axes.whole:
+            return module
+        if module.weight not in axes.parts:
+            axes.parts[module.weight] = axes.tp.part(module.weight, Shard(0, self.vocab_size, padded=True))
+        weight = axes.parts[module.weight]
+        if isinstance(module, nn.Embedding):
+            return VocabularyEmbedding(weight, axes.tp)
+        return VocabularyHead(weight, axes.tp, self.vocab_size)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Of logits that are split along `vocab_size` tokens, and of some tokens of each sequence."""
+
+    vocab_size: int
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        pass
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        loss = module if axes.whole else VocabularyCrossEntropy(module, axes.tp, self.vocab_size)
+        return SequenceLoss(loss, axes.sp) if axes.sp else loss
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The core of attention, on q, k and v of some tokens."""
+
+    n_head: int
+    n_kv_head: int
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        try:
+            check_heads(self.n_head // tp, self.n_kv_head // tp, sp)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        heads = axes.sp.heads if axes.sp else None
+        first = axes.tp.ranks.rank if heads is None else axes.tp.ranks.rank * heads.size + heads.rank
+        dropout = Dropout(module.dropout, number, axes.place, first)
+        if axes.sp:
+            return SequenceAttention(axes.sp, dropout)
+        return DroppingAttention(module, dropout) if module.dropout else module
+
+
+@dataclass(frozen=True)
+class Between:
+    """Norms, dropout, and embeddings of positions, between split layers.
+
+    In sequence-parallel mode they have 1/tp of the sequence.
+    """
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        pass
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        sequence, rank = axes.tp.sequence, axes.tp.ranks.rank
+        if isinstance(module, nn.Dropout):
+            return Dropout(module.p, number, axes.place, rank, sequence)
+        if axes.whole or not sequence:
+            return module
+        return SequenceNorm(module, axes.tp) if isinstance(module, nn.LayerNorm) else SequenceEmbedding(module, axes.tp)
+
+
+def parallelize(
+    model: nn.Module,
+    plan: Plan,
+    tp: Communicator,
+    sp: SequenceParallel | None = None,
+    sequence: bool = False,
+    place: Place | None = None,
+) -> list[str]:
+    """Divide a plain model, the same on all ranks, as a plan says.  Collective.
+
+    Over `tp`, parameters become the rank's parts, whose `shard` says of what; with `sequence`, ranks share what lies
+    between split layers, too.  Over `sp`, the model is given the rank's tokens, and their positions.  Dropout draws by
+    `place`.  Returns the names of modules that have parameters and no treatment: every rank has the whole of them.
+
+    Raises: InputError on every rank where a pattern names no module, or ranks cannot share one.
+    """
+    with tp.agreed("parallelize"):
+        treated = {name: treatment for pattern, treatment in plan.items() for name in matching(model, pattern)}
+        for name, treatment in treated.items():
+            treatment.check(name, model.get_submodule(name), tp.size, sp.heads.size if sp else 1)
+    axes = Axes(Axis(Exchange(tp), sequence), sp, place or Place(), parts={})
+    numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
+    untreated = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
+    for name, treatment in treated.items():
+        parent, _, child = name.rpartition(".")
+        module = model.get_submodule(name)
+        setattr(model.get_submodule(parent), child, treatment.apply(module, axes, numbers[name]))
+    return [name for name in untreated if name not in treated]
+
+
+def matching(model: nn.Module, pattern: str) -> list[str]:
+    """The names of the modules that a pattern means, `*` standing for any part of a name.
+
+    Raises: ValueError where there is none, with the names there are.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    found = [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        raise ValueError(f"the plan names {pattern!r}, but the model has {', '.join(names)}")
+    return found
+
+
+def check_shares(name: str, what: str, number: int, size: int) -> None:
+    """Refuse what ranks cannot share evenly.
+
+    Raises: ValueError with the numbers of ranks that can, and the nearest number of things.
+    """
+    if number % size:
+        able = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+        nearest = max(1, round(number / size)) * size
+        raise ValueError(
+            f"{name}: {number} {what} can't be split over tp={size}: use a tp of {able}, or {nearest} {what}"
+        )
+
+
+def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dict[str, Treatment]:
+    """A GPT-2, modules named as Hugging Face names them: one sum over the ranks for attention, one for the MLP."""
+    kv, vocabulary, between = n_kv_head or n_head, Vocabulary(vocab_size), Between()
+    return {
+        "transformer.wte": vocabulary,
+        "transformer.wpe": between,
+        "transformer.h.*.ln_*": between,
+        "transformer.h.*.attn.c_attn": Column(shares=(n_head, kv, kv)),
+        "transformer.h.*.attn.c_proj": Row(),
+        "transformer.h.*.mlp.c_fc": Column(),
+        "transformer.h.*.mlp.c_proj": Row(),
+        "transformer.ln_f": between,
+        "transformer.drop": between,
+        "transformer.h.*dropout": between,
+        "transformer.h.*.attn.attend": Attention(n_head, kv),
+        "lm_head": vocabulary,
+        "loss": Loss(vocab_size),
+    }
