@@ -152,6 +152,7 @@ def test_a_handicap_keeps_a_rank_busy_for_longer(monkeypatch):
         (["-d", "float8"], "dtype 'float8' is unknown; use one of "),
         (["--peers", "mpi,rccl"], "argument --peers: 'rccl' is no peer: use mpi, gloo, nccl"),
         (["--handicap", "0.9"], "argument --handicap: '0.9' must be a number, 1 or above"),
+        (["--tune", "t.json", "-d", "all"], "--tune: a tuning file is of one dtype and op: name them"),
         (["--device", "tpu"], "device 'tpu' is unknown"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",

@@ -82,6 +82,8 @@ def parse(description: str | None, size: int) -> argparse.Namespace:
         raise ValueError(f"--begin {flags.begin} is above --end {flags.end}: exchange them")
     if not 0 <= flags.root < size:
         raise ValueError(f"--root {flags.root}: there are ranks 0 to {size - 1}")
+    if flags.tune and ALL in (flags.dtype, flags.op):
+        raise ValueError("--tune: a tuning file is of one dtype and op: name them")
     flags.algorithms = flags.algorithms or ([ALL] if flags.tune else QUICK)
     check_algorithms(flags, size)
     flags.memories = memories(flags)

@@ -172,7 +172,7 @@ def start_torch(mpi: MPI.Comm, backend: str, alone: bool) -> None:
     """Start torch.distributed among the ranks, which are on one machine if `alone`."""
     from torch import distributed
 
-    mine = "127.0.0.1" if alone else socket.gethostbyname(socket.gethostname())
+    mine = "127.0.0.1" if alone else socket.gethostname()
     address = mpi.bcast(f"tcp://{mine}:{free_port()}" if mpi.rank == 0 else None)
     if alone:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
