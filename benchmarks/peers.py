@@ -11,10 +11,8 @@ n, so that p ranks move 2pn.  benchmarks/table.py makes tables of the files.
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,8 @@ import collectives
 from collectives.job import library_name, start_mpi
 
 MPI = start_mpi()
+from collectives.bench.peers import mpi_call, start_torch, torch_call  # noqa: E402  once MPI is ready
+
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 LONG_ENOUGH_S = 2e-4  # a measurement of many calls lasts about as long
 
@@ -46,41 +46,6 @@ def arrays(collective: str, nbytes: int, size: int, empty: Callable) -> tuple[An
 def ours(comm: collectives.Communicator, collective: str, x: Any, out: Any, algorithm: str) -> Callable:
     more = {} if x is out else {"out": out}
     return comm.plan(collective, x, algorithm=algorithm, **more)
-
-
-def library(mpi: Any, collective: str, x: Any, out: Any) -> Callable:
-    here = [x, x.size, MPI.FLOAT]
-    there = [out, out.size, MPI.FLOAT]
-    match collective:
-        case "all_reduce":
-            return lambda: mpi.Allreduce(MPI.IN_PLACE, there)
-        case "reduce_scatter":
-            return lambda: mpi.Reduce_scatter_block([x, out.size, MPI.FLOAT], there)
-        case "all_gather":
-            return lambda: mpi.Allgather(here, [out, x.size, MPI.FLOAT])
-        case "all_to_all":
-            each = x.size // mpi.size
-            return lambda: mpi.Alltoall([x, each, MPI.FLOAT], [out, each, MPI.FLOAT])
-        case _:
-            return lambda: mpi.Bcast(here, 0)
-
-
-def gloo(collective: str, x: Any, out: Any) -> Callable:
-    import torch
-    from torch import distributed
-
-    here, there = torch.from_numpy(x), torch.from_numpy(out)
-    match collective:
-        case "all_reduce":
-            return lambda: distributed.all_reduce(there)
-        case "reduce_scatter":
-            return lambda: distributed.reduce_scatter_tensor(there, here)
-        case "all_gather":
-            return lambda: distributed.all_gather_into_tensor(there, here)
-        case "all_to_all":
-            return lambda: distributed.all_to_all_single(there, here)
-        case _:
-            return lambda: distributed.broadcast(here, 0)
 
 
 def copy(collective: str, nbytes: int, size: int) -> Callable:
@@ -110,21 +75,6 @@ def is_right(collective: str, out: Any, rank: int, size: int) -> bool:
         case _:
             want = np.arange(n) % 7
     return bool(np.array_equal(out.astype("float32"), want.astype("float32")))
-
-
-def start_gloo(mpi: Any) -> bool:
-    """Start torch.distributed on gloo among the ranks, which are all on this machine."""
-    from torch import distributed
-
-    port = mpi.bcast(29400 + os.getpid() % 1000 if mpi.rank == 0 else None)
-    address = f"tcp://127.0.0.1:{port}"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    end_job = sys.excepthook
-    distributed.init_process_group(
-        "gloo", init_method=address, rank=mpi.rank, world_size=mpi.size, timeout=timedelta(seconds=60)
-    )
-    sys.excepthook = end_job  # torch's holds back what this one prints, until after it has ended the job
-    return True
 
 
 class Contestant:
@@ -176,7 +126,10 @@ def contest(comm: collectives.Communicator, mpi: Any, collective: str, nbytes: i
     if collective == "all_reduce":
         x = comm.empty(nbytes // 2, "bfloat16")
         contestants["auto bfloat16"] = Contestant(mpi, collective, ours(comm, collective, x, x, "auto"), x, x)
-    makers = {"mpi": lambda x, out: library(mpi, collective, x, out), "gloo": lambda x, out: gloo(collective, x, out)}
+    makers = {
+        "mpi": lambda x, out: mpi_call(mpi, collective, x, out),
+        "gloo": lambda x, out: torch_call(collective, x, out),
+    }
     for peer in args.peers:
         x, out = arrays(collective, nbytes, size, empties["ordinary"])
         contestants[peer] = Contestant(mpi, collective, makers[peer](x, out), x, out)
@@ -207,7 +160,7 @@ def main() -> None:
     args = parser.parse_args()
     comm, mpi = collectives.world(), MPI.COMM_WORLD
     if "gloo" in args.peers:
-        start_gloo(mpi)
+        start_torch(mpi, "gloo", alone=True)
     results = []
     for collective in args.collectives:
         nbytes = args.begin

@@ -25,7 +25,7 @@ import numpy as np
 import splitting_peers
 import torch
 from document import output, table, write
-from peers import MPI, start_gloo
+from peers import MPI, start_torch
 from torch import Tensor
 
 import collectives
@@ -214,7 +214,7 @@ def main() -> None:
     comm = collectives.world()
     with comm.agreed("splitting"):
         args, config = parse(comm.size)
-    start_gloo(MPI.COMM_WORLD)
+    start_torch(MPI.COMM_WORLD, "gloo", alone=True)
     contest = Contest(comm, config, args.batch)
     with_deepspeed = splitting_peers.start_deepspeed()
     if not with_deepspeed and comm.rank == 0:

@@ -418,7 +418,7 @@ class Communicator:
         if algorithm == "mpi":
             plan: Plan = NativePlan(a, operands, self.mpi, self._progress)
         else:
-            plan = self._bind(a, operands, algorithm, footing.footing(claims))
+            plan = self._bind(a, operands, algorithm, footing.footing(collective, claims))
         if fused:
             fused.enclose(plan, a)
         return plan
@@ -447,6 +447,8 @@ class Communicator:
     ) -> tuple:
         """What `select` decides by."""
         rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
+        if self.topology.is_flat:  # with nothing to compose
+            rows = [row for row in rows if row.reach != Reach.NODES]
         candidates = select.usable(rows, reach, nbytes, once)
         nodes, groups = self.topology.nodes, self.topology.groups
         return collective, nbytes, candidates, self.size, nodes, self._tuning, memory, groups

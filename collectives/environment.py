@@ -161,3 +161,9 @@ SETTINGS = {
     "COLLECTIVES_LINKS": links_folder,
     "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
 }
+
+
+def variables() -> dict[str, str]:
+    """What is set of what changes how a job runs."""
+    ours = ("COLLECTIVES_", "OMP_NUM_THREADS", "OMPI_MCA_", "PRTE_", "MPIR_")
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ours)}

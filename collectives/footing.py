@@ -25,7 +25,7 @@ def claims(a: Arguments, o: Operands | None, windows: Windows, once: bool) -> li
     """What this rank knows, as integers whose maximum over the ranks makes the footing."""
     counts = a.send_counts or (o.counts if o else [])
     itemsize = 0 if a.flat is None else a.flat.dtype.itemsize
-    read, worked_in = (keys(views, windows) for views in (read_by_others(a, o), working_array(a, o)))
+    read, worked_in = (keys(views, windows) for views in (read_by_others(a), working_array(a, o)))
     return [sum(counts) * itemsize, max(counts, default=0) * itemsize, *read, a.device is not host(), once, *worked_in]
 
 
@@ -35,11 +35,11 @@ def keys(views: list[Any], windows: Windows) -> tuple[int, int]:
     return (max(found), -min(found)) if found else (NEUTRAL, NEUTRAL)
 
 
-def read_by_others(a: Arguments, o: Operands | None) -> list[Any]:
-    """The arrays of this rank that a direct algorithm would have the others read."""
+def read_by_others(a: Arguments) -> list[Any]:
+    """The array of this rank that a direct algorithm would have the others read; of an all-reduce, `out`, too."""
     if a.flat is None or (a.collective == "scatter" and a.rank != a.root):
         return []
-    return [a.flat, o.out] if o is not None and a.collective == "all_reduce" else [a.flat]
+    return [a.flat]
 
 
 def working_array(a: Arguments, o: Operands | None) -> list[Any]:
@@ -49,11 +49,13 @@ def working_array(a: Arguments, o: Operands | None) -> list[Any]:
     return [o.out] if a.collective in ("all_reduce", "all_gather") else [a.flat]
 
 
-def footing(claims: Sequence[int]) -> Footing:
+def footing(collective: str, claims: Sequence[int]) -> Footing:
     nbytes, chunk_bytes, *read, not_on_host, once, highest, negated = claims
-    return Footing(nbytes, chunk_bytes, in_one(*read), not not_on_host, bool(once), in_one(highest, negated))
+    shared = in_one(highest, negated)
+    symmetric = in_one(*read) and (shared or collective != "all_reduce")
+    return Footing(nbytes, chunk_bytes, symmetric, not not_on_host, bool(once), shared)
 
 
 def in_one(highest: int, negated: int) -> bool:
-    """Whether all arrays lie in one window."""
+    """Whether the arrays of all ranks lie in one window."""
     return highest == -negated and highest > 0

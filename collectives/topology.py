@@ -6,7 +6,7 @@ from itertools import pairwise
 from operator import index
 from typing import Any
 
-from collectives.algorithms.counterparts import Groups, innermost, whole
+from collectives.algorithms.counterparts import Groups, depth, innermost, whole
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class Topology:
         (((0, 1), (2, 3)), ((4, 5), (6,)))
         """
         return divided(range(len(self.node_of)), self.levels) if self.levels else self.nodes
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether all ranks are one group, or each is one of its own."""
+        return depth(whole(self.groups, len(self.node_of))) <= 1
 
     @property
     def has_groups_in_nodes(self) -> bool:

@@ -1,66 +1,321 @@
-"""The parts of the benchmark, without ranks."""
+"""The benchmark: its parts without ranks, and whole runs."""
 
+import csv
+import json
+import math
 import re
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from collectives.bench import flags
-from collectives.bench.measure import Result
-from collectives.bench.trial import Trial, element_counts
-from collectives.tuning import Case
-from mpi_tests.reference import COLLECTIVES, expected, same
+from collectives.arrays import dtype_of
+from collectives.bench import exact, flags, room, timing
+from collectives.bench.bound import bound_s
+from collectives.bench.measure import Result, bus_factor, fastest
+from collectives.bench.report import average_gbps, footer
+from collectives.bench.trial import Setting, Trial, element_counts, places
+from collectives.cost import Link, Network
+from mpi_tests.launch import environment, find_mpirun, launch, watched
+from mpi_tests.reference import COLLECTIVES, DTYPES, MOVES, ROOTED, expected, ops_of, reduced, same, widened
+from mpi_tests.test_bad_input import refused
+
+PLACES = [(collective, in_place) for collective in COLLECTIVES for in_place in places(collective)]
 
 
-def trials(collective: str, size: int) -> list[Trial]:
-    count = element_counts(collective, size, sizes=[100])[0]
-    comms = [SimpleNamespace(rank=rank, size=size, empty=np.empty) for rank in range(size)]
-    return [Trial(comm, collective, count, memory) for comm in comms for memory in ("symmetric",)]
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_are_exact_in_any_order(dtype):
+    for op in ops_of(dtype):
+        for size in (1, 2, 3, 8, 64):
+            given = [exact.vector(30, dtype_of(dtype), rank, size, op) for rank in range(size)]
+            same(exact.reduced(30, dtype_of(dtype), size, op), of_parts(given, op), (op, size))
+            partial = np.prod if op == "prod" else np.sum
+            largest = partial([np.abs(widened(x).real) for x in given], axis=0).max()
+            assert largest <= 64 or op in ("min", "max")
+            assert size == 1 or len({x.tobytes() for x in given}) > 1
+            assert dtype == "bool" or len(np.unique(exact.reduced(30, dtype_of(dtype), size, op))) > 1
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
-def test_what_a_trial_wants_is_what_the_collective_does(collective):
-    for size in (1, 2, 3, 8):
-        ranks = trials(collective, size)
-        given = [ranks[0].given if trial.given is None else trial.given for trial in ranks]
+def of_parts(given: list[np.ndarray], op: str) -> np.ndarray:
+    """As a reduction should be; NumPy divides complex numbers with a rounding more than it takes."""
+    if given[0].dtype.kind != "c" or op == "prod":
+        return reduced(given, op)
+    return (reduced([x.real for x in given], op) + 1j * reduced([x.imag for x in given], op)).astype(given[0].dtype)
+
+
+def trials(setting: Setting, size: int, in_place: bool) -> list[Trial]:
+    count = element_counts(setting.collective, size, sizes=[100], dtype=setting.dtype)[0]
+    comms = [
+        SimpleNamespace(rank=rank, size=size, empty=lambda count, dtype, device: np.empty(count, dtype))
+        for rank in range(size)
+    ]
+    return [Trial(comm, setting.collective, count, setting.memory, in_place, setting) for comm in comms]
+
+
+@pytest.mark.parametrize(("collective", "in_place"), PLACES)
+@pytest.mark.parametrize("memory", ["symmetric", "ordinary"])
+def test_what_a_trial_wants_is_what_the_collective_does(collective, in_place, memory):
+    for size, root, (dtype, op) in (
+        (1, 0, ("float32", "sum")),
+        (3, 2, ("bfloat16", "avg")),
+        (8, 5, ("int8", "prod")),
+    ):
+        ranks = trials(Setting(collective, memory, "cpu", dtype_of(dtype), op, root), size, in_place)
+        given = [ranks[root].given() if trial.x is None else trial.given() for trial in ranks]
         for trial in ranks:
             trial.fill()
-            want = expected(collective, given, trial.rank)
-            same(trial.wanted, want)
-            trial.check(want)
-            if want is not None:
-                for wrong in (want + 1, want[::-1], trial.arguments.get("out", -want - 1)):
-                    with pytest.raises(AssertionError, match=f"{collective} of .* bytes has a wrong result on rank"):
-                        trial.check(wrong)
+            assert trial.x is None or np.array_equal(trial.x, trial.given())
+            assert ("root" in trial.arguments) == (collective in ROOTED)
+            want = expected(collective, given, trial.rank, op, root)
+            same(trial.wanted(), want)
+            if want is None:
+                assert trial.num_wrong() == 0
+                continue
+            unchanged = (collective == "reduce" and trial.rank != root) or (in_place and size == 1)
+            assert (trial.num_wrong() > 0) != (unchanged or (collective == "broadcast" and trial.rank == root))
+            trial.out[:] = want
+            assert trial.num_wrong() == 0
+            trial.out[3:5] += 1
+            assert trial.num_wrong() == 2
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests():
+    share = {"all_reduce": 14 / 8, "broadcast": 1, "reduce": 1}
+    assert {name: bus_factor(name, 8) for name in COLLECTIVES} == dict.fromkeys(COLLECTIVES, 7 / 8) | share
+
+
+def test_a_bound_is_of_memory_in_a_node_and_of_the_wire_between_nodes():
+    network = Network(between=Link(1e-5, 8e-9), copy_s_per_byte=1e-10, cores=2)
+    one, four = (tuple(range(4)),), ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert bound_s("all_reduce", 1000, one, network) == pytest.approx(1000 * 1e-10 * 2)
+    assert bound_s("all_reduce", 1000, four, network) == pytest.approx(1.5 * 1000 * 8e-9)
+    assert bound_s("all_gather", 1000, ((0,), (1, 2, 3)), network) == pytest.approx(0.75 * 1000 * 8e-9)
+    assert bound_s("all_reduce", 1000, ((0,),), network) is None
+    assert bound_s("barrier", 0, one, network) is None
+
+
+def row(name="ring", seconds=(1.0,), wrong=0, nbytes=8) -> Result:
+    setting = Setting("all_reduce")
+    return Result(setting, 2, name, name, nbytes // 4, True, np.array(seconds), wrong=wrong)
 
 
 def test_the_fastest_is_ours_and_the_first_of_equals():
-    def fastest(**seconds):
-        return Result(Case("all_reduce", "ordinary", 2, 1), 8, seconds).fastest
+    def of(**seconds):
+        return fastest([row(name, [s]) for name, s in seconds.items()])
 
-    assert fastest(ring=1.0, binomial=0.9, mpi=0.1) == "binomial"
-    assert fastest(ring=1.0, binomial=0.98) == "ring"
-    assert fastest(mpi=1.0) == ""
+    assert of(ring=1.0, binomial=0.9, mpi=0.1, auto=0.1) == "binomial"
+    assert of(ring=1.0, binomial=0.98) == "ring"
+    assert of(mpi=1.0) == ""
+
+
+def test_a_row_in_numbers():
+    measured = row(seconds=[1e-6, 3e-6, 2e-6], nbytes=4000)
+    assert (measured.median_s, measured.algbw_gbps, measured.busbw_gbps) == pytest.approx((2e-6, 2, 2))
+    assert measured.cv_percent == pytest.approx(100 * math.sqrt(2 / 3) / 2)
+    assert measured.p99_s == pytest.approx(2.98e-6)
+
+
+def test_the_average_is_of_our_algorithms_and_wrong_elements_fail():
+    rows = [row(seconds=[1e-9]), row("mpi", [1e-10]), row(seconds=[1e-9 / 3], wrong=2)]
+    assert average_gbps(rows) == pytest.approx(16)
+    assert average_gbps(rows[1:2]) == pytest.approx(80)
+    assert "2 FAILED" in "".join(footer(rows))
+    assert "not checked" in "".join(footer([row(wrong=None)]))
+
+
+def test_a_handicap_keeps_a_rank_busy_for_longer(monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    timing.stretched(lambda: [next(clock) for _ in range(99)], factor=3.0)()
+    assert next(clock) == 301
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-b", "1X"], "argument -b/--begin: '1X' is no size: write one like 8, 64K, 1M or 1G; see --help"),
+        (["-b", "3Q"], "argument -b/--begin: '3Q' is no size: write one like 8, 64K, 1M or 1G; see --help"),
         (["-b", "2K", "-e", "1K"], "--begin 2048 is above --end 1024: exchange them"),
-        (["-n", "0"], "argument -n/--repeats: '0' must be a whole number above 0; see --help"),
-        (["--collectives", "barrier", "--algorithms", "ring"], "--algorithms ring: there are dissemination, "),
-        (["--collectives", "allreduce"], "argument --collectives: invalid choice: 'allreduce'"),
+        (["-n", "0"], "argument -n/--iters/--repeats: '0' must be a whole number above 0; see --help"),
+        (["-i", "0"], "argument -i/--step: '0' would never end: use 1 or more"),
+        (["-f", "1"], "--factor 1 would never end: use 2 or more"),
+        (["barrier", "--algorithms", "ring"], "--algorithms ring: there are dissemination, direct, auto, mpi, all"),
+        (
+            ["all_gather", "-a", "neighbor"],
+            "algorithm 'neighbor' needs an even number of ranks, or one: on 3 ",
+        ),
+        (["allsum"], "argument COLLECTIVE: 'allsum' is no collective: use all, all_reduce, "),
+        (["-r", "3"], "--root 3: there are ranks 0 to 2"),
+        (["-o", "avg", "-d", "int8"], "op 'avg' of int8 would not be whole"),
+        (["-o", "mean", "-d", "all"], "op 'mean' is unknown: use one of sum, "),
+        (["-d", "float8"], "dtype 'float8' is unknown; use one of "),
+        (["--peers", "mpi,rccl"], "argument --peers: 'rccl' is no peer: use mpi, gloo, nccl"),
+        (["--handicap", "0.9"], "argument --handicap: '0.9' must be a number, 1 or above"),
+        (["--tune", "t.json", "-d", "all"], "--tune: a tuning file is of one dtype and op: name them"),
+        (["--device", "tpu"], "device 'tpu' is unknown"),
     ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
 def test_flags_that_make_no_sense(monkeypatch, words, message):
-    monkeypatch.setattr("sys.argv", ["bench", *words])
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        flags.parse("")
+        parsed(monkeypatch, *words, size=3)
+
+
+def parsed(monkeypatch, *words, size=4):
+    monkeypatch.setattr("sys.argv", ["bench", *words])
+    return flags.parse(size)
 
 
 def test_default_flags(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["bench"])
-    given = flags.parse("")
-    assert (given.begin, given.end, given.factor, given.tune) == (8, 64 << 20, 4, None)
+    given = parsed(monkeypatch)
+    assert (given.sizes[0], given.sizes[-1], given.factor, given.tune) == (8, 32 << 20, 4, None)
+    assert (given.algorithms, given.settings) == (["auto", "mpi"], [Setting("all_reduce")])
+    tuning = parsed(monkeypatch, "--tune", "t.json")
+    assert tuning.algorithms == ["all"]
+    assert {setting.memory for setting in tuning.settings} == {"symmetric", "ordinary"}
+    assert {setting.collective for setting in tuning.settings} == {*COLLECTIVES, "barrier"}
+
+
+def test_flags_of_nccl_tests(monkeypatch):
+    given = parsed(monkeypatch, "allreduce", "alltoall", "-b", "8", "-e", "32", "-i", "8", "-d", "all", "-o", "all")
+    assert list(given.sizes) == [8, 16, 24, 32]
+    of = {name: [s for s in given.settings if s.collective == name] for name in ("all_reduce", "all_to_all")}
+    assert len(of["all_to_all"]) == len(DTYPES)
+    assert {(str(s.dtype), s.op) for s in of["all_reduce"]} == {(d, op) for d in DTYPES for op in ops_of(d)}
+
+
+def fake_comm(size: int) -> SimpleNamespace:
+    @contextmanager
+    def agreed():
+        yield
+
+    nodes = SimpleNamespace(nodes=(tuple(range(size)),), node_of=(0,) * size)
+    return SimpleNamespace(rank=0, size=size, topology=nodes, agreed=agreed)
+
+
+def test_sizes_beyond_memory_are_refused_with_what_would_fit(monkeypatch):
+    monkeypatch.setattr(room, "available", lambda: 40 << 30)
+    given = parsed(monkeypatch, "all_reduce", "-e", "8G", "--memory", "ordinary", "-a", "ring")
+    with pytest.raises(ValueError, match=r"^--end 8G: 8 vectors for each of a node's 4 ranks don't fit into the "):
+        room.refuse_too_large(fake_comm(4), given)
+    given.end = 1280 << 20  # as the message says
+    room.refuse_too_large(fake_comm(4), given)
+    given.end += 1
+    with pytest.raises(ValueError, match="use --end 1280M at most"):
+        room.refuse_too_large(fake_comm(4), given)
+    shared = SimpleNamespace(f_bavail=3 << 20, f_frsize=1)
+    monkeypatch.setattr(room.os, "statvfs", lambda path: shared)
+    given = parsed(monkeypatch, "broadcast", "-e", "1M", "--memory", "symmetric")
+    with pytest.raises(ValueError, match="the 3 MiB of /dev/shm: use --end 768K at most"):
+        room.refuse_too_large(fake_comm(4), given)
+
+
+TINY = ("-b", 64, "-e", "1K", "-f", 16, "-n", 3, "-w", 1)
+
+
+@pytest.fixture(scope="module")
+def run_of_all(tmp_path_factory):
+    """Every collective by auto and its peers, on a root that is not 0: output, document and CSV."""
+    folder = tmp_path_factory.mktemp("bench")
+    files = "--json", folder / "r.json", "--csv", folder / "r.csv"
+    ended = bench(3, "all", *TINY, "-r", 2, "--peers", "mpi,gloo,nccl", "-d", "float64", "-o", "max", *files)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    with (folder / "r.csv").open() as file:
+        return ended.stdout, json.loads((folder / "r.json").read_text()), list(csv.DictReader(file))
+
+
+def bench(num_ranks: int, *words, **more):
+    return launch(num_ranks, "python", "-m", "collectives.bench", *words, **more)
+
+
+def test_a_document_says_all(run_of_all):
+    _, data, _ = run_of_all
+    assert list(data) == [
+        "schema", "command", "started", "environment", "ranks", "nodes", "links", "results", "average_busbw_gbps"
+    ]  # fmt: skip
+    assert (data["schema"], data["ranks"], data["nodes"]) == (1, 3, [[0, 1, 2]])
+    around = data["environment"]
+    assert len(around["hosts"]) == len(around["binding"]) == 3
+    assert around["numpy"] == np.__version__
+    assert {"mpi", "python", "mpi4py", "torch", "cupy", "cores", "devices", "env", "git"} <= set(around)
+    assert "-d" in data["command"]
+    assert data["links"]["within"]["alpha_s"] > 0
+
+
+def test_results_are_complete_and_right(run_of_all):
+    _, data, _ = run_of_all
+    rows = data["results"]
+    assert {(r["collective"], r["in_place"]) for r in rows if r["name"] == "auto"} == {*PLACES, ("barrier", False)}
+    assert {r["name"] for r in rows} == {"auto", "mpi", "gloo"}
+    for r in rows:
+        assert r["wrong"] == 0
+        assert len(r["samples_us"]) == 3
+        assert r["median_us"] == pytest.approx(np.median(r["samples_us"]), abs=1e-3)
+        assert (r["op"], r["root"]) == (
+            "max" if r["collective"] not in (*MOVES, "barrier") else None,
+            2 if r["collective"] in ROOTED else None,
+        )
+        assert (r["model_us"] is None) == (r["name"] != "auto")
+        assert r["bytes"] == 8 * r["count"] or r["collective"] == "barrier"
+        factor = bus_factor(r["collective"], 3)
+        assert r["busbw_gbps"] == pytest.approx(r["bytes"] * factor / r["median_us"] * 1e-3, rel=1e-2, abs=1e-5)
+    assert sorted({r["bytes"] for r in rows if r["collective"] == "all_reduce"}) == [64, 1024]
+
+
+def test_csv_is_the_results_without_samples(run_of_all):
+    _, data, table = run_of_all
+    assert list(table[0]) == [key for key in data["results"][0] if key != "samples_us"]
+    for line, r in zip(table, data["results"], strict=True):
+        assert line == {key: "" if value is None else str(value) for key, value in r.items() if key != "samples_us"}
+
+
+def test_the_table_has_a_line_for_each_contestant(run_of_all):
+    output, data, _ = run_of_all
+    lines = [line.split() for line in output.splitlines() if not line.startswith(("#", "--peers"))]
+    assert len(lines) == len({(r["collective"], r["bytes"], r["name"]) for r in data["results"]})
+    first = lines[0]
+    assert first[:5] == ["64", "8", "float64", "max", "-1"]
+    assert first[5].endswith("*")
+    assert [first[9], first[13]] == ["0", "0"]
+    assert "--peers nccl: left out: it is not for --device cpu" in output
+    assert "# Wrong elements    : 0 OK" in output
+    assert max(map(len, output.splitlines())) <= 160
+
+
+def test_a_process_alone_works(tmp_path):
+    ended = bench(1, *TINY, "-c", 0, "all_gather", "--handicap", 1.5)
+    assert ended.returncode == 0, ended.stderr
+    assert "N/A" in ended.stdout
+    assert "not checked" in ended.stdout
+
+
+def test_too_little_bandwidth_fails():
+    ended = bench(2, *TINY, "--min-bw", 1e6)
+    assert ended.returncode == 1
+    assert "is below --min-bw 1e+06" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--csv", "{tmp}/none/r.csv"], "none/r.csv can't be written (No such file or directory): pass another path"),
+        (["-e", "100000G"], "use --end "),
+        (["-a", "two_shot", "-e", "8"], "algorithm 'two_shot' needs ranks of one node, but there are 2 nodes"),
+    ],
+)
+def test_bad_input_ends_all_ranks_with_a_line(tmp_path, words, message):
+    words = [word.format(tmp=tmp_path) for word in words]
+    env = {"COLLECTIVES_FAKE_NODES": "2x1"} if "two_shot" in words else {}
+    assert message in refused(bench(2, *words, env=env))
+
+
+def test_64_ranks_end_with_right_results(tmp_path):
+    file = tmp_path / "r.json"
+    words = "-np", 64, "python", "-m", "collectives.bench", "all_reduce", "-b", "1K", "-e", "4K", "-n", 2, "-w", 1
+    command = find_mpirun(), "--hostfile", Path("hostfiles", "local.txt"), *words, "--json", file
+    ended = watched(command, environment(), timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    data = json.loads(file.read_text())
+    assert data["ranks"] == 64
+    assert [(r["bytes"], r["wrong"]) for r in data["results"]] == [(1024, 0)] * 4 + [(4096, 0)] * 4

@@ -22,6 +22,7 @@ SEVERAL_MACHINES = [command for command in COMMANDS if re.search("8x8|sbatch|mpi
 TRAINING = [command for command in COMMANDS if "train.py" in command and command not in SEVERAL_MACHINES]
 TUNING = [command for command in COMMANDS if "tuning.json" in command]
 PREDICTING = [command for command in COMMANDS if "simulate" in command or "space_time" in command]
+MEASURING = [command for command in COMMANDS if "results.json" in command]
 EXAMINING = "mpirun -n 4 python -m collectives.doctor"
 HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
 IN_SMALL = "--max_iters 2 --n_layer 1 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
@@ -41,7 +42,9 @@ def run(command: str, fails: bool = False) -> subprocess.CompletedProcess:
 def test_every_command_is_run_by_a_test():
     known = ["make train", "make test", "source .venv/bin/activate", "mpirun -n 3 python examples/sum.py"]
     known += ["mpirun -n 2 python examples/split.py"]
-    assert sorted(COMMANDS) == sorted([*known, *SEVERAL_MACHINES, *TRAINING, *TUNING, *PREDICTING, EXAMINING, HANGING])
+    assert sorted(COMMANDS) == sorted(
+        [*known, *SEVERAL_MACHINES, *TRAINING, *TUNING, *PREDICTING, *MEASURING, EXAMINING, HANGING]
+    )
 
 
 def test_make_train_runs_what_the_readme_says(tmp_path):
@@ -68,6 +71,14 @@ def test_tuning_commands(tmp_path):
     measure, follow = (command.replace("tuning.json", shlex.quote(f"{tmp_path}/tuning.json")) for command in TUNING)
     assert "all_reduce" in run(f"{measure} --end 64 --repeats 1 --warmups 1").stdout
     assert "rank 3 of 4" in run(follow).stdout
+
+
+def test_measuring_commands(tmp_path):
+    (measure,) = MEASURING
+    file = tmp_path / "results.json"
+    output = run(f"{measure.replace('results.json', shlex.quote(str(file)))} -b 1K -e 1K -n 2").stdout
+    assert "# Wrong elements    : 0 OK" in output
+    assert {row["name"] for row in json.loads(file.read_text())["results"]} == {"auto", "mpi", "gloo"}
 
 
 def test_predicting_commands(tmp_path):

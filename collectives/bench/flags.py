@@ -1,12 +1,22 @@
-"""The benchmark's command line."""
+"""The benchmark's command line: that of nccl-tests, where both have the same."""
 
 import argparse
+import sys
+from itertools import product
 from pathlib import Path
 
-from collectives import algorithms
-from collectives.arguments import OPERANDS
+import numpy as np
 
-SUFFIXES = {"K": 10, "M": 20, "G": 30}
+from collectives import algorithms, arrays
+from collectives.algorithms import ROOTED
+from collectives.arguments import OPERANDS, REDUCTIONS
+from collectives.bench.trial import Setting
+from collectives.sizes import ladder, num_bytes
+from collectives.tuning import MEMORIES
+
+QUICK = ["auto", "mpi"]
+PEERS = ("mpi", "gloo", "nccl")
+ALL = "all"
 
 
 class Parser(argparse.ArgumentParser):
@@ -16,46 +26,172 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; see --help")
 
 
-def num_bytes(text: str) -> int:
-    """A size, with K, M or G for 2^10, 2^20 or 2^30.
-
-    >>> num_bytes("8"), num_bytes("64K")
-    (8, 65536)
-    """
-    digits, shift = (text[:-1], SUFFIXES[text[-1]]) if text[-1:] in SUFFIXES else (text, 0)
-    if not digits.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write one like 8, 64K, 1M or 1G")
-    return int(digits) << shift
-
-
 def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
     return int(text)
 
 
-def parse(description: str) -> argparse.Namespace:
-    """The flags.
+def count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 0 or above")
+    return int(text)
+
+
+def step(text: str) -> int:
+    if not num_bytes(text):
+        raise argparse.ArgumentTypeError(f"{text!r} would never end: use 1 or more")
+    return num_bytes(text)
+
+
+def factor(text: str) -> float:
+    if not text.replace(".", "", 1).isdigit() or float(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number, 1 or above")
+    return float(text)
+
+
+def collective(text: str) -> str:
+    """A collective's name, in nccl-tests' spelling, too.
+
+    >>> collective("allreduce"), collective("alltoall"), collective("all_gather")
+    ('all_reduce', 'all_to_all', 'all_gather')
+    """
+    plain = {name.replace("_", ""): name for name in (*OPERANDS, ALL)}
+    name = plain.get(text.replace("_", ""))
+    if name is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no collective: use all, {', '.join(OPERANDS)}")
+    return name
+
+
+def peers(text: str) -> list[str]:
+    names = text.split(",")
+    if strange := [name for name in names if name not in PEERS]:
+        raise argparse.ArgumentTypeError(f"{strange[0]!r} is no peer: use {', '.join(PEERS)}")
+    return names
+
+
+def parse(size: int) -> argparse.Namespace:
+    """The flags, for so many ranks.
 
     Raises: ValueError for what makes no sense, with the remedy.
     """
-    parser = Parser(
-        "python -m collectives.bench", None, description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING")
-    parser.add_argument("--collectives", nargs="+", default=list(OPERANDS), choices=OPERANDS, metavar="NAME")
-    parser.add_argument("--algorithms", nargs="+", metavar="NAME", help='these only; "mpi" is the MPI library\'s own')
-    parser.add_argument("-b", "--begin", type=num_bytes, default="8", help="smallest vector, as in 8, 64K, 1M (8)")
-    parser.add_argument("-e", "--end", type=num_bytes, default="64M", help="largest vector (64M)")
-    parser.add_argument("-f", "--factor", type=positive, default=4, help="from one size to the next (4)")
-    parser.add_argument("-n", "--repeats", type=positive, default=15, help="of which the median counts (15)")
-    parser.add_argument("-w", "--warmups", type=positive, default=2, help="that do not count (2)")
-    flags = parser.parse_args()
+    flags = parser().parse_args()
+    flags.collectives = chosen_collectives(flags)
     if flags.factor < 2:
         raise ValueError("--factor 1 would never end: use 2 or more")
     if flags.begin > flags.end:
         raise ValueError(f"--begin {flags.begin} is above --end {flags.end}: exchange them")
-    known = dict.fromkeys(name for collective in flags.collectives for name in algorithms.names(collective))
-    if strange := [name for name in flags.algorithms or [] if name not in (*known, "mpi")]:
-        raise ValueError(f"--algorithms {strange[0]}: there are {', '.join(known)}, mpi")
+    if not 0 <= flags.root < size:
+        raise ValueError(f"--root {flags.root}: there are ranks 0 to {size - 1}")
+    if flags.tune and ALL in (flags.dtype, flags.op):
+        raise ValueError("--tune: a tuning file is of one dtype and op: name them")
+    if flags.tune_openmpi and not flags.tune:
+        raise ValueError("--tune-openmpi needs --tune: pass a tuning file to write, too")
+    if flags.plots and not flags.json:
+        raise ValueError("--plots needs --json: pass a document to write and draw, or --from for others")
+    flags.algorithms = flags.algorithms or ([ALL] if flags.tune else QUICK)
+    check_algorithms(flags, size)
+    flags.memories = memories(flags)
+    flags.sizes = range(flags.begin, flags.end + 1, flags.step) if flags.step else sizes(flags)
+    flags.settings = settings(flags)
     return flags
+
+
+def parser() -> Parser:
+    name, form = "python -m collectives.bench", argparse.RawDescriptionHelpFormatter
+    made = Parser(name, None, sys.modules["__main__"].__doc__, formatter_class=form)
+    add = made.add_argument
+    add("names", nargs="*", type=collective, metavar="COLLECTIVE", help="all_reduce, ..., or all (all_reduce)")
+    add("--collectives", nargs="+", type=collective, metavar="NAME", help="the same")
+    add("-a", "--algorithms", nargs="+", metavar="NAME", help='or all; "mpi" is the MPI library\'s own (auto mpi)')
+    add("-b", "--begin", type=num_bytes, default="8", help="smallest vector, as in 8, 64K, 1M (8)")
+    add("-e", "--end", type=num_bytes, default="64M", help="largest vector (64M)")
+    ladder = made.add_mutually_exclusive_group()
+    ladder.add_argument("-f", "--factor", type=positive, default=4, help="from one size to the next (4)")
+    ladder.add_argument("-i", "--step", type=step, help="bytes from one size to the next, instead of a factor")
+    add("-n", "--iters", "--repeats", dest="repeats", type=positive, default=20, help="timed runs (20)")
+    add("-w", "--warmup_iters", "--warmups", dest="warmups", type=count, default=3, help="runs before those (3)")
+    add("-c", "--check", type=count, default=1, help="runs whose results are checked (1)")
+    add("-d", "--dtype", default="float32", help="or all (float32)")
+    add("-o", "--op", default="sum", help=f"{', '.join(arrays.OPS)}, or all (sum)")
+    add("-r", "--root", type=count, default=0, help="of collectives that have one (0)")
+    add("--device", default="cpu", help="cpu or cuda (cpu)")
+    add("--memory", choices=[*MEMORIES, "both"], help="arrays from comm.empty, or others (symmetric)")
+    add("--peers", type=peers, default=[], metavar="NAMES", help="to time as well: mpi,gloo,nccl")
+    add("--json", type=Path, metavar="FILE", help="write everything, every iteration included")
+    add("--csv", type=Path, metavar="FILE", help="write the results")
+    add("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING, of all there is")
+    add("--tune-openmpi", type=Path, metavar="FILE", help="write that as rules for Open MPI's own collectives, too")
+    add("--plots", type=Path, metavar="DIR", help="draw the document that --json writes, or those given by --from")
+    add("--from", dest="documents", nargs="+", metavar="JSON", help="draw these: nothing is measured")
+    add("--compare", nargs=2, metavar="JSON", help="say what got slower from one to the other: nothing is measured")
+    add("--min-bw", type=float, metavar="GB/s", help="fail if the average bus bandwidth is below")
+    add("--handicap", type=factor, default=1.0, metavar="F", help="make each run F times as long, to try comparisons")
+    return made
+
+
+def chosen_collectives(flags: argparse.Namespace) -> list[str]:
+    names = flags.names + (flags.collectives or [])
+    if ALL in names or (flags.tune and not names):
+        return list(OPERANDS)
+    return list(dict.fromkeys(names)) or ["all_reduce"]
+
+
+def check_algorithms(flags: argparse.Namespace, size: int) -> None:
+    """Refuse names that no collective has, and algorithms asked for by name that need other numbers of ranks."""
+    known = dict.fromkeys(name for collective in flags.collectives for name in algorithms.names(collective))
+    others = ("auto", "mpi", ALL)
+    if strange := [name for name in flags.algorithms if name not in (*known, *others)]:
+        raise ValueError(f"--algorithms {strange[0]}: there are {', '.join([*known, *others])}")
+    for row in algorithms.REGISTRY:
+        if row.collective in flags.collectives and row.name in flags.algorithms:
+            row.check(size)
+
+
+def memories(flags: argparse.Namespace) -> tuple[str, ...]:
+    if flags.device != "cpu":
+        if flags.memory in ("symmetric", "both"):
+            raise ValueError(f"--memory {flags.memory} is of the host: leave it out on {flags.device}")
+        return ("ordinary",)
+    memory = flags.memory or ("both" if flags.tune else "symmetric")
+    return MEMORIES if memory == "both" else (memory,)
+
+
+def sizes(flags: argparse.Namespace) -> tuple[int, ...]:
+    return ladder(flags.begin, flags.end, flags.factor)
+
+
+def settings(flags: argparse.Namespace) -> list[Setting]:
+    """What is measured, in order; of dtypes and ops what goes together, unless both are asked for by name."""
+    arrays.device(flags.device)
+    dtypes = (
+        sorted(map(arrays.dtype_of, arrays.DTYPES), key=str) if flags.dtype == ALL else [arrays.dtype_of(flags.dtype)]
+    )
+    ops = arrays.OPS if flags.op == ALL else (flags.op,)
+    made = []
+    for name in flags.collectives:
+        for memory, dtype, op in product(flags.memories, dtypes, ops):
+            made += [setting(flags, name, memory, dtype, op)] if usable(name, dtype, op, flags) else []
+    return list(dict.fromkeys(made))
+
+
+def setting(flags: argparse.Namespace, name: str, memory: str, dtype: np.dtype, op: str) -> Setting:
+    root = flags.root if name in ROOTED else 0
+    if name == "barrier":
+        return Setting(name, "ordinary")
+    return Setting(name, memory, flags.device, dtype, op if name in REDUCTIONS else "sum", root)
+
+
+def usable(name: str, dtype: np.dtype, op: str, flags: argparse.Namespace) -> bool:
+    """Whether an op makes sense for a dtype.
+
+    Raises: ValueError with the remedy, where it was asked for.
+    """
+    try:
+        if name in REDUCTIONS:
+            arrays.check_op(op, dtype)
+    except ValueError:
+        if ALL in (flags.dtype, flags.op) and op in arrays.OPS:
+            return False
+        raise
+    return True

@@ -1,73 +1,203 @@
-"""Times every algorithm of every collective, over sizes and kinds of memory."""
+"""Times algorithms, and their peers, over sizes, dtypes, ops and kinds of memory."""
 
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from collectives import algorithms
-from collectives.bench.timing import medians
-from collectives.bench.trial import Trial, element_counts
+import numpy as np
+
+from collectives import algorithms, select
+from collectives.bench.bound import bound_s
+from collectives.bench.flags import ALL, PEERS
+from collectives.bench.peers import peer_call
+from collectives.bench.timing import samples, stretched
+from collectives.bench.trial import IN_PLACE, Setting, Trial, element_counts, places
 from collectives.communicator import Communicator
+from collectives.cost import Network
 from collectives.errors import InputError
-from collectives.tuning import MEMORIES, Case
 
 NOISE = 0.03  # of a time
 
 
-class Result(NamedTuple):
-    """Median seconds of the slowest rank, by algorithm."""
+@dataclass(frozen=True)
+class Result:
+    """A row: what one contestant took, the slowest rank's seconds in each iteration."""
 
-    case: Case
-    nbytes: int
-    seconds: dict[str, float]
+    setting: Setting
+    size: int
+    name: str
+    algorithm: str  # that auto took, else the name
+    count: int
+    in_place: bool
+    samples_s: np.ndarray
+    model_s: float | None = None
+    bound_s: float | None = None
+    wrong: int | None = None
 
     @property
-    def fastest(self) -> str:
-        """The fastest algorithm of ours, the registry's first of those that noise may tell apart; empty for none."""
-        ours = {name: seconds for name, seconds in self.seconds.items() if name != "mpi"}
-        return next((name for name in ours if ours[name] <= (1 + NOISE) * min(ours.values())), "")
+    def nbytes(self) -> int:
+        return self.count * self.setting.dtype.itemsize
+
+    @cached_property
+    def median_s(self) -> float:
+        return float(np.median(self.samples_s))
+
+    @property
+    def p99_s(self) -> float:
+        return float(np.percentile(self.samples_s, 99))
+
+    @property
+    def cv_percent(self) -> float:
+        return 100 * float(self.samples_s.std() / self.samples_s.mean())
+
+    @property
+    def algbw_gbps(self) -> float:
+        return 1e-9 * self.nbytes / self.median_s
+
+    @property
+    def busbw_gbps(self) -> float:
+        return self.algbw_gbps * bus_factor(self.setting.collective, self.size)
+
+    @property
+    def bound_percent(self) -> float | None:
+        return None if self.bound_s is None else 100 * self.bound_s / self.median_s
 
 
-def results(comm: Communicator, flags: Namespace) -> Iterator[Result]:
-    """Measure what the flags say, one case and size after the other.  Collective."""
-    for collective in flags.collectives:
-        names = algorithms_of(collective, comm.size, flags.algorithms)
-        for memory in memories(collective) if names else ():
-            case = Case(collective, memory, comm.size, len(comm.topology.nodes))
-            for count in element_counts(collective, comm.size, sizes(flags.begin, flags.end, flags.factor)):
-                trial = Trial(comm, collective, count, memory)
-                yield Result(case, trial.nbytes, time_algorithms(comm, trial, names, flags))
+def bus_factor(collective: str, size: int) -> float:
+    """What nccl-tests multiplies bytes of vector a second by, for the bytes that a rank's link carries.
 
-
-def time_algorithms(comm: Communicator, trial: Trial, names: list[str], flags: Namespace) -> dict[str, float]:
-    plans = {}
-    for name in names:
-        with suppress(InputError):  # ranks that don't reach each other's memory: all of them refuse
-            plans[name] = comm.plan(trial.collective, trial.x, algorithm=name, **trial.arguments)
-    seconds = medians(comm, list(plans.values()), flags.repeats, flags.warmups, trial.fill, trial.check)
-    for plan in plans.values():
-        plan.free()
-    return dict(zip(plans, seconds, strict=True))
-
-
-def algorithms_of(collective: str, size: int, asked: list[str] | None) -> list[str]:
-    """Those asked for that there are on so many ranks; by default all but the MPI library's own."""
-    known = algorithms.names(collective, size)
-    return known if asked is None else [name for name in (*known, "mpi") if name in asked]
-
-
-def memories(collective: str) -> tuple[str, ...]:
-    return ("ordinary",) if collective == "barrier" else MEMORIES
-
-
-def sizes(begin: int, end: int, factor: int) -> list[int]:
-    """From `begin` to `end`, each `factor` times the one before.
-
-    >>> sizes(8, 1000, 4)
-    [8, 32, 128, 512]
+    >>> [bus_factor(name, 4) for name in ("all_reduce", "all_gather", "broadcast")]
+    [1.5, 0.75, 1.0]
     """
-    ladder = [begin]
-    while ladder[-1] * factor <= end:
-        ladder.append(ladder[-1] * factor)
-    return ladder
+    if collective in ("broadcast", "reduce"):
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (size - 1) / size
+
+
+class Contestant(NamedTuple):
+    """Something to be timed; peers have no algorithm of ours."""
+
+    name: str
+    algorithm: str
+    trial: Trial
+    run: Callable[[], Any]
+    free: Callable[[], None]
+
+
+def results(
+    comm: Communicator, flags: Namespace, network: Network, say: Callable[[str], None]
+) -> Iterator[list[Result]]:
+    """Measure what the flags say, the rows of one size after the other, and say which peers can't.  Collective."""
+    for setting in flags.settings:
+        names = names_of(setting.collective, comm.size, flags)
+        for count in element_counts(setting.collective, comm.size, flags.sizes, setting.dtype) if names else ():
+            yield rows(comm, setting, count, names, flags, network, say)
+
+
+def names_of(collective: str, size: int, flags: Namespace) -> list[str]:
+    """Those asked for that there are on so many ranks, then peers."""
+    known = algorithms.names(collective, size)
+    asked = list(flags.algorithms)
+    if ALL in asked:
+        asked += known if flags.tune else [*known, "mpi"]
+    return list(dict.fromkeys(name for name in ("auto", *known, *PEERS) if name in (*asked, *flags.peers)))
+
+
+def rows(
+    comm: Communicator,
+    setting: Setting,
+    count: int,
+    names: Sequence[str],
+    flags: Namespace,
+    network: Network,
+    say: Callable[[str], None],
+) -> list[Result]:
+    """Time the contestants of one size, in turns, and check what they give.  Collective."""
+    both = (setting.collective in IN_PLACE,) if flags.tune else places(setting.collective)
+    trials = [Trial(comm, setting.collective, count, setting.memory, in_place, setting) for in_place in both]
+    contestants = [one for name in names for one in able(comm, trials, name, flags, say)]
+    actions = [stretched(c.run, flags.handicap) if flags.handicap > 1 else c.run for c in contestants]
+    times = samples(comm, actions, flags.repeats, flags.warmups)
+    wrong = num_wrong(comm, contestants, flags.check)
+    for one in contestants:
+        one.free()
+    bound = bound_s(setting.collective, trials[0].nbytes, comm.topology.nodes, network)
+    if setting.device != "cpu":
+        bound = None  # rates of the host say nothing of a device
+    return [
+        Result(
+            setting, comm.size, one.name, one.algorithm, count, one.trial.in_place, times[:, i],
+            model_s(comm, one, network), bound, wrong[i] if flags.check else None,
+        )
+        for i, one in enumerate(contestants)
+    ]  # fmt: skip
+
+
+def able(
+    comm: Communicator, trials: Sequence[Trial], name: str, flags: Namespace, say: Callable[[str], None]
+) -> list[Contestant]:
+    """The contestants of a name, which may not work in all places; under `all`, or for a peer, in none.  Collective.
+
+    Raises: InputError where an algorithm was asked for by name.
+    """
+    made, refusal = [], ""
+    for trial in trials:
+        try:
+            made.append(contestant(comm, trial, name))
+        except InputError as error:
+            if name in flags.algorithms and name not in PEERS:
+                raise
+            refusal = refusal or str(error)
+    if name in PEERS and not made:
+        say(f"# {name} does no {trials[0].collective} of {trials[0].dtype}: {refusal}")
+    return made
+
+
+def contestant(comm: Communicator, trial: Trial, name: str) -> Contestant:
+    if name in PEERS:
+        return Contestant(name, name, trial, synchronized(peer_call(comm, trial, name), trial), lambda: None)
+    plan = comm.plan(trial.collective, trial.x, algorithm=name, **trial.arguments)
+    return Contestant(name, plan.name.split()[1], trial, synchronized(plan, trial), plan.free)
+
+
+def synchronized(call: Callable[[], Any], trial: Trial) -> Callable[[], Any]:
+    """A call that ends when a device has done its work."""
+    if not trial.device.is_async:
+        return call
+
+    def run() -> None:
+        call()
+        trial.device.begin()  # after the caller's stream
+        trial.device.synchronize()
+
+    return run
+
+
+def num_wrong(comm: Communicator, contestants: Sequence[Contestant], times: int) -> list[int]:
+    """Wrong elements of all ranks, in so many runs of each.  Collective."""
+    wrong = np.zeros(len(contestants), np.int64)
+    for i, one in enumerate(contestants):
+        for _ in range(times):
+            one.trial.fill()
+            comm.barrier()
+            one.run()
+            wrong[i] += one.trial.num_wrong()
+    return comm.all_reduce(wrong).tolist()
+
+
+def model_s(comm: Communicator, one: Contestant, network: Network) -> float | None:
+    """What the cost model says; None of peers and devices."""
+    setting = one.trial.setting
+    if one.algorithm in PEERS or setting.device != "cpu":
+        return None
+    row, topology = algorithms.find(setting.collective, one.algorithm), comm.topology
+    nbytes, groups = one.trial.nbytes, topology.groups
+    return select.ranking(nbytes, (row,), comm.size, topology.nodes, network, groups, setting.memory)[0][1]
+
+
+def fastest(measured: Sequence[Result]) -> str:
+    """The fastest algorithm of ours, the registry's first of those that noise may tell apart; empty for none."""
+    ours = {row.name: row.median_s for row in measured if row.name not in ("auto", *PEERS)}
+    return next((name for name in ours if ours[name] <= (1 + NOISE) * min(ours.values())), "")

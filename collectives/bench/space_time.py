@@ -16,13 +16,14 @@ import collectives
 from collectives import algorithms, draw
 from collectives.algorithms import Algorithm
 from collectives.bench import constants
-from collectives.bench.flags import Parser, num_bytes, positive
+from collectives.bench.flags import Parser, positive
 from collectives.bench.trial import Trial, element_counts
 from collectives.communicator import Communicator
 from collectives.draw import Bar, Diagram, Line
 from collectives.plan import Plan, Step, Waitable
 from collectives.schedule import Send
-from collectives.simulate.pictures import planned, size_in_words
+from collectives.simulate.pictures import planned
+from collectives.sizes import num_bytes, size_in_words
 
 MEASURED = 5  # times that the links are tried
 DIRECT = -1  # for the number of a round: a program of several, in shared memory

@@ -13,29 +13,37 @@ def nothing(*_: Any) -> None:
     pass
 
 
-def medians(
-    comm: Communicator,
-    actions: Sequence[Callable[[], Any]],
-    repeats: int,
-    warmups: int,
-    before: Callable[[], None] = nothing,
-    after: Callable[[Any], None] = nothing,
-) -> list[float]:
-    """The median over the repeats of the slowest rank's seconds, for each action.  Collective.
+def samples(comm: Communicator, actions: Sequence[Callable[[], Any]], repeats: int, warmups: int) -> np.ndarray:
+    """The slowest rank's seconds, by repeat and action.  Collective.
 
-    Actions take turns, so that a change of the machine's speed hits all alike.  Ahead of each, every rank does what
-    is to be done `before`, and all meet; `after` gets what the action returned.  Neither is timed.
+    Actions take turns, so that a change of the machine's speed hits all alike.  Ahead of each, all ranks meet.
     """
     barrier = comm.plan("barrier")
     times = np.zeros((warmups + repeats, len(actions)))
     for turn in times:
         for place, action in enumerate(actions):
-            before()
             barrier()
             begin = time.perf_counter()
-            returned = action()
+            action()
             turn[place] = time.perf_counter() - begin
-            after(returned)
     barrier.free()
     comm.all_reduce(times, op="max")
-    return np.median(times[warmups:], axis=0).tolist()
+    return times[warmups:]
+
+
+def medians(comm: Communicator, actions: Sequence[Callable[[], Any]], repeats: int, warmups: int) -> list[float]:
+    """The median over the repeats of the slowest rank's seconds, for each action.  Collective."""
+    return np.median(samples(comm, actions, repeats, warmups), axis=0).tolist()
+
+
+def stretched(action: Callable[[], Any], factor: float) -> Callable[[], None]:
+    """An action that keeps its rank busy for `factor` times as long."""
+
+    def run() -> None:
+        begin = time.perf_counter()
+        action()
+        end = begin + factor * (time.perf_counter() - begin)
+        while time.perf_counter() < end:
+            pass
+
+    return run

@@ -17,7 +17,8 @@ from collectives.draw import refuse
 from collectives.programs import Programs
 from collectives.simulate.exact import Simulation
 from collectives.simulate.flags import Job, job, parser
-from collectives.simulate.pictures import save_space_time, save_times, size_in_words
+from collectives.simulate.pictures import save_space_time, save_times
+from collectives.sizes import size_in_words
 
 Times = dict[str, list[float]]  # seconds by algorithm, for each size
 

@@ -11,9 +11,9 @@ from collectives import algorithms, links
 from collectives.algorithms import Algorithm, Reach
 from collectives.cost import NETWORK, Link, Network, Nodes
 from collectives.simulate.fabrics import FABRICS
+from collectives.sizes import ladder, num_bytes
 
 COLLECTIVES = tuple(dict.fromkeys(row.collective for row in algorithms.REGISTRY))
-SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30}
 EXACT_RANKS = 1024  # up to which every rank is followed, unless flags say otherwise
 
 
@@ -66,18 +66,6 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def num_bytes(text: str) -> int:
-    """A size, with K, M or G for 2^10, 2^20 or 2^30.
-
-    >>> num_bytes("8"), num_bytes("64K")
-    (8, 65536)
-    """
-    match = re.fullmatch(r"(\d+)([KMG]?)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write one like 8, 64K, 1M or 1G")
-    return int(match[1]) << SUFFIXES[match[2]]
-
-
 def number(text: str) -> float:
     try:
         value = float(text)
@@ -107,17 +95,8 @@ def job(flags: argparse.Namespace) -> Job:
         raise ValueError(f"--root {flags.root}: there are ranks 0 to {ranks - 1}")
     exact = flags.exact or (ranks <= EXACT_RANKS and not flags.by_round)
     rows = chosen(flags.collective, flags.algorithms, nodes)
-    ladder = sizes(flags.begin, flags.end, flags.factor) if flags.collective != "barrier" else (0,)
-    return Job(rows, ladder, nodes, with_flags(network, flags), flags.root, exact, words)
-
-
-def sizes(begin: int, end: int, factor: int) -> tuple[int, ...]:
-    """From `begin` to `end`, each `factor` times the one before.
-
-    >>> sizes(8, 1000, 4)
-    (8, 32, 128, 512)
-    """
-    return (begin, *sizes(begin * factor, end, factor)) if 0 < begin * factor <= end else (begin,)
+    sizes = ladder(flags.begin, flags.end, flags.factor) if flags.collective != "barrier" else (0,)
+    return Job(rows, sizes, nodes, with_flags(network, flags), flags.root, exact, words)
 
 
 def topology(text: str, ranks: int | None) -> tuple[Nodes, Network, str]:

@@ -8,18 +8,7 @@ from collectives.algorithms import Algorithm
 from collectives.cost import Network, Nodes
 from collectives.draw import Bar, Diagram, Line
 from collectives.simulate.exact import Outcome, simulate
-
-
-def size_in_words(nbytes: int) -> str:
-    """A size as the flags take it.
-
-    >>> [size_in_words(nbytes) for nbytes in (8, 65536, 3 << 20)]
-    ['8', '64K', '3M']
-    """
-    for suffix, shift in (("G", 30), ("M", 20), ("K", 10)):
-        if nbytes and nbytes % (1 << shift) == 0:
-            return f"{nbytes >> shift}{suffix}"
-    return str(nbytes)
+from collectives.sizes import size_in_words
 
 
 def save_times(path: str, title: str, sizes: Sequence[int], times: Mapping[str, Sequence[float]]) -> None:
