@@ -163,7 +163,11 @@ SETTINGS = {
 }
 
 
+# What Open MPI's mpirun sets itself, of each job.
+TOLD = ("OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "PRTE_LAUNCHED")
+
+
 def variables() -> dict[str, str]:
-    """What is set of what changes how a job runs."""
-    ours = ("COLLECTIVES_", "OMP_NUM_THREADS", "OMPI_MCA_", "PRTE_", "MPIR_")
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ours)}
+    """What is set, by a user or a batch script, of what changes how a job runs."""
+    ours = ("COLLECTIVES_", "OMP_NUM_THREADS", "OMPI_MCA_", "PRTE_MCA_", "MPIR_")
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ours) and name not in TOLD}

@@ -155,3 +155,18 @@ def test_its_figures_are_those_of_the_results():
         assert f"| {run['mpi']} | {run['ranks']} | {' | '.join(cells)} |" in README
     table = runpy.run_path(str(ROOT / "benchmarks" / "table.py"))["table"]
     assert "\n".join(table(runs)) in (results / "README.md").read_text()
+
+
+def test_tables_of_the_rig_are_those_of_the_results():
+    results = ROOT / "benchmarks" / "results"
+    table = runpy.run_path(str(ROOT / "benchmarks" / "rig.py"))["table"]
+    for name in ("rig-openmpi.json", "rig-openmpi-tuned.json"):
+        assert "\n".join(table(json.loads((results / name).read_text()))) in (results / "README.md").read_text()
+
+
+def test_tables_of_split_models_are_those_of_the_results():
+    results = ROOT / "benchmarks" / "results"
+    for ranks in (2, 4):
+        for name, row in json.loads((results / f"splitting-openmpi-{ranks}.json").read_text())["results"].items():
+            cells = f"{row['tokens_per_s']:.0f} | {row['step_ms']:.1f} | {row['exposed_ms']:.1f}"
+            assert f"| {ranks} | {name} | {cells} |" in (results / "README.md").read_text()

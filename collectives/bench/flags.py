@@ -126,7 +126,7 @@ def parser() -> Parser:
     add("--from", dest="documents", nargs="+", metavar="JSON", help="draw these: nothing is measured")
     add("--compare", nargs=2, metavar="JSON", help="say what got slower from one to the other: nothing is measured")
     add("--min-bw", type=float, metavar="GB/s", help="fail if the average bus bandwidth is below")
-    add("--handicap", type=factor, default=1.0, metavar="F", help="make each run F times as long, to try comparisons")
+    add("--handicap", type=factor, default=1.0, metavar="F", help="make our runs F times as long, to try --compare")
     return made
 
 

@@ -118,7 +118,8 @@ def rows(
     both = (setting.collective in IN_PLACE,) if flags.tune else places(setting.collective)
     trials = [Trial(comm, setting.collective, count, setting.memory, in_place, setting) for in_place in both]
     contestants = [one for name in names for one in able(comm, trials, name, flags, say)]
-    actions = [stretched(c.run, flags.handicap) if flags.handicap > 1 else c.run for c in contestants]
+    slowed = [flags.handicap > 1 and one.name not in PEERS for one in contestants]  # peers show the machine's changes
+    actions = [stretched(c.run, flags.handicap) if slow else c.run for c, slow in zip(contestants, slowed, strict=True)]
     times = samples(comm, actions, flags.repeats, flags.warmups)
     wrong = num_wrong(comm, contestants, flags.check)
     for one in contestants:
