@@ -8,8 +8,9 @@ from functools import cache
 
 import pytest
 
-from collectives.bench.compare import compare, lines, main
+from collectives.bench.compare import compare, lines
 from collectives.bench.document import parse, read
+from collectives.bench.documents import main
 from mpi_tests.documents import document, noisy, row
 from mpi_tests.launch import ROOT
 
@@ -196,9 +197,9 @@ def written(path, data):
 
 def test_the_command_says_so_and_exits(tmp_path, capsys):
     before, slow = written(tmp_path / "a.json", noisy(1)), written(tmp_path / "b.json", noisy(2, slowed=ours(2)))
-    assert (main([before, before]), main([before, slow]), main([slow, before])) == (0, 1, 0)
+    assert [main(["--compare", *two]) for two in ((before, before), (before, slow), (slow, before))] == [0, 1, 0]
     assert "slower, 0 faster, of " in capsys.readouterr().out
-    assert main([before, str(tmp_path / "c.json")]) == 2
+    assert main(["--compare", before, str(tmp_path / "c.json")]) == 2
     assert (
         capsys.readouterr().err
         == f"error: {tmp_path}/c.json: can't be read (No such file or directory): check the path\n"
@@ -207,6 +208,7 @@ def test_the_command_says_so_and_exits(tmp_path, capsys):
 
 def test_no_mpi_is_needed(tmp_path):
     before = written(tmp_path / "a.json", noisy(1))
-    script = "import sys; sys.modules['mpi4py'] = None; from collectives.bench import compare; sys.exit(compare.main())"
-    ran = subprocess.run([sys.executable, "-c", script, before, before], cwd=ROOT, capture_output=True, text=True)
+    script = "import sys; sys.modules['mpi4py'] = None; from collectives.bench.__main__ import main; sys.exit(main())"
+    words = [sys.executable, "-c", script, "--compare", before, before]
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -7,6 +7,7 @@ import pytest
 
 from collectives import Communicator, InputError, algorithms
 from mpi_tests.reference import REDUCTIONS, expected, inputs, ops_of, same
+from mpi_tests.test_direct import check_progress
 
 COLLECTIVES = [row.collective for row in algorithms.REGISTRY if row.name == "hierarchical_direct"]
 ARRAYS = {"symmetric": lambda comm, x: comm.empty(len(x), x.dtype), "ordinary": lambda comm, x: np.empty_like(x)}
@@ -88,18 +89,7 @@ def test_out_of_place_and_uneven_counts(over_groups):
 
 @in_groups
 def test_plans_move_each_other_on(over_groups):
-    comm = over_groups
-    first, second = comm.empty(1000), np.empty(1000, "float32")
-    direct = comm.plan("all_reduce", first, algorithm="hierarchical_direct")
-    ring = comm.plan("all_reduce", second, algorithm="ring")
-    for _ in range(3):
-        first[:], second[:] = comm.rank, comm.rank
-        order = (direct, ring) if comm.rank % 2 else (ring, direct)
-        for plan in order:
-            plan.start()
-        for plan in order:
-            plan.wait()
-        assert first[0] == second[0] == comm.size * (comm.size - 1) // 2
+    check_progress(over_groups, "hierarchical_direct")
 
 
 @pytest.mark.sizes(4)

@@ -10,7 +10,8 @@ import pytest
 
 from collectives import algorithms
 from collectives.bench import openmpi_rules
-from collectives.bench.openmpi_rules import TARGETS, convert, export, main
+from collectives.bench.documents import main
+from collectives.bench.openmpi_rules import TARGETS, convert, export
 from collectives.tuning import Case, Tuning, to_json
 from mpi_tests.launch import find_mpirun, launch
 
@@ -135,17 +136,17 @@ def test_open_mpi_ignores_a_file_that_breaks_off(tmp_path):
 def test_the_command(tmp_path, capsys):
     source, dest = tmp_path / "tuning.json", tmp_path / "rules.txt"
     source.write_text(to_json(tuning(ALL_REDUCE)))
-    assert main([str(source), str(dest)]) == 0
+    assert main(["--tune-openmpi", str(dest), "--from", str(source)]) == 0
     flags = f"--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename {dest}"
     assert capsys.readouterr().out.splitlines() == [
         "left to Open MPI: Allreduce on 4 ranks, 65 to 128 bytes: Open MPI has no two_shot",
         f"Open MPI follows these rules under mpirun {flags}",
     ]
     assert sorted(tmp_path.iterdir()) == [dest, source]
-    assert main([str(source), str(tmp_path / "none" / "rules.txt")]) == 2
+    assert main(["--tune-openmpi", str(tmp_path / "none" / "rules.txt"), "--from", str(source)]) == 2
     assert "rules.txt can't be written (No such file or directory): pass another path" in capsys.readouterr().err
     source.write_text("{")
-    assert main([str(source), str(dest)]) == 2
+    assert main(["--tune-openmpi", str(dest), "--from", str(source)]) == 2
     assert "tuning.json: not JSON (" in capsys.readouterr().err
-    assert main([str(tmp_path / "none.json"), str(dest)]) == 2
+    assert main(["--tune-openmpi", str(dest), "--from", str(tmp_path / "none.json")]) == 2
     assert "none.json: can't be read (No such file or directory): check the path" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 from collectives.bench import plots
 from collectives.bench.document import parse
+from collectives.bench.documents import main
 from mpi_tests.documents import document, row
 
 TIMES = {"ring": {8: 20.0, 1024: 30.0}, "binomial": {8: 10.0, 1024: 40.0}, "mpi": {8: 5.0, 1024: 6.0}}
@@ -84,7 +85,7 @@ def written(path, data):
 
 def test_the_command_writes_pngs_and_names_them(tmp_path, capsys):
     paths = [written(tmp_path / f"{ranks}.json", measured(ranks)) for ranks in (2, 4)]
-    assert plots.main([str(tmp_path / "new" / "out"), *paths]) == 0
+    assert main(["--plots", str(tmp_path / "new" / "out"), "--from", *paths]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert sorted(printed) == sorted(map(str, (tmp_path / "new" / "out").iterdir()))
     kinds = [f"bandwidth-{PANEL}", f"latency-{PANEL}", "predicted"]
@@ -96,9 +97,9 @@ def test_the_command_writes_pngs_and_names_them(tmp_path, capsys):
 
 def test_bad_folders_and_documents(tmp_path, capsys):
     path = written(tmp_path / "a.json", measured())
-    assert plots.main([path, path]) == 2
+    assert main(["--plots", path, "--from", path]) == 2
     assert capsys.readouterr().err == f"error: {path} can't be made (File exists): pass another folder\n"
-    assert plots.main([str(tmp_path), path, path]) == 2
+    assert main(["--plots", str(tmp_path), "--from", path, path]) == 2
     assert "error: documents named a, a: pictures are named after them" in capsys.readouterr().err
-    assert plots.main([str(tmp_path), str(tmp_path / "b.json")]) == 2
+    assert main(["--plots", str(tmp_path), "--from", str(tmp_path / "b.json")]) == 2
     assert list(tmp_path.iterdir()) == [tmp_path / "a.json"]

@@ -15,10 +15,12 @@ import sys
 
 def main() -> int:
     if {"--compare", "--from"} & set(sys.argv):  # which need no ranks, and no MPI
-        from collectives.bench.documents import main
-    else:
-        from collectives.bench.run import main
-    return main()
+        from collectives.bench import documents
+
+        return documents.main()
+    from collectives.bench import run
+
+    return run.main()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Say what got slower, or faster, from one benchmark to the next, beyond the noise of both.
 
-python -m collectives.bench.compare before.json after.json
+python -m collectives.bench --compare before.json after.json
 
 Ends with 1 if something got slower, with 0 if nothing did, with 2 if the two cannot be compared.
 
@@ -12,9 +12,7 @@ asked (Bonferroni).  The other libraries' own collectives (mpi, gloo, nccl) are 
 so did the machine, and all else is taken relative to them.
 """
 
-import argparse
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -278,20 +276,3 @@ def report(before: str, after: str) -> int:
     result = compare(read(before), read(after))
     print("\n".join(lines(result)))
     return int(result.slower)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m collectives.bench.compare", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("before", help="the JSON document of a benchmark")
-    parser.add_argument("after", help="the JSON document of a later one")
-    flags = parser.parse_args(arguments)
-    try:
-        return report(flags.before, flags.after)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,6 +10,7 @@ import numpy as np
 from collectives import algorithms, arrays
 from collectives.algorithms import ROOTED
 from collectives.arguments import OPERANDS, REDUCTIONS
+from collectives.bench import documents
 from collectives.bench.trial import Setting
 from collectives.sizes import ladder, num_bytes
 from collectives.tuning import MEMORIES
@@ -121,10 +122,7 @@ def parser() -> Parser:
     add("--json", type=Path, metavar="FILE", help="write everything, every iteration included")
     add("--csv", type=Path, metavar="FILE", help="write the results")
     add("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING, of all there is")
-    add("--tune-openmpi", type=Path, metavar="FILE", help="write that as rules for Open MPI's own collectives, too")
-    add("--plots", type=Path, metavar="DIR", help="draw the document that --json writes, or those given by --from")
-    add("--from", dest="documents", nargs="+", metavar="JSON", help="draw these: nothing is measured")
-    add("--compare", nargs=2, metavar="JSON", help="say what got slower from one to the other: nothing is measured")
+    documents.add_flags(add)
     add("--min-bw", type=float, metavar="GB/s", help="fail if the average bus bandwidth is below")
     add("--handicap", type=factor, default=1.0, metavar="F", help="make our runs F times as long, to try --compare")
     return made

@@ -1,6 +1,6 @@
 """Turn a tuning file into rules for Open MPI's own collectives, where it has the algorithm that was the fastest.
 
-python -m collectives.bench.openmpi_rules tuning.json rules.txt
+python -m collectives.bench --tune-openmpi rules.txt --from tuning.json
 mpirun --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename rules.txt ...
 
 In Open MPI's file, a rule holds from its number of ranks, or of bytes, up to the next one's; the first must begin
@@ -13,9 +13,7 @@ Source: Open MPI 5.0, documentation, "Tuning Collectives" (the file, numbers of 
 messages); ompi/mca/coll/tuned/coll_tuned_dynamic_file.c (what is read), coll_tuned_decision_dynamic.c (when it counts).
 """
 
-import argparse
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -166,21 +164,3 @@ def report(source: str | Path, dest: str | Path) -> None:
         print(f"left to Open MPI: {line}")
     flags = f"--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename {dest}"
     print(f"Open MPI follows these rules under mpirun {flags}")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m collectives.bench.openmpi_rules", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("tuning", help="what python -m collectives.bench --tune has written")
-    parser.add_argument("rules", help="the file to write")
-    flags = parser.parse_args(arguments)
-    try:
-        report(flags.tuning, flags.rules)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,13 +1,11 @@
 """Draw what benchmarks have measured.
 
-python -m collectives.bench.plots out 2ranks.json 4ranks.json
+python -m collectives.bench --plots out --from 2ranks.json 4ranks.json
 
 A document gives, for each collective, kind of memory and kind of data: bandwidth by size and time by size; and what
 was predicted against what was measured.  All together give the fastest algorithm by size and ranks.
 """
 
-import argparse
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -171,21 +169,3 @@ def report(folder: str | Path, paths: Sequence[str]) -> None:
     """
     for path in save(folder, [read(path) for path in paths]):
         print(path)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m collectives.bench.plots", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("folder", help="for the PNG files")
-    parser.add_argument("documents", nargs="+", help="the JSON documents of benchmarks")
-    flags = parser.parse_args(arguments)
-    try:
-        report(flags.folder, flags.documents)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
