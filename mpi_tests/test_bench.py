@@ -234,7 +234,7 @@ def test_a_document_says_all(run_of_all):
     assert list(data) == [
         "schema", "command", "started", "environment", "ranks", "nodes", "links", "results", "average_busbw_gbps"
     ]  # fmt: skip
-    assert (data["schema"], data["ranks"], data["nodes"]) == (1, 3, [[0, 1, 2]])
+    assert (data["schema"], data["ranks"], data["nodes"]) == (1, 3, [3])
     around = data["environment"]
     assert len(around["hosts"]) == len(around["binding"]) == 3
     assert around["numpy"] == np.__version__
