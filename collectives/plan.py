@@ -176,9 +176,10 @@ class Plan:
             raise RuntimeError(f"{self.name} is under way already: wait() before the next start()")
         if self.call and not self.call.under_way:
             self.call.enter(depth=3)  # past start() or __call__()
-        self._steps = self._run()
-        self._progress.started.append(self)
-        self._next()
+        with self._stepping:  # another thread may still have this plan on a list of its last run
+            self._steps = self._run()
+            self._progress.started.append(self)
+            self._next()
 
     def wait(self) -> Any:
         """Wait for the end of the run; returns the result's array."""
