@@ -326,7 +326,8 @@ def test_an_algorithm_for_other_numbers_of_ranks(comm):
     words = refused(comm, lambda: comm.all_gather(np.zeros(4), algorithm="neighbor"))
     assert words == (
         "all_gather: algorithm 'neighbor' needs an even number of ranks, or one: "
-        f"on {comm.size} ranks, use auto, ring, recursive_doubling, bruck, hierarchical, direct, staged, hierarchical_direct, mpi"
+        f"on {comm.size} ranks, use auto, ring, recursive_doubling, bruck, hierarchical, direct, staged, "
+        "hierarchical_direct, mpi"
     )
 
 
