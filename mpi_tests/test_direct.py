@@ -130,6 +130,23 @@ def test_in_place_and_out_of_place(comm):
     same(out, np.repeat(np.arange(comm.size, dtype="float32"), 2))
 
 
+@pytest.mark.sizes(2, 4)
+def test_arrays_of_two_windows_are_symmetric(comm):
+    x, out = comm.empty(1 << 16), comm.empty(1 << 18)[: 1 << 16]
+    keys = {comm._family.windows.place(array).key for array in (x, out)}
+    assert len(keys) == 2
+    x[:] = comm.rank
+    plan = comm.plan("all_reduce", x, out=out)
+    assert plan.name == "all_reduce two_shot"  # as in place, and not as on ordinary arrays, by messages
+    assert (plan() == comm.size * (comm.size - 1) // 2).all()
+
+
+@pytest.mark.sizes(2, 4)
+def test_one_node_is_no_hierarchy(comm):
+    for collective in ("all_reduce", "broadcast", "all_gather"):
+        assert "hierarchical_direct" not in comm.explain(collective, 1 << 20)
+
+
 def test_started_plans_move_each_other_on(comm):
     check_progress(comm, "two_shot")
 
