@@ -1,3 +1,4 @@
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -301,3 +302,21 @@ def test_only_started_plans_have_a_thread(comm):
     assert comm._progress.background.thread is None
     comm.all_reduce(x, algorithm="ring", blocking=False).wait()
     assert (comm._progress.background.thread is None) == (comm.size == 1)
+
+
+@pytest.mark.sizes(2)
+def test_a_thread_that_still_knows_a_plan_from_its_last_run(comm):
+    """Another thread moves a plan on whenever it can, also while this one starts it again."""
+    plan = comm.plan("all_reduce", np.ones(200_000), algorithm="ring")
+    ended = threading.Event()
+
+    def move_on():
+        while not ended.is_set():
+            plan.advance()
+
+    with ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(move_on)
+        for _ in range(150):
+            plan()
+        ended.set()
+        moving.result()
