@@ -143,7 +143,7 @@ class Run:
             check_layout(config, self.mesh.shape)
             comm.empty(0, device=config.device)  # refused here if there is no such device
         self.num_params = self.gpt.num_params()  # before ranks have parts of them
-        self.replicated = self.parallelize()
+        self.parallelize()
         with comm.agreed():
             self.out_dir = prepare_out_dir(config, comm.rank)
         self.arena = Arena(self.gpt, comm, config.device)
@@ -155,12 +155,12 @@ class Run:
         bfloat16 = config.dtype == "bfloat16"
         self.computing = partial(torch.autocast, config.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
 
-    def parallelize(self) -> list[str]:
-        """Divide the model over tp and sp; returns the names of what every rank has the whole of."""
+    def parallelize(self) -> None:
+        """Divide the model over tp and sp."""
         config = self.config
         plan = gpt2_plan(self.tokens.vocab_size, config.n_head, config.n_kv_head)
         sp = self.sp if self.mesh.sp.size > 1 else None
-        return parallelize(self.gpt, plan, self.mesh.tp, sp, config.sequence_parallel, self.place)
+        parallelize(self.gpt, plan, self.mesh.tp, sp, config.sequence_parallel, self.place)
 
     def announcement(self) -> str:
         batch = f"dp {self.dp.size} x micro_batch_size {self.config.micro_batch_size}"
@@ -171,8 +171,6 @@ class Run:
         ]
         if self.mesh.tp.size * self.mesh.sp.size > 1:
             lines.append(f"layers over tp {self.mesh.tp.size}, sequences over sp {self.mesh.sp.size} by {self.sp}")
-        if self.replicated:
-            lines.append(f"whole on every rank, as no treatment is planned for them: {', '.join(self.replicated)}")
         return "\n".join(lines)
 
     def shares(self) -> Iterator[np.ndarray]:

@@ -14,7 +14,7 @@ import pytest
 from collectives.arrays import dtype_of
 from collectives.bench import exact, flags, room, timing
 from collectives.bench.bound import bound_s
-from collectives.bench.measure import Result, bus_factor, fastest
+from collectives.bench.measure import Contestant, Result, action, bus_factor, fastest
 from collectives.bench.report import average_gbps, footer
 from collectives.bench.trial import Setting, Trial, element_counts, places
 from collectives.cost import Link, Network
@@ -130,6 +130,15 @@ def test_a_handicap_keeps_a_rank_busy_for_longer(monkeypatch):
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
     timing.stretched(lambda: [next(clock) for _ in range(99)], factor=3.0)()
     assert next(clock) == 301
+
+
+def test_peers_have_no_handicap():
+    def run():
+        pass
+
+    contestants = [Contestant(name, name, None, run, free=run) for name in ("mpi", "ring")]
+    assert [action(one, handicap=1.2) is run for one in contestants] == [True, False]
+    assert [action(one, handicap=1.0) is run for one in contestants] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -168,12 +168,12 @@ def parallelize(
     sp: SequenceParallel | None = None,
     sequence: bool = False,
     place: Place | None = None,
-) -> list[str]:
+) -> None:
     """Divide a plain model, the same on all ranks, as a plan says.  Collective.
 
     Over `tp`, parameters become the rank's parts, whose `shard` says of what; with `sequence`, ranks share what lies
     between split layers, too.  Over `sp`, the model is given the rank's tokens, and their positions.  Dropout draws by
-    `place`.  Returns the names of modules that have parameters and no treatment: every rank has the whole of them.
+    `place`.  Of modules that have parameters and no treatment every rank keeps the whole, and a line says which.
 
     Raises: InputError on every rank where a pattern names no module, or ranks cannot share one.
     """
@@ -188,7 +188,9 @@ def parallelize(
         parent, _, child = name.rpartition(".")
         module = model.get_submodule(name)
         setattr(model.get_submodule(parent), child, treatment.apply(module, axes, numbers[name]))
-    return [name for name in untreated if name not in treated]
+    replicated = [name for name in untreated if name not in treated]
+    if replicated and tp.rank == 0:
+        print(f"whole on every rank, as the plan leaves them out: {', '.join(replicated)}", flush=True)
 
 
 def matching(model: nn.Module, pattern: str) -> list[str]:

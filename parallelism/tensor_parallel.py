@@ -1,6 +1,6 @@
 """Tensor parallelism: linear layers, embeddings and the loss split over the ranks of an axis.
 
-A plan names the modules of a plain model and how each is split; `tensor_parallel` puts others in their places.  In
+A plan names the modules of a plain model and how each is split; `parallelize` puts these in their places.  In
 sequence-parallel mode what lies between the split layers has 1/tp of the sequence: norms, dropout, the residual.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019,

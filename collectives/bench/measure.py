@@ -105,6 +105,13 @@ def names_of(collective: str, size: int, flags: Namespace) -> list[str]:
     return list(dict.fromkeys(name for name in ("auto", *known, *PEERS) if name in (*asked, *flags.peers)))
 
 
+def action(contestant: Contestant, handicap: float) -> Callable[[], Any]:
+    """What is timed; peers, which show what the machine does, have no handicap."""
+    if handicap == 1 or contestant.name in PEERS:
+        return contestant.run
+    return stretched(contestant.run, handicap)
+
+
 def rows(
     comm: Communicator,
     setting: Setting,
@@ -118,9 +125,7 @@ def rows(
     both = (setting.collective in IN_PLACE,) if flags.tune else places(setting.collective)
     trials = [Trial(comm, setting.collective, count, setting.memory, in_place, setting) for in_place in both]
     contestants = [one for name in names for one in able(comm, trials, name, flags, say)]
-    slowed = [flags.handicap > 1 and one.name not in PEERS for one in contestants]  # peers show the machine's changes
-    actions = [stretched(c.run, flags.handicap) if slow else c.run for c, slow in zip(contestants, slowed, strict=True)]
-    times = samples(comm, actions, flags.repeats, flags.warmups)
+    times = samples(comm, [action(one, flags.handicap) for one in contestants], flags.repeats, flags.warmups)
     wrong = num_wrong(comm, contestants, flags.check)
     for one in contestants:
         one.free()
