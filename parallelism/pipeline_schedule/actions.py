@@ -1,0 +1,95 @@
+"""A pipeline schedule as data: for each rank, its actions in order.
+
+A model is cut into *stages*, one after the other; a stage belongs to one rank, and a rank may have several.  An action
+is what a stage does with a micro-batch: `2F0` is stage 2's forward pass of micro-batch 0, `2B0` its backward pass, and
+`2I0` and `2W0` the two parts of that, for the gradients of its inputs and of its weights.
+
+An action begins once its rank has done the one before it, and what it needs of other stages has come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+FORWARD, BACKWARD, INPUTS, WEIGHTS = KINDS = "FBIW"
+
+
+class Action(NamedTuple):
+    """What a stage does with a micro-batch."""
+
+    stage: int
+    kind: str  # of KINDS
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+def parse(word: str) -> Action:
+    """An action of its text.
+
+    Raises: ValueError.
+
+    >>> parse("2F0")
+    Action(stage=2, kind='F', micro_batch=0)
+    """
+    found = re.fullmatch(f"([0-9]+)([{KINDS}])([0-9]+)", word)
+    if not found:
+        raise ValueError(f"{word!r} is no action: write stage, kind ({', '.join(KINDS)}) and micro-batch, as in 2F0")
+    stage, kind, micro_batch = found.groups()
+    return Action(int(stage), kind, int(micro_batch))
+
+
+Order = tuple[Action, ...]  # of one rank
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Each rank's actions in order, and how many activations each has alive at most, as the schedule states it.
+
+    An activation is what one stage keeps of one micro-batch from its forward pass to the end of its backward pass, or
+    of that for the weights.
+    """
+
+    name: str
+    orders: tuple[Order, ...]
+    peaks: tuple[int, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.orders)
+
+    @cached_property
+    def num_stages(self) -> int:
+        return 1 + max((a.stage for order in self.orders for a in order), default=-1)
+
+    @cached_property
+    def num_micro_batches(self) -> int:
+        return 1 + max((a.micro_batch for order in self.orders for a in order), default=-1)
+
+    @cached_property
+    def home(self) -> dict[int, int]:
+        """The rank of each stage."""
+        return {a.stage: rank for rank, order in enumerate(self.orders) for a in order}
+
+    def stages(self, rank: int) -> tuple[int, ...]:
+        """The stages of a rank, first to last."""
+        return tuple(sorted({a.stage for a in self.orders[rank]}))
+
+
+def num_alive(order: Iterable[Action]) -> list[int]:
+    """How many activations a rank has alive during each of its actions.
+
+    >>> num_alive(map(parse, "0F0 0F1 0B0 0I1 0W1".split()))
+    [1, 2, 2, 1, 1]
+    """
+    alive, during = 0, []
+    for action in order:
+        alive += action.kind == FORWARD
+        during.append(alive)
+        alive -= action.kind in (BACKWARD, WEIGHTS)
+    return during
