@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -20,28 +20,33 @@ if TYPE_CHECKING:
 class Reduction:
     """Averages each stage's gradients over `comm`, from the end of its last backward pass on.
 
-    `order` are the rank's actions, `stages` its stages by number, whose parameters live in `arena`.  A parameter of two
-    stages is averaged after the later one.  The initial parameters of rank 0 are broadcast.  Collective.
+    `order` are the rank's actions; `modules` are the names of those of `model` that each of its stages has, whose
+    parameters live in `arena`.  A parameter of two stages is averaged after the later one.  The initial parameters of
+    rank 0 are broadcast.  Collective.
 
     `exposed_s` is the time that `wait()` waited, in seconds, added up.
     """
 
     def __init__(
-        self, model: nn.Module, stages: Mapping[int, nn.Module], order: Order, arena: Arena, comm: Communicator
+        self,
+        model: nn.Module,
+        modules: Mapping[int, Sequence[str]],
+        order: Order,
+        arena: Arena,
+        comm: Communicator,
     ):
         self.exposed_s = 0.0
         comm.broadcast(arena.parameters, root=0)
         last = {action.stage: action for action in order if action.kind != FORWARD}
+        ends = {
+            param: last[stage]
+            for stage in sorted(modules, key=lambda stage: order.index(last[stage]))
+            for name in modules[stage]
+            for param in model.get_submodule(name).parameters()
+        }
         params = dict(model.named_parameters())
-
-        def whole_by(name: str) -> Action:
-            owners = [
-                last[number] for number, stage in stages.items() if any(p is params[name] for p in stage.parameters())
-            ]
-            return max(owners, key=order.index)
-
         self.plans: dict[Action, list[Plan]] = defaultdict(list)
-        for action, names in groupby(arena.slices, key=whole_by):
+        for action, names in groupby(arena.slices, key=lambda name: ends[params[name]]):
             slices = [arena.slices[name] for name in names]
             run = arena.gradients[slices[0].start : slices[-1].stop]
             self.plans[action].append(comm.plan("all_reduce", run, op="avg"))
