@@ -7,13 +7,13 @@ the action that makes it.  Between stages of one rank nothing travels.  Messages
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, product
 from typing import NamedTuple
 
-from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule, num_alive
-from parallelism.pipeline_schedule.messages import Message, made, needed
+from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule, num_alive
 
 Seconds = float | Sequence[float]
 
@@ -98,34 +98,109 @@ class Timeline:
         ]
 
 
-def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
-    """Play a schedule.
+Place = tuple[bool, int, int]  # what a stage gets of a micro-batch: of the stage after it (gradients), or before it
+
+
+def read(action: Action) -> Place | None:
+    """Where an action finds what it needs."""
+    stage, kind, micro_batch = action
+    is_first = kind == FORWARD and stage == 0
+    return None if kind == WEIGHTS or is_first else (kind != FORWARD, stage, micro_batch)
+
+
+def written(action: Action, num_stages: int) -> Place | None:
+    """Where an action puts what it makes; the last stage begins the way back itself."""
+    stage, kind, micro_batch = action
+    if kind == FORWARD:
+        return (False, stage + 1, micro_batch) if stage + 1 < num_stages else (True, stage, micro_batch)
+    return None if kind == WEIGHTS or stage == 0 else (True, stage - 1, micro_batch)
+
+
+class Rules(NamedTuple):
+    """What actions take, and which wait for which; actions and places by their numbers, for speed."""
+
+    numbers: dict[Action, int]
+    takes_s: list[float]
+    reads: list[int | None]
+    writes: list[int | None]
+    travels_s: list[float]  # to each place
+
+
+def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Rules:
+    """Those of all actions there can be, each stage on its rank."""
+    num_stages, every = len(home), range(num_micro_batches)
+    takes_s, message_s = costs.of_kinds(num_stages), costs.of_messages(num_stages)
+    actions = [Action(*each) for each in product(range(num_stages), KINDS, every)]
+    places = list(product((False, True), range(num_stages), every))
+    number: dict[Place | None, int] = {place: number for number, place in enumerate(places)}
+
+    def travels_s(is_gradient: bool, stage: int, _: int) -> float:
+        pair = stage if is_gradient else stage - 1
+        is_sent = 0 <= pair < num_stages - 1 and home[pair] != home[pair + 1]
+        return message_s[pair] if is_sent else 0.0
+
+    return Rules(
+        {action: number for number, action in enumerate(actions)},
+        [takes_s[action.kind][action.stage] for action in actions],
+        [number.get(read(action)) for action in actions],
+        [number.get(written(action, num_stages)) for action in actions],
+        [travels_s(*place) for place in places],
+    )
+
+
+class Played(NamedTuple):
+    """When each action begins, by its number, and when all have ended."""
+
+    begin_s: list[float]
+    span_s: float
+
+
+def play(orders: Sequence[Sequence[int]], rules: Rules) -> Played:
+    """Run all ranks' actions, given by their numbers.
 
     Raises: ValueError where all ranks wait, as none does in a schedule that is proved.
     """
-    takes_s, message_s = costs.of_kinds(schedule.num_stages), costs.of_messages(schedule.num_stages)
-    begin_s: dict[Action, float] = {}
-    end_s: dict[Action, float] = {}
-    came_s: dict[Message | None, float] = {None: 0.0}
-    left = [list(reversed(order)) for order in schedule.orders]
-    free_s = [0.0] * schedule.num_ranks
-    ready = list(range(schedule.num_ranks))
-    waiting: dict[Message | None, int] = {}
+    _, takes_s, reads, writes, travels_s = rules
+    begin_s = [0.0] * len(takes_s)
+    came_s: list[float | None] = [None] * len(travels_s)
+    waiting: dict[int, int] = {}  # the rank that waits at a place
+    done, free_s = [0] * len(orders), [0.0] * len(orders)
+    ready = list(range(len(orders)))
     while ready:
         rank = ready.pop()
-        while left[rank]:
-            action = left[rank][-1]
-            awaited = needed(schedule, action)
-            if awaited not in came_s:
-                waiting[awaited] = rank
-                break
-            left[rank].pop()
-            begin_s[action] = max(free_s[rank], came_s[awaited])
-            end_s[action] = free_s[rank] = begin_s[action] + takes_s[action.kind][action.stage]
-            if message := made(schedule, action):
-                came_s[message] = end_s[action] + message_s[min(action.stage, message.stage)]
-                if message in waiting:
-                    ready.append(waiting.pop(message))
+        now_s = free_s[rank]
+        for action in islice(orders[rank], done[rank], None):
+            if (place := reads[action]) is not None:
+                if (come_s := came_s[place]) is None:
+                    waiting[place] = rank
+                    break
+                now_s = max(now_s, come_s)
+            begin_s[action] = now_s
+            now_s += takes_s[action]
+            done[rank] += 1
+            if (place := writes[action]) is not None:
+                came_s[place] = now_s + travels_s[place]
+                if place in waiting:
+                    ready.append(waiting.pop(place))
+        free_s[rank] = now_s
     if waiting:
-        raise ValueError(f"no rank can go on: {', '.join(f'{left[r][-1]} waits for {m}' for m, r in waiting.items())}")
-    return Timeline(schedule, begin_s, end_s)
+        actions = list(rules.numbers)
+        stuck = ", ".join(f"{actions[orders[rank][done[rank]]]} on rank {rank}" for rank in sorted(waiting.values()))
+        raise ValueError(f"no rank can go on; waiting: {stuck}")
+    return Played(begin_s, max(free_s, default=0.0))
+
+
+def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
+    """When each action of a schedule begins and ends.
+
+    Raises: ValueError for costs that make no sense, and where all ranks wait.
+    """
+    known = rules(schedule.home, schedule.num_micro_batches, costs)
+    orders = [[known.numbers[action] for action in order] for order in schedule.orders]
+    begin_s = play(orders, known).begin_s
+    spans = {
+        action: (begin_s[number], begin_s[number] + known.takes_s[number])
+        for order, numbers in zip(schedule.orders, orders, strict=True)
+        for action, number in zip(order, numbers, strict=True)
+    }
+    return Timeline(schedule, *({action: span[end] for action, span in spans.items()} for end in (0, 1)))
