@@ -15,6 +15,7 @@ from parallelism.pipeline_schedule.greedy import Job
 from parallelism.pipeline_schedule.price import Played, Rules, play
 
 DISTANCES = (1, 1, 1, 2, 3, 4, 6)  # over which an action is moved
+TOLERANCE = 0.02  # how much longer a schedule may take at first
 LEAST_GAIN = 1e-9  # of the time
 
 
@@ -38,23 +39,26 @@ def parts(action: Action) -> list[Action]:
 
 
 def improve(start: Found, draws: random.Random, work: int, least_s: float) -> Found:
-    """Move actions at random along the critical path, and keep what takes no longer.
+    """Move actions at random along the critical path, and keep what does not take longer.
 
-    Ends when `work` actions have been played, or with a schedule that takes no longer than `least_s`.
+    At first it may take a little longer, less and less, to get away from where no single move helps.  Ends when `work`
+    actions have been played, or with a schedule that takes no longer than `least_s`.
     """
-    best_s, job, orders = start
-    orders, size = [*orders], sum(map(len, orders))
+    best, now_s, orders = start, start.span_s, [*start.orders]
+    job, left, size = start.job, work, sum(map(len, orders))
     pairs = critical(orders, play(orders, job.rules), job.rules)
-    while work > 0 and pairs and best_s > least_s:
+    while left > 0 and pairs and best.span_s > least_s:
         rank, position = draws.choice(pairs)
         before, orders[rank] = orders[rank], moved(orders[rank], position, draws)
         played = played_if_legal(orders, rank, job)
-        work -= size if played else len(before)
-        if played and played.span_s <= best_s:
-            best_s, pairs = played.span_s, critical(orders, played, job.rules)
+        left -= size if played else len(before)
+        if played and played.span_s <= now_s * (1 + TOLERANCE * max(0, left) / work * draws.random() ** 2):
+            now_s, pairs = played.span_s, critical(orders, played, job.rules)
+            if now_s < best.span_s:
+                best = Found(now_s, job, [*orders])
         else:
             orders[rank] = before
-    return Found(best_s, job, orders)
+    return best
 
 
 def moved(order: list[int], position: int, draws: random.Random) -> list[int]:
@@ -92,7 +96,6 @@ def is_legal(order: Sequence[int], num_micro_batches: int, limit: int) -> bool:
 def critical(orders: Sequence[Sequence[int]], played: Played, known: Rules) -> list[tuple[int, int]]:
     """Where on the critical path an action follows another of its rank: rank and position."""
     at = {action: (rank, position) for rank, order in enumerate(orders) for position, action in enumerate(order)}
-    makers = {place: action for action in at if (place := known.writes[action]) is not None}
     pairs = []
     action = max(at, key=lambda action: played.begin_s[action] + known.takes_s[action])
     while True:
@@ -101,7 +104,7 @@ def critical(orders: Sequence[Sequence[int]], played: Played, known: Rules) -> l
         if previous is not None and played.begin_s[previous] + known.takes_s[previous] == played.begin_s[action]:
             pairs.append((rank, position))
             action = previous
-        elif (place := known.reads[action]) is not None:
-            action = makers[place]
+        elif (awaited := known.reads[action]) is not None:
+            action = awaited
         else:
             return pairs

@@ -13,7 +13,18 @@ from functools import cached_property
 from itertools import islice, product
 from typing import NamedTuple
 
-from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule, num_alive
+from parallelism.pipeline_schedule.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUTS,
+    KINDS,
+    WEIGHTS,
+    Action,
+    Schedule,
+    needs,
+    num_alive,
+    result,
+)
 
 Seconds = float | Sequence[float]
 
@@ -98,53 +109,34 @@ class Timeline:
         ]
 
 
-Place = tuple[bool, int, int]  # what a stage gets of a micro-batch: of the stage after it (gradients), or before it
-
-
-def read(action: Action) -> Place | None:
-    """Where an action finds what it needs."""
-    stage, kind, micro_batch = action
-    is_first = kind == FORWARD and stage == 0
-    return None if kind == WEIGHTS or is_first else (kind != FORWARD, stage, micro_batch)
-
-
-def written(action: Action, num_stages: int) -> Place | None:
-    """Where an action puts what it makes; the last stage begins the way back itself."""
-    stage, kind, micro_batch = action
-    if kind == FORWARD:
-        return (False, stage + 1, micro_batch) if stage + 1 < num_stages else (True, stage, micro_batch)
-    return None if kind == WEIGHTS or stage == 0 else (True, stage - 1, micro_batch)
-
-
 class Rules(NamedTuple):
-    """What actions take, and which wait for which; actions and places by their numbers, for speed."""
+    """What actions take, and which wait for which, by their numbers, for speed."""
 
     numbers: dict[Action, int]
     takes_s: list[float]
-    reads: list[int | None]
-    writes: list[int | None]
-    travels_s: list[float]  # to each place
+    reads: list[int | None]  # the result that another stage, or another pass, must have given
+    writes: list[int]  # the result that an action gives
+    travels_s: list[float]  # of results
 
 
 def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Rules:
     """Those of all actions there can be, each stage on its rank."""
-    num_stages, every = len(home), range(num_micro_batches)
+    num_stages = len(home)
     takes_s, message_s = costs.of_kinds(num_stages), costs.of_messages(num_stages)
-    actions = [Action(*each) for each in product(range(num_stages), KINDS, every)]
-    places = list(product((False, True), range(num_stages), every))
-    number: dict[Place | None, int] = {place: number for number, place in enumerate(places)}
+    actions = [Action(*each) for each in product(range(num_stages), KINDS, range(num_micro_batches))]
+    numbers = {action: number for number, action in enumerate(actions)}
 
-    def travels_s(is_gradient: bool, stage: int, _: int) -> float:
-        pair = stage if is_gradient else stage - 1
+    def travels_s(stage: int, kind: str) -> float:
+        pair = stage if kind == FORWARD else stage - 1
         is_sent = 0 <= pair < num_stages - 1 and home[pair] != home[pair + 1]
         return message_s[pair] if is_sent else 0.0
 
     return Rules(
-        {action: number for number, action in enumerate(actions)},
+        numbers,
         [takes_s[action.kind][action.stage] for action in actions],
-        [number.get(read(action)) for action in actions],
-        [number.get(written(action, num_stages)) for action in actions],
-        [travels_s(*place) for place in places],
+        [numbers[needs(a, num_stages)[-1]] if a.kind != WEIGHTS and needs(a, num_stages) else None for a in actions],
+        [numbers[result(action)] for action in actions],
+        [travels_s(action.stage, action.kind) for action in actions],
     )
 
 
@@ -162,26 +154,26 @@ def play(orders: Sequence[Sequence[int]], rules: Rules) -> Played:
     """
     _, takes_s, reads, writes, travels_s = rules
     begin_s = [0.0] * len(takes_s)
-    came_s: list[float | None] = [None] * len(travels_s)
-    waiting: dict[int, int] = {}  # the rank that waits at a place
+    came_s: list[float | None] = [None] * len(takes_s)
+    waiting: dict[int, int] = {}  # the rank that waits for a result
     done, free_s = [0] * len(orders), [0.0] * len(orders)
     ready = list(range(len(orders)))
     while ready:
         rank = ready.pop()
         now_s = free_s[rank]
         for action in islice(orders[rank], done[rank], None):
-            if (place := reads[action]) is not None:
-                if (come_s := came_s[place]) is None:
-                    waiting[place] = rank
+            if (awaited := reads[action]) is not None:
+                if (come_s := came_s[awaited]) is None:
+                    waiting[awaited] = rank
                     break
                 now_s = max(now_s, come_s)
             begin_s[action] = now_s
             now_s += takes_s[action]
             done[rank] += 1
-            if (place := writes[action]) is not None:
-                came_s[place] = now_s + travels_s[place]
-                if place in waiting:
-                    ready.append(waiting.pop(place))
+            given = writes[action]
+            came_s[given] = now_s + travels_s[given]
+            if given in waiting:
+                ready.append(waiting.pop(given))
         free_s[rank] = now_s
     if waiting:
         actions = list(rules.numbers)
