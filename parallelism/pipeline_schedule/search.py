@@ -18,6 +18,7 @@ from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEI
 from parallelism.pipeline_schedule.greedy import Greedy, Job, policies
 from parallelism.pipeline_schedule.improve import LEAST_GAIN, Found, found, improve
 from parallelism.pipeline_schedule.price import Costs, price
+from parallelism.pipeline_schedule.zero_bubble import in_turn
 
 WORK = 4_000_000  # actions to play; about 2 s
 GREEDY_WORK = 5  # what a policy's action costs, in those
@@ -141,8 +142,11 @@ def bound_s(job: Job) -> float:
 
 
 def schedule_of(best: Found) -> Schedule:
+    """Micro-batches in turn, which they need not be in what was found, and which makes nothing later."""
     actions = list(best.job.rules.numbers)
-    orders = tuple(tuple(actions[number] for number in order) for order in best.orders)
+    orders = tuple(
+        in_turn((actions[number][:2] for number in order), best.job.num_micro_batches) for order in best.orders
+    )
     return Schedule("searched", orders, peaks(orders))
 
 
