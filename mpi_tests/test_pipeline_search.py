@@ -124,9 +124,10 @@ def test_moving_actions_improves_a_schedule_and_keeps_its_limit():
 def test_backward_passes_are_whole_where_parts_gain_nothing():
     for name in ("1f1b", "gpipe"):
         whole, costs = make(name, 2, 3), Costs(weights=0)
-        parts = schedule_of(found(Job((0, 1), 3, costs, (3, 3)), whole.orders))
+        job = Job((0, 1), 3, costs, (3, 3))
+        parts = schedule_of(found(job, whole.orders))
         assert any(action.kind == "W" for order in parts.orders for action in order)
-        assert fused(parts, costs).orders == whole.orders
+        assert fused(parts, job).orders == whole.orders
 
 
 @pytest.mark.parametrize(

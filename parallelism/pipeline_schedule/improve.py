@@ -29,8 +29,7 @@ class Found(NamedTuple):
 
 def found(job: Job, orders: Iterable[Iterable[Action]]) -> Found:
     """Backward passes come apart, after which no action ends later."""
-    numbers = job.rules.numbers
-    numbered = [[numbers[part] for action in order for part in parts(action)] for order in orders]
+    numbered = [[job.rules.number(part) for action in order for part in parts(action)] for order in orders]
     return Found(play(numbered, job.rules).span_s, job, numbered)
 
 

@@ -110,34 +110,42 @@ class Timeline:
 
 
 class Rules(NamedTuple):
-    """What actions take, and which wait for which, by their numbers, for speed."""
+    """What actions take, and which wait for which, by numbers: for speed, in the search."""
 
-    numbers: dict[Action, int]
+    num_micro_batches: int
     takes_s: list[float]
-    reads: list[int | None]  # the result that another stage, or another pass, must have given
-    writes: list[int]  # the result that an action gives
-    travels_s: list[float]  # of results
+    reads: list[int | None]  # the action whose result must have come from another stage, or from the way forward
+    writes: list[int]  # the action whose result this one gives
+    travels_s: list[float]  # the result
+
+    def number(self, action: Action) -> int:
+        stage, kind, micro_batch = action
+        return (stage * len(KINDS) + KINDS.index(kind)) * self.num_micro_batches + micro_batch
+
+    def action(self, number: int) -> Action:
+        which, micro_batch = divmod(number, self.num_micro_batches)
+        return Action(which // len(KINDS), KINDS[which % len(KINDS)], micro_batch)
 
 
 def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Rules:
     """Those of all actions there can be, each stage on its rank."""
     num_stages = len(home)
     takes_s, message_s = costs.of_kinds(num_stages), costs.of_messages(num_stages)
-    actions = [Action(*each) for each in product(range(num_stages), KINDS, range(num_micro_batches))]
-    numbers = {action: number for number, action in enumerate(actions)}
-
-    def travels_s(stage: int, kind: str) -> float:
+    made = Rules(num_micro_batches, [], [], [], [])
+    for stage, kind in product(range(num_stages), KINDS):
+        first = Action(stage, kind, 0)
+        awaited = needs(first, num_stages) if kind != WEIGHTS else []
         pair = stage if kind == FORWARD else stage - 1
         is_sent = 0 <= pair < num_stages - 1 and home[pair] != home[pair + 1]
-        return message_s[pair] if is_sent else 0.0
+        made.takes_s.extend([takes_s[kind][stage]] * num_micro_batches)
+        made.reads.extend(run(made.number(awaited[-1]), num_micro_batches) if awaited else [None] * num_micro_batches)
+        made.writes.extend(run(made.number(result(first)), num_micro_batches))
+        made.travels_s.extend([message_s[pair] if is_sent else 0.0] * num_micro_batches)
+    return made
 
-    return Rules(
-        numbers,
-        [takes_s[action.kind][action.stage] for action in actions],
-        [numbers[needs(a, num_stages)[-1]] if a.kind != WEIGHTS and needs(a, num_stages) else None for a in actions],
-        [numbers[result(action)] for action in actions],
-        [travels_s(action.stage, action.kind) for action in actions],
-    )
+
+def run(first: int, count: int) -> range:
+    return range(first, first + count)
 
 
 class Played(NamedTuple):
@@ -176,8 +184,9 @@ def play(orders: Sequence[Sequence[int]], rules: Rules) -> Played:
                 ready.append(waiting.pop(given))
         free_s[rank] = now_s
     if waiting:
-        actions = list(rules.numbers)
-        stuck = ", ".join(f"{actions[orders[rank][done[rank]]]} on rank {rank}" for rank in sorted(waiting.values()))
+        stuck = ", ".join(
+            f"{rules.action(orders[rank][done[rank]])} on rank {rank}" for rank in sorted(waiting.values())
+        )
         raise ValueError(f"no rank can go on; waiting: {stuck}")
     return Played(begin_s, max(free_s, default=0.0))
 
@@ -188,7 +197,7 @@ def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
     Raises: ValueError for costs that make no sense, and where all ranks wait.
     """
     known = rules(schedule.home, schedule.num_micro_batches, costs)
-    orders = [[known.numbers[action] for action in order] for order in schedule.orders]
+    orders = [list(map(known.number, order)) for order in schedule.orders]
     begin_s = play(orders, known).begin_s
     spans = {
         action: (begin_s[number], begin_s[number] + known.takes_s[number])

@@ -17,11 +17,11 @@ from parallelism.pipeline_schedule import registry
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule, num_alive
 from parallelism.pipeline_schedule.greedy import Greedy, Job, policies
 from parallelism.pipeline_schedule.improve import LEAST_GAIN, Found, found, improve
-from parallelism.pipeline_schedule.price import Costs, price
+from parallelism.pipeline_schedule.price import Costs, play, price
 from parallelism.pipeline_schedule.zero_bubble import in_turn
 
-WORK = 4_000_000  # actions to play; about 2 s
-GREEDY_WORK = 5  # what a policy's action costs, in those
+WORK = 3_000_000  # actions to play; about 2 s
+GREEDY_WORK = 10  # what a policy's action costs, in those
 NUM_IMPROVED = 3
 
 
@@ -48,7 +48,8 @@ def search(
     starts.sort(key=span_s)
     least_s = (1 + LEAST_GAIN) * min(map(bound_s, jobs))
     improved = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
-    searched = fused(schedule_of(min(improved, key=span_s)), costs)
+    found_best = min(improved, key=span_s)
+    searched = fused(schedule_of(found_best), found_best.job)
     best = min(fitting, key=lambda each: price(each, costs).span_s, default=searched)
     is_better = price(searched, costs).span_s < (1 - LEAST_GAIN) * price(best, costs).span_s
     return searched if is_better else best
@@ -143,21 +144,23 @@ def bound_s(job: Job) -> float:
 
 def schedule_of(best: Found) -> Schedule:
     """Micro-batches in turn, which they need not be in what was found, and which makes nothing later."""
-    actions = list(best.job.rules.numbers)
-    orders = tuple(
-        in_turn((actions[number][:2] for number in order), best.job.num_micro_batches) for order in best.orders
-    )
+    action, count = best.job.rules.action, best.job.num_micro_batches
+    orders = tuple(in_turn((action(number)[:2] for number in order), count) for order in best.orders)
     return Schedule("searched", orders, peaks(orders))
 
 
-def fused(schedule: Schedule, costs: Costs) -> Schedule:
+def fused(schedule: Schedule, job: Job) -> Schedule:
     """With the two parts of backward passes done as one on the stages where that takes no longer."""
-    most_s = (1 + LEAST_GAIN) * price(schedule, costs).span_s
+
+    def takes_s(orders: Iterable[Iterable[Action]]) -> float:
+        return play([list(map(job.rules.number, order)) for order in orders], job.rules).span_s
+
+    orders = schedule.orders
+    most_s = (1 + LEAST_GAIN) * takes_s(orders)
     for stage in range(schedule.num_stages):
-        orders = tuple(tuple(joined(order, stage)) for order in schedule.orders)
-        whole = Schedule(schedule.name, orders, peaks(orders))
-        schedule = whole if price(whole, costs).span_s <= most_s else schedule
-    return schedule
+        whole = tuple(tuple(joined(order, stage)) for order in orders)
+        orders = whole if takes_s(whole) <= most_s else orders
+    return Schedule(schedule.name, orders, peaks(orders))
 
 
 def joined(order: Sequence[Action], stage: int) -> Iterator[Action]:
