@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule
+from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
 from parallelism.pipeline_schedule.messages import Message, Post, Put, Take, program
 from parallelism.trace import Span
 
@@ -184,7 +184,7 @@ class Pass:
         elif kind == WEIGHTS:
             passes.backward_weights(micro_batch)
         else:
-            backward = {BACKWARD: passes.backward, INPUTS: passes.backward_inputs}[kind]
+            backward = passes.backward if kind == BACKWARD else passes.backward_inputs
             gradient = backward(micro_batch, self.held.pop((True, stage, micro_batch)))
             if gradient is not None:
                 self.held[True, stage - 1, micro_batch] = gradient
