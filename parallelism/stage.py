@@ -191,8 +191,9 @@ class Stage:
 def backward(kept: Kept, gradient: Tensor | float) -> Tensor | None:
     assert kept.end is not None
     if isinstance(kept.end, Tensor):
-        gradient = kept.end.new_tensor(float(gradient))
-    torch.autograd.backward(kept.end, torch.as_tensor(gradient))
+        gradient = torch.as_tensor(gradient, dtype=kept.end.dtype, device=kept.end.device)
+    assert isinstance(gradient, Tensor)
+    torch.autograd.backward(kept.end, gradient)
     return None if kept.x is None else kept.x.grad
 
 

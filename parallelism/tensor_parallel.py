@@ -188,7 +188,7 @@ class VocabularyCrossEntropy(nn.Module):
         self.loss, self.axis, self.vocab_size, self.ignored = loss, axis, vocab_size, loss.ignored
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return self.total(logits, targets) / (targets != self.ignored).sum()
+        return self.total(logits, targets) / (targets != self.ignored).sum().clamp(min=1)
 
     def total(self, logits: Tensor, targets: Tensor) -> Tensor:
         if not self.training:
