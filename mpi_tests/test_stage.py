@@ -92,7 +92,11 @@ class Players:
             elif kind == WEIGHTS:
                 stage.backward_weights(micro_batch)
             else:
-                given = passed.pop((number + 1, micro_batch)) if number < last else weights[micro_batch]
+                given = (
+                    passed.pop((number + 1, micro_batch))
+                    if number < last
+                    else torch.tensor(weights[micro_batch], dtype=torch.float64)
+                )
                 act = stage.backward if kind == BACKWARD else stage.backward_inputs
                 passed[number, micro_batch] = act(micro_batch, given)
             alive = sum(self.stages[own].num_alive for own in self.schedule.stages(rank))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
 import torch
@@ -69,7 +69,7 @@ def deferring(later: WeightGradients | None) -> Iterator[None]:
     """Linear layers that compute in this context leave the gradients of their weights to `later`, if it isn't None."""
     token = CURRENT.set(later)
     try:
-        with LinearMode():
+        with LinearMode() if later else nullcontext():
             yield
     finally:
         CURRENT.reset(token)

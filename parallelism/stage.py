@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -127,7 +126,7 @@ def cut(
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, Absent(name))
     return {
-        number: Stage(reduce(joined, layers[part.start : part.stop]), part.stop == len(layers), prepare, splits)
+        number: Stage(reduce(joined, layers[part.start : part.stop]), prepare, splits)
         for number, part in stages.items()
     }
 
@@ -139,7 +138,7 @@ class Kept(NamedTuple):
     """
 
     x: Tensor | None
-    end: Tensor | GradientEdge | None
+    end: GradientEdge | None
     later: WeightGradients | None
 
 
@@ -149,8 +148,8 @@ class Stage:
     With `splits`, a backward pass may be done in two parts.
     """
 
-    def __init__(self, layer: Layer, is_last: bool, prepare: Callable[[Batch], None] = nothing, splits: bool = False):
-        self.layer, self.is_last, self.prepare, self.splits = layer, is_last, prepare, splits
+    def __init__(self, layer: Layer, prepare: Callable[[Batch], None] = nothing, splits: bool = False):
+        self.layer, self.prepare, self.splits = layer, prepare, splits
         self._alive: dict[int, Kept] = {}
 
     @property
@@ -165,20 +164,20 @@ class Stage:
         later = WeightGradients() if self.splits and needs_gradient else None
         if x is not None:
             x = x.detach().requires_grad_(needs_gradient)
-        with deferring(later) if later else nullcontext():
+        with deferring(later):
             y = self.layer.run(x, batch)
         if needs_gradient:
-            self._alive[micro_batch] = Kept(x, y if self.is_last else get_gradient_edge(y), later)
+            self._alive[micro_batch] = Kept(x, get_gradient_edge(y), later)  # not y, whose memory may go
         return y.detach()
 
-    def backward(self, micro_batch: int, gradient: Tensor | float) -> Tensor | None:
-        """The gradient of the input, given that of the output; of the last stage, the weight of the loss."""
+    def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
+        """The gradient of the input, given that of the output; of the last stage's, the weight of the loss."""
         kept = self._alive.pop(micro_batch)
         if kept.later:
             kept.later.at_once = True
         return backward(kept, gradient)
 
-    def backward_inputs(self, micro_batch: int, gradient: Tensor | float) -> Tensor | None:
+    def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
         """As `backward`, but the gradients of linear layers' weights are left to `backward_weights`."""
         kept = self._alive[micro_batch]
         assert kept.later, "the stage was cut without splits=True"
@@ -191,11 +190,8 @@ class Stage:
         later.add()
 
 
-def backward(kept: Kept, gradient: Tensor | float) -> Tensor | None:
+def backward(kept: Kept, gradient: Tensor) -> Tensor | None:
     assert kept.end is not None
-    if isinstance(kept.end, Tensor):
-        gradient = torch.as_tensor(gradient, dtype=kept.end.dtype, device=kept.end.device)
-    assert isinstance(gradient, Tensor)
     torch.autograd.backward(kept.end, gradient)
     return None if kept.x is None else kept.x.grad
 
