@@ -17,11 +17,12 @@ from collectives.arguments import OPERANDS, TAKES, Arguments, Operands
 from collectives.baseline import NativePlan, check_native
 from collectives.bind import BINDERS, Room
 from collectives.cost import NETWORK
-from collectives.errors import CommunicationError, InputError, LoneInputError
-from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Messages, Vector
+from collectives.errors import InputError, LoneInputError
+from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Vector
 from collectives.footing import Footing
 from collectives.fuse import Fused, Parts
 from collectives.job import library_name
+from collectives.letter import Letter, RecvLetter, SendLetter
 from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
 from collectives.record import Call, Calls, Record
@@ -455,50 +456,34 @@ class Communicator:
 
     # --- point to point ---
 
-    def send(self, x: Any, dest: int, tag: int = 0) -> None:
-        """Send an array to rank `dest`, which receives it with the same tag."""
-        self._check_peer("dest", dest)
-        with self._wire(x, staged_in=True) as wire:
-            request = self._letters.Isend([wire, MPI.BYTE], dest, tag)
-            self._progress.wait(Messages([request]), words=f"send to rank {dest} with tag {tag}")
+    def send(self, x: Any, dest: int, tag: int = 0, blocking: bool = True) -> Any:
+        """Send an array to rank `dest`, which receives it with the same tag.
 
-    def recv(self, x: Any, source: int, tag: int = 0) -> Any:
-        """Receive rank `source`'s array of that tag into `x`, of the same size; returns `x`."""
+        With blocking=False: work to wait for, until which `x` must stay as it is.
+        """
+        self._check_peer("dest", dest)
+        return self._deliver(SendLetter, x, dest, tag, f"send to rank {dest} with tag {tag}", blocking)
+
+    def recv(self, x: Any, source: int, tag: int = 0, blocking: bool = True) -> Any:
+        """Receive rank `source`'s array of that tag into `x`, of the same size; returns `x`, or work to wait for.
+
+        Raises: CommunicationError where what was sent is of another size.
+        """
         self._check_peer("source", source)
-        status = MPI.Status()
-        with self._wire(x, staged_in=False) as wire:
-            request = self._letters.Irecv([wire, MPI.BYTE], source, tag)
-            try:
-                words = f"recv from rank {source} with tag {tag}"
-                self._progress.wait(Messages([request], [status]), words=words)
-            except MPI.Exception as error:
-                raise CommunicationError(f"recv from rank {source} with tag {tag}: {error}") from error
-        if status.Get_count(MPI.BYTE) != wire.nbytes:
-            raise ValueError(
-                f"x has {wire.nbytes} bytes, but rank {source} sent {status.Get_count(MPI.BYTE)}: "
-                "pass an array of that size"
-            )
-        return x
+        return self._deliver(RecvLetter, x, source, tag, f"recv from rank {source} with tag {tag}", blocking)
 
     def _check_peer(self, name: str, peer: int) -> None:
         if not 0 <= peer < self.size:
             raise ValueError(f"{name} {peer} is no rank of this communicator: use 0 to {self.size - 1}")
 
-    @contextmanager
-    def _wire(self, x: Any, staged_in: bool) -> Iterator[Any]:
-        """An array's memory as MPI may use it: its own, or host memory that is copied in before or out after."""
+    def _deliver(self, kind: type[Letter], x: Any, peer: int, tag: int, words: str, blocking: bool) -> Any:
         device, view = arrays.flat(x)
-        memory = arrays.as_bytes(view)
-        wire = memory if device.mpi_reads else device.host(memory.nbytes)
-        device.begin()
-        if staged_in and wire is not memory:
-            device.copy(wire, memory)
-        device.synchronize()
-        yield wire
-        if not staged_in and wire is not memory:
-            device.copy(memory, wire)
-            device.synchronize()  # `wire` goes when this returns
-        device.end()
+        plan = Plan(words, x, self._progress, device, [kind(self._letters, device, view, peer, tag)])
+        plan.words = words
+        if not blocking:
+            return plan.start()
+        plan.begin()
+        return plan.wait()
 
     # --- agreement ---
 

@@ -71,7 +71,7 @@ class Progress:
         self._num_waits = count()
 
     def wait(self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "") -> None:
-        """Wait for something, which belongs to the plan `waiting` if to any; `words` say what for, if to none."""
+        """Wait for something of the plan `waiting`, if of any; `words` say what for, if for no collective."""
         number = next(self._num_waits)
         self.waits[number] = get_ident(), waiting, words
         try:
@@ -130,6 +130,7 @@ class Plan:
     ):
         self.name, self.result = name, result
         self.call: Call | None = None  # as which runs are recorded, if they are
+        self.words = ""  # what it is, where it is no collective
         self._only = only  # a program of all the rounds, where nothing is to be done before or after
         self.device, self.rounds = device, rounds
         self.before: list[CopyPair] = []  # ahead of the rounds
@@ -188,7 +189,7 @@ class Plan:
             while self._steps is not None:
                 assert self._waiting_for is not None
                 try:
-                    self._progress.wait(self._waiting_for, waiting=self)
+                    self._progress.wait(self._waiting_for, waiting=self, words=self.words)
                 except FAILURES as error:
                     self._fail(error)
                 else:
@@ -286,7 +287,8 @@ class Plan:
 
     def _fail(self, error: Exception) -> None:
         """End the run; who waits for it, or asks for it, gets the error."""
-        where = f", round {self._round.number}: {', '.join(map(show, self._round.moves))}" if self._round else ""
+        moves = self._round.moves if self._round else ()
+        where = f", round {self._round.number}: {', '.join(map(show, moves))}" if self._round and moves else ""
         self._failure = CommunicationError(f"{self.name}{where}: {error}")
         self._failure.__cause__ = error
         self._end()

@@ -116,17 +116,23 @@ class Transformer(nn.Module):
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
 
-    def forward(self, tokens, positions=None, documents=None):
+    def embed(self, tokens, positions=None):
+        seq, block_size = tokens.shape[1], len(self.wpe.weight)
+        if not 1 <= seq <= block_size:
+            raise ValueError(f"a sequence of {seq} tokens: pass 1 to block_size={block_size}")
         if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device)  # (seq,)
-        x = self.drop(self.wte(tokens) + self.wpe(positions))  # (batch, seq, n_embd)
+            positions = torch.arange(seq, device=tokens.device)  # (seq,)
+        return self.drop(self.wte(tokens) + self.wpe(positions))  # (batch, seq, n_embd)
+
+    def forward(self, tokens, positions=None, documents=None):
+        x = self.embed(tokens, positions)
         for block in self.h:
             x = block(x, documents)
         return self.ln_f(x)
 
 
 class CrossEntropy(nn.Module):
-    """Mean over the tokens in nats, in at least float32, but for those whose targets are `ignored`.
+    """Mean over the tokens in nats, in at least float32, but for those whose targets are `ignored`; 0 if all are.
 
     With `label_smoothing` s, the target has 1 - s of the probability and all tokens share s.
     """
@@ -138,7 +144,7 @@ class CrossEntropy(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self.total(logits, targets) / (targets != self.ignored).sum()
+        return self.total(logits, targets) / (targets != self.ignored).sum().clamp(min=1)
 
     def total(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -189,8 +195,6 @@ class GPT(nn.Module):
         Shapes: tokens, targets and documents (batch, seq), positions (seq) or (batch, seq), logits (batch, seq,
         vocab_size).
         """
-        if not 1 <= tokens.shape[1] <= self.config.block_size:
-            raise ValueError(f"a sequence of {tokens.shape[1]} tokens: pass 1 to block_size={self.config.block_size}")
         logits = self.lm_head(self.transformer(tokens, positions, documents))
         return logits, None if targets is None else self.loss(logits, targets)
 
@@ -223,7 +227,7 @@ class GPT(nn.Module):
 
     def num_params(self) -> int:
         """Count parameters as nanoGPT does: the tied embedding once, the position embedding not at all."""
-        return sum(p.numel() for p in self.parameters()) - self.transformer.wpe.weight.numel()
+        return sum(p.numel() for name, p in self.named_parameters() if name != "transformer.wpe.weight")
 
 
 def flops_per_token(config: GPTConfig, num_params: int) -> int:

@@ -14,18 +14,25 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def clip_grad_norm(parameters: Iterable[nn.Parameter], limit: float, tp: Communicator) -> float:
-    """Scale gradients so that their global norm is at most `limit`; returns the norm before.  Collective over `tp`.
+def clip_grad_norm(
+    parameters: Iterable[nn.Parameter], limit: float, tp: Communicator, pp: Communicator | None = None
+) -> float:
+    """Scale gradients so that their global norm is at most `limit`; returns the norm before.  Collective.
 
-    What ranks have parts of is summed up over them; what each has the whole of counts once.
+    What the ranks of `tp` have parts of is summed up over them; what each has the whole of counts once.  Ranks of `pp`
+    have parameters of their own, but for those marked `is_copy`, which others have, too.
     """
-    gradients = [(p.grad, hasattr(p, "shard")) for p in parameters if p.grad is not None]
+    gradients = {p: p.grad for p in parameters if p.grad is not None}
     squares = np.zeros(2)  # of parts, of wholes
-    for gradient, is_part in gradients:
-        squares[0 if is_part else 1] += float(torch.linalg.vector_norm(gradient)) ** 2
-    norm = float(np.sqrt(tp.all_reduce(squares[:1].copy())[0] + squares[1]))
+    for p, gradient in gradients.items():
+        if not getattr(p, "is_copy", False):
+            squares[0 if hasattr(p, "shard") else 1] += float(torch.linalg.vector_norm(gradient)) ** 2
+    squares[:1] = tp.all_reduce(squares[:1].copy())
+    if pp is not None:
+        pp.all_reduce(squares)
+    norm = float(np.sqrt(squares.sum()))
     scale = limit / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
     if scale < 1:
-        for gradient, _ in gradients:
+        for gradient in gradients.values():
             gradient.mul_(scale)
     return norm

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -62,3 +63,14 @@ def wholes(model: nn.Module, comm: Communicator) -> dict[str, Tensor]:
             own = shard.whole([part.view(own.shape) for part in every.chunk(comm.size)])
         gathered[name] = own
     return gathered
+
+
+@torch.no_grad()
+def fill(model: nn.Module, weights: Mapping[str, Tensor], pp: Communicator) -> None:
+    """Give a model its parameters, of which each rank of `pp` has some, by name.  Collective."""
+    params = dict(model.named_parameters())
+    owners = pp.all_reduce(np.array([pp.rank if name in weights else -1 for name in params]), op="max")
+    for (name, p), owner in zip(params.items(), owners.tolist(), strict=True):
+        if pp.rank == owner:
+            p.copy_(weights[name])
+        pp.broadcast(p.data, root=owner)

@@ -38,13 +38,16 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
     Bubble (p-1)/(m+p-1) as GPipe's, but stage s has at most p-s activations alive.
     """
     peaks = tuple(min(num_ranks - stage, num_micro_batches) for stage in range(num_ranks))
-    orders = [alternate(stage, peak, num_micro_batches) for stage, peak in enumerate(peaks)]
+    every = range(num_micro_batches)
+    orders = [
+        alternate(passes(stage, FORWARD, every), passes(stage, BACKWARD, every), peak)
+        for stage, peak in enumerate(peaks)
+    ]
     return Schedule("1f1b", tuple(orders), peaks)
 
 
-def alternate(stage: int, peak: int, num_micro_batches: int) -> Order:
-    """As many forward passes as may be alive, each further one after a backward pass."""
-    forward = passes(stage, FORWARD, range(num_micro_batches))
-    backward = passes(stage, BACKWARD, range(num_micro_batches))
-    steady = chain.from_iterable(zip(backward, forward[peak:], strict=False))
-    return (*forward[:peak], *steady, *backward[num_micro_batches - peak :])
+def alternate(forward: list[Action], backward: list[Action], num_ahead: int) -> Order:
+    """So many forward passes, each further one after a backward pass."""
+    later = forward[num_ahead:]
+    steady = chain.from_iterable(zip(backward, later, strict=False))
+    return (*forward[:num_ahead], *steady, *backward[len(later) :])

@@ -1,0 +1,110 @@
+"""Pipeline schedules as grids, in letters and in colors."""
+
+import re
+
+import pytest
+
+from parallelism.pipeline_schedule import picture
+from parallelism.pipeline_schedule.actions import Schedule, parse
+from parallelism.pipeline_schedule.basic import gpipe, one_f_one_b
+from parallelism.pipeline_schedule.picture import Grid, planned, text
+from parallelism.pipeline_schedule.price import Costs, Span, price
+
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def lanes(drawn):
+    return [line.split(None, 2)[2] for line in drawn.splitlines()[1:]]
+
+
+def written(*orders):
+    return Schedule("written", tuple(tuple(map(parse, order.split())) for order in orders), (9,) * len(orders))
+
+
+def test_a_grid_in_letters():
+    assert text(planned(price(one_f_one_b(3, 4)))).splitlines() == [
+        "1f1b: 18 s, bubble 33.3%, activations alive at most 3 2 1",
+        "rank 0  F0F1F2........B0--F3B1--..B2--..B3--",
+        "rank 1  ..F0F1....B0--F2B1--F3B2--..B3--....",
+        "rank 2  ....F0B0--F1B1--F2B2--F3B3--........",
+    ]
+
+
+def test_stages_are_named_where_a_rank_has_several():
+    drawn = text(planned(price(written("0F0 3F0 3I0 0I0 3W0 0W0", "1F0 2F0 2I0 1I0 2W0 1W0"))))
+    assert lanes(drawn) == ["0F0......3F03I0......0I03W00W0", "...1F02F0......2I01I02W01W0..."]
+
+
+def test_widths_are_in_proportion_to_times():
+    drawn = text(planned(price(gpipe(2, 1), Costs(forward=[2, 1], inputs=3, weights=1, message=0.5))))
+    assert lanes(drawn) == ["F0--............B0------", ".....F0B0------........."]
+
+
+def test_every_lane_is_as_long_as_the_columns_allow():
+    timeline = price(one_f_one_b(8, 12), Costs(1.3, 1.1, 0.7, 0.3))
+    for columns in (40, 80, 133):
+        assert {len(line) for line in text(planned(timeline), columns).splitlines()[1:]} == {columns}
+
+
+def test_what_is_too_narrow_for_its_name_has_its_letter():
+    timeline = price(written("0F10 0F11 0B10 0B11"))
+    names = [set(re.findall("[FB][0-9]*", lanes(text(planned(timeline), columns))[0])) for columns in range(12, 40)]
+    assert set.union(*names) == {"F", "B", "F10", "F11", "B10", "B11"}, "part of a number reads as another one"
+
+
+def test_actions_that_take_no_time_have_no_cell():
+    drawn = text(planned(price(gpipe(2, 2), Costs(forward=1, inputs=0, weights=0))))
+    assert lanes(drawn) == ["F0F1..", "..F0F1"]
+
+
+def test_an_empty_schedule_has_empty_lanes():
+    timeline = price(Schedule("idle", ((), ()), (0, 0)))
+    assert text(planned(timeline)).splitlines()[1:] == ["rank 0  ", "rank 1  "]
+    picture.figure([planned(timeline)]).draw_without_rendering()
+
+
+def test_colors_change_no_letter_but_fill():
+    timeline = price(one_f_one_b(3, 4))
+    plain, colored = text(planned(timeline)), text(planned(timeline), colored=True)
+    assert COLOR.sub("", colored) == plain.replace("-", " ")
+    assert "\x1b[97;44mF0\x1b[0m" in colored
+    assert "\x1b[30;102mB1  \x1b[0m" in colored
+
+
+def bars(axes):
+    """Rank, begin and end of each bar, by label."""
+    return {
+        group.get_label(): sorted(
+            (round(bar.get_y() + 0.4), bar.get_x(), bar.get_x() + bar.get_width()) for bar in group
+        )
+        for group in axes.containers
+    }
+
+
+def test_a_figure_has_a_bar_for_each_action():
+    timeline = price(one_f_one_b(4, 8), Costs(2, 3, 1, 0.5))
+    (axes,) = picture.figure([planned(timeline)]).axes
+    for label, kind in (("forward", "F"), ("backward", "B")):
+        expected = sorted((s.rank, s.begin_s, s.end_s) for s in timeline.spans if s.what[1] == kind)
+        assert [pytest.approx(bar) for bar in bars(axes)[label]] == expected
+    numbers = [text.get_text() for text in axes.texts]
+    assert sorted(numbers) == sorted(str(m) for m in range(8) for _ in range(2 * 4))
+    assert axes.get_title() == picture.title(timeline)
+
+
+def test_grids_share_their_time_and_their_colors():
+    timeline = price(one_f_one_b(2, 2))
+    happened = [span._replace(end_s=span.end_s + 0.5) for span in timeline.spans] + [Span(1, "wait 1F0", 0, 1)]
+    drawn = picture.figure([planned(timeline), Grid("happened", 2, happened)])
+    above, below = drawn.axes
+    assert above.get_xlim() == below.get_xlim()
+    assert above.get_xlim()[1] > 9.5
+    assert bars(below)["wait"] == [(1, 0, 1)]
+    assert [label.get_text() for label in drawn.legends[0].get_texts()] == ["forward", "backward", "wait"]
+    assert above.containers[0][0].get_facecolor() == below.containers[0][0].get_facecolor()
+
+
+def test_stages_of_a_rank_have_shades():
+    (axes,) = picture.figure([planned(price(written("0F0 1F0 1B0 0B0")))]).axes
+    forward = axes.containers[0]
+    assert len({bar.get_facecolor() for bar in forward}) == 2

@@ -1,0 +1,39 @@
+"""Which layers go to which stage of a pipeline, so that the dearest stage costs least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+
+def balance(costs: Sequence[float], num_stages: int) -> list[range]:
+    """The layers of each stage, at least one, in order: with the dearest stage as cheap as can be, all as even.
+
+    Raises: ValueError for more stages than layers, or none.
+
+    >>> balance([1, 1, 1, 1, 1, 3], 3)
+    [range(0, 2), range(2, 5), range(5, 6)]
+    """
+    if not 1 <= num_stages <= len(costs):
+        raise ValueError(f"{num_stages} stages can't be cut from {len(costs)} layers: use 1 to {len(costs)} stages")
+    limit, _ = cheapest(costs, num_stages, max)
+    _, parts = cheapest(costs, num_stages, lambda others, cost: others + cost**2, limit)
+    return parts
+
+
+def cheapest(
+    costs: Sequence[float], num_stages: int, add: Callable[[float, float], float], limit: float = math.inf
+) -> tuple[float, list[range]]:
+    """The cheapest parts of which none costs more than `limit`, where `add` gives what one more part makes of a sum."""
+    sums = [0, *accumulate(costs)]
+    best: dict[int, tuple[float, list[range]]] = {0: (0, [])}  # of the layers before some
+    for _ in range(num_stages):
+        longer: dict[int, tuple[float, list[range]]] = {}
+        for begin, (value, parts) in best.items():
+            for end in range(begin + 1, len(sums)):
+                if (cost := sums[end] - sums[begin]) <= limit:
+                    choice = add(value, cost), [*parts, range(begin, end)]
+                    longer[end] = min(longer.get(end, choice), choice, key=lambda priced: priced[0])
+        best = longer
+    return best[len(costs)]

@@ -1,0 +1,97 @@
+"""Gradients of a pipeline's stages: averaged over data-parallel ranks, and summed up over tied parameters."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from parallelism.pipeline_schedule.actions import FORWARD, Action, Order
+
+if TYPE_CHECKING:
+    from collectives import Communicator, Plan
+    from parallelism.arena import Arena
+
+
+class Reduction:
+    """Averages each stage's gradients over `comm`, from the end of its last backward pass on.
+
+    `order` are the rank's actions; `modules` are the names of those of `model` that each of its stages has, whose
+    parameters live in `arena`.  A parameter of two stages is averaged after the later one.  The initial parameters of
+    rank 0 are broadcast.  Collective.
+
+    `exposed_s` is the time that `wait()` waited, in seconds, added up.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: Mapping[int, Sequence[str]],
+        order: Order,
+        arena: Arena,
+        comm: Communicator,
+    ):
+        self.exposed_s = 0.0
+        comm.broadcast(arena.parameters, root=0)
+        last = {action.stage: action for action in order if action.kind != FORWARD}
+        ends = {
+            param: last[stage]
+            for stage in sorted(modules, key=lambda stage: order.index(last[stage]))
+            for name in modules[stage]
+            for param in model.get_submodule(name).parameters()
+        }
+        params = dict(model.named_parameters())
+        self.plans: dict[Action, list[Plan]] = defaultdict(list)
+        for action, names in groupby(arena.slices, key=lambda name: ends[params[name]]):
+            slices = [arena.slices[name] for name in names]
+            run = arena.gradients[slices[0].start : slices[-1].stop]
+            self.plans[action].append(comm.plan("all_reduce", run, op="avg"))
+
+    def start(self, action: Action) -> None:
+        """After an action: begin with what is whole by it."""
+        for plan in self.plans.get(action, ()):
+            plan.start()
+
+    def wait(self) -> None:
+        begin = time.perf_counter()
+        for plans in self.plans.values():
+            for plan in plans:
+                plan.wait()
+        self.exposed_s += time.perf_counter() - begin
+
+
+Tied = list[tuple[str, ...]]
+
+
+def tied_names(model: nn.Module) -> Tied:
+    """The names of each parameter that has several."""
+    names: dict[nn.Parameter, list[str]] = defaultdict(list)
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names[param].append(name)
+    return [tuple(group) for group in names.values() if len(group) > 1]
+
+
+class TiedGradients:
+    """Sums up the gradients of parameters that are tied in the whole model, but lie on several ranks of `pp`.
+
+    `tied` are their names there, `model` what this rank has of it.  On all but the first of the ranks such a parameter
+    is marked as a copy, `is_copy`, which a norm over all ranks leaves out.  Collective.
+    """
+
+    def __init__(self, tied: Tied, model: nn.Module, arena: Arena, pp: Communicator):
+        self.plans: list[Plan] = []
+        params = dict(model.named_parameters())
+        for names in tied:
+            own = [name for name in names if name in params]
+            comm = pp.split(0 if own else None)
+            if comm is not None and comm.size > 1:
+                params[own[0]].is_copy = comm.rank > 0  # type: ignore[attr-defined]
+                self.plans.append(comm.plan("all_reduce", arena.gradients[arena.slices[own[0]]]))
+
+    def sum_up(self) -> None:
+        for plan in self.plans:
+            plan()

@@ -1,0 +1,208 @@
+"""Stages of a pipeline, cut from a model: forward, and backward whole or in two parts, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from models.gpt import GPT, GPTConfig
+from parallelism.deferred import WeightGradients, deferring
+
+
+class Batch(NamedTuple):
+    """A micro-batch, as every stage has it.
+
+    Shapes: tokens, targets and documents (batch, seq), positions (seq) or (batch, seq), samples (batch).
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+    samples: Tensor | None = None
+
+
+class Layer(NamedTuple):
+    """What a pipeline cannot cut: the names of the modules it owns, and what they make of the layer before it."""
+
+    name: str
+    modules: tuple[str, ...]
+    run: Callable[[Tensor | None, Batch], Tensor]
+    cost: float
+
+
+def joined(first: Layer, second: Layer) -> Layer:
+    return Layer(
+        f"{first.name}, {second.name}",
+        first.modules + second.modules,
+        lambda x, batch: second.run(first.run(x, batch), batch),
+        first.cost + second.cost,
+    )
+
+
+def gpt2_layers(model: GPT) -> list[Layer]:
+    """One for each block of a GPT, plain or divided; the first has the embeddings, too, the last the head and the loss.
+
+    Costs are those of `block_flops` and `head_flops`.
+    """
+    config = model.config
+
+    def embed(x: Tensor | None, batch: Batch) -> Tensor:
+        return model.transformer.embed(batch.tokens, batch.positions)
+
+    def block(number: int) -> Layer:
+        name = f"transformer.h.{number}"
+        return Layer(
+            f"block {number}",
+            (name,),
+            lambda x, batch: model.get_submodule(name)(x, batch.documents),
+            block_flops(config),
+        )
+
+    def head(x: Tensor | None, batch: Batch) -> Tensor:
+        return model.loss(model.lm_head(model.transformer.ln_f(x)), batch.targets)
+
+    layers = [block(number) for number in range(config.n_layer)]
+    layers[0] = joined(Layer("embedding", EMBEDDING, embed, 0), layers[0])
+    layers[-1] = joined(layers[-1], Layer("head", HEAD, head, head_flops(config)))
+    return layers
+
+
+EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
+HEAD = ("transformer.ln_f", "lm_head", "loss")
+
+
+def block_flops(config: GPTConfig) -> int:
+    """Forward of one token: twice the elements of the matrices, and 4 d T for scores and values of T tokens.
+
+    Source: as of `models.gpt.flops_per_token`, of which this is the third that is not backward.
+    """
+    width, kv_width = config.n_embd, config.n_embd // config.n_head * config.num_kv_heads
+    matrices = width * (width + 2 * kv_width) + width * width + 8 * width * width
+    return 2 * matrices + 4 * width * config.block_size
+
+
+def head_flops(config: GPTConfig) -> int:
+    return 2 * config.n_embd * config.vocab_size
+
+
+class Absent(nn.Module):
+    """Takes the place of a module that another stage has."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"{self.name} is of another stage, on another rank")
+
+
+def nothing(batch: Batch) -> None:
+    pass
+
+
+def cut(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    stages: Mapping[int, range],
+    prepare: Callable[[Batch], None] = nothing,
+    splits: bool = False,
+) -> dict[int, Stage]:
+    """The stages of this rank, by their numbers: `stages` says which layers each has.  Modules of others go.
+
+    Parameters keep their names.  A parameter that modules share stays one where all of them are here.  `prepare` is
+    called before each forward pass.  With `splits`, backward passes may be done in two parts.
+    """
+    kept = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
+    for name in (name for layer in layers for name in layer.modules if name not in kept):
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, Absent(name))
+    return {
+        number: Stage(reduce(joined, layers[part.start : part.stop]), part.stop == len(layers), prepare, splits)
+        for number, part in stages.items()
+    }
+
+
+class Kept(NamedTuple):
+    """What a stage keeps of a micro-batch until the end of its backward pass.
+
+    That is its input, if it isn't the first, where the graph of its output ends, and what is put off.
+    """
+
+    x: Tensor | None
+    end: Tensor | GradientEdge | None
+    later: WeightGradients | None
+
+
+class Stage:
+    """Some layers of a model.  Gradients accumulate in the parameters' `grad`.
+
+    With `splits`, a backward pass may be done in two parts.
+    """
+
+    def __init__(self, layer: Layer, is_last: bool, prepare: Callable[[Batch], None] = nothing, splits: bool = False):
+        self.layer, self.is_last, self.prepare, self.splits = layer, is_last, prepare, splits
+        self._alive: dict[int, Kept] = {}
+
+    @property
+    def num_alive(self) -> int:
+        """Micro-batches whose activations are kept."""
+        return len(self._alive)
+
+    def forward(self, micro_batch: int, x: Tensor | None, batch: Batch) -> Tensor:
+        """The output for the next stage; of the last one the loss, a scalar.  The first stage's x is None."""
+        self.prepare(batch)
+        needs_gradient = torch.is_grad_enabled()
+        later = WeightGradients() if self.splits and needs_gradient else None
+        if x is not None:
+            x = x.detach().requires_grad_(needs_gradient)
+        with deferring(later) if later else nullcontext():
+            y = self.layer.run(x, batch)
+        if needs_gradient:
+            self._alive[micro_batch] = Kept(x, y if self.is_last else get_gradient_edge(y), later)
+        return y.detach()
+
+    def backward(self, micro_batch: int, gradient: Tensor | float) -> Tensor | None:
+        """The gradient of the input, given that of the output; of the last stage, the weight of the loss."""
+        kept = self._alive.pop(micro_batch)
+        if kept.later:
+            kept.later.at_once = True
+        return backward(kept, gradient)
+
+    def backward_inputs(self, micro_batch: int, gradient: Tensor | float) -> Tensor | None:
+        """As `backward`, but the gradients of linear layers' weights are left to `backward_weights`."""
+        kept = self._alive[micro_batch]
+        assert kept.later, "the stage was cut without splits=True"
+        self._alive[micro_batch] = Kept(None, None, kept.later)
+        return backward(kept, gradient)
+
+    def backward_weights(self, micro_batch: int) -> None:
+        later = self._alive.pop(micro_batch).later
+        assert later
+        later.add()
+
+
+def backward(kept: Kept, gradient: Tensor | float) -> Tensor | None:
+    assert kept.end is not None
+    if isinstance(kept.end, Tensor):
+        gradient = torch.as_tensor(gradient, dtype=kept.end.dtype, device=kept.end.device)
+    assert isinstance(gradient, Tensor)
+    torch.autograd.backward(kept.end, gradient)
+    return None if kept.x is None else kept.x.grad
+
+
+def loss_weights(
+    batches: Sequence[Batch], ignored: int, sum_up: Callable[[Tensor], Tensor] = torch.clone
+) -> list[float]:
+    """What each micro-batch's loss counts in that of all: as many as its targets are, of those that aren't `ignored`.
+
+    Where ranks share sequences, `sum_up` adds up the numbers of all.
+    """
+    counts = sum_up(torch.stack([(batch.targets != ignored).sum() for batch in batches])).tolist()
+    return [count / max(1, sum(counts)) for count in counts]
