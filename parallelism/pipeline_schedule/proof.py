@@ -147,19 +147,21 @@ class Run:
             raise self.failure(rank, f"the program has {action} here")
         for need in needs(action, self.schedule.num_stages):
             if need not in self.results[rank]:
-                raise self.failure(rank, f"{action} needs {self.named(need)}, which comes later")
+                raise self.failure(rank, f"{action} needs {self.named(need)}, which has not been done")
         self.num_done[rank] += 1
         self.results[rank].add(result(action))
 
     def post(self, rank: int, message: Message) -> None:
         self.num_open[rank] += 1
-        if message.dest != rank or message in self.posted or self.num_open[rank] > AHEAD + 1:
-            raise self.failure(rank, f"the {message} is posted, of {self.num_open[rank]} at once")
+        if message.dest != rank or message in self.posted:
+            raise self.failure(rank, f"the {message} is posted out of turn")
+        if self.num_open[rank] > AHEAD + 1:
+            raise self.failure(rank, f"{self.num_open[rank]} receives are posted at once")
         self.posted.add(message)
 
     def put(self, rank: int, message: Message) -> None:
         if message.source != rank or message in self.sent or content(message) not in self.results[rank]:
-            raise self.failure(rank, f"the {message} is sent")
+            raise self.failure(rank, f"the {message} is sent out of turn")
         self.sent.add(message)
         if self.waiting.get(message.dest) == message:
             del self.waiting[message.dest]
@@ -168,13 +170,13 @@ class Run:
 
     def take(self, rank: int, message: Message) -> None:
         if message.dest != rank or message not in self.posted or message in self.taken:
-            raise self.failure(rank, f"the {message} is taken")
+            raise self.failure(rank, f"the {message} is taken out of turn")
         self.taken.add(message)
         self.num_open[rank] -= 1
         self.results[rank].add(content(message))
 
     def failure(self, rank: int, why: str) -> ProofError:
-        return ProofError(self.schedule, f"{why}, on rank {rank}", Place(rank, self.num_done[rank]))
+        return ProofError(self.schedule, f"{why} on rank {rank}", Place(rank, self.num_done[rank]))
 
     def named(self, need: Action) -> Action:
         """The action of this schedule that gives a result."""
