@@ -176,34 +176,34 @@ def moved(order, source, dest):
     return [*rest[:dest], order[source], *rest[dest:]]
 
 
-F4B4 = one_f_one_b(4, 8)  # rank 1: 1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1F5 1B3 1F6 1B4 1F7 1B5 1B6 1B7
+PLAIN = one_f_one_b(4, 8)  # rank 1: 1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1F5 1B3 1F6 1B4 1F7 1B5 1B6 1B7
 H1 = make("zb_h1", 3, 4)  # rank 0: 0F0 0F1 0F2 0I0 0W0 0F3 ...
 V = make("zb_v", 2, 3)  # rank 1: 1F0 2F0 1F1 2F1 2I0 2W0 ...
-ONE, THREE = F4B4.orders[1], F4B4.orders[3]
+ONE, THREE = PLAIN.orders[1], PLAIN.orders[3]
 DAMAGES = {
-    "left out": (changed(F4B4, 1, without(ONE, 5)), "1B1 is missing, of stages 0 to 3", Place(1, 15)),
+    "left out": (changed(PLAIN, 1, without(ONE, 5)), "1B1 is missing, of stages 0 to 3", Place(1, 15)),
     "left out: the weights' part": (changed(H1, 0, without(H1.orders[0], 4)), "0W0 is missing", Place(0, 11)),
     "left out: the inputs' part": (changed(H1, 0, without(H1.orders[0], 3)), "0I0 is missing", Place(0, 11)),
-    "left out: a forward pass": (changed(F4B4, 3, without(THREE, 2)), "3F1 is missing", Place(3, 15)),
+    "left out: a forward pass": (changed(PLAIN, 3, without(THREE, 2)), "3F1 is missing", Place(3, 15)),
     "a stage is not there": (written("0F0 0B0", "2F0 2B0"), "1F0 is missing, of stages 0 to 2", Place(1, 0)),
     "a far micro-batch": (written("0F0 0B0 0F999999999 0B999999999"), "0F1 is missing", Place(0, 4)),
     "a far stage": (written("0F0 0B0 999999999F0"), "1F0 is missing", Place(0, 2)),
-    "twice": (changed(F4B4, 1, [*ONE[:5], ONE[4], *ONE[5:]]), "1F3 is there twice", Place(1, 5)),
-    "whole and part": (changed(F4B4, 1, [*ONE[:6], parse("1W0"), *ONE[6:]]), "1W0 is a part of 1B0", Place(1, 6)),
-    "parts of another": (changed(F4B4, 1, [*ONE[:3], parse("1I0"), *ONE[4:]]), "1W0 is missing", Place(1, 16)),
+    "twice": (changed(PLAIN, 1, [*ONE[:5], ONE[4], *ONE[5:]]), "1F3 is there twice", Place(1, 5)),
+    "whole and part": (changed(PLAIN, 1, [*ONE[:6], parse("1W0"), *ONE[6:]]), "1W0 is a part of 1B0", Place(1, 6)),
+    "parts of another": (changed(PLAIN, 1, [*ONE[:3], parse("1I0"), *ONE[4:]]), "1W0 is missing", Place(1, 16)),
     "on another rank": (
-        changed(changed(F4B4, 1, without(ONE, 5)), 2, [*F4B4.orders[2][:3], ONE[5], *F4B4.orders[2][3:]]),
+        changed(changed(PLAIN, 1, without(ONE, 5)), 2, [*PLAIN.orders[2][:3], ONE[5], *PLAIN.orders[2][3:]]),
         "1B1 is on rank 2, but stage 1 belongs to rank 1",
         Place(2, 3),
     ),
-    "no action": (changed(F4B4, 1, [*ONE, Action(1, "X", 0)]), "1X0 is no action", Place(1, 16)),
-    "below zero": (changed(F4B4, 1, [*ONE, Action(1, "F", -1)]), "1F-1 is no action", Place(1, 16)),
-    "no actions": (replace(F4B4, orders=(*F4B4.orders, ()), peaks=(9,) * 5), "rank 4 has no action", Place(4, 0)),
-    "backward first, last stage": (changed(F4B4, 3, moved(THREE, 0, 1)), "3B0 needs 3F0, which has not", Place(3, 0)),
+    "no action": (changed(PLAIN, 1, [*ONE, Action(1, "X", 0)]), "1X0 is no action", Place(1, 16)),
+    "below zero": (changed(PLAIN, 1, [*ONE, Action(1, "F", -1)]), "1F-1 is no action", Place(1, 16)),
+    "no actions": (replace(PLAIN, orders=(*PLAIN.orders, ()), peaks=(9,) * 5), "rank 4 has no action", Place(4, 0)),
+    "backward first, last stage": (changed(PLAIN, 3, moved(THREE, 0, 1)), "3B0 needs 3F0, which has not", Place(3, 0)),
     "weights first": (changed(H1, 0, moved(H1.orders[0], 3, 4)), "0W0 needs 0I0, which has not", Place(0, 3)),
     "the turn of a V": (changed(V, 1, moved(V.orders[1], 0, 1)), "2F0 needs 1F0, which has not", Place(1, 0)),
     "backward first": (
-        changed(F4B4, 1, moved(ONE, 3, 0)),
+        changed(PLAIN, 1, moved(ONE, 3, 0)),
         "1B0 of rank 1 waits for the gradient of micro-batch 0 for stage 1, rank 2 to 1; "
         "2F0 of rank 2 waits for the activation of micro-batch 0 for stage 2, rank 1 to 2",
         Place(1, 0),
@@ -216,7 +216,7 @@ DAMAGES = {
         Place(0, 1),
         Place(1, 1),
     ),
-    "a lower peak": (replace(F4B4, peaks=(4, 2, 2, 1)), "1F2 makes 3 activations alive on rank 1, wh", Place(1, 2)),
+    "a lower peak": (replace(PLAIN, peaks=(4, 2, 2, 1)), "1F2 makes 3 activations alive on rank 1, wh", Place(1, 2)),
     "weights too late": (
         changed(H1, 2, moved(H1.orders[2], 6, 7)),
         "2F3 makes 4 activations alive on rank 2, which states 3",
@@ -243,7 +243,7 @@ def test_there_are_ranks_and_a_peak_for_each():
     with pytest.raises(ProofError, match="no ranks"):
         prove(Schedule("empty", (), ()))
     with pytest.raises(ProofError, match="peaks of 3 ranks, and has 4"):
-        prove(replace(F4B4, peaks=(4, 3, 2)))
+        prove(replace(PLAIN, peaks=(4, 3, 2)))
 
 
 def test_the_picture_of_a_failure():
@@ -271,8 +271,7 @@ def test_a_long_picture_is_cut_to_what_is_around_the_failure():
 def test_any_order_is_refused_if_and_only_if_it_cannot_be_played():
     draws, outcomes = random.Random(0), set()
     for _ in range(1500):
-        name = draws.choice([name for name in names() if name != "naive"])
-        schedule = replace(make(name, draws.randint(1, 4), draws.randint(1, 5)), peaks=(99,) * 4)
+        schedule = make(draws.choice(names()), draws.randint(1, 4), draws.randint(1, 5))
         schedule = replace(schedule, peaks=(99,) * schedule.num_ranks)
         for _ in range(draws.randint(1, 3)):
             rank = draws.randrange(schedule.num_ranks)
@@ -323,8 +322,12 @@ PROGRAMS = {  # of the middle rank
     "an action is not done": (lambda ops: without(ops, 4, 5), "the program has 1F1 here on rank 1"),
     "sent twice": (again(Put, 1), "is sent out of turn on rank 1"),
     "sent before it is made": (lambda ops: [ops[-1], *ops], "is sent out of turn on rank 1"),
-    "sent to one who does not wait": (lambda ops: [*ops[:5], STRAY, *ops[5:]], "is sent, but not received on rank 1"),
+    "sent to one who does not wait": (
+        lambda ops: [*ops[:5], STRAY, *ops[5:]],
+        "rank 1 to 0 is never taken on rank 0",
+    ),
     "posted twice": (again(Post, -1), "is posted out of turn on rank 1"),
+    "posted for nothing": (lambda ops: [*ops, Post(STRAY.message._replace(dest=1))], "is never taken on rank 1"),
     "taken twice": (again(Take, 3), "is taken out of turn on rank 1"),
     "posted too far ahead": (all_posts_first, "receives are posted at once on rank 1"),
 }
