@@ -132,7 +132,7 @@ class Transformer(nn.Module):
 
 
 class CrossEntropy(nn.Module):
-    """Mean over the tokens in nats, in at least float32, but for those whose targets are `ignored`.
+    """Mean over the tokens in nats, in at least float32, but for those whose targets are `ignored`; 0 if all are.
 
     With `label_smoothing` s, the target has 1 - s of the probability and all tokens share s.
     """
@@ -144,7 +144,7 @@ class CrossEntropy(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self.total(logits, targets) / (targets != self.ignored).sum()
+        return self.total(logits, targets) / (targets != self.ignored).sum().clamp(min=1)
 
     def total(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

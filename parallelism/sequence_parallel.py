@@ -178,6 +178,6 @@ class SequenceLoss(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         count = self.ranks.all_reduce((targets != self.loss.ignored).sum()[None])[0]
-        total = self.loss.total(logits, targets) / count
+        total = self.loss.total(logits, targets) / count.clamp(min=1)
         size, sum_up = self.ranks.size, self.ranks.all_reduce
         return autograd.Conjugate.apply(total[None], sum_up, lambda gradient: size * gradient)[0]

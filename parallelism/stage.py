@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from models.gpt import GPT, GPTConfig
+from parallelism.deferred import WeightGradients, deferring
 
 
 class Batch(NamedTuple):
@@ -24,6 +25,9 @@ class Batch(NamedTuple):
     positions: Tensor | None = None
     documents: Tensor | None = None
     samples: Tensor | None = None
+
+    def to(self, device: str) -> Batch:
+        return Batch(*(part if part is None else part.to(device) for part in self))  # type: ignore[arg-type]
 
 
 class Layer(NamedTuple):
@@ -110,34 +114,42 @@ def cut(
     layers: Sequence[Layer],
     stages: Mapping[int, range],
     prepare: Callable[[Batch], None] = nothing,
+    splits: bool = False,
 ) -> dict[int, Stage]:
     """The stages of this rank, by their numbers: `stages` says which layers each has.  Modules of others go.
 
     Parameters keep their names.  A parameter that modules share stays one where all of them are here.  `prepare` is
-    called before each forward pass.
+    called before each forward pass.  With `splits`, backward passes may be done in two parts.
     """
     kept = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
     for name in (name for layer in layers for name in layer.modules if name not in kept):
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, Absent(name))
     return {
-        number: Stage(reduce(joined, layers[part.start : part.stop]), part.stop == len(layers), prepare)
+        number: Stage(reduce(joined, layers[part.start : part.stop]), prepare, splits)
         for number, part in stages.items()
     }
 
 
 class Kept(NamedTuple):
-    """What a stage keeps of a micro-batch: its input, if it isn't the first, and where the graph of its output ends."""
+    """What a stage keeps of a micro-batch until the end of its backward pass.
+
+    That is its input, if it isn't the first, where the graph of its output ends, and what is put off.
+    """
 
     x: Tensor | None
-    end: Tensor | GradientEdge
+    end: GradientEdge | None
+    later: WeightGradients | None
 
 
 class Stage:
-    """Some layers of a model.  Gradients accumulate in the parameters' `grad`."""
+    """Some layers of a model.  Gradients accumulate in the parameters' `grad`.
 
-    def __init__(self, layer: Layer, is_last: bool, prepare: Callable[[Batch], None] = nothing):
-        self.layer, self.is_last, self.prepare = layer, is_last, prepare
+    With `splits`, a backward pass may be done in two parts.
+    """
+
+    def __init__(self, layer: Layer, prepare: Callable[[Batch], None] = nothing, splits: bool = False):
+        self.layer, self.prepare, self.splits = layer, prepare, splits
         self._alive: dict[int, Kept] = {}
 
     @property
@@ -149,17 +161,47 @@ class Stage:
         """The output for the next stage; of the last one the loss, a scalar.  The first stage's x is None."""
         self.prepare(batch)
         needs_gradient = torch.is_grad_enabled()
+        later = WeightGradients() if self.splits and needs_gradient else None
         if x is not None:
             x = x.detach().requires_grad_(needs_gradient)
-        y = self.layer.run(x, batch)
+        with deferring(later):
+            y = self.layer.run(x, batch)
         if needs_gradient:
-            self._alive[micro_batch] = Kept(x, y if self.is_last else get_gradient_edge(y))
+            self._alive[micro_batch] = Kept(x, get_gradient_edge(y), later)  # not y, whose memory may go
         return y.detach()
 
-    def backward(self, micro_batch: int, gradient: Tensor | float) -> Tensor | None:
-        """The gradient of the input, given that of the output; of the last stage, the weight of the loss."""
-        x, end = self._alive.pop(micro_batch)
-        if isinstance(end, Tensor):
-            gradient = end.new_tensor(float(gradient))
-        torch.autograd.backward(end, torch.as_tensor(gradient))
-        return None if x is None else x.grad
+    def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
+        """The gradient of the input, given that of the output; of the last stage's, the weight of the loss."""
+        kept = self._alive.pop(micro_batch)
+        if kept.later:
+            kept.later.at_once = True
+        return backward(kept, gradient)
+
+    def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
+        """As `backward`, but the gradients of linear layers' weights are left to `backward_weights`."""
+        kept = self._alive[micro_batch]
+        assert kept.later, "the stage was cut without splits=True"
+        self._alive[micro_batch] = Kept(None, None, kept.later)
+        return backward(kept, gradient)
+
+    def backward_weights(self, micro_batch: int) -> None:
+        later = self._alive.pop(micro_batch).later
+        assert later
+        later.add()
+
+
+def backward(kept: Kept, gradient: Tensor) -> Tensor | None:
+    assert kept.end is not None
+    torch.autograd.backward(kept.end, gradient)
+    return None if kept.x is None else kept.x.grad
+
+
+def loss_weights(
+    batches: Sequence[Batch], ignored: int, sum_up: Callable[[Tensor], Tensor] = torch.clone
+) -> list[float]:
+    """What each micro-batch's loss counts in that of all: as many as its targets are, of those that aren't `ignored`.
+
+    Where ranks share sequences, `sum_up` adds up the numbers of all.
+    """
+    counts = sum_up(torch.stack([(batch.targets != ignored).sum() for batch in batches])).tolist()
+    return [count / max(1, sum(counts)) for count in counts]

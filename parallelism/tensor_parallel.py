@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from parallelism import autograd
+from parallelism.deferred import autocast, current
 from parallelism.exchange import Exchange
 from parallelism.shard import Shard
 
@@ -39,35 +40,35 @@ class Axis(NamedTuple):
 class ColumnFunction(torch.autograd.Function):
     """x W^T of the whole x, by some rows of W: the gradient of x is a sum over the ranks.
 
-    That sum is under way while the gradient of W is computed; so is, where x is split, its second gathering while the
-    gradient of x is computed.
+    That sum is under way while the gradient of W is computed, unless that is put off; so is, where x is split, its
+    second gathering while the gradient of x is computed.
     """
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, axis: Axis) -> Tensor:  # type: ignore[override]
-        ctx.axis = axis
-        ctx.save_for_backward(x, weight)
-        return F.linear(whole_sequence(x, axis), weight)
+        ctx.axis, ctx.weight, ctx.later = axis, weight, current(weight)
+        ctx.save_for_backward(x)
+        return F.linear(whole_sequence(x, axis), autocast(weight))
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
-        (x, weight), ranks, sequence = ctx.saved_tensors, ctx.axis.ranks, ctx.axis.sequence
+        (x,), ranks, sequence = ctx.saved_tensors, ctx.axis.ranks, ctx.axis.sequence
         gathering = ranks.start("all_gather", x.movedim(SEQ, 0)) if sequence else None
-        dx = gradient @ weight
+        dx = gradient @ ctx.weight.to(gradient.dtype)
         summing = ranks.start(*(("reduce_scatter", dx.movedim(SEQ, 0)) if sequence else ("all_reduce", dx)))
         if gathering:
             x = gathering.wait().movedim(0, SEQ)
-        dw = gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+        if ctx.later:
+            dw = ctx.later.put_off(ctx.weight, None, x, gradient)
+        else:
+            dw = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(ctx.weight.dtype)
         dx = summing.wait()
         return dx.movedim(0, SEQ) if sequence else dx, dw, None
 
 
 def column(x: Tensor, weight: Tensor, axis: Axis) -> Tensor:
     """As `F.linear`, in the dtype that it would compute in."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind):
-        x, weight = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (x, weight))
-    return ColumnFunction.apply(x, weight, axis)
+    return ColumnFunction.apply(autocast(x), weight, axis)
 
 
 def whole_sequence(x: Tensor, axis: Axis) -> Tensor:
@@ -187,7 +188,7 @@ class VocabularyCrossEntropy(nn.Module):
         self.loss, self.axis, self.vocab_size, self.ignored = loss, axis, vocab_size, loss.ignored
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return self.total(logits, targets) / (targets != self.ignored).sum()
+        return self.total(logits, targets) / (targets != self.ignored).sum().clamp(min=1)
 
     def total(self, logits: Tensor, targets: Tensor) -> Tensor:
         if not self.training:

@@ -1,0 +1,49 @@
+"""Activation recomputation: a module keeps its inputs alone, and computes the rest again in the backward pass.
+
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from parallelism.deferred import CURRENT, WeightGradients, deferring
+from parallelism.dropout import Place
+
+
+def recompute(module: nn.Module, place: Place | None = None) -> None:
+    """Let a module recompute its activations.  Its parameters keep their names.
+
+    Dropout, by `place` or torch's own, draws the same again.
+    """
+    forward, place = module.forward, place or Place()
+
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(contexts, place), **kwargs)
+
+    module.forward = checkpointed  # type: ignore[method-assign]  # a module around it would change names
+
+
+def contexts(place: Place) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """That of the pass, and that of the same pass done again."""
+    return nullcontext(), as_before(place, place.samples, place.positions, CURRENT.get())
+
+
+@contextmanager
+def as_before(place: Place, samples: Any, positions: Any, later: WeightGradients | None) -> Iterator[None]:
+    now = place.samples, place.positions
+    place.samples, place.positions = samples, positions
+    try:
+        with deferring(later):
+            yield
+    finally:
+        place.samples, place.positions = now
