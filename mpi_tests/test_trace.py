@@ -135,6 +135,14 @@ def test_costs_are_measured(name):
 
 
 def test_costs_of_one_stage_and_of_none():
+    both = [
+        Span(0, "0F0", 0, 2),
+        Span(0, "0B0", 3, 8),
+        Span(0, "0F1", 8, 10),
+        Span(0, "0I1", 10, 13),
+        Span(0, "0W1", 13, 15),
+    ]
+    assert trace.measured(both) == Costs([2], [3], [2], [])
     assert trace.measured([Span(0, "0F0", 0, 2), Span(0, "0B0", 3, 6)]) == Costs([2], [3], [0], [])
     assert trace.measured([]) == Costs([], [], [], [])
 

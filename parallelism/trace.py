@@ -111,13 +111,13 @@ def messages(spans: Sequence[Span]) -> Iterator[tuple[Done, Done]]:
 def measured(spans: Sequence[Span]) -> Costs:
     """What a step's actions and messages took: medians of each stage, and of each pair of stages in a row.
 
-    Of messages those count that were waited for.  Where backward passes are whole, all is in `inputs`.
+    Of messages those count that were waited for.  Where all backward passes are whole, all is in `inputs`.
     """
     known = done(spans).values()
     stages = range(1 + max((each.action.stage for each in known), default=-1))
 
-    def typical(stage: int, *kinds: str) -> float:
-        times = [length(each.span) for each in known if each.action.stage == stage and each.action.kind in kinds]
+    def typical(stage: int, kind: str) -> float:
+        times = [length(each.span) for each in known if each.action.stage == stage and each.action.kind == kind]
         return median(times) if times else 0.0
 
     travels: dict[int, list[float]] = {pair: [] for pair in stages[:-1]}
@@ -127,7 +127,7 @@ def measured(spans: Sequence[Span]) -> Costs:
             travels[pair].append(max(0.0, reader.span.begin_s - maker.span.end_s))
     return Costs(
         [typical(stage, FORWARD) for stage in stages],
-        [typical(stage, INPUTS, BACKWARD) for stage in stages],
+        [typical(stage, INPUTS) or typical(stage, BACKWARD) for stage in stages],
         [typical(stage, WEIGHTS) for stage in stages],
         [median(times) if times else 0.0 for times in travels.values()],
     )

@@ -95,6 +95,11 @@ def num_alive(order: Iterable[Action]) -> list[int]:
     return during
 
 
+def count_peaks(orders: Iterable[Iterable[Action]]) -> tuple[int, ...]:
+    """The activations that each rank has alive at most."""
+    return tuple(max(num_alive(order), default=0) for order in orders)
+
+
 def result(action: Action) -> Action:
     """What others need of an action; a whole backward pass gives what its inputs' part does."""
     return Action(action.stage, INPUTS, action.micro_batch) if action.kind == BACKWARD else action

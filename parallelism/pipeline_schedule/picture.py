@@ -168,7 +168,7 @@ def legend(every: Iterable[Any]) -> tuple[list[Any], list[str]]:
 
 def draw(axes: Any, grid: Grid, scale: float, unit_inches: float) -> None:
     """Bars on the ranks' lanes, with the number of the micro-batch in those that are wide enough."""
-    known = cells(grid)
+    known = sorted(cells(grid), key=lambda cell: cell.paleness)  # the legend has the first one's color
     for kind, label in LABELS.items():
         some = [cell for cell in known if cell.action.kind == kind]
         bars(axes, [cell.span for cell in some], scale, [pale(COLORS[kind], cell.paleness) for cell in some], label)

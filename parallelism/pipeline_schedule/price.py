@@ -22,7 +22,6 @@ from parallelism.pipeline_schedule.actions import (
     Action,
     Schedule,
     needs,
-    num_alive,
     result,
 )
 
@@ -98,7 +97,7 @@ class Timeline:
     @property
     def peaks(self) -> tuple[int, ...]:
         """The activations that each rank has alive at most."""
-        return tuple(max(num_alive(order), default=0) for order in self.schedule.orders)
+        return count_peaks(self.schedule.orders)
 
     @property
     def spans(self) -> list[Span]:

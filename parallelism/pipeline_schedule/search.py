@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 from operator import add, attrgetter
 
 from parallelism.pipeline_schedule import registry
-from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule, num_alive
+from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule, count_peaks
 from parallelism.pipeline_schedule.greedy import Greedy, Job, policies
 from parallelism.pipeline_schedule.improve import LEAST_GAIN, Found, found, improve
 from parallelism.pipeline_schedule.price import Costs, play, price
@@ -108,11 +108,7 @@ def finer(schedule: Schedule, parts: int) -> Schedule:
         return [action._replace(stage=stage) for stage in (stages if action.kind == FORWARD else stages[::-1])]
 
     orders = tuple(tuple(chain.from_iterable(map(cut, order))) for order in schedule.orders)
-    return Schedule(schedule.name, orders, peaks(orders))
-
-
-def peaks(orders: Iterable[Iterable[Action]]) -> tuple[int, ...]:
-    return tuple(max(num_alive(order), default=0) for order in orders)
+    return Schedule(schedule.name, orders, count_peaks(orders))
 
 
 def keeps(schedule: Schedule, limits: Sequence[int]) -> bool:
@@ -146,7 +142,7 @@ def schedule_of(best: Found) -> Schedule:
     """Micro-batches in turn, which they need not be in what was found, and which makes nothing later."""
     action, count = best.job.rules.action, best.job.num_micro_batches
     orders = tuple(in_turn((action(number)[:2] for number in order), count) for order in best.orders)
-    return Schedule("searched", orders, peaks(orders))
+    return Schedule("searched", orders, count_peaks(orders))
 
 
 def fused(schedule: Schedule, job: Job) -> Schedule:
@@ -160,7 +156,7 @@ def fused(schedule: Schedule, job: Job) -> Schedule:
     for stage in range(schedule.num_stages):
         whole = tuple(tuple(joined(order, stage)) for order in orders)
         orders = whole if takes_s(whole) <= most_s else orders
-    return Schedule(schedule.name, orders, peaks(orders))
+    return Schedule(schedule.name, orders, count_peaks(orders))
 
 
 def joined(order: Sequence[Action], stage: int) -> Iterator[Action]:
