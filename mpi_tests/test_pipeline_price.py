@@ -4,7 +4,9 @@ import pytest
 
 from parallelism.pipeline_schedule.actions import Schedule, parse
 from parallelism.pipeline_schedule.basic import gpipe, naive, one_f_one_b
+from parallelism.pipeline_schedule.looped import breadth_first, interleaved
 from parallelism.pipeline_schedule.price import Costs, price
+from parallelism.pipeline_schedule.zero_bubble import zb_h1, zb_v
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 7, 16) for m in (1, 2, 3, 4, 8, 15, 64)]
 
@@ -20,6 +22,26 @@ def test_bubble_as_published(make, costs):
         timeline = price(make(p, m), costs)
         assert timeline.bubble == pytest.approx((p - 1) / (m + p - 1))
         assert timeline.span_s == pytest.approx((m + p - 1) * sum(costs[:3]))
+
+
+@pytest.mark.parametrize("virtual_stages", [2, 3, 4])
+def test_bubble_of_interleaved_as_published(virtual_stages):
+    """(p-1)/(v m) of the time that the work alone takes, for a number of micro-batches that p divides."""
+    for p in (1, 2, 3, 4, 8, 16):
+        for m in (p, 2 * p, 4 * p):
+            ideal = 3 * virtual_stages * m
+            for make in (interleaved, breadth_first):
+                timeline = price(make(p, m, virtual_stages))
+                assert timeline.span_s == pytest.approx(ideal * (1 + (p - 1) / (virtual_stages * m)))
+                assert timeline.bubble == pytest.approx(1 - ideal / timeline.span_s)
+
+
+def test_bubble_of_zero_bubble_schedules_as_published():
+    """Of ZB-H1 a third of 1F1B's, where the parts of a backward pass take as long as a forward pass."""
+    for p in (1, 2, 3, 4, 8, 16):
+        for m in (2 * p, 4 * p):
+            assert price(zb_h1(p, m)).span_s == pytest.approx(3 * m + p - 1)
+            assert price(zb_v(p, m)).span_s == pytest.approx(6 * m + p - 1)
 
 
 def test_a_naive_pipeline_has_one_rank_at_work():

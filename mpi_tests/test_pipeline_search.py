@@ -9,7 +9,7 @@ from parallelism.pipeline_schedule.improve import found, improve
 from parallelism.pipeline_schedule.price import Costs, price
 from parallelism.pipeline_schedule.proof import prove
 from parallelism.pipeline_schedule.registry import make
-from parallelism.pipeline_schedule.search import bound_s, fused, known, placements, schedule_of, search
+from parallelism.pipeline_schedule.search import bound_s, finished, known, placements, search
 
 WORK = 300_000  # less than what users get
 
@@ -66,7 +66,7 @@ def test_better_where_it_matters(shape, costs, limit, gain):
 
 def test_what_cannot_be_beaten_is_kept():
     assert search(4, 8, 1, Costs(), 4) == make("zb_h1", 4, 8)
-    assert search(4, 8, 1, Costs(weights=0), 4, work=WORK).name != "searched", "there is nothing to gain by parts"
+    assert search(4, 8, 1, Costs(weights=0), work=WORK) == make("1f1b", 4, 8), "which has less alive than gpipe"
 
 
 def test_known_schedules_are_there_for_any_number_of_stages_a_rank():
@@ -93,7 +93,7 @@ def test_no_policy_runs_out_of_memory():
             for limit in (virtual_stages, virtual_stages + 1, 3 * virtual_stages):
                 job = Job(home, num_micro_batches, costs, (limit,) * num_ranks)
                 for policy in policies(job):
-                    made = schedule_of(found(job, Greedy(job, policy).run()))
+                    made = finished(found(job, Greedy(job, policy).run()))
                     assert max(made.peaks) <= limit
                     prove(made)
 
@@ -115,7 +115,7 @@ def test_moving_actions_improves_a_schedule_and_keeps_its_limit():
     start = found(job, slow.orders)
     better = improve(start, random.Random(0), 200_000, 0)
     assert better.span_s < 0.95 * start.span_s <= 0.95 * price(slow, costs).span_s
-    made = schedule_of(better)
+    made = finished(better)
     prove(made)
     assert price(made, costs).span_s <= better.span_s * (1 + 1e-9)
     assert max(made.peaks) <= 5
@@ -123,11 +123,10 @@ def test_moving_actions_improves_a_schedule_and_keeps_its_limit():
 
 def test_backward_passes_are_whole_where_parts_gain_nothing():
     for name in ("1f1b", "gpipe"):
-        whole, costs = make(name, 2, 3), Costs(weights=0)
-        job = Job((0, 1), 3, costs, (3, 3))
-        parts = schedule_of(found(job, whole.orders))
-        assert any(action.kind == "W" for order in parts.orders for action in order)
-        assert fused(parts, job).orders == whole.orders
+        made, costs = make(name, 2, 3), Costs(weights=0)
+        parts = found(Job((0, 1), 3, costs, (3, 3)), made.orders)
+        assert sum(map(len, parts.orders)) == 3 * 2 * 3
+        assert finished(parts).orders == made.orders
 
 
 @pytest.mark.parametrize(
@@ -141,3 +140,9 @@ def test_backward_passes_are_whole_where_parts_gain_nothing():
 def test_limits_that_nothing_keeps_are_refused(limit, message):
     with pytest.raises(ValueError, match=message):
         search(3, 4, 2, Costs(), limit)
+
+
+def test_a_pipeline_has_one_of_each_at_least():
+    for counts in ((0, 4, 1), (3, 0, 1), (3, 4, 0)):
+        with pytest.raises(ValueError, match=f"a pipeline of {counts[0]} ranks, .*: use 1 or more of each"):
+            search(*counts, Costs())

@@ -21,6 +21,7 @@ from parallelism.pipeline_schedule.actions import (
     WEIGHTS,
     Action,
     Schedule,
+    count_peaks,
     needs,
     result,
 )
@@ -132,19 +133,16 @@ def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Rule
     takes_s, message_s = costs.of_kinds(num_stages), costs.of_messages(num_stages)
     made = Rules(num_micro_batches, [], [], [], [])
     for stage, kind in product(range(num_stages), KINDS):
-        first = Action(stage, kind, 0)
-        awaited = needs(first, num_stages) if kind != WEIGHTS else []
         pair = stage if kind == FORWARD else stage - 1
         is_sent = 0 <= pair < num_stages - 1 and home[pair] != home[pair + 1]
         made.takes_s.extend([takes_s[kind][stage]] * num_micro_batches)
-        made.reads.extend(run(made.number(awaited[-1]), num_micro_batches) if awaited else [None] * num_micro_batches)
-        made.writes.extend(run(made.number(result(first)), num_micro_batches))
         made.travels_s.extend([message_s[pair] if is_sent else 0.0] * num_micro_batches)
+        for micro_batch in range(num_micro_batches):
+            action = Action(stage, kind, micro_batch)
+            awaited = needs(action, num_stages) if kind != WEIGHTS else []
+            made.reads.append(made.number(awaited[-1]) if awaited else None)
+            made.writes.append(made.number(result(action)))
     return made
-
-
-def run(first: int, count: int) -> range:
-    return range(first, first + count)
 
 
 class Played(NamedTuple):

@@ -18,9 +18,10 @@ from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEI
 from parallelism.pipeline_schedule.greedy import Greedy, Job, policies
 from parallelism.pipeline_schedule.improve import LEAST_GAIN, Found, found, improve
 from parallelism.pipeline_schedule.price import Costs, play, price
+from parallelism.pipeline_schedule.proof import prove
 from parallelism.pipeline_schedule.zero_bubble import in_turn
 
-WORK = 3_000_000  # actions to play; about 2 s
+WORK = 4_000_000  # actions to play; about 2 s
 GREEDY_WORK = 10  # what a policy's action costs, in those
 NUM_IMPROVED = 3
 
@@ -41,18 +42,30 @@ def search(
     """
     limits = limits_of(limit, num_ranks, num_micro_batches, virtual_stages)
     jobs = [Job(home, num_micro_batches, costs, limits) for home in placements(num_ranks, virtual_stages)]
-    fitting = [each for each in known(num_ranks, num_micro_batches, virtual_stages) if keeps(each, limits)]
-    draws = random.Random(seed)
-    starts = [found(replace(jobs[0], home=home_of(schedule)), schedule.orders) for schedule in fitting]
-    starts += by_policy(jobs, draws, work // 2)
-    starts.sort(key=span_s)
     least_s = (1 + LEAST_GAIN) * min(map(bound_s, jobs))
-    improved = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
-    found_best = min(improved, key=span_s)
-    searched = fused(schedule_of(found_best), found_best.job)
-    best = min(fitting, key=lambda each: price(each, costs).span_s, default=searched)
-    is_better = price(searched, costs).span_s < (1 - LEAST_GAIN) * price(best, costs).span_s
-    return searched if is_better else best
+    fitting = [each for each in known(num_ranks, num_micro_batches, virtual_stages) if keeps(each, limits)]
+    begun = (found(replace(jobs[0], home=home_of(schedule)), schedule.orders) for schedule in fitting)
+    draws = random.Random(seed)
+    starts = sorted(until(least_s, chain(begun, by_policy(jobs, draws, work // 2))), key=span_s)
+    shares = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
+    best = chosen([*fitting, finished(min(shares, key=span_s))], costs)
+    prove(best)
+    return best
+
+
+def until(least_s: float, each: Iterable[Found]) -> Iterator[Found]:
+    """Up to one that cannot be improved."""
+    for made in each:
+        yield made
+        if made.span_s <= least_s:
+            return
+
+
+def chosen(schedules: Sequence[Schedule], costs: Costs) -> Schedule:
+    """Of those that take least, the one with least alive; the first of several."""
+    times_s = [price(each, costs).span_s for each in schedules]
+    best = [each for each, s in zip(schedules, times_s, strict=True) if s <= (1 + LEAST_GAIN) * min(times_s)]
+    return min(best, key=lambda each: sum(each.peaks))
 
 
 span_s = attrgetter("span_s")
@@ -66,6 +79,9 @@ def limits_of(
     limit: int | Sequence[int] | None, num_ranks: int, num_micro_batches: int, virtual_stages: int
 ) -> tuple[int, ...]:
     """A limit for each rank; without one, room for everything."""
+    if min(num_ranks, num_micro_batches, virtual_stages) < 1:
+        counts = f"{num_ranks} ranks, {num_micro_batches} micro-batches and {virtual_stages} stages a rank"
+        raise ValueError(f"a pipeline of {counts}: use 1 or more of each")
     most = num_micro_batches * virtual_stages
     limits = [most if limit is None else limit] * num_ranks if limit is None or isinstance(limit, int) else [*limit]
     if len(limits) != num_ranks:
@@ -138,25 +154,18 @@ def bound_s(job: Job) -> float:
     return max(*busy_s, sum(takes_s[FORWARD]) + sum(takes_s[INPUTS]) + 2 * sum(sent_s) + takes_s[WEIGHTS][0])
 
 
-def schedule_of(best: Found) -> Schedule:
-    """Micro-batches in turn, which they need not be in what was found, and which makes nothing later."""
+def finished(best: Found) -> Schedule:
+    """With micro-batches in turn, as moves may leave them out of it, and whole backward passes where they do as well.
+
+    Neither makes the end later.
+    """
     action, count = best.job.rules.action, best.job.num_micro_batches
     orders = tuple(in_turn((action(number)[:2] for number in order), count) for order in best.orders)
-    return Schedule("searched", orders, count_peaks(orders))
-
-
-def fused(schedule: Schedule, job: Job) -> Schedule:
-    """With the two parts of backward passes done as one on the stages where that takes no longer."""
-
-    def takes_s(orders: Iterable[Iterable[Action]]) -> float:
-        return play([list(map(job.rules.number, order)) for order in orders], job.rules).span_s
-
-    orders = schedule.orders
-    most_s = (1 + LEAST_GAIN) * takes_s(orders)
-    for stage in range(schedule.num_stages):
+    for stage in range(len(best.job.home)):
         whole = tuple(tuple(joined(order, stage)) for order in orders)
-        orders = whole if takes_s(whole) <= most_s else orders
-    return Schedule(schedule.name, orders, count_peaks(orders))
+        numbers = [list(map(best.job.rules.number, order)) for order in whole]
+        orders = whole if play(numbers, best.job.rules).span_s <= (1 + LEAST_GAIN) * best.span_s else orders
+    return Schedule("searched", orders, count_peaks(orders))
 
 
 def joined(order: Sequence[Action], stage: int) -> Iterator[Action]:
