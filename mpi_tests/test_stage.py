@@ -19,6 +19,7 @@ from parallelism.stage import Batch, cut, gpt2_layers, loss_weights
 
 SEQ = 6
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=8, n_head=4, n_embd=16, bias=True, n_kv_head=2)
+DROPPING = replace(CONFIG, n_layer=9, dropout=0.2)
 IGNORED = -100
 
 
@@ -167,7 +168,7 @@ def test_loss_and_every_gradient_are_the_whole_batchs(name, num_ranks, more):
     """Micro-batches fewer than, as many as and more than ranks; grouped heads, biases, dropout, documents."""
     num_micro_batches = max(1, num_ranks + more)
     schedule, place = registry.make(name, num_ranks, num_micro_batches), Place(seed=3)
-    config = replace(CONFIG, n_layer=max(9, schedule.num_stages), dropout=0.2)
+    config = replace(DROPPING, n_layer=max(9, schedule.num_stages))
     players = Players(lambda: model_of(config, place), schedule, place)
     batch = batch_of(2 * num_micro_batches)
     check_results(
