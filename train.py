@@ -35,11 +35,16 @@ from parallelism.clip import clip_grad_norm
 from parallelism.data_parallel import DataParallel
 from parallelism.dropout import Place
 from parallelism.mesh import Mesh
+from parallelism.pipeline_parallel import PipelineParallel
+from parallelism.pipeline_schedule import registry
+from parallelism.pipeline_schedule.actions import Schedule
 from parallelism.plan import gpt2_plan, parallelize
+from parallelism.recompute import recompute
 from parallelism.sampler import DistributedSampler
 from parallelism.sequence import ORDERS
 from parallelism.sequence_parallel import MODES, SequenceParallel
-from parallelism.shard import wholes
+from parallelism.shard import fill, wholes
+from parallelism.stage import Batch, gpt2_layers
 
 
 def flag(default: Any, text: str, **more: Any) -> Any:
@@ -74,7 +79,11 @@ class Config:
         "float32", "bfloat16 computes in it, with float32 weights", choices=("float32", "float64", "bfloat16")
     )
     device: str = flag("cpu", "cpu or cuda")
-    dp: int | None = flag(None, "ranks in data parallel: those that tp and sp leave")
+    dp: int | None = flag(None, "ranks in data parallel: those that the other axes leave")
+    pp: int = flag(1, "ranks in pipeline parallel, which have stages of the model, one after the other")
+    schedule: str = flag("1f1b", f"in which order stages compute: {', '.join(registry.names())}, or a file of it")
+    virtual_stages: int | None = flag(None, "stages on each pp rank, in schedules of several: 2")
+    recompute: bool = flag(False, "blocks keep their inputs only, and compute again in the backward pass")
     tp: int = flag(1, "ranks in tensor parallel, which split layers")
     sequence_parallel: bool = flag(False, "between split layers, tp ranks have parts of the sequence")
     sp: int = flag(1, "ranks in sequence parallel, which split sequences")
@@ -124,7 +133,7 @@ class Run:
 
     def __init__(self, config: Config, comm: collectives.Communicator):
         self.config = config
-        self.mesh = Mesh(comm, dp=config.dp, sp=config.sp, tp=config.tp)
+        self.mesh = Mesh(comm, dp=config.dp, pp=config.pp, sp=config.sp, tp=config.tp)
         self.dp = self.mesh.dp
         self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
         self.place = Place(config.seed)
@@ -138,6 +147,7 @@ class Run:
             self.sampler = DistributedSampler(
                 len(self.windows), batch_size, self.dp.rank, self.dp.size, seed=config.seed
             )
+            self.schedule = make_schedule(config, self.num_micro_batches)
             self.gpt = make_model(config, self.tokens.vocab_size)
             self.positions = self.place.positions = self.sp.positions(config.block_size)
             check_layout(config, self.mesh.shape)
@@ -146,14 +156,13 @@ class Run:
         self.parallelize()
         with comm.agreed():
             self.out_dir = prepare_out_dir(config, comm.rank)
-        self.arena = Arena(self.gpt, comm, config.device)
-        self.model = DataParallel(self.gpt, self.mesh.along("dp", "sp"), self.arena, config.bucket_mb)
-        self.optimizer = adamw(self.gpt, config.lr, config.weight_decay)
-        self.loss = np.empty(1)
-        self.average_loss = self.dp.plan("all_reduce", self.loss, op="avg")
-        self.progress_bar = comm.rank == 0 and environment.on_terminal()
         bfloat16 = config.dtype == "bfloat16"
         self.computing = partial(torch.autocast, config.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
+        self.model = self.pipelined() if config.pp > 1 else self.replicated()
+        self.optimizer = adamw(self.gpt, config.lr, config.weight_decay)
+        self.sums = np.zeros(2)  # loss, samples
+        self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
+        self.progress_bar = comm.rank == 0 and environment.on_terminal()
 
     def parallelize(self) -> None:
         """Divide the model over tp and sp."""
@@ -161,6 +170,25 @@ class Run:
         plan = gpt2_plan(self.tokens.vocab_size, config.n_head, config.n_kv_head)
         sp = self.sp if self.mesh.sp.size > 1 else None
         parallelize(self.gpt, plan, self.mesh.tp, sp, config.sequence_parallel, self.place)
+        if config.recompute:
+            for block in self.gpt.transformer.h:
+                recompute(block, self.place)
+
+    def replicated(self) -> DataParallel:
+        """The model, of which each rank has the whole, but for what tp divides."""
+        arena = Arena(self.gpt, self.mesh.comm, self.config.device)
+        return DataParallel(self.gpt, self.mesh.along("dp", "sp"), arena, self.config.bucket_mb)
+
+    def pipelined(self) -> PipelineParallel:
+        """The model, of which each rank has some stages."""
+        layers = gpt2_layers(self.gpt)
+        return PipelineParallel(
+            self.gpt, layers, self.schedule, self.mesh, self.config.device, self.prepare, self.computing
+        )
+
+    def prepare(self, batch: Batch) -> None:
+        """Dropout draws by the samples' numbers."""
+        self.place.samples = batch.samples
 
     def announcement(self) -> str:
         batch = f"dp {self.dp.size} x micro_batch_size {self.config.micro_batch_size}"
@@ -171,6 +199,8 @@ class Run:
         ]
         if self.mesh.tp.size * self.mesh.sp.size > 1:
             lines.append(f"layers over tp {self.mesh.tp.size}, sequences over sp {self.mesh.sp.size} by {self.sp}")
+        if isinstance(self.model, PipelineParallel):
+            lines.append(f"{self.schedule.num_stages} stages over pp {self.mesh.pp.size} by {self.schedule.name}")
         return "\n".join(lines)
 
     def shares(self) -> Iterator[np.ndarray]:
@@ -185,10 +215,12 @@ class Run:
         config = self.config
         begin, waited = time.perf_counter(), self.model.exposed_s
         lr = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
-        self.loss[0] = self.accumulate_gradients(share, first_sample=iteration * len(self.windows))
+        first_sample = iteration * len(self.windows)
+        batches = [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
+        loss = self.accumulate_gradients(batches)
         grad_norm = self.update(lr)
         computed = time.perf_counter()
-        self.average_loss()
+        loss = self.average(loss)
         now = time.perf_counter()
         comm_s = self.model.exposed_s - waited + now - computed
         tokens_per_s = self.sampler.batch_size * config.block_size / (now - begin)
@@ -196,7 +228,7 @@ class Run:
         return Metrics(
             iter=iteration,
             max_iters=config.max_iters,
-            loss=float(self.loss[0]),
+            loss=loss,
             grad_norm=grad_norm,
             lr=lr,
             tokens_per_s=tokens_per_s,
@@ -204,32 +236,45 @@ class Run:
             mfu=config.peak_tflops and flops_per_s / (config.peak_tflops * 1e12 * self.mesh.comm.size),
             compute_ms=(now - begin - comm_s) * 1e3,
             comm_ms=comm_s * 1e3,
+            bubble=self.model.pipeline.bubble() if isinstance(self.model, PipelineParallel) else None,
             memory_mib=self.memory_mib(),
         )
 
-    def accumulate_gradients(self, share: np.ndarray, first_sample: int) -> float:
+    def accumulate_gradients(self, batches: list[Batch]) -> float:
         """Forward and backward of each micro-batch; the last one averages the gradients over the ranks.
 
-        Samples have numbers from `first_sample` on, by which dropout draws.
+        Returns the mean loss; of a pipeline, on the rank that has it, and 0 on others.
         """
-        total, last = 0.0, self.num_micro_batches - 1
-        for index, indices in enumerate(np.split(share, self.num_micro_batches)):
-            self.place.samples = torch.from_numpy(first_sample + indices)
-            with nullcontext() if index == last else self.model.no_sync():
-                with self.computing():
-                    _, loss = self.model(*self.batch(self.windows, indices))
-                (loss / self.num_micro_batches).backward()
-            total += float(loss.detach()) / self.num_micro_batches
+        if isinstance(self.model, PipelineParallel):
+            return self.model.step(batches)
+        total = 0.0
+        for index, batch in enumerate(batches, 1):
+            with nullcontext() if index == len(batches) else self.model.no_sync():
+                loss = self.loss(batch)
+                (loss / len(batches)).backward()
+            total += float(loss.detach()) / len(batches)
         return total
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        assert isinstance(self.model, DataParallel)
+        self.prepare(batch)
+        with self.computing():
+            return self.model(batch.tokens, batch.targets, batch.positions, batch.documents)[1]
+
+    def average(self, loss: float) -> float:
+        """Over all ranks that have one.  Collective."""
+        self.sums[0] = loss / self.dp.size
+        self.add_up()
+        return float(self.sums[0])
 
     def update(self, lr: float) -> float:
         """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
         limit = self.config.grad_clip if self.config.grad_clip > 0 else math.inf
-        grad_norm = clip_grad_norm(self.gpt.parameters(), limit, self.mesh.tp)
+        grad_norm = clip_grad_norm(self.gpt.parameters(), limit, self.mesh.tp, self.mesh.pp)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self.arena.zero_grad()
+        self.model.arena.zero_grad()
         if self.config.device != "cpu":
             torch.cuda.synchronize(self.config.device)
         return grad_norm
@@ -238,17 +283,24 @@ class Run:
     def validate(self) -> float:
         """Mean loss in nats a token over the held-back part, shared by the ranks."""
         windows = Windows(self.val_ids, self.config.block_size, seed=None)
-        sums = np.zeros(2)  # loss, samples
+        self.sums[:] = 0  # loss, samples
         self.gpt.eval()
         mine = np.arange(self.dp.rank, len(windows), self.dp.size)
-        for indices in np.split(mine, range(self.config.micro_batch_size, len(mine), self.config.micro_batch_size)):
-            if len(indices):
-                with self.computing():
-                    _, loss = self.gpt(*self.batch(windows, indices))
-                sums += float(loss) * len(indices), len(indices)
+        together = self.config.micro_batch_size * self.num_micro_batches
+        for step in np.split(mine, range(together, len(mine), together)):
+            parts = np.split(step, range(self.config.micro_batch_size, len(step), self.config.micro_batch_size))
+            batches = [self.batch(windows, part) for part in parts if len(part)]
+            for batch, loss in zip(batches, self.losses(batches), strict=True):
+                self.sums += loss * len(batch.tokens), len(batch.tokens)
         self.gpt.train()
-        total, count = self.dp.all_reduce(sums)
+        total, count = self.add_up() / (1, self.mesh.pp.size)
         return float(total / count)
+
+    def losses(self, batches: list[Batch]) -> list[float]:
+        """Of each micro-batch; of a pipeline, on the rank that has them, and 0 on others."""
+        if isinstance(self.model, PipelineParallel):
+            return self.model.pipeline.losses(batches)
+        return [float(self.loss(batch)) for batch in batches]
 
     def sample(self, gpt: GPT) -> str:
         """Text, or token ids, that go on from the first ones of the held-back part."""
@@ -259,26 +311,19 @@ class Run:
         ids = drawn[0].tolist()
         return bytes(ids).decode(errors="replace") if self.tokens.is_text else " ".join(map(str, ids))
 
-    def batch(self, windows: Windows, indices: np.ndarray) -> list[torch.Tensor]:
-        """This rank's inputs and targets, their positions, and documents if any, on the device.
-
-        Shapes: (batch, seq/sp); positions (seq/sp).
-        """
-        inputs, targets = windows.batch(indices)
-        of_tokens, end = [inputs, targets], self.config.document_end
-        if end is not None:
-            of_tokens.append(documents(inputs, end))
-        tensors = [torch.from_numpy(array)[:, self.positions] for array in of_tokens]
-        tensors.insert(2, self.positions)
-        return [tensor.to(self.config.device) for tensor in tensors]
+    def batch(self, windows: Windows, indices: np.ndarray, first_sample: int = 0) -> Batch:
+        """This rank's tokens of some samples, which have numbers from `first_sample` on, by which dropout draws."""
+        inputs, targets = map(torch.from_numpy, windows.batch(indices))
+        end = self.config.document_end
+        ends = None if end is None else torch.from_numpy(documents(inputs.numpy(), end))[:, self.positions]
+        samples = torch.from_numpy(first_sample + indices)
+        batch = Batch(inputs[:, self.positions], targets[:, self.positions], self.positions, ends, samples)
+        return batch.to(self.config.device)
 
     def whole(self) -> GPT:
         """The plain model with the weights trained.  Collective."""
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
-        weights = wholes(self.gpt, self.mesh.tp)
-        with torch.no_grad():
-            for name, p in gpt.named_parameters():
-                p.copy_(weights[name])
+        fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
         return gpt
 
     def memory_mib(self) -> float:
@@ -305,6 +350,17 @@ def num_micro_batches(config: Config, dp_size: int) -> int:
             f"{config.micro_batch_size}: use a multiple of {together}, such as {nearest}, or another micro_batch_size"
         )
     return config.global_batch_size // together
+
+
+def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
+    """The pipeline's schedule, for which there must be as many ranks, micro-batches and layers."""
+    schedule = registry.make(config.schedule, config.pp, num_micro_batches, config.virtual_stages)
+    if schedule.num_stages > config.n_layer:
+        raise ValueError(
+            f"pp={config.pp} and schedule={config.schedule} make {schedule.num_stages} stages, but n_layer="
+            f"{config.n_layer} is fewer: use at most {config.n_layer} stages, or more layers"
+        )
+    return schedule
 
 
 def make_model(config: Config, vocab_size: int) -> GPT:

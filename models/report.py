@@ -26,6 +26,7 @@ class Metrics(NamedTuple):
     compute_ms: float
     comm_ms: float
     memory_mib: float
+    bubble: float | None = None  # part of a pipeline's step that its ranks wait, 0 to 1
 
 
 def iteration_line(m: Metrics) -> str:
@@ -40,6 +41,7 @@ def iteration_line(m: Metrics) -> str:
         *([] if m.mfu is None else [f"MFU {m.mfu:.1%}"]),
         f"compute {m.compute_ms:.0f} ms",
         f"comm {m.comm_ms:.0f} ms",
+        *([] if m.bubble is None else [f"bubble {m.bubble:.1%}"]),
         f"mem {m.memory_mib:.0f} MiB",
     ]
     return " | ".join(parts)

@@ -51,7 +51,14 @@ def document(results, ranks=4, **fields):
     return usual | fields
 
 
-def noisy(seed, scale=0.1, slowed=lambda result: 1.0, memories=("ordinary", "symmetric"), names=NAMES):
+def noisy(
+    seed,
+    scale=0.1,
+    slowed=lambda result: 1.0,
+    memories=("ordinary", "symmetric"),
+    names=NAMES,
+    collectives=("all_reduce",),
+):
     """A run as on a busy machine, whose times are `slowed` by a factor.
 
     Rows differ from run to run by `scale`, one in twenty by tens of percent more; all at one size by a quarter of it;
@@ -60,11 +67,12 @@ def noisy(seed, scale=0.1, slowed=lambda result: 1.0, memories=("ordinary", "sym
     random = np.random.default_rng(seed)
     shared = {nbytes: random.normal(0, scale / 4) for nbytes in SIZES}
     results = []
-    for memory, name, nbytes in product(memories, names, SIZES):
+    for collective, memory, name, nbytes in product(collectives, memories, names, SIZES):
         level = shared[nbytes] + random.normal(0, scale) + (random.random() < 0.05) * np.log1p(random.exponential(0.3))
         wander = np.convolve(random.normal(0, 0.05, 27), np.ones(8) / 8**0.5, mode="valid")
         spikes = 1 + (random.random(20) < 0.1) * random.pareto(2, 20)
         samples = (5 + nbytes / 1000) * np.exp(level + wander) * spikes
-        result = row(name, nbytes, memory=memory)
-        results.append(row(name, nbytes, (samples * slowed(result)).tolist(), memory=memory))
+        fields = {"collective": collective, "memory": memory}
+        factor = slowed(row(name, nbytes, **fields))
+        results.append(row(name, nbytes, (samples * factor).tolist(), **fields))
     return document(results)

@@ -5,13 +5,14 @@ import re
 import subprocess
 import sys
 from functools import cache
+from statistics import mean
 
 import pytest
 
 from collectives.bench.compare import compare, lines
 from collectives.bench.document import parse, read
 from collectives.bench.documents import main
-from mpi_tests.documents import document, noisy, row
+from mpi_tests.documents import NAMES, document, noisy, row
 from mpi_tests.launch import ROOT
 
 SEEDS = 75
@@ -42,7 +43,7 @@ def compared(seed, scale, slowed=same, **fields):
 
 
 def share(outcomes):
-    return sum(map(bool, outcomes)) / SEEDS
+    return mean(map(bool, outcomes))
 
 
 @each_scale
@@ -87,6 +88,46 @@ def test_a_slower_build_on_a_slower_machine():
         return 1.5 if result["name"] == "mpi" else 2.0
 
     assert share(compared(seed, 0.05, slowed).slower for seed in range(SEEDS)) > 0.95
+
+
+SEVERAL = ("all_gather", "all_reduce", "broadcast")
+FEW = SEEDS // 4  # such documents are larger
+
+
+def one_of_several(factor, *names):
+    """Slow one collective down, or some of its algorithms."""
+    return lambda result: factor if result["collective"] == "all_gather" and result["name"] in (names or NAMES) else 1
+
+
+@each_scale
+def test_several_collectives_of_one_build_are_equal(scale):
+    results = [compared(seed, scale, collectives=SEVERAL) for seed in range(FEW)]
+    assert share(result.slower for result in results) < 0.02
+
+
+@each_scale
+@pytest.mark.parametrize("factor", [1.5, 0.7])
+def test_a_machine_that_changes_for_one_collective_only(scale, factor):
+    results = [compared(seed, scale, one_of_several(factor), collectives=SEVERAL) for seed in range(FEW)]
+    assert share(result.slower for result in results) < 0.05
+    assert share("all_gather" in result.machine for result in results) > 0.95
+
+
+@each_scale
+def test_a_machine_that_changes_for_the_large_arrays_of_one_collective_only(scale):
+    def slowed(result):
+        return one_of_several(2)(result) if result["bytes"] >= 1024 else 1
+
+    results = [compared(seed, scale, slowed, collectives=SEVERAL) for seed in range(FEW)]
+    assert share(result.slower for result in results) < 0.05
+
+
+@each_scale
+def test_one_collective_of_the_build_slowed_is_named_and_no_other(scale):
+    slowed = one_of_several(1.3, "ring", "binomial", "rabenseifner", "chain")
+    results = [compared(seed, scale, slowed, collectives=SEVERAL) for seed in range(FEW)]
+    named = [{part.words[0] for part in result.parts if part.verdict == "slower"} for result in results]
+    assert share(names == {"all_gather"} for names in named) > 0.95
 
 
 def test_without_peers_the_machine_is_a_suspect():

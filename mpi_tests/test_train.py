@@ -107,6 +107,27 @@ def test_layers_and_sequences_may_be_split(tmp_path, reference, layout):
     assert f"layers over tp {layout.get('tp', 1)}, sequences over sp {layout['sp']} by" in text
 
 
+PIPELINES = {
+    "pp 2, tp 2, dp 2": {"pp": 2, "tp": 2, "dp": 2, "num_micro_batches": 3},
+    "pp 2, tp 2, sp 2": {"pp": 2, "tp": 2, "sp": 2, "sequence_parallel": True, "num_micro_batches": 4},
+    "pp 2, sp 2, dp 2": {"pp": 2, "sp": 2, "num_micro_batches": 2, "schedule": "zb_h1", "recompute": True},
+}
+
+
+@pytest.mark.parametrize("layout", PIPELINES.values(), ids=PIPELINES)
+def test_layers_may_be_shared_as_stages(tmp_path, reference, layout):
+    """On 8 ranks, the losses and the weights of one process."""
+    dp = 8 // layout["pp"] // layout.get("tp", 1) // layout.get("sp", 1)
+    micro_batch_size = GLOBAL_BATCH // dp // layout["num_micro_batches"]
+    records, weights, text = run(tmp_path, 8, "pipeline", **layout, micro_batch_size=micro_batch_size)
+    np.testing.assert_allclose(losses(records), reference[0], rtol=1e-5)
+    for name, expected in reference[1].items():
+        np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
+    assert f"2 stages over pp 2 by {layout.get('schedule', '1f1b')}" in text
+    assert all(0 < r["bubble"] < 1 for r in records if "loss" in r)
+    assert "| bubble " in text
+
+
 def test_documents_do_not_depend_on_the_layout(tmp_path, reference):
     few = {"max_iters": 5, "eval_interval": 5, "micro_batch_size": 12, "document_end": ord("\n")}
     (alone, *_), (split, *_) = run(tmp_path, 1, **few, num_micro_batches=2), run(tmp_path, 4, **few, sp=2)

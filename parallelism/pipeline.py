@@ -74,6 +74,7 @@ class Pipeline:
             check_home(stages, schedule, comm)
         self.forms: dict[Any, dict[int, Form]] = {}  # of the input of each stage here, and of its output, by batch
         self.busy_s = self.span_s = 0.0
+        self.last = 0.0, 0.0  # both, of the last step
         self.spans: list[Span] | None = None
 
     def step(self, batches: Sequence[Any], weights: Sequence[float] | None = None) -> float:
@@ -89,7 +90,16 @@ class Pipeline:
                 f"{len(batches)} micro-batches, but schedule {self.schedule.name} is for "
                 f"{self.schedule.num_micro_batches}: pass as many, or make one for {len(batches)}"
             )
-        return Pass(self, self.schedule, batches, weights or [1 / len(batches)] * len(batches)).run()
+        busy_s, span_s = self.busy_s, self.span_s
+        loss = Pass(self, self.schedule, batches, weights or [1 / len(batches)] * len(batches)).run()
+        self.last = self.busy_s - busy_s, self.span_s - span_s
+        return loss
+
+    def bubble(self) -> float:
+        """What part of the last step, 0 to 1, its ranks have not computed.  Collective."""
+        busy_s, span_s = self.last
+        busy = self.comm.all_reduce(np.array([busy_s]), op="avg")[0]
+        return float(1 - busy / self.comm.all_reduce(np.array([span_s]), op="max")[0])
 
     @torch.no_grad()
     def losses(self, batches: Sequence[Any]) -> list[float]:

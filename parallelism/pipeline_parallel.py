@@ -11,6 +11,7 @@ from torch import nn
 from parallelism.arena import Arena
 from parallelism.partition import balance
 from parallelism.pipeline import Pipeline
+from parallelism.pipeline_schedule.actions import WEIGHTS
 from parallelism.reduction import Reduction, TiedGradients, tied_names
 from parallelism.stage import Batch, Layer, cut
 
@@ -45,13 +46,19 @@ class PipelineParallel:
         self.parts = {stage: parts[stage] for stage in schedule.stages(mesh.pp.rank)}
         self.has_loss = schedule.num_stages - 1 in self.parts
         tied = tied_names(model)
-        stages = cut(model, [within(computing, layer) for layer in layers], self.parts, prepare)
-        self.arena = Arena(model, mesh.comm, device)
         order = schedule.orders[mesh.pp.rank]
+        splits = any(action.kind == WEIGHTS for action in order)
+        stages = cut(model, [within(computing, layer) for layer in layers], self.parts, prepare, splits)
+        self.arena = Arena(model, mesh.comm, device)
         modules = {stage: owned.layer.modules for stage, owned in stages.items()}
         self.reduction = Reduction(model, modules, order, self.arena, mesh.along("dp", "sp"))
         self.tied = TiedGradients(tied, model, self.arena, mesh.pp)
         self.pipeline = Pipeline(stages, schedule, mesh.pp, device, after=self.reduction.start)
+
+    @property
+    def exposed_s(self) -> float:
+        """The time that steps have waited for other ranks, in seconds, added up."""
+        return self.reduction.exposed_s + self.pipeline.span_s - self.pipeline.busy_s
 
     def step(self, batches: Sequence[Batch], weights: Sequence[float] | None = None) -> float:
         """Forward and backward passes of a micro-batch each, as `Pipeline.step`; gradients are averaged after."""

@@ -26,6 +26,9 @@ class Batch(NamedTuple):
     documents: Tensor | None = None
     samples: Tensor | None = None
 
+    def to(self, device: str) -> Batch:
+        return Batch(*(part if part is None else part.to(device) for part in self))  # type: ignore[arg-type]
+
 
 class Layer(NamedTuple):
     """What a pipeline cannot cut: the names of the modules it owns, and what they make of the layer before it."""

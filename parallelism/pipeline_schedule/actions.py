@@ -93,3 +93,23 @@ def num_alive(order: Iterable[Action]) -> list[int]:
         during.append(alive)
         alive -= action.kind in (BACKWARD, WEIGHTS)
     return during
+
+
+def result(action: Action) -> Action:
+    """What others need of an action; a whole backward pass gives what its inputs' part does."""
+    return action._replace(kind=INPUTS) if action.kind == BACKWARD else action
+
+
+def needs(action: Action, num_stages: int) -> list[Action]:
+    """The results that an action begins with.
+
+    >>> [str(need) for need in needs(parse("1B0"), num_stages=3)]
+    ['1F0', '2I0']
+    """
+    stage, kind, _ = action
+    if kind == FORWARD:
+        return [action._replace(stage=stage - 1)] if stage else []
+    if kind == WEIGHTS:
+        return [action._replace(kind=INPUTS)]
+    after = [action._replace(stage=stage + 1, kind=INPUTS)] if stage + 1 < num_stages else []
+    return [action._replace(kind=FORWARD), *after]
