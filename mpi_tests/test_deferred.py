@@ -10,16 +10,12 @@ from torch.nn import functional as F
 
 from models.gpt import GPTConfig
 from mpi_tests.test_gpt import random_tokens, randomized
-from mpi_tests.test_tensor_parallel import each_mode, part
+from mpi_tests.test_tensor_parallel import close, each_mode, part
 from parallelism.deferred import WeightGradients, deferring
 from parallelism.plan import gpt2_plan, parallelize
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=8, n_embd=32, bias=True, n_kv_head=4)
 TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
-
-
-def close(got, wanted, rtol=1e-10):
-    torch.testing.assert_close(got, wanted, rtol=rtol, atol=rtol * float(wanted.abs().max()))
 
 
 def linear_parameters(model):

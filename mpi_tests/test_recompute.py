@@ -5,9 +5,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from models.gpt import GPT, GPTConfig
-from mpi_tests.test_deferred import close
-from mpi_tests.test_gpt import random_tokens, randomized
-from mpi_tests.test_stage import (
+from mpi_tests.played import (
     CONFIG,
     DROPPING,
     Players,
@@ -17,7 +15,8 @@ from mpi_tests.test_stage import (
     micro_batches,
     model_of,
 )
-from mpi_tests.test_tensor_parallel import each_mode
+from mpi_tests.test_gpt import random_tokens, randomized
+from mpi_tests.test_tensor_parallel import close, each_mode
 from parallelism.deferred import WeightGradients, deferring
 from parallelism.dropout import Place
 from parallelism.pipeline_schedule import registry
