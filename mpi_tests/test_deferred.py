@@ -144,3 +144,21 @@ def test_split_layers(comm, sequence):
     later.add()
     for name, p in model.named_parameters():
         close(p.grad, part(p, wanted[name], comm))
+
+
+@pytest.mark.sizes(2)
+@each_mode
+def test_split_layers_in_bfloat16(comm, sequence):
+    results = []
+    for later in (None, WeightGradients()):
+        model = randomized(CONFIG).float()
+        parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), comm, sequence=sequence)
+        with torch.autocast("cpu", torch.bfloat16), deferring(later):
+            _, loss = model(TOKENS, TARGETS)
+        loss.backward()
+        if later:
+            later.add()
+        results.append([p.grad for p in model.parameters()])
+    for wanted, got in zip(*results, strict=True):
+        assert got.dtype == torch.float32
+        close(got, wanted, rtol=2**-7)
