@@ -13,7 +13,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from models.gpt import GPT, GPTConfig
 from parallelism.deferred import WeightGradients, deferring
 
-
 EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
 HEAD = ("transformer.ln_f", "lm_head", "loss")
 
