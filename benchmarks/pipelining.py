@@ -73,13 +73,12 @@ class Match:
         for name, contestant in self.contestants.items():
             contestant.zero_grad()
             errors = {"the loss": abs(MPI.COMM_WORLD.allreduce(contestant.step()) / wanted_loss - 1)}
-            errors |= {part: off(got, wanted[part]) for part, got in contestant.gradients().items()}
+            gradients = contestant.gradients()
+            errors |= {f"the gradient of {part}": off(got, wanted[part]) for part, got in gradients.items()}
             worst, what = max(MPI.COMM_WORLD.allgather(max((error, what) for what, error in errors.items())))
             if not worst < RTOL:
-                whose = f"{name}, {self.schedule.name}: {what}"
-                raise SystemExit(
-                    f"{whose} is off by {worst:.1e} of the plain model's" if not MPI.COMM_WORLD.rank else 1
-                )
+                message = f"{name}, {self.schedule.name}: {what} is off by {worst:.1e} of the plain model's"
+                raise SystemExit(1 if MPI.COMM_WORLD.rank else message)
 
     def round(self) -> None:
         price_s = price(self.schedule, self.costs()).span_s
@@ -89,11 +88,10 @@ class Match:
         """Of each stage's actions.  In schedules of whole backward passes, those of inputs stand for all of it."""
         parts = any(action.kind == WEIGHTS for order in self.schedule.orders for action in order)
         MPI.COMM_WORLD.Barrier()
-        own = {
-            number: self.rehearsed(number, stage, parts) for number, stage in self.contestants["ours"].stages.items()
-        }
-        stages = dict(sorted(item for each in MPI.COMM_WORLD.allgather(own) for item in each.items()))
-        return Costs(*zip(*stages.values(), strict=True))
+        stages = self.contestants["ours"].stages
+        own = {number: self.rehearsed(number, stage, parts) for number, stage in stages.items()}
+        times = dict(sorted(item for each in MPI.COMM_WORLD.allgather(own) for item in each.items()))
+        return Costs(*zip(*times.values(), strict=True))
 
     def rehearsed(self, number: int, stage: Passes, parts: bool) -> list[float]:
         """Seconds of a stage's forward pass, and of its backward pass: in parts, or whole and 0."""
@@ -103,19 +101,17 @@ class Match:
 
     def figures(self) -> dict[str, float | None]:
         """Medians over the rounds but the first, in milliseconds."""
-        rounds = self.rounds[1:]
-
-        def milliseconds(value: Callable[[Round], float]) -> float:
-            return 1e3 * median(map(value, rounds))
-
-        steps = {"ours_ms": milliseconds(lambda r: r.ours), "torch_ms": milliseconds(lambda r: r.torch)}
+        steps = {"ours_ms": self.median_ms(lambda r: r.ours), "torch_ms": self.median_ms(lambda r: r.torch)}
         if not self.has_price:
             return steps | dict.fromkeys(("price_ms", "ours_overhead_ms", "torch_overhead_ms"))
         return steps | {
-            "price_ms": milliseconds(lambda r: r.price),
-            "ours_overhead_ms": milliseconds(lambda r: r.ours - r.price),
-            "torch_overhead_ms": milliseconds(lambda r: r.torch - r.price),
+            "price_ms": self.median_ms(lambda r: r.price),
+            "ours_overhead_ms": self.median_ms(lambda r: r.ours - r.price),
+            "torch_overhead_ms": self.median_ms(lambda r: r.torch - r.price),
         }
+
+    def median_ms(self, value: Callable[[Round], float]) -> float:
+        return 1e3 * median(map(value, self.rounds[1:]))
 
 
 def off(got: Tensor, wanted: Tensor) -> float:
