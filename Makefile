@@ -17,9 +17,11 @@ test: .venv/installed
 	$(RUN) python -m pytest -m 'not mpi' --doctest-modules collectives models parallelism mpi_tests
 	$(RUN) timeout 1200 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi mpi_tests
 
-# The contract of every algorithm on 1 to 64 ranks, of which `make test` tries 1 to 33 and some.
+# The contract of every algorithm on 1 to 64 ranks, and every pipeline schedule of 1 to 16 ranks and 1 to 64
+# micro-batches, of which `make test` tries some.
 proof: .venv/installed
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/test_schedule.py -k 'contract_holds or order_of_the_ranks'
+	$(RUN) LARGEST=64 python -m pytest mpi_tests/test_pipeline_schedule.py -k is_proved
 
 lint: .venv/installed
 	$(RUN) ruff check . && ruff format --check . && mypy

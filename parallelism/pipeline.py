@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
 from parallelism.pipeline_schedule.messages import Message, Post, Put, Take, program
-from parallelism.trace import Span
+from parallelism.pipeline_schedule.price import Span
 
 if TYPE_CHECKING:
     from collectives import Communicator

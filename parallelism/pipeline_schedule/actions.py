@@ -97,7 +97,7 @@ def num_alive(order: Iterable[Action]) -> list[int]:
 
 def result(action: Action) -> Action:
     """What others need of an action; a whole backward pass gives what its inputs' part does."""
-    return action._replace(kind=INPUTS) if action.kind == BACKWARD else action
+    return Action(action.stage, INPUTS, action.micro_batch) if action.kind == BACKWARD else action
 
 
 def needs(action: Action, num_stages: int) -> list[Action]:
@@ -106,10 +106,10 @@ def needs(action: Action, num_stages: int) -> list[Action]:
     >>> [str(need) for need in needs(parse("1B0"), num_stages=3)]
     ['1F0', '2I0']
     """
-    stage, kind, _ = action
+    stage, kind, micro_batch = action
     if kind == FORWARD:
-        return [action._replace(stage=stage - 1)] if stage else []
+        return [Action(stage - 1, FORWARD, micro_batch)] if stage else []
     if kind == WEIGHTS:
-        return [action._replace(kind=INPUTS)]
-    after = [action._replace(stage=stage + 1, kind=INPUTS)] if stage + 1 < num_stages else []
-    return [action._replace(kind=FORWARD), *after]
+        return [Action(stage, INPUTS, micro_batch)]
+    after = [Action(stage + 1, INPUTS, micro_batch)] if stage + 1 < num_stages else []
+    return [Action(stage, FORWARD, micro_batch), *after]

@@ -15,6 +15,7 @@ from parallelism.pipeline_schedule.actions import (
     FORWARD,
     INPUTS,
     KINDS,
+    WEIGHTS,
     Action,
     Schedule,
     needs,
@@ -25,7 +26,7 @@ from parallelism.pipeline_schedule.failure import Place, ProofError
 from parallelism.pipeline_schedule.messages import AHEAD, Compute, Message, Op, Post, Put, program
 
 Programs = Callable[[Schedule, int], Iterable[Op]]
-LEFT_OUT = {"": "F", "F": "B", "FI": "W", "FW": "I"}  # by the kinds that are there
+LEFT_OUT = {"F": BACKWARD, "FI": WEIGHTS, "FW": INPUTS}  # by the kinds that are there
 
 
 def prove(schedule: Schedule, programs: Programs = program) -> None:
@@ -56,7 +57,7 @@ def check_homes(schedule: Schedule) -> None:
 def homes(schedule: Schedule) -> dict[int, int]:
     """The rank of most of each stage's actions."""
     counts = Counter((action.stage, rank) for rank, order in enumerate(schedule.orders) for action in order)
-    return {stage: rank for (stage, rank), _ in reversed(counts.most_common())}
+    return {stage: rank for (stage, rank), _ in reversed(counts.most_common())}  # the last one stays
 
 
 def check_passes(schedule: Schedule) -> None:
@@ -78,8 +79,8 @@ def check_passes(schedule: Schedule) -> None:
 
 def incomplete(schedule: Schedule, stage: int, micro_batch: int, there: str, places: dict[Action, Place]) -> ProofError:
     """A micro-batch does not pass a stage once: which action is too many or too few."""
-    whole, part = Action(stage, "B", micro_batch), Action(stage, there[-1:], micro_batch)
-    if whole in places and part.kind in "IW":
+    whole, part = Action(stage, BACKWARD, micro_batch), Action(stage, there[-1:], micro_batch)
+    if whole in places and part.kind in (INPUTS, WEIGHTS):
         return ProofError(schedule, f"{part} is a part of {whole}, which is there too", places[part])
     missing = Action(stage, LEFT_OUT.get(there, FORWARD), micro_batch)
     last_stage, last_micro_batch = schedule.num_stages - 1, schedule.num_micro_batches - 1
@@ -124,8 +125,8 @@ class Run:
         for rank, order in enumerate(self.schedule.orders):
             if self.num_done[rank] < len(order):
                 raise self.failure(rank, "the program ends here")
-        for message in self.sent - self.posted:
-            raise self.failure(message.source, f"the {message} is sent, but not received")
+        for message in (self.sent | self.posted) - self.taken:
+            raise self.failure(message.dest, f"the {message} is never taken")
 
     def advance(self, rank: int) -> None:
         for op in self.programs[rank]:
@@ -147,19 +148,21 @@ class Run:
             raise self.failure(rank, f"the program has {action} here")
         for need in needs(action, self.schedule.num_stages):
             if need not in self.results[rank]:
-                raise self.failure(rank, f"{action} needs {self.named(need)}, which comes later")
+                raise self.failure(rank, f"{action} needs {self.named(need)}, which has not been done")
         self.num_done[rank] += 1
         self.results[rank].add(result(action))
 
     def post(self, rank: int, message: Message) -> None:
         self.num_open[rank] += 1
-        if message.dest != rank or message in self.posted or self.num_open[rank] > AHEAD + 1:
-            raise self.failure(rank, f"the {message} is posted, of {self.num_open[rank]} at once")
+        if message.dest != rank or message in self.posted:
+            raise self.failure(rank, f"the {message} is posted out of turn")
+        if self.num_open[rank] > AHEAD + 1:
+            raise self.failure(rank, f"{self.num_open[rank]} receives are posted at once")
         self.posted.add(message)
 
     def put(self, rank: int, message: Message) -> None:
         if message.source != rank or message in self.sent or content(message) not in self.results[rank]:
-            raise self.failure(rank, f"the {message} is sent")
+            raise self.failure(rank, f"the {message} is sent out of turn")
         self.sent.add(message)
         if self.waiting.get(message.dest) == message:
             del self.waiting[message.dest]
@@ -168,13 +171,13 @@ class Run:
 
     def take(self, rank: int, message: Message) -> None:
         if message.dest != rank or message not in self.posted or message in self.taken:
-            raise self.failure(rank, f"the {message} is taken")
+            raise self.failure(rank, f"the {message} is taken out of turn")
         self.taken.add(message)
         self.num_open[rank] -= 1
         self.results[rank].add(content(message))
 
     def failure(self, rank: int, why: str) -> ProofError:
-        return ProofError(self.schedule, f"{why}, on rank {rank}", Place(rank, self.num_done[rank]))
+        return ProofError(self.schedule, f"{why} on rank {rank}", Place(rank, self.num_done[rank]))
 
     def named(self, need: Action) -> Action:
         """The action of this schedule that gives a result."""
