@@ -1,14 +1,17 @@
-"""Pipeline schedules as grids, in letters and in colors."""
+"""Pipeline schedules as grids, in letters and in colors, and the command that draws, searches and checks them."""
 
 import re
+import sys
 
 import pytest
 
-from parallelism.pipeline_schedule import picture
+from parallelism.pipeline_schedule import files, picture
+from parallelism.pipeline_schedule.__main__ import main
 from parallelism.pipeline_schedule.actions import Schedule, parse
 from parallelism.pipeline_schedule.basic import gpipe, one_f_one_b
 from parallelism.pipeline_schedule.picture import Grid, planned, text
 from parallelism.pipeline_schedule.price import Costs, Span, price
+from parallelism.pipeline_schedule.registry import make
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -108,3 +111,102 @@ def test_stages_of_a_rank_have_shades():
     (axes,) = picture.figure([planned(price(written("0F0 1F0 1B0 0B0")))]).axes
     forward = axes.containers[0]
     assert len({bar.get_facecolor() for bar in forward}) == 2
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def words(text):
+    return text.split()
+
+
+def test_the_command_draws(capsys, tmp_path):
+    png, out = tmp_path / "a.png", tmp_path / "a.csv"
+    assert main([*words("draw --schedule 1f1b --stages 4 --micro_batches 8 --png"), str(png), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == text(planned(price(one_f_one_b(4, 8))))
+    assert png.read_bytes().startswith(PNG)
+    assert files.read(out).orders == one_f_one_b(4, 8).orders
+    assert main([*words("draw --message 0.5 --forward 1 2 3 4 --file"), str(out)]) == 0
+    expected = price(files.read(out), Costs(forward=[1, 2, 3, 4], message=0.5))
+    assert capsys.readouterr().out.rstrip("\n") == text(planned(expected))
+
+
+def test_by_default_four_stages_and_eight_micro_batches(capsys):
+    assert main(["draw"]) == 0
+    assert main(words("draw --schedule interleaved --virtual_stages 3")) == 0
+    drawn = capsys.readouterr().out
+    assert text(planned(price(one_f_one_b(4, 8)))) in drawn
+    assert text(planned(price(make("interleaved", 4, 8, 3)))) in drawn
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_colored"),
+    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"TERM": "a", "NO_COLOR": "1"}, False)],
+)
+def test_colors_are_for_terminals_that_have_them(environment, is_colored, capsys, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in (environment | {"COLUMNS": "60"}).items():
+        monkeypatch.setenv(name, value)
+    main(["draw"])
+    assert "\x1b" not in capsys.readouterr().out, "in a file"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    main(["draw"])
+    drawn = capsys.readouterr().out
+    assert ("\x1b" in drawn) == is_colored
+    assert max(map(len, COLOR.sub("", drawn).splitlines()[1:])) == 60
+
+
+def test_the_command_searches(capsys, tmp_path):
+    out = tmp_path / "found.txt"
+    flags = words("search --stages 3 --micro_batches 4 --memory 2 --message 0.5 --weights 0.5 --out")
+    assert main([*flags, str(out)]) == 0
+    drawn, _, others = capsys.readouterr().out.partition("\nknown:\n")
+    costs = Costs(weights=0.5, message=0.5)
+    found = files.read(out)
+    assert max(found.peaks) <= 2
+    assert drawn.splitlines()[1:] == text(planned(price(found, costs))).splitlines()[1:]
+    assert f"{picture.title(price(make('1f1b', 3, 4), costs))}, above the limit\n" in others
+    assert f"{picture.title(price(make('naive', 3, 4), costs))}\n" in others
+
+
+def test_the_command_checks_files(capsys, tmp_path):
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    files.write(make("zb_h1", 3, 4), good)
+    bad.write_text("0F0,0B0\n1B0,1F0\n")
+    assert main(["check", str(good)]) == 0
+    assert (
+        capsys.readouterr().out
+        == f"{good} holds: 3 ranks, 3 stages, 4 micro-batches, activations alive at most 3 on each rank\n"
+    )
+    assert main(["check", str(good), str(bad)]) == 2
+    assert str(bad) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("draw --schedule 2f2b", "no pipeline schedule is called '2f2b': use naive, gpipe"),
+        ("draw --stages 0", "argument --stages: '0' must be a whole number above 0"),
+        ("draw --micro_batches many", "argument --micro_batches: 'many' must be a whole number above 0"),
+        ("draw --forward fast", "argument --forward: 'fast' must be seconds, as in 0.5"),
+        ("draw --message -1", "message takes -1 s: pass 0 or more"),
+        ("draw --inputs 1 2 3", "inputs has 3 times: pass one, or 4"),
+        ("draw --schedule zb_v --virtual_stages 3", "schedule 'zb_v' takes 2 stages a rank, not 3"),
+        ("draw --png no/such/a.png", "no/such/a.png can't be written"),
+        ("draw --out no/such/a.csv", "no/such/a.csv can't be written"),
+        ("draw --file no.csv", "No such file or directory: 'no.csv'"),
+        ("draw --file no.csv --stages 3", "--stages 3: the file no.csv says that; leave out one of them"),
+        ("search --memory 1 --virtual_stages 2", "a limit of 1 activations"),
+        ("search --memory 4 4", "2 limits for 4 ranks: pass one, or 4"),
+        ("search --schedule 1f1b", "unrecognized arguments: --schedule 1f1b"),
+        ("paint", "invalid choice: 'paint'"),
+        ("", "the following arguments are required: draw | search | check"),
+    ],
+)
+def test_bad_flags_are_one_line(flags, message, capsys):
+    assert main(words(flags)) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.startswith("error: ")
+    assert written.err.count("\n") == 1
+    assert message in written.err

@@ -7,13 +7,24 @@ the action that makes it.  Between stages of one rank nothing travels.  Messages
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, product
 from typing import NamedTuple
 
-from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule, num_alive
-from parallelism.pipeline_schedule.messages import Message, made, needed
+from parallelism.pipeline_schedule.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUTS,
+    KINDS,
+    WEIGHTS,
+    Action,
+    Schedule,
+    needs,
+    num_alive,
+    result,
+)
 
 Seconds = float | Sequence[float]
 
@@ -98,34 +109,99 @@ class Timeline:
         ]
 
 
-def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
-    """Play a schedule.
+class Rules(NamedTuple):
+    """What actions take, and which wait for which, by numbers: for speed, in the search."""
+
+    num_micro_batches: int
+    takes_s: list[float]
+    reads: list[int | None]  # the action whose result must have come from another stage, or from the way forward
+    writes: list[int]  # the action whose result this one gives
+    travels_s: list[float]  # the result
+
+    def number(self, action: Action) -> int:
+        stage, kind, micro_batch = action
+        return (stage * len(KINDS) + KINDS.index(kind)) * self.num_micro_batches + micro_batch
+
+    def action(self, number: int) -> Action:
+        which, micro_batch = divmod(number, self.num_micro_batches)
+        return Action(which // len(KINDS), KINDS[which % len(KINDS)], micro_batch)
+
+
+def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Rules:
+    """Those of all actions there can be, each stage on its rank."""
+    num_stages = len(home)
+    takes_s, message_s = costs.of_kinds(num_stages), costs.of_messages(num_stages)
+    made = Rules(num_micro_batches, [], [], [], [])
+    for stage, kind in product(range(num_stages), KINDS):
+        first = Action(stage, kind, 0)
+        awaited = needs(first, num_stages) if kind != WEIGHTS else []
+        pair = stage if kind == FORWARD else stage - 1
+        is_sent = 0 <= pair < num_stages - 1 and home[pair] != home[pair + 1]
+        made.takes_s.extend([takes_s[kind][stage]] * num_micro_batches)
+        made.reads.extend(run(made.number(awaited[-1]), num_micro_batches) if awaited else [None] * num_micro_batches)
+        made.writes.extend(run(made.number(result(first)), num_micro_batches))
+        made.travels_s.extend([message_s[pair] if is_sent else 0.0] * num_micro_batches)
+    return made
+
+
+def run(first: int, count: int) -> range:
+    return range(first, first + count)
+
+
+class Played(NamedTuple):
+    """When each action begins, by its number, and when all have ended."""
+
+    begin_s: list[float]
+    span_s: float
+
+
+def play(orders: Sequence[Sequence[int]], rules: Rules) -> Played:
+    """Run all ranks' actions, given by their numbers.
 
     Raises: ValueError where all ranks wait, as none does in a schedule that is proved.
     """
-    takes_s, message_s = costs.of_kinds(schedule.num_stages), costs.of_messages(schedule.num_stages)
-    begin_s: dict[Action, float] = {}
-    end_s: dict[Action, float] = {}
-    came_s: dict[Message | None, float] = {None: 0.0}
-    left = [list(reversed(order)) for order in schedule.orders]
-    free_s = [0.0] * schedule.num_ranks
-    ready = list(range(schedule.num_ranks))
-    waiting: dict[Message | None, int] = {}
+    _, takes_s, reads, writes, travels_s = rules
+    begin_s = [0.0] * len(takes_s)
+    came_s: list[float | None] = [None] * len(takes_s)
+    waiting: dict[int, int] = {}  # the rank that waits for a result
+    done, free_s = [0] * len(orders), [0.0] * len(orders)
+    ready = list(range(len(orders)))
     while ready:
         rank = ready.pop()
-        while left[rank]:
-            action = left[rank][-1]
-            awaited = needed(schedule, action)
-            if awaited not in came_s:
-                waiting[awaited] = rank
-                break
-            left[rank].pop()
-            begin_s[action] = max(free_s[rank], came_s[awaited])
-            end_s[action] = free_s[rank] = begin_s[action] + takes_s[action.kind][action.stage]
-            if message := made(schedule, action):
-                came_s[message] = end_s[action] + message_s[min(action.stage, message.stage)]
-                if message in waiting:
-                    ready.append(waiting.pop(message))
+        now_s = free_s[rank]
+        for action in islice(orders[rank], done[rank], None):
+            if (awaited := reads[action]) is not None:
+                if (come_s := came_s[awaited]) is None:
+                    waiting[awaited] = rank
+                    break
+                now_s = max(now_s, come_s)
+            begin_s[action] = now_s
+            now_s += takes_s[action]
+            done[rank] += 1
+            given = writes[action]
+            came_s[given] = now_s + travels_s[given]
+            if given in waiting:
+                ready.append(waiting.pop(given))
+        free_s[rank] = now_s
     if waiting:
-        raise ValueError(f"no rank can go on: {', '.join(f'{left[r][-1]} waits for {m}' for m, r in waiting.items())}")
-    return Timeline(schedule, begin_s, end_s)
+        stuck = ", ".join(
+            f"{rules.action(orders[rank][done[rank]])} on rank {rank}" for rank in sorted(waiting.values())
+        )
+        raise ValueError(f"no rank can go on; waiting: {stuck}")
+    return Played(begin_s, max(free_s, default=0.0))
+
+
+def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
+    """When each action of a schedule begins and ends.
+
+    Raises: ValueError for costs that make no sense, and where all ranks wait.
+    """
+    known = rules(schedule.home, schedule.num_micro_batches, costs)
+    orders = [list(map(known.number, order)) for order in schedule.orders]
+    begin_s = play(orders, known).begin_s
+    spans = {
+        action: (begin_s[number], begin_s[number] + known.takes_s[number])
+        for order, numbers in zip(schedule.orders, orders, strict=True)
+        for action, number in zip(order, numbers, strict=True)
+    }
+    return Timeline(schedule, *({action: span[end] for action, span in spans.items()} for end in (0, 1)))

@@ -1,0 +1,143 @@
+"""The search: at least as good as every known schedule, within the limit, and better where that matters."""
+
+import random
+
+import pytest
+
+from parallelism.pipeline_schedule.greedy import Greedy, Job, policies
+from parallelism.pipeline_schedule.improve import found, improve
+from parallelism.pipeline_schedule.price import Costs, price
+from parallelism.pipeline_schedule.proof import prove
+from parallelism.pipeline_schedule.registry import make
+from parallelism.pipeline_schedule.search import bound_s, fused, known, placements, schedule_of, search
+
+WORK = 300_000  # less than what users get
+
+
+def uneven(count, seed=3):
+    draws = random.Random(seed)
+    return Costs(*([draws.uniform(0.5, 2) for _ in range(count)] for _ in range(3)), 0.2)
+
+
+CASES = [
+    (1, 3, 1, Costs(), None),
+    (2, 1, 1, Costs(), None),
+    (2, 4, 1, Costs(1, 1.5, 0.5, 3), 3),
+    (3, 5, 2, uneven(6), [6, 5, 3]),
+    (4, 8, 1, Costs(), 4),
+    (4, 8, 1, Costs(weights=0), 4),
+    (4, 8, 2, Costs(), 8),
+    (4, 8, 2, Costs(message=0.2), 11),
+    (4, 6, 1, uneven(4), 5),
+    (3, 2, 3, Costs(1, 1, 1, [0, 1, 0, 1, 0, 1, 0, 1]), 3),
+    (8, 8, 2, Costs(1, 1.1, 0.9, 0.3), 16),
+]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_micro_batches", "virtual_stages", "costs", "limit"), CASES)
+def test_at_least_as_good_as_every_known_schedule(num_ranks, num_micro_batches, virtual_stages, costs, limit):
+    made = search(num_ranks, num_micro_batches, virtual_stages, costs, limit, work=WORK)
+    prove(made)
+    assert (made.num_ranks, made.num_micro_batches) == (num_ranks, num_micro_batches)
+    assert made.num_stages == num_ranks * virtual_stages
+    timeline = price(made, costs)
+    limits = limit if isinstance(limit, list) else [limit or 99] * num_ranks
+    assert all(peak <= most for peak, most in zip(timeline.peaks, limits, strict=True))
+    for other in known(num_ranks, num_micro_batches, virtual_stages):
+        beside = price(other, costs)
+        if all(peak <= most for peak, most in zip(beside.peaks, limits, strict=True)):
+            assert timeline.span_s <= beside.span_s * (1 + 1e-9), other.name
+
+
+@pytest.mark.parametrize(
+    ("shape", "costs", "limit", "gain"),
+    [
+        ((8, 32, 1), Costs(1, 1.1, 0.9, 2), 16, 0.35),  # slow messages: known ones do not get far enough ahead
+        ((4, 8, 2), uneven(8), 10, 0.05),
+        ((4, 8, 2), Costs(), 5, 0.5),  # less memory than any but the naive one needs
+        ((4, 8, 1), Costs(), 2, 0.5),
+    ],
+)
+def test_better_where_it_matters(shape, costs, limit, gain):
+    found_s = price(search(*shape, costs, limit, work=WORK), costs).span_s
+    fitting = [timeline for each in known(*shape) if max((timeline := price(each, costs)).peaks) <= limit]
+    assert found_s < (1 - gain) * min(timeline.span_s for timeline in fitting)
+
+
+def test_what_cannot_be_beaten_is_kept():
+    assert search(4, 8, 1, Costs(), 4) == make("zb_h1", 4, 8)
+    assert search(4, 8, 1, Costs(weights=0), 4, work=WORK).name != "searched", "there is nothing to gain by parts"
+
+
+def test_known_schedules_are_there_for_any_number_of_stages_a_rank():
+    for virtual_stages in (1, 2, 3):
+        schedules = list(known(4, 8, virtual_stages))
+        for each in schedules:
+            prove(each)
+            assert each.num_stages == 4 * virtual_stages
+        assert {"naive", "gpipe", "1f1b", "zb_h1"} <= {each.name for each in schedules}
+    thirds = {each.name: price(each, Costs(1 / 3, 1 / 3, 1 / 3)).span_s for each in known(4, 8, 3)}
+    assert thirds["1f1b"] == pytest.approx(33)
+
+
+def test_the_same_arguments_give_the_same_schedule():
+    arguments = 4, 8, 2, uneven(8), 9
+    assert search(*arguments, work=WORK) == search(*arguments, work=WORK)
+
+
+def test_no_policy_runs_out_of_memory():
+    """Every policy ends, proved, from the least memory that there can be up to plenty."""
+    for num_ranks, num_micro_batches, virtual_stages in ((1, 2, 1), (2, 3, 2), (3, 4, 3), (4, 6, 2)):
+        costs = uneven(num_ranks * virtual_stages)
+        for home in placements(num_ranks, virtual_stages):
+            for limit in (virtual_stages, virtual_stages + 1, 3 * virtual_stages):
+                job = Job(home, num_micro_batches, costs, (limit,) * num_ranks)
+                for policy in policies(job):
+                    made = schedule_of(found(job, Greedy(job, policy).run()))
+                    assert max(made.peaks) <= limit
+                    prove(made)
+
+
+def test_nothing_is_faster_than_the_bound():
+    for num_ranks, num_micro_batches, virtual_stages, costs, _ in CASES:
+        limits = (99,) * num_ranks
+        for schedule in known(num_ranks, num_micro_batches, virtual_stages):
+            home = tuple(schedule.home[stage] for stage in range(schedule.num_stages))
+            least_s = bound_s(Job(home, num_micro_batches, costs, limits))
+            assert least_s <= price(schedule, costs).span_s * (1 + 1e-9)
+    assert bound_s(Job((0, 1, 2, 3), 8, Costs(), (4,) * 4)) == price(make("zb_h1", 4, 8)).span_s
+
+
+def test_moving_actions_improves_a_schedule_and_keeps_its_limit():
+    costs = Costs(1, 1, 1, 0.5)
+    slow = make("1f1b", 4, 8)
+    job = Job((0, 1, 2, 3), 8, costs, (5, 5, 5, 5))
+    start = found(job, slow.orders)
+    better = improve(start, random.Random(0), 200_000, 0)
+    assert better.span_s < 0.95 * start.span_s <= 0.95 * price(slow, costs).span_s
+    made = schedule_of(better)
+    prove(made)
+    assert price(made, costs).span_s <= better.span_s * (1 + 1e-9)
+    assert max(made.peaks) <= 5
+
+
+def test_backward_passes_are_whole_where_parts_gain_nothing():
+    for name in ("1f1b", "gpipe"):
+        whole, costs = make(name, 2, 3), Costs(weights=0)
+        job = Job((0, 1), 3, costs, (3, 3))
+        parts = schedule_of(found(job, whole.orders))
+        assert any(action.kind == "W" for order in parts.orders for action in order)
+        assert fused(parts, job).orders == whole.orders
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        (1, "a limit of 1 activations: a rank has one alive for each of its stages, use 2 or more"),
+        ([4, 4], "2 limits for 3 ranks: pass one, or 3"),
+        ([4, 0, 4], "a limit of 0 activations"),
+    ],
+)
+def test_limits_that_nothing_keeps_are_refused(limit, message):
+    with pytest.raises(ValueError, match=message):
+        search(3, 4, 2, Costs(), limit)
