@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
 
@@ -45,7 +46,7 @@ class Layer(nn.Module):
         self.weight = nn.Parameter(torch.tensor(weight))
 
     def forward(self, x: Tensor) -> Tensor:
-        if not x.requires_grad:  # the first stage's, which sleeps like the others
+        if not x.requires_grad and torch.is_grad_enabled():  # the first stage's, which sleeps like the others
             x = x.detach().requires_grad_()
         x = Nap.apply(x, self.naps.forward, self.naps.inputs)
         return x * Nap.apply(self.weight, 0.0, self.naps.weights)
@@ -54,34 +55,35 @@ class Layer(nn.Module):
 class Sleeping:
     """A stage of a pipeline: the first takes the batch's `tokens`, the last compares with its `targets`."""
 
-    def __init__(self, layer: Layer, is_first: bool, is_last: bool):
+    def __init__(self, layer: nn.Module, is_first: bool, is_last: bool):
         self.layer, self.is_first, self.is_last = layer, is_first, is_last
-        self.alive: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, by micro-batch
-        self.gradients: dict[int, Tensor] = {}  # of outputs, whose weights' are to come
+        self.alive: dict[int, tuple[Tensor, GradientEdge]] = {}  # input, and where its output is in the graph
+        self.gradients: dict[int, Tensor] = {}  # of outputs, while those of weights are to come
 
     @property
     def num_alive(self) -> int:
         return len(self.alive)
 
     def forward(self, micro_batch: int, x: Tensor | None, batch: Any) -> Tensor:
-        x = (batch.tokens if self.is_first else x).detach().requires_grad_()
+        x = (batch.tokens if self.is_first else x).detach().requires_grad_(torch.is_grad_enabled())
         y = self.layer(x)
         if self.is_last:
             y = F.mse_loss(y, batch.targets)
-        self.alive[micro_batch] = x, y
+        if torch.is_grad_enabled():
+            self.alive[micro_batch] = x, get_gradient_edge(y)
         return y.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        x, y = self.alive.pop(micro_batch)
-        y.backward(gradient)
+        x, end = self.alive.pop(micro_batch)
+        torch.autograd.backward(end, gradient)
         return None if self.is_first else x.grad
 
     def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        x, y = self.alive[micro_batch]
+        x, end = self.alive[micro_batch]
         self.gradients[micro_batch] = gradient
-        (result,) = torch.autograd.grad(y, x, gradient, retain_graph=True)
+        (result,) = torch.autograd.grad(end, x, gradient, retain_graph=True)
         return None if self.is_first else result
 
     def backward_weights(self, micro_batch: int) -> None:
-        _, y = self.alive.pop(micro_batch)
-        y.backward(self.gradients.pop(micro_batch), inputs=[self.layer.weight])
+        _, end = self.alive.pop(micro_batch)
+        torch.autograd.backward(end, self.gradients.pop(micro_batch), inputs=list(self.layer.parameters()))

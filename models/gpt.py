@@ -110,6 +110,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
+        self.block_size = config.block_size
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
@@ -117,9 +118,9 @@ class Transformer(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
 
     def embed(self, tokens, positions=None):
-        seq, block_size = tokens.shape[1], len(self.wpe.weight)
-        if not 1 <= seq <= block_size:
-            raise ValueError(f"a sequence of {seq} tokens: pass 1 to block_size={block_size}")
+        seq = tokens.shape[1]
+        if not 1 <= seq <= self.block_size:
+            raise ValueError(f"a sequence of {seq} tokens: pass 1 to block_size={self.block_size}")
         if positions is None:
             positions = torch.arange(seq, device=tokens.device)  # (seq,)
         return self.drop(self.wte(tokens) + self.wpe(positions))  # (batch, seq, n_embd)

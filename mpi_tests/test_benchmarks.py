@@ -1,15 +1,18 @@
-"""The benchmarks of split models run, in small; what memory they count falls as it should."""
+"""The benchmarks of split models and of pipelines run, in small; what memory they count falls as it should."""
 
 import importlib.util
 import json
+import re
+import subprocess
 import sys
 
 import pytest
 
-from mpi_tests.launch import launch
+from mpi_tests.launch import ROOT, launch
 
 IN_SMALL = {
     "splitting.py": "--n_layer 1 --n_head 4 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
+    "pipelining.py": "--n_layer 4 --n_head 2 --n_embd 16 --vocab_size 16 --seq 8 --num_micro_batches 4 --repeats 1",
     "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
 }
 
@@ -38,6 +41,38 @@ def test_splitting(tmp_path):
         assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
 
 
+def test_pipelining(tmp_path):
+    path = tmp_path / "pipelining.json"
+    results, output = run(2, "pipelining.py", path)
+    schedules = ("gpipe", "1f1b", "interleaved", "breadth_first", "zb_h1", "zb_v")
+    assert list(results) == [f"{model}, {schedule}" for model in ("sleep", "gpt") for schedule in schedules]
+    for name, figures in results.items():
+        assert f"| 2 | {name} | " in output
+        for whose in ("ours", "torch"):
+            assert figures[f"{whose}_overhead_ms"] == pytest.approx(figures[f"{whose}_ms"] - figures["price_ms"])
+    # 4 micro-batches on 2 ranks: sleeps of 5 ms, of which a whole backward pass has two
+    assert results["sleep, 1f1b"]["price_ms"] > 5 * 15
+    assert results["sleep, zb_h1"]["price_ms"] > 5 * 13
+    table = subprocess.run([sys.executable, "benchmarks/pipelining_table.py", path], cwd=ROOT, capture_output=True)
+    assert table.stdout.decode() in output
+
+
+WITHOUT_TIED = """
+import sys
+sys.path.insert(0, "benchmarks")
+import pipelining, pipelining_peers
+pipelining_peers.TorchPipeline.sum_up_tied = lambda self: None
+pipelining.main()
+"""
+
+
+def test_gradients_of_pipelines_are_compared():
+    words = [*IN_SMALL["pipelining.py"].split(), "--models", "gpt", "--schedules", "1f1b"]
+    ended = launch(2, sys.executable, "-c", WITHOUT_TIED, *words)
+    assert ended.returncode != 0
+    assert re.search(r"torch, 1f1b: the gradient of (transformer.wte|lm_head).weight is off by ", ended.stderr)
+
+
 def test_memory(tmp_path):
     results, output = run(4, "memory.py", tmp_path / "memory.json")
     of = {title.partition(",")[0]: title for title in results}
@@ -59,6 +94,8 @@ def test_memory(tmp_path):
     [
         ("splitting.py", ["--seq", "30"], "can't be split over sp=2 ranks in zigzag order: use a multiple of 4"),
         ("splitting.py", ["--vocab_size", "65"], "65 can't be split over 2 ranks by torch: use a multiple"),
+        ("pipelining.py", ["--n_layer", "3"], "--n_layer 3 is too few for 4 stages: use 4 or more"),
+        ("pipelining.py", ["--num_micro_batches", "5"], "5 can't be interleaved by torch on 2 ranks: use a multiple"),
         ("memory.py", ["--modes", "ulysses", "--n_head", "1"], "2 ranks can't exchange these heads, use a multiple"),
         ("memory.py", ["--output", "there/is/none.json"], "there is no folder there/is, so make it first"),
     ],

@@ -170,3 +170,10 @@ def test_tables_of_split_models_are_those_of_the_results():
         for name, row in json.loads((results / f"splitting-openmpi-{ranks}.json").read_text())["results"].items():
             cells = f"{row['tokens_per_s']:.0f} | {row['step_ms']:.1f} | {row['exposed_ms']:.1f}"
             assert f"| {ranks} | {name} | {cells} |" in (results / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("pipelining-*.json")))
+def test_tables_of_pipelines_are_those_of_the_results(path):
+    run = json.loads(path.read_text())
+    table = runpy.run_path(str(ROOT / "benchmarks" / "pipelining_table.py"))["table"]
+    assert "\n".join(table(run["ranks"], run["results"])) in (path.parent / "README.md").read_text()

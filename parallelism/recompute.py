@@ -1,6 +1,6 @@
 """Activation recomputation: a module keeps its inputs alone, and computes the rest again in the backward pass.
 
-Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174, section 3.
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from models.gpt import GPT, GPTConfig
 from parallelism.deferred import WeightGradients, deferring
 
+EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
+HEAD = ("transformer.ln_f", "lm_head", "loss")
+
 
 class Batch(NamedTuple):
     """A micro-batch, as every stage has it.
@@ -51,7 +54,7 @@ def joined(first: Layer, second: Layer) -> Layer:
 def gpt2_layers(model: GPT) -> list[Layer]:
     """One for each block of a GPT, plain or divided; the first has the embeddings, too, the last the head and the loss.
 
-    Costs are those of `block_flops` and `head_flops`.
+    Costs are counted: floating-point operations of one token's forward pass.
     """
     config = model.config
 
@@ -76,14 +79,10 @@ def gpt2_layers(model: GPT) -> list[Layer]:
     return layers
 
 
-EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
-HEAD = ("transformer.ln_f", "lm_head", "loss")
-
-
 def block_flops(config: GPTConfig) -> int:
-    """Forward of one token: twice the elements of the matrices, and 4 d T for scores and values of T tokens.
+    """Twice the elements of the matrices, and 4 d T for scores and values of T tokens.
 
-    Source: as of `models.gpt.flops_per_token`, of which this is the third that is not backward.
+    Source: as of `models.gpt.flops_per_token`, of which it is the third that is not backward.
     """
     width, kv_width = config.n_embd, config.n_embd // config.n_head * config.num_kv_heads
     matrices = width * (width + 2 * kv_width) + width * width + 8 * width * width

@@ -1,0 +1,212 @@
+"""Our pipelines beside torch.distributed.pipelining's over gloo, in one run: same model, stages and schedules.
+
+    mpirun -n 2 python benchmarks/pipelining.py --output benchmarks/results/pipelining-openmpi-2.json
+
+A step is a schedule's forward and backward passes of some micro-batches, without an optimizer.  Before anything is
+timed, every contestant's loss and gradients are compared with those of the plain model.  Of breadth-first, torch's does
+the backward passes of the micro-batches in reverse order, which costs as much; all else is done in the same order.
+
+There are two models.  The stages of "sleep" send activations of a GPT's size, and sleep, so that few cores can play
+many ranks; those of "gpt" compute.
+
+A schedule's price is what it takes by the times of its actions, if messages took none.  These are measured in each
+round, on all ranks at once, on our stages.  The overhead is the step less the price; there is none of a model that
+computes on more ranks than there are cores.  Contestants take turns, round by round; times are of the slowest rank, and
+medians.
+"""
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from document import output, write
+from peers import MPI, start_torch
+from pipelining_models import Gpt, Model, Sleep
+from pipelining_peers import SCHEDULES
+from pipelining_table import table
+from torch import Tensor
+
+import collectives
+from collectives.bench.flags import Parser, positive
+from models.gpt import GPTConfig
+from parallelism.pipeline import Passes
+from parallelism.pipeline_schedule import registry
+from parallelism.pipeline_schedule.actions import WEIGHTS, Schedule
+from parallelism.pipeline_schedule.price import Costs, price
+from parallelism.stage import Batch
+
+RTOL = 1e-4  # of float32's sums in another order
+REHEARSALS = 3  # of each action, whose median is its time
+
+
+class Round(NamedTuple):
+    """Seconds."""
+
+    price: float
+    ours: float
+    torch: float
+
+
+class Match:
+    """Our pipeline and torch's, of one model and one schedule."""
+
+    def __init__(self, model: Model, schedule: Schedule):
+        self.model, self.schedule = model, schedule
+        self.contestants = {"ours": model.ours(schedule), "torch": model.torch(schedule)}
+        self.rounds: list[Round] = []
+
+    @property
+    def has_price(self) -> bool:
+        return not self.model.computes or self.schedule.num_ranks <= len(os.sched_getaffinity(0))
+
+    def check(self) -> None:
+        """Compare losses and gradients with the plain model's.
+
+        Raises: SystemExit with what differs.
+        """
+        wanted_loss, wanted = self.model.plain(self.schedule.num_stages)
+        for name, contestant in self.contestants.items():
+            contestant.zero_grad()
+            errors = {"the loss": abs(MPI.COMM_WORLD.allreduce(contestant.step()) / wanted_loss - 1)}
+            gradients = contestant.gradients()
+            errors |= {f"the gradient of {part}": off(got, wanted[part]) for part, got in gradients.items()}
+            worst, what = max(MPI.COMM_WORLD.allgather(max((error, what) for what, error in errors.items())))
+            if not worst < RTOL:
+                message = f"{name}, {self.schedule.name}: {what} is off by {worst:.1e} of the plain model's"
+                raise SystemExit(1 if MPI.COMM_WORLD.rank else message)
+
+    def round(self) -> None:
+        price_s = price(self.schedule, self.costs()).span_s
+        self.rounds.append(Round(price_s, **{name: timed(each) for name, each in self.contestants.items()}))
+
+    def costs(self) -> Costs:
+        """Of each stage's actions.  In schedules of whole backward passes, those of inputs stand for all of it."""
+        parts = any(action.kind == WEIGHTS for order in self.schedule.orders for action in order)
+        MPI.COMM_WORLD.Barrier()
+        stages = self.contestants["ours"].stages
+        own = {number: self.rehearsed(number, stage, parts) for number, stage in stages.items()}
+        times = dict(sorted(item for each in MPI.COMM_WORLD.allgather(own) for item in each.items()))
+        return Costs(*zip(*times.values(), strict=True))
+
+    def rehearsed(self, number: int, stage: Passes, parts: bool) -> list[float]:
+        """Seconds of a stage's forward pass, and of its backward pass: in parts, or whole and 0."""
+        x = self.model.activation if number else None
+        times = [rehearse(stage, x, self.model.batches[0], parts) for _ in range(REHEARSALS)]
+        return [median(seconds) for seconds in zip(*times, strict=True)]
+
+    def figures(self) -> dict[str, float | None]:
+        """Medians over the rounds but the first, in milliseconds."""
+        steps = {"ours_ms": self.median_ms(lambda r: r.ours), "torch_ms": self.median_ms(lambda r: r.torch)}
+        if not self.has_price:
+            return steps | dict.fromkeys(("price_ms", "ours_overhead_ms", "torch_overhead_ms"))
+        return steps | {
+            "price_ms": self.median_ms(lambda r: r.price),
+            "ours_overhead_ms": self.median_ms(lambda r: r.ours - r.price),
+            "torch_overhead_ms": self.median_ms(lambda r: r.torch - r.price),
+        }
+
+    def median_ms(self, value: Callable[[Round], float]) -> float:
+        return 1e3 * median(map(value, self.rounds[1:]))
+
+
+def off(got: Tensor, wanted: Tensor) -> float:
+    return float(((got - wanted).abs().max() / wanted.abs().max()).nan_to_num(nan=math.inf))
+
+
+def rehearse(stage: Passes, x: Tensor | None, batch: Batch, parts: bool) -> list[float]:
+    begin = time.perf_counter()
+    y = stage.forward(0, x, batch)
+    forward_s, gradient = time.perf_counter() - begin, torch.ones_like(y)
+    if not parts:
+        return [forward_s, taken(lambda: stage.backward(0, gradient)), 0.0]
+    return [
+        forward_s,
+        taken(lambda: stage.backward_inputs(0, gradient)),
+        taken(lambda: stage.backward_weights(0)),
+    ]
+
+
+def taken(act: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    act()
+    return time.perf_counter() - begin
+
+
+def timed(contestant: Any) -> float:
+    """Seconds of the slowest rank."""
+    contestant.zero_grad()
+    MPI.COMM_WORLD.Barrier()
+    return MPI.COMM_WORLD.allreduce(taken(contestant.step), MPI.MAX)
+
+
+def parse(size: int) -> tuple[argparse.Namespace, list[Schedule]]:
+    """Flags, and schedules.
+
+    Raises: ValueError for what cannot be timed.
+    """
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=("sleep", "gpt"), default=("sleep", "gpt"))
+    parser.add_argument("--schedules", nargs="+", choices=tuple(SCHEDULES), default=tuple(SCHEDULES))
+    parser.add_argument("--num_micro_batches", type=positive, default=8)
+    parser.add_argument("--samples", type=positive, default=2, help="sequences of a micro-batch")
+    parser.add_argument("--seq", type=positive, default=256, help="tokens of a sequence")
+    parser.add_argument("--n_layer", type=positive, default=8)
+    parser.add_argument("--n_head", type=positive, default=4)
+    parser.add_argument("--n_embd", type=positive, default=256)
+    parser.add_argument("--vocab_size", type=positive, default=256)
+    parser.add_argument(
+        "--forward_ms", type=positive, default=5, help="sleep of a forward pass, half a backward pass's"
+    )
+    parser.add_argument("--repeats", type=positive, default=15)
+    parser.add_argument("--output", type=output, help="write the numbers as JSON")
+    args = parser.parse_args()
+    if size < 2:
+        raise ValueError("1 rank is no pipeline: start more, as with mpirun -n 2")
+    if args.num_micro_batches % size:
+        given = f"--num_micro_batches {args.num_micro_batches}"
+        raise ValueError(f"{given} can't be interleaved by torch on {size} ranks: use a multiple")
+    schedules = [registry.make(name, size, args.num_micro_batches) for name in args.schedules]
+    most = max(schedule.num_stages for schedule in schedules)
+    if "gpt" in args.models and args.n_layer < most:
+        raise ValueError(f"--n_layer {args.n_layer} is too few for {most} stages: use {most} or more")
+    return args, schedules
+
+
+def models(comm: collectives.Communicator, args: argparse.Namespace) -> dict[str, Model]:
+    shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
+    sent = args.samples, args.seq, args.n_embd
+    makers = {
+        "sleep": lambda: Sleep(comm, args.num_micro_batches, sent, args.forward_ms / 1e3),
+        "gpt": lambda: Gpt(comm, args.num_micro_batches, args.samples, GPTConfig(block_size=args.seq, **shape)),
+    }
+    return {name: makers[name]() for name in args.models}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    comm = collectives.world()
+    with comm.agreed("pipelining"):
+        args, schedules = parse(comm.size)
+    start_torch(MPI.COMM_WORLD, "gloo", alone=True)
+    chosen = models(comm, args).items()
+    matches = {f"{name}, {schedule.name}": Match(model, schedule) for name, model in chosen for schedule in schedules}
+    for match in matches.values():
+        match.check()
+    for _ in range(args.repeats + 1):
+        for match in matches.values():
+            match.round()
+    if comm.rank == 0:
+        figures = {name: match.figures() for name, match in matches.items()}
+        print("\n".join(table(comm.size, figures)))
+        if args.output:
+            write(args.output, figures, **vars(args))
+    comm.barrier()
+
+
+if __name__ == "__main__":
+    main()
