@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ import torch
 
 import collectives
 from collectives import environment
+from collectives.draw import refuse
 from models.data import Windows, documents, load_tokens, split
 from models.flags import parse
 from models.gpt import GPT, GPTConfig, flops_per_token
@@ -34,17 +35,25 @@ from parallelism.arena import Arena
 from parallelism.clip import clip_grad_norm
 from parallelism.data_parallel import DataParallel
 from parallelism.dropout import Place
+from parallelism.measure import agreed, measure, message_s, stage_costs
 from parallelism.mesh import Mesh
-from parallelism.pipeline_parallel import PipelineParallel
-from parallelism.pipeline_schedule import registry
+from parallelism.partition import balance
+from parallelism.pipeline_parallel import PipelineParallel, within
+from parallelism.pipeline_schedule import files, registry
 from parallelism.pipeline_schedule.actions import Schedule
+from parallelism.pipeline_schedule.price import Span, price
+from parallelism.pipeline_schedule.search import limits_of, search
 from parallelism.plan import gpt2_plan, parallelize
 from parallelism.recompute import recompute
 from parallelism.sampler import DistributedSampler
 from parallelism.sequence import ORDERS
 from parallelism.sequence_parallel import MODES, SequenceParallel
 from parallelism.shard import fill, wholes
-from parallelism.stage import Batch, gpt2_layers
+from parallelism.stage import Batch, Layer, gpt2_layers
+from parallelism.trace import gather, measured, save_picture, save_trace
+
+SEARCH = "search"  # a schedule that is made for the times measured
+TRACED = 3  # the step that `trace` asks for: by then all is warm
 
 
 def flag(default: Any, text: str, **more: Any) -> Any:
@@ -81,8 +90,13 @@ class Config:
     device: str = flag("cpu", "cpu or cuda")
     dp: int | None = flag(None, "ranks in data parallel: those that the other axes leave")
     pp: int = flag(1, "ranks in pipeline parallel, which have stages of the model, one after the other")
-    schedule: str = flag("1f1b", f"in which order stages compute: {', '.join(registry.names())}, or a file of it")
+    schedule: str = flag(
+        "1f1b", f"in which order stages compute: {', '.join(registry.names())}, search, or a file of actions"
+    )
     virtual_stages: int | None = flag(None, "stages on each pp rank, in schedules of several: 2")
+    max_alive: int | None = flag(None, "activations alive on a pp rank in a searched schedule: its stages times pp")
+    balance: str = flag("counted", "by what costs stages are made even", choices=("counted", "measured"))
+    trace: str = flag("", f"file for what pp ranks do in step {TRACED} (Chrome's trace format), and beside it a PNG")
     recompute: bool = flag(False, "blocks keep their inputs only, and compute again in the backward pass")
     tp: int = flag(1, "ranks in tensor parallel, which split layers")
     sequence_parallel: bool = flag(False, "between split layers, tp ranks have parts of the sequence")
@@ -156,6 +170,7 @@ class Run:
         self.parallelize()
         with comm.agreed():
             self.out_dir = prepare_out_dir(config, comm.rank)
+            check_trace(config, comm.rank)
         bfloat16 = config.dtype == "bfloat16"
         self.computing = partial(torch.autocast, config.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
         self.model = self.pipelined() if config.pp > 1 else self.replicated()
@@ -181,10 +196,26 @@ class Run:
 
     def pipelined(self) -> PipelineParallel:
         """The model, of which each rank has some stages."""
-        layers = gpt2_layers(self.gpt)
-        return PipelineParallel(
-            self.gpt, layers, self.schedule, self.mesh, self.config.device, self.prepare, self.computing
-        )
+        layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
+        if self.config.balance == "measured" or self.config.schedule == SEARCH:
+            layers = self.measured(layers)
+        return PipelineParallel(self.gpt, layers, self.schedule, self.mesh, self.config.device, self.prepare)
+
+    def measured(self, layers: list[Layer]) -> list[Layer]:
+        """The layers with the times that they take as costs; by these a schedule is searched, if that is asked for."""
+        batch = self.batch(self.windows, np.arange(self.config.micro_batch_size))
+        times = agreed(measure(self.gpt, layers, batch, self.prepare), self.mesh.comm)
+        layers = [layer._replace(cost=sum(each)) for layer, each in zip(layers, times, strict=True)]
+        if self.config.schedule == SEARCH:
+            with torch.no_grad():
+                sent = layers[0].run(None, batch)
+            parts = balance([layer.cost for layer in layers], self.schedule.num_stages)
+            costs = stage_costs(times, parts, message_s(sent, self.mesh.pp))
+            each = self.schedule.num_stages // self.config.pp
+            limit = self.config.max_alive or self.schedule.num_stages
+            with self.mesh.comm.agreed("search"):
+                self.schedule = search(self.config.pp, self.num_micro_batches, each, costs, limit)
+        return layers
 
     def prepare(self, batch: Batch) -> None:
         """Dropout draws by the samples' numbers."""
@@ -217,7 +248,8 @@ class Run:
         lr = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
         first_sample = iteration * len(self.windows)
         batches = [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
-        loss = self.accumulate_gradients(batches)
+        with self.traced(iteration):
+            loss = self.accumulate_gradients(batches)
         grad_norm = self.update(lr)
         computed = time.perf_counter()
         loss = self.average(loss)
@@ -254,6 +286,22 @@ class Run:
                 (loss / len(batches)).backward()
             total += float(loss.detach()) / len(batches)
         return total
+
+    @contextmanager
+    def traced(self, iteration: int) -> Iterator[None]:
+        """Take down what the pipeline's ranks do in a step, if it is the one that `trace` asks for.  Collective."""
+        if not self.config.trace or iteration != min(TRACED, self.config.max_iters):
+            yield
+            return
+        assert isinstance(self.model, PipelineParallel)
+        spans: list[Span] = []
+        self.model.pipeline.spans = spans
+        yield
+        self.model.pipeline.spans = None
+        spans = gather(self.mesh.pp, spans)
+        if self.mesh.comm.rank == 0:
+            save_trace(self.config.trace, spans)
+            save_picture(picture_of(self.config.trace), price(self.schedule, measured(spans)), spans)
 
     def loss(self, batch: Batch) -> torch.Tensor:
         assert isinstance(self.model, DataParallel)
@@ -353,12 +401,35 @@ def num_micro_batches(config: Config, dp_size: int) -> int:
 
 
 def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
-    """The pipeline's schedule, for which there must be as many ranks, micro-batches and layers."""
-    schedule = registry.make(config.schedule, config.pp, num_micro_batches, config.virtual_stages)
+    """The pipeline's schedule, for which there must be as many ranks, micro-batches and layers.
+
+    Where one is to be searched, another of as many stages.
+    """
+    name = config.schedule
+    if name == SEARCH:
+        name = "1f1b" if config.virtual_stages in (None, 1) else "interleaved"
+        limits_of(config.max_alive, config.pp, num_micro_batches, config.virtual_stages or 1)
+    if name in registry.names():
+        schedule = registry.make(name, config.pp, num_micro_batches, config.virtual_stages)
+    elif os.path.exists(name):
+        schedule = read_schedule(config, num_micro_batches)
+    else:
+        raise ValueError(f"schedule={name!r} is no file, and none of {', '.join(registry.names())}, {SEARCH}")
     if schedule.num_stages > config.n_layer:
         raise ValueError(
             f"pp={config.pp} and schedule={config.schedule} make {schedule.num_stages} stages, but n_layer="
             f"{config.n_layer} is fewer: use at most {config.n_layer} stages, or more layers"
+        )
+    return schedule
+
+
+def read_schedule(config: Config, num_micro_batches: int) -> Schedule:
+    schedule = files.read(config.schedule)
+    asked = config.pp, num_micro_batches
+    if (schedule.num_ranks, schedule.num_micro_batches) != asked:
+        raise ValueError(
+            f"schedule={config.schedule} is for pp={schedule.num_ranks} and num_micro_batches="
+            f"{schedule.num_micro_batches}, not for {asked[0]} and {asked[1]}: use those, or another schedule"
         )
     return schedule
 
@@ -377,6 +448,18 @@ def check_layout(config: Config, shape: dict[str, int]) -> None:
             f"block_size={config.block_size} leaves {rest} of a rank's {config.block_size // shape['sp']} tokens over "
             f"from tp={shape['tp']} with --sequence_parallel: use a multiple of {shape['sp'] * shape['tp']}"
         )
+
+
+def check_trace(config: Config, rank: int) -> None:
+    if config.trace and config.pp == 1:
+        raise ValueError(f"trace={config.trace} is of a pipeline: use pp of 2 or more, or leave it out")
+    if config.trace and rank == 0:
+        refuse(config.trace)
+        refuse(picture_of(config.trace))
+
+
+def picture_of(trace: str) -> str:
+    return str(Path(trace).with_suffix(".png"))
 
 
 def prepare_out_dir(config: Config, rank: int) -> str | None:
