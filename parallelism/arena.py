@@ -32,17 +32,17 @@ class Arena:
         params = dict(module.named_parameters())
         dtype = one_dtype(params.values())
         self.slices, count = lay_out(params, line_length(dtype))
-        self.parameters, self._parameters = allocate(comm, count, dtype, device)
-        self.gradients, self._gradients = allocate(comm, count if gradients else 0, dtype, device)
+        self.parameters, self.flat_parameters = allocate(comm, count, dtype, device)
+        self.gradients, self.flat_gradients = allocate(comm, count if gradients else 0, dtype, device)
         for name, param in params.items():
             place = self.slices[name]
-            move(param, self._parameters[place].view(param.shape))
+            move(param, self.flat_parameters[place].view(param.shape))
             owns = gradients and param.requires_grad
-            param.grad = self._gradients[place].view(param.shape) if owns else None
+            param.grad = self.flat_gradients[place].view(param.shape) if owns else None
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
-        self._gradients.zero_()
+        self.flat_gradients.zero_()
 
 
 def one_dtype(params: Iterable[nn.Parameter]) -> torch.dtype:

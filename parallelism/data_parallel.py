@@ -113,12 +113,12 @@ class DataParallel(Overlapped):
     """A module whose gradients, after each backward pass, are the average over the ranks of `comm`.
 
     Parameters and gradients live in `arena`; rank 0's initial parameters and buffers are broadcast.  Gradients are
-    reduced in buckets of about `bucket_mb` MiB, in the order they appear.
+    reduced in buckets of about `bucket_mb` MiB, in the order they appear; `reduction` are further arguments of that.
 
     Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020 (buckets, order).
     """
 
-    def __init__(self, module: nn.Module, comm: Communicator, arena: Arena, bucket_mb: float = 4.0):
+    def __init__(self, module: nn.Module, comm: Communicator, arena: Arena, bucket_mb: float = 4.0, **reduction: Any):
         super().__init__(module)
         self.comm, self.arena = comm, arena
         bucket_bytes = num_bytes(bucket_mb)
@@ -127,7 +127,7 @@ class DataParallel(Overlapped):
             comm.broadcast(buffer, root=0)
         self.attend(
             [
-                Bucket(comm.plan("all_reduce", arena.gradients[place], op="avg"), names)
+                Bucket(comm.plan("all_reduce", arena.gradients[place], **{"op": "avg", **reduction}), names)
                 for place, names in cut_buckets(arena, trained(module), bucket_bytes)
             ]
         )

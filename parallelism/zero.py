@@ -1,0 +1,291 @@
+"""ZeRO, stages 1 and 2: ranks of data parallelism share the optimizer's states, and the gradients.
+
+Each bucket of gradients is reduced so that a rank gets the sum of its chunk alone.  It updates that chunk of the
+parameters, and all gather them.  Optimizers work on `pieces`: what of each parameter lies in the rank's chunks.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
+arXiv 1910.02054, sections 5 and 7.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from parallelism.arena import Arena, allocate, line_length
+from parallelism.data_parallel import Bucket, Overlapped, cut_buckets, num_bytes, trained
+from parallelism.zero_units import Piece, Ranks, Unit, joined, offsets, pieces
+
+if TYPE_CHECKING:
+    from collectives import Plan
+
+MakeOptimizer = Callable[[list[Piece]], torch.optim.Optimizer]
+
+
+class Zero(Overlapped):
+    """A module that ranks train together, each the owner of some pieces of its parameters.
+
+    After a backward pass the pieces' gradients are the average over the ranks; `step()` updates all parameters.
+    A rank may own nothing: `make_optimizer` is given all its pieces, in groups or none.  Making one is collective.
+    """
+
+    zero_stage: int
+    pieces: list[Piece]
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, module: nn.Module, ranks: Ranks):
+        super().__init__(module)
+        self.ranks = ranks
+        self.params = dict(module.named_parameters())
+        self.gathering: list[Plan] = []  # of parameters, after a step
+        self.across: list[Plan] = []  # of gradients, over ranks that own the same
+        for buffer in module.buffers():
+            ranks.every.broadcast(buffer, root=0)
+
+    def step(self) -> None:
+        """Update this rank's pieces, and gather all ranks'.  Collective."""
+        self.optimizer.step()
+        self.gather()
+
+    def gather(self) -> None:
+        """Make parameters what their owners' pieces are.  Collective."""
+        with self.waiting():
+            run(self.gathering)
+
+    def _end_backward(self) -> None:
+        super()._end_backward()
+        if self.sync:
+            with self.waiting():
+                run(self.across)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.exposed_s += time.perf_counter() - begin
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Where the module has all its parameters, to be read.  Collective."""
+        yield
+
+
+def run(plans: Sequence[Plan]) -> None:
+    """All at once."""
+    for plan in plans:
+        plan.start()
+    for plan in plans:
+        plan.wait()
+
+
+class ShardedStates(Zero):
+    """Stage 1: each rank has all parameters and gradients, and the optimizer's states of its pieces.
+
+    Gradients accumulate in `arena`, as in DataParallel, until they are reduced; the rest of what a rank has of them is
+    then used up, so that they must be cleared before the next pass.
+
+    Parameters become those of plain data parallelism, bit for bit where gradients are summed up in the same order:
+    reproducible=True in `reduction`, the further arguments of reduce-scatter, or in shared memory any algorithm.
+    """
+
+    zero_stage = 1
+
+    def __init__(
+        self,
+        module: nn.Module,
+        ranks: Ranks,
+        make_optimizer: MakeOptimizer,
+        device: str = "cpu",
+        bucket_mb: float = 4.0,
+        **reduction: Any,
+    ):
+        super().__init__(module, ranks)
+        self.arena = Arena(module, ranks.every, device)
+        ranks.every.broadcast(self.arena.parameters, root=0)
+        units = units_of(self.arena, module, ranks, bucket_mb)
+        sharing = StateSharing(self.arena, self.params, units, ranks, **reduction)
+        self.pieces, self.optimizer = sharing.pieces, make_optimizer(sharing.pieces)
+        self.gathering, self.across = sharing.gathering, sharing.across
+        self.attend([Bucket(plan, set(unit.slices)) for plan, unit in zip(sharing.reducing, units, strict=True)])
+        self._reduced = False
+
+    def _begin_backward(self) -> None:
+        if self._reduced:
+            raise RuntimeError("gradients have been reduced to their owners: zero_grad() before the next backward pass")
+        super()._begin_backward()
+
+    def _end_backward(self) -> None:
+        super()._end_backward()
+        self._reduced = True
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clear the gradients, in place: the arena has them."""
+        self.arena.zero_grad()
+        self._reduced = False
+
+
+class StateSharing:
+    """The collectives of stage 1 on an arena, and a rank's pieces: for whoever starts the reductions.  Collective."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        params: Mapping[str, nn.Parameter],
+        units: Sequence[Unit],
+        ranks: Ranks,
+        **reduction: Any,
+    ):
+        shard, rank = ranks.shard, ranks.shard.rank
+        weights, grads = arena.parameters, arena.gradients
+        self.reducing: list[Plan] = []
+        self.across: list[Plan] = []
+        for unit in units:
+            own = grads[unit.chunks[rank]]
+            asked = {"op": "avg", **reduction}
+            self.reducing.append(shard.plan("reduce_scatter", grads[unit.place], out=own, counts=unit.counts, **asked))
+            if ranks.replicate:
+                self.across.append(ranks.replicate.plan("all_reduce", own, **asked))
+        self.gathering = [gather_in_place(weights, unit, ranks) for unit in units]
+        chunks = [unit.chunks[rank] for unit in units]
+        self.pieces = joined(
+            pieces(unit, rank, params, arena.flat_parameters[chunk], arena.flat_gradients[chunk])
+            for unit, chunk in zip(units, chunks, strict=True)
+        )
+
+
+class ShardedGradients(Zero):
+    """Stage 2: each rank has all parameters, and gradients and the optimizer's states of its pieces.
+
+    A parameter's gradient goes to a working buffer, of which there are two, once those of its bucket are there; from
+    there the sums go to their owners.  As whole gradients are never kept, those of each micro-batch are reduced, under
+    `no_sync()` too; ranks that own the same add up theirs in the end.
+
+    Buckets go in their order: gradients that come before those of an earlier bucket wait.
+    """
+
+    zero_stage = 2
+
+    def __init__(
+        self,
+        module: nn.Module,
+        ranks: Ranks,
+        make_optimizer: MakeOptimizer,
+        device: str = "cpu",
+        bucket_mb: float = 4.0,
+        **reduction: Any,
+    ):
+        super().__init__(module, ranks)
+        self.arena = Arena(module, ranks.every, device, gradients=False)
+        ranks.every.broadcast(self.arena.parameters, root=0)
+        units = units_of(self.arena, module, ranks, bucket_mb)
+        self.gathering = [gather_in_place(self.arena.parameters, unit, ranks) for unit in units]
+        self.gradients = GradientSharing(self.params, units, ranks, device, **reduction)
+        self.across = self.gradients.across
+        rank = ranks.shard.rank
+        self.pieces = joined(
+            pieces(unit, rank, self.params, self.arena.flat_parameters[unit.chunks[rank]], own)
+            for unit, own in zip(units, self.gradients.own, strict=True)
+        )
+        self.optimizer = make_optimizer(self.pieces)
+        self.attend(self.gradients.buckets)
+
+    @property
+    def reduces(self) -> bool:
+        return True
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clear the pieces' gradients, in place."""
+        self.gradients.clear()
+
+
+class GradientSharing:
+    """A rank's gradients, as long as its chunks of `units`, and the buckets through which they come.  Collective."""
+
+    def __init__(
+        self,
+        params: Mapping[str, nn.Parameter],
+        units: Sequence[Unit],
+        ranks: Ranks,
+        device: str,
+        **reduction: Any,
+    ):
+        shard, rank = ranks.shard, ranks.shard.rank
+        dtype = next(iter(params.values())).dtype
+        places = offsets(unit.counts[rank] for unit in units)
+        self.array, flat = allocate(ranks.every, places[-1].stop if places else 0, dtype, device)
+        self.own = [flat[place] for place in places]
+        self.clear = flat.zero_
+        asked = {"op": "avg", **reduction}
+        self.across = [ranks.replicate.plan("all_reduce", self.array, **asked)] if ranks.replicate else []
+        self.buckets: list[Funnel] = []
+        room = [max((sum(unit.counts) for unit in units[i::2]), default=0) for i in range(2)]
+        self.working = [allocate(ranks.every, count, dtype, device) for count in room]
+        for index, unit in enumerate(units):
+            buffer, tensor = self.working[index % 2]
+            start = unit.place.start
+            chunk = slice(unit.chunks[rank].start - start, unit.chunks[rank].stop - start)
+            x = buffer[: sum(unit.counts)]
+            plan = shard.plan("reduce_scatter", x, out=buffer[chunk], counts=unit.counts, **asked)
+            homes = {
+                params[name]: tensor[place.start - start : place.stop - start] for name, place in unit.slices.items()
+            }
+            before = self.buckets[index - 2] if index >= 2 else None
+            self.buckets.append(Funnel(plan, set(unit.slices), homes, tensor[chunk], self.own[index], before))
+
+
+class Funnel(Bucket):
+    """Gradients that go to a working buffer, and what becomes of `chunk` there is added to `own`.
+
+    `homes` are their places in the buffer, which `before` has until it is through.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        names: set[str],
+        homes: dict[nn.Parameter, Tensor],
+        chunk: Tensor,
+        own: Tensor,
+        before: Funnel | None,
+    ):
+        super().__init__(plan, names)
+        self.homes, self.chunk, self.own, self.before = homes, chunk, own, before
+        self.under_way = False
+
+    @torch.no_grad()
+    def start(self) -> None:
+        if self.before:
+            self.before.wait()
+        for param, home in self.homes.items():
+            if param.grad is None:
+                home.zero_()
+            else:
+                home.copy_(param.grad.reshape(-1))
+                param.grad = None
+        self.plan.start()
+        self.under_way = True
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        if self.under_way:
+            self.plan.wait()
+            self.own.add_(self.chunk)
+            self.under_way = False
+
+
+def units_of(arena: Arena, module: nn.Module, ranks: Ranks, bucket_mb: float) -> list[Unit]:
+    """The buckets of an arena, from its end to its start, of parameters that are trained."""
+    line = line_length(arena.flat_parameters.dtype)
+    buckets = cut_buckets(arena, trained(module), num_bytes(bucket_mb))
+    slices = [{name: place for name, place in arena.slices.items() if name in names} for _, names in buckets]
+    return [Unit.of(part, line, ranks.shard.size) for part in slices]
+
+
+def gather_in_place(weights: Any, unit: Unit, ranks: Ranks) -> Plan:
+    own = weights[unit.chunks[ranks.shard.rank]]
+    return ranks.shard.plan("all_gather", own, out=weights[unit.place], counts=unit.counts)
