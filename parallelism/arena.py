@@ -31,7 +31,8 @@ class Arena:
     def __init__(self, module: nn.Module, comm: Communicator, device: str = "cpu", gradients: bool = True):
         params = dict(module.named_parameters())
         dtype = one_dtype(params.values())
-        self.slices, count = lay_out(params, line_length(dtype))
+        self.line = line_length(dtype)
+        self.slices, count = lay_out(params, self.line)
         self.parameters, self.flat_parameters = allocate(comm, count, dtype, device)
         self.gradients, self.flat_gradients = allocate(comm, count if gradients else 0, dtype, device)
         for name, param in params.items():

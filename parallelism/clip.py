@@ -24,8 +24,8 @@ def clip_grad_norm(
     """Scale gradients so that their global norm is at most `limit`; returns the norm before.  Collective.
 
     What the ranks of `tp` have parts of is summed up over them; what each has the whole of counts once.  Ranks of `pp`
-    have parameters of their own, but for those marked `is_copy`, which others have, too; so have ranks of `shard`, which
-    are given pieces of parameters.
+    have parameters of their own, but for those marked `is_copy`, which others have, too.  Ranks of `shard`
+    have pieces of parameters each.
     """
     gradients = {p: p.grad for p in parameters if p.grad is not None}
     squares = np.zeros(2)  # of parts, of wholes

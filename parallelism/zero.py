@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from parallelism.arena import Arena, allocate, line_length
+from parallelism.arena import Arena, allocate
 from parallelism.data_parallel import Bucket, Overlapped, cut_buckets, num_bytes, trained
-from parallelism.zero_units import Piece, Ranks, Unit, joined, offsets, pieces
+from parallelism.zero_units import Piece, Ranks, Unit, offsets, pieces
 
 if TYPE_CHECKING:
     from collectives import Plan
@@ -30,7 +30,7 @@ MakeOptimizer = Callable[[list[Piece]], torch.optim.Optimizer]
 class Zero(Overlapped):
     """A module that ranks train together, each the owner of some pieces of its parameters.
 
-    After a backward pass the pieces' gradients are the average over the ranks; `step()` updates all parameters.
+    After a backward pass the pieces' gradients are the average over the ranks; `update()` updates all parameters.
     A rank may own nothing: `make_optimizer` is given all its pieces, in groups or none.  Making one is collective.
     """
 
@@ -47,7 +47,7 @@ class Zero(Overlapped):
         for buffer in module.buffers():
             ranks.every.broadcast(buffer, root=0)
 
-    def step(self) -> None:
+    def update(self) -> None:
         """Update this rank's pieces, and gather all ranks'.  Collective."""
         self.optimizer.step()
         self.gather()
@@ -108,8 +108,8 @@ class ShardedStates(Zero):
         self.arena = Arena(module, ranks.every, device)
         ranks.every.broadcast(self.arena.parameters, root=0)
         units = units_of(self.arena, module, ranks, bucket_mb)
-        sharing = StateSharing(self.arena, self.params, units, ranks, **reduction)
-        self.pieces, self.optimizer = sharing.pieces, make_optimizer(sharing.pieces)
+        sharing = StateSharing(module, self.arena, units, ranks, make_optimizer, **reduction)
+        self.pieces, self.optimizer = sharing.pieces, sharing.optimizer
         self.gathering, self.across = sharing.gathering, sharing.across
         self.attend([Bucket(plan, set(unit.slices)) for plan, unit in zip(sharing.reducing, units, strict=True)])
         self._reduced = False
@@ -130,32 +130,36 @@ class ShardedStates(Zero):
 
 
 class StateSharing:
-    """The collectives of stage 1 on an arena, and a rank's pieces: for whoever starts the reductions.  Collective."""
+    """Stage 1 of an arena: a rank's pieces, and the collectives, `reducing` and `across` to be run in this order.
+
+    Collective.
+    """
 
     def __init__(
         self,
+        module: nn.Module,
         arena: Arena,
-        params: Mapping[str, nn.Parameter],
         units: Sequence[Unit],
         ranks: Ranks,
+        make_optimizer: MakeOptimizer,
         **reduction: Any,
     ):
-        shard, rank = ranks.shard, ranks.shard.rank
-        weights, grads = arena.parameters, arena.gradients
-        self.reducing: list[Plan] = []
-        self.across: list[Plan] = []
-        for unit in units:
-            own = grads[unit.chunks[rank]]
-            asked = {"op": "avg", **reduction}
-            self.reducing.append(shard.plan("reduce_scatter", grads[unit.place], out=own, counts=unit.counts, **asked))
-            if ranks.replicate:
-                self.across.append(ranks.replicate.plan("all_reduce", own, **asked))
-        self.gathering = [gather_in_place(weights, unit, ranks) for unit in units]
-        chunks = [unit.chunks[rank] for unit in units]
-        self.pieces = joined(
-            pieces(unit, rank, params, arena.flat_parameters[chunk], arena.flat_gradients[chunk])
-            for unit, chunk in zip(units, chunks, strict=True)
-        )
+        rank, gradients, asked = ranks.shard.rank, arena.gradients, {"op": "avg", **reduction}
+        own = [gradients[unit.chunks[rank]] for unit in units]
+        self.reducing = [
+            ranks.shard.plan("reduce_scatter", gradients[unit.place], out=chunk, counts=unit.counts, **asked)
+            for unit, chunk in zip(units, own, strict=True)
+        ]
+        self.across = [ranks.replicate.plan("all_reduce", chunk, **asked) for chunk in own] if ranks.replicate else []
+        self.gathering = gather_in_place(arena, units, ranks)
+        grads = [arena.flat_gradients[unit.chunks[rank]] for unit in units]
+        self.pieces = pieces_in(arena, module, units, rank, grads)
+        self.optimizer = make_optimizer(self.pieces)
+
+    def update(self) -> None:
+        """Update this rank's pieces, and gather all ranks'.  Collective."""
+        self.optimizer.step()
+        run(self.gathering)
 
 
 class ShardedGradients(Zero):
@@ -183,14 +187,10 @@ class ShardedGradients(Zero):
         self.arena = Arena(module, ranks.every, device, gradients=False)
         ranks.every.broadcast(self.arena.parameters, root=0)
         units = units_of(self.arena, module, ranks, bucket_mb)
-        self.gathering = [gather_in_place(self.arena.parameters, unit, ranks) for unit in units]
+        self.gathering = gather_in_place(self.arena, units, ranks)
         self.gradients = GradientSharing(self.params, units, ranks, device, **reduction)
         self.across = self.gradients.across
-        rank = ranks.shard.rank
-        self.pieces = joined(
-            pieces(unit, rank, self.params, self.arena.flat_parameters[unit.chunks[rank]], own)
-            for unit, own in zip(units, self.gradients.own, strict=True)
-        )
+        self.pieces = pieces_in(self.arena, module, units, ranks.shard.rank, self.gradients.own)
         self.optimizer = make_optimizer(self.pieces)
         self.attend(self.gradients.buckets)
 
@@ -280,12 +280,26 @@ class Funnel(Bucket):
 
 def units_of(arena: Arena, module: nn.Module, ranks: Ranks, bucket_mb: float) -> list[Unit]:
     """The buckets of an arena, from its end to its start, of parameters that are trained."""
-    line = line_length(arena.flat_parameters.dtype)
     buckets = cut_buckets(arena, trained(module), num_bytes(bucket_mb))
     slices = [{name: place for name, place in arena.slices.items() if name in names} for _, names in buckets]
-    return [Unit.of(part, line, ranks.shard.size) for part in slices]
+    return [Unit.of(part, arena.line, ranks.shard.size) for part in slices]
 
 
-def gather_in_place(weights: Any, unit: Unit, ranks: Ranks) -> Plan:
-    own = weights[unit.chunks[ranks.shard.rank]]
-    return ranks.shard.plan("all_gather", own, out=weights[unit.place], counts=unit.counts)
+def gather_in_place(arena: Arena, units: Sequence[Unit], ranks: Ranks) -> list[Plan]:
+    """From the owners' chunks of an arena's parameters, all of them."""
+    weights, rank = arena.parameters, ranks.shard.rank
+    return [
+        ranks.shard.plan("all_gather", weights[unit.chunks[rank]], out=weights[unit.place], counts=unit.counts)
+        for unit in units
+    ]
+
+
+def pieces_in(
+    arena: Arena, module: nn.Module, units: Sequence[Unit], rank: int, gradients: Sequence[Tensor]
+) -> list[Piece]:
+    params = dict(module.named_parameters())
+    return [
+        piece
+        for unit, own in zip(units, gradients, strict=True)
+        for piece in pieces(unit, rank, params, arena.flat_parameters[unit.chunks[rank]], own)
+    ]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from parallelism.arena import allocate, lay_out, line_length, one_dtype
 from parallelism.zero import GradientSharing, MakeOptimizer, Zero
-from parallelism.zero_units import Ranks, Unit, joined, offsets, pieces
+from parallelism.zero_units import Ranks, Unit, offsets, pieces
 
 if TYPE_CHECKING:
     from collectives import Plan
@@ -75,10 +75,11 @@ class ShardedParameters(Zero):
         trained = [part for of_layer in parts[::-1] for part in of_layer if self._is_trained(part.unit)]
         self.gradients = GradientSharing(self.params, [part.unit for part in trained], self.ranks, device, **reduction)
         self.across = self.gradients.across
-        self.pieces = joined(
-            pieces(part.unit, self.ranks.shard.rank, self.params, part.shard.tensor, gradient)
+        self.pieces = [
+            piece
             for part, gradient in zip(trained, self.gradients.own, strict=True)
-        )
+            for piece in pieces(part.unit, self.ranks.shard.rank, self.params, part.shard.tensor, gradient)
+        ]
         self.attend(self.gradients.buckets)
 
     def _is_trained(self, unit: Unit) -> bool:

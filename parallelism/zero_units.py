@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import chain
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -141,8 +141,4 @@ def offsets(lengths: Iterable[int]) -> list[slice]:
     [slice(0, 2, None), slice(2, 5, None)]
     """
     ends = [0, *np.cumsum(list(lengths)).tolist()]
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
-
-
-def joined(parts: Iterable[Iterable[Piece]]) -> list[Piece]:
-    return list(chain.from_iterable(parts))
+    return [slice(a, b) for a, b in pairwise(ends)]
