@@ -87,8 +87,9 @@ def tied_names(model: nn.Module) -> Tied:
 class TiedGradients:
     """Sums up the gradients of parameters that are tied in the whole model, but lie on several ranks of `pp`.
 
-    `tied` are their names there, `model` what this rank has of it, `slices` where their gradients lie.  On all but the first of the ranks such a parameter
-    is marked as a copy, `is_copy`, which a norm over all ranks leaves out.  Collective.
+    `tied` are their names there, `model` what this rank has of it, `slices` where their gradients lie.  On all but the
+    first of the ranks such a parameter is marked as a copy, `is_copy`, which a norm over all ranks leaves out.
+    Collective.
     """
 
     def __init__(self, tied: Tied, model: nn.Module, gradients: Any, slices: Mapping[str, slice], pp: Communicator):

@@ -1,25 +1,25 @@
-"""ZeRO, stages 1 and 2: ranks of data parallelism share the optimizer's states, and the gradients.
+"""ZeRO, and its stage 1: ranks of data parallelism share the optimizer's states.
 
 Each bucket of gradients is reduced so that a rank gets the sum of its chunk alone.  It updates that chunk of the
 parameters, and all gather them.  Optimizers work on `pieces`: what of each parameter lies in the rank's chunks.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
-arXiv 1910.02054, sections 5 and 7.
+arXiv 1910.02054, sections 5.1 and 7.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from parallelism.arena import Arena, allocate
+from parallelism.arena import Arena
 from parallelism.data_parallel import Bucket, Overlapped, cut_buckets, num_bytes, trained
-from parallelism.zero_units import Piece, Ranks, Unit, offsets, pieces
+from parallelism.zero_units import Piece, Ranks, Unit, pieces
 
 if TYPE_CHECKING:
     from collectives import Plan
@@ -160,122 +160,6 @@ class StateSharing:
         """Update this rank's pieces, and gather all ranks'.  Collective."""
         self.optimizer.step()
         run(self.gathering)
-
-
-class ShardedGradients(Zero):
-    """Stage 2: each rank has all parameters, and gradients and the optimizer's states of its pieces.
-
-    A parameter's gradient goes to a working buffer, of which there are two, once those of its bucket are there; from
-    there the sums go to their owners.  As whole gradients are never kept, those of each micro-batch are reduced, under
-    `no_sync()` too; ranks that own the same add up theirs in the end.
-
-    Buckets go in their order: gradients that come before those of an earlier bucket wait.
-    """
-
-    zero_stage = 2
-
-    def __init__(
-        self,
-        module: nn.Module,
-        ranks: Ranks,
-        make_optimizer: MakeOptimizer,
-        device: str = "cpu",
-        bucket_mb: float = 4.0,
-        **reduction: Any,
-    ):
-        super().__init__(module, ranks)
-        self.arena = Arena(module, ranks.every, device, gradients=False)
-        ranks.every.broadcast(self.arena.parameters, root=0)
-        units = units_of(self.arena, module, ranks, bucket_mb)
-        self.gathering = gather_in_place(self.arena, units, ranks)
-        self.gradients = GradientSharing(self.params, units, ranks, device, **reduction)
-        self.across = self.gradients.across
-        self.pieces = pieces_in(self.arena, module, units, ranks.shard.rank, self.gradients.own)
-        self.optimizer = make_optimizer(self.pieces)
-        self.attend(self.gradients.buckets)
-
-    @property
-    def reduces(self) -> bool:
-        return True
-
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clear the pieces' gradients, in place."""
-        self.gradients.clear()
-
-
-class GradientSharing:
-    """A rank's gradients, as long as its chunks of `units`, and the buckets through which they come.  Collective."""
-
-    def __init__(
-        self,
-        params: Mapping[str, nn.Parameter],
-        units: Sequence[Unit],
-        ranks: Ranks,
-        device: str,
-        **reduction: Any,
-    ):
-        shard, rank = ranks.shard, ranks.shard.rank
-        dtype = next(iter(params.values())).dtype
-        places = offsets(unit.counts[rank] for unit in units)
-        self.array, flat = allocate(ranks.every, places[-1].stop if places else 0, dtype, device)
-        self.own = [flat[place] for place in places]
-        self.clear = flat.zero_
-        asked = {"op": "avg", **reduction}
-        self.across = [ranks.replicate.plan("all_reduce", self.array, **asked)] if ranks.replicate else []
-        self.buckets: list[Funnel] = []
-        room = [max((sum(unit.counts) for unit in units[i::2]), default=0) for i in range(2)]
-        self.working = [allocate(ranks.every, count, dtype, device) for count in room]
-        for index, unit in enumerate(units):
-            buffer, tensor = self.working[index % 2]
-            start = unit.place.start
-            chunk = slice(unit.chunks[rank].start - start, unit.chunks[rank].stop - start)
-            x = buffer[: sum(unit.counts)]
-            plan = shard.plan("reduce_scatter", x, out=buffer[chunk], counts=unit.counts, **asked)
-            homes = {
-                params[name]: tensor[place.start - start : place.stop - start] for name, place in unit.slices.items()
-            }
-            before = self.buckets[index - 2] if index >= 2 else None
-            self.buckets.append(Funnel(plan, set(unit.slices), homes, tensor[chunk], self.own[index], before))
-
-
-class Funnel(Bucket):
-    """Gradients that go to a working buffer, and what becomes of `chunk` there is added to `own`.
-
-    `homes` are their places in the buffer, which `before` has until it is through.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        names: set[str],
-        homes: dict[nn.Parameter, Tensor],
-        chunk: Tensor,
-        own: Tensor,
-        before: Funnel | None,
-    ):
-        super().__init__(plan, names)
-        self.homes, self.chunk, self.own, self.before = homes, chunk, own, before
-        self.under_way = False
-
-    @torch.no_grad()
-    def start(self) -> None:
-        if self.before:
-            self.before.wait()
-        for param, home in self.homes.items():
-            if param.grad is None:
-                home.zero_()
-            else:
-                home.copy_(param.grad.reshape(-1))
-                param.grad = None
-        self.plan.start()
-        self.under_way = True
-
-    @torch.no_grad()
-    def wait(self) -> None:
-        if self.under_way:
-            self.plan.wait()
-            self.own.add_(self.chunk)
-            self.under_way = False
 
 
 def units_of(arena: Arena, module: nn.Module, ranks: Ranks, bucket_mb: float) -> list[Unit]:

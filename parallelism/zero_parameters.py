@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.arena import allocate, lay_out, line_length, one_dtype
-from parallelism.zero import GradientSharing, MakeOptimizer, Zero
+from parallelism.zero import MakeOptimizer, Zero
+from parallelism.zero_gradients import GradientSharing
 from parallelism.zero_units import Ranks, Unit, offsets, pieces
 
 if TYPE_CHECKING:
