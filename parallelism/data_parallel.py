@@ -71,6 +71,13 @@ class Overlapped(nn.Module):
         finally:
             self.sync = before
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Where the network is waited for."""
+        begin = time.perf_counter()
+        yield
+        self.exposed_s += time.perf_counter() - begin
+
     @property
     def reduces(self) -> bool:
         """Whether the gradients of a pass are reduced in it."""
@@ -99,13 +106,12 @@ class Overlapped(nn.Module):
             self._waiting.pop(0).start()
 
     def _end_backward(self) -> None:
-        begin = time.perf_counter()
-        for bucket in self._waiting:  # some of their parameters had no part in this pass
-            bucket.start()
-        for bucket in self.buckets:
-            bucket.wait()
-            bucket.missing = set(bucket.names)
-        self.exposed_s += time.perf_counter() - begin
+        with self.waiting():
+            for bucket in self._waiting:  # some of their parameters had no part in this pass
+                bucket.start()
+            for bucket in self.buckets:
+                bucket.wait()
+                bucket.missing = set(bucket.names)
         self._in_backward = False
 
 

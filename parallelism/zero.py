@@ -9,7 +9,6 @@ arXiv 1910.02054, sections 5.1 and 7.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,14 +23,15 @@ from parallelism.zero_units import Piece, Ranks, Unit, pieces
 if TYPE_CHECKING:
     from collectives import Plan
 
-MakeOptimizer = Callable[[list[Piece]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Zero(Overlapped):
     """A module that ranks train together, each the owner of some pieces of its parameters.
 
     After a backward pass the pieces' gradients are the average over the ranks; `update()` updates all parameters.
-    A rank may own nothing: `make_optimizer` is given all its pieces, in groups or none.  Making one is collective.
+    `make_optimizer` is given what is to be updated, as parameters of as many dims as those that they are pieces of; as
+    a rank may own nothing, it must put them in groups.  Making one is collective.
     """
 
     zero_stage: int
@@ -62,12 +62,6 @@ class Zero(Overlapped):
         if self.sync:
             with self.waiting():
                 run(self.across)
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self.exposed_s += time.perf_counter() - begin
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -154,7 +148,7 @@ class StateSharing:
         self.gathering = gather_in_place(arena, units, ranks)
         grads = [arena.flat_gradients[unit.chunks[rank]] for unit in units]
         self.pieces = pieces_in(arena, module, units, rank, grads)
-        self.optimizer = make_optimizer(self.pieces)
+        self.optimizer = make_optimizer([piece.own for piece in self.pieces])
 
     def update(self) -> None:
         """Update this rank's pieces, and gather all ranks'.  Collective."""

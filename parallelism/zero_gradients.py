@@ -50,7 +50,7 @@ class ShardedGradients(Zero):
         self.gradients = GradientSharing(self.params, units, ranks, device, **reduction)
         self.across = self.gradients.across
         self.pieces = pieces_in(self.arena, module, units, ranks.shard.rank, self.gradients.own)
-        self.optimizer = make_optimizer(self.pieces)
+        self.optimizer = make_optimizer([piece.own for piece in self.pieces])
         self.attend(self.gradients.buckets)
 
     @property
@@ -66,54 +66,43 @@ class GradientSharing:
     """A rank's gradients, as long as its chunks of `units`, and the buckets through which they come.  Collective."""
 
     def __init__(
-        self,
-        params: Mapping[str, nn.Parameter],
-        units: Sequence[Unit],
-        ranks: Ranks,
-        device: str,
-        **reduction: Any,
+        self, params: Mapping[str, nn.Parameter], units: Sequence[Unit], ranks: Ranks, device: str, **reduction: Any
     ):
-        shard, rank = ranks.shard, ranks.shard.rank
-        dtype = next(iter(params.values())).dtype
+        rank, dtype = ranks.shard.rank, next(iter(params.values())).dtype
         places = offsets(unit.counts[rank] for unit in units)
-        self.array, flat = allocate(ranks.every, places[-1].stop if places else 0, dtype, device)
+        self.array, flat = allocate(ranks.every, sum(unit.counts[rank] for unit in units), dtype, device)
         self.own = [flat[place] for place in places]
         self.clear = flat.zero_
         asked = {"op": "avg", **reduction}
         self.across = [ranks.replicate.plan("all_reduce", self.array, **asked)] if ranks.replicate else []
-        self.buckets: list[Funnel] = []
-        room = [max((sum(unit.counts) for unit in units[i::2]), default=0) for i in range(2)]
+        room = [max((sum(unit.counts) for unit in units[turn::2]), default=0) for turn in (0, 1)]
         self.working = [allocate(ranks.every, count, dtype, device) for count in room]
-        for index, unit in enumerate(units):
-            buffer, tensor = self.working[index % 2]
-            start = unit.place.start
-            chunk = slice(unit.chunks[rank].start - start, unit.chunks[rank].stop - start)
-            x = buffer[: sum(unit.counts)]
-            plan = shard.plan("reduce_scatter", x, out=buffer[chunk], counts=unit.counts, **asked)
-            homes = {
-                params[name]: tensor[place.start - start : place.stop - start] for name, place in unit.slices.items()
-            }
-            before = self.buckets[index - 2] if index >= 2 else None
-            self.buckets.append(Funnel(plan, set(unit.slices), homes, tensor[chunk], self.own[index], before))
+        self.buckets: list[Funnel] = []
+        for index, (unit, own) in enumerate(zip(units, self.own, strict=True)):
+            array, tensor = self.working[index % 2]
+            out = array[unit.relative(unit.chunks[rank])]
+            plan = ranks.shard.plan("reduce_scatter", array[: sum(unit.counts)], out=out, counts=unit.counts, **asked)
+            homes = {params[name]: tensor[unit.relative(place)] for name, place in unit.slices.items()}
+            mine = tensor[unit.relative(unit.chunks[rank])], own
+            self.buckets.append(Funnel(plan, set(unit.slices), homes, mine, *self.buckets[index - 2 : index - 1]))
 
 
 class Funnel(Bucket):
-    """Gradients that go to a working buffer, and what becomes of `chunk` there is added to `own`.
+    """Gradients that go to `homes` in a working buffer, once `before` is through there, to be reduced.
 
-    `homes` are their places in the buffer, which `before` has until it is through.
+    What becomes of this rank's chunk of the buffer is added to its own gradients: the two tensors of `mine`.
     """
 
     def __init__(
         self,
         plan: Plan,
         names: set[str],
-        homes: dict[nn.Parameter, Tensor],
-        chunk: Tensor,
-        own: Tensor,
-        before: Funnel | None,
+        homes: Mapping[nn.Parameter, Tensor],
+        mine: tuple[Tensor, Tensor],
+        before: Funnel | None = None,
     ):
         super().__init__(plan, names)
-        self.homes, self.chunk, self.own, self.before = homes, chunk, own, before
+        self.homes, self.mine, self.before = homes, mine, before
         self.under_way = False
 
     @torch.no_grad()
@@ -133,5 +122,6 @@ class Funnel(Bucket):
     def wait(self) -> None:
         if self.under_way:
             self.plan.wait()
-            self.own.add_(self.chunk)
+            chunk, own = self.mine
+            own.add_(chunk)
             self.under_way = False

@@ -66,7 +66,7 @@ class ShardedParameters(Zero):
         self.slots = make_slots(units, partial(allocate, ranks.every, dtype=dtype, device=device))
         self.layers = [Layer(parts[i], params, self.slots[slot_of(i)], ranks) for i, params in enumerate(owned)]
         self._share_gradients(parts, device, reduction)
-        self.optimizer = make_optimizer(self.pieces)
+        self.optimizer = make_optimizer([piece.own for piece in self.pieces])
         for index, name in enumerate(["", *layers]):
             module.get_submodule(name).register_forward_pre_hook(partial(self._before_forward, index))
             module.get_submodule(name).register_forward_hook(partial(self._after_forward, index))

@@ -86,6 +86,10 @@ class Unit(NamedTuple):
     def counts(self) -> list[int]:
         return [chunk.stop - chunk.start for chunk in self.chunks]
 
+    def relative(self, place: slice) -> slice:
+        """Where that is in the unit."""
+        return shifted(place.start, place.stop, self.place.start)
+
     def cut(self, rank: int) -> dict[str, tuple[slice, slice]]:
         """What a rank owns of each parameter that it has a part of: which elements, flat, and where in its chunk.
 
@@ -107,7 +111,7 @@ def shifted(start: int, stop: int, origin: int) -> slice:
 class Piece(NamedTuple):
     """The elements `span`, flat, of parameter `name`, which this rank owns.
 
-    `own` is what the optimizer updates: a flat parameter whose `grad` is in place.  `whole` is the module's.
+    `own` is what the optimizer updates: a parameter of as many dims as the `whole` one, whose `grad` is in place.
     """
 
     name: str
@@ -125,9 +129,14 @@ def pieces(unit: Unit, rank: int, params: Mapping[str, nn.Parameter], weights: T
 
 
 def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
-    """A parameter of some elements, marked as the whole is."""
-    own = nn.Parameter(weight)
-    own.grad = gradient
+    """A parameter of some elements, which optimizers and norms take for what the whole one is.
+
+    >>> tuple(part(nn.Parameter(torch.zeros(4, 5)), torch.zeros(7), torch.zeros(7)).shape)
+    (1, 7)
+    """
+    shape = whole.shape if len(weight) == whole.numel() else (1,) * (whole.dim() - 1) + (-1,)
+    own = nn.Parameter(weight.view(shape))
+    own.grad = gradient.view(shape)
     for mark in ("shard", "is_copy"):
         if hasattr(whole, mark):
             setattr(own, mark, getattr(whole, mark))
