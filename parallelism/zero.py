@@ -35,6 +35,7 @@ class Zero(Overlapped):
     """
 
     zero_stage: int
+    arrays: tuple[Any, Any]  # of the parameters and of the gradients that a rank holds between steps
     pieces: list[Piece]
     optimizer: torch.optim.Optimizer
 
@@ -101,6 +102,7 @@ class ShardedStates(Zero):
         super().__init__(module, ranks)
         self.arena = Arena(module, ranks.every, device)
         ranks.every.broadcast(self.arena.parameters, root=0)
+        self.arrays = self.arena.parameters, self.arena.gradients
         units = units_of(self.arena, module, ranks, bucket_mb)
         sharing = StateSharing(module, self.arena, units, ranks, make_optimizer, **reduction)
         self.pieces, self.optimizer = sharing.pieces, sharing.optimizer

@@ -48,6 +48,7 @@ class ShardedGradients(Zero):
         units = units_of(self.arena, module, ranks, bucket_mb)
         self.gathering = gather_in_place(self.arena, units, ranks)
         self.gradients = GradientSharing(self.params, units, ranks, device, **reduction)
+        self.arrays = self.arena.parameters, self.gradients.array
         self.across = self.gradients.across
         self.pieces = pieces_in(self.arena, module, units, ranks.shard.rank, self.gradients.own)
         self.optimizer = make_optimizer([piece.own for piece in self.pieces])

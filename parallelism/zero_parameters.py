@@ -60,12 +60,13 @@ class ShardedParameters(Zero):
         units = [units_of(params, line_length(dtype), ranks.shard.size) for params in owned]
         rank = ranks.shard.rank
         places = offsets(unit.counts[rank] for parts in units for unit in parts)
-        self.array, flat = allocate(ranks.every, places[-1].stop, dtype, device)
-        shards = iter([Shard(self.array[place], flat[place]) for place in places])
+        array, flat = allocate(ranks.every, places[-1].stop, dtype, device)
+        shards = iter([Shard(array[place], flat[place]) for place in places])
         parts = [[Part(unit, next(shards)) for unit in of_layer] for of_layer in units]
         self.slots = make_slots(units, partial(allocate, ranks.every, dtype=dtype, device=device))
         self.layers = [Layer(parts[i], params, self.slots[slot_of(i)], ranks) for i, params in enumerate(owned)]
         self._share_gradients(parts, device, reduction)
+        self.arrays = array, self.gradients.array
         self.optimizer = make_optimizer([piece.own for piece in self.pieces])
         for index, name in enumerate(["", *layers]):
             module.get_submodule(name).register_forward_pre_hook(partial(self._before_forward, index))

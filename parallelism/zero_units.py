@@ -131,6 +131,7 @@ def pieces(unit: Unit, rank: int, params: Mapping[str, nn.Parameter], weights: T
 def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
     """A parameter of some elements, which optimizers and norms take for what the whole one is.
 
+    >>> import torch
     >>> tuple(part(nn.Parameter(torch.zeros(4, 5)), torch.zeros(7), torch.zeros(7)).shape)
     (1, 7)
     """
