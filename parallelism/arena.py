@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from collectives.arrays import to_torch
@@ -20,44 +22,65 @@ class Arena:
     The arrays are NumPy's or CuPy's (`device`), from `comm.empty`; torch sees them through DLPack, without a copy.
     A collective on `parameters` or `gradients` is one on all of them.  Gaps between parameters hold zeros.
 
-    Gradients stay where they are: clear them with `zero_grad()`, not by setting them to None.
+    Gradients stay where they are: clear them with `zero_grad()`, not by setting them to None.  With gradients=False
+    there is no array of them.
 
     Raises: ValueError for a module with parameters of several dtypes, or with none.
     """
 
-    def __init__(self, module: nn.Module, comm: Communicator, device: str = "cpu"):
+    def __init__(self, module: nn.Module, comm: Communicator, device: str = "cpu", gradients: bool = True):
         params = dict(module.named_parameters())
-        if not params:
-            raise ValueError("an arena holds parameters, but the module has no parameters")
-        dtypes = {p.dtype for p in params.values()}
-        if len(dtypes) != 1:
-            raise ValueError(f"an arena holds parameters of one dtype, the module has {sorted(map(str, dtypes))}")
-        dtype = dtypes.pop()
-        step = ALIGNMENT_BYTES // dtype.itemsize
-        self.slices: dict[str, slice] = {}
-        end = 0
+        dtype = one_dtype(params.values())
+        self.line = line_length(dtype)
+        self.slices, count = lay_out(params, self.line)
+        self.parameters, self.flat_parameters = allocate(comm, count, dtype, device)
+        self.gradients, self.flat_gradients = allocate(comm, count if gradients else 0, dtype, device)
         for name, param in params.items():
-            begin = -(-end // step) * step
-            end = begin + param.numel()
-            self.slices[name] = slice(begin, end)
-        self.parameters, self._parameters = self._allocate(comm, end, dtype, device)
-        self.gradients, self._gradients = self._allocate(comm, end, dtype, device)
-        for name, param in params.items():
-            self._adopt(param, self.slices[name])
-
-    def _allocate(self, comm: Communicator, count: int, dtype: Any, device: str) -> tuple[Any, Any]:
-        """A flat array of zeros, and torch's view of it."""
-        array = comm.empty(count, str(dtype).removeprefix("torch."), device)
-        tensor = to_torch(array)
-        tensor.zero_()
-        return array, tensor
-
-    def _adopt(self, param: nn.Parameter, place: slice) -> None:
-        home = self._parameters[place].view(param.shape)
-        home.copy_(param.data)
-        param.data = home
-        param.grad = self._gradients[place].view(param.shape) if param.requires_grad else None
+            place = self.slices[name]
+            move(param, self.flat_parameters[place].view(param.shape))
+            owns = gradients and param.requires_grad
+            param.grad = self.flat_gradients[place].view(param.shape) if owns else None
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
-        self._gradients.zero_()
+        self.flat_gradients.zero_()
+
+
+def one_dtype(params: Iterable[nn.Parameter]) -> torch.dtype:
+    dtypes = {p.dtype for p in params}
+    if not dtypes:
+        raise ValueError("an arena holds parameters, but the module has no parameters")
+    if len(dtypes) != 1:
+        raise ValueError(f"an arena holds parameters of one dtype, the module has {sorted(map(str, dtypes))}")
+    return dtypes.pop()
+
+
+def line_length(dtype: torch.dtype) -> int:
+    """Elements from one place where a parameter may begin to the next."""
+    return ALIGNMENT_BYTES // dtype.itemsize
+
+
+def lay_out(params: Mapping[str, nn.Parameter], line: int) -> tuple[dict[str, slice], int]:
+    """Where each begins and ends in a flat array, and how long that is: so many whole lines.
+
+    >>> lay_out({"a": torch.zeros(3), "b": torch.zeros(2, 10)}, line=16)
+    ({'a': slice(0, 3, None), 'b': slice(16, 36, None)}, 48)
+    """
+    slices, end = {}, 0
+    for name, param in params.items():
+        slices[name] = slice(end, end + param.numel())
+        end += -(-param.numel() // line) * line
+    return slices, end
+
+
+def allocate(comm: Communicator, count: int, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
+    """A flat array of zeros, and torch's view of it.  Collective."""
+    array = comm.empty(count, str(dtype).removeprefix("torch."), device)
+    tensor = to_torch(array)
+    tensor.zero_()
+    return array, tensor
+
+
+def move(param: nn.Parameter, home: torch.Tensor) -> None:
+    home.copy_(param.data)
+    param.data = home

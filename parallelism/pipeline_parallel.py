@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -12,10 +14,13 @@ from parallelism.arena import Arena
 from parallelism.partition import balance
 from parallelism.pipeline import Pipeline
 from parallelism.pipeline_schedule.actions import WEIGHTS
-from parallelism.reduction import Reduction, TiedGradients, tied_names
+from parallelism.reduction import Parts, Reduction, Tied, TiedGradients, runs, tied_names
 from parallelism.stage import Batch, Layer, cut
+from parallelism.zero import MakeOptimizer, StateSharing
+from parallelism.zero_units import Ranks, Unit
 
 if TYPE_CHECKING:
+    from collectives import Communicator
     from parallelism.mesh import Mesh
     from parallelism.pipeline_schedule.actions import Schedule
 
@@ -26,6 +31,9 @@ class PipelineParallel:
 
     Each rank gives the same model; what other ranks' stages have of it goes.  Stages are balanced by the layers' costs.
     What is left lies in `arena`.  `prepare` is called with the micro-batch before each forward pass.
+
+    With `make_optimizer`, the ranks of dp and sp, or groups of them, share the optimizer's states, as `zero` says:
+    gradients are then those of `zero.pieces`, and `zero.update()` updates the parameters.
 
     Raises: InputError for more stages than layers.
     """
@@ -38,10 +46,13 @@ class PipelineParallel:
         mesh: Mesh,
         device: str = "cpu",
         prepare: Callable[[Batch], None] = lambda batch: None,
+        make_optimizer: MakeOptimizer | None = None,
+        zero_group: str | int = "all",
     ):
         with mesh.comm.agreed("PipelineParallel"):
             parts = balance([layer.cost for layer in layers], schedule.num_stages)
         self.parts = {stage: parts[stage] for stage in schedule.stages(mesh.pp.rank)}
+        self.model = model
         self.has_loss = schedule.num_stages - 1 in self.parts
         tied = tied_names(model)
         order = schedule.orders[mesh.pp.rank]
@@ -49,9 +60,31 @@ class PipelineParallel:
         stages = cut(model, layers, self.parts, prepare, splits)
         self.arena = Arena(model, mesh.comm, device)
         modules = {stage: owned.layer.modules for stage, owned in stages.items()}
-        self.reduction = Reduction(model, modules, order, self.arena, mesh.along("dp", "sp"))
-        self.tied = TiedGradients(tied, model, self.arena, mesh.pp)
+        ends = partial(runs, model, modules, order, self.arena.slices)
+        ranks = Ranks.of(mesh.along("dp", "sp"), zero_group)
+        ranks.every.broadcast(self.arena.parameters, root=0)
+        self.zero: StateSharing | None = None
+        if make_optimizer:
+            self._share_states(ends(alone=set(chain(*tied))), tied, ranks, mesh.pp, make_optimizer)
+        else:
+            self._average(ends(), tied, ranks.every, mesh.pp)
         self.pipeline = Pipeline(stages, schedule, mesh.pp, device, after=self.reduction.start)
+
+    def _average(self, parts: Parts, tied: Tied, comm: Communicator, pp: Communicator) -> None:
+        """Every rank gets all gradients."""
+        gradients, slices = self.arena.gradients, self.arena.slices
+        units = [Unit.of(part, self.arena.line, 1) for _, part in parts]
+        plans = [comm.plan("all_reduce", gradients[unit.place], op="avg") for unit in units]
+        self.reduction = Reduction([action for action, _ in parts], plans)
+        self.tied = TiedGradients(tied, self.model, gradients, slices, pp)
+
+    def _share_states(self, parts: Parts, tied: Tied, ranks: Ranks, pp: Communicator, make: MakeOptimizer) -> None:
+        """Every rank gets those of its chunks, which are the same on all `pp` ranks that have a tied parameter."""
+        units = [Unit.of(part, self.arena.line, ranks.shard.size) for _, part in parts]
+        chunks = {name: unit.chunks[ranks.shard.rank] for unit in units for name in unit.slices}
+        self.tied = TiedGradients(tied, self.model, self.arena.gradients, chunks, pp)  # marks what is a copy
+        self.zero = StateSharing(self.model, self.arena, units, ranks, make)
+        self.reduction = Reduction([action for action, _ in parts], self.zero.reducing, self.zero.across)
 
     @property
     def exposed_s(self) -> float:
@@ -64,6 +97,10 @@ class PipelineParallel:
         self.reduction.wait()
         self.tied.sum_up()
         return loss
+
+    def zero_grad(self) -> None:
+        """Clear the gradients, in place."""
+        self.arena.zero_grad()
 
 
 def within(context: Callable[[], AbstractContextManager], layer: Layer) -> Layer:
