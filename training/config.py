@@ -61,6 +61,10 @@ class Config:
     balance: str = flag("counted", "by what costs stages are made even", choices=("counted", "measured"))
     trace: str = flag("", f"file for what pp ranks do in step {TRACED} (Chrome's trace format), and beside it a PNG")
     recompute: bool = flag(False, "blocks keep their inputs only, and compute again in the backward pass")
+    zero_stage: int = flag(
+        0, "dp ranks share: 1: the optimizer's states, 2: and gradients, 3: and parameters", choices=(0, 1, 2, 3)
+    )
+    zero_group: str = flag("all", "who shares by ZeRO: all, each node's ranks, or groups of so many")
     tp: int = flag(1, "ranks in tensor parallel, which split layers")
     sequence_parallel: bool = flag(False, "between split layers, tp ranks have parts of the sequence")
     sp: int = flag(1, "ranks in sequence parallel, which split sequences")
@@ -90,6 +94,20 @@ def num_micro_batches(config: Config, dp_size: int) -> int:
             f"{config.micro_batch_size}: use a multiple of {together}, such as {nearest}, or another micro_batch_size"
         )
     return config.global_batch_size // together
+
+
+def check_zero(config: Config) -> None:
+    if config.pp > 1 and config.zero_stage > 1:
+        raise ValueError(
+            f"zero_stage={config.zero_stage} under pp={config.pp}: stages of a pipeline keep parameters and gradients "
+            "from micro-batch to micro-batch, use zero_stage=1, or pp=1"
+        )
+    if config.zero_stage == 3 and config.recompute:
+        raise ValueError("zero_stage=3 gathers a block's parameters once: leave out recompute, or use zero_stage=2")
+
+
+def zero_group(config: Config) -> str | int:
+    return int(config.zero_group) if config.zero_group.isdigit() else config.zero_group
 
 
 def make_model(config: Config, vocab_size: int) -> GPT:
