@@ -59,6 +59,12 @@ def write(path: Path, content: bytes) -> Path:
         ),
         (["--pp", 2, *TWO, "--max_alive", 2], "max_alive=2 limits a searched schedule, not 1f1b: use schedule=search"),
         (["--pp", 2, *TWO, "--schedule", "search", "--max_alive", 0], "a limit of 0 activations: a rank has one alive"),
+        (["--pp", 2, *TWO, "--zero_stage", 2], "zero_stage=2 under pp=2: stages of a pipeline keep parameters and "),
+        (
+            ["--zero_stage", 1, "--zero_group", "3"],
+            "zero_group 3 does not divide 2 ranks: use all, node, or one of 1, 2",
+        ),
+        (["--zero_stage", 1, "--zero_group", "rack"], "zero_group rack does not divide 2 ranks: use all, node, or one"),
         (["--trace", "trace.json"], "trace=trace.json is of a pipeline: use pp of 2 or more, or leave it out"),
         (["--pp", 2, *TWO, "--trace", "{tmp}/none/trace.json"], "none/trace.json can't be written: pass a path in a"),
         (["--device", "cuda"], "device 'cuda'"),

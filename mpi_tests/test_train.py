@@ -128,6 +128,27 @@ def test_layers_may_be_shared_as_stages(tmp_path, reference, layout):
     assert "| bubble " in text
 
 
+SHARING = {
+    "stage 1": {"zero_stage": 1},
+    "stage 2": {"zero_stage": 2, "num_micro_batches": 2, "zero_group": "2"},
+    "stage 3, recomputed": {"zero_stage": 3, "recompute": True},
+    "stage 3, tp 2": {"zero_stage": 3, "tp": 2, "dp": 2},
+    "stage 1, pp 2": {"zero_stage": 1, "pp": 2, "dp": 2, "num_micro_batches": 2},
+}
+
+
+@pytest.mark.parametrize("layout", SHARING.values(), ids=SHARING)
+def test_ranks_may_share_states_gradients_and_parameters(tmp_path, reference, layout):
+    """On 4 ranks, the losses, validation and weights of one process."""
+    dp = layout.get("dp", 4)
+    micro_batch_size = GLOBAL_BATCH // dp // layout.get("num_micro_batches", 1)
+    records, weights, _ = run(tmp_path, 4, "zero", **layout, micro_batch_size=micro_batch_size)
+    np.testing.assert_allclose(losses(records), reference[0], rtol=1e-5)
+    assert sum("val_loss" in record for record in records) == 2
+    for name, expected in reference[1].items():
+        np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
 def test_documents_do_not_depend_on_the_layout(tmp_path, reference):
     few = {"max_iters": 5, "eval_interval": 5, "micro_batch_size": 12, "document_end": ord("\n")}
     (alone, *_), (split, *_) = run(tmp_path, 1, **few, num_micro_batches=2), run(tmp_path, 4, **few, sp=2)

@@ -269,7 +269,9 @@ def test_parameters_are_there_when_they_are_used_and_only_then(comm):
 
     def look(*_):
         seen.append([i for i, block in enumerate(run.plain.blocks) if max(storage_bytes(block)) > 4])
-        under_way = {p._steps is not None or layer.slot.layer is layer for layer in run.model.layers for p in layer.plans}
+        under_way = {
+            p._steps is not None or layer.slot.layer is layer for layer in run.model.layers for p in layer.plans
+        }
         coming.append([i - 1 for i, layer in enumerate(run.model.layers) if layer.slot.layer is layer and i])
         assert under_way
 
@@ -389,7 +391,9 @@ def test_layers_that_will_not_do_are_refused(comm, layers, words):
 @pytest.mark.parametrize("group", [0, 3, "rack"])
 @pytest.mark.sizes(4)
 def test_groups_that_do_not_divide_the_ranks_are_refused(comm, group):
-    with pytest.raises(InputError, match=f"zero_group {group} does not divide 4 ranks: use all, node, or one of 1, 2, 4"):
+    with pytest.raises(
+        InputError, match=f"zero_group {group} does not divide 4 ranks: use all, node, or one of 1, 2, 4"
+    ):
         Ranks.of(comm, group)
 
 

@@ -140,6 +140,7 @@ class StateSharing:
         make_optimizer: MakeOptimizer,
         **reduction: Any,
     ):
+        self.ranks = ranks
         rank, gradients, asked = ranks.shard.rank, arena.gradients, {"op": "avg", **reduction}
         own = [gradients[unit.chunks[rank]] for unit in units]
         self.reducing = [

@@ -102,8 +102,6 @@ def check_zero(config: Config) -> None:
             f"zero_stage={config.zero_stage} under pp={config.pp}: stages of a pipeline keep parameters and gradients "
             "from micro-batch to micro-batch, use zero_stage=1, or pp=1"
         )
-    if config.zero_stage == 3 and config.recompute:
-        raise ValueError("zero_stage=3 gathers a block's parameters once: leave out recompute, or use zero_stage=2")
 
 
 def zero_group(config: Config) -> str | int:

@@ -35,6 +35,10 @@ from parallelism.sequence_parallel import SequenceParallel
 from parallelism.shard import fill, wholes
 from parallelism.stage import Batch, Layer, gpt2_layers
 from parallelism.trace import gather, measured, save_picture, save_trace
+from parallelism.zero import ShardedStates, StateSharing, Zero
+from parallelism.zero_gradients import ShardedGradients
+from parallelism.zero_parameters import ShardedParameters
+from parallelism.zero_units import Ranks, groups_of
 from training.config import (
     SEARCH,
     TRACED,
@@ -42,11 +46,13 @@ from training.config import (
     check_counts,
     check_layout,
     check_trace,
+    check_zero,
     make_model,
     make_schedule,
     num_micro_batches,
     picture_of,
     prepare_out_dir,
+    zero_group,
 )
 
 
@@ -59,7 +65,7 @@ class Run:
     def __init__(self, config: Config, comm: collectives.Communicator):
         self.config = config
         self.mesh = Mesh(comm, dp=config.dp, pp=config.pp, sp=config.sp, tp=config.tp)
-        self.dp = self.mesh.dp
+        self.dp, self.replicas = self.mesh.dp, self.mesh.along("dp", "sp")
         self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
         self.place = Place(config.seed)
         with comm.agreed():
@@ -81,11 +87,15 @@ class Run:
         self.parallelize()
         with comm.agreed():
             check_trace(config, comm.rank)
+            check_zero(config)
+            groups_of(zero_group(config), self.replicas.size, self.replicas.topology.nodes)
             self.out_dir = prepare_out_dir(config, comm.rank)
         bfloat16 = config.dtype == "bfloat16"
         self.computing = partial(torch.autocast, config.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
+        self.make_optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
         self.model = self.pipelined() if config.pp > 1 else self.replicated()
-        self.optimizer = adamw(self.gpt, config.lr, config.weight_decay)
+        self.zero = self.shared_update()
+        self.optimizer = self.zero.optimizer if self.zero else self.make_optimizer(self.gpt.parameters())
         self.sums = np.zeros(2)  # loss, samples
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         self.progress_bar = comm.rank == 0 and environment.on_terminal()
@@ -100,17 +110,33 @@ class Run:
             for block in self.gpt.transformer.h:
                 recompute(block, self.place)
 
-    def replicated(self) -> DataParallel:
-        """The model, of which each rank has the whole, but for what tp divides."""
-        arena = Arena(self.gpt, self.mesh.comm, self.config.device)
-        return DataParallel(self.gpt, self.mesh.along("dp", "sp"), arena, self.config.bucket_mb)
+    def replicated(self) -> DataParallel | Zero:
+        """The model, of which each rank computes the whole, but for what tp divides, and keeps what ZeRO leaves it."""
+        config = self.config
+        if config.zero_stage == 0:
+            arena = Arena(self.gpt, self.mesh.comm, config.device)
+            return DataParallel(self.gpt, self.replicas, arena, config.bucket_mb)
+        given = self.gpt, Ranks.of(self.replicas, zero_group(config)), self.make_optimizer
+        if config.zero_stage == 3:
+            layers = [f"transformer.h.{number}" for number in range(config.n_layer)]
+            return ShardedParameters(*given, layers, config.device)
+        kind = ShardedStates if config.zero_stage == 1 else ShardedGradients
+        return kind(*given, config.device, config.bucket_mb)
+
+    def shared_update(self) -> Zero | StateSharing | None:
+        """What of ZeRO there is."""
+        if isinstance(self.model, PipelineParallel):
+            return self.model.zero
+        return self.model if isinstance(self.model, Zero) else None
 
     def pipelined(self) -> PipelineParallel:
         """The model, of which each rank has some stages."""
         layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
         if self.config.balance == "measured" or self.config.schedule == SEARCH:
             layers = self.measured(layers)
-        return PipelineParallel(self.gpt, layers, self.schedule, self.mesh, self.config.device, self.prepare)
+        make = self.make_optimizer if self.config.zero_stage else None
+        given = self.gpt, layers, self.schedule, self.mesh, self.config.device, self.prepare
+        return PipelineParallel(*given, make, zero_group(self.config))
 
     def measured(self, layers: list[Layer]) -> list[Layer]:
         """The layers with the times that they take as costs; by these a schedule is searched, if that is asked for."""
@@ -215,7 +241,7 @@ class Run:
             save_picture(picture_of(self.config.trace), price(self.schedule, measured(spans)), spans)
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        assert isinstance(self.model, DataParallel)
+        assert isinstance(self.model, DataParallel | Zero)
         self.prepare(batch)
         with self.computing():
             return self.model(batch.tokens, batch.targets, batch.positions, batch.documents)[1]
@@ -229,11 +255,13 @@ class Run:
     def update(self, lr: float) -> float:
         """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
         limit = self.config.grad_clip if self.config.grad_clip > 0 else math.inf
-        grad_norm = clip_grad_norm(self.gpt.parameters(), limit, self.mesh.tp, self.mesh.pp)
+        own = [piece.own for piece in self.zero.pieces] if self.zero else self.gpt.parameters()
+        shard = self.zero.ranks.shard if self.zero else None
+        grad_norm = clip_grad_norm(own, limit, self.mesh.tp, self.mesh.pp, shard)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.optimizer.step()
-        self.model.arena.zero_grad()
+        (self.zero.update if self.zero else self.optimizer.step)()
+        self.model.zero_grad()
         if self.config.device != "cpu":
             torch.cuda.synchronize(self.config.device)
         return grad_norm
@@ -244,13 +272,15 @@ class Run:
         windows = Windows(self.val_ids, self.config.block_size, seed=None)
         self.sums[:] = 0  # loss, samples
         self.gpt.eval()
-        mine = np.arange(self.dp.rank, len(windows), self.dp.size)
-        together = self.config.micro_batch_size * self.num_micro_batches
-        for step in np.split(mine, range(together, len(mine), together)):
-            parts = np.split(step, range(self.config.micro_batch_size, len(step), self.config.micro_batch_size))
-            batches = [self.batch(windows, part) for part in parts if len(part)]
-            for batch, loss in zip(batches, self.losses(batches), strict=True):
-                self.sums += loss * len(batch.tokens), len(batch.tokens)
+        mine, size = np.arange(self.dp.rank, len(windows), self.dp.size), self.config.micro_batch_size
+        parts = np.split(mine, range(size, len(mine), size)) if len(mine) else []
+        most = -(-len(windows) // self.dp.size)  # samples of a rank
+        parts += [mine[:0]] * (-(-most // size) - len(parts))  # as many on all ranks, which may share parameters
+        for first in range(0, len(parts), self.num_micro_batches):
+            together = parts[first : first + self.num_micro_batches]
+            batches = [self.batch(windows, part if len(part) else np.zeros(1, np.int64)) for part in together]
+            for part, loss in zip(together, self.losses(batches), strict=True):
+                self.sums += loss * len(part), len(part)
         self.gpt.train()
         total, count = self.add_up() / (1, self.mesh.pp.size)
         return float(total / count)
@@ -282,7 +312,8 @@ class Run:
     def whole(self) -> GPT:
         """The plain model with the weights trained.  Collective."""
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
-        fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
+        with self.model.whole() if isinstance(self.model, Zero) else nullcontext():
+            fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
         return gpt
 
     def memory_mib(self) -> float:
