@@ -48,17 +48,24 @@ class WeightGradients:
 
 
 def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:
-    if parameter.grad is not None and parameter.grad.dtype == left.dtype:
-        parameter.grad.addmm_(left, right)  # without memory for the product
+    home = gradient_of(parameter)
+    if home is not None and home.dtype == left.dtype:
+        home.addmm_(left, right)  # without memory for the product
     else:
         accumulate(parameter, left @ right)
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    if parameter.grad is None:
+    home = gradient_of(parameter)
+    if home is None:
         parameter.grad = gradient.to(parameter.dtype)
     else:
-        parameter.grad.add_(gradient)
+        home.add_(gradient)
+
+
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """What gradients are added to: in an arena, it may be of another dtype than the parameter."""
+    return getattr(parameter, "wide_grad", parameter.grad)
 
 
 CURRENT: ContextVar[WeightGradients | None] = ContextVar("CURRENT", default=None)

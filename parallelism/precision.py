@@ -1,0 +1,183 @@
+"""Mixed precision: 16 bits to compute with, float32 weights for the optimizer, and a loss that is scaled.
+
+Source: Micikevicius et al., "Mixed Precision Training", 2018, arXiv 1710.03740, sections 3.1 (master weights) and 3.2
+(scaling of the loss).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from parallelism.arena import Arena
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+HALVES = ("bfloat16", "float16")
+DTYPES = ("float32", "float64", *HALVES)
+MARKS = ("shard", "is_copy")  # what parameters are marked with, and what is updated in their place, too
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What is computed in which dtype.
+
+    A 16-bit `dtype` alone computes in it by autocast, with float32 weights.  With `master_weights` the model's
+    parameters are of it, too, and `Masters` keeps float32 ones for the optimizer.  Gradients are kept and reduced in
+    `grad_dtype`, float32 if None; of float32 weights, bfloat16 is how they travel.
+
+    Raises: ValueError for what doesn't go together.
+    """
+
+    dtype: str = "float32"
+    master_weights: bool = False
+    grad_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype} is unknown: use {', '.join(DTYPES)}")
+        if self.master_weights and self.dtype not in HALVES:
+            raise ValueError(
+                f"master_weights are kept beside 16-bit parameters, but dtype={self.dtype}: use {' or '.join(HALVES)}"
+            )
+        if self.grad_dtype not in (None, *self.grad_dtypes):
+            beside = f"dtype={self.dtype}, master_weights={self.master_weights}"
+            raise ValueError(f"grad_dtype={self.grad_dtype} beside {beside}: use {' or '.join(self.grad_dtypes)}")
+
+    @property
+    def grad_dtypes(self) -> tuple[str, ...]:
+        """In which gradients may be reduced, the default first."""
+        if self.dtype == "float64":
+            return ("float64",)
+        return "float32", self.dtype if self.master_weights else "bfloat16"
+
+    @property
+    def wire_dtype(self) -> str | None:
+        """In which float32 gradients travel, if in another."""
+        return "bfloat16" if self.grad_dtype == "bfloat16" and not self.master_weights else None
+
+    def computing(self, device: str) -> Any:
+        """What forward passes are enclosed in."""
+        enabled = self.dtype in HALVES and not self.master_weights
+        return torch.autocast(device.partition(":")[0], getattr(torch, self.dtype), enabled=enabled)
+
+    def arena(self, model: nn.Module, comm: Communicator, device: str = "cpu") -> Arena:
+        """The arena of a model of float32, or of float64, parameters."""
+        if not self.master_weights:
+            return Arena(model, comm, device)
+        return Arena(
+            model, comm, device, getattr(torch, self.dtype), getattr(torch, self.grad_dtype or self.grad_dtypes[0])
+        )
+
+    def loss_scale(self) -> LossScale:
+        return LossScale() if self.dtype == "float16" else LossScale(value=1.0, growth_interval=None)
+
+
+@dataclass
+class LossScale:
+    """By what a loss is multiplied, so that small gradients are numbers of float16.
+
+    Halved after a step whose gradients are not finite, which is skipped; doubled after `growth_interval` good ones in a
+    row; with None, it stays.  Every rank must be told the same.
+
+    Source: as of the module; numbers as in torch.amp.GradScaler.
+    """
+
+    value: float = 2.0**16
+    growth_interval: int | None = 2000
+    good_steps: int = 0  # since it last changed
+    lowest: float = 1.0
+    highest: float = 2.0**24
+
+    def update(self, finite: bool) -> None:
+        if self.growth_interval is None:
+            return
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if not finite:
+            self.value = max(self.lowest, self.value / 2)
+        elif self.good_steps == self.growth_interval:
+            self.value, self.good_steps = min(self.highest, self.value * 2), 0
+
+    @property
+    def can_fall(self) -> bool:
+        """Whether gradients that are not finite may be so by the scale alone."""
+        return self.growth_interval is not None and self.value > self.lowest
+
+
+class Masters:
+    """What an optimizer updates in place of a model's parameters: `weights` in at least float32, of some of an arena.
+
+    `parameters` and `gradients` are flat tensors of an arena's elements from `begin` on, where `slices` says who lies
+    where: the whole arena's, or a rank's shard of it, wherever that is.  `pieces` are the parts of parameters in there,
+    by name: to an optimizer and to `clip_grad_norm` they are parameters, with as many dims as those they are of.
+    Frozen parameters have none.
+
+    Where `parameters` are of 32 or 64 bits, `weights` are these, and nothing is copied.  Else they begin as what
+    `originals` has, by name, or as the parameters; with `comm`, as those of its rank 0, collectively.
+
+    A step is `take_gradients`, the optimizer's own, and `give_parameters`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        slices: Mapping[str, slice],
+        parameters: Tensor,
+        gradients: Tensor,
+        begin: int = 0,
+        originals: Mapping[str, Tensor] | None = None,
+        comm: Communicator | None = None,
+    ):
+        self.parameters, self.gradients = parameters, gradients
+        self.weights = parameters.to(torch.promote_types(parameters.dtype, torch.float32))
+        self.pieces: dict[str, nn.Parameter] = {}
+        self.places: dict[str, slice] = {}  # in `weights`
+        for name, param in model.named_parameters():
+            own = slice(max(slices[name].start, begin), min(slices[name].stop, begin + len(parameters)))
+            if own.start >= own.stop:
+                continue
+            self.places[name] = place = slice(own.start - begin, own.stop - begin)
+            if originals and name in originals:
+                first = own.start - slices[name].start
+                self.weights[place] = originals[name].flatten()[first : first + place.stop - place.start]
+            if param.requires_grad:
+                self.pieces[name] = piece_of(param, self.weights[place])
+        if comm is not None and self.weights is not parameters:
+            comm.broadcast(self.weights, root=0)
+
+    @torch.no_grad()
+    def take_gradients(self, factor: float = 1.0) -> None:
+        """Give the pieces their gradients, times a factor, in the dtype of the weights."""
+        gradients = self.gradients.to(self.weights.dtype)
+        if factor != 1:
+            gradients.mul_(factor)
+        for name, piece in self.pieces.items():
+            piece.grad = gradients[self.places[name]].view_as(piece)
+
+    @torch.no_grad()
+    def give_parameters(self) -> None:
+        """Round the weights to the model's parameters, and let the pieces' gradients go."""
+        for piece in self.pieces.values():
+            piece.grad = None
+        if self.weights is not self.parameters:
+            self.parameters.copy_(self.weights)
+
+    def restore(self, model: nn.Module) -> None:
+        """Give a model, of whose parameters all are here, the weights themselves."""
+        for name, param in model.named_parameters():
+            param.data = self.weights[self.places[name]].view(param.shape)
+
+
+def piece_of(param: nn.Parameter, part: Tensor) -> nn.Parameter:
+    """A part of a parameter: of its shape if that is all of it, else a row of as many dims."""
+    shape = param.shape if len(part) == param.numel() else (1,) * (param.dim() - 1) + (-1,)
+    piece = nn.Parameter(part.view(shape))
+    for mark in MARKS:
+        if hasattr(param, mark):
+            setattr(piece, mark, getattr(param, mark))
+    return piece
