@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from collectives.arrays import to_torch
 
@@ -21,10 +22,11 @@ class Arena:
     The arrays are NumPy's or CuPy's (`device`), from `comm.empty`; torch sees them through DLPack, without a copy.
     A collective on `parameters` or `gradients` is one on all of them.  Gaps between parameters hold zeros.
 
-    Gradients stay where they are: clear them with `zero_grad()`, not by setting them to None.
+    Gradients stay where they are: clear them with `zero_grad()`, not by setting them to None.  With gradients=False
+    there is no array of them.
 
-    With `dtype`, parameters become of it; what they were is in `originals`, by name, until somebody takes it.  With
-    another `grad_dtype`, they have no `grad`: each gradient that appears is added to `wide_grad` at once, and goes.
+    With `dtype`, parameters become of it; what they were is in `originals`, by name, for who wants it.  With another
+    `grad_dtype` they have no `grad`: a gradient that appears is added to `wide_grad`, and goes.
 
     Raises: ValueError for a module with parameters of several dtypes, or with none.
     """
@@ -34,55 +36,78 @@ class Arena:
         module: nn.Module,
         comm: Communicator,
         device: str = "cpu",
+        gradients: bool = True,
         dtype: torch.dtype | None = None,
         grad_dtype: torch.dtype | None = None,
     ):
         params = dict(module.named_parameters())
-        if not params:
-            raise ValueError("an arena holds parameters, but the module has no parameters")
-        dtypes = {p.dtype for p in params.values()}
-        if len(dtypes) != 1:
-            raise ValueError(f"an arena holds parameters of one dtype, the module has {sorted(map(str, dtypes))}")
-        dtype = dtype or dtypes.pop()
-        step = ALIGNMENT_BYTES // dtype.itemsize
-        self.slices: dict[str, slice] = {}
-        end = 0
+        given = one_dtype(params.values())
+        dtype = dtype or given
+        self.originals = {} if dtype == given else {name: param.data for name, param in params.items()}
+        self.slices, count = lay_out(params, line_length(dtype))
+        self.parameters, self._parameters = allocate(comm, count, dtype, device)
+        self.gradients, self._gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
         for name, param in params.items():
-            begin = -(-end // step) * step
-            end = begin + param.numel()
-            self.slices[name] = slice(begin, end)
-        self.originals: dict[str, Tensor] = {}
-        self.parameters, self._parameters = self._allocate(comm, end, dtype, device)
-        self.gradients, self._gradients = self._allocate(comm, end, grad_dtype or dtype, device)
-        for name, param in params.items():
-            self._adopt(name, param)
-
-    def _allocate(self, comm: Communicator, count: int, dtype: Any, device: str) -> tuple[Any, Any]:
-        """A flat array of zeros, and torch's view of it."""
-        array = comm.empty(count, str(dtype).removeprefix("torch."), device)
-        tensor = to_torch(array)
-        tensor.zero_()
-        return array, tensor
-
-    def _adopt(self, name: str, param: nn.Parameter) -> None:
-        place = self.slices[name]
-        home = self._parameters[place].view(param.shape)
-        home.copy_(param.data)
-        if home.dtype != param.dtype:
-            self.originals[name] = param.data
-        param.data = home
-        gradient = self._gradients[place].view(param.shape)
-        param.grad = gradient if param.requires_grad and gradient.dtype == home.dtype else None
-        if param.requires_grad and gradient.dtype != home.dtype:
-            param.wide_grad = gradient  # type: ignore[attr-defined]
-            param.register_post_accumulate_grad_hook(widen)
+            place = self.slices[name]
+            move(param, self._parameters[place].view(param.shape))
+            owns = gradients and param.requires_grad
+            own_gradient(param, self._gradients[place].view(param.shape) if owns else None)
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
         self._gradients.zero_()
 
 
-def widen(param: Tensor) -> None:
+def one_dtype(params: Iterable[nn.Parameter]) -> torch.dtype:
+    dtypes = {p.dtype for p in params}
+    if not dtypes:
+        raise ValueError("an arena holds parameters, but the module has no parameters")
+    if len(dtypes) != 1:
+        raise ValueError(f"an arena holds parameters of one dtype, the module has {sorted(map(str, dtypes))}")
+    return dtypes.pop()
+
+
+def line_length(dtype: torch.dtype) -> int:
+    """Elements from one place where a parameter may begin to the next."""
+    return ALIGNMENT_BYTES // dtype.itemsize
+
+
+def lay_out(params: Mapping[str, nn.Parameter], line: int) -> tuple[dict[str, slice], int]:
+    """Where each begins and ends in a flat array, and how long that is: so many whole lines.
+
+    >>> lay_out({"a": torch.zeros(3), "b": torch.zeros(2, 10)}, line=16)
+    ({'a': slice(0, 3, None), 'b': slice(16, 36, None)}, 48)
+    """
+    slices, end = {}, 0
+    for name, param in params.items():
+        slices[name] = slice(end, end + param.numel())
+        end += -(-param.numel() // line) * line
+    return slices, end
+
+
+def allocate(comm: Communicator, count: int, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
+    """A flat array of zeros, and torch's view of it.  Collective."""
+    array = comm.empty(count, str(dtype).removeprefix("torch."), device)
+    tensor = to_torch(array)
+    tensor.zero_()
+    return array, tensor
+
+
+def move(param: nn.Parameter, home: torch.Tensor) -> None:
+    home.copy_(param.data)
+    param.data = home
+
+
+def own_gradient(param: nn.Parameter, home: torch.Tensor | None) -> None:
+    """Let a parameter's gradients be added up in `home`, be it of another dtype; in none where that is None."""
+    if home is None or home.dtype == param.dtype:
+        param.grad = home
+    else:
+        param.wide_grad = home  # type: ignore[attr-defined]
+        param.register_post_accumulate_grad_hook(widen)
+
+
+def widen(param: torch.Tensor) -> None:
     """Add a gradient that has appeared to those in another dtype."""
     assert param.grad is not None
     param.wide_grad.add_(param.grad)  # type: ignore[attr-defined]

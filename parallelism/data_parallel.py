@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,47 +16,57 @@ if TYPE_CHECKING:
     from parallelism.arena import Arena
 
 
-class Bucket:
-    """A slice of the gradients, reduced together once the last of them has appeared."""
+Look = Callable[[Mapping[str, slice], int, Any], None]
 
-    def __init__(self, plan: Plan, names: set[str]):
-        self.plan, self.names = plan, names
+
+def unseen(slices: Mapping[str, slice], begin: int, gradients: Any) -> None:
+    pass
+
+
+class Bucket:
+    """Gradients that are reduced together, once the last of them has appeared; `look()` is called just before."""
+
+    def __init__(self, plan: Plan, names: set[str], look: Callable[[], None] = lambda: None):
+        self.plan, self.names, self.look = plan, names, look
         self.missing = set(names)
 
+    def start(self) -> None:
+        self.look()
+        self.plan.start()
 
-class DataParallel(nn.Module):
-    """A module whose gradients, after each backward pass, are the average over the ranks of `comm`.
+    def advance(self) -> None:
+        self.plan.advance()
 
-    Parameters and gradients live in `arena`; rank 0's initial parameters and buffers are broadcast.  Gradients are
-    reduced in buckets of about `bucket_mb` MiB, in the order they appear, while the backward pass goes on: the
-    buckets under way move on each time a gradient appears, and the pass ends when all are reduced.  Under
-    `no_sync()` gradients only accumulate, and the next backward pass outside reduces the sum.
+    def wait(self) -> None:
+        self.plan.wait()
+
+
+class Overlapped(nn.Module):
+    """A module whose gradients are reduced in buckets while the backward pass goes on.
+
+    Buckets start in their order, each once all its gradients have appeared; those under way move on each time one
+    appears, and the pass ends when all are reduced.  Under `no_sync()` gradients only accumulate, and the next
+    backward pass outside reduces the sum.
 
     Every rank's backward passes must come in the same order; parameters that a pass does not reach count as zero.
-    `exposed_s` is the time that backward passes waited for the network at their end, in seconds, added up.
-
-    Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020 (buckets, order).
+    `exposed_s` is the time that passes waited for the network, in seconds, added up.
     """
 
-    def __init__(self, module: nn.Module, comm: Communicator, arena: Arena, bucket_mb: float = 4.0):
+    def __init__(self, module: nn.Module):
         super().__init__()
-        if bucket_mb <= 0:
-            raise ValueError(f"bucket_mb={bucket_mb} must be above 0")
-        self.module, self.comm, self.arena = module, comm, arena
+        self.module = module
         self.exposed_s = 0.0
         self.sync = True
         self._in_backward = False
-        comm.broadcast(arena.parameters, root=0)
-        for buffer in module.buffers():
-            comm.broadcast(buffer, root=0)
-        params = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.buckets = [
-            Bucket(comm.plan("all_reduce", arena.gradients[place], op="avg"), names)
-            for place, names in cut_buckets(arena, list(params), int(bucket_mb * 2**20))
-        ]
-        self._home = {name: bucket for bucket in self.buckets for name in bucket.names}
-        for name, param in params.items():
-            param.register_post_accumulate_grad_hook(self._gradient_hook(name))
+        self.buckets: list[Bucket] = []
+
+    def attend(self, buckets: Sequence[Bucket]) -> None:
+        """Reduce gradients in these buckets from now on."""
+        self.buckets = list(buckets)
+        self._home = {name: bucket for bucket in buckets for name in bucket.names}
+        for name, param in self.module.named_parameters():
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(self._gradient_hook(name))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -69,9 +80,14 @@ class DataParallel(nn.Module):
         finally:
             self.sync = before
 
+    @property
+    def reduces(self) -> bool:
+        """Whether the gradients of a pass are reduced in it."""
+        return self.sync
+
     def _gradient_hook(self, name: str):
         def gradient_appeared(_: nn.Parameter) -> None:
-            if self.sync:
+            if self.reduces:
                 self._begin_backward()
                 self._home[name].missing.discard(name)
                 self._launch_full_buckets()
@@ -87,19 +103,72 @@ class DataParallel(nn.Module):
     def _launch_full_buckets(self) -> None:
         """Start the next buckets, in their fixed order; move on those under way."""
         for bucket in self.buckets[: len(self.buckets) - len(self._waiting)]:
-            bucket.plan.advance()
+            bucket.advance()
         while self._waiting and not self._waiting[0].missing:
-            self._waiting.pop(0).plan.start()
+            self._waiting.pop(0).start()
 
     def _end_backward(self) -> None:
         begin = time.perf_counter()
         for bucket in self._waiting:  # some of their parameters had no part in this pass
-            bucket.plan.start()
+            bucket.start()
         for bucket in self.buckets:
-            bucket.plan.wait()
+            bucket.wait()
             bucket.missing = set(bucket.names)
         self.exposed_s += time.perf_counter() - begin
         self._in_backward = False
+
+
+class DataParallel(Overlapped):
+    """A module whose gradients, after each backward pass, are the average over the ranks of `comm`.
+
+    Parameters and gradients live in `arena`; rank 0's initial parameters and buffers are broadcast.  Gradients are
+    reduced in buckets of about `bucket_mb` MiB, in the order they appear; float32 ones travel in `wire_dtype`, if that
+    is given.  Before that `look` is called with the arena's slices, where in the arena the bucket begins, and what it
+    holds.
+
+    Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020 (buckets, order).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        comm: Communicator,
+        arena: Arena,
+        bucket_mb: float = 4.0,
+        look: Look = unseen,
+        wire_dtype: str | None = None,
+    ):
+        super().__init__(module)
+        self.comm, self.arena = comm, arena
+        bucket_bytes = num_bytes(bucket_mb)
+        comm.broadcast(arena.parameters, root=0)
+        for buffer in module.buffers():
+            comm.broadcast(buffer, root=0)
+        self.attend(
+            [
+                Bucket(
+                    comm.plan("all_reduce", arena.gradients[place], op="avg", wire_dtype=wire_dtype),
+                    names,
+                    partial(look, arena.slices, place.start, arena.gradients[place]),
+                )
+                for place, names in cut_buckets(arena, trained(module), bucket_bytes)
+            ]
+        )
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clear the gradients, in place: the arena has them."""
+        self.arena.zero_grad()
+
+
+def num_bytes(bucket_mb: float) -> int:
+    if bucket_mb <= 0:
+        raise ValueError(f"bucket_mb={bucket_mb} must be above 0")
+    return int(bucket_mb * 2**20)
+
+
+def trained(module: nn.Module) -> list[str]:
+    """The names of the parameters that get gradients."""
+    return [name for name, p in module.named_parameters() if p.requires_grad]
 
 
 def cut_buckets(arena: Arena, names: list[str], bucket_bytes: int) -> list[tuple[slice, set[str]]]:
@@ -111,7 +180,7 @@ def cut_buckets(arena: Arena, names: list[str], bucket_bytes: int) -> list[tuple
         place = arena.slices[name]
         end = place.stop if end is None else end
         inside.add(name)
-        if (end - place.start) * arena.gradients.dtype.itemsize >= bucket_bytes or name == names[0]:
+        if (end - place.start) * arena.parameters.dtype.itemsize >= bucket_bytes or name == names[0]:
             buckets.append((slice(place.start, end), inside))
             inside, end = set(), None
     return buckets

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from parallelism.arena import Arena
+from parallelism.data_parallel import Look, unseen
 from parallelism.partition import balance
 from parallelism.pipeline import Pipeline
 from parallelism.pipeline_schedule.actions import WEIGHTS
@@ -16,6 +17,7 @@ from parallelism.reduction import Reduction, TiedGradients, tied_names
 from parallelism.stage import Batch, Layer, cut
 
 if TYPE_CHECKING:
+    from collectives import Communicator
     from parallelism.mesh import Mesh
     from parallelism.pipeline_schedule.actions import Schedule
 
@@ -25,7 +27,8 @@ class PipelineParallel:
     over those of dp and sp.
 
     Each rank gives the same model; what other ranks' stages have of it goes.  Stages are balanced by the layers' costs.
-    What is left lies in `arena`.  `prepare` is called with the micro-batch before each forward pass.
+    What is left lies in `arena`, which `make_arena` makes of it.  `prepare` is called with the micro-batch before each
+    forward pass.  `look` and `wire_dtype` are as in `DataParallel`.
 
     Raises: InputError for more stages than layers.
     """
@@ -38,6 +41,9 @@ class PipelineParallel:
         mesh: Mesh,
         device: str = "cpu",
         prepare: Callable[[Batch], None] = lambda batch: None,
+        make_arena: Callable[[nn.Module, Communicator, str], Arena] = Arena,
+        look: Look = unseen,
+        wire_dtype: str | None = None,
     ):
         with mesh.comm.agreed("PipelineParallel"):
             parts = balance([layer.cost for layer in layers], schedule.num_stages)
@@ -47,9 +53,9 @@ class PipelineParallel:
         order = schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         stages = cut(model, layers, self.parts, prepare, splits)
-        self.arena = Arena(model, mesh.comm, device)
+        self.arena = make_arena(model, mesh.comm, device)
         modules = {stage: owned.layer.modules for stage, owned in stages.items()}
-        self.reduction = Reduction(model, modules, order, self.arena, mesh.along("dp", "sp"))
+        self.reduction = Reduction(model, modules, order, self.arena, mesh.along("dp", "sp"), look, wire_dtype)
         self.tied = TiedGradients(tied, model, self.arena, mesh.pp)
         self.pipeline = Pipeline(stages, schedule, mesh.pp, device, after=self.reduction.start)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from parallelism.data_parallel import Bucket, Look, unseen
 from parallelism.pipeline_schedule.actions import FORWARD, Action, Order
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ class Reduction:
 
     `order` are the rank's actions; `modules` are the names of those of `model` that each of its stages has, whose
     parameters live in `arena`.  A parameter of two stages is averaged after the later one.  The initial parameters of
-    rank 0 are broadcast.  Collective.
+    rank 0 are broadcast.  `look` and `wire_dtype` are as in `DataParallel`.  Collective.
 
     `exposed_s` is the time that `wait()` waited, in seconds, added up.
     """
@@ -34,6 +36,8 @@ class Reduction:
         order: Order,
         arena: Arena,
         comm: Communicator,
+        look: Look = unseen,
+        wire_dtype: str | None = None,
     ):
         self.exposed_s = 0.0
         comm.broadcast(arena.parameters, root=0)
@@ -45,22 +49,24 @@ class Reduction:
             for param in model.get_submodule(name).parameters()
         }
         params = dict(model.named_parameters())
-        self.plans: dict[Action, list[Plan]] = defaultdict(list)
-        for action, names in groupby(arena.slices, key=lambda name: ends[params[name]]):
-            slices = [arena.slices[name] for name in names]
-            run = arena.gradients[slices[0].start : slices[-1].stop]
-            self.plans[action].append(comm.plan("all_reduce", run, op="avg"))
+        self.buckets: dict[Action, list[Bucket]] = defaultdict(list)
+        for action, group in groupby(arena.slices, key=lambda name: ends[params[name]]):
+            names = list(group)
+            begin = arena.slices[names[0]].start
+            run = arena.gradients[begin : arena.slices[names[-1]].stop]
+            plan = comm.plan("all_reduce", run, op="avg", wire_dtype=wire_dtype)
+            self.buckets[action].append(Bucket(plan, set(names), partial(look, arena.slices, begin, run)))
 
     def start(self, action: Action) -> None:
         """After an action: begin with what is whole by it."""
-        for plan in self.plans.get(action, ()):
-            plan.start()
+        for bucket in self.buckets.get(action, ()):
+            bucket.start()
 
     def wait(self) -> None:
         begin = time.perf_counter()
-        for plans in self.plans.values():
-            for plan in plans:
-                plan.wait()
+        for buckets in self.buckets.values():
+            for bucket in buckets:
+                bucket.wait()
         self.exposed_s += time.perf_counter() - begin
 
 
