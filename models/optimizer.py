@@ -1,14 +1,15 @@
 """How a GPT is updated: AdamW, and a learning rate that warms up and falls along a cosine."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 
-def adamw(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
+def adamw(params: Iterable[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only, not on biases and norms."""
-    params = list(model.parameters())
+    params = list(params)
     groups = [
         {"params": [p for p in params if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},

@@ -108,7 +108,7 @@ def own_gradient(param: nn.Parameter, home: torch.Tensor | None) -> None:
 
 
 def widen(param: torch.Tensor) -> None:
-    """Add a gradient that has appeared to those in another dtype."""
-    assert param.grad is not None
-    param.wide_grad.add_(param.grad)  # type: ignore[attr-defined]
-    param.grad = None
+    """Add a gradient that has appeared to those in another dtype; there is none where it was put off."""
+    if param.grad is not None:
+        param.wide_grad.add_(param.grad)  # type: ignore[attr-defined]
+        param.grad = None

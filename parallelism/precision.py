@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from collectives.arrays import to_torch
 from parallelism.arena import Arena
 
 if TYPE_CHECKING:
@@ -70,9 +71,8 @@ class Precision:
         """The arena of a model of float32, or of float64, parameters."""
         if not self.master_weights:
             return Arena(model, comm, device)
-        return Arena(
-            model, comm, device, getattr(torch, self.dtype), getattr(torch, self.grad_dtype or self.grad_dtypes[0])
-        )
+        dtype, grad_dtype = (getattr(torch, name) for name in (self.dtype, self.grad_dtype or self.grad_dtypes[0]))
+        return Arena(model, comm, device, dtype=dtype, grad_dtype=grad_dtype)
 
     def loss_scale(self) -> LossScale:
         return LossScale() if self.dtype == "float16" else LossScale(value=1.0, growth_interval=None)
@@ -149,6 +149,12 @@ class Masters:
                 self.pieces[name] = piece_of(param, self.weights[place])
         if comm is not None and self.weights is not parameters:
             comm.broadcast(self.weights, root=0)
+
+    @classmethod
+    def of(cls, model: nn.Module, arena: Arena, comm: Communicator) -> Masters:
+        """Of a whole arena, which each rank of `comm` has.  Collective."""
+        parameters, gradients = to_torch(arena.parameters), to_torch(arena.gradients)
+        return cls(model, arena.slices, parameters, gradients, originals=arena.originals, comm=comm)
 
     @torch.no_grad()
     def take_gradients(self, factor: float = 1.0) -> None:

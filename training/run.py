@@ -85,7 +85,7 @@ class Run:
         bfloat16 = config.dtype == "bfloat16"
         self.computing = partial(torch.autocast, config.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
         self.model = self.pipelined() if config.pp > 1 else self.replicated()
-        self.optimizer = adamw(self.gpt, config.lr, config.weight_decay)
+        self.optimizer = adamw(self.gpt.parameters(), config.lr, config.weight_decay)
         self.sums = np.zeros(2)  # loss, samples
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         self.progress_bar = comm.rank == 0 and environment.on_terminal()
