@@ -23,7 +23,7 @@ from parallelism.precision import LossScale, Masters, Precision
 from parallelism.stage import Batch, gpt2_layers
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
-SAMPLES, MICRO_BATCHES, STEPS = 8, 2, 30
+SAMPLES, MICRO_BATCHES, STEPS = 24, 2, 30
 MODES = {
     "float32": Precision(),
     "float32 sent as bfloat16": Precision(grad_dtype="bfloat16"),
