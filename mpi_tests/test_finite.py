@@ -3,9 +3,9 @@
 import math
 import re
 
-import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from collectives import InputError
 from mpi_tests.test_precision_training import MODES, Training
@@ -39,17 +39,17 @@ def test_the_first_rank_and_parameter_are_named_on_all(comm, mode, value):
         if comm.rank == rank:
             spoil(training, NAME, value)
             spoil(training, EARLIER, value)
-    before = training.masters.weights.clone()
+    before = training.weights()
     training.step(7)
     line = f"rank {comm.size // 2} has a gradient of {NAME} that is not finite"
     assert training.said == [f"step 7: {line}; skipped"]
-    assert torch.equal(training.masters.weights, before)
+    assert torch.equal(training.weights(), before)
     training.guard.policy = "stop"
     with pytest.raises(InputError, match=re.escape(f"step 8: {line}: lower the learning rate")):
         training.step(8)
     training.guard.policy = "ignore"
     training.step(9)
-    assert not training.masters.weights.isfinite().all()
+    assert not training.weights().isfinite().all()
     training.free()
 
 
@@ -59,22 +59,32 @@ def test_gradients_of_stages(comm, layout):
     training = Training(comm, MODES["float32"], **layout)
     if comm.rank == 3:
         spoil(training, "transformer.h.1.ln_2.weight", math.nan)
-    before = training.masters.weights.clone()
+    before = training.weights()
     training.step(1)
     assert training.said == ["step 1: rank 3 has a gradient of transformer.h.1.ln_2.weight that is not finite; skipped"]
-    assert torch.equal(training.masters.weights, before)
+    assert torch.equal(training.weights(), before)
     training.free()
+
+
+class Found:
+    """A watch that has found what it is told."""
+
+    name = ""
+
+    def found(self):
+        found, self.name = self.name, ""
+        return found
 
 
 @pytest.mark.sizes(1, 2, 3)
 def test_losses_come_before_gradients_and_those_before_their_norm(comm):
-    said, watch, last = [], Watch(), comm.size - 1
+    said, watch, last = [], Found(), comm.size - 1
     guard = Guard(comm, "skip", watch=watch, say=said.append)
     assert guard.passes(1, 0.5, 2.0)
     assert not said
-    watch.found = "a.weight" * (comm.rank == 0)
+    watch.name = "a.weight" * (comm.rank == 0)
     assert not guard.passes(2, math.nan if comm.rank == last else 1.0, math.inf)
-    watch.found = "a.weight" * (comm.rank == last)
+    watch.name = "a.weight" * (comm.rank == last)
     assert not guard.passes(3, 1.0, 1.0)
     assert not guard.passes(4, 1.0, math.inf)
     assert guard.passes(5, 1.0, 1.0)
@@ -87,15 +97,15 @@ def test_losses_come_before_gradients_and_those_before_their_norm(comm):
 
 @pytest.mark.sizes(2)
 def test_a_loss_scale_is_blamed_while_it_can_fall(comm):
-    said, scale, watch = [], LossScale(4.0, lowest=1.0), Watch()
+    said, scale, watch = [], LossScale(4.0, lowest=1.0), Found()
     guard = Guard(comm, "stop", scale, watch, said.append)
     for _ in range(2):
-        watch.found = "a.weight" * comm.rank
+        watch.name = "a.weight" * comm.rank
         assert not guard.passes(1, 1.0, math.inf)
     assert [line.split("; ")[1] for line in said] == [f"skipped, the loss scale is {n} now" for n in (2, 1)]
     with pytest.raises(InputError, match="rank 0 has a loss of inf: lower the learning rate, or let such steps be"):
         guard.passes(2, math.inf if comm.rank == 0 else 1.0, 1.0)
-    watch.found = "a.weight"
+    watch.name = "a.weight"
     with pytest.raises(InputError, match=r"rank 0 has a gradient of a\.weight"):
         guard.passes(2, 1.0, math.nan)
     scale.value = 2.0
@@ -109,18 +119,26 @@ def test_an_unknown_policy(comm):
         Guard(comm, "halt")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_large_gradients_are_no_trouble(dtype):
-    """Though their sum is none of their numbers."""
-    watch = Watch()
-    gradients = torch.full((8,), torch.finfo(dtype).max, dtype=dtype)
-    watch.look({"a": slice(0, 3), "b": slice(4, 8)}, 0, gradients.numpy())
-    assert watch.found == ""
-    gradients[[2, 5]] = math.nan
-    watch.look({"z": slice(0, 10), "a": slice(10, 13), "b": slice(14, 18), "c": slice(18, 30)}, 10, gradients.numpy())
-    assert watch.found == "b"
-    watch.look({"c": slice(0, 8)}, 0, np.full(8, math.nan))
-    assert watch.found == "b"
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_gradients_that_are_watched(dtype):
+    """The first in the backward pass is found, in whichever micro-batch; large gradients are no trouble."""
+    model = nn.ParameterDict({name: torch.ones(8, dtype=dtype) for name in "abcd"})
+    model["d"].requires_grad_(False)
+    watch = Watch(model)
+    factors = {"a": 1.0, "b": 6e4, "c": 6e4}
+
+    def backward():
+        for name in "cba":
+            (model[name] * factors[name]).sum().backward()
+
+    backward()
+    assert watch.found() == ""
+    factors |= {"a": math.inf, "b": math.nan}
+    backward()
+    factors |= {"a": 1.0, "b": 1.0}
+    backward()
+    assert watch.found() == "b"
+    assert watch.found() == ""
 
 
 @pytest.mark.sizes(1)

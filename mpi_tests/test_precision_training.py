@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from collectives.arrays import to_torch
 from models.gpt import GPT, GPTConfig
 from models.optimizer import adamw
-from parallelism.arena import Arena, line_length
+from parallelism.arena import Arena, own_gradient
 from parallelism.clip import clip_grad_norm
 from parallelism.data_parallel import DataParallel
 from parallelism.finite import Guard, Watch
@@ -56,18 +55,18 @@ class Training:
     """As train.py does it."""
 
     def __init__(self, comm, precision, scale=UNSKIPPED, schedule="1f1b", **axes):
-        self.mesh, self.said, watch = Mesh(comm, **axes), [], Watch()
+        self.mesh, self.said = Mesh(comm, **axes), []
         self.gpt, self.precision, self.scale = GPT(CONFIG), precision, precision.loss_scale()
         self.scale.value = min(self.scale.value, scale)
         parallelize(self.gpt, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), self.mesh.tp)
+        watch, wire = Watch(self.gpt), {"wire_dtype": precision.wire_dtype}
         if self.mesh.pp.size == 1:
             arena, ranks = precision.arena(self.gpt, comm), self.mesh.along("dp", "sp")
-            self.model = DataParallel(self.gpt, ranks, arena, 0.02, watch.look, precision.wire_dtype)
+            self.model = DataParallel(self.gpt, ranks, arena, 0.02, **wire)
         else:
             layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
             made = registry.make(schedule, self.mesh.pp.size, MICRO_BATCHES)
-            more = {"make_arena": precision.arena, "look": watch.look, "wire_dtype": precision.wire_dtype}
-            self.model = PipelineParallel(self.gpt, layers, made, self.mesh, **more)
+            self.model = PipelineParallel(self.gpt, layers, made, self.mesh, make_arena=precision.arena, **wire)
         self.masters = Masters.of(self.gpt, self.model.arena, self.mesh.dp)
         self.optimizer = adamw(self.masters.pieces.values(), 3e-3, 0.1)
         self.guard = Guard(comm, "skip", self.scale, watch, self.said.append)
@@ -99,10 +98,17 @@ class Training:
             total += loss.item() / len(batches)
         return total
 
+    def weights(self):
+        return flat(self.masters)
+
     def free(self):
         if isinstance(self.model, PipelineParallel):
             self.model.tied.free()
         self.mesh.free()
+
+
+def flat(masters):
+    return torch.cat([piece.detach().flatten() for piece in masters.pieces.values()])
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +151,8 @@ def test_losses_follow_those_of_float32(comm, plain, precision):
     training = Training(comm, precision)
     check_losses(training, plain)
     assert training.scale == precision.loss_scale() or precision.dtype == "float16"
-    assert same_on_all(training.mesh.dp, training.masters.weights)
-    assert same_on_all(training.mesh.dp, training.masters.parameters)
+    assert same_on_all(training.mesh.dp, training.weights())
+    assert same_on_all(training.mesh.dp, training.model.arena.flat_parameters)
     training.free()
 
 
@@ -166,13 +172,13 @@ def test_split_layers_and_stages(comm, plain, name, layout):
 @pytest.mark.sizes(1, 4)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(comm, name):
     training = Training(comm, MODES[name])
-    before = training.masters.weights.clone()
+    before = training.weights()
     weight, last = training.gpt.transformer.h[1].mlp.c_fc.weight, comm.size - 1
     hook = weight.register_hook(lambda gradient: torch.full_like(gradient, math.inf))
     if comm.rank != last:
         hook.remove()
     training.step(0)
-    assert torch.equal(training.masters.weights, before)
+    assert torch.equal(training.weights(), before)
     assert training.scale == LossScale(UNSKIPPED / 2)
     assert training.said == [
         f"step 0: rank {last} has a gradient of transformer.h.1.mlp.c_fc.weight that is not finite; skipped, "
@@ -180,9 +186,9 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(comm, name):
     ]
     hook.remove()
     training.step(1)
-    assert not torch.equal(training.masters.weights, before)
+    assert not torch.equal(training.weights(), before)
     assert (training.scale.value, training.scale.good_steps, len(training.said)) == (UNSKIPPED / 2, 1, 1)
-    assert same_on_all(comm, training.masters.weights)
+    assert same_on_all(comm, training.weights())
 
 
 @pytest.mark.sizes(2)
@@ -211,7 +217,7 @@ def test_masters_keep_updates_that_16_bits_lose(comm):
         optimizer.step()
         masters.give_parameters()
     assert lost.tolist() == [1, 1, 1]
-    torch.testing.assert_close(masters.weights[:3], torch.full((3,), 1.01), rtol=1e-5, atol=0)
+    torch.testing.assert_close(masters.pieces["0"].detach(), torch.full((3,), 1.01), rtol=1e-5, atol=0)
     assert module[0].tolist() == torch.full((3,), 1.01).bfloat16().tolist() == [1 + 2**-7] * 3
 
 
@@ -233,7 +239,7 @@ def test_masters_begin_as_the_weights_before_they_were_rounded(comm):
     for (name, param), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert torch.equal(masters.pieces[name], wanted)
         assert torch.equal(param, wanted.bfloat16())
-    masters.restore(model)
+    masters.restore()
     for param, wanted in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(param, wanted)
 
@@ -244,7 +250,7 @@ def test_float32_weights_are_their_own_masters(comm):
     model.lm_head.requires_grad_(False)
     arena = Arena(model, comm)
     masters = Masters.of(model, arena, comm)
-    assert masters.weights.data_ptr() == arena.parameters.ctypes.data
+    assert masters.pieces["transformer.wpe.weight"] is model.transformer.wpe.weight
     assert "transformer.wte.weight" not in masters.pieces
     arena.gradients[:] = 8
     masters.take_gradients(0.25)
@@ -252,35 +258,43 @@ def test_float32_weights_are_their_own_masters(comm):
     assert (arena.gradients[arena.slices["transformer.wpe.weight"]] == 2).all()
 
 
+def pieces_of(arena, own):
+    """What of each parameter lies in a slice of an arena, and of what it was rounded from, by name."""
+    pieces, originals = {}, {}
+    for name, place in arena.slices.items():
+        start, stop = max(place.start, own.start), min(place.stop, own.stop)
+        if start < stop:
+            pieces[name] = nn.Parameter(arena.flat_parameters[start:stop][None])
+            own_gradient(pieces[name], arena.flat_gradients[start:stop][None])
+            if arena.originals:
+                originals[name] = arena.originals[name].flatten()[start - place.start : stop - place.start]
+    return pieces, originals
+
+
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16, gradients too"])
 @pytest.mark.sizes(2, 3)
-def test_masters_of_slices_are_those_of_the_whole(comm, name):
+def test_masters_of_pieces_are_those_of_the_whole(comm, name):
     """Each rank updates a part of the arena that begins and ends within parameters, and all get all parts.
 
     Parts are of whole lines, as the fused optimizer rounds what doesn't fill a vector of the CPU otherwise.
     """
     whole, parted = GPT(CONFIG), GPT(CONFIG)
-    masters = Masters.of(whole, MODES[name].arena(whole, comm), comm)
-    arena = MODES[name].arena(parted, comm)
-    parameters, gradients = to_torch(arena.parameters), to_torch(arena.gradients)
-    line = line_length(parameters.dtype)
+    arenas = [MODES[name].arena(model, comm) for model in (whole, parted)]
+    parameters, line = arenas[1].flat_parameters, arenas[1].line
     cuts = [len(parameters) // line * rank // comm.size * line for rank in range(comm.size + 1)]
     own = slice(cuts[comm.rank], cuts[comm.rank + 1])
-    shard = Masters(parted, arena.slices, parameters[own], gradients[own], own.start, arena.originals)
-    optimizers = [adamw(each.pieces.values(), 1e-2, 0.1) for each in (masters, shard)]
-    counts = [end - begin for begin, end in pairwise(cuts)]
+    masters = [Masters.of(whole, arenas[0], comm), Masters(*pieces_of(arenas[1], own))]
+    optimizers = [torch.optim.AdamW(each.pieces.values(), lr=1e-2, fused=True) for each in masters]
     for step in range(3):
-        for model in (whole, parted):
+        for model, arena, each, optimizer in zip((whole, parted), arenas, masters, optimizers, strict=True):
             model(*samples(step))[1].backward()
-        for each, optimizer in zip((masters, shard), optimizers, strict=True):
             each.take_gradients()
             optimizer.step()
             each.give_parameters()
-            each.gradients.zero_()
+            arena.zero_grad()
+        counts = [end - begin for begin, end in pairwise(cuts)]
         comm.all_gather(parameters[own].clone(), out=parameters, counts=counts)
-        gradients.zero_()
-        assert torch.equal(parameters, masters.parameters)
-    assert torch.equal(shard.weights, masters.weights[own])
+        assert torch.equal(parameters, arenas[0].flat_parameters)
 
 
 def test_the_loss_scale_grows_after_good_steps_and_falls_at_once():

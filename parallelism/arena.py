@@ -44,18 +44,19 @@ class Arena:
         given = one_dtype(params.values())
         dtype = dtype or given
         self.originals = {} if dtype == given else {name: param.data for name, param in params.items()}
-        self.slices, count = lay_out(params, line_length(dtype))
-        self.parameters, self._parameters = allocate(comm, count, dtype, device)
-        self.gradients, self._gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
+        self.line = line_length(dtype)
+        self.slices, count = lay_out(params, self.line)
+        self.parameters, self.flat_parameters = allocate(comm, count, dtype, device)
+        self.gradients, self.flat_gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
         for name, param in params.items():
             place = self.slices[name]
-            move(param, self._parameters[place].view(param.shape))
+            move(param, self.flat_parameters[place].view(param.shape))
             owns = gradients and param.requires_grad
-            own_gradient(param, self._gradients[place].view(param.shape) if owns else None)
+            own_gradient(param, self.flat_gradients[place].view(param.shape) if owns else None)
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
-        self._gradients.zero_()
+        self.flat_gradients.zero_()
 
 
 def one_dtype(params: Iterable[nn.Parameter]) -> torch.dtype:
@@ -112,3 +113,8 @@ def widen(param: torch.Tensor) -> None:
     if param.grad is not None:
         param.wide_grad.add_(param.grad)  # type: ignore[attr-defined]
         param.grad = None
+
+
+def gradient_of(param: torch.Tensor) -> torch.Tensor | None:
+    """Where a parameter's gradients are added up."""
+    return getattr(param, "wide_grad", param.grad)

@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def clip_grad_norm(
-    parameters: Iterable[nn.Parameter], limit: float, tp: Communicator, pp: Communicator | None = None
+    parameters: Iterable[nn.Parameter],
+    limit: float,
+    tp: Communicator,
+    pp: Communicator | None = None,
+    shard: Communicator | None = None,
 ) -> float:
     """Scale gradients so that their global norm is at most `limit`; returns the norm before.  Collective.
 
     What the ranks of `tp` have parts of is summed up over them; what each has the whole of counts once.  Ranks of `pp`
-    have parameters of their own, but for those marked `is_copy`, which others have, too.
+    have parameters of their own, but for those marked `is_copy`, which others have, too.  Ranks of `shard`
+    have pieces of parameters each.
     """
     gradients = {p: p.grad for p in parameters if p.grad is not None}
     squares = np.zeros(2)  # of parts, of wholes
@@ -28,6 +33,8 @@ def clip_grad_norm(
         if not getattr(p, "is_copy", False):
             norm = float(torch.linalg.vector_norm(gradient))
             squares[0 if hasattr(p, "shard") else 1] += norm * norm
+    if shard is not None:
+        shard.all_reduce(squares)
     squares[:1] = tp.all_reduce(squares[:1].copy())
     if pp is not None:
         pp.all_reduce(squares)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,22 +15,14 @@ if TYPE_CHECKING:
     from parallelism.arena import Arena
 
 
-Look = Callable[[Mapping[str, slice], int, Any], None]
-
-
-def unseen(slices: Mapping[str, slice], begin: int, gradients: Any) -> None:
-    pass
-
-
 class Bucket:
-    """Gradients that are reduced together, once the last of them has appeared; `look()` is called just before."""
+    """Gradients that are reduced together, once the last of them has appeared."""
 
-    def __init__(self, plan: Plan, names: set[str], look: Callable[[], None] = lambda: None):
-        self.plan, self.names, self.look = plan, names, look
+    def __init__(self, plan: Plan, names: set[str]):
+        self.plan, self.names = plan, names
         self.missing = set(names)
 
     def start(self) -> None:
-        self.look()
         self.plan.start()
 
     def advance(self) -> None:
@@ -80,6 +71,13 @@ class Overlapped(nn.Module):
         finally:
             self.sync = before
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Where the network is waited for."""
+        begin = time.perf_counter()
+        yield
+        self.exposed_s += time.perf_counter() - begin
+
     @property
     def reduces(self) -> bool:
         """Whether the gradients of a pass are reduced in it."""
@@ -108,13 +106,12 @@ class Overlapped(nn.Module):
             self._waiting.pop(0).start()
 
     def _end_backward(self) -> None:
-        begin = time.perf_counter()
-        for bucket in self._waiting:  # some of their parameters had no part in this pass
-            bucket.start()
-        for bucket in self.buckets:
-            bucket.wait()
-            bucket.missing = set(bucket.names)
-        self.exposed_s += time.perf_counter() - begin
+        with self.waiting():
+            for bucket in self._waiting:  # some of their parameters had no part in this pass
+                bucket.start()
+            for bucket in self.buckets:
+                bucket.wait()
+                bucket.missing = set(bucket.names)
         self._in_backward = False
 
 
@@ -122,22 +119,12 @@ class DataParallel(Overlapped):
     """A module whose gradients, after each backward pass, are the average over the ranks of `comm`.
 
     Parameters and gradients live in `arena`; rank 0's initial parameters and buffers are broadcast.  Gradients are
-    reduced in buckets of about `bucket_mb` MiB, in the order they appear; float32 ones travel in `wire_dtype`, if that
-    is given.  Before that `look` is called with the arena's slices, where in the arena the bucket begins, and what it
-    holds.
+    reduced in buckets of about `bucket_mb` MiB, in the order they appear; `reduction` are further arguments of that.
 
     Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020 (buckets, order).
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        comm: Communicator,
-        arena: Arena,
-        bucket_mb: float = 4.0,
-        look: Look = unseen,
-        wire_dtype: str | None = None,
-    ):
+    def __init__(self, module: nn.Module, comm: Communicator, arena: Arena, bucket_mb: float = 4.0, **reduction: Any):
         super().__init__(module)
         self.comm, self.arena = comm, arena
         bucket_bytes = num_bytes(bucket_mb)
@@ -146,11 +133,7 @@ class DataParallel(Overlapped):
             comm.broadcast(buffer, root=0)
         self.attend(
             [
-                Bucket(
-                    comm.plan("all_reduce", arena.gradients[place], op="avg", wire_dtype=wire_dtype),
-                    names,
-                    partial(look, arena.slices, place.start, arena.gradients[place]),
-                )
+                Bucket(comm.plan("all_reduce", arena.gradients[place], **{"op": "avg", **reduction}), names)
                 for place, names in cut_buckets(arena, trained(module), bucket_bytes)
             ]
         )

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from parallelism.arena import gradient_of
+
 
 class WeightGradients:
     """Gradients of linear layers' weights and biases that are put off, or with `at_once` computed when they come.
@@ -61,11 +63,6 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient.to(parameter.dtype)
     else:
         home.add_(gradient)
-
-
-def gradient_of(parameter: Tensor) -> Tensor | None:
-    """What gradients are added to: in an arena, it may be of another dtype than the parameter."""
-    return getattr(parameter, "wide_grad", parameter.grad)
 
 
 CURRENT: ContextVar[WeightGradients | None] = ContextVar("CURRENT", default=None)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from collectives import InputError
-from collectives.arrays import to_torch
 from parallelism.precision import LossScale
 
 if TYPE_CHECKING:
@@ -22,24 +23,28 @@ WORDS_BYTES = 256
 
 
 class Watch:
-    """Sees a rank's own gradients, before they are summed up with other ranks': `found` is whose is not finite.
+    """Looks at the gradients of a model's parameters as they appear, before they are summed up with other ranks'.
 
-    That is the parameter's name, and the first's in the order of a backward pass.
+    To be made before whatever reduces them.  Of those that are put off it sees none.  Costs a sum of each gradient.
     """
 
-    def __init__(self) -> None:
-        self.found = ""
+    def __init__(self, model: nn.Module):
+        self._sums: dict[str, Tensor] = {}
+        for name, param in model.named_parameters():
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(partial(self._look, name))
 
-    def look(self, slices: Mapping[str, slice], begin: int, gradients: Any) -> None:
-        """At gradients of an arena with these slices, from the element `begin` on.  Costs a sum, if they are finite."""
-        run = to_torch(gradients)
-        if self.found or math.isfinite(float(run.sum(dtype=torch.promote_types(run.dtype, torch.float32)))):
-            return
-        for name, place in reversed(list(slices.items())):
-            own = run[max(0, place.start - begin) : max(0, place.stop - begin)]
-            if not own.isfinite().all():
-                self.found = name
-                return
+    def _look(self, name: str, param: Tensor) -> None:
+        if param.grad is not None:
+            total = param.grad.sum(dtype=torch.promote_types(param.dtype, torch.float32))
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
+
+    def found(self) -> str:
+        """The first, in the order of the backward pass, that was not finite since this was asked last."""
+        sums, self._sums = self._sums, {}
+        if not sums or torch.stack(list(sums.values())).isfinite().all():
+            return ""
+        return next(name for name, total in sums.items() if not total.isfinite())
 
 
 class Guard:
@@ -63,7 +68,7 @@ class Guard:
         if policy not in POLICIES:
             raise ValueError(f"non-finite policy {policy!r} is unknown: use {', '.join(POLICIES)}")
         self.comm, self.policy, self.say = comm, policy, say
-        self.scale, self.watch = scale or LossScale(1.0, None), watch or Watch()
+        self.scale, self.watch = scale or LossScale(1.0, None), watch
         self._first = np.zeros(1, np.int64)
         self._agree = comm.plan("all_reduce", self._first, op="min")
 
@@ -79,7 +84,6 @@ class Guard:
         kind, words = self._what(loss, norm)
         by_scale = kind != LOSS and self.scale.can_fall
         self.scale.update(kind == NOTHING)
-        self.watch.found = ""
         if kind == NOTHING or (self.policy == "ignore" and not by_scale):
             return True
         line = f"step {step}: {words}"
@@ -97,10 +101,11 @@ class Guard:
         return kind, "" if kind == NOTHING else self._told(words, rank)
 
     def _own(self, loss: float, norm: float) -> tuple[int, str]:
+        name = self.watch.found() if self.watch else ""
         if not math.isfinite(loss):
             return LOSS, f"rank {self.comm.rank} has a loss of {loss}"
-        if self.watch.found:
-            return GRADIENT, f"rank {self.comm.rank} has a gradient of {self.watch.found} that is not finite"
+        if name:
+            return GRADIENT, f"rank {self.comm.rank} has a gradient of {name} that is not finite"
         if not math.isfinite(norm):
             return NORM, f"the norm of the gradients is {norm}, but no rank's own gradients are to blame"
         return NOTHING, ""

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from collectives.arrays import to_torch
-from parallelism.arena import Arena
+from parallelism.arena import Arena, gradient_of, lay_out, line_length, one_dtype
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -110,79 +109,75 @@ class LossScale:
 
 
 class Masters:
-    """What an optimizer updates in place of a model's parameters: `weights` in at least float32, of some of an arena.
+    """What an optimizer updates in place of `params`, which compute: `pieces`, in at least float32, by the same names.
 
-    `parameters` and `gradients` are flat tensors of an arena's elements from `begin` on, where `slices` says who lies
-    where: the whole arena's, or a rank's shard of it, wherever that is.  `pieces` are the parts of parameters in there,
-    by name: to an optimizer and to `clip_grad_norm` they are parameters, with as many dims as those they are of.
-    Frozen parameters have none.
+    `params` are a model's parameters, or pieces of them that a rank owns, with their gradients in place.  Frozen ones
+    have no pieces.  Pieces are marked as they are, for `clip_grad_norm`.
 
-    Where `parameters` are of 32 or 64 bits, `weights` are these, and nothing is copied.  Else they begin as what
-    `originals` has, by name, or as the parameters; with `comm`, as those of its rank 0, collectively.
+    Parameters of 32 or 64 bits are their own pieces, and nothing is copied.  Else the pieces lie in one flat tensor,
+    `weights`, and begin as what `originals` has, or as the parameters; with `comm`, as those of its rank 0,
+    collectively.
 
     A step is `take_gradients`, the optimizer's own, and `give_parameters`.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        slices: Mapping[str, slice],
-        parameters: Tensor,
-        gradients: Tensor,
-        begin: int = 0,
+        params: Mapping[str, nn.Parameter],
         originals: Mapping[str, Tensor] | None = None,
         comm: Communicator | None = None,
     ):
-        self.parameters, self.gradients = parameters, gradients
-        self.weights = parameters.to(torch.promote_types(parameters.dtype, torch.float32))
-        self.pieces: dict[str, nn.Parameter] = {}
-        self.places: dict[str, slice] = {}  # in `weights`
-        for name, param in model.named_parameters():
-            own = slice(max(slices[name].start, begin), min(slices[name].stop, begin + len(parameters)))
-            if own.start >= own.stop:
-                continue
-            self.places[name] = place = slice(own.start - begin, own.stop - begin)
-            if originals and name in originals:
-                first = own.start - slices[name].start
-                self.weights[place] = originals[name].flatten()[first : first + place.stop - place.start]
-            if param.requires_grad:
-                self.pieces[name] = piece_of(param, self.weights[place])
-        if comm is not None and self.weights is not parameters:
+        self.params = dict(params)
+        given = one_dtype(params.values())
+        dtype = torch.promote_types(given, torch.float32)
+        self.weights: Tensor | None = None
+        if dtype == given:
+            self.values = {name: param.data for name, param in params.items()}
+            self.pieces = {name: param for name, param in params.items() if param.requires_grad}
+            return
+        slices, count = lay_out(params, line_length(dtype))
+        self.weights = torch.zeros(count, dtype=dtype, device=next(iter(params.values())).device)
+        self.values = {name: self.weights[slices[name]].view(param.shape) for name, param in params.items()}
+        for name, value in self.values.items():
+            value.copy_((originals or {}).get(name, params[name].data).view(value.shape))
+        if comm is not None:
             comm.broadcast(self.weights, root=0)
+        self.pieces = {name: like(p, self.values[name]) for name, p in params.items() if p.requires_grad}
 
     @classmethod
     def of(cls, model: nn.Module, arena: Arena, comm: Communicator) -> Masters:
-        """Of a whole arena, which each rank of `comm` has.  Collective."""
-        parameters, gradients = to_torch(arena.parameters), to_torch(arena.gradients)
-        return cls(model, arena.slices, parameters, gradients, originals=arena.originals, comm=comm)
+        """Of a whole arena, which each rank of `comm` has, and whose originals go.  Collective."""
+        masters = cls(dict(model.named_parameters()), arena.originals, comm)
+        arena.originals = {}
+        return masters
 
     @torch.no_grad()
     def take_gradients(self, factor: float = 1.0) -> None:
-        """Give the pieces their gradients, times a factor, in the dtype of the weights."""
-        gradients = self.gradients.to(self.weights.dtype)
-        if factor != 1:
-            gradients.mul_(factor)
+        """Give the pieces their gradients, times a factor."""
         for name, piece in self.pieces.items():
-            piece.grad = gradients[self.places[name]].view_as(piece)
+            gradient = gradient_of(self.params[name])
+            assert gradient is not None
+            piece.grad = gradient.to(piece.dtype)
+            if factor != 1:
+                piece.grad.mul_(factor)
 
     @torch.no_grad()
     def give_parameters(self) -> None:
-        """Round the weights to the model's parameters, and let the pieces' gradients go."""
-        for piece in self.pieces.values():
-            piece.grad = None
-        if self.weights is not self.parameters:
-            self.parameters.copy_(self.weights)
+        """Round the pieces to the parameters, and let copies of gradients go."""
+        if self.weights is not None:
+            torch._foreach_copy_([self.params[name] for name in self.pieces], list(self.pieces.values()))
+            for piece in self.pieces.values():
+                piece.grad = None
 
-    def restore(self, model: nn.Module) -> None:
-        """Give a model, of whose parameters all are here, the weights themselves."""
-        for name, param in model.named_parameters():
-            param.data = self.weights[self.places[name]].view(param.shape)
+    def restore(self) -> None:
+        """Let the parameters be what they are rounded from."""
+        for name, param in self.params.items():
+            param.data = self.values[name]
 
 
-def piece_of(param: nn.Parameter, part: Tensor) -> nn.Parameter:
-    """A part of a parameter: of its shape if that is all of it, else a row of as many dims."""
-    shape = param.shape if len(part) == param.numel() else (1,) * (param.dim() - 1) + (-1,)
-    piece = nn.Parameter(part.view(shape))
+def like(param: nn.Parameter, value: Tensor) -> nn.Parameter:
+    """A parameter of that value, marked as another is."""
+    piece = nn.Parameter(value)
     for mark in MARKS:
         if hasattr(param, mark):
             setattr(piece, mark, getattr(param, mark))

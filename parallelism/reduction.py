@@ -4,70 +4,73 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from parallelism.data_parallel import Bucket, Look, unseen
 from parallelism.pipeline_schedule.actions import FORWARD, Action, Order
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
-    from parallelism.arena import Arena
+
+
+Parts = list[tuple[Action, dict[str, slice]]]
 
 
 class Reduction:
-    """Averages each stage's gradients over `comm`, from the end of its last backward pass on.
+    """Reduces each stage's gradients, from the end of its last backward pass on.
 
-    `order` are the rank's actions; `modules` are the names of those of `model` that each of its stages has, whose
-    parameters live in `arena`.  A parameter of two stages is averaged after the later one.  The initial parameters of
-    rank 0 are broadcast.  `look` and `wire_dtype` are as in `DataParallel`.  Collective.
-
-    `exposed_s` is the time that `wait()` waited, in seconds, added up.
+    `plans` do so, each after an action; those of `across` follow when all have ended.  `exposed_s` is the time that
+    `wait()` waited, in seconds, added up.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        modules: Mapping[int, Sequence[str]],
-        order: Order,
-        arena: Arena,
-        comm: Communicator,
-        look: Look = unseen,
-        wire_dtype: str | None = None,
-    ):
+    def __init__(self, actions: Iterable[Action], plans: Iterable[Plan], across: Sequence[Plan] = ()):
         self.exposed_s = 0.0
-        comm.broadcast(arena.parameters, root=0)
-        last = {action.stage: action for action in order if action.kind != FORWARD}
-        ends = {
-            param: last[stage]
-            for stage in sorted(modules, key=lambda stage: order.index(last[stage]))
-            for name in modules[stage]
-            for param in model.get_submodule(name).parameters()
-        }
-        params = dict(model.named_parameters())
-        self.buckets: dict[Action, list[Bucket]] = defaultdict(list)
-        for action, group in groupby(arena.slices, key=lambda name: ends[params[name]]):
-            names = list(group)
-            begin = arena.slices[names[0]].start
-            run = arena.gradients[begin : arena.slices[names[-1]].stop]
-            plan = comm.plan("all_reduce", run, op="avg", wire_dtype=wire_dtype)
-            self.buckets[action].append(Bucket(plan, set(names), partial(look, arena.slices, begin, run)))
+        self.across = across
+        self.plans: dict[Action, list[Plan]] = defaultdict(list)
+        for action, plan in zip(actions, plans, strict=True):
+            self.plans[action].append(plan)
 
     def start(self, action: Action) -> None:
         """After an action: begin with what is whole by it."""
-        for bucket in self.buckets.get(action, ()):
-            bucket.start()
+        for plan in self.plans.get(action, ()):
+            plan.start()
 
     def wait(self) -> None:
         begin = time.perf_counter()
-        for buckets in self.buckets.values():
-            for bucket in buckets:
-                bucket.wait()
+        for plans in self.plans.values():
+            for plan in plans:
+                plan.wait()
+        for plan in self.across:
+            plan()
         self.exposed_s += time.perf_counter() - begin
+
+
+def runs(
+    model: nn.Module,
+    modules: Mapping[int, Sequence[str]],
+    order: Order,
+    slices: Mapping[str, slice],
+    alone: Collection[str] = (),
+) -> Parts:
+    """Neighbours in an arena whose gradients are whole after the same action, and where they lie.
+
+    `order` are a rank's actions; `modules` are the names of those of `model` that each of its stages has.  A parameter
+    of two stages is whole after the later one.  Those `alone` have no neighbours.
+    """
+    last = {action.stage: action for action in order if action.kind != FORWARD}
+    ends = {
+        param: last[stage]
+        for stage in sorted(modules, key=lambda stage: order.index(last[stage]))
+        for name in modules[stage]
+        for param in model.get_submodule(name).parameters()
+    }
+    params = dict(model.named_parameters())
+    trained = [name for name in slices if params[name].requires_grad]
+    groups = groupby(trained, key=lambda name: (ends[params[name]], name if name in alone else None))
+    return [(action, {name: slices[name] for name in names}) for (action, _), names in groups]
 
 
 Tied = list[tuple[str, ...]]
@@ -84,11 +87,12 @@ def tied_names(model: nn.Module) -> Tied:
 class TiedGradients:
     """Sums up the gradients of parameters that are tied in the whole model, but lie on several ranks of `pp`.
 
-    `tied` are their names there, `model` what this rank has of it.  On all but the first of the ranks such a parameter
-    is marked as a copy, `is_copy`, which a norm over all ranks leaves out.  Collective.
+    `tied` are their names there, `model` what this rank has of it, `slices` where their gradients lie.  On all but the
+    first of the ranks such a parameter is marked as a copy, `is_copy`, which a norm over all ranks leaves out.
+    Collective.
     """
 
-    def __init__(self, tied: Tied, model: nn.Module, arena: Arena, pp: Communicator):
+    def __init__(self, tied: Tied, model: nn.Module, gradients: Any, slices: Mapping[str, slice], pp: Communicator):
         self.plans: list[Plan] = []
         self.comms: list[Communicator] = []
         params = dict(model.named_parameters())
@@ -98,7 +102,7 @@ class TiedGradients:
             self.comms += [comm] if comm else []
             if comm is not None and comm.size > 1:
                 params[own[0]].is_copy = comm.rank > 0  # type: ignore[attr-defined]
-                self.plans.append(comm.plan("all_reduce", arena.gradients[arena.slices[own[0]]]))
+                self.plans.append(comm.plan("all_reduce", gradients[slices[own[0]]]))
 
     def sum_up(self) -> None:
         for plan in self.plans:

@@ -1,0 +1,278 @@
+"""ZeRO, stage 3: ranks share the parameters, too, and gather a layer's when they need it.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
+arXiv 1910.02054, sections 5.3 and 7.2.2; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
+Parallel", 2023, arXiv 2304.11277, section 3 (units, prefetching).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from parallelism.arena import allocate, lay_out, line_length, one_dtype
+from parallelism.zero import MakeOptimizer, Zero
+from parallelism.zero_gradients import GradientSharing
+from parallelism.zero_units import Ranks, Unit, offsets, pieces
+
+if TYPE_CHECKING:
+    from collectives import Plan
+
+Params = Mapping[str, nn.Parameter]
+
+
+class ShardedParameters(Zero):
+    """Stage 3: each rank has of parameters, gradients and the optimizer's states what belongs to its pieces.
+
+    `layers` are the names of modules, in the order in which they run.  A layer's parameters are gathered before its
+    forward pass, and again before its backward pass, while the layer before it computes; in between each is a NaN of
+    the same shape.  What is in no layer stays from the beginning of the forward pass to the end of the backward pass,
+    and the last layer between both.  Gradients go as in stage 2, a layer's at a time.
+
+    Layers give tensors, alone or in tuples, lists or dicts, and all their gradients come through these.
+
+    Raises: InputError for a layer that isn't there, that has no parameters, or that shares some with another.
+    """
+
+    zero_stage = 3
+
+    def __init__(
+        self,
+        module: nn.Module,
+        ranks: Ranks,
+        make_optimizer: MakeOptimizer,
+        layers: Sequence[str],
+        device: str = "cpu",
+        **reduction: Any,
+    ):
+        with ranks.every.agreed("ShardedParameters"):
+            owned = divided(module, layers)
+            dtype = one_dtype(module.parameters())
+        super().__init__(module, ranks)
+        for param in self.params.values():
+            ranks.every.broadcast(param.data, root=0)
+        units = [units_of(params, line_length(dtype), ranks.shard.size) for params in owned]
+        rank = ranks.shard.rank
+        places = offsets(unit.counts[rank] for parts in units for unit in parts)
+        array, flat = allocate(ranks.every, places[-1].stop, dtype, device)
+        shards = iter([Shard(array[place], flat[place]) for place in places])
+        parts = [[Part(unit, next(shards)) for unit in of_layer] for of_layer in units]
+        self.slots = make_slots(units, partial(allocate, ranks.every, dtype=dtype, device=device))
+        self.layers = [Layer(parts[i], params, self.slots[slot_of(i)], ranks) for i, params in enumerate(owned)]
+        self._share_gradients(parts, device, reduction)
+        self.arrays = array, self.gradients.array
+        self.optimizer = make_optimizer([piece.own for piece in self.pieces])
+        for index, name in enumerate(["", *layers]):
+            module.get_submodule(name).register_forward_pre_hook(partial(self._before_forward, index))
+            module.get_submodule(name).register_forward_hook(partial(self._after_forward, index))
+
+    def _share_gradients(self, parts: list[list[Part]], device: str, reduction: dict[str, Any]) -> None:
+        """From the last layer's to the first's, as they appear."""
+        trained = [part for of_layer in parts[::-1] for part in of_layer if self._is_trained(part.unit)]
+        self.gradients = GradientSharing(self.params, [part.unit for part in trained], self.ranks, device, **reduction)
+        self.across = self.gradients.across
+        self.pieces = [
+            piece
+            for part, gradient in zip(trained, self.gradients.own, strict=True)
+            for piece in pieces(part.unit, self.ranks.shard.rank, self.params, part.shard.tensor, gradient)
+        ]
+        self.attend(self.gradients.buckets)
+
+    def _is_trained(self, unit: Unit) -> bool:
+        return self.params[next(iter(unit.slices))].requires_grad
+
+    @property
+    def reduces(self) -> bool:
+        return True
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clear the pieces' gradients, in place."""
+        self.gradients.clear()
+
+    def gather(self) -> None:
+        """Forget what is gathered: the next pass gathers anew."""
+        for layer in self.layers:
+            layer.release()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Where the module has all its parameters, to be read: not to compute with them.  Collective."""
+        for layer in self.layers:
+            layer.gather()
+            copies = [(param, param.data.clone()) for param in layer.views]
+            layer.release()
+            for param, copy in copies:
+                param.data = copy
+        try:
+            yield
+        finally:
+            self.gather()
+
+    def _before_forward(self, index: int, module: nn.Module, args: Any) -> None:
+        self._open(index)
+        if not self._in_backward:  # where a layer is computed again
+            self._fetch(index + 1)
+
+    def _after_forward(self, index: int, module: nn.Module, args: Any, output: Any) -> None:
+        if self._in_backward:
+            return
+        for tensor in tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._before_backward, index))
+        stays = torch.is_grad_enabled() and index in (0, len(self.layers) - 1)
+        if not stays:
+            self.layers[index].release()
+
+    def _before_backward(self, index: int, gradient: Tensor) -> None:
+        self._begin_backward()
+        for layer in self.layers[1:]:
+            if layer is not self.layers[index] and layer.here:
+                layer.release()  # its own backward pass is over
+        self._open(index)
+        self._fetch(index - 1 if index else len(self.layers) - 1)
+
+    def _end_backward(self) -> None:
+        super()._end_backward()
+        self.gather()
+
+    def _open(self, index: int) -> None:
+        with self.waiting():
+            self.layers[index].gather()
+
+    def _fetch(self, index: int) -> None:
+        if index < len(self.layers):
+            self.layers[index].fetch()
+
+
+class Shard(NamedTuple):
+    """A rank's chunk of a unit, as an array and as torch has it."""
+
+    array: Any
+    tensor: Tensor
+
+
+class Part(NamedTuple):
+    unit: Unit
+    shard: Shard
+
+
+class Slot:
+    """Working memory, where one layer at a time is gathered: whenever it is, to the same place.
+
+    So what autograd has kept of a layer's parameters, views of them too, is right again in the backward pass.
+    """
+
+    def __init__(self, array: Any, tensor: Tensor):
+        self.array, self.tensor = array, tensor
+        self.layer: Layer | None = None
+
+
+class Layer:
+    """Parameters that are gathered together, in a slot, from all ranks' shards."""
+
+    def __init__(self, parts: Sequence[Part], params: Params, slot: Slot, ranks: Ranks):
+        self.slot, self.here = slot, False
+        self.views: dict[nn.Parameter, Tensor] = {}
+        self.plans: list[Plan] = []
+        for unit, shard in parts:
+            for name, (span, place) in unit.cut(ranks.shard.rank).items():
+                shard.tensor[place] = params[name].data.reshape(-1)[span]
+            out = slot.array[unit.place]
+            self.plans.append(ranks.shard.plan("all_gather", shard.array, out=out, counts=unit.counts))
+            self.views |= {params[name]: slot.tensor[at].view(params[name].shape) for name, at in unit.slices.items()}
+        nan = slot.tensor.new_full((), math.nan)
+        self.blanks = {param: nan.expand(param.shape) for param in params.values()}
+        self.release()
+
+    def fetch(self) -> None:
+        """Begin to gather, unless that has begun."""
+        if self.slot.layer is self:
+            return
+        if self.slot.layer:
+            self.slot.layer.release()
+        self.slot.layer = self
+        for plan in self.plans:
+            plan.start()
+
+    def gather(self) -> None:
+        """Give the module its parameters."""
+        self.fetch()
+        if not self.here:
+            for plan in self.plans:
+                plan.wait()
+            self._set(self.views)
+
+    def release(self) -> None:
+        """Take them away, and what is on its way."""
+        if self.slot.layer is self:
+            for plan in self.plans:
+                plan.wait()
+            self.slot.layer = None
+        self._set(self.blanks)
+
+    def _set(self, values: Mapping[nn.Parameter, Tensor]) -> None:
+        for param, value in values.items():
+            param.data = value
+        self.here = values is self.views
+
+
+def divided(module: nn.Module, layers: Sequence[str]) -> list[dict[str, nn.Parameter]]:
+    """The parameters in no layer, and those of each, by their names in the module.
+
+    Raises: ValueError for layers that will not do.
+    """
+    known = [name for name, _ in module.named_modules() if name]
+    if missing := [layer for layer in layers if layer not in known]:
+        raise ValueError(f"layer {missing[0]!r} is no module of the model: it has {', '.join(known)}")
+    owners: dict[nn.Parameter, str] = {}
+    for name, param in module.named_parameters(remove_duplicate=False):
+        inside = [layer for layer in layers if name.startswith(f"{layer}.")]
+        for owner in inside or [""]:
+            if owners.setdefault(param, owner) != owner:
+                rivals = " and ".join(f"layer {rival!r}" if rival else "no layer" for rival in (owners[param], owner))
+                raise ValueError(f"{name} is in {rivals}: leave what they share to the whole model, or name one layer")
+    parts: dict[str, dict[str, nn.Parameter]] = {"": {}, **{layer: {} for layer in layers}}
+    for name, param in module.named_parameters():
+        parts[owners[param]][name] = param
+    if empty := [layer for layer in layers if not parts[layer]]:
+        raise ValueError(f"layer {empty[0]!r} has no parameters: leave it out")
+    return list(parts.values())
+
+
+def units_of(params: Params, line: int, size: int) -> list[Unit]:
+    """In a layer's slot: what is trained, then what is frozen, of which there are no gradients."""
+    ordered = {name: p for trained in (True, False) for name, p in params.items() if p.requires_grad == trained}
+    slices, _ = lay_out(ordered, line)
+    groups = [[name for name in ordered if params[name].requires_grad == trained] for trained in (True, False)]
+    return [Unit.of({name: slices[name] for name in group}, line, size) for group in groups if group]
+
+
+def slot_of(index: int) -> int:
+    """One for what is in no layer, and two for the layers by turns: one computes while the next one's comes."""
+    return 1 + index % 2 if index else 0
+
+
+def make_slots(units: Sequence[Sequence[Unit]], new: Callable[[int], tuple[Any, Tensor]]) -> list[Slot]:
+    """As long as the longest of the layers that use them.  Collective."""
+    lengths = [0, 0, 0]
+    for index, parts in enumerate(units):
+        slot = slot_of(index)
+        lengths[slot] = max(lengths[slot], *(unit.place.stop for unit in parts), 0)
+    return [Slot(*new(count)) for count in lengths]
+
+
+def tensors(output: Any) -> Iterator[Tensor]:
+    """Those of what a module gives."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        yield from tensors(list(output.values()))
+    elif isinstance(output, list | tuple):
+        for part in output:
+            yield from tensors(part)
