@@ -90,8 +90,11 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        x = F.gelu(self.c_fc(x), approximate="tanh")  # (batch, seq, 4 n_embd)
-        return self.dropout(self.c_proj(x))  # (batch, seq, n_embd)
+        x = self.c_fc(x)  # (batch, seq, 4 n_embd)
+        return self.dropout(self.project(x))  # (batch, seq, n_embd)
+
+    def project(self, x):
+        return self.c_proj(F.gelu(x, approximate="tanh"))
 
 
 class Block(nn.Module):

@@ -1,11 +1,15 @@
 """GPT as a Hugging Face GPT-2 directory, which GPT2LMHeadModel.from_pretrained loads, and back."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from models.files import replacing
@@ -13,6 +17,12 @@ from models.gpt import GPT, GPTConfig
 
 # Hugging Face keeps these as Conv1D, with weights (in, out) where nn.Linear has (out, in).
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+
+# Where weights are, the first that there is.
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+# Tensors that are no weights: which tokens attend to which.
+MASK = re.compile(r"\bh\.\d+\.attn\.(masked_)?bias$")
 
 # GPTConfig's fields by their names in config.json.
 FIELDS = {
@@ -80,21 +90,71 @@ def load_hugging_face(directory: str | Path) -> GPT:
 
     Raises: ValueError if a file is missing or is not that of a GPT-2 of this kind.
     """
-    config_path, weights_path = Path(directory) / "config.json", Path(directory) / "model.safetensors"
-    for path in (config_path, weights_path):
-        if not path.is_file():
-            raise ValueError(f"{path}: no such file; pass a directory written by save_hugging_face")
-    tensors = load_file(weights_path)
+    config = read_config(existing(Path(directory) / "config.json"))
+    path, tensors = read_tensors(Path(directory))
     bias = any(bool(tensor.any()) for name, tensor in tensors.items() if name.endswith(".bias"))
-    model = GPT(read_config(config_path, bias))
-    check_shapes(weights_path, tensors, to_hugging_face(model))
+    model = GPT(replace(config, bias=bias))
+    check_shapes(path, tensors, to_hugging_face(model))
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(tensors[name].t() if name.endswith(CONV1D) else tensors[name])
     return model
 
 
-def read_config(path: Path, bias: bool) -> GPTConfig:
+def initialize(model: GPT, directory: str | Path) -> None:
+    """Give a model the weights of one that `load_hugging_face` reads; of its positions, as many as the model has.
+
+    Raises: ValueError if a file is missing, or the models differ: with what differs, in both.
+    """
+    loaded = load_hugging_face(directory)
+    ours, theirs = sizes(model.config), sizes(loaded.config)
+    ours["block_size"] = max(ours["block_size"], theirs["block_size"])
+    theirs["bias"] |= ours["bias"]  # which may be 0
+    if differing := [name for name in ours if ours[name] != theirs[name]]:
+        wanted, found = (", ".join(f"{name}={of[name]}" for name in differing) for of in (ours, theirs))
+        raise ValueError(f"{directory}: a GPT-2 of {found}, but this one is of {wanted}: set {found}")
+    given = dict(loaded.named_parameters())
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(given[name][: len(p)] if name in given else torch.zeros_like(p))
+
+
+def sizes(config: GPTConfig) -> dict[str, int]:
+    names = "vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias"
+    return {**{name: getattr(config, name) for name in names}, "n_kv_head": config.num_kv_heads}
+
+
+def read_tensors(directory: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The file of weights, and what is in there, named as GPT2LMHeadModel does.
+
+    GPT2Model's names lack "transformer."; older files have masks of attention, too, and the head beside the embedding.
+    """
+    paths = [directory / name for name in WEIGHTS]
+    path = existing(next((path for path in paths if path.is_file()), paths[0]))
+    try:
+        safe = path.suffix == ".safetensors"
+        tensors = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"{path}: can't be read ({why}); get the file again") from None
+    tensors = {named(name): tensor for name, tensor in tensors.items() if not MASK.search(name)}
+    head, embedding = (tensors.get(name) for name in ("lm_head.weight", "transformer.wte.weight"))
+    if head is not None and embedding is not None and torch.equal(head, embedding):
+        del tensors["lm_head.weight"]
+    return path, tensors
+
+
+def existing(path: Path) -> Path:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; pass a directory written by save_hugging_face")
+    return path
+
+
+def named(name: str) -> str:
+    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+
+
+def read_config(path: Path) -> GPTConfig:
     values = json.loads(path.read_text())
     for key, expected in FIXED.items():
         if values.get(key, expected) != expected:
@@ -102,7 +162,7 @@ def read_config(path: Path, bias: bool) -> GPTConfig:
     if missing := FIELDS.keys() - values.keys():
         raise ValueError(f"{path}: no {min(missing)}; pass a directory written by save_hugging_face")
     fields = {ours: values[theirs] for theirs, ours in FIELDS.items()}
-    return GPTConfig(**fields, bias=bias, n_kv_head=values.get("n_kv_head"))
+    return GPTConfig(**fields, n_kv_head=values.get("n_kv_head"))
 
 
 def check_shapes(path: Path, tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):

@@ -2,13 +2,14 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from models.gpt import GPT, GPTConfig
-from models.hf import load_hugging_face, save_hugging_face, to_hugging_face
+from models.hf import initialize, load_hugging_face, save_hugging_face, to_hugging_face
 
 SMALL: dict[str, Any] = {
     "vocab_size": 29,
@@ -182,6 +183,157 @@ def test_a_tensor_that_gpt2_lacks(tmp_path):
     save_file(load_file(path) | {"lm_head.bias": torch.ones(29)}, path)
     with pytest.raises(ValueError, match=r"lm_head.bias is \(29,\), but absent by config.json"):
         load_hugging_face(tmp_path)
+
+
+def of_hugging_face(tensors, tokens):
+    """Logits of a GPT-2 by NumPy, from tensors as Hugging Face has them.  Source: their modeling_gpt2.py."""
+    w = {name: tensor.double().numpy() for name, tensor in tensors.items()}
+
+    def conv1d(x, name):
+        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def norm(x, name):
+        x = x - x.mean(-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def attention(x, name):
+        q, k, v = (np.stack(np.split(part, 3, -1), 1) for part in np.split(conv1d(x, f"{name}.c_attn"), 3, -1))
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])  # (batch, n_head, seq, seq)
+        scores = np.exp(np.where(np.tri(len(tokens[0]), dtype=bool), scores, -np.inf))
+        y = scores / scores.sum(-1, keepdims=True) @ v
+        return conv1d(np.concatenate(list(y.swapaxes(0, 1)), -1), f"{name}.c_proj")
+
+    def mlp(x, name):
+        h = conv1d(x, f"{name}.c_fc")
+        return conv1d(h / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3))), f"{name}.c_proj")
+
+    x = w["transformer.wte.weight"][tokens] + w["transformer.wpe.weight"][: len(tokens[0])]
+    for block in ("transformer.h.0", "transformer.h.1"):
+        x = x + attention(norm(x, f"{block}.ln_1"), f"{block}.attn")
+        x = x + mlp(norm(x, f"{block}.ln_2"), f"{block}.mlp")
+    return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
+
+
+TOKENS = torch.randint(29, (2, 12), generator=torch.Generator().manual_seed(2))
+
+
+def small_weights(bias):
+    """As large as those of a trained model."""
+    model = GPT(GPTConfig(**SMALL, bias=bias))
+    with torch.no_grad():
+        for p, random in zip(model.parameters(), randomized(bias).parameters(), strict=True):
+            p.add_(random, alpha=0.1)
+    return model.eval()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits_are_those_of_hugging_faces_formulas(tmp_path, bias):
+    save_hugging_face(small_weights(bias), tmp_path)
+    with torch.no_grad():
+        logits, _ = load_hugging_face(tmp_path).eval()(TOKENS)
+    np.testing.assert_allclose(logits, of_hugging_face(load_file(tmp_path / "model.safetensors"), TOKENS), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits_are_those_of_transformers(tmp_path, bias):
+    """There and back: ours loads what they save, they load what we save."""
+    transformers = pytest.importorskip("transformers")
+    model = small_weights(bias)
+    save_hugging_face(model, tmp_path / "ours")
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours").eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    back = load_hugging_face(tmp_path / "theirs").eval()
+    with torch.no_grad():
+        logits, _ = model(TOKENS)
+        torch.testing.assert_close(theirs(TOKENS).logits, logits, rtol=0, atol=1e-5)
+        assert torch.equal(back(TOKENS)[0], logits)
+
+
+def old_names(tensors):
+    """As in the first files of GPT-2: without the prefix, with masks."""
+    masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 12, 12) for i in range(2)}
+    masks |= {f"h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in range(2)}
+    return {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()} | masks
+
+
+def test_names_of_older_files(tmp_path):
+    model = randomized(bias=False)
+    save_hugging_face(model, tmp_path)
+    save_file(old_names(to_hugging_face(model)), tmp_path / "model.safetensors")
+    loaded = load_hugging_face(tmp_path)
+    assert loaded.config == model.config
+    for p, expected in zip(loaded.parameters(), model.parameters(), strict=True):
+        assert torch.equal(p, expected)
+
+
+def test_weights_pickled_by_torch(tmp_path):
+    model = randomized(bias=True)
+    save_hugging_face(model, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    tensors = to_hugging_face(model)
+    torch.save(tensors | {"lm_head.weight": tensors["transformer.wte.weight"]}, tmp_path / "pytorch_model.bin")
+    for p, expected in zip(load_hugging_face(tmp_path).parameters(), model.parameters(), strict=True):
+        assert torch.equal(p, expected)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("content", [b"", b"no weights at all, but a line of text"])
+def test_files_that_are_no_weights(tmp_path, name, content):
+    save_hugging_face(randomized(bias=True), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name}: can't be read \(.+\); get the file again"):
+        load_hugging_face(tmp_path)
+
+
+def test_another_model_without_weights_of_ours(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ValueError, match="model_type is 'llama'; only 'gpt2' can be loaded"):
+        load_hugging_face(tmp_path)
+
+
+def test_a_head_of_its_own(tmp_path):
+    model = randomized(bias=True)
+    save_hugging_face(model, tmp_path)
+    save_file(to_hugging_face(model) | {"lm_head.weight": torch.ones(29, 24)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lm_head.weight is \(29, 24\), but absent by config.json"):
+        load_hugging_face(tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{}, {"block_size": 5}, {"bias": True}, {"dropout": 0.5}, {"n_kv_head": 3}])
+def test_initialize(tmp_path, changes):
+    """A model may have fewer positions, and biases where there are none."""
+    save_hugging_face(randomized(bias=False), tmp_path)
+    model = GPT(GPTConfig(**{**SMALL, "bias": False, **changes}))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(3)
+    initialize(model, tmp_path)
+    with torch.no_grad():
+        seq = model.config.block_size
+        logits, expected = (each.eval()(TOKENS[:, :seq])[0] for each in (model, randomized(bias=False)))
+    torch.testing.assert_close(logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layer": 4, "n_embd": 48}, "GPT-2 of n_layer=2, n_embd=24, but this one is of n_layer=4, n_embd=48: set"),
+        ({"block_size": 13}, "GPT-2 of block_size=12, but this one is of block_size=13: set block_size=12"),
+        ({"vocab_size": 256}, "GPT-2 of vocab_size=29, but this one is of vocab_size=256: set vocab_size=29"),
+        ({"bias": False}, "GPT-2 of bias=True, but this one is of bias=False: set bias=True"),
+        ({"n_kv_head": 1}, "GPT-2 of n_kv_head=3, but this one is of n_kv_head=1: set n_kv_head=3"),
+    ],
+)
+def test_another_model_is_not_initialized(tmp_path, changes, message):
+    save_hugging_face(randomized(bias=True), tmp_path)
+    model = GPT(GPTConfig(**{**SMALL, "bias": True, **changes}))
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        initialize(model, tmp_path)
+    for p, expected in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p, expected)
 
 
 def test_the_weights_are_as_readable_as_the_config(tmp_path):

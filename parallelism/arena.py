@@ -25,21 +25,34 @@ class Arena:
     Gradients stay where they are: clear them with `zero_grad()`, not by setting them to None.  With gradients=False
     there is no array of them.
 
+    With `dtype`, parameters become of it; what they were is in `originals`, by name, for who wants it.  With another
+    `grad_dtype` they have no `grad`: a gradient that appears is added to `wide_grad`, and goes.
+
     Raises: ValueError for a module with parameters of several dtypes, or with none.
     """
 
-    def __init__(self, module: nn.Module, comm: Communicator, device: str = "cpu", gradients: bool = True):
+    def __init__(
+        self,
+        module: nn.Module,
+        comm: Communicator,
+        device: str = "cpu",
+        gradients: bool = True,
+        dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
+    ):
         params = dict(module.named_parameters())
-        dtype = one_dtype(params.values())
+        given = one_dtype(params.values())
+        dtype = dtype or given
+        self.originals = {} if dtype == given else {name: param.data for name, param in params.items()}
         self.line = line_length(dtype)
         self.slices, count = lay_out(params, self.line)
         self.parameters, self.flat_parameters = allocate(comm, count, dtype, device)
-        self.gradients, self.flat_gradients = allocate(comm, count if gradients else 0, dtype, device)
+        self.gradients, self.flat_gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
         for name, param in params.items():
             place = self.slices[name]
             move(param, self.flat_parameters[place].view(param.shape))
             owns = gradients and param.requires_grad
-            param.grad = self.flat_gradients[place].view(param.shape) if owns else None
+            own_gradient(param, self.flat_gradients[place].view(param.shape) if owns else None)
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
@@ -84,3 +97,24 @@ def allocate(comm: Communicator, count: int, dtype: torch.dtype, device: str) ->
 def move(param: nn.Parameter, home: torch.Tensor) -> None:
     home.copy_(param.data)
     param.data = home
+
+
+def own_gradient(param: nn.Parameter, home: torch.Tensor | None) -> None:
+    """Let a parameter's gradients be added up in `home`, be it of another dtype; in none where that is None."""
+    if home is None or home.dtype == param.dtype:
+        param.grad = home
+    else:
+        param.wide_grad = home  # type: ignore[attr-defined]
+        param.register_post_accumulate_grad_hook(widen)
+
+
+def widen(param: torch.Tensor) -> None:
+    """Add a gradient that has appeared to those in another dtype; there is none where it was put off."""
+    if param.grad is not None:
+        param.wide_grad.add_(param.grad)  # type: ignore[attr-defined]
+        param.grad = None
+
+
+def gradient_of(param: torch.Tensor) -> torch.Tensor | None:
+    """Where a parameter's gradients are added up."""
+    return getattr(param, "wide_grad", param.grad)

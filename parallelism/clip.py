@@ -31,7 +31,8 @@ def clip_grad_norm(
     squares = np.zeros(2)  # of parts, of wholes
     for p, gradient in gradients.items():
         if not getattr(p, "is_copy", False):
-            squares[0 if hasattr(p, "shard") else 1] += float(torch.linalg.vector_norm(gradient)) ** 2
+            norm = float(torch.linalg.vector_norm(gradient))
+            squares[0 if hasattr(p, "shard") else 1] += norm * norm
     if shard is not None:
         shard.all_reduce(squares)
     squares[:1] = tp.all_reduce(squares[:1].copy())

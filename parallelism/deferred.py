@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from parallelism.arena import gradient_of
+
 
 class WeightGradients:
     """Gradients of linear layers' weights and biases that are put off, or with `at_once` computed when they come.
@@ -48,17 +50,19 @@ class WeightGradients:
 
 
 def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:
-    if parameter.grad is not None and parameter.grad.dtype == left.dtype:
-        parameter.grad.addmm_(left, right)  # without memory for the product
+    home = gradient_of(parameter)
+    if home is not None and home.dtype == left.dtype:
+        home.addmm_(left, right)  # without memory for the product
     else:
         accumulate(parameter, left @ right)
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    if parameter.grad is None:
+    home = gradient_of(parameter)
+    if home is None:
         parameter.grad = gradient.to(parameter.dtype)
     else:
-        parameter.grad.add_(gradient)
+        home.add_(gradient)
 
 
 CURRENT: ContextVar[WeightGradients | None] = ContextVar("CURRENT", default=None)

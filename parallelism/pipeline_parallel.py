@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -30,7 +30,8 @@ class PipelineParallel:
     over those of dp and sp.
 
     Each rank gives the same model; what other ranks' stages have of it goes.  Stages are balanced by the layers' costs.
-    What is left lies in `arena`.  `prepare` is called with the micro-batch before each forward pass.
+    What is left lies in `arena`, which `make_arena` makes of it.  `prepare` is called with the micro-batch before each
+    forward pass; `reduction` are further arguments of how gradients are reduced.
 
     With `make_optimizer`, the ranks of dp and sp, or groups of them, share the optimizer's states, as `zero` says:
     gradients are then those of `zero.pieces`, and `zero.update()` updates the parameters.
@@ -48,6 +49,8 @@ class PipelineParallel:
         prepare: Callable[[Batch], None] = lambda batch: None,
         make_optimizer: MakeOptimizer | None = None,
         zero_group: str | int = "all",
+        make_arena: Callable[[nn.Module, Communicator, str], Arena] = Arena,
+        **reduction: Any,
     ):
         with mesh.comm.agreed("PipelineParallel"):
             parts = balance([layer.cost for layer in layers], schedule.num_stages)
@@ -58,32 +61,34 @@ class PipelineParallel:
         order = schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         stages = cut(model, layers, self.parts, prepare, splits)
-        self.arena = Arena(model, mesh.comm, device)
+        self.arena = make_arena(model, mesh.comm, device)
         modules = {stage: owned.layer.modules for stage, owned in stages.items()}
         ends = partial(runs, model, modules, order, self.arena.slices)
         ranks = Ranks.of(mesh.along("dp", "sp"), zero_group)
         ranks.every.broadcast(self.arena.parameters, root=0)
         self.zero: StateSharing | None = None
         if make_optimizer:
-            self._share_states(ends(alone=set(chain(*tied))), tied, ranks, mesh.pp, make_optimizer)
+            self._share_states(ends(alone=set(chain(*tied))), tied, ranks, mesh.pp, make_optimizer, **reduction)
         else:
-            self._average(ends(), tied, ranks.every, mesh.pp)
+            self._average(ends(), tied, ranks.every, mesh.pp, **reduction)
         self.pipeline = Pipeline(stages, schedule, mesh.pp, device, after=self.reduction.start)
 
-    def _average(self, parts: Parts, tied: Tied, comm: Communicator, pp: Communicator) -> None:
+    def _average(self, parts: Parts, tied: Tied, comm: Communicator, pp: Communicator, **reduction: Any) -> None:
         """Every rank gets all gradients."""
         gradients, slices = self.arena.gradients, self.arena.slices
         units = [Unit.of(part, self.arena.line, 1) for _, part in parts]
-        plans = [comm.plan("all_reduce", gradients[unit.place], op="avg") for unit in units]
+        plans = [comm.plan("all_reduce", gradients[unit.place], **{"op": "avg", **reduction}) for unit in units]
         self.reduction = Reduction([action for action, _ in parts], plans)
         self.tied = TiedGradients(tied, self.model, gradients, slices, pp)
 
-    def _share_states(self, parts: Parts, tied: Tied, ranks: Ranks, pp: Communicator, make: MakeOptimizer) -> None:
+    def _share_states(
+        self, parts: Parts, tied: Tied, ranks: Ranks, pp: Communicator, make: MakeOptimizer, **reduction: Any
+    ) -> None:
         """Every rank gets those of its chunks, which are the same on all `pp` ranks that have a tied parameter."""
         units = [Unit.of(part, self.arena.line, ranks.shard.size) for _, part in parts]
         chunks = {name: unit.chunks[ranks.shard.rank] for unit in units for name in unit.slices}
         self.tied = TiedGradients(tied, self.model, self.arena.gradients, chunks, pp)  # marks what is a copy
-        self.zero = StateSharing(self.model, self.arena, units, ranks, make)
+        self.zero = StateSharing(self.model, self.arena, units, ranks, make, **reduction)
         self.reduction = Reduction([action for action, _ in parts], self.zero.reducing, self.zero.across)
 
     @property

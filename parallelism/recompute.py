@@ -1,6 +1,7 @@
 """Activation recomputation: a module keeps its inputs alone, and computes the rest again in the backward pass.
 
-Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174.
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174; Korthikanti et al.,
+"Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198, section 5 (selective).
 """
 
 from __future__ import annotations
@@ -14,23 +15,54 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from models.gpt import GPT, CausalAttention
 from parallelism.deferred import CURRENT, WeightGradients, deferring
 from parallelism.dropout import Place
+from parallelism.sequence_parallel import DroppingAttention
+
+MODES = ("full", "selective")
 
 
-def recompute(module: nn.Module, place: Place | None = None) -> None:
-    """Let a module recompute its activations.  Its parameters keep their names.
+def recompute_model(model: GPT, mode: str, place: Place | None = None) -> None:
+    """Let a GPT, plain or divided, recompute activations, block by block.
+
+    `full`: a block keeps its input alone, and is computed twice.  `selective`: it recomputes what is large and takes no
+    matrix product of weights.  That is the GELU, which makes what the MLP's second layer keeps: 4 of the 16 tensors as
+    large as the input that a block keeps.  The core of attention, which the source is about, is recomputed where it
+    keeps the scores, as with dropout of them; fused, it keeps its output and no scores, and there is nothing to gain.
+
+    Raises: ValueError for an unknown mode.
+    """
+    if mode not in MODES:
+        raise ValueError(f"recompute mode {mode!r} is unknown: use {' or '.join(MODES)}")
+    for block in model.transformer.h:
+        if mode == "full":
+            recompute(block, place)
+        else:
+            recompute(block.get_submodule("mlp"), place, "project")
+            for core in cores_with_scores(block.get_submodule("attn.attend")):
+                recompute(core, place)
+
+
+def cores_with_scores(attention: nn.Module) -> list[nn.Module]:
+    """What keeps the probabilities that it drops, within what attends.  A ring computes them again anyway."""
+    cores: list[nn.Module] = [core for core in attention.modules() if isinstance(core, DroppingAttention)]
+    return cores or [core for core in attention.modules() if isinstance(core, CausalAttention) and core.dropout]
+
+
+def recompute(module: nn.Module, place: Place | None = None, method: str = "forward") -> None:
+    """Let a module recompute the activations of one of its methods.  Its parameters keep their names.
 
     Dropout, by `place` or torch's own, draws the same again.
     """
-    forward, place = module.forward, place or Place()
+    forward, place = getattr(module, method), place or Place()
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(contexts, place), **kwargs)
 
-    module.forward = checkpointed  # type: ignore[method-assign]  # a module around it would change names
+    setattr(module, method, checkpointed)  # a module around it would change names
 
 
 def contexts(place: Place) -> tuple[AbstractContextManager, AbstractContextManager]:

@@ -29,7 +29,7 @@ from parallelism.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline_schedule.price import Span, price
 from parallelism.pipeline_schedule.search import search
 from parallelism.plan import gpt2_plan, parallelize
-from parallelism.recompute import recompute
+from parallelism.recompute import recompute_model
 from parallelism.sampler import DistributedSampler
 from parallelism.sequence_parallel import SequenceParallel
 from parallelism.shard import fill, wholes
@@ -107,8 +107,7 @@ class Run:
         sp = self.sp if self.mesh.sp.size > 1 else None
         parallelize(self.gpt, plan, self.mesh.tp, sp, config.sequence_parallel, self.place)
         if config.recompute:
-            for block in self.gpt.transformer.h:
-                recompute(block, self.place)
+            recompute_model(self.gpt, "full", self.place)
 
     def replicated(self) -> DataParallel | Zero:
         """The model, of which each rank computes the whole, but for what tp divides, and keeps what ZeRO leaves it."""

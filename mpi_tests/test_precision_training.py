@@ -1,0 +1,326 @@
+"""Training in each precision against float32, and what becomes of gradients that overflow."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models.gpt import GPT, GPTConfig
+from models.optimizer import adamw
+from parallelism.arena import Arena, own_gradient
+from parallelism.clip import clip_grad_norm
+from parallelism.data_parallel import DataParallel
+from parallelism.finite import Guard, Watch
+from parallelism.mesh import Mesh
+from parallelism.pipeline_parallel import PipelineParallel, within
+from parallelism.pipeline_schedule import registry
+from parallelism.plan import gpt2_plan, parallelize
+from parallelism.precision import LossScale, Masters, Precision
+from parallelism.stage import Batch, gpt2_layers
+
+CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
+SAMPLES, MICRO_BATCHES, STEPS = 24, 2, 30
+MODES = {
+    "float32": Precision(),
+    "float32 sent as bfloat16": Precision(grad_dtype="bfloat16"),
+    "bfloat16 by autocast": Precision("bfloat16"),
+    "float16 by autocast": Precision("float16"),
+    "bfloat16": Precision("bfloat16", master_weights=True),
+    "bfloat16, gradients too": Precision("bfloat16", master_weights=True, grad_dtype="bfloat16"),
+    "float16": Precision("float16", master_weights=True),
+    "float16, gradients too": Precision("float16", master_weights=True, grad_dtype="float16"),
+}
+BOUNDS = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}  # on the loss, in nats
+UNSKIPPED = 2.0**12  # a loss scale by which no gradient here overflows
+each_mode = pytest.mark.parametrize("precision", MODES.values(), ids=MODES)
+
+
+def samples(step):
+    """Of a step's whole batch, the same on every rank."""
+    ids = torch.randint(CONFIG.vocab_size, (SAMPLES, 1), generator=torch.Generator().manual_seed(step))
+    ids = (ids * 3 ** torch.arange(CONFIG.block_size + 1)) % CONFIG.vocab_size  # so that there is something to learn
+    return ids[:, :-1], ids[:, 1:]
+
+
+def parts(step, dp):
+    """This rank's micro-batches."""
+    tokens, targets = (x.chunk(dp.size)[dp.rank].chunk(MICRO_BATCHES) for x in samples(step))
+    return [Batch(*pair) for pair in zip(tokens, (t.contiguous() for t in targets), strict=True)]
+
+
+class Training:
+    """As train.py does it."""
+
+    def __init__(self, comm, precision, scale=UNSKIPPED, schedule="1f1b", **axes):
+        self.mesh, self.said = Mesh(comm, **axes), []
+        self.gpt, self.precision, self.scale = GPT(CONFIG), precision, precision.loss_scale()
+        self.scale.value = min(self.scale.value, scale)
+        parallelize(self.gpt, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), self.mesh.tp)
+        watch, wire = Watch(self.gpt), {"wire_dtype": precision.wire_dtype}
+        if self.mesh.pp.size == 1:
+            arena, ranks = precision.arena(self.gpt, comm), self.mesh.along("dp", "sp")
+            self.model = DataParallel(self.gpt, ranks, arena, 0.02, **wire)
+        else:
+            layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
+            made = registry.make(schedule, self.mesh.pp.size, MICRO_BATCHES)
+            self.model = PipelineParallel(self.gpt, layers, made, self.mesh, make_arena=precision.arena, **wire)
+        self.masters = Masters.of(self.gpt, self.model.arena, self.mesh.dp)
+        self.optimizer = adamw(self.masters.pieces.values(), 3e-3, 0.1)
+        self.guard = Guard(comm, "skip", self.scale, watch, self.said.append)
+
+    def computing(self):
+        return self.precision.computing("cpu")
+
+    def step(self, step):
+        """The whole batch's loss."""
+        loss = self.gradients(parts(step, self.mesh.dp))
+        self.masters.take_gradients(1 / self.scale.value)
+        norm = clip_grad_norm(self.masters.pieces.values(), 1.0, self.mesh.tp, self.mesh.pp)
+        if self.guard.passes(step, loss, norm):
+            self.optimizer.step()
+        self.masters.give_parameters()
+        self.model.arena.zero_grad()
+        return self.mesh.along("dp", "pp").all_reduce(np.array([loss / self.mesh.dp.size]))[0]
+
+    def gradients(self, batches):
+        weight = self.scale.value / len(batches)
+        if isinstance(self.model, PipelineParallel):
+            return self.model.step(batches, [weight] * len(batches)) / self.scale.value
+        total = 0.0
+        for batch in batches:
+            self.model.sync = batch is batches[-1]
+            with self.computing():
+                _, loss = self.model(batch.tokens, batch.targets)
+            (loss * weight).backward()
+            total += loss.item() / len(batches)
+        return total
+
+    def weights(self):
+        return flat(self.masters)
+
+    def free(self):
+        if isinstance(self.model, PipelineParallel):
+            self.model.tied.free()
+        self.mesh.free()
+
+
+def flat(masters):
+    return torch.cat([piece.detach().flatten() for piece in masters.pieces.values()])
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The losses of one process in float32, by torch alone."""
+    model, losses = GPT(CONFIG), []
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        _, loss = model(*samples(step))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def bound(precision):
+    return BOUNDS["bfloat16" if precision.grad_dtype == "bfloat16" else precision.dtype]
+
+
+def check_losses(training, plain):
+    losses = [training.step(step) for step in range(STEPS)]
+    assert plain[-1] < plain[0] - 1
+    np.testing.assert_allclose(losses, plain, rtol=0, atol=bound(training.precision))
+    assert not training.said
+
+
+def same_on_all(comm, x):
+    every = comm.all_gather(x)
+    return all(torch.equal(part, x) for part in every.chunk(comm.size))
+
+
+@each_mode
+@pytest.mark.sizes(1, 4)
+def test_losses_follow_those_of_float32(comm, plain, precision):
+    training = Training(comm, precision)
+    check_losses(training, plain)
+    assert training.scale == precision.loss_scale() or precision.dtype == "float16"
+    assert same_on_all(training.mesh.dp, training.weights())
+    assert same_on_all(training.mesh.dp, training.model.arena.flat_parameters)
+    training.free()
+
+
+LAYOUTS = [{"tp": 2, "dp": 2}, {"pp": 2, "dp": 2}, {"pp": 2, "tp": 2, "schedule": "zb_h1"}]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", ["bfloat16", "float16, gradients too"])
+@pytest.mark.sizes(4)
+def test_split_layers_and_stages(comm, plain, name, layout):
+    training = Training(comm, MODES[name], **layout)
+    check_losses(training, plain)
+    training.free()
+
+
+@pytest.mark.parametrize("name", ["float16 by autocast", "float16", "float16, gradients too"])
+@pytest.mark.sizes(1, 4)
+def test_an_overflow_on_one_rank_skips_the_step_on_all(comm, name):
+    training = Training(comm, MODES[name])
+    before = training.weights()
+    weight, last = training.gpt.transformer.h[1].mlp.c_fc.weight, comm.size - 1
+    hook = weight.register_hook(lambda gradient: torch.full_like(gradient, math.inf))
+    if comm.rank != last:
+        hook.remove()
+    training.step(0)
+    assert torch.equal(training.weights(), before)
+    assert training.scale == LossScale(UNSKIPPED / 2)
+    assert training.said == [
+        f"step 0: rank {last} has a gradient of transformer.h.1.mlp.c_fc.weight that is not finite; skipped, "
+        f"the loss scale is {UNSKIPPED / 2:g} now"
+    ]
+    hook.remove()
+    training.step(1)
+    assert not torch.equal(training.weights(), before)
+    assert (training.scale.value, training.scale.good_steps, len(training.said)) == (UNSKIPPED / 2, 1, 1)
+    assert same_on_all(comm, training.weights())
+
+
+@pytest.mark.sizes(2)
+def test_a_loss_scale_that_is_too_high_falls_until_gradients_are_numbers(comm, plain):
+    training = Training(comm, MODES["float16, gradients too"], scale=2.0**24)
+    training.scale.value = 2.0**24
+    losses = [training.step(step) for step in range(STEPS)]
+    skipped = len(training.said)
+    assert 3 < skipped < 15
+    assert training.scale.value == 2.0 ** (24 - skipped)
+    assert losses[-1] < plain[0] - 0.5
+
+
+@pytest.mark.sizes(1)
+def test_masters_keep_updates_that_16_bits_lose(comm):
+    """1 + 1e-4 a hundred times; the next bfloat16 after 1 is 1 + 2^-7."""
+    lost = torch.ones(3, dtype=torch.bfloat16)
+    module = nn.ParameterList([torch.ones(3)])
+    arena = MODES["bfloat16, gradients too"].arena(module, comm)
+    masters = Masters.of(module, arena, comm)
+    optimizer = torch.optim.SGD(masters.pieces.values(), lr=1e-4)
+    for _ in range(100):
+        lost += 1e-4
+        arena.gradients[:] = -1
+        masters.take_gradients()
+        optimizer.step()
+        masters.give_parameters()
+    assert lost.tolist() == [1, 1, 1]
+    torch.testing.assert_close(masters.pieces["0"].detach(), torch.full((3,), 1.01), rtol=1e-5, atol=0)
+    assert module[0].tolist() == torch.full((3,), 1.01).bfloat16().tolist() == [1 + 2**-7] * 3
+
+
+@pytest.mark.sizes(1)
+def test_gradients_in_float32_keep_what_16_bits_lose(comm):
+    for name, expected in (("bfloat16", 256 + 1), ("bfloat16, gradients too", 256)):
+        module = nn.ParameterList([torch.ones(3)])
+        arena = MODES[name].arena(module, comm)
+        (256 * module[0]).sum().backward()
+        module[0].sum().backward()
+        assert arena.gradients[:3].tolist() == [expected] * 3
+
+
+@pytest.mark.sizes(1)
+def test_masters_begin_as_the_weights_before_they_were_rounded(comm):
+    plain, model = GPT(CONFIG), GPT(CONFIG)
+    arena = MODES["bfloat16"].arena(model, comm)
+    masters = Masters.of(model, arena, comm)
+    for (name, param), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(masters.pieces[name], wanted)
+        assert torch.equal(param, wanted.bfloat16())
+    masters.restore()
+    for param, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(param, wanted)
+
+
+@pytest.mark.sizes(1)
+def test_float32_weights_are_their_own_masters(comm):
+    model = GPT(CONFIG)
+    model.lm_head.requires_grad_(False)
+    arena = Arena(model, comm)
+    masters = Masters.of(model, arena, comm)
+    assert masters.pieces["transformer.wpe.weight"] is model.transformer.wpe.weight
+    assert "transformer.wte.weight" not in masters.pieces
+    arena.gradients[:] = 8
+    masters.take_gradients(0.25)
+    assert all((piece.grad == 2).all() for piece in masters.pieces.values())
+    assert (arena.gradients[arena.slices["transformer.wpe.weight"]] == 2).all()
+
+
+def pieces_of(arena, own):
+    """What of each parameter lies in a slice of an arena, and of what it was rounded from, by name."""
+    pieces, originals = {}, {}
+    for name, place in arena.slices.items():
+        start, stop = max(place.start, own.start), min(place.stop, own.stop)
+        if start < stop:
+            pieces[name] = nn.Parameter(arena.flat_parameters[start:stop][None])
+            own_gradient(pieces[name], arena.flat_gradients[start:stop][None])
+            if arena.originals:
+                originals[name] = arena.originals[name].flatten()[start - place.start : stop - place.start]
+    return pieces, originals
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16, gradients too"])
+@pytest.mark.sizes(2, 3)
+def test_masters_of_pieces_are_those_of_the_whole(comm, name):
+    """Each rank updates a part of the arena that begins and ends within parameters, and all get all parts.
+
+    Parts are of whole lines, as the fused optimizer rounds what doesn't fill a vector of the CPU otherwise.
+    """
+    whole, parted = GPT(CONFIG), GPT(CONFIG)
+    arenas = [MODES[name].arena(model, comm) for model in (whole, parted)]
+    parameters, line = arenas[1].flat_parameters, arenas[1].line
+    cuts = [len(parameters) // line * rank // comm.size * line for rank in range(comm.size + 1)]
+    own = slice(cuts[comm.rank], cuts[comm.rank + 1])
+    masters = [Masters.of(whole, arenas[0], comm), Masters(*pieces_of(arenas[1], own))]
+    optimizers = [torch.optim.AdamW(each.pieces.values(), lr=1e-2, fused=True) for each in masters]
+    for step in range(3):
+        for model, arena, each, optimizer in zip((whole, parted), arenas, masters, optimizers, strict=True):
+            model(*samples(step))[1].backward()
+            each.take_gradients()
+            optimizer.step()
+            each.give_parameters()
+            arena.zero_grad()
+        counts = [end - begin for begin, end in pairwise(cuts)]
+        comm.all_gather(parameters[own].clone(), out=parameters, counts=counts)
+        assert torch.equal(parameters, arenas[0].flat_parameters)
+
+
+def test_the_loss_scale_grows_after_good_steps_and_falls_at_once():
+    scale, values = LossScale(8.0, growth_interval=3, lowest=2.0, highest=16.0), []
+    for finite in (True, True, False, True, True, True, True, True, True, False, False, False, False):
+        scale.update(finite)
+        values.append(scale.value)
+    assert values == [8, 8, 4, 4, 4, 8, 8, 8, 16, 8, 4, 2, 2]
+    for _ in range(9):
+        scale.update(True)
+    assert scale.value == 16
+    fixed = LossScale(1.0, growth_interval=None)
+    fixed.update(False)
+    assert fixed.value == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("int8",), "dtype=int8 is unknown: use float32, float64, bfloat16, float16"),
+        (("float32", True), "master_weights are kept beside 16-bit parameters, but dtype=float32: use bfloat16 or"),
+        (("float64", False, "float32"), "grad_dtype=float32 beside dtype=float64, master_weights=False: use float64"),
+        (("float16", False, "float16"), "beside dtype=float16, master_weights=False: use float32 or bfloat16"),
+        (("float16", True, "bfloat16"), "beside dtype=float16, master_weights=True: use float32 or float16"),
+    ],
+)
+def test_precisions_that_do_not_go_together(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Precision(*settings)

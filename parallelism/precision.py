@@ -1,0 +1,184 @@
+"""Mixed precision: 16 bits to compute with, float32 weights for the optimizer, and a loss that is scaled.
+
+Source: Micikevicius et al., "Mixed Precision Training", 2018, arXiv 1710.03740, sections 3.1 (master weights) and 3.2
+(scaling of the loss).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from parallelism.arena import Arena, gradient_of, lay_out, line_length, one_dtype
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+HALVES = ("bfloat16", "float16")
+DTYPES = ("float32", "float64", *HALVES)
+MARKS = ("shard", "is_copy")  # what parameters are marked with, and what is updated in their place, too
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What is computed in which dtype.
+
+    A 16-bit `dtype` alone computes in it by autocast, with float32 weights.  With `master_weights` the model's
+    parameters are of it, too, and `Masters` keeps float32 ones for the optimizer.  Gradients are kept and reduced in
+    `grad_dtype`, float32 if None; of float32 weights, bfloat16 is how they travel.
+
+    Raises: ValueError for what doesn't go together.
+    """
+
+    dtype: str = "float32"
+    master_weights: bool = False
+    grad_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype} is unknown: use {', '.join(DTYPES)}")
+        if self.master_weights and self.dtype not in HALVES:
+            raise ValueError(
+                f"master_weights are kept beside 16-bit parameters, but dtype={self.dtype}: use {' or '.join(HALVES)}"
+            )
+        if self.grad_dtype not in (None, *self.grad_dtypes):
+            beside = f"dtype={self.dtype}, master_weights={self.master_weights}"
+            raise ValueError(f"grad_dtype={self.grad_dtype} beside {beside}: use {' or '.join(self.grad_dtypes)}")
+
+    @property
+    def grad_dtypes(self) -> tuple[str, ...]:
+        """In which gradients may be reduced, the default first."""
+        if self.dtype == "float64":
+            return ("float64",)
+        return "float32", self.dtype if self.master_weights else "bfloat16"
+
+    @property
+    def wire_dtype(self) -> str | None:
+        """In which float32 gradients travel, if in another."""
+        return "bfloat16" if self.grad_dtype == "bfloat16" and not self.master_weights else None
+
+    def computing(self, device: str) -> Any:
+        """What forward passes are enclosed in."""
+        enabled = self.dtype in HALVES and not self.master_weights
+        return torch.autocast(device.partition(":")[0], getattr(torch, self.dtype), enabled=enabled)
+
+    def arena(self, model: nn.Module, comm: Communicator, device: str = "cpu") -> Arena:
+        """The arena of a model of float32, or of float64, parameters."""
+        if not self.master_weights:
+            return Arena(model, comm, device)
+        dtype, grad_dtype = (getattr(torch, name) for name in (self.dtype, self.grad_dtype or self.grad_dtypes[0]))
+        return Arena(model, comm, device, dtype=dtype, grad_dtype=grad_dtype)
+
+    def loss_scale(self) -> LossScale:
+        return LossScale() if self.dtype == "float16" else LossScale(value=1.0, growth_interval=None)
+
+
+@dataclass
+class LossScale:
+    """By what a loss is multiplied, so that small gradients are numbers of float16.
+
+    Halved after a step whose gradients are not finite, which is skipped; doubled after `growth_interval` good ones in a
+    row; with None, it stays.  Every rank must be told the same.
+
+    Source: as of the module; numbers as in torch.amp.GradScaler.
+    """
+
+    value: float = 2.0**16
+    growth_interval: int | None = 2000
+    good_steps: int = 0  # since it last changed
+    lowest: float = 1.0
+    highest: float = 2.0**24
+
+    def update(self, finite: bool) -> None:
+        if self.growth_interval is None:
+            return
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if not finite:
+            self.value = max(self.lowest, self.value / 2)
+        elif self.good_steps == self.growth_interval:
+            self.value, self.good_steps = min(self.highest, self.value * 2), 0
+
+    @property
+    def can_fall(self) -> bool:
+        """Whether gradients that are not finite may be so by the scale alone."""
+        return self.growth_interval is not None and self.value > self.lowest
+
+
+class Masters:
+    """What an optimizer updates in place of `params`, which compute: `pieces`, in at least float32, by the same names.
+
+    `params` are a model's parameters, or pieces of them that a rank owns, with their gradients in place.  Frozen ones
+    have no pieces.  Pieces are marked as they are, for `clip_grad_norm`.
+
+    Parameters of 32 or 64 bits are their own pieces, and nothing is copied.  Else the pieces lie in one flat tensor,
+    `weights`, and begin as what `originals` has, or as the parameters; with `comm`, as those of its rank 0,
+    collectively.
+
+    A step is `take_gradients`, the optimizer's own, and `give_parameters`.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, nn.Parameter],
+        originals: Mapping[str, Tensor] | None = None,
+        comm: Communicator | None = None,
+    ):
+        self.params = dict(params)
+        given = one_dtype(params.values())
+        dtype = torch.promote_types(given, torch.float32)
+        self.weights: Tensor | None = None
+        if dtype == given:
+            self.values = {name: param.data for name, param in params.items()}
+            self.pieces = {name: param for name, param in params.items() if param.requires_grad}
+            return
+        slices, count = lay_out(params, line_length(dtype))
+        self.weights = torch.zeros(count, dtype=dtype, device=next(iter(params.values())).device)
+        self.values = {name: self.weights[slices[name]].view(param.shape) for name, param in params.items()}
+        for name, value in self.values.items():
+            value.copy_((originals or {}).get(name, params[name].data).view(value.shape))
+        if comm is not None:
+            comm.broadcast(self.weights, root=0)
+        self.pieces = {name: like(p, self.values[name]) for name, p in params.items() if p.requires_grad}
+
+    @classmethod
+    def of(cls, model: nn.Module, arena: Arena, comm: Communicator) -> Masters:
+        """Of a whole arena, which each rank of `comm` has, and whose originals go.  Collective."""
+        masters = cls(dict(model.named_parameters()), arena.originals, comm)
+        arena.originals = {}
+        return masters
+
+    @torch.no_grad()
+    def take_gradients(self, factor: float = 1.0) -> None:
+        """Give the pieces their gradients, times a factor."""
+        for name, piece in self.pieces.items():
+            gradient = gradient_of(self.params[name])
+            assert gradient is not None
+            piece.grad = gradient.to(piece.dtype)
+            if factor != 1:
+                piece.grad.mul_(factor)
+
+    @torch.no_grad()
+    def give_parameters(self) -> None:
+        """Round the pieces to the parameters, and let copies of gradients go."""
+        if self.weights is not None:
+            torch._foreach_copy_([self.params[name] for name in self.pieces], list(self.pieces.values()))
+            for piece in self.pieces.values():
+                piece.grad = None
+
+    def restore(self) -> None:
+        """Let the parameters be what they are rounded from."""
+        for name, param in self.params.items():
+            param.data = self.values[name]
+
+
+def like(param: nn.Parameter, value: Tensor) -> nn.Parameter:
+    """A parameter of that value, marked as another is."""
+    piece = nn.Parameter(value)
+    for mark in MARKS:
+        if hasattr(param, mark):
+            setattr(piece, mark, getattr(param, mark))
+    return piece
