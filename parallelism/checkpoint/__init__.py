@@ -1,0 +1,19 @@
+"""Checkpoints that fit any layout, of which each rank writes and reads its part."""
+
+from parallelism.checkpoint.checkpoints import Checkpoints, Loaded
+from parallelism.checkpoint.index import Checkpoint, check_same
+from parallelism.checkpoint.part import Extent, Part, arena_parts, model_parts, state_parts
+from parallelism.checkpoint.stop import Stop
+
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "Extent",
+    "Loaded",
+    "Part",
+    "Stop",
+    "arena_parts",
+    "check_same",
+    "model_parts",
+    "state_parts",
+]
