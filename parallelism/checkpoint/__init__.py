@@ -1,8 +1,10 @@
 """Checkpoints that fit any layout, of which each rank writes and reads its part."""
 
 from parallelism.checkpoint.checkpoints import Checkpoints, Loaded
-from parallelism.checkpoint.index import Checkpoint, check_same
+from parallelism.checkpoint.index import Checkpoint
 from parallelism.checkpoint.part import Extent, Part, arena_parts, model_parts, state_parts
+from parallelism.checkpoint.random_state import random_state, set_random_state
+from parallelism.checkpoint.same import check_same, fingerprint
 from parallelism.checkpoint.stop import Stop
 
 __all__ = [
@@ -14,6 +16,9 @@ __all__ = [
     "Stop",
     "arena_parts",
     "check_same",
+    "fingerprint",
     "model_parts",
+    "random_state",
+    "set_random_state",
     "state_parts",
 ]

@@ -104,14 +104,15 @@ class Checkpoints:
         with self.comm.agreed("save"):
             for part in parts:
                 part.check()
-                offers[identity(part)] = part
-            small = json.loads(as_json([whole, own]))  # as it is now
+                if not part.is_copy:
+                    offers[identity(part)] = part
+            kept_whole, kept_own = json.loads(as_json([whole, own]))
             if self.comm.rank == 0:
                 folder.mkdir()
         mine = self._share_out(offers)
         tensors = [(Piece.of(part), part.compact()) for part in mine]
         written = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", tensors)
-        self._pending = Pending(step, *small, folder, written)
+        self._pending = Pending(step, kept_whole, kept_own, folder, written)
 
     def _share_out(self, offers: Mapping[int, Part]) -> list[Part]:
         """Of the parts that this rank has, those that it is to write."""

@@ -194,10 +194,3 @@ def keep_last(directory: Path, keep: int) -> None:
     for path in found(directory)[:-keep]:
         os.replace(path, path.with_name(path.name + UNFINISHED))
     remove_unfinished(directory)
-
-
-def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise ValueError with the first value that differs of what must be as it was, such as the data's fingerprint."""
-    for name, value in here.items():
-        if there.get(name) != value:
-            raise ValueError(f"{path}: {name} was {there.get(name)}, but is {value}")

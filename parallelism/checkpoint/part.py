@@ -105,13 +105,15 @@ class Part(NamedTuple):
     """A tensor that has some elements, `extent`, of a parameter or of a state of it.
 
     `name` is the parameter's in the whole model, of a tied one the first; `kind` says what of it: "parameter", or an
-    optimizer's name for its state, such as "exp_avg".
+    optimizer's name for its state, such as "exp_avg".  Of a parameter that is tied over ranks, all but one have copies.
+    Ranks that hold the same extent need no such mark.
     """
 
     name: str
     kind: str
     extent: Extent
     tensor: Tensor
+    is_copy: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.name}"
@@ -141,7 +143,7 @@ def model_parts(model: nn.Module, rank: int = 0, size: int = 1, tied: Iterable[S
     """The parameters of a model, by their names in it, of which `rank` of `size` tensor-parallel ranks has its parts.
 
     `tied` are the names in the whole model of each parameter that has several there, of which this may have another
-    than the first.
+    than the first; and those of other ranks are marked, as by `TiedGradients`.
     """
     first = {name: names[0] for names in tied for name in names}
     parts = {}
@@ -151,7 +153,8 @@ def model_parts(model: nn.Module, rank: int = 0, size: int = 1, tied: Iterable[S
         if shard:
             shape[shard.dim] = shard.length
         place = (shard, rank, size) if shard else ()
-        parts[name] = Part(first.get(name, name), "parameter", Extent(tuple(shape), 0, p.numel(), *place), p.detach())
+        extent = Extent(tuple(shape), 0, p.numel(), *place)
+        parts[name] = Part(first.get(name, name), "parameter", extent, p.detach(), getattr(p, "is_copy", False))
     return parts
 
 
@@ -159,7 +162,7 @@ def state_parts(part: Part, states: Mapping[str, Tensor]) -> Iterator[Part]:
     """An optimizer's states of a parameter by their kinds: each as large as the part, or one number."""
     for kind, tensor in states.items():
         extent = part.extent if tensor.dim() else Extent((), 0, 1)
-        yield Part(part.name, kind, extent, tensor)
+        yield part._replace(kind=kind, extent=extent, tensor=tensor)
 
 
 def arena_parts(
@@ -170,4 +173,4 @@ def arena_parts(
         low, high = max(place.start, begin), min(place.stop, begin + flat.numel())
         if low < high:
             extent = parts[name].extent._replace(begin=low - place.start, length=high - low)
-            yield Part(parts[name].name, kind, extent, flat[low - begin : high - begin])
+            yield parts[name]._replace(kind=kind, extent=extent, tensor=flat[low - begin : high - begin])

@@ -14,11 +14,11 @@ from torch import Tensor
 def random_state() -> dict[str, Any]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     version, internal, gauss = random.getstate()
-    name, key, *rest = np.random.get_state()
+    numpy = dict(np.random.get_state(legacy=False))
     return {
         "torch": packed(torch.get_rng_state()),
         "cuda": [packed(state) for state in cuda],
-        "numpy": [name, key.tolist(), *rest],
+        "numpy": numpy | {"state": numpy["state"] | {"key": numpy["state"]["key"].tolist()}},
         "python": [version, list(internal), gauss],
     }
 
@@ -27,8 +27,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(unpacked(state["torch"]))
     if state["cuda"]:
         torch.cuda.set_rng_state_all([unpacked(text) for text in state["cuda"]])
-    name, key, *rest = state["numpy"]
-    np.random.set_state((name, np.array(key, np.uint32), *rest))
+    np.random.set_state(state["numpy"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
 

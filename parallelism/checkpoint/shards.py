@@ -87,8 +87,8 @@ class Entry(NamedTuple):
 
     @classmethod
     def from_json(cls, values: list[Any]) -> Entry:
-        *entry, pieces = values
-        return cls(*entry, [Piece.from_json(piece) for piece in pieces])
+        file, nbytes, header_checksum, pieces = values
+        return cls(file, nbytes, header_checksum, [Piece.from_json(piece) for piece in pieces])
 
     @property
     def header_bytes(self) -> int:
