@@ -27,7 +27,7 @@ from parallelism.checkpoint.index import (
 )
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.part import Part
-from parallelism.checkpoint.shards import Entry, Piece, write_shard
+from parallelism.checkpoint.shards import Entry, write_shard
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -110,8 +110,8 @@ class Checkpoints:
             if self.comm.rank == 0:
                 folder.mkdir()
         mine = self._share_out(offers)
-        tensors = [(Piece.of(part), part.compact()) for part in mine]
-        written = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", tensors)
+        copies = [(part, part.compact()) for part in mine]
+        written = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", copies)
         self._pending = Pending(step, kept_whole, kept_own, folder, written)
 
     def _share_out(self, offers: Mapping[int, Part]) -> list[Part]:
@@ -219,7 +219,7 @@ def as_json(values: Any) -> str:
 
 def identity(part: Part) -> int:
     """A number that two parts have in common if, but for the odds of 2^-63, they are the same part of the same."""
-    text = json.dumps(Piece.of(part))
+    text = json.dumps([part.name, part.kind, part.extent])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

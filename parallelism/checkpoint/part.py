@@ -134,9 +134,9 @@ class Part(NamedTuple):
     def compact(self) -> Tensor:
         """A copy, on the host, of the elements without the padding, flat."""
         runs = self.extent.runs()
-        pieces = [self.flat[here : here + count] for here, _, count in runs.tolist()]
-        joint = torch.cat(pieces) if pieces else self.flat[:0]
-        return joint.to("cpu", copy=len(pieces) == 1)
+        if runs[:, 2].sum() == self.extent.length:
+            return self.flat.to("cpu", copy=True)
+        return torch.cat([self.flat[:0], *(self.flat[here : here + count] for here, _, count in runs.tolist())]).cpu()
 
 
 def model_parts(model: nn.Module, rank: int = 0, size: int = 1, tied: Iterable[Sequence[str]] = ()) -> dict[str, Part]:

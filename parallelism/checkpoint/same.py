@@ -15,7 +15,7 @@ def fingerprint(ids: np.ndarray) -> str:
     >>> fingerprint(np.arange(3, dtype=np.uint16))
     '3 of uint16 with CRC-32 c80eae60'
     """
-    return f"{ids.size} of {ids.dtype} with CRC-32 {crc32(memoryview(np.ascontiguousarray(ids))):08x}"
+    return f"{ids.size} of {ids.dtype} with CRC-32 {crc32(np.ascontiguousarray(ids).data):08x}"
 
 
 def check_same(path: Any, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

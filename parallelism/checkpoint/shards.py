@@ -28,18 +28,21 @@ BLOCK_BYTES = 4 << 20  # what is read at least of a tensor, as its checksum is o
 
 
 class Piece(NamedTuple):
-    """A tensor in a shard file, packed: without the padding that its extent may have."""
+    """A tensor in a shard file, of `length` elements: without the padding that its extent may have."""
 
     name: str
     kind: str
     dtype: str
     extent: Extent
-    block_bytes: int = BLOCK_BYTES
+    length: int
+    block_bytes: int
     checksums: Sequence[int] = ()
 
     @classmethod
-    def of(cls, part: Part) -> Piece:
-        return cls(part.name, part.kind, str(part.tensor.dtype).removeprefix("torch."), part.extent, BLOCK_BYTES)
+    def of(cls, part: Part, flat: Tensor) -> Piece:
+        dtype = str(flat.dtype).removeprefix("torch.")
+        piece = cls(part.name, part.kind, dtype, part.extent, len(flat), BLOCK_BYTES)
+        return piece._replace(checksums=piece.blocks(flat))
 
     @classmethod
     def from_json(cls, values: list[Any]) -> Piece:
@@ -64,16 +67,11 @@ class Piece(NamedTuple):
         return packed(self.extent.runs())
 
     @property
-    def length(self) -> int:
-        """Elements in the file."""
-        return int(self.runs[:, 2].sum())
-
-    @property
     def nbytes(self) -> int:
         return self.length * self.torch_dtype.itemsize
 
     def blocks(self, flat: Tensor) -> list[int]:
-        """The checksums of the tensor's blocks."""
+        """The checksums of a tensor's blocks."""
         return [crc32(memoryview(block.view(torch.uint8).numpy())) for block in flat.split(self.block_length)]
 
 
@@ -114,16 +112,16 @@ def sync(path: Path) -> None:
             os.close(opened)
 
 
-def write_shard(path: Path, tensors: Sequence[tuple[Piece, Tensor]]) -> Entry:
-    """Write flat tensors to a file, and return once they are on the disk.
+def write_shard(path: Path, parts: Sequence[tuple[Part, Tensor]]) -> Entry:
+    """Write parts, of which the compact copies are given, and return once they are on the disk.
 
     Raises: OSError that names the file.
     """
+    pieces = [Piece.of(part, flat) for part, flat in parts]
     with naming(path):
-        save_file({piece.key: flat for piece, flat in tensors}, path)
+        save_file({piece.key: flat for piece, (_, flat) in zip(pieces, parts, strict=True)}, path)
         nbytes = path.stat().st_size
     sync(path)
-    pieces = [piece._replace(checksums=piece.blocks(flat)) for piece, flat in tensors]
     entry = Entry(path.name, nbytes, 0, pieces)
     return entry._replace(header_checksum=crc32(head(path, entry.header_bytes)))
 
