@@ -2,7 +2,7 @@
 
 from parallelism.checkpoint.checkpoints import Checkpoints, Loaded
 from parallelism.checkpoint.index import Checkpoint
-from parallelism.checkpoint.part import Extent, Part, arena_parts, model_parts, state_parts
+from parallelism.checkpoint.part import Extent, Part, arena_parts, make_states, model_parts, state_parts
 from parallelism.checkpoint.random_state import random_state, set_random_state
 from parallelism.checkpoint.same import check_same, fingerprint
 from parallelism.checkpoint.stop import Stop
@@ -17,6 +17,7 @@ __all__ = [
     "arena_parts",
     "check_same",
     "fingerprint",
+    "make_states",
     "model_parts",
     "random_state",
     "set_random_state",

@@ -131,6 +131,11 @@ class Part(NamedTuple):
         if self.tensor.numel() != self.extent.length:
             raise ValueError(f"{self}: a tensor of {self.tensor.numel()} elements for {self.extent.length}")
 
+    def within(self, span: slice, tensor: Tensor, kind: str = "parameter") -> Part:
+        """Some elements of this part, flat, which `tensor` has."""
+        extent = self.extent._replace(begin=self.extent.begin + span.start, length=span.stop - span.start)
+        return self._replace(kind=kind, extent=extent, tensor=tensor)
+
     def compact(self) -> Tensor:
         """A copy, on the host, of the elements without the padding, flat."""
         runs = self.extent.runs()
@@ -165,6 +170,25 @@ def state_parts(part: Part, states: Mapping[str, Tensor]) -> Iterator[Part]:
         yield part._replace(kind=kind, extent=extent, tensor=tensor)
 
 
+@torch.no_grad()
+def make_states(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer make the states that its first step would, to be filled.  Parameters stay as they are.
+
+    Gradients, where there are any, must be zero.
+    """
+    lacking = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.grad is None]
+    for p in lacking:
+        p.grad = torch.zeros_like(p)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for p in lacking:
+        p.grad = None
+
+
 def arena_parts(
     parts: Mapping[str, Part], slices: Mapping[str, slice], kind: str, flat: Tensor, begin: int = 0
 ) -> Iterator[Part]:
@@ -172,5 +196,5 @@ def arena_parts(
     for name, place in slices.items():
         low, high = max(place.start, begin), min(place.stop, begin + flat.numel())
         if low < high:
-            extent = parts[name].extent._replace(begin=low - place.start, length=high - low)
-            yield parts[name]._replace(kind=kind, extent=extent, tensor=flat[low - begin : high - begin])
+            span = slice(low - place.start, high - place.start)
+            yield parts[name].within(span, flat[low - begin : high - begin], kind)
