@@ -1,4 +1,4 @@
-"""A rank is killed while checkpoints are written: there is always a whole one, from which the run goes on."""
+"""A rank is killed while checkpoints are written, or the disk is full: there is always a whole one to go on from."""
 
 import os
 import random
@@ -6,9 +6,10 @@ import signal
 import subprocess
 import time
 
+import pytest
 import torch
 
-from mpi_tests.launch import ROOT, end, environment, find_mpirun
+from mpi_tests.launch import ROOT, end, environment, find_mpirun, watched
 from mpi_tests.saving import state
 from parallelism.checkpoint import Checkpoint
 from parallelism.checkpoint.index import found, newest
@@ -58,3 +59,18 @@ def test_a_whole_checkpoint_is_always_left(tmp_path):
         part = state(0, parts=NUM_RANKS)
         checkpoint.fill([part])
         assert torch.equal(part.tensor, state(last, parts=NUM_RANKS).tensor)
+
+
+def test_a_full_disk(tmp_path):
+    """Of 10 MiB, which has room for two checkpoints of 4 MiB; mounted where no other process sees it."""
+    mount = f"mount -t tmpfs -o size=10m tmpfs {tmp_path}"
+    alone = ["unshare", "--mount", "sh", "-c"]
+    try:
+        subprocess.run([*alone, mount], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("only root may mount a small disk")
+    save = f"{find_mpirun()} -n {NUM_RANKS} python -m mpi_tests.saving {tmp_path}"
+    ended = watched([*alone, f"{mount} && {save}; ls {tmp_path}"], environment(), timeout=60)
+    assert f"{tmp_path}/00003-step-3.unfinished/rank-" in ended.stderr
+    assert "No space left on device" in ended.stderr
+    assert ended.stdout.splitlines()[-3:] == ["00001-step-1", "00002-step-2", "lock"]

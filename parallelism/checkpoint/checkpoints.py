@@ -68,15 +68,12 @@ class Checkpoints:
         with comm.agreed("Checkpoints"):
             if keep < 1:
                 raise ValueError(f"keep={keep} checkpoints must be at least 1")
-            lock = self._take_lock() if comm.rank == 0 else None
-        self._lock = lock
-        text, number = gather_texts(comm, f"{lock.text}\n{next_number(self.directory)}" if lock else "")[0].splitlines()
-        self._number = int(number)
-        with comm.agreed("Checkpoints"):
-            if not self._sees(text):
-                raise ValueError(f"{self.directory} is not the first rank's: choose a folder that all hosts share")
-            if lock:
-                remove_unfinished(self.directory)
+            self._lock = self._take_lock() if comm.rank == 0 else None
+        try:
+            self._number = self._first_number()
+        except InputError:
+            self._release_lock()
+            raise
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._done = np.zeros(1, np.int64)
         self._all_done = comm.plan("all_reduce", self._done, op="min")
@@ -85,9 +82,17 @@ class Checkpoints:
         self.directory.mkdir(parents=True, exist_ok=True)
         return Lock(self.directory, self.say)
 
-    def _sees(self, text: str) -> bool:
-        path = self.directory / "lock"
-        return path.exists() and path.read_text() == text
+    def _first_number(self) -> int:
+        """Of the checkpoints to come, which is above all that there have been."""
+        said = f"{self._lock.text}\n{next_number(self.directory)}" if self._lock else ""
+        text, number = gather_texts(self.comm, said)[0].splitlines()
+        with self.comm.agreed("Checkpoints"):
+            path = self.directory / "lock"
+            if not path.exists() or path.read_text() != text:
+                raise ValueError(f"{self.directory} is not the first rank's: choose a folder that all hosts share")
+            if self._lock:
+                remove_unfinished(self.directory)
+        return int(number)
 
     def save(self, step: int, parts: Iterable[Part], whole: Mapping[str, Any], own: Any = None) -> None:
         """Begin to write a checkpoint; the tensors may change once this has returned.
@@ -206,6 +211,9 @@ class Checkpoints:
     def release(self) -> None:
         """As `close`, but leave what is not whole; not collective, for a run that fails."""
         self._thread.shutdown()
+        self._release_lock()
+
+    def _release_lock(self) -> None:
         if self._lock:
             self._lock.release()
 

@@ -24,7 +24,17 @@ class Lock:
         self.text = json.dumps(
             {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         )
-        self.file = open(self.path, "a+")  # noqa: SIM115
+        self.file = open(self.path, "a+")  # noqa: SIM115 - open as long as the lock is held
+        try:
+            self._take(directory)
+        except (ValueError, OSError):
+            self.file.close()
+            raise
+        if holder := self._holder():
+            say(f"{directory}: a run has died that wrote there, {holder}; what it left unfinished is removed")
+        self._write(self.text)
+
+    def _take(self, directory: Path) -> None:
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -35,9 +45,6 @@ class Lock:
             raise OSError(
                 f"{self.path}: can't be locked ({error.strerror}): choose a file system that has locks"
             ) from None
-        if holder := self._holder():
-            say(f"{directory}: a run has died that wrote there, {holder}; what it left unfinished is removed")
-        self._write(self.text)
 
     def _holder(self) -> str:
         """Who has, or had it last and didn't give it back."""
