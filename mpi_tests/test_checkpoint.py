@@ -16,7 +16,7 @@ from models.gpt import GPTConfig
 from models.optimizer import adamw
 from mpi_tests.test_gpt import randomized
 from parallelism.checkpoint import Checkpoints, Extent, Part, Stop, make_states, model_parts, state_parts
-from parallelism.checkpoint.checkpoints import gather_texts
+from parallelism.checkpoint.sharing import gather_texts
 from parallelism.mesh import Mesh
 from parallelism.pipeline_parallel import PipelineParallel
 from parallelism.pipeline_schedule import registry
@@ -82,11 +82,12 @@ def test_a_gpt_is_loaded_into_any_layout(comm, checkpoints):
         checkpoints.save(step, saved.parts, {"layout": layout}, own=comm.rank)
         saved.clear()  # while it is written
         checkpoints.wait()
+        path = checkpoints.newest()
         for held in every.values():
             held.clear()
-            loaded = checkpoints.load(held.parts, checkpoints.newest())
+            loaded = checkpoints.load(held.parts, path)
             held.check()
-            assert loaded[1:] == (step, {"layout": [*layout]}, comm.rank)
+            assert loaded == (path, step, {"layout": [*layout]}, comm.rank)
 
 
 def test_a_model_is_as_it_was_when_its_optimizer_has_made_states():
@@ -117,6 +118,14 @@ def test_another_number_of_ranks_goes_on(comm, folder):
             checkpoints.close()
             ranks.free()
         comm.barrier()
+
+
+@pytest.mark.sizes(4)
+def test_a_rank_with_nothing_to_write_writes_no_file(comm, checkpoints, folder):
+    checkpoints.save(1, [Part("x", "parameter", Extent((3,), 0, 3), torch.ones(3))], {})  # which all ranks have
+    checkpoints.close()
+    comm.barrier()
+    assert len([*(folder / "00001-step-1").iterdir()]) == 2
 
 
 def ramp(comm, length=12, name="x"):

@@ -1,20 +1,48 @@
 """Checkpoints without ranks: what is written in one layout is read in another, bit for bit, and damage is named."""
 
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
 import math
 import os
 import random
-from itertools import product
+import re
+from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+import numpy as np
 import pytest
 import torch
 
-from parallelism.checkpoint import Checkpoint, Extent, Part, arena_parts, check_same, shards, state_parts
-from parallelism.checkpoint.checkpoints import identity, writers
-from parallelism.checkpoint.index import UNFINISHED, Index, commit, found, keep_last, newest
+from parallelism.checkpoint import (
+    Checkpoint,
+    Extent,
+    Part,
+    arena_parts,
+    check_same,
+    fingerprint,
+    random_state,
+    set_random_state,
+    shards,
+    state_parts,
+)
+from parallelism.checkpoint.index import (
+    UNFINISHED,
+    Index,
+    commit,
+    found,
+    keep_last,
+    newest,
+    next_number,
+    remove_unfinished,
+)
+from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.part import meet
 from parallelism.checkpoint.shards import ShardReader, write_shard
+from parallelism.checkpoint.sharing import identity, writers
 from parallelism.shard import Shard
 
 # Shapes in the whole model, and how tensor-parallel ranks split them.
@@ -39,7 +67,7 @@ class Layout(NamedTuple):
     dp: int = 1
 
 
-LAYOUTS = [Layout(*sizes) for sizes in product((1, 2, 4), (1, 2), (1, 2, 3, 8))]
+LAYOUTS = [Layout(*sizes) for sizes in itertools.product((1, 2, 4), (1, 2), (1, 2, 3, 8))]
 LAYOUTS += [Layout(2, 1, 2, dp=3), Layout(1, 1, 1, dp=4)]
 
 
@@ -88,7 +116,7 @@ class Rank:
 
 
 def ranks_of(layout, fill=True):
-    places = product(range(layout.dp), range(layout.tp), range(layout.pp), range(layout.zero))
+    places = itertools.product(range(layout.dp), range(layout.tp), range(layout.pp), range(layout.zero))
     return [Rank(layout, tp_rank, stage, zero_rank, fill) for _, tp_rank, stage, zero_rank in places]
 
 
@@ -102,7 +130,7 @@ def save(directory, ranks, number=1, step=10):
     for rank, keys in enumerate(writers(sizes)):
         copies = [(offers[rank][key], offers[rank][key].compact()) for key in keys]
         entries.append(write_shard(folder / f"rank-{rank}.safetensors", copies))
-    return commit(folder, Index(step, {"lr": 0.1}, [None] * len(ranks), entries))
+    return commit(folder, Index(step, {"lr": 0.1}, [None] * len(ranks), [entry for entry in entries if entry.pieces]))
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +196,7 @@ def test_a_rank_reads_what_it_needs(tmp_path, monkeypatch):
 
 def test_runs_are_where_the_elements_are():
     for shape, split in MODEL.values():
-        for size, draw in product((1, 2, 4), range(5)):
+        for size, draw in itertools.product((1, 2, 4), range(5)):
             shard = split if size > 1 else None
             numbers = torch.arange(1, math.prod(shape) + 1).view(shape)  # 0 is padding
             for rank in range(size):
@@ -178,6 +206,28 @@ def test_runs_are_where_the_elements_are():
                 places = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
                 expected = {i: int(n) - 1 for i, n in enumerate(local[begin:end]) if n}
                 assert places == expected
+
+
+def test_random_states():
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    state = json.loads(json.dumps(random_state()))
+    drawn = draw()
+    assert draw() != drawn
+    set_random_state(state)
+    assert draw() == drawn
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(
+        OSError, match=f"{tmp_path}/lock: can't be locked \\(No locks available\\): choose a file system"
+    ):
+        Lock(tmp_path)
 
 
 def test_what_two_have_in_common():
@@ -224,7 +274,16 @@ class TestBadInput:
         assert "a tensor of 7 elements for 4" in self.wrong(tmp_path / "..", extent=Extent((7,), 0, 4))
 
 
+def test_another_format(tmp_path):
+    path = save(tmp_path, ranks_of(Layout(1, 1, 1))) / "index.json"
+    path.write_text(Index.unsealed(path.read_text())._replace(format=2).sealed())
+    with pytest.raises(ValueError, match=re.escape(f"{path}: of format 2, but this program reads 1")):
+        Checkpoint(path.parent)
+
+
 def test_another_data_file():
+    tokens = np.arange(1000, dtype=np.uint16)
+    assert fingerprint(tokens) != fingerprint(np.roll(tokens, 1))
     with pytest.raises(ValueError, match="out: data was 3 of uint16, but is 4 of uint16"):
         check_same("out", {"data": "3 of uint16", "seed": 1}, {"seed": 1, "data": "4 of uint16"})
 
@@ -291,6 +350,50 @@ def test_the_newest_whole_one(tmp_path, capsys):
         str(paths[2] / "rank-1.safetensors"),
     ]
     assert newest(paths[2:]) is None
+
+
+class CrashError(Exception):
+    pass
+
+
+class Disk:
+    """A disk that takes some changes, and then no more."""
+
+    CALLS = ((os, "fsync"), (os, "replace"), (os, "unlink"), (os, "rmdir"), (Path, "write_text"), (shards, "save_file"))
+
+    def __init__(self, patch, changes):
+        self.left = changes
+        for place, name in self.CALLS:
+            patch.setattr(place, name, self.limited(getattr(place, name)))
+
+    def limited(self, call):
+        def limited(*arguments, **more):
+            self.left -= 1
+            if self.left < 0:
+                raise CrashError
+            return call(*arguments, **more)
+
+        return limited
+
+
+def test_a_crash_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch):
+    """After any number of the changes that a checkpoint makes on the disk, the one before or it itself is whole."""
+    ranks, step = ranks_of(Layout(1, 1, 2)), 1
+    save(tmp_path, ranks, step=step)
+    for changes in itertools.count():
+        remove_unfinished(tmp_path)
+        with monkeypatch.context() as patch, contextlib.suppress(CrashError):
+            disk = Disk(patch, changes)
+            save(tmp_path, ranks, next_number(tmp_path), step + 1)
+            keep_last(tmp_path, 1)
+        path = newest(found(tmp_path), say=pytest.fail)
+        assert path
+        assert Checkpoint(path).index.step in (step, step + 1)
+        step = Checkpoint(path).index.step
+        if disk.left > 0:
+            break
+    assert changes > 10
+    assert len(found(tmp_path)) == 1
 
 
 def test_several_are_kept(tmp_path):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +26,7 @@ from parallelism.checkpoint.index import (
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.part import Part
 from parallelism.checkpoint.shards import Entry, write_shard
+from parallelism.checkpoint.sharing import gather_texts, shared_out
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -105,28 +104,16 @@ class Checkpoints:
         self.wait()
         folder = self.directory / f"{self._number:05}-step-{step}{UNFINISHED}"
         self._number += 1
-        offers = {}
+        parts = list(parts)
         with self.comm.agreed("save"):
             for part in parts:
                 part.check()
-                if not part.is_copy:
-                    offers[identity(part)] = part
             kept_whole, kept_own = json.loads(as_json([whole, own]))
             if self.comm.rank == 0:
                 folder.mkdir()
-        mine = self._share_out(offers)
-        copies = [(part, part.compact()) for part in mine]
+        copies = [(part, part.compact()) for part in shared_out(self.comm, parts)]
         written = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", copies)
         self._pending = Pending(step, kept_whole, kept_own, folder, written)
-
-    def _share_out(self, offers: Mapping[int, Part]) -> list[Part]:
-        """Of the parts that this rank has, those that it is to write."""
-        rows = np.array([[key, part.extent.length * part.tensor.element_size()] for key, part in offers.items()])
-        counts = gather_ints(self.comm, rows.size)
-        every = self.comm.all_gather(rows.astype(np.int64).ravel(), counts=counts).reshape(-1, 2).tolist()
-        ends = np.cumsum(counts) // 2
-        by_rank = [dict(every[end - count // 2 : end]) for end, count in zip(ends, counts, strict=True)]
-        return [offers[key] for key in writers(by_rank)[self.comm.rank]]
 
     def poll(self) -> bool:
         """Make the checkpoint under way valid, if all ranks have written their shards.  Returns whether none is left.
@@ -223,42 +210,3 @@ def as_json(values: Any) -> str:
         return json.dumps(values)
     except TypeError as error:
         raise ValueError(f"a checkpoint's small things must be what JSON can hold: {error}") from None
-
-
-def identity(part: Part) -> int:
-    """A number that two parts have in common if, but for the odds of 2^-63, they are the same part of the same."""
-    text = json.dumps([part.name, part.kind, part.extent])
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def writers(offers: Sequence[Mapping[int, int]]) -> list[list[int]]:
-    """Which of the parts that ranks have each of them writes: each part by one rank, all of them about as much.
-
-    `offers` are the sizes of each rank's parts, by what identifies them.
-
-    >>> writers([{1: 100, 2: 60, 3: 30}, {1: 100, 2: 60, 4: 10}])
-    [[1, 3], [2, 4]]
-    """
-    holders: dict[int, list[int]] = defaultdict(list)
-    for rank, sizes in enumerate(offers):
-        for key in sizes:
-            holders[key].append(rank)
-    load = [0] * len(offers)
-    mine: list[list[int]] = [[] for _ in offers]
-    for key in sorted(holders, key=lambda key: (-offers[holders[key][0]][key], key)):
-        rank = min(holders[key], key=load.__getitem__)
-        load[rank] += offers[rank][key]
-        mine[rank].append(key)
-    return mine
-
-
-def gather_ints(comm: Communicator, number: int) -> list[int]:
-    return comm.all_gather(np.array([number], np.int64)).tolist()
-
-
-def gather_texts(comm: Communicator, text: str) -> list[str]:
-    """Every rank's text.  Collective."""
-    data = np.frombuffer(text.encode(), np.uint8)
-    counts = gather_ints(comm, len(data))
-    every = comm.all_gather(data, counts=counts)
-    return [part.tobytes().decode() for part in np.split(every, np.cumsum(counts)[:-1])]

@@ -113,11 +113,13 @@ def sync(path: Path) -> None:
 
 
 def write_shard(path: Path, parts: Sequence[tuple[Part, Tensor]]) -> Entry:
-    """Write parts, of which the compact copies are given, and return once they are on the disk.
+    """Write parts, of which the compact copies are given, and return once they are on the disk; no file for none.
 
     Raises: OSError that names the file.
     """
     pieces = [Piece.of(part, flat) for part, flat in parts]
+    if not pieces:
+        return Entry(path.name, 0, 0, [])
     with naming(path):
         save_file({piece.key: flat for piece, (_, flat) in zip(pieces, parts, strict=True)}, path)
         nbytes = path.stat().st_size
