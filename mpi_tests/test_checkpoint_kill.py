@@ -12,7 +12,7 @@ import torch
 from mpi_tests.launch import ROOT, end, environment, find_mpirun, watched
 from mpi_tests.saving import state
 from parallelism.checkpoint import Checkpoint
-from parallelism.checkpoint.index import found, newest
+from parallelism.checkpoint.folders import found, newest
 
 KILLS = int(os.environ.get("KILLS", "3"))
 NUM_RANKS = 2

@@ -29,18 +29,10 @@ from parallelism.checkpoint import (
     shards,
     state_parts,
 )
-from parallelism.checkpoint.index import (
-    UNFINISHED,
-    Index,
-    commit,
-    found,
-    keep_last,
-    newest,
-    next_number,
-    remove_unfinished,
-)
+from parallelism.checkpoint.extent import meet
+from parallelism.checkpoint.folders import UNFINISHED, commit, found, keep_last, newest, next_number, remove_unfinished
+from parallelism.checkpoint.index import Index
 from parallelism.checkpoint.lock import Lock
-from parallelism.checkpoint.part import meet
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.checkpoint.sharing import identity, writers
 from parallelism.shard import Shard

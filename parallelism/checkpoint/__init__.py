@@ -1,9 +1,10 @@
 """Checkpoints that fit any layout, of which each rank writes and reads its part."""
 
 from parallelism.checkpoint.checkpoints import Checkpoints, Loaded
-from parallelism.checkpoint.index import Checkpoint
-from parallelism.checkpoint.part import Extent, Part, arena_parts, make_states, model_parts, state_parts
+from parallelism.checkpoint.extent import Extent
+from parallelism.checkpoint.part import Part, arena_parts, make_states, model_parts, state_parts
 from parallelism.checkpoint.random_state import random_state, set_random_state
+from parallelism.checkpoint.reading import Checkpoint
 from parallelism.checkpoint.same import check_same, fingerprint
 from parallelism.checkpoint.stop import Stop
 

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from collectives.errors import InputError
-from parallelism.checkpoint.index import (
+from parallelism.checkpoint.folders import (
     UNFINISHED,
-    Checkpoint,
-    Index,
     commit,
     found,
     keep_last,
@@ -23,8 +21,10 @@ from parallelism.checkpoint.index import (
     next_number,
     remove_unfinished,
 )
+from parallelism.checkpoint.index import Index
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.part import Part
+from parallelism.checkpoint.reading import Checkpoint
 from parallelism.checkpoint.shards import Entry, write_shard
 from parallelism.checkpoint.sharing import gather_texts, shared_out
 

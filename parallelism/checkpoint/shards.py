@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parallelism.checkpoint.part import Extent, Part, packed
+from parallelism.checkpoint.extent import Extent, packed
+from parallelism.checkpoint.part import Part
 from parallelism.shard import Shard
 
 BLOCK_BYTES = 4 << 20  # what is read at least of a tensor, as its checksum is of all of it
@@ -141,7 +142,6 @@ class ShardReader:
 
     def __init__(self, folder: Path, entry: Entry):
         self.path, self.entry = folder / entry.file, entry
-        self._kept: tuple[tuple[str, int], Tensor] | None = None
 
     @cached_property
     def file(self) -> Any:
@@ -155,24 +155,24 @@ class ShardReader:
         return safe_open(self.path, "pt")
 
     def block(self, piece: Piece, number: int) -> Tensor:
-        if self._kept and self._kept[0] == (piece.key, number):
-            return self._kept[1]
         begin = number * piece.block_length
         with naming(self.path):
             block = self.file.get_slice(piece.key)[begin : begin + piece.block_length]
         if piece.blocks(block) != [piece.checksums[number]]:
             raise ValueError(f"{self.path}: {piece.key} is not what was written, by the checksum of block {number}")
-        self._kept = (piece.key, number), block
         return block
 
     def copy(self, piece: Piece, common: np.ndarray, flat: Tensor) -> None:
         """Copy to `flat` what `meet` says it has in common with a piece."""
+        at, block = -1, flat
         for here, there, count in common.tolist():
             end = here + count
             while here < end:
                 number, offset = divmod(here, piece.block_length)
+                if number != at:
+                    at, block = number, self.block(piece, number)
                 step = min(end - here, piece.block_length - offset)
-                flat[there : there + step] = self.block(piece, number)[offset : offset + step]
+                flat[there : there + step] = block[offset : offset + step]
                 here, there = here + step, there + step
 
     def verify(self) -> None:
