@@ -160,6 +160,11 @@ def test_each_element_is_stored_once_and_no_padding(tmp_path):
         assert stored == sum(whole(name, kind).nbytes for name in MODEL for kind in ("parameter", "exp_avg", "step"))
 
 
+def test_others_may_read_it_who_may_read_the_folder(tmp_path):
+    path = save(tmp_path, ranks_of(Layout(1, 1, 1)))
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {path.stat().st_mode & 0o666}
+
+
 def test_copies_are_written_by_all_who_have_them(tmp_path):
     checkpoint = Checkpoint(save(tmp_path, ranks_of(Layout(1, 1, 1, dp=4))))
     sizes = [sum(piece.nbytes for piece in reader.entry.pieces) for reader in checkpoint.readers]
@@ -234,7 +239,8 @@ def test_what_two_have_in_common():
 
 class TestBadInput:
     def wrong(self, tmp_path, **changes):
-        checkpoint = Checkpoint(save(tmp_path, ranks_of(Layout(1, 1, 1))))
+        path = next(iter(found(tmp_path)), None) or save(tmp_path, ranks_of(Layout(1, 1, 1)))
+        checkpoint = Checkpoint(path)
         part = Part("h.1.norm.weight", "parameter", Extent((7,), 0, 7), torch.zeros(7))._replace(**changes)
         with pytest.raises(ValueError) as raised:  # noqa: PT011 - the test looks at the words
             checkpoint.check([part])
@@ -263,7 +269,8 @@ class TestBadInput:
     def test_a_layout_that_cannot_hold_it(self, tmp_path):
         extent = Extent((7,), 0, 4, Shard(0, 7), 0, 2)
         assert "h.1.norm.weight: dim 0 of (7,) can't be split as" in self.wrong(tmp_path, extent=extent)
-        assert "a tensor of 7 elements for 4" in self.wrong(tmp_path / "..", extent=Extent((7,), 0, 4))
+        assert "a tensor with gaps between" in self.wrong(tmp_path, tensor=torch.zeros(14)[::2])
+        assert "a tensor of 7 elements for 4" in self.wrong(tmp_path, extent=Extent((7,), 0, 4))
 
 
 def test_another_format(tmp_path):

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from parallelism.checkpoint.shards import naming
+
 
 class Lock:
     """Holds a directory for this process until `release()`, or until the process ends in whatever way.
@@ -24,15 +26,16 @@ class Lock:
         self.text = json.dumps(
             {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         )
-        self.file = open(self.path, "a+")  # noqa: SIM115 - open as long as the lock is held
+        self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115 - open as long as the lock is held
         try:
             self._take(directory)
+            if holder := self._holder():
+                say(f"{directory}: a run has died that wrote there, {holder}; what it left unfinished is removed")
+            with naming(self.path):
+                self._write(self.text)
         except (ValueError, OSError):
             self.file.close()
             raise
-        if holder := self._holder():
-            say(f"{directory}: a run has died that wrote there, {holder}; what it left unfinished is removed")
-        self._write(self.text)
 
     def _take(self, directory: Path) -> None:
         try:
@@ -57,8 +60,7 @@ class Lock:
 
     def _write(self, text: str) -> None:
         self.file.truncate(0)
-        self.file.write(text)
-        self.file.flush()
+        self.file.write(text.encode())
 
     def release(self) -> None:
         if not self.file.closed:

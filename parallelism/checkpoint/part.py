@@ -34,13 +34,15 @@ class Part(NamedTuple):
         return self.tensor.detach().view(-1)
 
     def check(self) -> None:
-        """Raise ValueError where the tensor is not as long as its extent, which must be in the whole."""
+        """Raise ValueError for a tensor that has gaps or is not as long as its extent, or an extent not in the whole."""
         try:
             self.extent.runs()
         except ValueError as error:
             raise ValueError(f"{self}: {error}") from None
         if self.tensor.numel() != self.extent.length:
             raise ValueError(f"{self}: a tensor of {self.tensor.numel()} elements for {self.extent.length}")
+        if not self.tensor.is_contiguous():
+            raise ValueError(f"{self}: a tensor with gaps between its elements: save a contiguous one")
 
     def within(self, span: slice, tensor: Tensor, kind: str = "parameter") -> Part:
         """Some elements of this part, flat, which `tensor` has."""

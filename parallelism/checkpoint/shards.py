@@ -123,6 +123,7 @@ def write_shard(path: Path, parts: Sequence[tuple[Part, Tensor]]) -> Entry:
         return Entry(path.name, 0, 0, [])
     with naming(path):
         save_file({piece.key: flat for piece, (_, flat) in zip(pieces, parts, strict=True)}, path)
+        path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors leaves it to its owner alone
         nbytes = path.stat().st_size
     sync(path)
     entry = Entry(path.name, nbytes, 0, pieces)
