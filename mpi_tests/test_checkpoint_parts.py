@@ -78,9 +78,8 @@ class Rank:
     """What one rank has: a range of the arena of its stage's parameters, or parts of them, and a step of each."""
 
     def __init__(self, layout, tp_rank, stage, zero_rank, fill):
-        names = STAGES[layout.pp][stage]
         parts, slices, end = {}, {}, 0
-        for name in names:
+        for name in STAGES[layout.pp][stage]:
             local = shard_of(name, "parameter", tp_rank, layout.tp)
             place = (MODEL[name][1], tp_rank, layout.tp) if layout.tp > 1 and MODEL[name][1] else ()
             extent = Extent(MODEL[name][0], 0, local.numel(), *place)
@@ -88,23 +87,20 @@ class Rank:
             slices[name] = slice(end, end + local.numel())
             end += local.numel() + GAP
         begin, stop = (end * n // layout.zero for n in (zero_rank, zero_rank + 1))
-        self.parts, self.expected = [], []
+        self.expected = [part for name in parts for part in state_parts(parts[name], {"step": whole(name, "step")})]
         for kind in ("parameter", "exp_avg"):
             arena = torch.zeros(end, dtype=whole("wte.weight", kind).dtype)
             for name, place in slices.items():
                 arena[place] = shard_of(name, kind, tp_rank, layout.tp).flatten()
-            held = arena[begin:stop].clone() if fill else torch.full_like(arena[begin:stop], math.nan)
-            mine = [*arena_parts(parts, slices, kind, held, begin)]
-            self.parts += mine
-            self.expected += [part.tensor for part in arena_parts(parts, slices, kind, arena[begin:stop], begin)]
-        for name in names:
-            step = whole(name, "step") if fill else torch.zeros(())
-            self.parts += state_parts(parts[name], {"step": step})
-            self.expected.append(whole(name, "step"))
+            self.expected += arena_parts(parts, slices, kind, arena[begin:stop], begin)
+        self.parts = [
+            part._replace(tensor=part.tensor.clone() if fill else torch.full_like(part.tensor, math.nan))
+            for part in self.expected
+        ]
 
     def check(self):
         for part, expected in zip(self.parts, self.expected, strict=True):
-            assert torch.equal(part.tensor, expected), str(part)
+            assert torch.equal(part.tensor, expected.tensor), str(part)
 
 
 def ranks_of(layout, fill=True):

@@ -34,7 +34,7 @@ class Part(NamedTuple):
         return self.tensor.detach().view(-1)
 
     def check(self) -> None:
-        """Raise ValueError for a tensor with gaps, or not as long as its extent; or an extent that is not in the whole."""
+        """Raise ValueError for an extent that is not in the whole, or a tensor that is not as long, or has gaps."""
         try:
             self.extent.runs()
         except ValueError as error:
