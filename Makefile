@@ -18,10 +18,11 @@ test: .venv/installed
 	$(RUN) timeout 1200 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi mpi_tests
 
 # The contract of every algorithm on 1 to 64 ranks, and every pipeline schedule of 1 to 16 ranks and 1 to 64
-# micro-batches, of which `make test` tries some.
+# micro-batches, of which `make test` tries some; and 30 times a rank is killed while it writes checkpoints.
 proof: .venv/installed
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/test_schedule.py -k 'contract_holds or order_of_the_ranks'
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/test_pipeline_schedule.py -k is_proved
+	$(RUN) KILLS=30 python -m pytest mpi_tests/test_checkpoint_kill.py
 
 lint: .venv/installed
 	$(RUN) ruff check . && ruff format --check . && mypy

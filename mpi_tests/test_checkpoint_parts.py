@@ -1,0 +1,406 @@
+"""Checkpoints without ranks: what is written in one layout is read in another, bit for bit, and damage is named."""
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
+import math
+import os
+import random
+import re
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+import pytest
+import torch
+
+from parallelism.checkpoint import (
+    Checkpoint,
+    Extent,
+    Part,
+    arena_parts,
+    check_same,
+    fingerprint,
+    random_state,
+    set_random_state,
+    shards,
+    state_parts,
+)
+from parallelism.checkpoint.extent import meet
+from parallelism.checkpoint.folders import UNFINISHED, commit, found, keep_last, newest, next_number, remove_unfinished
+from parallelism.checkpoint.index import Index
+from parallelism.checkpoint.lock import Lock
+from parallelism.checkpoint.shards import ShardReader, write_shard
+from parallelism.checkpoint.sharing import identity, writers
+from parallelism.shard import Shard
+
+# Shapes in the whole model, and how tensor-parallel ranks split them.
+MODEL = {
+    "wte.weight": ((29, 6), Shard(0, 29, padded=True)),
+    "h.0.qkv.weight": ((32, 6), Shard(0, 32, shares=(4, 2, 2))),
+    "h.0.qkv.bias": ((32,), Shard(0, 32, shares=(4, 2, 2))),
+    "h.0.proj.weight": ((6, 16), Shard(1, 16)),
+    "h.0.proj.bias": ((6,), None),
+    "h.1.conv.weight": ((3, 8, 5), Shard(1, 8, shares=(1, 1))),
+    "h.1.norm.weight": ((7,), None),
+    "h.1.table": ((3, 5, 2), Shard(1, 5, padded=True)),
+}
+STAGES = {1: [[*MODEL]], 2: [[*MODEL][:5], ["wte.weight", *[*MODEL][5:]]]}  # the last stage has a copy of the first's
+GAP = 3  # between parameters in an arena
+
+
+class Layout(NamedTuple):
+    tp: int
+    pp: int
+    zero: int
+    dp: int = 1
+
+
+LAYOUTS = [Layout(*sizes) for sizes in itertools.product((1, 2, 4), (1, 2), (1, 2, 3, 8))]
+LAYOUTS += [Layout(2, 1, 2, dp=3), Layout(1, 1, 1, dp=4)]
+
+
+def whole(name, kind):
+    generator = torch.Generator().manual_seed(crc32(f"{kind} of {name}".encode()))
+    shape = () if kind == "step" else MODEL[name][0]
+    return torch.randn(shape, generator=generator, dtype=torch.float64 if kind == "exp_avg" else torch.float32)
+
+
+def shard_of(name, kind, rank, size):
+    split = MODEL[name][1] if size > 1 else None
+    return split.part(whole(name, kind), rank, size) if split else whole(name, kind)
+
+
+class Rank:
+    """What one rank has: a range of the arena of its stage's parameters, or parts of them, and a step of each."""
+
+    def __init__(self, layout, tp_rank, stage, zero_rank, fill):
+        parts, slices, end = {}, {}, 0
+        for name in STAGES[layout.pp][stage]:
+            local = shard_of(name, "parameter", tp_rank, layout.tp)
+            place = (MODEL[name][1], tp_rank, layout.tp) if layout.tp > 1 and MODEL[name][1] else ()
+            extent = Extent(MODEL[name][0], 0, local.numel(), *place)
+            parts[name] = Part(name, "parameter", extent, local, is_copy=stage > 0 and name == "wte.weight")
+            slices[name] = slice(end, end + local.numel())
+            end += local.numel() + GAP
+        begin, stop = (end * n // layout.zero for n in (zero_rank, zero_rank + 1))
+        self.expected = [part for name in parts for part in state_parts(parts[name], {"step": whole(name, "step")})]
+        for kind in ("parameter", "exp_avg"):
+            arena = torch.zeros(end, dtype=whole("wte.weight", kind).dtype)
+            for name, place in slices.items():
+                arena[place] = shard_of(name, kind, tp_rank, layout.tp).flatten()
+            self.expected += arena_parts(parts, slices, kind, arena[begin:stop], begin)
+        self.parts = [
+            part._replace(tensor=part.tensor.clone() if fill else torch.full_like(part.tensor, math.nan))
+            for part in self.expected
+        ]
+
+    def check(self):
+        for part, expected in zip(self.parts, self.expected, strict=True):
+            assert torch.equal(part.tensor, expected.tensor), str(part)
+
+
+def ranks_of(layout, fill=True):
+    places = itertools.product(range(layout.dp), range(layout.tp), range(layout.pp), range(layout.zero))
+    return [Rank(layout, tp_rank, stage, zero_rank, fill) for _, tp_rank, stage, zero_rank in places]
+
+
+def save(directory, ranks, number=1, step=10):
+    """As `Checkpoints.save`, for all ranks."""
+    offers = [{identity(part): part for part in rank.parts if not part.is_copy} for rank in ranks]
+    sizes = [{key: part.tensor.nbytes for key, part in offer.items()} for offer in offers]
+    folder = directory / f"{number:05}-step-{step}{UNFINISHED}"
+    folder.mkdir()
+    entries = []
+    for rank, keys in enumerate(writers(sizes)):
+        copies = [(offers[rank][key], offers[rank][key].compact()) for key in keys]
+        entries.append(write_shard(folder / f"rank-{rank}.safetensors", copies))
+    return commit(folder, Index(step, {"lr": 0.1}, [None] * len(ranks), [entry for entry in entries if entry.pieces]))
+
+
+@pytest.fixture(autouse=True)
+def synced(monkeypatch):
+    """Small blocks, and no waiting for the disk: the names of what should have been waited for."""
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 64)
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda opened: synced.append(os.readlink(f"/proc/self/fd/{opened}")))
+    return synced
+
+
+def test_all_is_on_the_disk_before_it_is_valid(tmp_path, synced, monkeypatch):
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: synced.append("replace") or replace(old, new))
+    path = save(tmp_path, ranks_of(Layout(1, 1, 2)))
+    shards, last = [f"{path}{UNFINISHED}/rank-{rank}.safetensors" for rank in range(2)], f"{path}{UNFINISHED}"
+    assert synced == [*shards, f"{last}/index.json", last, "replace", str(tmp_path)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_what_one_layout_writes_others_read(tmp_path, layout):
+    path = save(tmp_path, ranks_of(layout))
+    checkpoint = Checkpoint(path)
+    for other in [layout, *random.Random(str(layout)).sample(LAYOUTS, 2)]:
+        for rank in ranks_of(other, fill=False):
+            checkpoint.check(rank.parts)
+            checkpoint.fill(rank.parts)
+            rank.check()
+
+
+def test_each_element_is_stored_once_and_no_padding(tmp_path):
+    for number, layout in enumerate(LAYOUTS):
+        checkpoint = Checkpoint(save(tmp_path, ranks_of(layout), number))
+        stored = sum(piece.nbytes for pieces in checkpoint.pieces.values() for _, piece in pieces)
+        assert stored == sum(whole(name, kind).nbytes for name in MODEL for kind in ("parameter", "exp_avg", "step"))
+
+
+def test_others_may_read_it_who_may_read_the_folder(tmp_path):
+    path = save(tmp_path, ranks_of(Layout(1, 1, 1)))
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {path.stat().st_mode & 0o666}
+
+
+def test_copies_are_written_by_all_who_have_them(tmp_path):
+    checkpoint = Checkpoint(save(tmp_path, ranks_of(Layout(1, 1, 1, dp=4))))
+    sizes = [sum(piece.nbytes for piece in reader.entry.pieces) for reader in checkpoint.readers]
+    assert len(sizes) == 4
+    assert max(sizes) < 0.4 * sum(sizes)
+
+
+def test_a_rank_reads_what_it_needs(tmp_path, monkeypatch):
+    """Blocks that its parts lie in, and no others."""
+    checkpoint = Checkpoint(save(tmp_path, ranks_of(Layout(1, 1, 1))))
+    read = []
+    get_block = ShardReader.block
+    monkeypatch.setattr(
+        ShardReader,
+        "block",
+        lambda self, piece, number: read.append((piece.key, number)) or get_block(self, piece, number),
+    )
+    every = sum(len(piece.checksums) for pieces in checkpoint.pieces.values() for _, piece in pieces)
+    for rank in ranks_of(Layout(1, 1, 8), fill=False):
+        read.clear()
+        checkpoint.fill(rank.parts)
+        steps = sum(part.kind == "step" for part in rank.parts)
+        assert steps < len(set(read)) <= steps + (every - steps) / 8 + 2 * len(rank.parts)
+        assert len(set(read)) < every / 2
+
+
+def test_runs_are_where_the_elements_are():
+    for shape, split in MODEL.values():
+        for size, draw in itertools.product((1, 2, 4), range(5)):
+            shard = split if size > 1 else None
+            numbers = torch.arange(1, math.prod(shape) + 1).view(shape)  # 0 is padding
+            for rank in range(size):
+                local = (shard.part(numbers, rank, size) if shard else numbers).flatten()
+                begin, end = sorted(random.Random(draw).choices(range(local.numel() + 1), k=2))
+                extent = Extent(shape, begin, end - begin, shard, rank, size)
+                places = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
+                expected = {i: int(n) - 1 for i, n in enumerate(local[begin:end]) if n}
+                assert places == expected
+
+
+def test_random_states():
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    state = json.loads(json.dumps(random_state()))
+    drawn = draw()
+    assert draw() != drawn
+    set_random_state(state)
+    assert draw() == drawn
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(
+        OSError, match=f"{tmp_path}/lock: can't be locked \\(No locks available\\): choose a file system"
+    ):
+        Lock(tmp_path)
+
+
+def test_what_two_have_in_common():
+    shape, split = (6, 8), Shard(1, 8, shares=(1, 1))
+    a, b = Extent(shape, 5, 11, split, 1, 2), Extent(shape, 3, 30)
+    places = [{there + i: here + i for here, there, n in e.runs().tolist() for i in range(n)} for e in (a, b)]
+    common = {(x + i, y + i) for x, y, n in meet(a.runs(), b.runs()).tolist() for i in range(n)}
+    assert common == {(places[0][at], places[1][at]) for at in places[0].keys() & places[1].keys()}
+    assert len(common) == 11
+    assert len(meet(a.runs(), Extent(shape, 0, 0).runs())) == 0
+
+
+class TestBadInput:
+    def wrong(self, tmp_path, **changes):
+        path = next(iter(found(tmp_path)), None) or save(tmp_path, ranks_of(Layout(1, 1, 1)))
+        checkpoint = Checkpoint(path)
+        part = Part("h.1.norm.weight", "parameter", Extent((7,), 0, 7), torch.zeros(7))._replace(**changes)
+        with pytest.raises(ValueError) as raised:  # noqa: PT011 - the test looks at the words
+            checkpoint.check([part])
+        return str(raised.value).replace(str(tmp_path), "")
+
+    def test_another_model(self, tmp_path):
+        assert self.wrong(tmp_path, name="h.2.norm.weight") == (
+            "/00001-step-10 has no parameter of h.2.norm.weight: it is of another model, of 8 parameters"
+        )
+
+    def test_another_optimizer(self, tmp_path):
+        assert self.wrong(tmp_path, kind="momentum_buffer") == (
+            "/00001-step-10 has no momentum_buffer of h.1.norm.weight: it has exp_avg, parameter, step"
+        )
+
+    def test_another_shape(self, tmp_path):
+        assert self.wrong(tmp_path, extent=Extent((9,), 0, 7)) == (
+            "/00001-step-10: parameter of h.1.norm.weight is (7,) of torch.float32, but here (9,) of torch.float32"
+        )
+
+    def test_another_dtype(self, tmp_path):
+        assert "is (7,) of torch.float32, but here (7,) of torch.bfloat16" in self.wrong(
+            tmp_path, tensor=torch.zeros(7, dtype=torch.bfloat16)
+        )
+
+    def test_a_layout_that_cannot_hold_it(self, tmp_path):
+        extent = Extent((7,), 0, 4, Shard(0, 7), 0, 2)
+        assert "h.1.norm.weight: dim 0 of (7,) can't be split as" in self.wrong(tmp_path, extent=extent)
+        assert "a tensor with gaps between" in self.wrong(tmp_path, tensor=torch.zeros(14)[::2])
+        assert "a tensor of 7 elements for 4" in self.wrong(tmp_path, extent=Extent((7,), 0, 4))
+
+
+def test_another_format(tmp_path):
+    path = save(tmp_path, ranks_of(Layout(1, 1, 1))) / "index.json"
+    path.write_text(Index.unsealed(path.read_text())._replace(format=2).sealed())
+    with pytest.raises(ValueError, match=re.escape(f"{path}: of format 2, but this program reads 1")):
+        Checkpoint(path.parent)
+
+
+def test_another_data_file():
+    tokens = np.arange(1000, dtype=np.uint16)
+    assert fingerprint(tokens) != fingerprint(np.roll(tokens, 1))
+    with pytest.raises(ValueError, match="out: data was 3 of uint16, but is 4 of uint16"):
+        check_same("out", {"data": "3 of uint16", "seed": 1}, {"seed": 1, "data": "4 of uint16"})
+
+
+class TestDamage:
+    @pytest.fixture
+    def path(self, tmp_path):
+        return save(tmp_path, ranks_of(Layout(2, 1, 2)))
+
+    def test_a_flipped_byte_anywhere_is_named(self, path):
+        Checkpoint(path).verify()
+        for file in path.iterdir():
+            content = file.read_bytes()
+            for place in [*range(0, len(content), 97), len(content) - 1]:
+                flipped = bytes([content[place] ^ 1 << place % 8])
+                file.write_bytes(content[:place] + flipped + content[place + 1 :])
+                with pytest.raises(ValueError, match=f"{file}: .*not what was written|{file}: "):
+                    Checkpoint(path).verify()
+            file.write_bytes(content)
+        Checkpoint(path).verify()
+
+    def test_a_flipped_byte_is_not_loaded(self, path):
+        rank = Rank(Layout(1, 1, 1), 0, 0, 0, fill=False)
+        file = path / "rank-2.safetensors"
+        content = file.read_bytes()
+        file.write_bytes(content[:-5] + bytes([content[-5] ^ 4]) + content[-4:])
+        with pytest.raises(ValueError, match=f"{file}: .* is not what was written, by the checksum of block"):
+            Checkpoint(path).fill(rank.parts)
+
+    def test_a_missing_shard(self, path):
+        (path / "rank-1.safetensors").unlink()
+        with pytest.raises(ValueError, match=r"rank-1.safetensors: missing"):
+            Checkpoint(path).verify()
+
+    def test_a_truncated_shard(self, path):
+        file = path / "rank-3.safetensors"
+        nbytes = file.stat().st_size
+        os.truncate(file, nbytes - 1)
+        with pytest.raises(ValueError, match=rf"rank-3.safetensors: of {nbytes - 1} bytes, but {nbytes} were written"):
+            Checkpoint(path).verify()
+
+    @pytest.mark.parametrize("content", [None, "", "{}", "[]", '{"index": 3}', '{"crc32":1,"index":{}}\n'])
+    def test_an_index_that_is_none(self, path, content):
+        index = path / "index.json"
+        index.unlink() if content is None else index.write_text(content)
+        with pytest.raises(ValueError, match=r"index\.json: "):
+            Checkpoint(path)
+
+
+def test_the_newest_whole_one(tmp_path, capsys):
+    """Of several, three of them broken, each of which is passed over with a line."""
+    ranks = ranks_of(Layout(1, 1, 2))
+    paths = [save(tmp_path, ranks, number, step) for number, step in enumerate((10, 30, 20, 25, 40), 8)]
+    (tmp_path / "00014-step-50.unfinished").mkdir()
+    assert found(tmp_path) == paths  # the last one written, not that of the highest step
+    (paths[4] / "index.json").unlink()
+    (paths[3] / "rank-0.safetensors").unlink()
+    os.truncate(paths[2] / "rank-1.safetensors", 100)
+    assert newest(found(tmp_path)) == paths[1]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1] for line in lines] == [
+        str(paths[4] / "index.json"),
+        str(paths[3] / "rank-0.safetensors"),
+        str(paths[2] / "rank-1.safetensors"),
+    ]
+    assert newest(paths[2:]) is None
+
+
+class CrashError(Exception):
+    pass
+
+
+class Disk:
+    """A disk that takes some changes, and then no more."""
+
+    CALLS = ((os, "fsync"), (os, "replace"), (os, "unlink"), (os, "rmdir"), (Path, "write_text"), (shards, "save_file"))
+
+    def __init__(self, patch, changes):
+        self.left = changes
+        for place, name in self.CALLS:
+            patch.setattr(place, name, self.limited(getattr(place, name)))
+
+    def limited(self, call):
+        def limited(*arguments, **more):
+            self.left -= 1
+            if self.left < 0:
+                raise CrashError
+            return call(*arguments, **more)
+
+        return limited
+
+
+def test_a_crash_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch):
+    """After any number of the changes that a checkpoint makes on the disk, the one before or it itself is whole."""
+    ranks, step = ranks_of(Layout(1, 1, 2)), 1
+    save(tmp_path, ranks, step=step)
+    for changes in itertools.count():
+        remove_unfinished(tmp_path)
+        with monkeypatch.context() as patch, contextlib.suppress(CrashError):
+            disk = Disk(patch, changes)
+            save(tmp_path, ranks, next_number(tmp_path), step + 1)
+            keep_last(tmp_path, 1)
+        path = newest(found(tmp_path), say=pytest.fail)
+        assert path
+        assert Checkpoint(path).index.step in (step, step + 1)
+        step = Checkpoint(path).index.step
+        if disk.left > 0:
+            break
+    assert changes > 10
+    assert len(found(tmp_path)) == 1
+
+
+def test_several_are_kept(tmp_path):
+    paths = [save(tmp_path, ranks_of(Layout(1, 1, 1)), number, 10 * number) for number in range(5)]
+    (tmp_path / "notes.txt").touch()
+    keep_last(tmp_path, 2)
+    assert found(tmp_path) == paths[3:]
+    assert len([*tmp_path.iterdir()]) == 3
+
+
+def test_shards_that_are_no_whole_make_no_checkpoint(tmp_path):
+    ranks = ranks_of(Layout(1, 1, 2))
+    with pytest.raises(ValueError, match=r"all ranks' parts have \d+ of \d+ elements"):
+        save(tmp_path, ranks[:1])
+    assert found(tmp_path) == []

@@ -1,0 +1,26 @@
+"""Checkpoints that fit any layout, of which each rank writes and reads its part."""
+
+from parallelism.checkpoint.checkpoints import Checkpoints, Loaded
+from parallelism.checkpoint.extent import Extent
+from parallelism.checkpoint.part import Part, arena_parts, make_states, model_parts, state_parts
+from parallelism.checkpoint.random_state import random_state, set_random_state
+from parallelism.checkpoint.reading import Checkpoint
+from parallelism.checkpoint.same import check_same, fingerprint
+from parallelism.checkpoint.stop import Stop
+
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "Extent",
+    "Loaded",
+    "Part",
+    "Stop",
+    "arena_parts",
+    "check_same",
+    "fingerprint",
+    "make_states",
+    "model_parts",
+    "random_state",
+    "set_random_state",
+    "state_parts",
+]

@@ -1,0 +1,212 @@
+"""A run's checkpoints: written by all ranks in the background, and loaded into any layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from collectives.errors import InputError
+from parallelism.checkpoint.folders import (
+    UNFINISHED,
+    commit,
+    found,
+    keep_last,
+    newest,
+    next_number,
+    remove_unfinished,
+)
+from parallelism.checkpoint.index import Index
+from parallelism.checkpoint.lock import Lock
+from parallelism.checkpoint.part import Part
+from parallelism.checkpoint.reading import Checkpoint
+from parallelism.checkpoint.shards import Entry, write_shard
+from parallelism.checkpoint.sharing import gather_texts, shared_out
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+class Loaded(NamedTuple):
+    """What a checkpoint holds beside parts.  `own` is what the rank of this number gave, None if there was none."""
+
+    path: Path
+    step: int
+    whole: Mapping[str, Any]
+    own: Any
+
+
+class Pending(NamedTuple):
+    """A checkpoint that is being written: this rank's shard, and what the index will have."""
+
+    step: int
+    whole: Mapping[str, Any]
+    own: Any
+    folder: Path
+    written: Future[Entry]
+
+
+class Checkpoints:
+    """Keeps the last `keep` checkpoints of a run in `directory`, which all ranks of `comm` share.
+
+    `save` copies the state and returns; a thread writes it.  `poll`, called after each step, makes a checkpoint valid
+    once all ranks have written theirs; so do `wait` and the next `save`.  Until then, whatever happens, the one before
+    is the last.  All methods are collective.
+
+    Raises: InputError where another run writes to the directory, or ranks don't share it.
+    """
+
+    def __init__(self, directory: str | Path, comm: Communicator, keep: int = 3, say: Callable[[str], None] = print):
+        self.directory, self.comm, self.keep, self.say = Path(directory), comm, keep, say
+        self._pending: Pending | None = None
+        with comm.agreed("Checkpoints"):
+            if keep < 1:
+                raise ValueError(f"keep={keep} checkpoints must be at least 1")
+            self._lock = self._take_lock() if comm.rank == 0 else None
+        try:
+            self._number = self._first_number()
+        except InputError:
+            self._release_lock()
+            raise
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._done = np.zeros(1, np.int64)
+        self._all_done = comm.plan("all_reduce", self._done, op="min")
+
+    def _take_lock(self) -> Lock:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return Lock(self.directory, self.say)
+
+    def _first_number(self) -> int:
+        """Of the checkpoints to come, which is above all that there have been."""
+        said = f"{self._lock.text}\n{next_number(self.directory)}" if self._lock else ""
+        text, number = gather_texts(self.comm, said)[0].splitlines()
+        with self.comm.agreed("Checkpoints"):
+            path = self.directory / "lock"
+            if not path.exists() or path.read_text() != text:
+                raise ValueError(f"{self.directory} is not the first rank's: choose a folder that all hosts share")
+            if self._lock:
+                remove_unfinished(self.directory)
+        return int(number)
+
+    def save(self, step: int, parts: Iterable[Part], whole: Mapping[str, Any], own: Any = None) -> None:
+        """Begin to write a checkpoint; the tensors may change once this has returned.
+
+        Each rank gives the parts that it has; what several have, one writes.  `whole` is rank 0's, `own` each rank's:
+        small things that JSON can hold.
+
+        Raises: InputError as `wait`, of the checkpoint before; or for parts that don't fit, or things JSON can't hold.
+        """
+        self.wait()
+        folder = self.directory / f"{self._number:05}-step-{step}{UNFINISHED}"
+        self._number += 1
+        parts = list(parts)
+        with self.comm.agreed("save"):
+            for part in parts:
+                part.check()
+            kept_whole, kept_own = json.loads(as_json([whole, own]))
+            if self.comm.rank == 0:
+                folder.mkdir()
+        copies = [(part, part.compact()) for part in shared_out(self.comm, parts)]
+        written = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", copies)
+        self._pending = Pending(step, kept_whole, kept_own, folder, written)
+
+    def poll(self) -> bool:
+        """Make the checkpoint under way valid, if all ranks have written their shards.  Returns whether none is left.
+
+        Raises: InputError as `wait`.
+        """
+        if self._pending:
+            self._done[0] = self._pending.written.done()
+            if self._all_done()[0]:
+                self.wait()
+        return self._pending is None
+
+    def wait(self) -> None:
+        """Make the checkpoint under way valid, as soon as all ranks have written their shards.
+
+        Raises: InputError that names the file that could not be written; the checkpoint before is the last, then.
+        """
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        wait([pending.written])
+        try:
+            self._finish(pending)
+        except InputError:
+            if self.comm.rank == 0:
+                shutil.rmtree(pending.folder, ignore_errors=True)
+            raise
+
+    def _finish(self, pending: Pending) -> None:
+        with self.comm.agreed("checkpoint"):
+            text = json.dumps([pending.written.result(), pending.own])
+        texts = gather_texts(self.comm, text)
+        with self.comm.agreed("checkpoint"):
+            if self.comm.rank == 0:
+                entries, own = zip(*map(json.loads, texts), strict=True)
+                written = [entry for entry in map(Entry.from_json, entries) if entry.pieces]
+                commit(pending.folder, Index(pending.step, pending.whole, own, written))
+                keep_last(self.directory, self.keep)
+
+    def newest(self) -> Path | None:
+        """The last whole checkpoint, each shard of which some rank has read; None if there is none."""
+        with self.comm.agreed("newest"):
+            names = "\n".join(path.name for path in found(self.directory)) if self.comm.rank == 0 else ""
+        names = gather_texts(self.comm, names)[0]
+        return newest([self.directory / name for name in names.splitlines()], self._check, self.say)
+
+    def _check(self, path: Path) -> None:
+        with self.comm.agreed("newest"):
+            Checkpoint(path).verify(self.comm.rank, self.comm.size)
+
+    def load(self, parts: Iterable[Part], path: str | Path) -> Loaded:
+        """Fill parts from a checkpoint of the same model, of any layout; each rank reads what it asks for.
+
+        Raises: InputError for another model's, or one with a file that is missing or not as it was written.
+        """
+        parts = list(parts)
+        with self.comm.agreed("load"):
+            checkpoint = Checkpoint(path)
+            checkpoint.check(parts)
+        self._check_all_asked(checkpoint, parts)
+        with self.comm.agreed("load"):
+            checkpoint.fill(parts)
+        index = checkpoint.index
+        own = index.own[self.comm.rank] if self.comm.rank < len(index.own) else None
+        return Loaded(checkpoint.folder, index.step, index.whole, own)
+
+    def _check_all_asked(self, checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
+        """Of the kinds that are asked for, ranks together must ask for the parts of every parameter."""
+        asked = {(part.kind, part.name) for part in parts}
+        there = sorted(checkpoint.pieces)
+        by_some = self.comm.all_reduce(np.array([key in asked for key in there], np.int64), op="max").tolist()
+        kinds = {kind for (kind, _), some in zip(there, by_some, strict=True) if some}
+        for (kind, name), some in zip(there, by_some, strict=True):
+            if kind in kinds and not some:
+                raise InputError(f"{checkpoint.folder} has {kind} of {name}, which this model has not")
+
+    def close(self) -> None:
+        """Wait, and let other runs write to the directory."""
+        self.wait()
+        self.release()
+
+    def release(self) -> None:
+        """As `close`, but leave what is not whole; not collective, for a run that fails."""
+        self._thread.shutdown()
+        self._release_lock()
+
+    def _release_lock(self) -> None:
+        if self._lock:
+            self._lock.release()
+
+
+def as_json(values: Any) -> str:
+    try:
+        return json.dumps(values)
+    except TypeError as error:
+        raise ValueError(f"a checkpoint's small things must be what JSON can hold: {error}") from None

@@ -1,0 +1,82 @@
+"""The folders of checkpoints in a directory: made valid, found, and removed, each as a whole.
+
+They are named by a number that rises with each checkpoint, and its step: `00007-step-300`.  What is not whole yet, or
+not any more, has a name that ends in `.unfinished`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from parallelism.checkpoint.index import INDEX, Index, check_complete
+from parallelism.checkpoint.reading import Checkpoint
+from parallelism.checkpoint.shards import naming, sync
+
+UNFINISHED = ".unfinished"
+NAME = re.compile(r"(\d+)-step-(\d+)(\.unfinished)?")
+
+
+def commit(unfinished: Path, index: Index) -> Path:
+    """Make a folder in which all shards have been written a checkpoint; returns its name from then on.
+
+    Raises: ValueError where the shards don't make a whole, OSError that names the file.
+    """
+    check_complete(index.entries)
+    for entry in index.entries:
+        path = unfinished / entry.file
+        if not path.exists():
+            raise ValueError(f"{path} is not seen on the first rank's host: choose a folder that all hosts share")
+    path = unfinished / INDEX
+    with naming(path):
+        path.write_text(index.sealed())
+    sync(path)
+    sync(unfinished)
+    finished = unfinished.with_name(unfinished.name.removesuffix(UNFINISHED))
+    with naming(finished):
+        os.replace(unfinished, finished)
+    sync(finished.parent)
+    return finished
+
+
+def found(directory: Path) -> list[Path]:
+    """The checkpoints in a directory, whole by their names, from the first to the last."""
+    numbers = {path: NAME.fullmatch(path.name) for path in directory.iterdir()}
+    whole = {path: int(match[1]) for path, match in numbers.items() if match and not match[3]}
+    return sorted(whole, key=whole.__getitem__)
+
+
+def newest(
+    paths: Iterable[Path],
+    check: Callable[[Path], None] = lambda path: Checkpoint(path).verify(),
+    say: Callable[[str], None] = print,
+) -> Path | None:
+    """The last one of `paths` that is whole, by `check`; says of the others why they are passed over."""
+    for path in reversed([*paths]):
+        try:
+            check(path)
+        except (ValueError, OSError) as error:
+            say(f"passed over a broken checkpoint: {error}")
+        else:
+            return path
+    return None
+
+
+def next_number(directory: Path) -> int:
+    matches = [NAME.fullmatch(path.name) for path in directory.iterdir()]
+    return max((int(match[1]) for match in matches if match), default=0) + 1
+
+
+def remove_unfinished(directory: Path) -> None:
+    for path in directory.glob(f"*{UNFINISHED}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def keep_last(directory: Path, keep: int) -> None:
+    """Remove all but the last checkpoints.  One that is half removed doesn't look like one."""
+    for path in found(directory)[:-keep]:
+        os.replace(path, path.with_name(path.name + UNFINISHED))
+    remove_unfinished(directory)

@@ -1,0 +1,57 @@
+"""The index of a checkpoint: one small file, which makes shards a whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from parallelism.checkpoint.shards import Entry
+
+FORMAT = 1
+INDEX = "index.json"
+
+
+class Index(NamedTuple):
+    """What is known of all shards, and what is small: `whole`, and `own` of each rank that wrote."""
+
+    step: int
+    whole: Mapping[str, Any]
+    own: Sequence[Any]
+    entries: Sequence[Entry]
+    format: int = FORMAT
+
+    def sealed(self) -> str:
+        return sealed(self._asdict())
+
+    @classmethod
+    def unsealed(cls, text: str) -> Index:
+        """Raise ValueError where it is not what `sealed` gave."""
+        try:
+            values = json.loads(text)["index"]
+            if sealed(values) != text:
+                raise ValueError("not what was written, by its checksum")
+        except (KeyError, TypeError):
+            raise ValueError("not what was written") from None
+        if values["format"] != FORMAT:
+            raise ValueError(f"of format {values['format']}, but this program reads {FORMAT}")
+        return cls(**values)._replace(entries=[Entry.from_json(entry) for entry in values["entries"]])
+
+
+def sealed(values: Any) -> str:
+    """JSON with a checksum, in which no byte can be another."""
+    text = json.dumps(values, separators=(",", ":"))
+    return f'{{"crc32":{crc32(text.encode())},"index":{text}}}\n'
+
+
+def check_complete(entries: Iterable[Entry]) -> None:
+    """Raise ValueError where shards hold less than the whole of something, or more."""
+    counts: dict[tuple[str, str, tuple[int, ...]], int] = defaultdict(int)
+    for piece in (piece for entry in entries for piece in entry.pieces):
+        counts[piece.kind, piece.name, piece.extent.shape] += piece.length
+    for (kind, name, shape), count in counts.items():
+        if count != math.prod(shape):
+            raise ValueError(f"{kind} of {name}: all ranks' parts have {count} of {math.prod(shape)} elements")

@@ -1,0 +1,68 @@
+"""A lock: one run at a time writes to a directory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from parallelism.checkpoint.shards import naming
+
+
+class Lock:
+    """Holds a directory for this process until `release()`, or until the process ends in whatever way.
+
+    The system keeps the lock, on the file `lock`, and so it has none of dead processes; the file says who has it.
+
+    Raises: ValueError that names the process that holds it; OSError where the file system has no locks.
+    """
+
+    def __init__(self, directory: Path, say: Callable[[str], None] = print):
+        self.path = directory / "lock"
+        self.text = json.dumps(
+            {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        )
+        self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115 - open as long as the lock is held
+        try:
+            self._take(directory)
+            if holder := self._holder():
+                say(f"{directory}: a run has died that wrote there, {holder}; what it left unfinished is removed")
+            with naming(self.path):
+                self._write(self.text)
+        except (ValueError, OSError):
+            self.file.close()
+            raise
+
+    def _take(self, directory: Path) -> None:
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{directory}: another run writes there, {self._holder()}: wait for its end, or choose another"
+            ) from None
+        except OSError as error:
+            raise OSError(
+                f"{self.path}: can't be locked ({error.strerror}): choose a file system that has locks"
+            ) from None
+
+    def _holder(self) -> str:
+        """Who has, or had it last and didn't give it back."""
+        self.file.seek(0)
+        try:
+            values = json.loads(self.file.read())
+            return f"process {values['pid']} on {values['host']}, since {values['since']}"
+        except (ValueError, KeyError):
+            return ""
+
+    def _write(self, text: str) -> None:
+        self.file.truncate(0)
+        self.file.write(text.encode())
+
+    def release(self) -> None:
+        if not self.file.closed:
+            self._write("")
+            self.file.close()

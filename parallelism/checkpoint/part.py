@@ -1,0 +1,110 @@
+"""Parts: tensors that have some elements of a parameter, or of an optimizer's state of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from parallelism.checkpoint.extent import Extent
+from parallelism.shard import Shard
+
+
+class Part(NamedTuple):
+    """A tensor that has some elements, `extent`, of a parameter or of a state of it.
+
+    `name` is the parameter's in the whole model, of a tied one the first; `kind` says what of it: "parameter", or an
+    optimizer's name for its state, such as "exp_avg".  Of a parameter that is tied over ranks, all but one have copies.
+    Ranks that hold the same extent need no such mark.
+    """
+
+    name: str
+    kind: str
+    extent: Extent
+    tensor: Tensor
+    is_copy: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.name}"
+
+    @property
+    def flat(self) -> Tensor:
+        return self.tensor.detach().view(-1)
+
+    def check(self) -> None:
+        """Raise ValueError for an extent that is not in the whole, or a tensor that is not as long, or has gaps."""
+        try:
+            self.extent.runs()
+        except ValueError as error:
+            raise ValueError(f"{self}: {error}") from None
+        if self.tensor.numel() != self.extent.length:
+            raise ValueError(f"{self}: a tensor of {self.tensor.numel()} elements for {self.extent.length}")
+        if not self.tensor.is_contiguous():
+            raise ValueError(f"{self}: a tensor with gaps between its elements: save a contiguous one")
+
+    def within(self, span: slice, tensor: Tensor, kind: str = "parameter") -> Part:
+        """Some elements of this part, flat, which `tensor` has."""
+        extent = self.extent._replace(begin=self.extent.begin + span.start, length=span.stop - span.start)
+        return self._replace(kind=kind, extent=extent, tensor=tensor)
+
+    def compact(self) -> Tensor:
+        """A copy, on the host, of the elements without the padding, flat."""
+        runs = self.extent.runs()
+        if runs[:, 2].sum() == self.extent.length:
+            return self.flat.to("cpu", copy=True)
+        return torch.cat([self.flat[:0], *(self.flat[here : here + count] for here, _, count in runs.tolist())]).cpu()
+
+
+def model_parts(model: nn.Module, rank: int = 0, size: int = 1, tied: Iterable[Sequence[str]] = ()) -> dict[str, Part]:
+    """The parameters of a model, by their names in it, of which `rank` of `size` tensor-parallel ranks has its parts.
+
+    `tied` are the names in the whole model of each parameter that has several there, of which this may have another
+    than the first; and those of other ranks are marked, as by `TiedGradients`.
+    """
+    first = {name: names[0] for names in tied for name in names}
+    parts = {}
+    for name, p in model.named_parameters():
+        shard: Shard | None = getattr(p, "shard", None)
+        shape = list(p.shape)
+        if shard:
+            shape[shard.dim] = shard.length
+        place = (shard, rank, size) if shard else ()
+        extent = Extent(tuple(shape), 0, p.numel(), *place)
+        parts[name] = Part(first.get(name, name), "parameter", extent, p.detach(), getattr(p, "is_copy", False))
+    return parts
+
+
+def state_parts(part: Part, states: Mapping[str, Tensor]) -> Iterator[Part]:
+    """An optimizer's states of a parameter by their kinds: each as large as the part, or one number."""
+    for kind, tensor in states.items():
+        extent = part.extent if tensor.dim() else Extent((), 0, 1)
+        yield part._replace(kind=kind, extent=extent, tensor=tensor)
+
+
+@torch.no_grad()
+def make_states(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer make the states that its first step would, to be filled.  Parameters stay as they are."""
+    lacking = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.grad is None]
+    for p in lacking:
+        p.grad = torch.zeros_like(p)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for p in lacking:
+        p.grad = None
+
+
+def arena_parts(
+    parts: Mapping[str, Part], slices: Mapping[str, slice], kind: str, flat: Tensor, begin: int = 0
+) -> Iterator[Part]:
+    """What of each parameter lies in `flat`, the elements from `begin` on of an arena of these slices."""
+    for name, place in slices.items():
+        low, high = max(place.start, begin), min(place.stop, begin + flat.numel())
+        if low < high:
+            span = slice(low - place.start, high - place.start)
+            yield parts[name].within(span, flat[low - begin : high - begin], kind)

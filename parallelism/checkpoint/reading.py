@@ -1,0 +1,78 @@
+"""Reading of a checkpoint: what is asked for, of whatever layout it was written in."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from parallelism.checkpoint.extent import meet
+from parallelism.checkpoint.index import INDEX, Index
+from parallelism.checkpoint.part import Part
+from parallelism.checkpoint.shards import Piece, ShardReader
+
+
+class Checkpoint:
+    """A checkpoint's folder, open to be read by one rank.
+
+    Raises: ValueError that names the file, where the index is missing or not as it was written.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        path = self.folder / INDEX
+        if not path.is_file():
+            raise ValueError(f"{path}: missing; pass the folder of a whole checkpoint")
+        try:
+            self.index = Index.unsealed(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        self.readers = [ShardReader(self.folder, entry) for entry in self.index.entries]
+        self.pieces: dict[tuple[str, str], list[tuple[ShardReader, Piece]]] = defaultdict(list)
+        for reader in self.readers:
+            for piece in reader.entry.pieces:
+                self.pieces[piece.kind, piece.name].append((reader, piece))
+
+    def verify(self, rank: int = 0, size: int = 1) -> None:
+        """Read every `size`-th of the shards.
+
+        Raises: ValueError that names the file that is missing, or not as it was written.
+        """
+        for reader in self.readers[rank::size]:
+            reader.verify()
+
+    def check(self, parts: Iterable[Part]) -> None:
+        """Raise ValueError where parts are of another model."""
+        for part in parts:
+            part.check()
+            if (part.kind, part.name) not in self.pieces:
+                raise ValueError(f"{self.folder} has no {part}: {self._alternative(part)}")
+            _, piece = self.pieces[part.kind, part.name][0]
+            there, here = (piece.extent.shape, piece.torch_dtype), (part.extent.shape, part.tensor.dtype)
+            if there != here:
+                raise ValueError(f"{self.folder}: {part} is {there[0]} of {there[1]}, but here {here[0]} of {here[1]}")
+
+    def _alternative(self, part: Part) -> str:
+        """What there is instead of a part."""
+        kinds = sorted(kind for kind, name in self.pieces if name == part.name)
+        if kinds:
+            return f"it has {', '.join(kinds)}"
+        names = {name for kind, name in self.pieces if kind == part.kind}
+        return f"it is of another model, of {len(names)} parameters"
+
+    def fill(self, parts: Iterable[Part]) -> None:
+        """Read parts into their tensors, reading of the shards only the blocks in which they lie.
+
+        Raises: ValueError that names the file that is missing, or not as it was written.
+        """
+        for part in parts:
+            runs, flat = part.extent.runs(), part.flat
+            left = int(runs[:, 2].sum())
+            if left < len(flat):
+                flat.zero_()  # padding
+            for reader, piece in self.pieces[part.kind, part.name]:
+                common = meet(piece.runs, runs)
+                reader.copy(piece, common, flat)
+                left -= int(common[:, 2].sum())
+            if left:
+                raise ValueError(f"{self.folder}: {left} elements of {part} are in no shard")

@@ -1,0 +1,184 @@
+"""Shard files: what one rank writes of a checkpoint, in blocks with checksums; read back block by block.
+
+A shard is a safetensors file of flat tensors.  What lies in it is told by its entry in the checkpoint's index, which
+can be written as JSON: name, kind, dtype and extent of each tensor, the CRC-32 of each of its blocks, and that of the
+file's header.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from parallelism.checkpoint.extent import Extent, packed
+from parallelism.checkpoint.part import Part
+from parallelism.shard import Shard
+
+BLOCK_BYTES = 4 << 20  # what is read at least of a tensor, as its checksum is of all of it
+
+
+class Piece(NamedTuple):
+    """A tensor in a shard file, of `length` elements: without the padding that its extent may have."""
+
+    name: str
+    kind: str
+    dtype: str
+    extent: Extent
+    length: int
+    block_bytes: int
+    checksums: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, part: Part, flat: Tensor) -> Piece:
+        dtype = str(flat.dtype).removeprefix("torch.")
+        piece = cls(part.name, part.kind, dtype, part.extent, len(flat), BLOCK_BYTES)
+        return piece._replace(checksums=piece.blocks(flat))
+
+    @classmethod
+    def from_json(cls, values: list[Any]) -> Piece:
+        piece = cls(*values)
+        shape, begin, length, shard, *ranks = piece.extent
+        return piece._replace(extent=Extent(tuple(shape), begin, length, shard and Shard(*shard), *ranks))
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}/{self.name}[{self.extent.begin}:{self.extent.end}]"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def block_length(self) -> int:
+        return self.block_bytes // self.torch_dtype.itemsize
+
+    @property
+    def runs(self) -> np.ndarray:
+        return packed(self.extent.runs())
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * self.torch_dtype.itemsize
+
+    def blocks(self, flat: Tensor) -> list[int]:
+        """The checksums of a tensor's blocks."""
+        return [crc32(memoryview(block.view(torch.uint8).numpy())) for block in flat.split(self.block_length)]
+
+
+class Entry(NamedTuple):
+    """A shard file in the index."""
+
+    file: str
+    nbytes: int
+    header_checksum: int
+    pieces: Sequence[Piece]
+
+    @classmethod
+    def from_json(cls, values: list[Any]) -> Entry:
+        file, nbytes, header_checksum, pieces = values
+        return cls(file, nbytes, header_checksum, [Piece.from_json(piece) for piece in pieces])
+
+    @property
+    def header_bytes(self) -> int:
+        return self.nbytes - sum(piece.nbytes for piece in self.pieces)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system and of safetensors name the file."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def sync(path: Path) -> None:
+    """Return once a file, or a folder's list of names, is on the disk."""
+    with naming(path):
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def write_shard(path: Path, parts: Sequence[tuple[Part, Tensor]]) -> Entry:
+    """Write parts, of which the compact copies are given, and return once they are on the disk; no file for none.
+
+    Raises: OSError that names the file.
+    """
+    pieces = [Piece.of(part, flat) for part, flat in parts]
+    if not pieces:
+        return Entry(path.name, 0, 0, [])
+    with naming(path):
+        save_file({piece.key: flat for piece, (_, flat) in zip(pieces, parts, strict=True)}, path)
+        path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors leaves it to its owner alone
+        nbytes = path.stat().st_size
+    sync(path)
+    entry = Entry(path.name, nbytes, 0, pieces)
+    return entry._replace(header_checksum=crc32(head(path, entry.header_bytes)))
+
+
+def head(path: Path, nbytes: int) -> bytes:
+    with naming(path), path.open("rb") as file:
+        return file.read(nbytes)
+
+
+class ShardReader:
+    """Reads the blocks of a shard file, each of which is checked.
+
+    Raises: ValueError that names the file, where it is missing or not as it was written.
+    """
+
+    def __init__(self, folder: Path, entry: Entry):
+        self.path, self.entry = folder / entry.file, entry
+
+    @cached_property
+    def file(self) -> Any:
+        if not self.path.is_file():
+            raise ValueError(f"{self.path}: missing")
+        nbytes = self.path.stat().st_size
+        if nbytes != self.entry.nbytes:
+            raise ValueError(f"{self.path}: of {nbytes} bytes, but {self.entry.nbytes} were written")
+        if crc32(head(self.path, self.entry.header_bytes)) != self.entry.header_checksum:
+            raise ValueError(f"{self.path}: the header is not what was written, by its checksum")
+        return safe_open(self.path, "pt")
+
+    def block(self, piece: Piece, number: int) -> Tensor:
+        begin = number * piece.block_length
+        with naming(self.path):
+            block = self.file.get_slice(piece.key)[begin : begin + piece.block_length]
+        if piece.blocks(block) != [piece.checksums[number]]:
+            raise ValueError(f"{self.path}: {piece.key} is not what was written, by the checksum of block {number}")
+        return block
+
+    def copy(self, piece: Piece, common: np.ndarray, flat: Tensor) -> None:
+        """Copy to `flat` what `meet` says it has in common with a piece."""
+        at, block = -1, flat
+        for here, there, count in common.tolist():
+            end = here + count
+            while here < end:
+                number, offset = divmod(here, piece.block_length)
+                if number != at:
+                    at, block = number, self.block(piece, number)
+                step = min(end - here, piece.block_length - offset)
+                flat[there : there + step] = block[offset : offset + step]
+                here, there = here + step, there + step
+
+    def verify(self) -> None:
+        """Read all of it."""
+        assert self.file
+        for piece in self.entry.pieces:
+            for number in range(len(piece.checksums)):
+                self.block(piece, number)

@@ -1,0 +1,65 @@
+"""What ranks tell each other: texts, and who writes which of the parts that several have."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from parallelism.checkpoint.part import Part
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+def shared_out(comm: Communicator, parts: Iterable[Part]) -> list[Part]:
+    """Of the parts that each rank has, those that it is to write.  Collective."""
+    offers = {identity(part): part for part in parts if not part.is_copy}
+    rows = np.array([[key, part.extent.length * part.tensor.element_size()] for key, part in offers.items()], np.int64)
+    counts = gather_ints(comm, rows.size)
+    every = comm.all_gather(rows.ravel(), counts=counts)
+    by_rank = [dict(flat.reshape(-1, 2).tolist()) for flat in np.split(every, np.cumsum(counts)[:-1])]
+    return [offers[key] for key in writers(by_rank)[comm.rank]]
+
+
+def identity(part: Part) -> int:
+    """A number that two parts have in common if, but for the odds of 2^-63, they are the same part of the same."""
+    text = json.dumps([part.name, part.kind, part.extent])
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def writers(offers: Sequence[Mapping[int, int]]) -> list[list[int]]:
+    """Which of the parts that ranks have each of them writes: each part by one rank, all of them about as much.
+
+    `offers` are the sizes of each rank's parts, by what identifies them.
+
+    >>> writers([{1: 100, 2: 60, 3: 30}, {1: 100, 2: 60, 4: 10}])
+    [[1, 3], [2, 4]]
+    """
+    holders: dict[int, list[int]] = defaultdict(list)
+    for rank, sizes in enumerate(offers):
+        for key in sizes:
+            holders[key].append(rank)
+    load = [0] * len(offers)
+    mine: list[list[int]] = [[] for _ in offers]
+    for key in sorted(holders, key=lambda key: (-offers[holders[key][0]][key], key)):
+        rank = min(holders[key], key=load.__getitem__)
+        load[rank] += offers[rank][key]
+        mine[rank].append(key)
+    return mine
+
+
+def gather_ints(comm: Communicator, number: int) -> list[int]:
+    return comm.all_gather(np.array([number], np.int64)).tolist()
+
+
+def gather_texts(comm: Communicator, text: str) -> list[str]:
+    """Every rank's text.  Collective."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    counts = gather_ints(comm, len(data))
+    every = comm.all_gather(data, counts=counts)
+    return [part.tobytes().decode() for part in np.split(every, np.cumsum(counts)[:-1])]
