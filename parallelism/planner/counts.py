@@ -1,4 +1,4 @@
-"""What a rank holds of a GPT, counted in elements: parameters, and the tensors that a block keeps for its backward pass.
+"""What a rank holds of a GPT, counted in elements: parameters, and what a block keeps for its backward pass.
 
 A rank of tp has a part of what `parallelism.plan.gpt2_plan` splits, and the whole of the rest.
 

@@ -110,7 +110,7 @@ def families(job: Job, mesh: Layout, fixed: Mapping[str, Any]) -> Iterator[Layou
 
 
 def schedules(model: GPTConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Pipeline schedules and stages a rank: as few as the schedule needs, or more that layers can be shared by evenly."""
+    """With stages a rank: as few as the schedule needs, or more that share the layers evenly."""
     if pp == 1:
         yield PLAIN.schedule, 1
         return

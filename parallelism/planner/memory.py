@@ -33,16 +33,11 @@ class Memory(NamedTuple):
 Alive = tuple[tuple[int, ...], ...]  # of a rank: how many activations of each of its stages, when none has more of all
 
 
-@lru_cache(maxsize=4096)
-def parts(costs: tuple[int, ...], num_stages: int) -> list[range]:
-    return balance(costs, num_stages)
-
-
-def layer_costs(job: Job) -> tuple[int, ...]:
+def layer_costs(job: Job) -> list[int]:
     """As `parallelism.stage.gpt2_layers` counts them."""
     costs = [block_flops(job.model)] * job.model.n_layer
     costs[-1] += head_flops(job.model)
-    return tuple(costs)
+    return costs
 
 
 class Stages(NamedTuple):
@@ -57,11 +52,14 @@ class Stages(NamedTuple):
 
 
 def stages(job: Job, layout: Layout) -> Stages:
-    layers = parts(layer_costs(job), layout.num_stages)
-    return Stages(layers, *outline(layout.schedule, layout.pp, layout.virtual_stages))
+    return stages_of(job, layout.schedule, layout.pp, layout.virtual_stages)
 
 
 @lru_cache(maxsize=4096)
+def stages_of(job: Job, schedule: str, pp: int, virtual_stages: int) -> Stages:
+    return Stages(balance(layer_costs(job), pp * virtual_stages), *outline(schedule, pp, virtual_stages))
+
+
 def outline(schedule: str, pp: int, virtual_stages: int) -> tuple[tuple[tuple[int, ...], ...], bool]:
     made = registry.make(schedule, pp, 1, virtual_stages)
     splits = any(action.kind == WEIGHTS for order in made.orders for action in order)
@@ -121,6 +119,17 @@ def highest(moments: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return kept
 
 
+def rank_params(job: Job, layout: Layout) -> tuple[int, ...]:
+    """The elements of parameters that each pp rank has."""
+    return params_of(job, layout.tp, layout.schedule, layout.pp, layout.virtual_stages)
+
+
+@lru_cache(maxsize=4096)
+def params_of(job: Job, tp: int, schedule: str, pp: int, virtual_stages: int) -> tuple[int, ...]:
+    cut = stages(job, Layout(pp=pp, schedule=schedule, virtual_stages=virtual_stages))
+    return tuple(counts.rank_params(job.model, tp, cut.of(rank)) for rank in range(pp))
+
+
 class Share(NamedTuple):
     """What a rank has of the model by pp and tp: elements of parameters, and bytes that depend on the micro-batch."""
 
@@ -136,26 +145,27 @@ def shares(job: Job, layout: Layout) -> list[Share]:
     head = counts.head_kept(job, layout).nbytes(precision)
     kept = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
     moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
+    in_block, in_head = working(job, layout)
     return [
         Share(
-            counts.rank_params(job.model, layout.tp, cut.of(rank)),
+            params,
             max(sum(n * kept[stage] for n, stage in zip(moment, own, strict=True)) for moment in moments[rank]),
-            working(job, layout, has_head=len(cut.layers) - 1 in own),
+            max(in_block, in_head) if len(cut.layers) - 1 in own else in_block,
         )
-        for rank, own in enumerate(cut.of_rank)
+        for rank, (own, params) in enumerate(zip(cut.of_rank, rank_params(job, layout), strict=True))
     ]
 
 
-def working(job: Job, layout: Layout, has_head: bool) -> float:
-    """Gradients of what is on the way: of the logits and the log of their probabilities, or in a block around GELU.
+def working(job: Job, layout: Layout) -> tuple[float, float]:
+    """Gradients on their way, in a block around GELU, and of the logits and the log of their probabilities.
 
     A block that is computed again has all of its activations.
     """
     precision = precision_of(job)
     around = 8 * job.model.n_embd * counts.tokens(job, layout) / layout.tp * precision.activation
-    again = counts.block_kept(job, layout._replace(recompute="none")).nbytes(precision)
-    block = around + again * (layout.recompute != "none")
-    return max(block, 2 * 4 * counts.logits(job, layout)) if has_head else block
+    if layout.recompute != "none":
+        around += counts.block_kept(job, layout._replace(recompute="none")).nbytes(precision)
+    return around, 2 * 4 * counts.logits(job, layout)
 
 
 def buffers(job: Job, layout: Layout) -> float:
@@ -179,5 +189,11 @@ def memory(job: Job, layout: Layout, shares: list[Share], owners: int) -> Memory
     gradient = precision.gradient / (owners if stage >= 2 else 1)
     states = precision.states / (owners if stage >= 1 else 1)
     most = max(shares, key=lambda s: s.params * (parameter + gradient + states) + s.activations + s.working)
-    held = (most.params * each for each in (parameter, gradient, states))
-    return Memory(*held, most.activations, most.working, buffers(job, layout))
+    return Memory(
+        most.params * parameter,
+        most.params * gradient,
+        most.params * states,
+        most.activations,
+        most.working,
+        buffers(job, layout),
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -19,42 +20,78 @@ from collectives.cost import Link, Network, Nodes, predict
 from parallelism.mesh import AXES
 from parallelism.planner.layout import Layout
 
-# Those that are the fastest somewhere, or nearly; others take long to price.  The first one is for a node alone.
-ALGORITHMS = {
-    "all_reduce": ("two_shot", "hierarchical_direct", "rabenseifner", "ring"),
-    "reduce_scatter": ("direct", "hierarchical_direct", "recursive_halving", "ring"),
-    "all_gather": ("direct", "hierarchical_direct", "recursive_doubling", "ring"),
-    "all_to_all": ("direct", "hierarchical_direct", "pairwise"),
+# In a node; and by messages: those that are the fastest somewhere, or nearly.  Others take long to price.
+IN_NODE = {
+    "all_reduce": ("two_shot",),
+    "reduce_scatter": ("direct",),
+    "all_gather": ("direct",),
+    "all_to_all": ("direct",),
 }
-
+BY_MESSAGES = {
+    "all_reduce": ("rabenseifner", "ring", "recursive_doubling"),
+    "reduce_scatter": ("recursive_halving", "ring"),
+    "all_gather": ("recursive_doubling", "ring"),
+    "all_to_all": ("pairwise", "bruck"),
+}
 
 DP, PP, RING, HEADS, TP = range(5)  # of which rings and groups that exchange heads make sp
 REPLICAS = DP, RING, HEADS
 
 
-class Group(NamedTuple):
-    """Ranks of an axis, numbered in their order, on their nodes; and the speeds that other groups leave them."""
+@dataclass(eq=False)
+class Group:
+    """Ranks of an axis, numbered in their order, on their nodes; so many groups have ranks on the same nodes."""
 
     nodes: Nodes
     network: Network
+    groups: int = 1
+    known_s: dict[tuple[str, int], float] = field(default_factory=dict)  # what has been asked for, to be fast
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(map(len, self.nodes))
 
+    @cached_property
+    def is_even(self) -> bool:
+        return all(len(node) == len(self.nodes[0]) for node in self.nodes)
+
+    @cached_property
+    def levels(self) -> tuple[Group, Group]:
+        """The ranks of one node, and counterparts across nodes, where these have as many."""
+        length = len(self.nodes[0])
+        across = tuple((rank,) for rank in range(len(self.nodes)))
+        return (
+            Group((tuple(range(length)),), self.network, self.groups),
+            Group(across, self.network, self.groups * length),
+        )
+
     def seconds(self, collective: str, nbytes: float) -> float:
-        """Of the fastest algorithm, on a vector of so many bytes: of all_gather the whole, that ranks get."""
-        return 0.0 if self.size == 1 or nbytes <= 0 else fastest(collective, round(nbytes), self)
+        """Of the fastest algorithm, on a vector of so many bytes: of all_gather the whole, that ranks get.
+
+        On several nodes what can be is done in each of them, and across them with counterparts.
+        """
+        if self.size == 1 or nbytes <= 0:
+            return 0.0
+        key = collective, round(nbytes)
+        if key not in self.known_s:
+            self.known_s[key] = self.by_levels(*key)
+        return self.known_s[key]
+
+    def by_levels(self, collective: str, nbytes: int) -> float:
+        if len(self.nodes) == 1 or len(self.nodes[0]) == 1 or not self.is_even or collective == "all_to_all":
+            return fastest(collective, nbytes, self.nodes, shared(self.network, self.groups))
+        within, across = self.levels
+        share = nbytes / within.size
+        if collective == "all_reduce":
+            inside_s = within.seconds("reduce_scatter", nbytes) + within.seconds("all_gather", nbytes)
+            return inside_s + across.seconds(collective, share)
+        return within.seconds(collective, nbytes) + across.seconds(collective, share)
 
 
 @lru_cache(maxsize=1 << 16)
-def fastest(collective: str, nbytes: int, group: Group) -> float:
-    alone, in_nodes, *by_messages = ALGORITHMS[collective]
-    names = [alone, *by_messages] if len(group.nodes) == 1 else by_messages
-    if len(group.nodes) > 1 and min(map(len, group.nodes)) > 1:
-        names = [in_nodes, *by_messages]
-    rows = [find(collective, name) for name in names]
-    return min(predict(row, nbytes, group.size, group.nodes, network=group.network) for row in rows)
+def fastest(collective: str, nbytes: int, nodes: Nodes, network: Network) -> float:
+    rows = [find(collective, name) for name in (IN_NODE if len(nodes) == 1 else BY_MESSAGES)[collective]]
+    return min(predict(row, nbytes, sum(map(len, nodes)), nodes, network=network) for row in rows)
 
 
 def shared(network: Network, groups: int) -> Network:
@@ -126,13 +163,8 @@ class Place:
 
         Nodes with unlike numbers of them can't be groups.
         """
-        nodes, groups = spread(self.node_of, REPLICAS)
-        length = len(nodes[0])
         found = {"all": (self.replicas, Group(((0,),), self.network))}
-        if all(len(node) == length for node in nodes):
-            across = Group(tuple((rank,) for rank in range(len(nodes))), shared(self.network, groups * length))
-            found["node"] = Group((tuple(range(length)),), shared(self.network, groups)), across
-        return found
+        return found | ({"node": self.replicas.levels} if self.replicas.is_even else {})
 
     def group(self, *axes: int) -> Group:
         return group_of(self.node_of, axes, self.network)
@@ -147,7 +179,7 @@ class Place:
 
 def group_of(node_of: np.ndarray, axes: tuple[int, ...], network: Network) -> Group:
     nodes, groups = spread(node_of, axes)
-    return Group(nodes, shared(network, groups))
+    return Group(nodes, network, groups)
 
 
 def spread(node_of: np.ndarray, axes: tuple[int, ...]) -> tuple[Nodes, int]:

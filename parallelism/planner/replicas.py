@@ -42,15 +42,15 @@ class Replicas:
     def bucket_params(self) -> float:
         return self.setting.job.bucket_mb * 2**20 / self.precision.gradient
 
-    def add_to(self, costs: np.ndarray) -> None:
-        """To each stage's passes: what shows of reductions of each micro-batch's gradients, and of stage 3's gathering.
+    def added_to(self, costs: np.ndarray) -> np.ndarray:
+        """To stages' passes: what shows of reductions of each micro-batch's gradients, and of stage 3's gathering.
 
         A block's are under way while the next one computes.
         """
         if self.zero_stage < 2:
-            return
+            return costs
         job, tp = self.setting.job, self.setting.layout.tp
-        each = counts.block_params(job.model, tp)
+        costs, each = costs.copy(), counts.block_params(job.model, tp)
         gather_s = self.gather_s(each) if self.zero_stage == 3 else 0.0
         reduce_s = self.reduce_s(each)
         for cost, layers in zip(costs, stages(job, self.setting.layout).layers, strict=True):
@@ -61,6 +61,7 @@ class Replicas:
             cost[INPUTS, ZERO] += self.reduce_s(rest)
             if self.zero_stage == 3:
                 cost[FORWARD, ZERO] += hidden * max(0.0, gather_s - forward_s) + gather_s + self.gather_s(rest)
+        return costs
 
 
 def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Seconds) -> float:

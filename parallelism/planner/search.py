@@ -18,7 +18,7 @@ from parallelism.planner.machine import Machine
 from parallelism.planner.memory import Memory, memory, shares
 from parallelism.planner.passes import Setting
 from parallelism.planner.place import Place
-from parallelism.planner.step import Time, least_s, least_with_replicas_s, time
+from parallelism.planner.step import Step, Time, least_s
 
 NEAREST = 3  # of the layouts that don't fit
 TIE = 1e-5  # part of a time by which others are no better
@@ -116,11 +116,10 @@ def fastest(candidates: list[Family], machine: Machine, number: int) -> list[Pla
         mesh = mesh_of(family.setting.layout)
         for layout, held in family.fitting:
             known = best.get(mesh)
-            setting = family.setting._replace(layout=layout)
-            beaten_s = min(limit_s, known.time.total * (1 + TIE) if known else math.inf)
-            if least_with_replicas_s(setting, family.costs, family.least_s) > beaten_s:
+            step = Step(family.setting._replace(layout=layout), family.costs, machine.network.copy_s_per_byte)
+            if step.least_s() > min(limit_s, known.time.total * (1 + TIE) if known else math.inf):
                 continue
-            planned = Planned(layout, held, time(setting, family.costs, machine.network.copy_s_per_byte))
+            planned = Planned(layout, held, step.time())
             best[mesh] = min(known or planned, planned, key=lambda planned: planned.key)
         if len(best) >= number:
             limit_s = sorted(planned.time.total for planned in best.values())[number - 1] * (1 + TIE)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from parallelism.pipeline_schedule import registry
-from parallelism.pipeline_schedule.price import Costs, price
+from parallelism.pipeline_schedule.price import EQUAL, Costs, play, rules
 from parallelism.planner import counts, passes
 from parallelism.planner.counts import precision_of
-from parallelism.planner.memory import stages, steady
+from parallelism.planner.memory import rank_params, stages, steady
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, Setting
 from parallelism.planner.replicas import Replicas, shown_s
 
@@ -37,26 +38,121 @@ class Time(NamedTuple):
 
     @property
     def exposed(self) -> float:
+        """Communication that shows, but for messages between stages, which are part of the bubble."""
         return self.tp + self.sp + self.zero + self.dp
 
 
-def time(setting: Setting, costs: np.ndarray, copy_s_per_byte: float) -> Time:
-    """Of a layout whose stages' passes, without ZeRO, are `costs`."""
-    layout, model, cut = setting.layout, setting.job.model, stages(setting.job, setting.layout)
-    replicas, costs = Replicas(setting), costs.copy()
-    replicas.add_to(costs)
-    most = max(counts.rank_params(model, layout.tp, cut.of(rank)) for rank in range(layout.pp))
-    if layout.pp == 1:
-        span_s = layout.num_micro_batches * float(costs.sum())
-        dp_s = gradients_s(setting, costs[0], replicas)
-    else:
-        span_s, dp_s = pipeline_s(setting, costs, replicas)
-    busy = max((layout.num_micro_batches * costs[list(own)].sum((0, 1)) for own in cut.of_rank), key=np.sum)
-    dp_s += replicas.across_s(most)
-    if layout.zero_stage in (1, 2):
-        dp_s += replicas.gather_s(most)
-    share = most / replicas.owners.size if layout.zero_stage else most
-    return Time(*map(float, busy), span_s - float(busy.sum()), dp_s, update_s(setting, share, copy_s_per_byte))
+class Step:
+    """A step of a layout whose stages' passes, without ZeRO, are `costs`."""
+
+    def __init__(self, setting: Setting, costs: np.ndarray, copy_s_per_byte: float):
+        self.setting, self.cut, self.replicas = setting, stages(setting.job, setting.layout), Replicas(setting)
+        self.costs = self.replicas.added_to(costs)
+        self.params = rank_params(setting.job, setting.layout)
+        most, zero_stage = max(self.params), setting.layout.zero_stage
+        self.after_s = self.replicas.across_s(most) + self.tied_s()
+        if zero_stage in (1, 2):
+            self.after_s += self.replicas.gather_s(most)
+        self.update_s = update_s(setting, most / (self.replicas.owners.size if zero_stage else 1), copy_s_per_byte)
+
+    @property
+    def reduces_at_end(self) -> bool:
+        """Whether gradients are summed up in the last micro-batch only."""
+        return self.setting.layout.zero_stage < 2
+
+    def tied_s(self) -> float:
+        """To sum up gradients of the vocabulary, which the first and the last stage have."""
+        vocabulary = counts.vocabulary_params(self.setting.job.model, self.setting.layout.tp)
+        return self.setting.place.ends.seconds("all_reduce", vocabulary * self.replicas.precision.gradient)
+
+    def time(self) -> Time:
+        number = self.setting.layout.num_micro_batches
+        busy = max((number * self.costs[list(own)].sum((0, 1)) for own in self.cut.of_rank), key=np.sum)
+        span_s, shown_s = self.pipeline() if self.setting.layout.pp > 1 else self.alone()
+        bubble_s = max(0.0, span_s - float(busy.sum()))
+        return Time(*map(float, busy), bubble_s, shown_s + self.after_s, self.update_s)  # type: ignore[call-arg]
+
+    def least_s(self) -> float:
+        """A bound that is had without the schedule: gradients come after the forward passes."""
+        bound_s = least_s(self.setting, self.costs)
+        if self.reduces_at_end:
+            for own, params in zip(self.cut.of_rank, self.params, strict=True):
+                forward_s = self.setting.layout.num_micro_batches * float(self.costs[list(own), FORWARD].sum())
+                bound_s = max(bound_s, forward_s + self.replicas.reduce_s(params))
+        return bound_s + self.after_s + self.update_s
+
+    def alone(self) -> tuple[float, float]:
+        """The passes of a model that is not cut, and how much longer it takes until its gradients are reduced."""
+        cost = self.costs[0]
+        span_s = self.setting.layout.num_micro_batches * float(cost.sum())
+        if not self.reduces_at_end:
+            return span_s, 0.0
+        ready = [*appearing(self.setting, cost)]
+        return span_s, shown_s(ready, self.replicas.bucket_params, self.replicas.reduce_s) - ready[-1][0]
+
+    def pipeline(self) -> tuple[float, float]:
+        """The passes of a pipeline, and how much longer it takes until its gradients are reduced.
+
+        Those of a stage are, after its last pass, while its rank goes on with others.
+        """
+        layout, model = self.setting.layout, self.setting.job.model
+        kinds = [tuple(self.costs[:, kind].sum(1).tolist()) for kind in (FORWARD, INPUTS, WEIGHTS)]
+        costs = Costs(*kinds, tuple(messages_s(self.setting)))  # type: ignore[call-arg]
+        few, rounds = steady(layout.pp, layout.num_micro_batches)
+        first_s, ends = played(layout.schedule, layout.pp, few, layout.virtual_stages, costs)
+        more_s = (
+            rounds and played(layout.schedule, layout.pp, few + layout.pp, layout.virtual_stages, costs)[0] - first_s
+        )
+        shown = 0.0
+        if self.reduces_at_end:
+            for own in self.cut.of_rank:
+                layers = [self.cut.layers[stage] for stage in own]
+                params = [counts.stage_params(model, layout.tp, part) for part in layers]
+                ready = sorted(zip([ends[stage] for stage in own], params, strict=True))
+                shown = max(shown, shown_s(ready, 1, self.replicas.reduce_s) - first_s)
+        return first_s + rounds * more_s, shown
+
+
+class Numbered(NamedTuple):
+    """A schedule whose actions are numbers, and each stage's last one."""
+
+    home: dict[int, int]
+    orders: list[list[int]]
+    last: list[int]
+
+
+@lru_cache(maxsize=256)
+def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> Numbered:
+    made = registry.make(schedule, pp, num_micro_batches, virtual_stages)
+    number = rules(made.home, num_micro_batches, EQUAL).number
+    last = {action.stage: number(action) for order in made.orders for action in order}
+    return Numbered(
+        made.home, [list(map(number, order)) for order in made.orders], [last[s] for s in range(made.num_stages)]
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def played(
+    schedule: str, pp: int, num_micro_batches: int, virtual_stages: int, costs: Costs
+) -> tuple[float, list[float]]:
+    """How long a schedule takes, and when each stage's last pass ends."""
+    made = numbered(schedule, pp, num_micro_batches, virtual_stages)
+    known = rules(made.home, num_micro_batches, costs)
+    begin_s, span_s = play(made.orders, known)
+    return span_s, [begin_s[number] + known.takes_s[number] for number in made.last]
+
+
+def least_s(setting: Setting, costs: np.ndarray) -> float:
+    """Of each rank its passes, the forward passes that come before, and the backward ones after: none is faster.
+
+    Where weights' parts are put off, a rank does those while it would wait for the last backward passes.
+    """
+    cut = stages(setting.job, setting.layout)
+    kinds = costs.sum(2)
+    backward = (kinds[:, INPUTS] + kinds[:, WEIGHTS]) * (not cut.splits)
+    before, after = ([0.0, *accumulate(passes.tolist())] for passes in (kinds[:, FORWARD], backward))
+    number = setting.layout.num_micro_batches
+    return max(number * float(kinds[list(own)].sum()) + before[own[0]] + after[own[0]] for own in cut.of_rank)
 
 
 def update_s(setting: Setting, num_params: float, copy_s_per_byte: float) -> float:
@@ -66,18 +162,10 @@ def update_s(setting: Setting, num_params: float, copy_s_per_byte: float) -> flo
     return num_params * touched / 2 * copy_s_per_byte
 
 
-def gradients_s(setting: Setting, cost: np.ndarray, replicas: Replicas) -> float:
-    """What shows of reductions during the last backward pass of a model that is not cut."""
-    if setting.layout.zero_stage >= 2:
-        return 0.0
-    ready = [*appearing(setting, cost)]
-    return shown_s(ready, replicas.bucket_params, replicas.reduce_s) - ready[-1][0]
-
-
 def appearing(setting: Setting, cost: np.ndarray) -> Iterator[tuple[float, float]]:
-    """When gradients are ready in a backward pass, and of how many parameters: the head's and norm's, blocks', others'.
+    """When gradients are ready in a backward pass, and of how many parameters: the norm's, blocks', and others'.
 
-    Those of the vocabulary, which the embedding has, too, come last.
+    Those of the vocabulary, which the embedding has as well as the head, come last.
     """
     model, tp = setting.job.model, setting.layout.tp
     backward_s = float(cost[[INPUTS, WEIGHTS]].sum())
@@ -89,35 +177,6 @@ def appearing(setting: Setting, cost: np.ndarray) -> Iterator[tuple[float, float
     yield backward_s, counts.embedding_params(model, tp)
 
 
-def pipeline_s(setting: Setting, costs: np.ndarray, replicas: Replicas) -> tuple[float, float]:
-    """How long the passes of a pipeline take, and how much longer it takes until its gradients are reduced.
-
-    A stage's are, after its last pass, while its rank goes on with others; those of tied parameters in the end.
-    """
-    layout, model, cut = setting.layout, setting.job.model, stages(setting.job, setting.layout)
-    kinds = costs.sum(2)
-    prices = Costs(*(kinds[:, kind].tolist() for kind in (FORWARD, INPUTS, WEIGHTS)), messages_s(setting))
-    few, rounds = steady(layout.pp, layout.num_micro_batches)
-    made = (registry.make(layout.schedule, layout.pp, m, layout.virtual_stages) for m in (few, few + layout.pp))
-    first = price(next(made), prices)
-    span_s = first.span_s + (rounds * (price(next(made), prices).span_s - first.span_s) if rounds else 0.0)
-    tied_s = setting.place.ends.seconds(
-        "all_reduce", counts.vocabulary_params(model, layout.tp) * replicas.precision.gradient
-    )
-    if layout.zero_stage >= 2:
-        return span_s, tied_s
-    ends = {action.stage: end for action, end in sorted(first.end_s.items(), key=lambda pair: pair[1])}
-    done_s = max(
-        shown_s(
-            sorted((ends[stage], counts.stage_params(model, layout.tp, cut.layers[stage])) for stage in own),
-            1,
-            replicas.reduce_s,
-        )
-        for own in cut.of_rank
-    )
-    return span_s, max(0.0, done_s - first.span_s) + tied_s
-
-
 def messages_s(setting: Setting) -> list[float]:
     """From each stage to the next."""
     home = {stage: rank for rank, own in enumerate(stages(setting.job, setting.layout).of_rank) for stage in own}
@@ -126,33 +185,3 @@ def messages_s(setting: Setting) -> list[float]:
         setting.place.to_stage(home[stage], home[stage + 1]).seconds(nbytes) if home[stage] != home[stage + 1] else 0.0
         for stage in range(len(home) - 1)
     ]
-
-
-def least_s(setting: Setting, costs: np.ndarray) -> float:
-    """A bound that no schedule beats: each rank's passes, the forward passes that come before, and backward ones after.
-
-    Where weights' parts are put off, a rank does those while it would wait for the last backward passes.
-    """
-    cut = stages(setting.job, setting.layout)
-    kinds = costs.sum(2)
-    backward = kinds[:, INPUTS] + kinds[:, WEIGHTS]
-    before = [0.0, *accumulate(kinds[:, FORWARD].tolist())]
-    after = [0.0, *accumulate(backward.tolist())] if not cut.splits else [0.0] * (len(kinds) + 1)
-    return max(
-        setting.layout.num_micro_batches * float(kinds[list(own)].sum()) + before[own[0]] + after[own[0]]
-        for own in cut.of_rank
-    )
-
-
-def least_with_replicas_s(setting: Setting, costs: np.ndarray, passes_s: float) -> float:
-    """A bound for a layout with ZeRO, given one for its passes: gradients come after the first forward pass."""
-    layout, cut = setting.layout, stages(setting.job, setting.layout)
-    replicas, model = Replicas(setting), setting.job.model
-    if layout.zero_stage >= 2:
-        return passes_s
-    ranks = [
-        float(costs[list(cut.of_rank[rank]), FORWARD].sum()) * layout.num_micro_batches
-        + replicas.reduce_s(counts.rank_params(model, layout.tp, cut.of(rank)))
-        for rank in range(layout.pp)
-    ]
-    return max(passes_s, *ranks)
