@@ -111,11 +111,11 @@ def between_tp(layout: Layout) -> int:
 
 
 def block_kept(job: Job, layout: Layout) -> Kept:
-    """With recomputation its input, else the inputs of both norms and all that follows.
+    """With full recomputation its input, else the inputs of both norms and all that follows.
 
     Those are the norms' results, with two numbers a token, q, k and v, attention's result and the log of its sums, the
     inputs of GELU and its results; with dropout the masks, and attention's probabilities, masked and not, and theirs,
-    unless keys go round a ring.
+    unless keys go round a ring.  Selective recomputation spares GELU's results, and the probabilities.
     """
     model, num_tokens = job.model, tokens(job, layout)
     width, kv_width = widths(model)
@@ -126,9 +126,11 @@ def block_kept(job: Job, layout: Layout) -> Kept:
     in_ring = layout.sp > parts
     activation = 2 * between * width + split * (10 * width + 2 * kv_width) + split * width * in_ring
     attention = split * model.n_head
+    if layout.recompute == "selective":
+        activation -= 4 * split * width
     if model.dropout:
         activation += 2 * between * width
-        attention *= 1 if in_ring else 3 * model.block_size
+        attention *= 1 if in_ring or layout.recompute == "selective" else 3 * model.block_size
     return Kept(2 * between * width, activation, 4 * between + attention, block_params(model, layout.tp))
 
 

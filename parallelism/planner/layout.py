@@ -12,7 +12,7 @@ from parallelism.sequence import Shares
 
 # naive has one stage at work at a time; gpipe takes as long as 1f1b, with more memory.
 SCHEDULES = [name for name in REGISTRY if name not in ("naive", "gpipe")]
-RECOMPUTE = ("none", "full")
+RECOMPUTE = ("none", "selective", "full")
 ZERO_GROUPS = ("all", "node")
 MOST_VIRTUAL_STAGES = 8
 

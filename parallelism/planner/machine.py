@@ -8,12 +8,16 @@ from collectives.cost import Network, Nodes
 
 
 class Machine(NamedTuple):
-    """`flops_per_s` is what a rank does in matrix products, `memory_bytes` what it may hold."""
+    """`flops_per_s` is what a rank does in matrix products, `memory_bytes` what it may hold.
+
+    However small a block is, a pass of it takes `least_pass_s`.
+    """
 
     nodes: Nodes
     network: Network
     flops_per_s: float
     memory_bytes: float
+    least_pass_s: float = 0.0
 
     @property
     def world_size(self) -> int:

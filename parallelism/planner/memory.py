@@ -29,6 +29,23 @@ class Memory(NamedTuple):
     def total(self) -> float:
         return sum(self)
 
+    def __str__(self) -> str:
+        """The total, and its parts, the largest first.
+
+        >>> print(Memory(4e9, 4e9, 8e9, 0, 1e6, 0))
+        16.0 GB (optimizer 8.0 GB, parameters 4.0 GB, gradients 4.0 GB, working 1.0 MB)
+        """
+        parts = sorted(self._asdict().items(), key=lambda part: -part[1])
+        return f"{in_bytes(self.total)} ({', '.join(f'{name} {in_bytes(part)}' for name, part in parts if part)})"
+
+
+def in_bytes(number: float) -> str:
+    unit, size = next(((unit, size) for unit, size in UNITS.items() if number >= size), ("B", 1.0))
+    return f"{number / size:.1f} {unit}"
+
+
+UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
+
 
 Alive = tuple[tuple[int, ...], ...]  # of a rank: how many activations of each of its stages, when none has more of all
 

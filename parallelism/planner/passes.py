@@ -29,6 +29,7 @@ class Setting(NamedTuple):
     layout: Layout
     place: Place
     flops_per_s: float
+    least_pass_s: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -40,6 +41,11 @@ class Setting(NamedTuple):
 
     def compute_s(self, flops_per_token: float) -> float:
         return flops_per_token * self.tokens / self.layout.tp / self.flops_per_s
+
+    def gelu_s(self) -> float:
+        """To read what is four times as wide, and write as much."""
+        nbytes = 4 * self.activation_bytes / self.layout.tp
+        return nbytes * self.place.network.copy_s_per_byte
 
     @property
     def activation_bytes(self) -> int:
@@ -64,7 +70,8 @@ def block(setting: Setting) -> np.ndarray:
     """Of one block."""
     made, model = empty(), setting.job.model
     matrices, attention = setting.compute_s(matrix_flops(model)), setting.compute_s(attention_flops(model))
-    made[:, COMPUTE] = matrices + attention, matrices + 2 * attention, matrices
+    seconds = matrices + attention, matrices + 2 * attention, matrices
+    made[:, COMPUTE] = np.maximum(seconds, setting.least_pass_s)
     width, kv_width = counts.widths(model)
     columns = width + 2 * kv_width, 4 * width
     made[FORWARD, TP] = 2 * (setting.gather_s() + setting.sum_s())
@@ -73,6 +80,9 @@ def block(setting: Setting) -> np.ndarray:
     if setting.layout.recompute == "full":
         made[INPUTS] += made[FORWARD]
         made[INPUTS, TP] -= setting.sum_s()  # the last one: nothing keeps its result
+    if setting.layout.recompute == "selective":
+        in_ring = setting.layout.sp > setting.job.head_ranks(setting.layout.sp)
+        made[INPUTS, COMPUTE] += setting.gelu_s() + attention * (model.dropout > 0 and not in_ring)
     return made
 
 

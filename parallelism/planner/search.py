@@ -15,7 +15,7 @@ import numpy as np
 from parallelism.planner import passes
 from parallelism.planner.layout import Job, Layout, families, mesh_of, meshes, refusal, refused_mesh
 from parallelism.planner.machine import Machine
-from parallelism.planner.memory import Memory, memory, shares
+from parallelism.planner.memory import Memory, in_bytes, memory, shares
 from parallelism.planner.passes import Setting
 from parallelism.planner.place import Place
 from parallelism.planner.step import Step, Time, least_s
@@ -71,7 +71,7 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED,
             continue
         place = Place(mesh, machine.node_of, machine.network, job.head_ranks(mesh.sp))
         for layout in found:
-            setting = Setting(job, layout, place, machine.flops_per_s)
+            setting = Setting(job, layout, place, machine.flops_per_s, machine.least_pass_s)
             held = [*variants(setting, fixed)]
             fits = [pair for pair in held if pair[1].total <= machine.memory_bytes]
             misses = [pair for pair in held if pair[1].total > machine.memory_bytes]
@@ -124,3 +124,27 @@ def fastest(candidates: list[Family], machine: Machine, number: int) -> list[Pla
         if len(best) >= number:
             limit_s = sorted(planned.time.total for planned in best.values())[number - 1] * (1 + TIE)
     return sorted(best.values(), key=lambda planned: planned.key)[:number]
+
+
+def best(job: Job, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED) -> Planned:
+    """The best of all layouts that have the values which are `fixed`, by name.
+
+    Raises: ValueError where none fits, with those that miss by least, and where the model can't be divided.
+    """
+    plan = search(job, machine, fixed)
+    if not plan.best:
+        raise ValueError(nothing(plan, machine))
+    return plan.best[0]
+
+
+def nothing(plan: Plan, machine: Machine) -> str:
+    """Why there is no layout."""
+    if not plan.too_large:
+        why, number = plan.undivided.most_common(1)[0] if plan.undivided else ("none has the values asked for", 0)
+        others = f", and {plan.undivided.total() - number} others" if plan.undivided.total() > number else ""
+        return f"no layout of {machine.world_size} ranks: {why}{others}"
+    layout, held = plan.nearest[0]
+    return (
+        f"none of {plan.too_large} layouts of {machine.world_size} ranks fits into {in_bytes(machine.memory_bytes)} a "
+        f"rank; the nearest, {layout}, takes {held}: use more ranks, or a smaller model or batch"
+    )
