@@ -185,7 +185,7 @@ def working(job: Job, layout: Layout) -> tuple[float, float]:
     return around, 2 * 4 * counts.logits(job, layout)
 
 
-def buffers(job: Job, layout: Layout) -> float:
+def buffers(job: Job, layout: Layout, params: int) -> float:
     """For what comes from other ranks: the next block's parameters, buckets of gradients, activations."""
     precision = precision_of(job)
     block = counts.block_params(job.model, layout.tp)
@@ -193,7 +193,8 @@ def buffers(job: Job, layout: Layout) -> float:
     total = 2.0 * activations * (layout.tp > 1) + 2.0 * activations / counts.between_tp(layout) * (layout.pp > 1)
     if layout.zero_stage == 2:
         largest = max(counts.vocabulary_params(job.model, layout.tp), 4 * job.model.n_embd**2 // layout.tp)
-        total += 2 * max(job.bucket_mb * 2**20, largest * precision.gradient)
+        bucket = max(job.bucket_mb * 2**20, largest * precision.gradient)
+        total += min(2 * bucket, params * precision.gradient)
     if layout.zero_stage == 3:
         total += block * (2 * precision.parameter + precision.gradient)
     return total
@@ -212,5 +213,5 @@ def memory(job: Job, layout: Layout, shares: list[Share], owners: int) -> Memory
         most.params * states,
         most.activations,
         most.working,
-        buffers(job, layout),
+        buffers(job, layout, most.params),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 
 from parallelism.pipeline_schedule import registry
 from parallelism.pipeline_schedule.price import EQUAL, Costs, play, rules
-from parallelism.planner import counts, passes
+from parallelism.planner import counts
 from parallelism.planner.counts import precision_of
 from parallelism.planner.memory import rank_params, stages, steady
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, Setting
@@ -87,8 +86,7 @@ class Step:
         span_s = self.setting.layout.num_micro_batches * float(cost.sum())
         if not self.reduces_at_end:
             return span_s, 0.0
-        ready = [*appearing(self.setting, cost)]
-        return span_s, shown_s(ready, self.replicas.bucket_params, self.replicas.reduce_s) - ready[-1][0]
+        return span_s, self.replicas.shown_in_s(cost, self.cut.layers[0])
 
     def pipeline(self) -> tuple[float, float]:
         """The passes of a pipeline, and how much longer it takes until its gradients are reduced.
@@ -160,21 +158,6 @@ def update_s(setting: Setting, num_params: float, copy_s_per_byte: float) -> flo
     precision = precision_of(setting.job)
     touched = 2 * precision.states + 2 * precision.parameter + precision.gradient
     return num_params * touched / 2 * copy_s_per_byte
-
-
-def appearing(setting: Setting, cost: np.ndarray) -> Iterator[tuple[float, float]]:
-    """When gradients are ready in a backward pass, and of how many parameters: the norm's, blocks', and others'.
-
-    Those of the vocabulary, which the embedding has as well as the head, come last.
-    """
-    model, tp = setting.job.model, setting.layout.tp
-    backward_s = float(cost[[INPUTS, WEIGHTS]].sum())
-    head_s = float(passes.head(setting)[[INPUTS, WEIGHTS]].sum())
-    block_s = (backward_s - head_s) / model.n_layer
-    yield head_s, counts.norm_params(model)
-    for number in range(1, model.n_layer + 1):
-        yield head_s + number * block_s, counts.block_params(model, tp)
-    yield backward_s, counts.embedding_params(model, tp)
 
 
 def messages_s(setting: Setting) -> list[float]:
