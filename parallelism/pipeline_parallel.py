@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -25,8 +25,7 @@ class PipelineParallel:
     over those of dp and sp.
 
     Each rank gives the same model; what other ranks' stages have of it goes.  Stages are balanced by the layers' costs.
-    What is left lies in `arena`.  `prepare` is called with the micro-batch before each forward pass, which `computing`
-    encloses.
+    What is left lies in `arena`.  `prepare` is called with the micro-batch before each forward pass.
 
     Raises: InputError for more stages than layers.
     """
@@ -39,7 +38,6 @@ class PipelineParallel:
         mesh: Mesh,
         device: str = "cpu",
         prepare: Callable[[Batch], None] = lambda batch: None,
-        computing: Callable[[], AbstractContextManager] = nullcontext,
     ):
         with mesh.comm.agreed("PipelineParallel"):
             parts = balance([layer.cost for layer in layers], schedule.num_stages)
@@ -48,7 +46,7 @@ class PipelineParallel:
         tied = tied_names(model)
         order = schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
-        stages = cut(model, [within(computing, layer) for layer in layers], self.parts, prepare, splits)
+        stages = cut(model, layers, self.parts, prepare, splits)
         self.arena = Arena(model, mesh.comm, device)
         modules = {stage: owned.layer.modules for stage, owned in stages.items()}
         self.reduction = Reduction(model, modules, order, self.arena, mesh.along("dp", "sp"))
@@ -69,6 +67,8 @@ class PipelineParallel:
 
 
 def within(context: Callable[[], AbstractContextManager], layer: Layer) -> Layer:
+    """The layer, computed in a context, such as autocast's."""
+
     def run(x, batch):
         with context():
             return layer.run(x, batch)
