@@ -197,6 +197,7 @@ def buffers(job: Job, layout: Layout, params: int) -> float:
         total += min(2 * bucket, params * precision.gradient)
     if layout.zero_stage == 3:
         total += block * (2 * precision.parameter + precision.gradient)
+        total += params % block * precision.parameter  # what is in no block stays during a pass
     return total
 
 
