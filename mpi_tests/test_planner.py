@@ -2,9 +2,11 @@
 
 import random
 import re
+import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from collectives import InputError
 from collectives.algorithms import find
 from collectives.cost import Link, Network, predict
 from collectives.simulate.fabrics import FABRICS
@@ -26,16 +29,20 @@ from parallelism.pipeline_schedule import registry
 from parallelism.pipeline_schedule.actions import FORWARD, count_peaks
 from parallelism.pipeline_schedule.price import Costs, price
 from parallelism.plan import gpt2_plan, matching
-from parallelism.planner import Job, Layout, Machine, best, measure
+from parallelism.planner import Job, Layout, Machine, best
+from parallelism.planner.__main__ import __doc__ as described
 from parallelism.planner.__main__ import main
 from parallelism.planner.counts import block_kept, head_kept, precision_of
+from parallelism.planner.flags import asked
 from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
-from parallelism.planner.memory import alive, memory, outline, rank_params, shares
+from parallelism.planner.memory import Memory, alive, memory, outline, rank_params, shares
 from parallelism.planner.passes import Setting, of_stages
 from parallelism.planner.place import Group, Place
+from parallelism.planner.ranks import best_layout
 from parallelism.planner.replicas import shown_s
-from parallelism.planner.search import search
-from parallelism.planner.step import Step, played
+from parallelism.planner.report import command, missed, row, slower
+from parallelism.planner.search import Found, Planned, search
+from parallelism.planner.step import Step, Time, played
 from parallelism.shard import Shard
 from parallelism.stage import cut, gpt2_layers
 
@@ -463,6 +470,40 @@ def test_1024_ranks_are_planned_in_seconds():
 # Its face
 
 
+def test_why_a_layout_is_slower():
+    held = Memory(4e9, 4e9, 8e9, 1e9, 0, 0)
+    first = Planned(Layout(dp=4), held, Time(1.0, 0, 0, 0, 0, 0.25, 0))
+    other = Planned(Layout(dp=2, tp=2), held, Time(1.0, 0.5, 0, 0, 0.25, 0, 0))
+    assert slower(other, first) == "40.0% slower: 500.0 ms more for sums between tp ranks"
+    assert row(other, 7000).split() == [
+        "1.8",
+        "s",
+        "4.0k",
+        "17.0",
+        "GB",
+        "14.3%",
+        "28.6%",
+        "compute",
+        "dp",
+        "2",
+        "tp",
+        "2",
+    ]
+    assert "  3: why" in [*missed(on(4), Found([first], 1, 1, [(Layout(), held)], Counter({"why": 3})))]
+    assert command(other.layout) == (
+        "--dp 2 --pp 1 --sp 1 --tp 2 --zero_stage 0 --zero_group all --recompute none --micro_batch_size 1 "
+        "--num_micro_batches 1"
+    )
+
+
+def test_gradients_of_fewer_bytes_take_less_time():
+    times = [
+        step_of(Job(SMALL, 2, "bfloat16", grad_dtype=grad_dtype), Layout(dp=2), on(2, 1)).time().dp
+        for grad_dtype in (None, "bfloat16")
+    ]
+    assert times[1] < times[0]
+
+
 def test_without_mpi_and_torch():
     code = (
         "import sys; sys.modules['mpi4py'] = sys.modules['torch'] = None; "
@@ -486,9 +527,10 @@ def test_without_mpi_and_torch():
         ("--pp 8", "no layout of 8 ranks: n_layer=4 is fewer than 8 stages"),
         ("--global_batch_size 3 --dp 8", "no layout of 8 ranks: global_batch_size=3 can't be shared by dp=8"),
         ("--micro_batch_size 0", "micro_batch_size=0 must be at least 1"),
-        ("--fabric 100gbe", "--fabric 100gbe has no device: pass --tflops and --memory, or --measure this machine's"),
-        ("--tflops 0", "--tflops must be above 0"),
-        ("--efficiency 1.5", "--efficiency above 0 and at most 1"),
+        ("--fabric 100gbe", "--fabric 100gbe has no device: pass --tflops and --memory, or --measure"),
+        ("--tflops 0", "--tflops 0 must be above 0"),
+        ("--efficiency 1.5", "use an --efficiency above 0 and at most 1"),
+        ("--master_weights", "master_weights are kept beside 16-bit parameters, but dtype=float32: use bfloat16"),
         ("--within 1 0", "--within: 0 GB/s must be above 0"),
         ("--zero_stage 4", "invalid choice"),
         ("--n_embd 190", "n_embd=190 can't be split over n_head=4"),
@@ -506,6 +548,31 @@ def test_bad_input(capsys, flags, why):
     assert err.count("\n") == 1
 
 
+def test_bad_files(capsys, tmp_path):
+    for line, why in (
+        ("zero_stage = 7", "zero_stage=7 is unknown: use 0, 1, 2, 3"),
+        ("schedule = 'best'", "schedule='best' is unknown: use naive, gpipe, "),
+        ("tp = 'two'", "tp = 'two' must be of type int"),
+    ):
+        (tmp_path / "job.toml").write_text(line)
+        assert main(["--config", str(tmp_path / "job.toml")]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_what_a_file_says_of_layouts_stands(tmp_path):
+    (tmp_path / "job.toml").write_text("tp = 2\nmicro_batch_size = 4\nnum_micro_batches = 3\nlr = 1.0")
+    found = asked(["--config", str(tmp_path / "job.toml"), "--pp", "1", "--hosts", "2"], None)
+    assert found.fixed == {"pp": 1, "tp": 2}
+    assert found.job.global_batch_size == 16 * 4 * 3
+    assert asked(["--micro_batch_size", "4"], None).fixed == {"micro_batch_size": 4}
+
+
+@pytest.mark.parametrize("command", re.findall(r"^python -m parallelism.planner (.*)", described, re.MULTILINE))
+def test_commands_that_help_shows(command, capsys):
+    assert main(shlex.split(command)) == 0
+    assert "python train.py --dp" in capsys.readouterr().out
+
+
 def test_what_does_not_fit_is_said(capsys):
     assert main(["--memory", "0.002", "--spare", "0"]) == 2
     _, err = capsys.readouterr()
@@ -519,19 +586,18 @@ def test_what_does_not_fit_is_said(capsys):
     assert "of those that don't fit into 10.0 MB, the nearest:" in out
 
 
-def test_a_machine_that_is_measured(capsys):
-    flags = "--fabric 100gbe --gpus 2 --measure --n_layer 2 --n_embd 32 --n_head 2 --block_size 16"
-    assert main(flags.split()) == 0
-    assert "TFLOP/s" in capsys.readouterr().out
-
-
 @pytest.mark.sizes(2, 4)
-def test_ranks_agree_on_what_they_measure(comm):
-    job = Job(SMALL, 8)
-    found = measure.machine(comm, job)
-    assert found.nodes == comm.topology.nodes
-    numbers = np.array([found.flops_per_s, found.memory_bytes, found.least_pass_s])
+def test_ranks_get_the_same_layout(comm):
+    planned = best_layout(comm, Job(SMALL, 8), {"zero_stage": 1})
+    layout = planned.layout
+    assert layout.dp * layout.pp * layout.sp * layout.tp == comm.size
+    assert layout.zero_stage == 1
+    numbers = np.array([planned.time.total, planned.memory.total, layout.dp, layout.pp, layout.micro_batch_size])
     assert comm.all_reduce(numbers.copy(), op="max").tolist() == comm.all_reduce(numbers, op="min").tolist()
     assert min(numbers) > 0
-    layout = best(job, found).layout
-    assert layout.dp * layout.pp * layout.sp * layout.tp == comm.size
+
+
+@pytest.mark.sizes(2)
+def test_ranks_that_no_layout_fits(comm):
+    with pytest.raises(InputError, match="no layout of 2 ranks: global_batch_size=3 can't be shared by dp=2"):
+        best_layout(comm, Job(SMALL, 3), {"dp": 2})

@@ -1,7 +1,7 @@
 """Predict memory and time of a step for every layout, and list the best.  Neither MPI nor torch is needed.
 
 python -m parallelism.planner --config configs/small.toml --hosts 8 --gpus 8
-python -m parallelism.planner --n_layer 32 --n_embd 4096 --n_head 32 --block_size 4096 --dtype bfloat16 --hosts 16
+python -m parallelism.planner --n_layer 32 --n_embd 4096 --n_head 32 --block_size 4096 --dtype bfloat16 --hosts 2
 python -m parallelism.planner --config configs/small.toml --fabric 100gbe --gpus 2 --measure --tp 1
 """
 
@@ -19,10 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         what = asked(arguments, __doc__)
         print("\n".join(what.words), flush=True)
-        plan = search(what.job, what.machine, what.fixed, what.number)
-        if not plan.best:
-            raise ValueError(nothing(plan, what.machine))
-        print("\n".join(report(what.job, what.machine, plan)))
+        found = search(what.job, what.machine, what.fixed, what.number)
+        if not found.best:
+            raise ValueError(nothing(found, what.machine))
+        print("\n".join(report(what.job, what.machine, found)))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

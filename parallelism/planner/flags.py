@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple, get_type_hints
 
 from collectives.cost import Network, Nodes
@@ -16,14 +15,16 @@ from collectives.simulate.fabrics import FABRICS
 from collectives.simulate.flags import add_network_flags, in_nodes, measured, number, with_flags
 from models.config import GPTConfig
 from models.flags import Parser, add_flag, from_toml
+from parallelism.mesh import AXES
 from parallelism.pipeline_schedule import registry
 from parallelism.planner.counts import ITEMSIZES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, Job, Layout
-from parallelism.planner.machine import DEVICES, Machine
+from parallelism.planner.machine import DEVICES, SPARE, Machine
 from parallelism.planner.memory import in_bytes
 from parallelism.sequence import ORDERS
 
-EFFICIENCY, SPARE, LEAST_PASS_US = 0.5, 0.1, 50.0
+COUNTS = {"global_batch_size", "micro_batch_size", "num_micro_batches", "virtual_stages", "sp_heads", *AXES}
+EFFICIENCY, LEAST_PASS_US = 0.5, 50.0  # nowhere stated: what is usual
 
 
 def flag(default: Any, text: str, **more: Any) -> Any:
@@ -77,27 +78,32 @@ class Asked(NamedTuple):
 def asked(arguments: Sequence[str] | None, description: str | None) -> Asked:
     """Raises: ValueError for what makes no sense, with the remedy."""
     flags = parser(description).parse_args(arguments)
-    hints, names = get_type_hints(Settings), [each.name for each in fields(Settings)]
-    given = {name: getattr(flags, name) for name in names if hasattr(flags, name)}
-    written = from_toml(flags.config, hints, strict=False) if flags.config else {}
-    others = [name for name in written if name not in hints]
-    settings = Settings(**{**{name: value for name, value in written.items() if name in hints}, **given})
-    written.pop("micro_batch_size", None)
-    fixed = {name: getattr(settings, name) for name in Layout._fields if name in {**written, **given}}
-    fixed.pop("num_micro_batches", None)
-    nodes, network, links = place(flags)
+    settings, fixed, others = settings_of(flags)
     check(settings)
+    if flags.number < 1:
+        raise ValueError(f"--number {flags.number}: use 1 or more")
+    nodes, network, links = place(flags)
     job = job_of(settings, sum(map(len, nodes)))
-    rate, memory, ranks = speed(flags, job)
-    least_us = LEAST_PASS_US if flags.least_pass is None else flags.least_pass
-    if flags.measure and flags.least_pass is None:
-        least_us = 1e6 * measuring().least_pass_s()
+    machine, ranks = machine_of(flags, job, nodes, network)
     words = [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks]
     if others:
         words.append(f"{flags.config}: {', '.join(others)} have no part in this")
-    if flags.number < 1:
-        raise ValueError(f"--number {flags.number}: use 1 or more")
-    return Asked(job, Machine(nodes, network, rate, memory, least_us * 1e-6), fixed, flags.number, words)
+    return Asked(job, machine, fixed, flags.number, words)
+
+
+def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], list[str]]:
+    """Those of the flags, else of the file; those of them that a layout must have; and the file's others.
+
+    A micro_batch_size in the file, which train.py needs, makes the samples of a step; layouts may have another.
+    """
+    hints = get_type_hints(Settings)
+    given = {name: getattr(flags, name) for name in hints if hasattr(flags, name)}
+    written = from_toml(flags.config, hints, strict=False) if flags.config else {}
+    known = {name: value for name, value in written.items() if name in hints}
+    settings = Settings(**{**known, **given})
+    asked_for = {*known, *given} - {"num_micro_batches"} - ({"micro_batch_size"} - {*given})
+    fixed = {name: getattr(settings, name) for name in Layout._fields if name in asked_for}
+    return settings, fixed, [name for name in written if name not in hints]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -124,20 +130,17 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def check(settings: Settings) -> None:
-    for name in (
-        "global_batch_size",
-        "micro_batch_size",
-        "num_micro_batches",
-        "dp",
-        "pp",
-        "sp",
-        "tp",
-        "virtual_stages",
-    ):
-        if (value := getattr(settings, name)) is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
+    """Raises: ValueError for values that no model or layout can have, also where a file has them."""
+    for each in fields(Settings):
+        value, choices = getattr(settings, each.name), each.metadata.get("choices")
+        if value is not None and choices and value not in choices:
+            raise ValueError(f"{each.name}={value!r} is unknown: use {', '.join(map(str, choices))}")
+        if value is not None and each.name in COUNTS and value < 1:
+            raise ValueError(f"{each.name}={value} must be at least 1")
     if settings.bucket_mb <= 0:
         raise ValueError(f"bucket_mb={settings.bucket_mb} must be above 0")
+    if settings.master_weights and ITEMSIZES[settings.dtype] != 2:
+        raise ValueError(f"master_weights are kept beside 16-bit parameters, but dtype={settings.dtype}: use bfloat16")
 
 
 def job_of(settings: Settings, world_size: int) -> Job:
@@ -163,34 +166,28 @@ def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
     return in_nodes(hosts * gpus, gpus), with_flags(network, flags), words
 
 
-def speed(flags: argparse.Namespace, job: Job) -> tuple[float, float, str]:
-    """How fast a rank computes, what it may hold, and both in words."""
-    device = DEVICES.get(flags.fabric)
-    peak = flags.tflops * 1e12 if flags.tflops is not None else device and device.peak_flops_per_s[job.dtype]
-    memory = flags.memory * 1e9 if flags.memory is not None else device and device.memory_bytes
-    efficiency = flags.efficiency
+def machine_of(flags: argparse.Namespace, job: Job, nodes: Nodes, network: Network) -> tuple[Machine, str]:
+    """With ranks that are given, measured, or the fabric's devices, in this order; and these in words."""
+    if not 0 < flags.efficiency <= 1 or not 0 <= flags.spare < 1:
+        raise ValueError("use an --efficiency above 0 and at most 1, and a --spare of at least 0 and below 1")
+    peak, memory, least_s, efficiency = None, None, LEAST_PASS_US * 1e-6, flags.efficiency
+    if device := DEVICES.get(flags.fabric):
+        peak, memory = device.peak_flops_per_s[job.dtype], device.memory_bytes
     if flags.measure:
-        measure = measuring()
-        efficiency = efficiency if flags.tflops is not None else 1.0
-        peak = peak if flags.tflops is not None else measure.flops_per_s(job)
-        memory = memory if flags.memory is not None else measure.memory_bytes(ranks=flags.gpus or 1)
+        ranks = import_module("parallelism.planner.ranks")  # takes torch, as nothing else here does
+        peak, efficiency, least_s = ranks.flops_per_s(job), 1.0, ranks.least_pass_s()
+        memory = ranks.memory_bytes(ranks=len(nodes[0]))
+    if flags.tflops is not None:
+        peak, efficiency = flags.tflops * 1e12, flags.efficiency
+    memory = memory if flags.memory is None else flags.memory * 1e9
+    least_s = least_s if flags.least_pass is None else flags.least_pass * 1e-6
     if peak is None or memory is None:
-        raise ValueError(
-            f"--fabric {flags.fabric} has no device: pass --tflops and --memory, or --measure this machine's"
-        )
-    if not peak > 0 or not 0 < efficiency <= 1 or not 0 <= flags.spare < 1:
-        raise ValueError("--tflops must be above 0, --efficiency above 0 and at most 1, --spare at least 0 and below 1")
+        raise ValueError(f"--fabric {flags.fabric} has no device: pass --tflops and --memory, or --measure")
+    if not peak > 0:
+        raise ValueError(f"--tflops {flags.tflops:g} must be above 0")
     rate, held = peak * efficiency, memory * (1 - flags.spare)
-    return (
-        rate,
-        held,
-        (
-            f"a rank: {rate / 1e12:.4g} TFLOP/s, {efficiency:g} of {peak / 1e12:.4g}; "
-            f"{in_bytes(held)}, as {flags.spare:g} of {in_bytes(memory)} is spared"
-        ),
+    words = (
+        f"a rank: {rate / 1e12:.4g} TFLOP/s, {efficiency:g} of {peak / 1e12:.4g}; "
+        f"{in_bytes(held)}, as {flags.spare:g} of {in_bytes(memory)} is spared"
     )
-
-
-def measuring() -> ModuleType:
-    """What takes torch, as nothing else here does."""
-    return import_module("parallelism.planner.measure")
+    return Machine(nodes, network, rate, held, least_s), words

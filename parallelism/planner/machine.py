@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from collectives.cost import Network, Nodes
 
+SPARE = 0.1  # of memory, for what is not counted: libraries', and gaps
+
 
 class Machine(NamedTuple):
     """`flops_per_s` is what a rank does in matrix products, `memory_bytes` what it may hold.

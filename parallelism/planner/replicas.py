@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from parallelism.planner import counts, passes
-from parallelism.planner.counts import precision_of
+from parallelism.planner.counts import ITEMSIZES, precision_of
 from parallelism.planner.memory import stages
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, ZERO, Setting
 
@@ -23,16 +23,17 @@ class Replicas:
     def __init__(self, setting: Setting):
         self.setting, self.zero_stage = setting, setting.layout.zero_stage
         self.precision = precision_of(setting.job)
+        self.gradient_bytes = ITEMSIZES.get(setting.job.grad_dtype or "", self.precision.gradient)  # on the wire
         self.owners, self.across = setting.place.owners[setting.layout.zero_group]
 
     def reduce_s(self, num_params: float) -> float:
         """Gradients to all, or to their owners."""
         collective = "reduce_scatter" if self.zero_stage else "all_reduce"
-        return self.owners.seconds(collective, num_params * self.precision.gradient)
+        return self.owners.seconds(collective, num_params * self.gradient_bytes)
 
     def across_s(self, num_params: float) -> float:
         """Gradients, between owners of the same in other nodes."""
-        return self.across.seconds("all_reduce", num_params / self.owners.size * self.precision.gradient)
+        return self.across.seconds("all_reduce", num_params / self.owners.size * self.gradient_bytes)
 
     def gather_s(self, num_params: float) -> float:
         """Parameters, from their owners."""

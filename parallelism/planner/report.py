@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from parallelism.planner.layout import Job, Layout
 from parallelism.planner.machine import Machine
 from parallelism.planner.memory import in_bytes
-from parallelism.planner.search import Plan, Planned
+from parallelism.planner.search import Found, Planned
 
 REASONS = 3  # for meshes that can't be
 TIMES = {
@@ -21,20 +21,21 @@ TIMES = {
 }
 
 
-def report(job: Job, machine: Machine, plan: Plan) -> Iterator[str]:
+def report(job: Job, machine: Machine, found: Found) -> Iterator[str]:
     model = job.model
     tokens = job.global_batch_size * model.block_size
-    yield f"{job.global_batch_size} samples, {tokens} tokens a step; {plan.fitting} layouts fit, {plan.too_large} don't"
+    numbers = f"{found.fitting} layouts fit, {found.too_large} don't"
+    yield f"{job.global_batch_size} samples, {tokens} tokens a step; {numbers}"
     yield ""
     yield f"{'step':>10} {'tokens/s':>9} {'a rank':>9} {'bubble':>7} {'comm':>6}  {'bound by':<8}  layout"
-    for planned in plan.best:
+    for planned in found.best:
         yield row(planned, tokens)
     yield ""
-    first = plan.best[0]
+    first = found.best[0]
     yield f"the first holds {first.memory}"
-    for planned in plan.best[1:]:
+    for planned in found.best[1:]:
         yield f"{named(planned.layout)}: {slower(planned, first)}"
-    yield from missed(machine, plan)
+    yield from missed(machine, found)
     yield f"python train.py {command(first.layout)}"
 
 
@@ -60,14 +61,14 @@ def slower(planned: Planned, first: Planned) -> str:
     return f"{planned.time.total / first.time.total - 1:.1%} slower: {in_seconds(part)} more for {TIMES[name]}"
 
 
-def missed(machine: Machine, plan: Plan) -> Iterator[str]:
-    if plan.nearest:
+def missed(machine: Machine, found: Found) -> Iterator[str]:
+    if found.nearest:
         yield f"of those that don't fit into {in_bytes(machine.memory_bytes)}, the nearest:"
-    for layout, held in plan.nearest:
+    for layout, held in found.nearest:
         yield f"  {layout}: {held}"
-    if plan.undivided:
-        yield f"{plan.undivided.total()} meshes can't be:"
-    for why, number in plan.undivided.most_common(REASONS):
+    if found.undivided:
+        yield f"{found.undivided.total()} meshes can't be:"
+    for why, number in found.undivided.most_common(REASONS):
         yield f"  {number}: {why}"
 
 

@@ -47,30 +47,28 @@ class Family(NamedTuple):
     fitting: list[tuple[Layout, Memory]]
 
 
-class Plan(NamedTuple):
-    """The best layout of each mesh, best first; how many layouts fit and how many don't; those that miss by least; why
-    the model can't be divided over meshes, with how many these are.
-    """
+class Found(NamedTuple):
+    """What a search has found."""
 
-    best: list[Planned]
-    fitting: int
+    best: list[Planned]  # of each mesh the best, best first
+    fitting: int  # layouts
     too_large: int
-    nearest: list[tuple[Layout, Memory]]
-    undivided: Counter[str]
+    nearest: list[tuple[Layout, Memory]]  # of those that are too large
+    undivided: Counter[str]  # meshes that can't be, by the reason
 
 
-def search(job: Job, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED, number: int = 1) -> Plan:
+def search(job: Job, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED, number: int = 1) -> Found:
     """So many of the meshes, of all layouts that have the values which are `fixed`, by name."""
     candidates, undivided = [], Counter[str]()
     nearest: list[tuple[Layout, Memory]] = []
     fitting = too_large = 0
     for mesh in meshes(machine.world_size, fixed):
-        why, found = divided(job, mesh, fixed)
+        why, layouts = divided(job, mesh, fixed)
         if why:
             undivided[why] += 1
             continue
         place = Place(mesh, machine.node_of, machine.network, job.head_ranks(mesh.sp))
-        for layout in found:
+        for layout in layouts:
             setting = Setting(job, layout, place, machine.flops_per_s, machine.least_pass_s)
             held = [*variants(setting, fixed)]
             fits = [pair for pair in held if pair[1].total <= machine.memory_bytes]
@@ -80,7 +78,7 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED,
             if fits:
                 costs = passes.of_stages(setting)
                 candidates.append(Family(least_s(setting, costs), setting, costs, fits))
-    return Plan(fastest(candidates, machine, number), fitting, too_large, nearest, undivided)
+    return Found(fastest(candidates, machine, number), fitting, too_large, nearest, undivided)
 
 
 def divided(job: Job, mesh: Layout, fixed: Mapping[str, Any]) -> tuple[str, list[Layout]]:
@@ -131,20 +129,20 @@ def best(job: Job, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED) -
 
     Raises: ValueError where none fits, with those that miss by least, and where the model can't be divided.
     """
-    plan = search(job, machine, fixed)
-    if not plan.best:
-        raise ValueError(nothing(plan, machine))
-    return plan.best[0]
+    found = search(job, machine, fixed)
+    if not found.best:
+        raise ValueError(nothing(found, machine))
+    return found.best[0]
 
 
-def nothing(plan: Plan, machine: Machine) -> str:
+def nothing(found: Found, machine: Machine) -> str:
     """Why there is no layout."""
-    if not plan.too_large:
-        why, number = plan.undivided.most_common(1)[0] if plan.undivided else ("none has the values asked for", 0)
-        others = f", and {plan.undivided.total() - number} others" if plan.undivided.total() > number else ""
+    if not found.too_large:
+        why, number = found.undivided.most_common(1)[0] if found.undivided else ("none has the values asked for", 0)
+        others = f", and {found.undivided.total() - number} others" if found.undivided.total() > number else ""
         return f"no layout of {machine.world_size} ranks: {why}{others}"
-    layout, held = plan.nearest[0]
+    layout, held = found.nearest[0]
     return (
-        f"none of {plan.too_large} layouts of {machine.world_size} ranks fits into {in_bytes(machine.memory_bytes)} a "
+        f"none of {found.too_large} layouts of {machine.world_size} ranks fits into {in_bytes(machine.memory_bytes)} a "
         f"rank; the nearest, {layout}, takes {held}: use more ranks, or a smaller model or batch"
     )

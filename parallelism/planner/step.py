@@ -62,7 +62,7 @@ class Step:
     def tied_s(self) -> float:
         """To sum up gradients of the vocabulary, which the first and the last stage have."""
         vocabulary = counts.vocabulary_params(self.setting.job.model, self.setting.layout.tp)
-        return self.setting.place.ends.seconds("all_reduce", vocabulary * self.replicas.precision.gradient)
+        return self.setting.place.ends.seconds("all_reduce", vocabulary * self.replicas.gradient_bytes)
 
     def time(self) -> Time:
         number = self.setting.layout.num_micro_batches

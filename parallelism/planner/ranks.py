@@ -1,33 +1,49 @@
-"""What this machine's ranks can do, measured in a moment."""
+"""The best layout of a job that runs: what its ranks can do is measured in a moment."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from models.config import GPTConfig
 from models.gpt import Block
-from parallelism.planner.layout import Job
-from parallelism.planner.machine import Machine
+from parallelism.planner.layout import Job, Layout
+from parallelism.planner.machine import SPARE, Machine
+from parallelism.planner.memory import Memory
+from parallelism.planner.search import NOTHING_FIXED, Planned, best
+from parallelism.planner.step import Time
 
 if TYPE_CHECKING:
     from collectives import Communicator
 
 LEAST_S = 0.1
 MOST_ROWS = 4096
-SPARE = 0.1  # of memory, for what is not counted: the libraries', and gaps
+
+
+def best_layout(comm: Communicator, job: Job, fixed: Mapping[str, Any] = NOTHING_FIXED, device: str = "cpu") -> Planned:
+    """The best for the ranks of `comm`, of those with the values that are `fixed`: rank 0 finds it.  Collective.
+
+    Raises: InputError on every rank where none fits, and where the model can't be divided.
+    """
+    found = machine(comm, job, device)
+    text = b""
+    with comm.agreed("best_layout"):
+        if comm.rank == 0:
+            text = json.dumps(best(job, found, fixed)).encode()
+    length = comm.broadcast(np.array([len(text)]))[0]
+    letters = np.frombuffer(text or bytes(length), np.uint8).copy()
+    layout, held, times = json.loads(comm.broadcast(letters).tobytes())
+    return Planned(Layout(*layout), Memory(*held), Time(*times))
 
 
 def machine(comm: Communicator, job: Job, device: str = "cpu") -> Machine:
-    """Of the ranks of `comm`, all at work at once, with the speeds of links that it knows.  Collective.
-
-    Every rank gets the same, by which it finds the same layout.
-    """
+    """Of the ranks of `comm`, all at work at once, with the speeds of links that it knows.  Collective."""
     ranks = max(map(len, comm.topology.nodes))
     mine = np.array([flops_per_s(job, device), memory_bytes(device, ranks), -least_pass_s(device)])
     rate, memory, least = comm.all_reduce(mine, op="min").tolist()
