@@ -16,7 +16,7 @@ from collectives.algorithms import Reach
 from collectives.arguments import OPERANDS, TAKES, Arguments, Operands
 from collectives.baseline import NativePlan, check_native
 from collectives.bind import BINDERS, Room
-from collectives.cost import NETWORK
+from collectives.cost import NETWORK, Network
 from collectives.errors import InputError, LoneInputError
 from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Vector
 from collectives.footing import Footing
@@ -146,6 +146,11 @@ class Communicator:
         if kept is None or kept.place != place:
             return Tuning(NETWORK._replace(cores=cores))
         return Tuning(kept.network._replace(cores=cores), measured=True)
+
+    @property
+    def network(self) -> Network:
+        """The speeds that algorithm="auto" predicts with."""
+        return self._tuning.network
 
     def host_names(self) -> list[str]:
         """The name of each rank's host.  Collective."""

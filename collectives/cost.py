@@ -43,7 +43,7 @@ class Network(NamedTuple):
     copy_s_per_byte: float = 8e-11  # to copy a byte, all cores at it: copy_rate
     meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting
     system: Link = Link(1e-6, 4e-11)  # more, to reach arrays through the system: for a meeting, and for a byte
-    cores: int = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
+    cores: float = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
     nic: Link | None = None  # how long a message keeps others off its node's way out, or in; None: one pair fills it
     segment_bytes: int = 1 << 20  # of what is folded as it comes from another node
 

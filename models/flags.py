@@ -54,7 +54,8 @@ def value_type(hint: Any) -> Any:
     return next((kind for kind in get_args(hint) if kind is not type(None)), hint)
 
 
-def from_toml(path: Path, hints: dict[str, Any]) -> dict[str, Any]:
+def from_toml(path: Path, hints: dict[str, Any], strict: bool = True) -> dict[str, Any]:
+    """A file's settings.  Unless `strict`, there may be others than `hints` has the types of."""
     try:
         values = tomllib.loads(path.read_text())
     except OSError as error:
@@ -63,6 +64,8 @@ def from_toml(path: Path, hints: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{path}: not TOML: {error}") from None
     for key, value in values.items():
         if key not in hints:
+            if not strict:
+                continue
             raise ValueError(f"{path}: {key} is no setting; there are {', '.join(hints)}")
         expected = list if hints[key] == list[str] else value_type(hints[key])
         allowed = (int, float) if expected is float else expected

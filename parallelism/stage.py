@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from models.gpt import GPT, GPTConfig
+from models.gpt import GPT
 from parallelism.deferred import WeightGradients, deferring
+from parallelism.flops import block_flops, head_flops
 
 EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
 HEAD = ("transformer.ln_f", "lm_head", "loss")
@@ -76,20 +77,6 @@ def gpt2_layers(model: GPT) -> list[Layer]:
     layers = [block(number) for number in range(config.n_layer)]
     layers[0] = joined(Layer("embedding", EMBEDDING, embed, 0), layers[0])
     return [*layers, Layer("head", HEAD, head, head_flops(config))]
-
-
-def block_flops(config: GPTConfig) -> int:
-    """Twice the elements of the matrices, and 4 d T for scores and values of T tokens.
-
-    Source: as of `models.gpt.flops_per_token`, of which it is the third that is not backward.
-    """
-    width, kv_width = config.n_embd, config.n_embd // config.n_head * config.num_kv_heads
-    matrices = width * (width + 2 * kv_width) + width * width + 8 * width * width
-    return 2 * matrices + 4 * width * config.block_size
-
-
-def head_flops(config: GPTConfig) -> int:
-    return 2 * config.n_embd * config.vocab_size
 
 
 class Absent(nn.Module):

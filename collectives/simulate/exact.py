@@ -59,7 +59,7 @@ def simulate(
 class Simulation:
     """An algorithm on some ranks, to be run with vectors of any length."""
 
-    def __init__(self, programs: Programs, cores: int, guess: bool = True):
+    def __init__(self, programs: Programs, cores: float, guess: bool = True):
         self.programs, self.cores, self.guess = programs, cores, guess
         self.code = self.encode()
 

@@ -50,13 +50,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("-e", "--end", type=num_bytes, default="256M", help="largest vector (256M)")
     made.add_argument("-f", "--factor", type=int, default=8, help="from one size to the next (8)")
     made.add_argument("--root", type=int, default=0, help="of collectives that have one (0)")
-    for name, words in (("within", "in a node"), ("between", "between nodes")):
-        made.add_argument(f"--{name}", nargs=2, type=number, metavar=("US", "GB/s"), help=f"a message {words}")
-    made.add_argument("--nic", nargs=2, type=number, metavar=("US", "GB/s"), help="of a node, for all its ranks")
-    made.add_argument("--fold", type=number, metavar="GB/s", help="how fast a rank folds")
-    made.add_argument("--copy", type=number, metavar="GB/s", help="how fast it copies")
-    made.add_argument("--meet", type=number, metavar="US", help="for a node's ranks to meet")
-    made.add_argument("--cores", type=int, metavar="N", help="of a node")
+    add_network_flags(made)
     made.add_argument("--exact", action="store_true", help=f"follow every rank: up to {EXACT_RANKS}, by default")
     made.add_argument("--by-round", action="store_true", help="a round takes as long as its slowest rank: beyond that")
     made.add_argument("--plot", metavar="FILE", help="draw the times as a PNG")
@@ -64,6 +58,17 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         "--space-time", metavar="FILE", help="draw one algorithm at the smallest size, message by message"
     )
     return made
+
+
+def add_network_flags(made: argparse.ArgumentParser) -> None:
+    """What `with_flags` takes."""
+    for name, words in (("within", "in a node"), ("between", "between nodes")):
+        made.add_argument(f"--{name}", nargs=2, type=number, metavar=("US", "GB/s"), help=f"a message {words}")
+    made.add_argument("--nic", nargs=2, type=number, metavar=("US", "GB/s"), help="of a node, for all its ranks")
+    made.add_argument("--fold", type=number, metavar="GB/s", help="how fast a rank folds")
+    made.add_argument("--copy", type=number, metavar="GB/s", help="how fast it copies")
+    made.add_argument("--meet", type=number, metavar="US", help="for a node's ranks to meet")
+    made.add_argument("--cores", type=int, metavar="N", help="of a node")
 
 
 def number(text: str) -> float:

@@ -137,11 +137,12 @@ def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Rule
         is_sent = 0 <= pair < num_stages - 1 and home[pair] != home[pair + 1]
         made.takes_s.extend([takes_s[kind][stage]] * num_micro_batches)
         made.travels_s.extend([message_s[pair] if is_sent else 0.0] * num_micro_batches)
-        for micro_batch in range(num_micro_batches):
-            action = Action(stage, kind, micro_batch)
-            awaited = needs(action, num_stages) if kind != WEIGHTS else []
-            made.reads.append(made.number(awaited[-1]) if awaited else None)
-            made.writes.append(made.number(result(action)))
+        action = Action(stage, kind, 0)
+        awaited = needs(action, num_stages) if kind != WEIGHTS else []
+        read = made.number(awaited[-1]) if awaited else None
+        made.reads.extend([None] * num_micro_batches if read is None else range(read, read + num_micro_batches))
+        written = made.number(result(action))
+        made.writes.extend(range(written, written + num_micro_batches))
     return made
 
 

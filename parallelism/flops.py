@@ -1,0 +1,27 @@
+"""What a GPT computes: floating-point operations of one token's forward pass.
+
+Source: as of `models.gpt.flops_per_token`, of which these are the third that is not backward.
+"""
+
+from __future__ import annotations
+
+from models.config import GPTConfig
+
+
+def block_flops(config: GPTConfig) -> int:
+    return matrix_flops(config) + attention_flops(config)
+
+
+def matrix_flops(config: GPTConfig) -> int:
+    """Twice the elements of a block's matrices."""
+    width, kv_width = config.n_embd, config.n_embd // config.n_head * config.num_kv_heads
+    return 2 * (width * (width + 2 * kv_width) + width * width + 8 * width * width)
+
+
+def attention_flops(config: GPTConfig) -> int:
+    """4 d T for scores and values of T tokens."""
+    return 4 * config.n_embd * config.block_size
+
+
+def head_flops(config: GPTConfig) -> int:
+    return 2 * config.n_embd * config.vocab_size

@@ -1,0 +1,144 @@
+"""What a rank holds of a GPT, counted in elements: parameters, and what a block keeps for its backward pass.
+
+A rank of tp has a part of what `parallelism.plan.gpt2_plan` splits, and the whole of the rest.
+
+Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198,
+sections 4.1 to 4.3, for attention that is computed as one, and so keeps no scores.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from models.config import GPTConfig
+from parallelism.planner.layout import Job, Layout
+
+
+class Precision(NamedTuple):
+    """Bytes of an element: of a parameter, its gradient and optimizer states; of activations, and the residual stream.
+
+    `cast` is of the copy of a parameter that products are computed with, if it is another.
+
+    Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019, arXiv
+    1910.02054, section 3.1: Adam's two moments; with master weights, and these in float32, K = 12.
+    """
+
+    parameter: int
+    gradient: int
+    states: int
+    activation: int
+    residual: int
+    cast: int = 0
+
+
+def precision_of(job: Job) -> Precision:
+    """As `parallelism.precision` keeps them."""
+    if job.dtype in ("float32", "float64"):
+        size = ITEMSIZES[job.dtype]
+        return Precision(size, size, 2 * size, size, size)
+    if not job.master_weights:
+        return Precision(4, 4, 8, 2, 4, cast=2)
+    return Precision(2, ITEMSIZES[job.grad_dtype or "float32"], 12, 2, 2)
+
+
+ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+
+
+def widths(model: GPTConfig) -> tuple[int, int]:
+    """Of q, and of k and v each."""
+    return model.n_embd, model.n_embd // model.n_head * model.num_kv_heads
+
+
+def block_params(model: GPTConfig, tp: int) -> int:
+    width, kv_width = widths(model)
+    split = width * (width + 2 * kv_width) + 9 * width * width
+    norms, split_biases, whole_biases = 2 * width, width + 2 * kv_width + 4 * width, 4 * width
+    biases = split_biases // tp + whole_biases if model.bias else 0
+    return split // tp + norms + biases
+
+
+def vocabulary_params(model: GPTConfig, tp: int) -> int:
+    """Of the embedding, which the head shares where a rank has both."""
+    return -(-model.vocab_size // tp) * model.n_embd
+
+
+def embedding_params(model: GPTConfig, tp: int) -> int:
+    return vocabulary_params(model, tp) + model.block_size * model.n_embd
+
+
+def norm_params(model: GPTConfig) -> int:
+    """Of the last norm."""
+    return model.n_embd * (2 if model.bias else 1)
+
+
+def stage_params(model: GPTConfig, tp: int, layers: range) -> int:
+    """Of some layers, of which the first has the embeddings and the last the norm and the head, unless both are."""
+    first, last = layers.start == 0, layers.stop == model.n_layer
+    found = len(layers) * block_params(model, tp)
+    found += embedding_params(model, tp) * first + norm_params(model) * last
+    return found + vocabulary_params(model, tp) * (last and not first)
+
+
+def rank_params(model: GPTConfig, tp: int, stages: list[range]) -> int:
+    """Of the stages of a rank."""
+    found = sum(stage_params(model, tp, layers) for layers in stages)
+    ends = [layers.start == 0 for layers in stages], [layers.stop == model.n_layer for layers in stages]
+    has_both = any(ends[0]) and any(ends[1]) and len(stages) > 1
+    return found - vocabulary_params(model, tp) * has_both
+
+
+class Kept(NamedTuple):
+    """Elements kept of a micro-batch: of the residual stream, other activations, what is in float32, and parameters."""
+
+    residual: float
+    activation: float = 0.0
+    float32: float = 0.0
+    cast: float = 0.0
+
+    def nbytes(self, precision: Precision) -> float:
+        sizes = precision.residual, precision.activation, 4, precision.cast
+        return sum(count * size for count, size in zip(self, sizes, strict=True))
+
+
+def tokens(job: Job, layout: Layout) -> int:
+    """Of a micro-batch, that a rank has."""
+    return layout.micro_batch_size * job.model.block_size // layout.sp
+
+
+def between_tp(layout: Layout) -> int:
+    """In how many parts tp ranks have what lies between split layers."""
+    return layout.tp if layout.sequence_parallel else 1
+
+
+def block_kept(job: Job, layout: Layout) -> Kept:
+    """With full recomputation its input, else the inputs of both norms and all that follows.
+
+    Those are the norms' results, with two numbers a token, q, k and v, attention's result and the log of its sums, the
+    inputs of GELU and its results; with dropout the masks, and attention's probabilities, masked and not, and theirs,
+    unless keys go round a ring.  Selective recomputation spares GELU's results, and the probabilities.
+    """
+    model, num_tokens = job.model, tokens(job, layout)
+    width, kv_width = widths(model)
+    between, split = num_tokens / between_tp(layout), num_tokens / layout.tp
+    if layout.recompute == "full":
+        return Kept(between * width)
+    parts = job.head_ranks(layout.sp)
+    in_ring = layout.sp > parts
+    activation = 2 * between * width + split * (10 * width + 2 * kv_width) + split * width * in_ring
+    attention = split * model.n_head
+    if layout.recompute == "selective":
+        activation -= 4 * split * width
+    if model.dropout:
+        activation += 2 * between * width
+        attention *= 1 if in_ring or layout.recompute == "selective" else 3 * model.block_size
+    return Kept(2 * between * width, activation, 4 * between + attention, block_params(model, layout.tp))
+
+
+def head_kept(job: Job, layout: Layout) -> Kept:
+    """The norm's input and result, and the log of the probabilities."""
+    between = tokens(job, layout) / between_tp(layout) * job.model.n_embd
+    return Kept(between, between, logits(job, layout), vocabulary_params(job.model, layout.tp))
+
+
+def logits(job: Job, layout: Layout) -> float:
+    return tokens(job, layout) * -(-job.model.vocab_size // layout.tp)

@@ -1,0 +1,167 @@
+"""Layouts: how a job's ranks and samples are divided, and which divisions a model allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+from models.config import GPTConfig
+from parallelism.pipeline_schedule.registry import REGISTRY
+from parallelism.sequence import Shares
+
+# naive has one stage at work at a time; gpipe takes as long as 1f1b, with more memory.
+SCHEDULES = [name for name in REGISTRY if name not in ("naive", "gpipe")]
+RECOMPUTE = ("none", "selective", "full")
+ZERO_GROUPS = ("all", "node")
+MOST_VIRTUAL_STAGES = 8
+
+
+class Layout(NamedTuple):
+    """The fields are named as train.py's flags."""
+
+    dp: int = 1
+    pp: int = 1
+    sp: int = 1
+    tp: int = 1
+    sequence_parallel: bool = False
+    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    zero_stage: int = 0
+    zero_group: str = "all"
+    recompute: str = "none"
+    micro_batch_size: int = 1
+    num_micro_batches: int = 1
+
+    @property
+    def num_stages(self) -> int:
+        return self.pp * self.virtual_stages
+
+    def __str__(self) -> str:
+        """What it sets, as train.py's flags, without what has no part in it."""
+        said = {name: value for name, value in self._asdict().items() if value != getattr(PLAIN, name)}
+        if self.pp > 1:
+            said["schedule"] = self.schedule
+        words = [f"{name}" if value is True else f"{name} {value}" for name, value in said.items()]
+        return " ".join(words) or "one rank"
+
+
+PLAIN = Layout()
+
+
+class Job(NamedTuple):
+    """What is trained: the model, the samples of a step, and what a layout leaves open."""
+
+    model: GPTConfig
+    global_batch_size: int
+    dtype: str = "float32"
+    master_weights: bool = False
+    grad_dtype: str | None = None
+    bucket_mb: float = 4.0
+    sp_mode: str = "ring"
+    sp_order: str = "zigzag"
+    sp_heads: int | None = None
+
+    def head_ranks(self, sp: int) -> int:
+        """How many of the sp ranks exchange heads; the others are rings across."""
+        if self.sp_mode != "hybrid":
+            return 1 if self.sp_mode == "ring" else sp
+        return self.sp_heads or (2 if sp % 2 == 0 else 1)
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def mesh_of(layout: Layout) -> Layout:
+    """The lengths of its axes alone."""
+    return PLAIN._replace(dp=layout.dp, pp=layout.pp, sp=layout.sp, tp=layout.tp)
+
+
+def meshes(world_size: int, fixed: Mapping[str, Any]) -> Iterator[Layout]:
+    """The lengths of the axes that multiply to the number of ranks, but for those that are `fixed` otherwise."""
+    for pp, sp, tp in product(divisors(world_size), repeat=3):
+        if world_size % (pp * sp * tp) == 0:
+            mesh = Layout(dp=world_size // (pp * sp * tp), pp=pp, sp=sp, tp=tp)
+            if all(getattr(mesh, axis) == fixed.get(axis, getattr(mesh, axis)) for axis in ("dp", "pp", "sp", "tp")):
+                yield mesh
+
+
+def families(job: Job, mesh: Layout, fixed: Mapping[str, Any]) -> Iterator[Layout]:
+    """The layouts of a mesh, without ZeRO."""
+    sequences = (False, True) if mesh.tp > 1 else (False,)
+    samples = job.global_batch_size // mesh.dp
+    sizes = [size for size in divisors(samples) if size & (size - 1) == 0]
+
+    def open_to(name: str, values: Any) -> Any:
+        return (fixed[name],) if name in fixed else values
+
+    chosen = open_to("sequence_parallel", sequences), open_to("recompute", RECOMPUTE)
+    for sequence, recompute, size in product(*chosen, open_to("micro_batch_size", sizes)):
+        for schedule, virtual_stages in schedules(job.model, mesh.pp, fixed):
+            yield mesh._replace(
+                sequence_parallel=sequence,
+                recompute=recompute,
+                schedule=schedule,
+                virtual_stages=virtual_stages,
+                micro_batch_size=size,
+                num_micro_batches=samples // size,
+            )
+
+
+def schedules(model: GPTConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """With stages a rank: as few as the schedule needs, or more that share the layers evenly."""
+    if pp == 1:
+        yield PLAIN.schedule, 1
+        return
+    for name in [fixed["schedule"]] if "schedule" in fixed else SCHEDULES:
+        row = REGISTRY[name]
+        most = MOST_VIRTUAL_STAGES if row.more else row.virtual_stages
+        even = [v for v in range(row.virtual_stages + 1, most + 1) if model.n_layer % (pp * v) == 0]
+        for virtual_stages in [row.virtual_stages, *even]:
+            if fixed.get("virtual_stages", virtual_stages) == virtual_stages:
+                yield name, virtual_stages
+
+
+def refused_mesh(job: Job, mesh: Layout) -> str:
+    """Why ranks can't share the model or the batch so; empty if they can."""
+    if job.global_batch_size % mesh.dp:
+        return f"global_batch_size={job.global_batch_size} can't be shared by dp={mesh.dp}"
+    return refused_heads(job, mesh) or refused_sequence(job, mesh) or refused_stages(job.model, mesh)
+
+
+def refused_heads(job: Job, mesh: Layout) -> str:
+    model, parts, tp = job.model, job.head_ranks(mesh.sp), mesh.tp
+    if model.n_head % tp or model.num_kv_heads % tp:
+        return f"n_head={model.n_head} and n_kv_head={model.num_kv_heads} can't be split over tp={tp}"
+    if mesh.sp % parts:
+        return f"sp={mesh.sp} can't be divided in groups of {parts}"
+    heads, kv_heads = model.n_head // tp, model.num_kv_heads // tp
+    if heads % parts or (kv_heads % parts and parts % kv_heads):
+        return f"tp={tp} leaves {heads} heads, {kv_heads} of keys, that {parts} sp ranks can't exchange"
+    return ""
+
+
+def refused_sequence(job: Job, mesh: Layout) -> str:
+    parts = job.head_ranks(mesh.sp)
+    try:
+        Shares(job.model.block_size, mesh.sp // parts, parts, job.sp_order).check()
+    except ValueError:
+        return f"block_size={job.model.block_size} can't be split over sp={mesh.sp} in {job.sp_order} order"
+    return ""
+
+
+def refused_stages(model: GPTConfig, layout: Layout) -> str:
+    if layout.num_stages > model.n_layer:
+        return f"n_layer={model.n_layer} is fewer than {layout.num_stages} stages"
+    return ""
+
+
+def refusal(job: Job, layout: Layout) -> str:
+    """Why a layout can't be, whose mesh can."""
+    length, samples = job.model.block_size // layout.sp, job.global_batch_size // layout.dp
+    if layout.sequence_parallel and length % layout.tp:
+        return f"block_size={job.model.block_size} can't be split over sp={layout.sp} x tp={layout.tp}"
+    if samples % layout.micro_batch_size:
+        return f"{samples} samples of dp={layout.dp} can't be in micro-batches of {layout.micro_batch_size}"
+    return refused_stages(job.model, layout)

@@ -1,0 +1,47 @@
+"""What a job runs on: nodes, links, and how fast a rank computes and how much it can hold."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from collectives.cost import Network, Nodes
+
+SPARE = 0.1  # of memory, for what is not counted: libraries', and gaps
+
+
+class Machine(NamedTuple):
+    """`flops_per_s` is what a rank does in matrix products, `memory_bytes` what it may hold.
+
+    However small a block is, a pass of it takes `least_pass_s`.
+    """
+
+    nodes: Nodes
+    network: Network
+    flops_per_s: float
+    memory_bytes: float
+    least_pass_s: float = 0.0
+
+    @property
+    def world_size(self) -> int:
+        return sum(map(len, self.nodes))
+
+    @property
+    def node_of(self) -> tuple[int, ...]:
+        """By rank."""
+        homes = {rank: number for number, node in enumerate(self.nodes) for rank in node}
+        return tuple(homes[rank] for rank in range(self.world_size))
+
+
+class Device(NamedTuple):
+    """One of those that a fabric's ranks have: its name, peak of matrix products by dtype, and memory."""
+
+    name: str
+    peak_flops_per_s: dict[str, float]
+    memory_bytes: float
+
+
+# NVIDIA, H100 datasheet, SXM: half of what is given for sparse matrices; float32 without the tensor cores' TF32.
+H100 = Device("H100", {"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "float64": 67e12}, 80e9)
+# NVIDIA, A100 datasheet, 40 GB, likewise.
+A100 = Device("A100", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}, 40e9)
+DEVICES = {"ndr": H100, "slingshot": A100}

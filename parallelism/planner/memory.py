@@ -1,0 +1,218 @@
+"""What a rank holds at most during a step, in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from parallelism.flops import block_flops, head_flops
+from parallelism.partition import balance
+from parallelism.pipeline_schedule import registry
+from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, WEIGHTS, Order
+from parallelism.planner import counts
+from parallelism.planner.counts import precision_of
+from parallelism.planner.layout import Job, Layout
+
+
+class Memory(NamedTuple):
+    """Of the rank that holds most; `working` is for a moment only, in a backward pass."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    working: float
+    buffers: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+    def __str__(self) -> str:
+        """The total, and its parts, the largest first.
+
+        >>> print(Memory(4e9, 4e9, 8e9, 0, 1e6, 0))
+        16.0 GB (optimizer 8.0 GB, parameters 4.0 GB, gradients 4.0 GB, working 1.0 MB)
+        """
+        parts = sorted(self._asdict().items(), key=lambda part: -part[1])
+        return f"{in_bytes(self.total)} ({', '.join(f'{name} {in_bytes(part)}' for name, part in parts if part)})"
+
+
+def in_bytes(number: float) -> str:
+    unit, size = next(((unit, size) for unit, size in UNITS.items() if number >= size), ("B", 1.0))
+    return f"{number / size:.1f} {unit}"
+
+
+UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
+
+
+Alive = tuple[tuple[int, ...], ...]  # of a rank: how many activations of each of its stages, when none has more of all
+
+
+def layer_costs(job: Job) -> list[int]:
+    """As `parallelism.stage.gpt2_layers` counts them."""
+    costs = [block_flops(job.model)] * job.model.n_layer
+    costs[-1] += head_flops(job.model)
+    return costs
+
+
+class Stages(NamedTuple):
+    """The layers of each stage of a pipeline, the stages of each rank, and whether backward passes are in two parts."""
+
+    layers: list[range]
+    of_rank: tuple[tuple[int, ...], ...]
+    splits: bool
+
+    def of(self, rank: int) -> list[range]:
+        return [self.layers[stage] for stage in self.of_rank[rank]]
+
+
+def stages(job: Job, layout: Layout) -> Stages:
+    return stages_of(job, layout.schedule, layout.pp, layout.virtual_stages)
+
+
+@lru_cache(maxsize=4096)
+def stages_of(job: Job, schedule: str, pp: int, virtual_stages: int) -> Stages:
+    return Stages(balance(layer_costs(job), pp * virtual_stages), *outline(schedule, pp, virtual_stages))
+
+
+def outline(schedule: str, pp: int, virtual_stages: int) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    made = registry.make(schedule, pp, 1, virtual_stages)
+    splits = any(action.kind == WEIGHTS for order in made.orders for action in order)
+    return tuple(made.stages(rank) for rank in range(pp)), splits
+
+
+def steady(pp: int, num_micro_batches: int) -> tuple[int, int]:
+    """A number of micro-batches after which each p more make the same difference, and how often those are to be added.
+
+    >>> steady(pp=4, num_micro_batches=101)
+    (13, 22)
+    """
+    rounds = max(0, num_micro_batches // pp - 3)
+    return num_micro_batches - rounds * pp, rounds
+
+
+@lru_cache(maxsize=1 << 16)
+def alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> tuple[Alive, ...]:
+    """Of each rank."""
+    few, rounds = steady(pp, num_micro_batches)
+    before = most_alive(schedule, pp, few, virtual_stages)
+    if not rounds:
+        return before
+    after = most_alive(schedule, pp, few + pp, virtual_stages)
+    return tuple(
+        tuple(tuple(a + rounds * (b - a) for a, b in zip(*two, strict=True)) for two in zip(*moments, strict=True))
+        for moments in zip(before, after, strict=True)
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def most_alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> tuple[Alive, ...]:
+    return tuple(map(peaks, registry.make(schedule, pp, num_micro_batches, virtual_stages).orders))
+
+
+def peaks(order: Order) -> Alive:
+    """The activations of each stage that are alive at once, without what is less than others in all stages.
+
+    >>> from parallelism.pipeline_schedule.actions import parse
+    >>> peaks(tuple(map(parse, "0F0 2F0 2B0 0F1 0B0 0B1".split())))
+    ((2, 0), (1, 1))
+    """
+    now = dict.fromkeys(sorted({action.stage for action in order}), 0)
+    found: set[tuple[int, ...]] = set()
+    for action in order:
+        now[action.stage] += action.kind == FORWARD
+        found.add(tuple(now.values()))
+        now[action.stage] -= action.kind in (BACKWARD, WEIGHTS)
+    return tuple(sorted(highest(found), reverse=True))
+
+
+def highest(moments: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    kept: list[tuple[int, ...]] = []
+    for moment in sorted(moments, reverse=True):
+        if not any(all(a >= b for a, b in zip(other, moment, strict=True)) for other in kept):
+            kept.append(moment)
+    return kept
+
+
+def rank_params(job: Job, layout: Layout) -> tuple[int, ...]:
+    """The elements of parameters that each pp rank has."""
+    return params_of(job, layout.tp, layout.schedule, layout.pp, layout.virtual_stages)
+
+
+@lru_cache(maxsize=4096)
+def params_of(job: Job, tp: int, schedule: str, pp: int, virtual_stages: int) -> tuple[int, ...]:
+    cut = stages(job, Layout(pp=pp, schedule=schedule, virtual_stages=virtual_stages))
+    return tuple(counts.rank_params(job.model, tp, cut.of(rank)) for rank in range(pp))
+
+
+class Share(NamedTuple):
+    """What a rank has of the model by pp and tp: elements of parameters, and bytes that depend on the micro-batch."""
+
+    params: int
+    activations: float
+    working: float
+
+
+def shares(job: Job, layout: Layout) -> list[Share]:
+    """Of each pp rank."""
+    cut, precision = stages(job, layout), precision_of(job)
+    block = counts.block_kept(job, layout).nbytes(precision)
+    head = counts.head_kept(job, layout).nbytes(precision)
+    kept = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
+    moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
+    in_block, in_head = working(job, layout)
+    return [
+        Share(
+            params,
+            max(sum(n * kept[stage] for n, stage in zip(moment, own, strict=True)) for moment in moments[rank]),
+            max(in_block, in_head) if len(cut.layers) - 1 in own else in_block,
+        )
+        for rank, (own, params) in enumerate(zip(cut.of_rank, rank_params(job, layout), strict=True))
+    ]
+
+
+def working(job: Job, layout: Layout) -> tuple[float, float]:
+    """Gradients on their way, in a block around GELU, and of the logits and the log of their probabilities.
+
+    A block that is computed again has all of its activations.
+    """
+    precision = precision_of(job)
+    around = 8 * job.model.n_embd * counts.tokens(job, layout) / layout.tp * precision.activation
+    if layout.recompute != "none":
+        around += counts.block_kept(job, layout._replace(recompute="none")).nbytes(precision)
+    return around, 2 * 4 * counts.logits(job, layout)
+
+
+def buffers(job: Job, layout: Layout, params: int) -> float:
+    """For what comes from other ranks: the next block's parameters, buckets of gradients, activations."""
+    precision = precision_of(job)
+    block = counts.block_params(job.model, layout.tp)
+    activations = counts.tokens(job, layout) * job.model.n_embd * precision.activation
+    total = 2.0 * activations * (layout.tp > 1) + 2.0 * activations / counts.between_tp(layout) * (layout.pp > 1)
+    if layout.zero_stage == 2:
+        largest = max(counts.vocabulary_params(job.model, layout.tp), 4 * job.model.n_embd**2 // layout.tp)
+        bucket = max(job.bucket_mb * 2**20, largest * precision.gradient)
+        total += min(2 * bucket, params * precision.gradient)
+    if layout.zero_stage == 3:
+        total += block * (2 * precision.parameter + precision.gradient)
+        total += params % block * precision.parameter  # what is in no block stays during a pass
+    return total
+
+
+def memory(job: Job, layout: Layout, shares: list[Share], owners: int) -> Memory:
+    """Of the rank that holds most, where so many ranks share what ZeRO divides."""
+    stage, precision = layout.zero_stage, precision_of(job)
+    parameter = precision.parameter / (owners if stage >= 3 else 1)
+    gradient = precision.gradient / (owners if stage >= 2 else 1)
+    states = precision.states / (owners if stage >= 1 else 1)
+    most = max(shares, key=lambda s: s.params * (parameter + gradient + states) + s.activations + s.working)
+    return Memory(
+        most.params * parameter,
+        most.params * gradient,
+        most.params * states,
+        most.activations,
+        most.working,
+        buffers(job, layout, most.params),
+    )

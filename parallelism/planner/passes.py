@@ -1,0 +1,143 @@
+"""How long a stage's passes of a micro-batch take: computing, and what is not hidden of communication inside them.
+
+Source: as of `parallelism.tensor_parallel`, `ring_attention` and `sequence_parallel`, whose collectives these are, and
+which say what each is hidden under.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from parallelism.flops import attention_flops, head_flops, matrix_flops
+from parallelism.planner import counts
+from parallelism.planner.counts import precision_of
+from parallelism.planner.layout import Job, Layout
+from parallelism.planner.memory import stages
+from parallelism.planner.place import Place
+
+# A pass is an array of seconds, (kinds, parts).
+FORWARD, INPUTS, WEIGHTS = KINDS = range(3)
+COMPUTE, TP, SP, ZERO = PARTS = range(4)
+
+
+class Setting(NamedTuple):
+    """What is asked for, and where it would run."""
+
+    job: Job
+    layout: Layout
+    place: Place
+    flops_per_s: float
+    least_pass_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return counts.tokens(self.job, self.layout)
+
+    @property
+    def splits(self) -> bool:
+        return stages(self.job, self.layout).splits
+
+    def compute_s(self, flops_per_token: float) -> float:
+        return flops_per_token * self.tokens / self.layout.tp / self.flops_per_s
+
+    def gelu_s(self) -> float:
+        """To read what is four times as wide, and write as much."""
+        nbytes = 4 * self.activation_bytes / self.layout.tp
+        return nbytes * self.place.network.copy_s_per_byte
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of all tokens between split layers."""
+        return self.tokens * self.job.model.n_embd * precision_of(self.job).activation
+
+    def sum_s(self) -> float:
+        """To sum up what tp ranks have of activations; of split sequences, each rank a part."""
+        collective = "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
+        return self.place.tp.seconds(collective, self.activation_bytes)
+
+    def gather_s(self) -> float:
+        """To have the whole of what tp ranks have parts of."""
+        return self.place.tp.seconds("all_gather", self.activation_bytes) if self.layout.sequence_parallel else 0.0
+
+
+def empty() -> np.ndarray:
+    return np.zeros((len(KINDS), len(PARTS)))
+
+
+def block(setting: Setting) -> np.ndarray:
+    """Of one block."""
+    made, model = empty(), setting.job.model
+    matrices, attention = setting.compute_s(matrix_flops(model)), setting.compute_s(attention_flops(model))
+    seconds = matrices + attention, matrices + 2 * attention, matrices
+    made[:, COMPUTE] = np.maximum(seconds, setting.least_pass_s)
+    width, kv_width = counts.widths(model)
+    columns = width + 2 * kv_width, 4 * width
+    made[FORWARD, TP] = 2 * (setting.gather_s() + setting.sum_s())
+    made[INPUTS, TP] = sum(column_backward_s(setting, outputs) + setting.gather_s() for outputs in columns)
+    made[FORWARD, SP], made[INPUTS, SP] = sequence_s(setting, attention)
+    if setting.layout.recompute == "full":
+        made[INPUTS] += made[FORWARD]
+        made[INPUTS, TP] -= setting.sum_s()  # the last one: nothing keeps its result
+    if setting.layout.recompute == "selective":
+        in_ring = setting.layout.sp > setting.job.head_ranks(setting.layout.sp)
+        made[INPUTS, COMPUTE] += setting.gelu_s() + attention * (model.dropout > 0 and not in_ring)
+    return made
+
+
+def column_backward_s(setting: Setting, outputs: int) -> float:
+    """What shows of the collectives of a layer split by outputs.
+
+    The gradient of x is summed up while that of the weights is computed, unless that is put off; a split x is gathered
+    again while its gradient is computed.
+    """
+    product_s = setting.compute_s(2 * setting.job.model.n_embd * outputs)
+    hidden_s = 0.0 if setting.splits else product_s
+    return max(0.0, setting.sum_s() - hidden_s) + max(0.0, setting.gather_s() - product_s)
+
+
+def sequence_s(setting: Setting, attention_s: float) -> tuple[float, float]:
+    """Of attention's exchanges between sp ranks, forward and backward.
+
+    Rings hide under attention; of what comes home in the end nothing is hidden.
+    """
+    job, layout, place = setting.job, setting.layout, setting.place
+    parts = job.head_ranks(layout.sp)
+    ring = layout.sp // parts
+    width, kv_width = (w * setting.tokens / layout.tp for w in counts.widths(job.model))
+    kv_width *= max(1, parts // (job.model.num_kv_heads // layout.tp))
+    itemsize = precision_of(job).activation
+    exchange_s = 2 * sum(place.heads.seconds("all_to_all", w * itemsize) for w in (width, kv_width))
+    if ring == 1:
+        return exchange_s, exchange_s
+    shift_s, home_s = (place.ring.seconds(2 * kv_width * size) for size in (itemsize, max(4, itemsize)))
+    forward_s = (ring - 1) * max(0.0, shift_s - attention_s / ring)
+    backward_s = (ring - 1) * max(0.0, shift_s + home_s - 2 * attention_s / ring) + home_s
+    return exchange_s + forward_s, exchange_s + backward_s
+
+
+def head(setting: Setting) -> np.ndarray:
+    """Of the head and the loss, beside the last block."""
+    made, model, tp = empty(), setting.job.model, setting.place.tp
+    made[:, COMPUTE] = setting.compute_s(head_flops(model))
+    loss_s = sum(tp.seconds("all_reduce", rows * setting.tokens * 4) for rows in (1, 3))
+    made[FORWARD, TP] = setting.gather_s() + loss_s
+    made[INPUTS, TP] = column_backward_s(setting, model.vocab_size) if setting.layout.tp > 1 else 0.0
+    return made
+
+
+def embedding(setting: Setting) -> np.ndarray:
+    """Of the embeddings, beside the first block."""
+    made = empty()
+    made[FORWARD, TP], made[INPUTS, TP] = setting.sum_s(), setting.gather_s()
+    return made
+
+
+def of_stages(setting: Setting) -> np.ndarray:
+    """Of each stage, (stages, kinds, parts)."""
+    layers = stages(setting.job, setting.layout).layers
+    made = np.array([len(part) for part in layers])[:, None, None] * block(setting)
+    made[0] += embedding(setting)
+    made[-1] += head(setting)
+    return made

@@ -1,0 +1,196 @@
+"""Where the axes of a layout lie on nodes, and how long their collectives take there.
+
+Ranks are laid out as `parallelism.mesh` does, tp innermost.  All groups of an axis are at work at once: those that
+share a node share its cores, and its way to other nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives.algorithms import find
+from collectives.cost import Link, Network, Nodes, predict
+from parallelism.mesh import AXES
+from parallelism.planner.layout import Layout
+
+# In a node; and by messages: those that are the fastest somewhere, or nearly.  Others take long to price.
+IN_NODE = {
+    "all_reduce": ("two_shot",),
+    "reduce_scatter": ("direct",),
+    "all_gather": ("direct",),
+    "all_to_all": ("direct",),
+}
+BY_MESSAGES = {
+    "all_reduce": ("rabenseifner", "ring", "recursive_doubling"),
+    "reduce_scatter": ("recursive_halving", "ring"),
+    "all_gather": ("recursive_doubling", "ring"),
+    "all_to_all": ("pairwise", "bruck"),
+}
+
+DP, PP, RING, HEADS, TP = range(5)  # of which rings and groups that exchange heads make sp
+REPLICAS = DP, RING, HEADS
+
+
+@dataclass(eq=False)
+class Group:
+    """Ranks of an axis, numbered in their order, on their nodes; so many groups have ranks on the same nodes."""
+
+    nodes: Nodes
+    network: Network
+    groups: int = 1
+    known_s: dict[tuple[str, int], float] = field(default_factory=dict)  # what has been asked for, to be fast
+
+    @cached_property
+    def size(self) -> int:
+        return sum(map(len, self.nodes))
+
+    @cached_property
+    def is_even(self) -> bool:
+        return all(len(node) == len(self.nodes[0]) for node in self.nodes)
+
+    @cached_property
+    def levels(self) -> tuple[Group, Group]:
+        """The ranks of one node, and counterparts across nodes, where these have as many."""
+        length = len(self.nodes[0])
+        across = tuple((rank,) for rank in range(len(self.nodes)))
+        return (
+            Group((tuple(range(length)),), self.network, self.groups),
+            Group(across, self.network, self.groups * length),
+        )
+
+    def seconds(self, collective: str, nbytes: float) -> float:
+        """Of the fastest algorithm, on a vector of so many bytes: of all_gather the whole, that ranks get.
+
+        On several nodes what can be is done in each of them, and across them with counterparts.
+        """
+        if self.size == 1 or nbytes <= 0:
+            return 0.0
+        key = collective, round(nbytes)
+        if key not in self.known_s:
+            self.known_s[key] = self.by_levels(*key)
+        return self.known_s[key]
+
+    def by_levels(self, collective: str, nbytes: int) -> float:
+        if len(self.nodes) == 1 or len(self.nodes[0]) == 1 or not self.is_even or collective == "all_to_all":
+            return fastest(collective, nbytes, self.nodes, shared(self.network, self.groups))
+        within, across = self.levels
+        share = nbytes / within.size
+        if collective == "all_reduce":
+            inside_s = within.seconds("reduce_scatter", nbytes) + within.seconds("all_gather", nbytes)
+            return inside_s + across.seconds(collective, share)
+        return within.seconds(collective, nbytes) + across.seconds(collective, share)
+
+
+@lru_cache(maxsize=1 << 16)
+def fastest(collective: str, nbytes: int, nodes: Nodes, network: Network) -> float:
+    rows = [find(collective, name) for name in (IN_NODE if len(nodes) == 1 else BY_MESSAGES)[collective]]
+    return min(predict(row, nbytes, sum(map(len, nodes)), nodes, network=network) for row in rows)
+
+
+def shared(network: Network, groups: int) -> Network:
+    """The speeds for one of several groups whose ranks do the same on the same nodes.
+
+    A message from a node waits for those of the other groups, too: so many times as long at the gate, once more for
+    each of them on the way.
+    """
+    if groups <= 1:
+        return network
+    gate, far = network.gate, network.between
+    return network._replace(
+        nic=Link(*(groups * cost for cost in gate)),
+        between=Link(*(own + (groups - 1) * cost for own, cost in zip(far, gate, strict=True))),
+        cores=network.cores / groups,
+    )
+
+
+class Hops(NamedTuple):
+    """Messages from ranks of an axis to the next ones, all at once: the most that leave a node, if any do."""
+
+    network: Network
+    leaving: int
+
+    def seconds(self, nbytes: float) -> float:
+        link, gate = self.network.within, self.network.gate
+        if not self.leaving:
+            return link.alpha_s + nbytes * link.beta_s_per_byte
+        link, ahead = self.network.between, self.leaving - 1
+        return link.alpha_s + ahead * gate.alpha_s + nbytes * (link.beta_s_per_byte + ahead * gate.beta_s_per_byte)
+
+
+class Place:
+    """The ranks of a layout on the nodes of a machine, `node_of[rank]`; the sp ranks in rings of groups of `parts`."""
+
+    def __init__(self, layout: Layout, node_of: Sequence[int], network: Network, parts: int = 1):
+        self.network = network
+        lengths = [getattr(layout, axis) for axis in AXES]
+        dp, pp, sp, tp = lengths
+        assert AXES == ("dp", "pp", "sp", "tp")
+        self.node_of = np.asarray(node_of).reshape(dp, pp, sp // parts, parts, tp)
+
+    @cached_property
+    def tp(self) -> Group:
+        return self.group(TP)
+
+    @cached_property
+    def heads(self) -> Group:
+        """The sp ranks that exchange heads."""
+        return self.group(HEADS)
+
+    @cached_property
+    def ring(self) -> Hops:
+        return self.hops(self.node_of, np.roll(self.node_of, -1, axis=RING))
+
+    @cached_property
+    def replicas(self) -> Group:
+        """The ranks that differ in dp and sp only: they have the same parameters."""
+        return self.group(*REPLICAS)
+
+    @cached_property
+    def ends(self) -> Group:
+        """The first and the last rank of each pipeline."""
+        return group_of(self.node_of[:, [0, -1]], (PP,), self.network)
+
+    @cached_property
+    def owners(self) -> dict[str, tuple[Group, Group]]:
+        """By zero_group: the replicas that share what ZeRO divides, and those that have the same share.
+
+        Nodes with unlike numbers of them can't be groups.
+        """
+        found = {"all": (self.replicas, Group(((0,),), self.network))}
+        return found | ({"node": self.replicas.levels} if self.replicas.is_even else {})
+
+    def group(self, *axes: int) -> Group:
+        return group_of(self.node_of, axes, self.network)
+
+    def to_stage(self, source: int, dest: int) -> Hops:
+        """From one rank of each pipeline to another."""
+        return self.hops(self.node_of[:, source], self.node_of[:, dest])
+
+    def hops(self, source: np.ndarray, dest: np.ndarray) -> Hops:
+        return Hops(self.network, int(np.bincount(source[source != dest]).max(initial=0)))
+
+
+def group_of(node_of: np.ndarray, axes: tuple[int, ...], network: Network) -> Group:
+    nodes, groups = spread(node_of, axes)
+    return Group(nodes, network, groups)
+
+
+def spread(node_of: np.ndarray, axes: tuple[int, ...]) -> tuple[Nodes, int]:
+    """The nodes of a group along some axes, of the one on most; and how many groups have ranks on one node, at most.
+
+    >>> spread(np.array([[0, 0], [1, 1]]), (0,))
+    (((0,), (1,)), 2)
+    """
+    size = math.prod(node_of.shape[axis] for axis in axes)
+    groups = np.moveaxis(node_of, axes, range(-len(axes), 0)).reshape(-1, size)
+    widest = max(groups.tolist(), key=lambda nodes: len(set(nodes)))
+    ranks = {node: tuple(rank for rank, at in enumerate(widest) if at == node) for node in dict.fromkeys(widest)}
+    touched = Counter(node for nodes in groups.tolist() for node in set(nodes))
+    return tuple(ranks.values()), max(touched.values())

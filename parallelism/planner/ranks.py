@@ -1,0 +1,88 @@
+"""The best layout of a job that runs: what its ranks can do is measured in a moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from models.config import GPTConfig
+from models.gpt import Block
+from parallelism.planner.layout import Job, Layout
+from parallelism.planner.machine import SPARE, Machine
+from parallelism.planner.memory import Memory
+from parallelism.planner.search import NOTHING_FIXED, Planned, best
+from parallelism.planner.step import Time
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+LEAST_S = 0.1
+MOST_ROWS = 4096
+
+
+def best_layout(comm: Communicator, job: Job, fixed: Mapping[str, Any] = NOTHING_FIXED, device: str = "cpu") -> Planned:
+    """The best for the ranks of `comm`, of those with the values that are `fixed`: rank 0 finds it.  Collective.
+
+    Raises: InputError on every rank where none fits, and where the model can't be divided.
+    """
+    found = machine(comm, job, device)
+    text = b""
+    with comm.agreed("best_layout"):
+        if comm.rank == 0:
+            text = json.dumps(best(job, found, fixed)).encode()
+    length = comm.broadcast(np.array([len(text)]))[0]
+    letters = np.frombuffer(text or bytes(length), np.uint8).copy()
+    layout, held, times = json.loads(comm.broadcast(letters).tobytes())
+    return Planned(Layout(*layout), Memory(*held), Time(*times))
+
+
+def machine(comm: Communicator, job: Job, device: str = "cpu") -> Machine:
+    """Of the ranks of `comm`, all at work at once, with the speeds of links that it knows.  Collective."""
+    ranks = max(map(len, comm.topology.nodes))
+    mine = np.array([flops_per_s(job, device), memory_bytes(device, ranks), -least_pass_s(device)])
+    rate, memory, least = comm.all_reduce(mine, op="min").tolist()
+    return Machine(comm.topology.nodes, comm.network, rate, memory * (1 - SPARE), -least)
+
+
+def flops_per_s(job: Job, device: str = "cpu") -> float:
+    """In products as large as those of the model's blocks."""
+    width, rows = job.model.n_embd, job.model.block_size * max(1, MOST_ROWS // job.model.block_size)
+    x = torch.ones(rows, width, dtype=getattr(torch, job.dtype), device=device)
+    weight = x.new_ones(4 * width, width)
+    return 2 * x.numel() * len(weight) / seconds(lambda: torch.nn.functional.linear(x, weight), device)
+
+
+def least_pass_s(device: str = "cpu") -> float:
+    """Of a block of nearly nothing."""
+    block = Block(GPTConfig(n_embd=2, n_head=1)).to(device)
+    x = torch.ones(1, 2, 2, device=device)
+    return seconds(lambda: block(x), device)
+
+
+def seconds(act: Callable[[], object], device: str) -> float:
+    """The mean of as many times as take a moment."""
+    act()
+    number, begin = 0, now(device)
+    while (taken := now(device) - begin) < LEAST_S:
+        act()
+        number += 1
+    return taken / number
+
+
+def now(device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def memory_bytes(device: str = "cpu", ranks: int = 1) -> float:
+    """What a device has; or of a host what is free, for each of so many ranks (Linux)."""
+    if device != "cpu":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / ranks

@@ -1,0 +1,105 @@
+"""What ranks that have the same parameters send each other in a step: gradients, and with ZeRO parameters, too.
+
+Source: as of `parallelism.data_parallel`, `reduction` and `zero`, whose collectives these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from parallelism.planner import counts, passes
+from parallelism.planner.counts import ITEMSIZES, precision_of
+from parallelism.planner.memory import stages
+from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, ZERO, Setting
+
+Seconds = Callable[[float], float]  # of so many bytes
+
+
+class Replicas:
+    """The collectives of a layout's zero_stage, in seconds for a number of parameters."""
+
+    def __init__(self, setting: Setting):
+        self.setting, self.zero_stage = setting, setting.layout.zero_stage
+        self.precision = precision_of(setting.job)
+        self.gradient_bytes = ITEMSIZES.get(setting.job.grad_dtype or "", self.precision.gradient)  # on the wire
+        self.owners, self.across = setting.place.owners[setting.layout.zero_group]
+
+    def reduce_s(self, num_params: float) -> float:
+        """Gradients to all, or to their owners."""
+        collective = "reduce_scatter" if self.zero_stage else "all_reduce"
+        return self.owners.seconds(collective, num_params * self.gradient_bytes)
+
+    def across_s(self, num_params: float) -> float:
+        """Gradients, between owners of the same in other nodes."""
+        return self.across.seconds("all_reduce", num_params / self.owners.size * self.gradient_bytes)
+
+    def gather_s(self, num_params: float) -> float:
+        """Parameters, from their owners."""
+        return self.owners.seconds("all_gather", num_params * self.precision.parameter) if self.zero_stage else 0.0
+
+    def added_to(self, costs: np.ndarray) -> np.ndarray:
+        """To stages' passes: what shows of the reductions of each micro-batch, and of stage 3's gathering."""
+        if self.zero_stage < 2:
+            return costs
+        costs = costs.copy()
+        for cost, layers in zip(costs, stages(self.setting.job, self.setting.layout).layers, strict=True):
+            if self.zero_stage == 2:
+                cost[INPUTS, ZERO] += self.shown_in_s(cost, layers)
+            else:
+                forward_s, backward_s = self.by_blocks(cost, layers)
+                cost[FORWARD, ZERO] += forward_s
+                cost[INPUTS, ZERO] += backward_s
+        return costs
+
+    def by_blocks(self, cost: np.ndarray, layers: range) -> tuple[float, float]:
+        """What shows of stage 3, forward and backward: a block comes, and its gradients go, while another computes."""
+        job, tp, hidden = self.setting.job, self.setting.layout.tp, len(layers) - 1
+        each = counts.block_params(job.model, tp)
+        rest = counts.stage_params(job.model, tp, layers) - len(layers) * each
+        gather_s, both_s = self.gather_s(each), self.gather_s(each) + self.reduce_s(each)
+        forward_s, backward_s = (cost[list(kinds)].sum() / len(layers) for kinds in ((FORWARD,), (INPUTS, WEIGHTS)))
+        return (
+            gather_s + hidden * max(0.0, gather_s - forward_s) + self.gather_s(rest),
+            both_s + hidden * max(0.0, both_s - backward_s) + self.reduce_s(rest),
+        )
+
+    def shown_in_s(self, cost: np.ndarray, layers: range) -> float:
+        """How much longer than a stage's backward pass it takes until its gradients are reduced, bucket by bucket."""
+        ready = [*self.appearing(cost, layers)]
+        bucket = self.setting.job.bucket_mb * 2**20 / self.precision.gradient
+        return shown_s(ready, bucket, self.reduce_s) - ready[-1][0]
+
+    def appearing(self, cost: np.ndarray, layers: range) -> Iterator[tuple[float, float]]:
+        """When gradients are ready in a backward pass, and of how many parameters: the last norm's, blocks', others'.
+
+        Those of a vocabulary that the embedding has as well as the head come last.
+        """
+        model, tp = self.setting.job.model, self.setting.layout.tp
+        first, last = layers.start == 0, layers.stop == model.n_layer
+        backward_s = float(cost[[INPUTS, WEIGHTS]].sum())
+        head_s = float(passes.head(self.setting)[[INPUTS, WEIGHTS]].sum()) if last else 0.0
+        if last:
+            yield head_s, counts.norm_params(model) + counts.vocabulary_params(model, tp) * (not first)
+        for number in range(1, len(layers) + 1):
+            yield head_s + number * (backward_s - head_s) / len(layers), counts.block_params(model, tp)
+        if first:
+            yield backward_s, counts.embedding_params(model, tp)
+
+
+def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Seconds) -> float:
+    """When the last bucket has been reduced, of gradients that are ready at some time: (seconds, parameters).
+
+    >>> shown_s([(1.0, 10), (2.0, 10), (3.0, 10)], bucket=10, seconds=lambda params: params / 20)
+    3.5
+    """
+    free_s = waiting = 0.0
+    last = 0.0
+    for ready_s, params in ready:
+        waiting, last = waiting + params, ready_s
+        if waiting >= bucket:
+            number = int(waiting // bucket)
+            free_s = max(free_s, ready_s) + number * seconds(waiting / number)
+            waiting = 0.0
+    return max(free_s, last) + (seconds(waiting) if waiting else 0.0)

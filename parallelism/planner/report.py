@@ -1,0 +1,96 @@
+"""The planner's report: a table of the best layouts, what makes each slower than the first, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parallelism.planner.layout import Job, Layout
+from parallelism.planner.machine import Machine
+from parallelism.planner.memory import in_bytes
+from parallelism.planner.search import Found, Planned
+
+REASONS = 3  # for meshes that can't be
+TIMES = {
+    "compute": "computing",
+    "tp": "sums between tp ranks",
+    "sp": "exchanges between sp ranks",
+    "zero": "ZeRO's exchanges within passes",
+    "bubble": "waiting in the pipeline",
+    "dp": "gradients and parameters between replicas",
+    "update": "the update",
+}
+
+
+def report(job: Job, machine: Machine, found: Found) -> Iterator[str]:
+    model = job.model
+    tokens = job.global_batch_size * model.block_size
+    numbers = f"{found.fitting} layouts fit, {found.too_large} don't"
+    yield f"{job.global_batch_size} samples, {tokens} tokens a step; {numbers}"
+    yield ""
+    yield f"{'step':>10} {'tokens/s':>9} {'a rank':>9} {'bubble':>7} {'comm':>6}  {'bound by':<8}  layout"
+    for planned in found.best:
+        yield row(planned, tokens)
+    yield ""
+    first = found.best[0]
+    yield f"the first holds {first.memory}"
+    for planned in found.best[1:]:
+        yield f"{named(planned.layout)}: {slower(planned, first)}"
+    yield from missed(machine, found)
+    yield f"python train.py {command(first.layout)}"
+
+
+def row(planned: Planned, tokens: int) -> str:
+    time = planned.time
+    return (
+        f"{in_seconds(time.total):>10} {in_thousands(tokens / time.total):>9} {in_bytes(planned.memory.total):>9} "
+        f"{time.bubble / time.total:>7.1%} {time.exposed / time.total:>6.1%}  {bound(planned):<8}  {planned.layout}"
+    )
+
+
+def bound(planned: Planned) -> str:
+    """What takes longest."""
+    return max(planned.time._asdict().items(), key=lambda part: part[1])[0]
+
+
+def slower(planned: Planned, first: Planned) -> str:
+    """What takes longer than in the first."""
+    more = {name: part - getattr(first.time, name) for name, part in planned.time._asdict().items()}
+    name, part = max(more.items(), key=lambda part: part[1])
+    if planned.time.total <= first.time.total:
+        return "as fast"
+    return f"{planned.time.total / first.time.total - 1:.1%} slower: {in_seconds(part)} more for {TIMES[name]}"
+
+
+def missed(machine: Machine, found: Found) -> Iterator[str]:
+    if found.nearest:
+        yield f"of those that don't fit into {in_bytes(machine.memory_bytes)}, the nearest:"
+    for layout, held in found.nearest:
+        yield f"  {layout}: {held}"
+    if found.undivided:
+        yield f"{found.undivided.total()} meshes can't be:"
+    for why, number in found.undivided.most_common(REASONS):
+        yield f"  {number}: {why}"
+
+
+def named(layout: Layout) -> str:
+    return f"dp {layout.dp} pp {layout.pp} sp {layout.sp} tp {layout.tp}"
+
+
+def command(layout: Layout) -> str:
+    """A layout as train.py's flags."""
+    words = []
+    for name, value in layout._asdict().items():
+        if name in ("schedule", "virtual_stages") and layout.pp == 1:
+            continue
+        words.append(f"--{name} {value}" if not isinstance(value, bool) else f"--{name}" * value)
+    return " ".join(filter(None, words))
+
+
+def in_seconds(seconds: float) -> str:
+    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if seconds >= s), ("us", 1e-6))
+    return f"{seconds / size:.1f} {unit}"
+
+
+def in_thousands(number: float) -> str:
+    unit, size = next(((u, s) for u, s in (("G", 1e9), ("M", 1e6), ("k", 1e3)) if number >= s), ("", 1.0))
+    return f"{number / size:.1f}{unit}"

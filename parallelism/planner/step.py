@@ -1,0 +1,170 @@
+"""How long a step takes: its passes by the pipeline's schedule, gradients between replicas, the update."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from parallelism.pipeline_schedule import registry
+from parallelism.pipeline_schedule.price import EQUAL, Costs, play, rules
+from parallelism.planner import counts
+from parallelism.planner.counts import precision_of
+from parallelism.planner.memory import rank_params, stages, steady
+from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, Setting
+from parallelism.planner.replicas import Replicas, shown_s
+
+
+class Time(NamedTuple):
+    """Seconds of a step on its busiest rank: computing, communication that shows, waiting in the pipeline, the update.
+
+    `zero` is the communication of ZeRO within passes, `dp` that of gradients and parameters after them.
+    """
+
+    compute: float
+    tp: float
+    sp: float
+    zero: float
+    bubble: float
+    dp: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+    @property
+    def exposed(self) -> float:
+        """Communication that shows, but for messages between stages, which are part of the bubble."""
+        return self.tp + self.sp + self.zero + self.dp
+
+
+class Step:
+    """A step of a layout whose stages' passes, without ZeRO, are `costs`."""
+
+    def __init__(self, setting: Setting, costs: np.ndarray, copy_s_per_byte: float):
+        self.setting, self.cut, self.replicas = setting, stages(setting.job, setting.layout), Replicas(setting)
+        self.costs = self.replicas.added_to(costs)
+        self.params = rank_params(setting.job, setting.layout)
+        most, zero_stage = max(self.params), setting.layout.zero_stage
+        self.after_s = self.replicas.across_s(most) + self.tied_s()
+        if zero_stage in (1, 2):
+            self.after_s += self.replicas.gather_s(most)
+        self.update_s = update_s(setting, most / (self.replicas.owners.size if zero_stage else 1), copy_s_per_byte)
+
+    @property
+    def reduces_at_end(self) -> bool:
+        """Whether gradients are summed up in the last micro-batch only."""
+        return self.setting.layout.zero_stage < 2
+
+    def tied_s(self) -> float:
+        """To sum up gradients of the vocabulary, which the first and the last stage have."""
+        vocabulary = counts.vocabulary_params(self.setting.job.model, self.setting.layout.tp)
+        return self.setting.place.ends.seconds("all_reduce", vocabulary * self.replicas.gradient_bytes)
+
+    def time(self) -> Time:
+        number = self.setting.layout.num_micro_batches
+        busy = max((number * self.costs[list(own)].sum((0, 1)) for own in self.cut.of_rank), key=np.sum)
+        span_s, shown_s = self.pipeline() if self.setting.layout.pp > 1 else self.alone()
+        bubble_s = max(0.0, span_s - float(busy.sum()))
+        return Time(*map(float, busy), bubble_s, shown_s + self.after_s, self.update_s)  # type: ignore[call-arg]
+
+    def least_s(self) -> float:
+        """A bound that is had without the schedule: gradients come after the forward passes."""
+        bound_s = least_s(self.setting, self.costs)
+        if self.reduces_at_end:
+            for own, params in zip(self.cut.of_rank, self.params, strict=True):
+                forward_s = self.setting.layout.num_micro_batches * float(self.costs[list(own), FORWARD].sum())
+                bound_s = max(bound_s, forward_s + self.replicas.reduce_s(params))
+        return bound_s + self.after_s + self.update_s
+
+    def alone(self) -> tuple[float, float]:
+        """The passes of a model that is not cut, and how much longer it takes until its gradients are reduced."""
+        cost = self.costs[0]
+        span_s = self.setting.layout.num_micro_batches * float(cost.sum())
+        if not self.reduces_at_end:
+            return span_s, 0.0
+        return span_s, self.replicas.shown_in_s(cost, self.cut.layers[0])
+
+    def pipeline(self) -> tuple[float, float]:
+        """The passes of a pipeline, and how much longer it takes until its gradients are reduced.
+
+        Those of a stage are, after its last pass, while its rank goes on with others.
+        """
+        layout, model = self.setting.layout, self.setting.job.model
+        kinds = [tuple(self.costs[:, kind].sum(1).tolist()) for kind in (FORWARD, INPUTS, WEIGHTS)]
+        costs = Costs(*kinds, tuple(messages_s(self.setting)))  # type: ignore[call-arg]
+        few, rounds = steady(layout.pp, layout.num_micro_batches)
+        first_s, ends = played(layout.schedule, layout.pp, few, layout.virtual_stages, costs)
+        more_s = (
+            rounds and played(layout.schedule, layout.pp, few + layout.pp, layout.virtual_stages, costs)[0] - first_s
+        )
+        shown = 0.0
+        if self.reduces_at_end:
+            for own in self.cut.of_rank:
+                layers = [self.cut.layers[stage] for stage in own]
+                params = [counts.stage_params(model, layout.tp, part) for part in layers]
+                ready = sorted(zip([ends[stage] for stage in own], params, strict=True))
+                shown = max(shown, shown_s(ready, 1, self.replicas.reduce_s) - first_s)
+        return first_s + rounds * more_s, shown
+
+
+class Numbered(NamedTuple):
+    """A schedule whose actions are numbers, and each stage's last one."""
+
+    home: dict[int, int]
+    orders: list[list[int]]
+    last: list[int]
+
+
+@lru_cache(maxsize=256)
+def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> Numbered:
+    made = registry.make(schedule, pp, num_micro_batches, virtual_stages)
+    number = rules(made.home, num_micro_batches, EQUAL).number
+    last = {action.stage: number(action) for order in made.orders for action in order}
+    return Numbered(
+        made.home, [list(map(number, order)) for order in made.orders], [last[s] for s in range(made.num_stages)]
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def played(
+    schedule: str, pp: int, num_micro_batches: int, virtual_stages: int, costs: Costs
+) -> tuple[float, list[float]]:
+    """How long a schedule takes, and when each stage's last pass ends."""
+    made = numbered(schedule, pp, num_micro_batches, virtual_stages)
+    known = rules(made.home, num_micro_batches, costs)
+    begin_s, span_s = play(made.orders, known)
+    return span_s, [begin_s[number] + known.takes_s[number] for number in made.last]
+
+
+def least_s(setting: Setting, costs: np.ndarray) -> float:
+    """Of each rank its passes, the forward passes that come before, and the backward ones after: none is faster.
+
+    Where weights' parts are put off, a rank does those while it would wait for the last backward passes.
+    """
+    cut = stages(setting.job, setting.layout)
+    kinds = costs.sum(2)
+    backward = (kinds[:, INPUTS] + kinds[:, WEIGHTS]) * (not cut.splits)
+    before, after = ([0.0, *accumulate(passes.tolist())] for passes in (kinds[:, FORWARD], backward))
+    number = setting.layout.num_micro_batches
+    return max(number * float(kinds[list(own)].sum()) + before[own[0]] + after[own[0]] for own in cut.of_rank)
+
+
+def update_s(setting: Setting, num_params: float, copy_s_per_byte: float) -> float:
+    """Weights and states are read and written, gradients read; a copy reads and writes a byte."""
+    precision = precision_of(setting.job)
+    touched = 2 * precision.states + 2 * precision.parameter + precision.gradient
+    return num_params * touched / 2 * copy_s_per_byte
+
+
+def messages_s(setting: Setting) -> list[float]:
+    """From each stage to the next."""
+    home = {stage: rank for rank, own in enumerate(stages(setting.job, setting.layout).of_rank) for stage in own}
+    nbytes = setting.activation_bytes / counts.between_tp(setting.layout)
+    return [
+        setting.place.to_stage(home[stage], home[stage + 1]).seconds(nbytes) if home[stage] != home[stage + 1] else 0.0
+        for stage in range(len(home) - 1)
+    ]
