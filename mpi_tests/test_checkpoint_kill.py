@@ -19,7 +19,10 @@ NUM_RANKS = 2
 
 
 def run_until_killed(directory, draw):
-    """Start the ranks, kill one a while after it has written a checkpoint; returns the last step known to be whole."""
+    """Start the ranks, kill one a while after they have written a checkpoint.
+
+    Returns the last step said to be whole, and whether the death of the run before was noticed.
+    """
     command = [find_mpirun(), "-n", str(NUM_RANKS), "python", "-m", "mpi_tests.saving", str(directory)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True, **pipes) as run:
@@ -35,7 +38,8 @@ def run_until_killed(directory, draw):
         time.sleep(draw.uniform(0, 0.3))
         os.kill(draw.choice([*pids.values()]), signal.SIGKILL)
         stdout, _ = end_of(run)
-    return max(int(line.split()[1]) for line in (*said, *stdout.splitlines()) if line.startswith("whole "))
+    last = max(int(line.split()[1]) for line in (*said, *stdout.splitlines()) if line.startswith("whole "))
+    return last, any("a run has died that wrote there" in line for line in said)
 
 
 def end_of(run):
@@ -49,8 +53,9 @@ def end_of(run):
 def test_a_whole_checkpoint_is_always_left(tmp_path):
     draw, last = random.Random(0), 0
     for _ in range(KILLS):
-        last_said = run_until_killed(tmp_path, draw)
+        last_said, noticed = run_until_killed(tmp_path, draw)
         assert last_said > last
+        assert noticed == (last > 0)
         path = newest(found(tmp_path), say=lambda line: None)
         assert path == found(tmp_path)[-1]  # what looks whole is whole
         checkpoint = Checkpoint(path)
