@@ -9,9 +9,12 @@ from typing import Any
 
 from collectives.draw import refuse
 from models.gpt import GPT, GPTConfig
+from parallelism.finite import POLICIES
 from parallelism.pipeline_schedule import files, registry
 from parallelism.pipeline_schedule.actions import Schedule
 from parallelism.pipeline_schedule.search import limits_of
+from parallelism.precision import DTYPES
+from parallelism.recompute import MODES as RECOMPUTATIONS
 from parallelism.sequence import ORDERS
 from parallelism.sequence_parallel import MODES
 
@@ -47,9 +50,11 @@ class Config:
     warmup_iters: int = flag(50, "steps of linear warm-up")
     weight_decay: float = flag(0.1, "AdamW's, of matrices")
     grad_clip: float = flag(1.0, "largest norm of the gradient; 0: no limit")
-    dtype: str = flag(
-        "float32", "bfloat16 computes in it, with float32 weights", choices=("float32", "float64", "bfloat16")
-    )
+    dtype: str = flag("float32", "of 16 bits: to compute in, with float32 weights", choices=DTYPES)
+    master_weights: bool = flag(False, "parameters are of 16 bits, too, with float32 ones for the optimizer beside")
+    grad_dtype: str | None = flag(None, "in which gradients are reduced: float32, or of 16 bits")
+    non_finite: str = flag("stop", "what becomes of a step whose loss or gradients are not finite", choices=POLICIES)
+    init_from: str = flag("", "folder of a GPT-2 in Hugging Face's files, whose weights to begin with")
     device: str = flag("cpu", "cpu or cuda")
     dp: int | None = flag(None, "ranks in data parallel: those that the other axes leave")
     pp: int = flag(1, "ranks in pipeline parallel, which have stages of the model, one after the other")
@@ -60,7 +65,11 @@ class Config:
     max_alive: int | None = flag(None, "activations alive on a pp rank in a searched schedule: its stages times pp")
     balance: str = flag("counted", "by what costs stages are made even", choices=("counted", "measured"))
     trace: str = flag("", f"file for what pp ranks do in step {TRACED} (Chrome's trace format), and beside it a PNG")
-    recompute: bool = flag(False, "blocks keep their inputs only, and compute again in the backward pass")
+    recompute: str = flag(
+        "none",
+        "what blocks compute again in the backward pass: all, or what is large",
+        choices=("none", *RECOMPUTATIONS),
+    )
     zero_stage: int = flag(
         0, "dp ranks share: 1: the optimizer's states, 2: and gradients, 3: and parameters", choices=(0, 1, 2, 3)
     )
@@ -101,6 +110,11 @@ def check_zero(config: Config) -> None:
         raise ValueError(
             f"zero_stage={config.zero_stage} under pp={config.pp}: stages of a pipeline keep parameters and gradients "
             "from micro-batch to micro-batch, use zero_stage=1, or pp=1"
+        )
+    if config.zero_stage and (config.master_weights or config.grad_dtype or config.dtype == "float16"):
+        raise ValueError(
+            f"zero_stage={config.zero_stage} shares float32 weights and gradients: use dtype=bfloat16 without "
+            "master_weights and grad_dtype, or zero_stage=0"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -16,12 +16,14 @@ import collectives
 from collectives import environment
 from models.data import Windows, documents, load_tokens, split
 from models.gpt import GPT, flops_per_token
+from models.hf import initialize
 from models.optimizer import adamw, learning_rate
 from models.report import Metrics, peak_memory_mib
 from parallelism.arena import Arena
 from parallelism.clip import clip_grad_norm
 from parallelism.data_parallel import DataParallel
 from parallelism.dropout import Place
+from parallelism.finite import Guard, Watch
 from parallelism.measure import agreed, measure, message_s, stage_costs
 from parallelism.mesh import Mesh
 from parallelism.partition import balance
@@ -29,6 +31,7 @@ from parallelism.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline_schedule.price import Span, price
 from parallelism.pipeline_schedule.search import search
 from parallelism.plan import gpt2_plan, parallelize
+from parallelism.precision import Masters, Precision
 from parallelism.recompute import recompute_model
 from parallelism.sampler import DistributedSampler
 from parallelism.sequence_parallel import SequenceParallel
@@ -79,7 +82,10 @@ class Run:
                 len(self.windows), batch_size, self.dp.rank, self.dp.size, seed=config.seed
             )
             self.schedule = make_schedule(config, self.num_micro_batches)
+            self.precision = Precision(config.dtype, config.master_weights, config.grad_dtype)
             self.gpt = make_model(config, self.tokens.vocab_size)
+            if config.init_from:
+                initialize(self.gpt, config.init_from)
             self.positions = self.place.positions = self.sp.positions(config.block_size)
             check_layout(config, self.mesh.shape)
             comm.empty(0, device=config.device)  # refused here if there is no such device
@@ -90,12 +96,21 @@ class Run:
             check_zero(config)
             groups_of(zero_group(config), self.replicas.size, self.replicas.topology.nodes)
             self.out_dir = prepare_out_dir(config, comm.rank)
-        bfloat16 = config.dtype == "bfloat16"
-        self.computing = partial(torch.autocast, config.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
+        self.computing = partial(self.precision.computing, config.device)
+        watch = Watch(self.gpt) if config.non_finite != "ignore" else None
         self.make_optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
         self.model = self.pipelined() if config.pp > 1 else self.replicated()
         self.zero = self.shared_update()
-        self.optimizer = self.zero.optimizer if self.zero else self.make_optimizer(self.gpt.parameters())
+        self.masters: Masters | None = None
+        if self.zero:
+            self.optimizer = self.zero.optimizer
+        else:
+            arena = self.model.arena
+            assert isinstance(arena, Arena)
+            self.masters = Masters.of(self.gpt, arena, self.replicas)
+            self.optimizer = self.make_optimizer(self.masters.pieces.values())
+        self.scale = self.precision.loss_scale()
+        self.guard = Guard(comm, config.non_finite, self.scale, watch)
         self.sums = np.zeros(2)  # loss, samples
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         self.progress_bar = comm.rank == 0 and environment.on_terminal()
@@ -106,15 +121,15 @@ class Run:
         plan = gpt2_plan(self.tokens.vocab_size, config.n_head, config.n_kv_head)
         sp = self.sp if self.mesh.sp.size > 1 else None
         parallelize(self.gpt, plan, self.mesh.tp, sp, config.sequence_parallel, self.place)
-        if config.recompute:
-            recompute_model(self.gpt, "full", self.place)
+        if config.recompute != "none":
+            recompute_model(self.gpt, config.recompute, self.place)
 
     def replicated(self) -> DataParallel | Zero:
         """The model, of which each rank computes the whole, but for what tp divides, and keeps what ZeRO leaves it."""
         config = self.config
         if config.zero_stage == 0:
-            arena = Arena(self.gpt, self.mesh.comm, config.device)
-            return DataParallel(self.gpt, self.replicas, arena, config.bucket_mb)
+            arena = self.precision.arena(self.gpt, self.mesh.comm, config.device)
+            return DataParallel(self.gpt, self.replicas, arena, config.bucket_mb, wire_dtype=self.precision.wire_dtype)
         given = self.gpt, Ranks.of(self.replicas, zero_group(config)), self.make_optimizer
         if config.zero_stage == 3:
             layers = [f"transformer.h.{number}" for number in range(config.n_layer)]
@@ -135,7 +150,8 @@ class Run:
             layers = self.measured(layers)
         make = self.make_optimizer if self.config.zero_stage else None
         given = self.gpt, layers, self.schedule, self.mesh, self.config.device, self.prepare
-        return PipelineParallel(*given, make, zero_group(self.config))
+        group, wire_dtype = zero_group(self.config), self.precision.wire_dtype
+        return PipelineParallel(*given, make, group, self.precision.arena, wire_dtype=wire_dtype)
 
     def measured(self, layers: list[Layer]) -> list[Layer]:
         """The layers with the times that they take as costs; by these a schedule is searched, if that is asked for."""
@@ -186,7 +202,7 @@ class Run:
         batches = [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
         with self.traced(iteration):
             loss = self.accumulate_gradients(batches)
-        grad_norm = self.update(lr)
+        grad_norm = self.update(iteration, lr, loss)
         computed = time.perf_counter()
         loss = self.average(loss)
         now = time.perf_counter()
@@ -214,12 +230,13 @@ class Run:
         Returns the mean loss; of a pipeline, on the rank that has it, and 0 on others.
         """
         if isinstance(self.model, PipelineParallel):
-            return self.model.step(batches)
+            weights = [self.scale.value / len(batches)] * len(batches)
+            return self.model.step(batches, weights) / self.scale.value
         total = 0.0
         for index, batch in enumerate(batches, 1):
             with nullcontext() if index == len(batches) else self.model.no_sync():
                 loss = self.loss(batch)
-                (loss / len(batches)).backward()
+                (loss * (self.scale.value / len(batches))).backward()
             total += float(loss.detach()) / len(batches)
         return total
 
@@ -251,15 +268,23 @@ class Run:
         self.add_up()
         return float(self.sums[0])
 
-    def update(self, lr: float) -> float:
+    def update(self, iteration: int, lr: float, loss: float) -> float:
         """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
         limit = self.config.grad_clip if self.config.grad_clip > 0 else math.inf
-        own = [piece.own for piece in self.zero.pieces] if self.zero else self.gpt.parameters()
-        shard = self.zero.ranks.shard if self.zero else None
+        own: Iterable[torch.nn.Parameter]
+        if self.zero:
+            own, shard = [piece.own for piece in self.zero.pieces], self.zero.ranks.shard
+        else:
+            assert self.masters
+            self.masters.take_gradients(1 / self.scale.value)
+            own, shard = self.masters.pieces.values(), None
         grad_norm = clip_grad_norm(own, limit, self.mesh.tp, self.mesh.pp, shard)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        (self.zero.update if self.zero else self.optimizer.step)()
+        if self.guard.passes(iteration, loss, grad_norm):
+            (self.zero.update if self.zero else self.optimizer.step)()
+        if self.masters:
+            self.masters.give_parameters()
         self.model.zero_grad()
         if self.config.device != "cpu":
             torch.cuda.synchronize(self.config.device)
@@ -311,6 +336,8 @@ class Run:
     def whole(self) -> GPT:
         """The plain model with the weights trained.  Collective."""
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
+        if self.masters:
+            self.masters.restore()
         with self.model.whole() if isinstance(self.model, Zero) else nullcontext():
             fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
         return gpt
