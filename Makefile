@@ -14,7 +14,7 @@ train: .venv/installed
 	$(RUN) mpirun -n 2 python train.py $(ARGS)
 
 test: .venv/installed
-	$(RUN) python -m pytest -m 'not mpi' --doctest-modules collectives models parallelism mpi_tests
+	$(RUN) python -m pytest -m 'not mpi' --doctest-modules collectives models parallelism training mpi_tests
 	$(RUN) timeout 1200 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi mpi_tests
 
 # The contract of every algorithm on 1 to 64 ranks, and every pipeline schedule of 1 to 16 ranks and 1 to 64

@@ -90,9 +90,9 @@ class Gpt(Model):
     def stage(self, stage: int, num_stages: int) -> GPTStage:
         model = GPT(self.config)
         layers = gpt2_layers(model)
-        blocks = balance([layer.cost for layer in layers], num_stages)[stage]  # as ours
-        cut(model, layers, {stage: blocks})
-        return GPTStage(model, blocks)
+        part = balance([layer.cost for layer in layers], num_stages)[stage]  # as ours
+        cut(model, layers, {stage: part})
+        return GPTStage(model, part)
 
 
 class Sleep(Model):

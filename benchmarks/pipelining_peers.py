@@ -91,15 +91,14 @@ TIED = ("transformer.wte.weight", "lm_head.weight")
 
 
 class GPTStage(nn.Module):
-    """Some blocks of a GPT, with the embeddings before the first one and the head after the last one.
+    """Some layers of a GPT, as `gpt2_layers` counts them; `model` is one that has been cut."""
 
-    `model` is one that has been cut.
-    """
-
-    def __init__(self, model: GPT, blocks: range):
+    def __init__(self, model: GPT, layers: range):
         super().__init__()
+        num_blocks = model.config.n_layer
         self.transformer, self.lm_head = model.transformer, model.lm_head
-        self.blocks, self.is_first, self.is_last = blocks, blocks.start == 0, blocks.stop == model.config.n_layer
+        self.blocks = range(layers.start, min(layers.stop, num_blocks))
+        self.is_first, self.is_last = layers.start == 0, layers.stop > num_blocks
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_first:

@@ -11,6 +11,7 @@ import pytest
 from mpi_tests.launch import ROOT, environment, launch
 
 TINY = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2, "--sample_tokens", 1]
+TWO = ["--n_layer", 2]
 
 
 def refused(ended: subprocess.CompletedProcess) -> str:
@@ -45,6 +46,21 @@ def write(path: Path, content: bytes) -> Path:
             ["--tp", 2, "--n_head", 2, "--sequence_parallel", "--block_size", 7],
             "block_size=7 leaves 1 of a rank's 7 tokens over from tp=2 with --sequence_parallel: use a multiple of 2",
         ),
+        (
+            ["--pp", 2],
+            "pp=2 with schedule=1f1b makes 2 stages of n_layer=1 blocks: use at most 1 stages, or more blocks",
+        ),
+        (["--pp", 2, *TWO, "--schedule", "fifo"], "schedule='fifo' is no file, and none of naive, gpipe, 1f1b, "),
+        (["--pp", 2, *TWO, "--virtual_stages", 2], "schedule '1f1b' takes 1 stages a rank, not 2: for 2, use inter"),
+        (["--pp", 2, *TWO, "--schedule", "{tmp}/missing.csv"], "missing.csv, line 2, behind the last cell: "),
+        (
+            ["--pp", 2, *TWO, "--schedule", "{tmp}/other.csv"],
+            "other.csv is for pp=1 and num_micro_batches=1, not for 2 ",
+        ),
+        (["--pp", 2, *TWO, "--max_alive", 2], "max_alive=2 limits a searched schedule, not 1f1b: use schedule=search"),
+        (["--pp", 2, *TWO, "--schedule", "search", "--max_alive", 0], "a limit of 0 activations: a rank has one alive"),
+        (["--trace", "trace.json"], "trace=trace.json is of a pipeline: use pp of 2 or more, or leave it out"),
+        (["--pp", 2, *TWO, "--trace", "{tmp}/none/trace.json"], "none/trace.json can't be written: pass a path in a"),
         (["--device", "cuda"], "device 'cuda'"),
         (["--device", "tpu"], "device 'tpu' is unknown: use 'cpu', 'cuda'"),
         (["--out_dir", "{tmp}/empty.txt/out"], "can't be written (Not a directory): pass another --out_dir"),
@@ -65,6 +81,8 @@ def test_settings_that_train_py_refuses(tmp_path, flags, message):
     write(tmp_path / "latin.txt", "abc\u00e9def".encode("latin-1"))
     write(tmp_path / "short.txt", b"too short")
     write(tmp_path / "bad.toml", b"learning_rate = 1")
+    write(tmp_path / "missing.csv", b"0F0,0B0\n1F0")
+    write(tmp_path / "other.csv", b"0F0,0B0")
     write(tmp_path / "type.toml", b"n_layer = 'two'")
     before = sorted(tmp_path.iterdir())
     out_dir = [] if "--out_dir" in flags else ["--out_dir", tmp_path / "out"]

@@ -35,16 +35,6 @@ def together(batches):
     return Batch(torch.cat(tokens), torch.cat(targets), samples=torch.cat(samples))
 
 
-def model_of(dropout=0.0, dtype=torch.float64):
-    """A model, and where its dropout takes the samples' numbers from."""
-    model, place = GPT(CONFIG).to(dtype), Place(seed=3)
-    if dropout:
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = dropout
-    return model, place
-
-
 def plain_gradients(batches, dtype=torch.float64):
     """Loss and gradients of the plain model on all of it."""
     model, batch = GPT(CONFIG).to(dtype), together(batches)
@@ -58,19 +48,32 @@ def check(model, want, tolerance=1e-10):
         torch.testing.assert_close(p.grad, want[name], rtol=tolerance, atol=tolerance * float(want[name].abs().max()))
 
 
-def piped(comm, name, count, dtype=torch.float64, **axes):
-    model = GPT(CONFIG).to(dtype)
-    mesh = Mesh(comm, **(axes or {"pp": comm.size}))
-    return model, PipelineParallel(model, gpt2_layers(model), registry.make(name, mesh.pp.size, count), mesh)
+@pytest.fixture
+def piped(comm):
+    """Makes a model and its pipeline; gives their communicators back in the end, of which an MPI may have few."""
+    made = []
+
+    def make(name, count, dtype=torch.float64, model=None, prepare=lambda batch: None, **axes):
+        model = model or GPT(CONFIG).to(dtype)
+        mesh = Mesh(comm, **(axes or {"pp": comm.size}))
+        schedule = registry.make(name, mesh.pp.size, count)
+        pp = PipelineParallel(model, gpt2_layers(model), schedule, mesh, prepare=prepare)
+        made.append((pp, mesh))
+        return model, pp
+
+    yield make
+    for pp, mesh in made:
+        pp.tied.free()
+        mesh.free()
 
 
 @each_schedule
 @pytest.mark.sizes(1, 2, 3, 4, 8)
-def test_loss_and_gradients_of_the_plain_model(comm, name):
+def test_loss_and_gradients_of_the_plain_model(comm, piped, name):
     for count in sorted({1, comm.size, 2 * comm.size + 1}):
         batches = batches_of(count)
         want_loss, want = plain_gradients(batches)
-        model, pp = piped(comm, name, count)
+        model, pp = piped(name, count)
         for _ in range(2):  # the second step must find nothing of the first
             pp.arena.zero_grad()
             loss = pp.step(batches)
@@ -83,10 +86,10 @@ def test_loss_and_gradients_of_the_plain_model(comm, name):
 
 @each_schedule
 @pytest.mark.sizes(4)
-def test_loss_and_gradients_in_float32(comm, name):
+def test_loss_and_gradients_in_float32(comm, piped, name):
     batches = batches_of(4)
     want_loss, want = plain_gradients(batches, torch.float32)
-    model, pp = piped(comm, name, 4, torch.float32)
+    model, pp = piped(name, 4, torch.float32)
     loss = pp.step(batches)
     assert loss == (pytest.approx(want_loss, rel=1e-5) if pp.has_loss else 0)
     check(model, want, 1e-5)
@@ -94,9 +97,9 @@ def test_loss_and_gradients_in_float32(comm, name):
 
 @each_schedule
 @pytest.mark.sizes(3, 4)
-def test_as_many_activations_are_alive_as_stated(comm, name):
+def test_as_many_activations_are_alive_as_stated(comm, piped, name):
     count = 9
-    _, pp = piped(comm, name, count)
+    _, pp = piped(name, count)
     stages, alive = pp.pipeline.stages.values(), []
     for stage in stages:
         forward = stage.forward
@@ -123,11 +126,11 @@ def test_as_many_activations_are_alive_as_stated(comm, name):
 
 @pytest.mark.parametrize("name", ["1f1b", "zb_v"])
 @pytest.mark.sizes(4, 8)
-def test_data_parallel_ranks_beside(comm, name):
+def test_data_parallel_ranks_beside(comm, piped, name):
     """A dp rank has its own micro-batches, and all have the gradients of the whole batch."""
     batches = batches_of(2 * comm.size // 2)
     want_loss, want = plain_gradients(batches)
-    model, pp = piped(comm, name, 2, dp=comm.size // 2, pp=2)
+    model, pp = piped(name, 2, dp=comm.size // 2, pp=2)
     dp_rank = comm.rank // 2
     loss = pp.step(batches[2 * dp_rank : 2 * dp_rank + 2])
     losses = comm.all_reduce(torch.tensor([loss / (comm.size // 2)], dtype=torch.float64))
@@ -136,9 +139,9 @@ def test_data_parallel_ranks_beside(comm, name):
 
 
 @pytest.mark.sizes(4)
-def test_gradients_are_on_their_way_after_a_stages_last_backward_pass(comm):
+def test_gradients_are_on_their_way_after_a_stages_last_backward_pass(comm, piped):
     """Of a rank's two stages, the later one's while the earlier one still computes."""
-    _, pp = piped(comm, "interleaved", 2, dp=2, pp=2)
+    _, pp = piped("interleaved", 2, dp=2, pp=2)
     pipeline, starts = pp.pipeline, {}
     after = pipeline.after
 
@@ -164,7 +167,7 @@ def test_gradients_are_on_their_way_after_a_stages_last_backward_pass(comm):
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_h1", "zb_v"])
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.sizes(2)
-def test_dropout_and_recomputation_do_not_depend_on_the_layout(comm, name, recomputed):
+def test_dropout_and_recomputation_do_not_depend_on_the_layout(comm, piped, name, recomputed):
     config = GPTConfig(vocab_size=19, block_size=8, n_layer=4, n_head=2, n_embd=8, dropout=0.3)
     alone = comm.split(comm.rank)
 
@@ -187,27 +190,26 @@ def test_dropout_and_recomputation_do_not_depend_on_the_layout(comm, name, recom
     def prepare(batch):
         place.samples = batch.samples
 
-    schedule = registry.make(name, 2, 3)
-    pp = PipelineParallel(model, gpt2_layers(model), schedule, Mesh(comm, pp=2), prepare=prepare)
+    _, pp = piped(name, 3, model=model, prepare=prepare)
     loss = pp.step(batches)
     assert loss == (pytest.approx(want.item(), rel=1e-10) if pp.has_loss else 0)
     check(model, {name: p.grad for name, p in plain.named_parameters(remove_duplicate=False)})
 
 
 @pytest.mark.sizes(2)
-def test_micro_batches_may_count_by_their_targets(comm):
+def test_micro_batches_may_count_by_their_targets(comm, piped):
     batches = batches_of(3)
     batches[0].targets[:, 2:] = batches[1].targets[0] = CrossEntropy.ignored
     want_loss, want = plain_gradients(batches)
-    model, pp = piped(comm, "1f1b", 3)
+    model, pp = piped("1f1b", 3)
     loss = pp.step(batches, loss_weights(batches, CrossEntropy.ignored))
     assert loss == (pytest.approx(want_loss, rel=1e-10) if pp.has_loss else 0)
     check(model, want)
 
 
 @pytest.mark.sizes(2)
-def test_what_a_rank_does_is_recorded(comm):
-    _, pp = piped(comm, "zb_h1", 3)
+def test_what_a_rank_does_is_recorded(comm, piped):
+    _, pp = piped("zb_h1", 3)
     pp.pipeline.form(batches_of(3)[0])
     pp.pipeline.spans = []
     pp.step(batches_of(3))
@@ -222,19 +224,20 @@ def test_what_a_rank_does_is_recorded(comm):
 
 
 @pytest.mark.sizes(2)
-def test_what_does_not_fit(comm):
+def test_what_does_not_fit(comm, piped):
     from collectives.errors import InputError
 
     model = GPT(CONFIG)
+    mesh = Mesh(comm, pp=2)
     for ranks, stages, words in (
         (3, 3, "schedule 1f1b is for 3 ranks, but there are 2: make one for those"),
-        (2, 32, "32 stages can't be cut from 16 layers: use 1 to 16 stages"),
+        (2, 32, "32 stages can't be cut from 17 layers: use 1 to 17 stages"),
     ):
         name, each = ("1f1b", None) if stages == ranks else ("interleaved", stages // ranks)
         schedule = registry.make(name, ranks, 4, each)
         with pytest.raises(InputError, match=words):
-            PipelineParallel(model, gpt2_layers(model), schedule, Mesh(comm, pp=2))
-    _, pp = piped(comm, "1f1b", 4)
+            PipelineParallel(model, gpt2_layers(model), schedule, mesh)
+    _, pp = piped("1f1b", 4)
     with pytest.raises(
         ValueError, match="3 micro-batches, but schedule 1f1b is for 4: pass as many, or make one for 3"
     ):

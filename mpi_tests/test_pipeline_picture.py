@@ -75,10 +75,10 @@ def test_colors_change_no_letter_but_fill():
 
 
 def bars(axes):
-    """Rank, begin and end of each bar, by label."""
+    """Middle, begin and end of each bar, by label."""
     return {
         group.get_label(): sorted(
-            (round(bar.get_y() + 0.4), bar.get_x(), bar.get_x() + bar.get_width()) for bar in group
+            (round(bar.get_y() + bar.get_height() / 2, 3), bar.get_x(), bar.get_x() + bar.get_width()) for bar in group
         )
         for group in axes.containers
     }
@@ -97,13 +97,17 @@ def test_a_figure_has_a_bar_for_each_action():
 
 def test_grids_share_their_time_and_their_colors():
     timeline = price(one_f_one_b(2, 2))
-    happened = [span._replace(end_s=span.end_s + 0.5) for span in timeline.spans] + [Span(1, "wait 1F0", 0, 1)]
+    happened = [span._replace(end_s=span.end_s + 0.5) for span in timeline.spans] + [
+        Span(1, "wait for activation", 0, 1),
+        Span(0, "all_reduce of stage 0", 4, 6),
+    ]
     drawn = picture.figure([planned(timeline), Grid("happened", 2, happened)])
     above, below = drawn.axes
     assert above.get_xlim() == below.get_xlim()
     assert above.get_xlim()[1] > 9.5
     assert bars(below)["wait"] == [(1, 0, 1)]
-    assert [label.get_text() for label in drawn.legends[0].get_texts()] == ["forward", "backward", "wait"]
+    assert [label.get_text() for label in drawn.legends[0].get_texts()] == ["forward", "backward", "wait", "all_reduce"]
+    assert bars(below)["all_reduce"] == [(0.4, 4, 6)], "on the lower edge of rank 0's lane"
     assert above.containers[0][0].get_facecolor() == below.containers[0][0].get_facecolor()
 
 

@@ -23,9 +23,10 @@ TRAINING = [command for command in COMMANDS if "train.py" in command and command
 TUNING = [command for command in COMMANDS if "tuning.json" in command]
 PREDICTING = [command for command in COMMANDS if "simulate" in command or "space_time" in command]
 MEASURING = [command for command in COMMANDS if "results.json" in command]
+DRAWING, SEARCHING = (command for command in COMMANDS if "pipeline_schedule" in command)
 EXAMINING = "mpirun -n 4 python -m collectives.doctor"
 HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
-IN_SMALL = "--max_iters 2 --n_layer 1 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
+IN_SMALL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
 
 
 def run(command: str, fails: bool = False) -> subprocess.CompletedProcess:
@@ -43,7 +44,7 @@ def test_every_command_is_run_by_a_test():
     known = ["make train", "make test", "source .venv/bin/activate", "mpirun -n 3 python examples/sum.py"]
     known += ["mpirun -n 2 python examples/split.py"]
     assert sorted(COMMANDS) == sorted(
-        [*known, *SEVERAL_MACHINES, *TRAINING, *TUNING, *PREDICTING, *MEASURING, EXAMINING, HANGING]
+        [*known, *SEVERAL_MACHINES, *TRAINING, *TUNING, *PREDICTING, *MEASURING, DRAWING, SEARCHING, EXAMINING, HANGING]
     )
 
 
@@ -56,15 +57,28 @@ def test_make_train_runs_what_the_readme_says(tmp_path):
 
 def test_the_help_of_train_py_shows_commands_that_are_run():
     shown = [line.strip() for line in train.__doc__.splitlines() if "mpirun" in line]
-    assert len(shown) == 4
+    assert len(shown) == 5
     assert set(shown) <= {"mpirun -n 2 python train.py", *TRAINING}
 
 
 @pytest.mark.parametrize("command", TRAINING)
 def test_training_commands(command, tmp_path):
-    output = run(f"{command} {IN_SMALL} --out_dir {shlex.quote(str(tmp_path))}").stdout
+    here = command.replace("trace.json", shlex.quote(f"{tmp_path}/trace.json"))
+    output = run(f"{here} {IN_SMALL} --out_dir {shlex.quote(str(tmp_path))}").stdout
     assert "iter 2/2" in output
     assert (tmp_path / "loss.png").exists()
+    assert (tmp_path / "trace.json").exists() == (tmp_path / "trace.png").exists() == ("--trace" in command)
+
+
+def test_pipelines_are_drawn_as_shown_and_searched(tmp_path):
+    shown = next(text for _, text in BLOCKS if text.startswith("zb_h1: "))
+    assert run(DRAWING).stdout == shown
+    file = tmp_path / "my.csv"
+    assert "known:" in run(SEARCHING.replace("my.csv", shlex.quote(str(file)))).stdout
+    assert (
+        "my.csv holds: 4 ranks, 8 stages"
+        in run(f"python -m parallelism.pipeline_schedule check {shlex.quote(str(file))}").stdout
+    )
 
 
 def test_tuning_commands(tmp_path):

@@ -19,7 +19,7 @@ from models.hf import load_hugging_face, to_hugging_face
 from models.optimizer import learning_rate
 from mpi_tests.launch import ROOT, environment, find_mpirun, launch
 from parallelism.sampler import DistributedSampler
-from train import Config
+from training.config import Config
 
 GLOBAL_BATCH = 24
 SMALL = Config(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from parallelism.pipeline_schedule.price import Costs
 from parallelism.stage import Batch, Layer, Stage, nothing
+
+if TYPE_CHECKING:
+    from collectives import Communicator
 
 
 class Times(NamedTuple):
@@ -37,7 +42,7 @@ def measure(
     >>> gpt, tokens = GPT(GPTConfig(n_layer=5)), torch.zeros(2, 8, dtype=torch.int64)
     >>> costs = [sum(times) for times in measure(gpt, gpt2_layers(gpt), Batch(tokens, targets=tokens))]
     >>> sum(len(part) for part in balance(costs, num_stages=2))
-    5
+    6
     """
     gradients = {p: p.grad for p in model.parameters()}
     model.zero_grad(set_to_none=True)
@@ -51,6 +56,34 @@ def measure(
     for p, gradient in gradients.items():
         p.grad = gradient
     return found
+
+
+def agreed(times: Sequence[Times], comm: Communicator) -> list[Times]:
+    """Their means over the ranks, the same on all.  Collective."""
+    means = comm.broadcast(comm.all_reduce(np.array(times), op="avg"))
+    return [Times(*row) for row in means.tolist()]
+
+
+def message_s(x: Tensor, comm: Communicator, repeats: int = 5) -> float:
+    """How long such a tensor takes from rank 0 to rank 1, on all ranks.  Collective."""
+    x, shortest = x.detach().contiguous(), np.full(1, np.inf)
+    for _ in range(repeats if comm.rank < 2 else 0):
+        begin = time.perf_counter()
+        for act in (comm.send, comm.recv)[:: 1 if comm.rank == 0 else -1]:
+            act(x, 1 - comm.rank)
+        shortest = np.minimum(shortest, (time.perf_counter() - begin) / 2)
+    return float(comm.all_reduce(shortest, op="min")[0])
+
+
+def stage_costs(times: Sequence[Times], parts: Sequence[range], message: float) -> Costs:
+    """Of the stages that have these layers each.
+
+    >>> stage_costs([Times(1, 2, 3), Times(1, 1, 1), Times(4, 4, 4)], [range(0, 2), range(2, 3)], message=0.5)
+    Costs(forward=[2, 4], inputs=[3, 4], weights=[4, 4], message=0.5)
+    """
+    stages = [Times(*map(sum, zip(*times[part.start : part.stop], strict=True))) for part in parts]
+    forward, inputs, weights = map(list, zip(*stages, strict=True))
+    return Costs(forward, inputs, weights, message)
 
 
 def passes(stage: Stage, x: Tensor | None, batch: Batch) -> Times:

@@ -33,18 +33,27 @@ class Mesh:
         lengths = tuple(self.shape.values())
         position = [int(i) for i in np.unravel_index(comm.rank, lengths)]
         self.comm, self.coords = comm, dict(zip(AXES, position, strict=True))
+        self._parts: list[Communicator] = []
         for axis, name in enumerate(AXES):
             others = [*position]
             others[axis] = 0
-            part = comm.split(color=int(np.ravel_multi_index(others, lengths)), key=position[axis])
-            setattr(self, name, part)
+            setattr(self, name, self._part(int(np.ravel_multi_index(others, lengths)), key=position[axis]))
 
     def along(self, *axes: str) -> Communicator:
         """The ranks that differ from this one in some axes only, such as "dp" and "sp".  Collective."""
         position = [0 if name in axes else at for name, at in self.coords.items()]
-        part = self.comm.split(color=int(np.ravel_multi_index(position, tuple(self.shape.values()))))
+        return self._part(int(np.ravel_multi_index(position, tuple(self.shape.values()))))
+
+    def _part(self, color: int, key: int = 0) -> Communicator:
+        part = self.comm.split(color, key)
         assert part is not None
+        self._parts.append(part)
         return part
+
+    def free(self) -> None:
+        """Give its communicators back to MPI, but not the one it was made of.  Collective."""
+        for part in self._parts:
+            part.free()
 
 
 def mesh_shape(world_size: int, dp: int | None, pp: int, sp: int, tp: int) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -30,8 +30,7 @@ class PipelineParallel:
     over those of dp and sp.
 
     Each rank gives the same model; what other ranks' stages have of it goes.  Stages are balanced by the layers' costs.
-    What is left lies in `arena`.  `prepare` is called with the micro-batch before each forward pass, which `computing`
-    encloses.
+    What is left lies in `arena`.  `prepare` is called with the micro-batch before each forward pass.
 
     With `make_optimizer`, the ranks of dp and sp, or groups of them, share the optimizer's states, as `zero` says:
     gradients are then those of `zero.pieces`, and `zero.update()` updates the parameters.
@@ -47,7 +46,6 @@ class PipelineParallel:
         mesh: Mesh,
         device: str = "cpu",
         prepare: Callable[[Batch], None] = lambda batch: None,
-        computing: Callable[[], AbstractContextManager] = nullcontext,
         make_optimizer: MakeOptimizer | None = None,
         zero_group: str | int = "all",
     ):
@@ -59,7 +57,7 @@ class PipelineParallel:
         tied = tied_names(model)
         order = schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
-        stages = cut(model, [within(computing, layer) for layer in layers], self.parts, prepare, splits)
+        stages = cut(model, layers, self.parts, prepare, splits)
         self.arena = Arena(model, mesh.comm, device)
         modules = {stage: owned.layer.modules for stage, owned in stages.items()}
         ends = partial(runs, model, modules, order, self.arena.slices)
@@ -106,6 +104,8 @@ class PipelineParallel:
 
 
 def within(context: Callable[[], AbstractContextManager], layer: Layer) -> Layer:
+    """The layer, computed in a context, such as autocast's."""
+
     def run(x, batch):
         with context():
             return layer.run(x, batch)

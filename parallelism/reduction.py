@@ -94,10 +94,12 @@ class TiedGradients:
 
     def __init__(self, tied: Tied, model: nn.Module, gradients: Any, slices: Mapping[str, slice], pp: Communicator):
         self.plans: list[Plan] = []
+        self.comms: list[Communicator] = []
         params = dict(model.named_parameters())
         for names in tied:
             own = [name for name in names if name in params]
             comm = pp.split(0 if own else None)
+            self.comms += [comm] if comm else []
             if comm is not None and comm.size > 1:
                 params[own[0]].is_copy = comm.rank > 0  # type: ignore[attr-defined]
                 self.plans.append(comm.plan("all_reduce", gradients[slices[own[0]]]))
@@ -105,3 +107,8 @@ class TiedGradients:
     def sum_up(self) -> None:
         for plan in self.plans:
             plan()
+
+    def free(self) -> None:
+        """Give its communicators back to MPI.  Collective."""
+        for comm in self.comms:
+            comm.free()

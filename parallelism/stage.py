@@ -52,7 +52,7 @@ def joined(first: Layer, second: Layer) -> Layer:
 
 
 def gpt2_layers(model: GPT) -> list[Layer]:
-    """One for each block of a GPT, plain or divided; the first has the embeddings, too, the last the head and the loss.
+    """One for each block of a GPT, plain or divided, the first with the embeddings, and one of the head and the loss.
 
     Costs are counted: floating-point operations of one token's forward pass.
     """
@@ -75,8 +75,7 @@ def gpt2_layers(model: GPT) -> list[Layer]:
 
     layers = [block(number) for number in range(config.n_layer)]
     layers[0] = joined(Layer("embedding", EMBEDDING, embed, 0), layers[0])
-    layers[-1] = joined(layers[-1], Layer("head", HEAD, head, head_flops(config)))
-    return layers
+    return [*layers, Layer("head", HEAD, head, head_flops(config))]
 
 
 def block_flops(config: GPTConfig) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives.draw import save, time_axis
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, needs, result
-from parallelism.pipeline_schedule.picture import LABELS, Grid, action_of, figure, length, planned
+from parallelism.pipeline_schedule.picture import LABELS, WAIT, Grid, action_of, figure, length, planned
 from parallelism.pipeline_schedule.price import Costs, Span, Timeline
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def names(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
 
 def lane_of(span: Span) -> int:
     """Actions, and waits between them, are on one lane; on another what may go on at the same time."""
-    return 0 if action_of(span) or span.what.startswith("wait") else 1
+    return 0 if action_of(span) or span.what.split()[0] == WAIT else 1
 
 
 def events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:

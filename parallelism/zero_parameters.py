@@ -75,7 +75,8 @@ class ShardedParameters(Zero):
     def _share_gradients(self, parts: list[list[Part]], device: str, reduction: dict[str, Any]) -> None:
         """From the last layer's to the first's, as they appear."""
         trained = [part for of_layer in parts[::-1] for part in of_layer if self._is_trained(part.unit)]
-        self.gradients = GradientSharing(self.params, [part.unit for part in trained], self.ranks, device, **reduction)
+        units = [part.unit for part in trained]
+        self.gradients = GradientSharing(self.params, units, self.ranks, device, self.waiting, **reduction)
         self.across = self.gradients.across
         self.pieces = [
             piece

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from parallelism.pipeline_schedule.price import Costs, Rules, rules
 
-SHARES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, math.inf)
+SHARES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 1e9)
 PATIENCES = (0.0, 0.5)
 
 
@@ -58,7 +58,7 @@ def policies(job: Job) -> Iterator[Policy]:
     ideal = under_way(job)
     for share, forward_first, deep_first, patience in product(SHARES, (True, False), is_deep, PATIENCES):
         caps = [
-            max(len(job.stages(rank)), min(limit, math.ceil(min(share * ideal[rank], limit))))
+            max(len(job.stages(rank)), math.ceil(min(share * ideal[rank], limit)))
             for rank, limit in enumerate(job.limits)
         ]
         yield Policy(tuple(caps), forward_first, deep_first, patience)

@@ -15,7 +15,7 @@ from parallelism.pipeline_schedule.price import Span, Timeline
 COLORS = {FORWARD: "#3465b0", BACKWARD: "#2f8f5b", INPUTS: "#21918c", WEIGHTS: "#e08e2b"}
 LABELS = {FORWARD: "forward", BACKWARD: "backward", INPUTS: "backward, inputs", WEIGHTS: "backward, weights"}
 TERMINAL = {FORWARD: 44, BACKWARD: 42, INPUTS: 46, WEIGHTS: 43}  # backgrounds
-OTHERS = {"wait": "0.85", "all_reduce": "#8a4fa3"}  # by the first word of what a measured span is
+WAIT, WAIT_COLOR, OTHER_COLOR = "wait", "0.85", "#8a4fa3"  # measured spans, by the first word of what they are
 MOST_COLUMNS = 400
 NARROW, WIDEST, TALLEST = 8.0, 40.0, 40.0  # inches
 DIGIT = 0.08
@@ -172,8 +172,13 @@ def draw(axes: Any, grid: Grid, scale: float, unit_inches: float) -> None:
     for kind, label in LABELS.items():
         some = [cell for cell in known if cell.action.kind == kind]
         bars(axes, [cell.span for cell in some], scale, [pale(COLORS[kind], cell.paleness) for cell in some], label)
-    for word, color in OTHERS.items():
-        bars(axes, [span for span in grid.spans if span.what.split()[0] == word], scale, color, word)
+    others = [span for span in grid.spans if not action_of(span)]
+    for word in dict.fromkeys(span.what.split()[0] for span in others):
+        some_others = [span for span in others if span.what.split()[0] == word]
+        if word == WAIT:
+            bars(axes, some_others, scale, WAIT_COLOR, word)
+        else:  # on the lane's lower edge, as it may go on at the same time as actions
+            bars(axes, some_others, scale, OTHER_COLOR, word, middle=0.4, height=0.15)
     for cell in known:
         number = str(cell.action.micro_batch)
         if length(cell.span) * scale * unit_inches > DIGIT * len(number):
@@ -182,10 +187,13 @@ def draw(axes: Any, grid: Grid, scale: float, unit_inches: float) -> None:
             axes.text(middle, cell.span.rank, number, ha="center", va="center", size=8, color=color, in_layout=False)
 
 
-def bars(axes: Any, spans: Sequence[Span], scale: float, color: Any, label: str) -> None:
+def bars(
+    axes: Any, spans: Sequence[Span], scale: float, color: Any, label: str, middle: float = 0.0, height: float = 0.8
+) -> None:
     begins, widths = [span.begin_s * scale for span in spans], [length(span) * scale for span in spans]
+    ranks = [span.rank + middle for span in spans]
     if spans:
-        axes.barh([s.rank for s in spans], widths, 0.8, begins, color=color, edgecolor="w", lw=0.5, label=label)
+        axes.barh(ranks, widths, height, begins, color=color, edgecolor="w", lw=0.5, label=label)
 
 
 def pale(color: str, paleness: float) -> tuple[float, ...]:

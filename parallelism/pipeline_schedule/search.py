@@ -21,7 +21,7 @@ from parallelism.pipeline_schedule.price import Costs, play, price
 from parallelism.pipeline_schedule.proof import prove
 from parallelism.pipeline_schedule.zero_bubble import in_turn
 
-WORK = 4_000_000  # actions to play; about 2 s
+WORK = 3_000_000  # actions to play; at most about 2 s
 GREEDY_WORK = 10  # what a policy's action costs, in those
 NUM_IMPROVED = 3
 

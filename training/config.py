@@ -1,0 +1,172 @@
+"""What a training run is asked for, and what of it does not fit."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from collectives.draw import refuse
+from models.gpt import GPT, GPTConfig
+from parallelism.pipeline_schedule import files, registry
+from parallelism.pipeline_schedule.actions import Schedule
+from parallelism.pipeline_schedule.search import limits_of
+from parallelism.sequence import ORDERS
+from parallelism.sequence_parallel import MODES
+
+SEARCH = "search"  # a schedule that is made for the times measured
+TRACED = 3  # the step that `trace` asks for: by then all is warm
+
+
+def flag(default: Any, text: str, **more: Any) -> Any:
+    default = {"default_factory": list} if default is list else {"default": default}
+    return field(**default, metadata={"help": text, **more})
+
+
+@dataclass
+class Config:
+    data: list[str] = flag(list, "UTF-8 text files, or .bin files of uint16 tokens; none: Python's language reference")
+    val_fraction: float = flag(0.1, "part of the data, at its end, that is held back for validation")
+    out_dir: str = flag("out", "where metrics.jsonl, loss.png and the weights go; none if empty")
+    seed: int = flag(1337, "of the initial weights and of the order of the samples")
+    n_layer: int = flag(4, "blocks")
+    n_head: int = flag(4, "attention heads")
+    n_kv_head: int | None = flag(None, "heads of keys and values, each shared by as many of queries: n_head")
+    n_embd: int = flag(192, "width")
+    block_size: int = flag(128, "tokens a sample")
+    document_end: int | None = flag(None, "token that ends a document, whose tokens attend to no other's")
+    dropout: float = flag(0.0, "dropout probability")
+    bias: bool = flag(False, "biases in linear layers and norms")
+    micro_batch_size: int = flag(8, "samples a rank computes at once")
+    num_micro_batches: int = flag(1, "micro-batches a rank computes before it updates the weights")
+    global_batch_size: int | None = flag(None, "samples a step: sets num_micro_batches")
+    max_iters: int = flag(600, "steps")
+    eval_interval: int = flag(200, "steps between validations; one follows the last step anyway")
+    lr: float = flag(3e-3, "learning rate after warm-up; falls to a tenth along a cosine")
+    warmup_iters: int = flag(50, "steps of linear warm-up")
+    weight_decay: float = flag(0.1, "AdamW's, of matrices")
+    grad_clip: float = flag(1.0, "largest norm of the gradient; 0: no limit")
+    dtype: str = flag(
+        "float32", "bfloat16 computes in it, with float32 weights", choices=("float32", "float64", "bfloat16")
+    )
+    device: str = flag("cpu", "cpu or cuda")
+    dp: int | None = flag(None, "ranks in data parallel: those that the other axes leave")
+    pp: int = flag(1, "ranks in pipeline parallel, which have stages of the model, one after the other")
+    schedule: str = flag(
+        "1f1b", f"in which order stages compute: {', '.join(registry.names())}, search, or a file of actions"
+    )
+    virtual_stages: int | None = flag(None, "stages on each pp rank, in schedules of several: 2")
+    max_alive: int | None = flag(None, "activations alive on a pp rank in a searched schedule: its stages times pp")
+    balance: str = flag("counted", "by what costs stages are made even", choices=("counted", "measured"))
+    trace: str = flag("", f"file for what pp ranks do in step {TRACED} (Chrome's trace format), and beside it a PNG")
+    recompute: bool = flag(False, "blocks keep their inputs only, and compute again in the backward pass")
+    tp: int = flag(1, "ranks in tensor parallel, which split layers")
+    sequence_parallel: bool = flag(False, "between split layers, tp ranks have parts of the sequence")
+    sp: int = flag(1, "ranks in sequence parallel, which split sequences")
+    sp_mode: str = flag("ring", "how sp ranks meet in attention; hybrid: heads in groups, rings across", choices=MODES)
+    sp_order: str = flag("zigzag", "which tokens of a sequence go to which sp rank", choices=ORDERS)
+    sp_heads: int | None = flag(None, "ranks of a group in hybrid mode, which exchange heads: 2")
+    bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together")
+    peak_tflops: float | None = flag(None, "of one device, to report model FLOP/s as a share of it (MFU)")
+    sample_tokens: int = flag(200, "tokens of text to generate in the end")
+
+
+def check_counts(config: Config) -> None:
+    for name in ("micro_batch_size", "num_micro_batches", "max_iters", "eval_interval"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
+
+
+def num_micro_batches(config: Config, dp_size: int) -> int:
+    """How many micro-batches a rank computes a step: as set, or what makes up the global batch."""
+    if config.global_batch_size is None:
+        return config.num_micro_batches
+    together = dp_size * config.micro_batch_size
+    if config.global_batch_size < 1 or config.global_batch_size % together:
+        nearest = max(1, round(config.global_batch_size / together)) * together
+        raise ValueError(
+            f"global_batch_size={config.global_batch_size} can't be shared by dp={dp_size} ranks in micro-batches of "
+            f"{config.micro_batch_size}: use a multiple of {together}, such as {nearest}, or another micro_batch_size"
+        )
+    return config.global_batch_size // together
+
+
+def make_model(config: Config, vocab_size: int) -> GPT:
+    names = ("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "dropout", "bias")
+    shape = {name: getattr(config, name) for name in names}
+    gpt = GPT(GPTConfig(vocab_size=vocab_size, **shape), seed=config.seed)
+    return gpt.double() if config.dtype == "float64" else gpt
+
+
+def check_layout(config: Config, shape: dict[str, int]) -> None:
+    """Refuse what layers and sequences cannot be split into, beside what `parallelize` looks at."""
+    if config.sequence_parallel and (rest := config.block_size // shape["sp"] % shape["tp"]):
+        raise ValueError(
+            f"block_size={config.block_size} leaves {rest} of a rank's {config.block_size // shape['sp']} tokens over "
+            f"from tp={shape['tp']} with --sequence_parallel: use a multiple of {shape['sp'] * shape['tp']}"
+        )
+
+
+def check_trace(config: Config, rank: int) -> None:
+    if config.trace and config.pp == 1:
+        raise ValueError(f"trace={config.trace} is of a pipeline: use pp of 2 or more, or leave it out")
+    if config.trace and rank == 0:
+        refuse(config.trace)
+        refuse(picture_of(config.trace))
+
+
+def picture_of(trace: str) -> str:
+    return str(Path(trace).with_suffix(".png"))
+
+
+def prepare_out_dir(config: Config, rank: int) -> str | None:
+    """Rank 0 makes sure, before hours are spent, that it can write there."""
+    if not config.out_dir or rank:
+        return None
+    probe = Path(config.out_dir) / ".writable"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"out_dir {config.out_dir} can't be written ({error.strerror}): pass another --out_dir"
+        ) from None
+    return config.out_dir
+
+
+def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
+    """The pipeline's schedule, for which there must be as many ranks, micro-batches and layers.
+
+    Where one is to be searched, another of as many stages.
+    """
+    name = config.schedule
+    if config.max_alive is not None and name != SEARCH:
+        raise ValueError(f"max_alive={config.max_alive} limits a searched schedule, not {name}: use schedule={SEARCH}")
+    if name == SEARCH:
+        name = "1f1b" if config.virtual_stages in (None, 1) else "interleaved"
+        limits_of(config.max_alive, config.pp, num_micro_batches, config.virtual_stages or 1)
+    if name in registry.names():
+        schedule = registry.make(name, config.pp, num_micro_batches, config.virtual_stages)
+    elif os.path.exists(name):
+        schedule = read_schedule(config, num_micro_batches)
+    else:
+        raise ValueError(f"schedule={name!r} is no file, and none of {', '.join(registry.names())}, {SEARCH}")
+    if schedule.num_stages > config.n_layer:
+        raise ValueError(
+            f"pp={config.pp} with schedule={config.schedule} makes {schedule.num_stages} stages of n_layer="
+            f"{config.n_layer} blocks: use at most {config.n_layer} stages, or more blocks"
+        )
+    return schedule
+
+
+def read_schedule(config: Config, num_micro_batches: int) -> Schedule:
+    schedule = files.read(config.schedule)
+    asked = config.pp, num_micro_batches
+    if (schedule.num_ranks, schedule.num_micro_batches) != asked:
+        raise ValueError(
+            f"schedule={config.schedule} is for pp={schedule.num_ranks} and num_micro_batches="
+            f"{schedule.num_micro_batches}, not for {asked[0]} and {asked[1]}: use those, or another schedule"
+        )
+    return schedule

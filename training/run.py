@@ -1,0 +1,291 @@
+"""A training run on one rank."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import numpy as np
+import torch
+
+import collectives
+from collectives import environment
+from models.data import Windows, documents, load_tokens, split
+from models.gpt import GPT, flops_per_token
+from models.optimizer import adamw, learning_rate
+from models.report import Metrics, peak_memory_mib
+from parallelism.arena import Arena
+from parallelism.clip import clip_grad_norm
+from parallelism.data_parallel import DataParallel
+from parallelism.dropout import Place
+from parallelism.measure import agreed, measure, message_s, stage_costs
+from parallelism.mesh import Mesh
+from parallelism.partition import balance
+from parallelism.pipeline_parallel import PipelineParallel, within
+from parallelism.pipeline_schedule.price import Span, price
+from parallelism.pipeline_schedule.search import search
+from parallelism.plan import gpt2_plan, parallelize
+from parallelism.recompute import recompute
+from parallelism.sampler import DistributedSampler
+from parallelism.sequence_parallel import SequenceParallel
+from parallelism.shard import fill, wholes
+from parallelism.stage import Batch, Layer, gpt2_layers
+from parallelism.trace import gather, measured, save_picture, save_trace
+from training.config import (
+    SEARCH,
+    TRACED,
+    Config,
+    check_counts,
+    check_layout,
+    check_trace,
+    make_model,
+    make_schedule,
+    num_micro_batches,
+    picture_of,
+    prepare_out_dir,
+)
+
+
+class Run:
+    """A training run on one rank: the data and its share of it, the model, and how a step is done.
+
+    Making one is collective, and raises InputError for settings that don't fit.
+    """
+
+    def __init__(self, config: Config, comm: collectives.Communicator):
+        self.config = config
+        self.mesh = Mesh(comm, dp=config.dp, pp=config.pp, sp=config.sp, tp=config.tp)
+        self.dp = self.mesh.dp
+        self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
+        self.place = Place(config.seed)
+        with comm.agreed():
+            check_counts(config)
+            self.tokens = load_tokens(config.data)
+            train_ids, self.val_ids = split(self.tokens, config.val_fraction, config.block_size)
+            self.windows = Windows(train_ids, config.block_size, config.seed)
+            self.num_micro_batches = num_micro_batches(config, self.dp.size)
+            batch_size = self.dp.size * config.micro_batch_size * self.num_micro_batches
+            self.sampler = DistributedSampler(
+                len(self.windows), batch_size, self.dp.rank, self.dp.size, seed=config.seed
+            )
+            self.schedule = make_schedule(config, self.num_micro_batches)
+            self.gpt = make_model(config, self.tokens.vocab_size)
+            self.positions = self.place.positions = self.sp.positions(config.block_size)
+            check_layout(config, self.mesh.shape)
+            comm.empty(0, device=config.device)  # refused here if there is no such device
+        self.num_params = self.gpt.num_params()  # before ranks have parts of them
+        self.parallelize()
+        with comm.agreed():
+            check_trace(config, comm.rank)
+            self.out_dir = prepare_out_dir(config, comm.rank)
+        bfloat16 = config.dtype == "bfloat16"
+        self.computing = partial(torch.autocast, config.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
+        self.model = self.pipelined() if config.pp > 1 else self.replicated()
+        self.optimizer = adamw(self.gpt, config.lr, config.weight_decay)
+        self.sums = np.zeros(2)  # loss, samples
+        self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
+        self.progress_bar = comm.rank == 0 and environment.on_terminal()
+
+    def parallelize(self) -> None:
+        """Divide the model over tp and sp."""
+        config = self.config
+        plan = gpt2_plan(self.tokens.vocab_size, config.n_head, config.n_kv_head)
+        sp = self.sp if self.mesh.sp.size > 1 else None
+        parallelize(self.gpt, plan, self.mesh.tp, sp, config.sequence_parallel, self.place)
+        if config.recompute:
+            for block in self.gpt.transformer.h:
+                recompute(block, self.place)
+
+    def replicated(self) -> DataParallel:
+        """The model, of which each rank has the whole, but for what tp divides."""
+        arena = Arena(self.gpt, self.mesh.comm, self.config.device)
+        return DataParallel(self.gpt, self.mesh.along("dp", "sp"), arena, self.config.bucket_mb)
+
+    def pipelined(self) -> PipelineParallel:
+        """The model, of which each rank has some stages."""
+        layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
+        if self.config.balance == "measured" or self.config.schedule == SEARCH:
+            layers = self.measured(layers)
+        return PipelineParallel(self.gpt, layers, self.schedule, self.mesh, self.config.device, self.prepare)
+
+    def measured(self, layers: list[Layer]) -> list[Layer]:
+        """The layers with the times that they take as costs; by these a schedule is searched, if that is asked for."""
+        batch = self.batch(self.windows, np.arange(self.config.micro_batch_size))
+        times = agreed(measure(self.gpt, layers, batch, self.prepare), self.mesh.comm)
+        layers = [layer._replace(cost=sum(each)) for layer, each in zip(layers, times, strict=True)]
+        if self.config.schedule == SEARCH:
+            with torch.no_grad():
+                sent = layers[0].run(None, batch)
+            parts = balance([layer.cost for layer in layers], self.schedule.num_stages)
+            costs = stage_costs(times, parts, message_s(sent, self.mesh.pp))
+            each = self.schedule.num_stages // self.config.pp
+            limit = self.config.max_alive or self.schedule.num_stages
+            with self.mesh.comm.agreed("search"):
+                self.schedule = search(self.config.pp, self.num_micro_batches, each, costs, limit)
+        return layers
+
+    def prepare(self, batch: Batch) -> None:
+        """Dropout draws by the samples' numbers."""
+        self.place.samples = batch.samples
+
+    def announcement(self) -> str:
+        batch = f"dp {self.dp.size} x micro_batch_size {self.config.micro_batch_size}"
+        lines = [
+            f"{self.tokens.name}: {len(self.tokens.ids):,} tokens, vocabulary {self.tokens.vocab_size}",
+            f"GPT of {self.num_params:,} parameters; batch {self.sampler.batch_size} = {batch} "
+            f"x num_micro_batches {self.num_micro_batches}",
+        ]
+        if self.mesh.tp.size * self.mesh.sp.size > 1:
+            lines.append(f"layers over tp {self.mesh.tp.size}, sequences over sp {self.mesh.sp.size} by {self.sp}")
+        if isinstance(self.model, PipelineParallel):
+            lines.append(f"{self.schedule.num_stages} stages over pp {self.mesh.pp.size} by {self.schedule.name}")
+        return "\n".join(lines)
+
+    def shares(self) -> Iterator[np.ndarray]:
+        """This rank's sample indices of each step, epoch after epoch."""
+        for epoch in range(sys.maxsize):
+            self.sampler.set_epoch(epoch)
+            self.windows.set_epoch(epoch)
+            yield from self.sampler
+
+    def step(self, iteration: int, share: np.ndarray) -> Metrics:
+        """One update of the weights; returns what is reported of it."""
+        config = self.config
+        begin, waited = time.perf_counter(), self.model.exposed_s
+        lr = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
+        first_sample = iteration * len(self.windows)
+        batches = [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
+        with self.traced(iteration):
+            loss = self.accumulate_gradients(batches)
+        grad_norm = self.update(lr)
+        computed = time.perf_counter()
+        loss = self.average(loss)
+        now = time.perf_counter()
+        comm_s = self.model.exposed_s - waited + now - computed
+        tokens_per_s = self.sampler.batch_size * config.block_size / (now - begin)
+        flops_per_s = tokens_per_s * flops_per_token(self.gpt.config, self.num_params)
+        return Metrics(
+            iter=iteration,
+            max_iters=config.max_iters,
+            loss=loss,
+            grad_norm=grad_norm,
+            lr=lr,
+            tokens_per_s=tokens_per_s,
+            flops_per_s=flops_per_s,
+            mfu=config.peak_tflops and flops_per_s / (config.peak_tflops * 1e12 * self.mesh.comm.size),
+            compute_ms=(now - begin - comm_s) * 1e3,
+            comm_ms=comm_s * 1e3,
+            bubble=self.model.pipeline.bubble() if isinstance(self.model, PipelineParallel) else None,
+            memory_mib=self.memory_mib(),
+        )
+
+    def accumulate_gradients(self, batches: list[Batch]) -> float:
+        """Forward and backward of each micro-batch; the last one averages the gradients over the ranks.
+
+        Returns the mean loss; of a pipeline, on the rank that has it, and 0 on others.
+        """
+        if isinstance(self.model, PipelineParallel):
+            return self.model.step(batches)
+        total = 0.0
+        for index, batch in enumerate(batches, 1):
+            with nullcontext() if index == len(batches) else self.model.no_sync():
+                loss = self.loss(batch)
+                (loss / len(batches)).backward()
+            total += float(loss.detach()) / len(batches)
+        return total
+
+    @contextmanager
+    def traced(self, iteration: int) -> Iterator[None]:
+        """Take down what the pipeline's ranks do in a step, if it is the one that `trace` asks for.  Collective."""
+        if not self.config.trace or iteration != min(TRACED, self.config.max_iters):
+            yield
+            return
+        assert isinstance(self.model, PipelineParallel)
+        spans: list[Span] = []
+        self.model.pipeline.spans = spans
+        yield
+        self.model.pipeline.spans = None
+        spans = gather(self.mesh.pp, spans)
+        if self.mesh.comm.rank == 0:
+            save_trace(self.config.trace, spans)
+            save_picture(picture_of(self.config.trace), price(self.schedule, measured(spans)), spans)
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        assert isinstance(self.model, DataParallel)
+        self.prepare(batch)
+        with self.computing():
+            return self.model(batch.tokens, batch.targets, batch.positions, batch.documents)[1]
+
+    def average(self, loss: float) -> float:
+        """Over all ranks that have one.  Collective."""
+        self.sums[0] = loss / self.dp.size
+        self.add_up()
+        return float(self.sums[0])
+
+    def update(self, lr: float) -> float:
+        """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
+        limit = self.config.grad_clip if self.config.grad_clip > 0 else math.inf
+        grad_norm = clip_grad_norm(self.gpt.parameters(), limit, self.mesh.tp, self.mesh.pp)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.model.arena.zero_grad()
+        if self.config.device != "cpu":
+            torch.cuda.synchronize(self.config.device)
+        return grad_norm
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Mean loss in nats a token over the held-back part, shared by the ranks."""
+        windows = Windows(self.val_ids, self.config.block_size, seed=None)
+        self.sums[:] = 0  # loss, samples
+        self.gpt.eval()
+        mine = np.arange(self.dp.rank, len(windows), self.dp.size)
+        together = self.config.micro_batch_size * self.num_micro_batches
+        for step in np.split(mine, range(together, len(mine), together)):
+            parts = np.split(step, range(self.config.micro_batch_size, len(step), self.config.micro_batch_size))
+            batches = [self.batch(windows, part) for part in parts if len(part)]
+            for batch, loss in zip(batches, self.losses(batches), strict=True):
+                self.sums += loss * len(batch.tokens), len(batch.tokens)
+        self.gpt.train()
+        total, count = self.add_up() / (1, self.mesh.pp.size)
+        return float(total / count)
+
+    def losses(self, batches: list[Batch]) -> list[float]:
+        """Of each micro-batch; of a pipeline, on the rank that has them, and 0 on others."""
+        if isinstance(self.model, PipelineParallel):
+            return self.model.pipeline.losses(batches)
+        return [float(self.loss(batch)) for batch in batches]
+
+    def sample(self, gpt: GPT) -> str:
+        """Text, or token ids, that go on from the first ones of the held-back part."""
+        prompt = torch.from_numpy(self.val_ids[:16].astype(np.int64))[None].to(self.config.device)  # (1, seq)
+        generator = torch.Generator(self.config.device).manual_seed(self.config.seed)
+        gpt.eval()
+        drawn = gpt.generate(prompt, self.config.sample_tokens, 0.8, top_k=50, generator=generator)
+        ids = drawn[0].tolist()
+        return bytes(ids).decode(errors="replace") if self.tokens.is_text else " ".join(map(str, ids))
+
+    def batch(self, windows: Windows, indices: np.ndarray, first_sample: int = 0) -> Batch:
+        """This rank's tokens of some samples, which have numbers from `first_sample` on, by which dropout draws."""
+        inputs, targets = map(torch.from_numpy, windows.batch(indices))
+        end = self.config.document_end
+        ends = None if end is None else torch.from_numpy(documents(inputs.numpy(), end))[:, self.positions]
+        samples = torch.from_numpy(first_sample + indices)
+        batch = Batch(inputs[:, self.positions], targets[:, self.positions], self.positions, ends, samples)
+        return batch.to(self.config.device)
+
+    def whole(self) -> GPT:
+        """The plain model with the weights trained.  Collective."""
+        gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
+        fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
+        return gpt
+
+    def memory_mib(self) -> float:
+        if self.config.device == "cpu":
+            return peak_memory_mib()
+        return torch.cuda.max_memory_allocated(self.config.device) / 2**20
