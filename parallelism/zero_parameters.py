@@ -247,10 +247,9 @@ def divided(module: nn.Module, layers: Sequence[str]) -> list[dict[str, nn.Param
 
 
 def units_of(params: Params, line: int, size: int) -> list[Unit]:
-    """In a layer's slot: what is trained, then what is frozen, of which there are no gradients."""
-    ordered = {name: p for trained in (True, False) for name, p in params.items() if p.requires_grad == trained}
-    slices, _ = lay_out(ordered, line)
-    groups = [[name for name in ordered if params[name].requires_grad == trained] for trained in (True, False)]
+    """In a layer's slot: what is trained, and what is frozen, of which there are no gradients."""
+    slices, _ = lay_out(params, line)
+    groups = [[name for name in slices if params[name].requires_grad == trained] for trained in (True, False)]
     return [Unit.of({name: slices[name] for name in group}, line, size) for group in groups if group]
 
 
