@@ -76,11 +76,13 @@ def line_length(dtype: torch.dtype) -> int:
 def lay_out(params: Mapping[str, nn.Parameter], line: int) -> tuple[dict[str, slice], int]:
     """Where each begins and ends in a flat array, and how long that is: so many whole lines.
 
-    >>> lay_out({"a": torch.zeros(3), "b": torch.zeros(2, 10)}, line=16)
+    Frozen ones come last, so that gradients are neighbours.
+
+    >>> lay_out({"a": nn.Parameter(torch.zeros(3)), "b": nn.Parameter(torch.zeros(2, 10))}, line=16)
     ({'a': slice(0, 3, None), 'b': slice(16, 36, None)}, 48)
     """
     slices, end = {}, 0
-    for name, param in params.items():
+    for name, param in sorted(params.items(), key=lambda item: not item[1].requires_grad):
         slices[name] = slice(end, end + param.numel())
         end += -(-param.numel() // line) * line
     return slices, end

@@ -73,10 +73,10 @@ class Overlapped(nn.Module):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Where the network is waited for."""
-        begin = time.perf_counter()
+        """Where the network is waited for; one such place within another is counted once."""
+        before, begin = self.exposed_s, time.perf_counter()
         yield
-        self.exposed_s += time.perf_counter() - begin
+        self.exposed_s = before + time.perf_counter() - begin
 
     @property
     def reduces(self) -> bool:

@@ -6,7 +6,8 @@ arXiv 1910.02054, sections 5.2 and 7.2.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,9 @@ from parallelism.zero_units import Ranks, Unit, offsets
 
 if TYPE_CHECKING:
     from collectives import Plan
+
+
+Waiting = Callable[[], AbstractContextManager]
 
 
 class ShardedGradients(Zero):
@@ -47,7 +51,7 @@ class ShardedGradients(Zero):
         ranks.every.broadcast(self.arena.parameters, root=0)
         units = units_of(self.arena, module, ranks, bucket_mb)
         self.gathering = gather_in_place(self.arena, units, ranks)
-        self.gradients = GradientSharing(self.params, units, ranks, device, **reduction)
+        self.gradients = GradientSharing(self.params, units, ranks, device, self.waiting, **reduction)
         self.arrays = self.arena.parameters, self.gradients.array
         self.across = self.gradients.across
         self.pieces = pieces_in(self.arena, module, units, ranks.shard.rank, self.gradients.own)
@@ -67,7 +71,13 @@ class GradientSharing:
     """A rank's gradients, as long as its chunks of `units`, and the buckets through which they come.  Collective."""
 
     def __init__(
-        self, params: Mapping[str, nn.Parameter], units: Sequence[Unit], ranks: Ranks, device: str, **reduction: Any
+        self,
+        params: Mapping[str, nn.Parameter],
+        units: Sequence[Unit],
+        ranks: Ranks,
+        device: str,
+        waiting: Waiting,
+        **reduction: Any,
     ):
         rank, dtype = ranks.shard.rank, next(iter(params.values())).dtype
         places = offsets(unit.counts[rank] for unit in units)
@@ -85,13 +95,15 @@ class GradientSharing:
             plan = ranks.shard.plan("reduce_scatter", array[: sum(unit.counts)], out=out, counts=unit.counts, **asked)
             homes = {params[name]: tensor[unit.relative(place)] for name, place in unit.slices.items()}
             mine = tensor[unit.relative(unit.chunks[rank])], own
-            self.buckets.append(Funnel(plan, set(unit.slices), homes, mine, *self.buckets[index - 2 : index - 1]))
+            before = self.buckets[index - 2] if index >= 2 else None
+            self.buckets.append(Funnel(plan, set(unit.slices), homes, mine, before, waiting))
 
 
 class Funnel(Bucket):
     """Gradients that go to `homes` in a working buffer, once `before` is through there, to be reduced.
 
-    What becomes of this rank's chunk of the buffer is added to its own gradients: the two tensors of `mine`.
+    What becomes of this rank's chunk of the buffer is added to its own gradients: the two tensors of `mine`.  For what
+    is `before` it waits within `waiting()`.
     """
 
     def __init__(
@@ -100,16 +112,18 @@ class Funnel(Bucket):
         names: set[str],
         homes: Mapping[nn.Parameter, Tensor],
         mine: tuple[Tensor, Tensor],
-        before: Funnel | None = None,
+        before: Funnel | None,
+        waiting: Waiting,
     ):
         super().__init__(plan, names)
-        self.homes, self.mine, self.before = homes, mine, before
+        self.homes, self.mine, self.before, self.waiting = homes, mine, before, waiting
         self.under_way = False
 
     @torch.no_grad()
     def start(self) -> None:
         if self.before:
-            self.before.wait()
+            with self.waiting():
+                self.before.wait()
         for param, home in self.homes.items():
             if param.grad is None:
                 home.zero_()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collectives import Plan
 
 Params = Mapping[str, nn.Parameter]
+New = Callable[[int], tuple[Any, Tensor]]  # a flat array, and torch's view of it
 
 
 class ShardedParameters(Zero):
@@ -57,14 +58,11 @@ class ShardedParameters(Zero):
         super().__init__(module, ranks)
         for param in self.params.values():
             ranks.every.broadcast(param.data, root=0)
+        new = partial(allocate, ranks.every, dtype=dtype, device=device)
         units = [units_of(params, line_length(dtype), ranks.shard.size) for params in owned]
-        rank = ranks.shard.rank
-        places = offsets(unit.counts[rank] for parts in units for unit in parts)
-        array, flat = allocate(ranks.every, places[-1].stop, dtype, device)
-        shards = iter([Shard(array[place], flat[place]) for place in places])
-        parts = [[Part(unit, next(shards)) for unit in of_layer] for of_layer in units]
-        self.slots = make_slots(units, partial(allocate, ranks.every, dtype=dtype, device=device))
-        self.layers = [Layer(parts[i], params, self.slots[slot_of(i)], ranks) for i, params in enumerate(owned)]
+        array, parts = own_chunks(units, ranks.shard.rank, new)
+        self.slots = make_slots(units, new)
+        self.layers = [GatheredLayer(parts[i], params, self.slots[slot_of(i)], ranks) for i, params in enumerate(owned)]
         self._share_gradients(parts, device, reduction)
         self.arrays = array, self.gradients.array
         self.optimizer = make_optimizer([piece.own for piece in self.pieces])
@@ -75,12 +73,13 @@ class ShardedParameters(Zero):
     def _share_gradients(self, parts: list[list[Part]], device: str, reduction: dict[str, Any]) -> None:
         """From the last layer's to the first's, as they appear."""
         trained = [part for of_layer in parts[::-1] for part in of_layer if self._is_trained(part.unit)]
-        self.gradients = GradientSharing(self.params, [part.unit for part in trained], self.ranks, device, **reduction)
+        units = [part.unit for part in trained]
+        self.gradients = GradientSharing(self.params, units, self.ranks, device, self.waiting, **reduction)
         self.across = self.gradients.across
         self.pieces = [
             piece
             for part, gradient in zip(trained, self.gradients.own, strict=True)
-            for piece in pieces(part.unit, self.ranks.shard.rank, self.params, part.shard.tensor, gradient)
+            for piece in pieces(part.unit, self.ranks.shard.rank, self.params, part.weights, gradient)
         ]
         self.attend(self.gradients.buckets)
 
@@ -150,16 +149,12 @@ class ShardedParameters(Zero):
             self.layers[index].fetch()
 
 
-class Shard(NamedTuple):
-    """A rank's chunk of a unit, as an array and as torch has it."""
-
-    array: Any
-    tensor: Tensor
-
-
 class Part(NamedTuple):
+    """A unit of a layer, and this rank's chunk of it, as an array and as torch has it."""
+
     unit: Unit
-    shard: Shard
+    array: Any
+    weights: Tensor
 
 
 class Slot:
@@ -170,21 +165,21 @@ class Slot:
 
     def __init__(self, array: Any, tensor: Tensor):
         self.array, self.tensor = array, tensor
-        self.layer: Layer | None = None
+        self.layer: GatheredLayer | None = None
 
 
-class Layer:
+class GatheredLayer:
     """Parameters that are gathered together, in a slot, from all ranks' shards."""
 
     def __init__(self, parts: Sequence[Part], params: Params, slot: Slot, ranks: Ranks):
         self.slot, self.here = slot, False
         self.views: dict[nn.Parameter, Tensor] = {}
         self.plans: list[Plan] = []
-        for unit, shard in parts:
+        for unit, array, weights in parts:
             for name, (span, place) in unit.cut(ranks.shard.rank).items():
-                shard.tensor[place] = params[name].data.reshape(-1)[span]
+                weights[place] = params[name].data.reshape(-1)[span]
             out = slot.array[unit.place]
-            self.plans.append(ranks.shard.plan("all_gather", shard.array, out=out, counts=unit.counts))
+            self.plans.append(ranks.shard.plan("all_gather", array, out=out, counts=unit.counts))
             self.views |= {params[name]: slot.tensor[at].view(params[name].shape) for name, at in unit.slices.items()}
         nan = slot.tensor.new_full((), math.nan)
         self.blanks = {param: nan.expand(param.shape) for param in params.values()}
@@ -246,11 +241,19 @@ def divided(module: nn.Module, layers: Sequence[str]) -> list[dict[str, nn.Param
 
 
 def units_of(params: Params, line: int, size: int) -> list[Unit]:
-    """In a layer's slot: what is trained, then what is frozen, of which there are no gradients."""
-    ordered = {name: p for trained in (True, False) for name, p in params.items() if p.requires_grad == trained}
-    slices, _ = lay_out(ordered, line)
-    groups = [[name for name in ordered if params[name].requires_grad == trained] for trained in (True, False)]
+    """In a layer's slot: what is trained, and what is frozen, of which there are no gradients."""
+    slices, _ = lay_out(params, line)
+    groups = [[name for name in slices if params[name].requires_grad == trained] for trained in (True, False)]
     return [Unit.of({name: slices[name] for name in group}, line, size) for group in groups if group]
+
+
+def own_chunks(units: Sequence[Sequence[Unit]], rank: int, new: New) -> tuple[Any, list[list[Part]]]:
+    """An array of a rank's chunks, one after the other, and the parts of each layer.  Collective."""
+    counts = [unit.counts[rank] for of_layer in units for unit in of_layer]
+    array, flat = new(sum(counts))
+    places = iter(offsets(counts))
+    parts = [[(unit, next(places)) for unit in of_layer] for of_layer in units]
+    return array, [[Part(unit, array[place], flat[place]) for unit, place in of_layer] for of_layer in parts]
 
 
 def slot_of(index: int) -> int:
@@ -258,7 +261,7 @@ def slot_of(index: int) -> int:
     return 1 + index % 2 if index else 0
 
 
-def make_slots(units: Sequence[Sequence[Unit]], new: Callable[[int], tuple[Any, Tensor]]) -> list[Slot]:
+def make_slots(units: Sequence[Sequence[Unit]], new: New) -> list[Slot]:
     """As long as the longest of the layers that use them.  Collective."""
     lengths = [0, 0, 0]
     for index, parts in enumerate(units):
