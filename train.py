@@ -41,11 +41,18 @@ def train(config: Config, comm: collectives.Communicator) -> GPT:
     """
     run = Run(config, comm)
     print(run.announcement(), flush=True)
-    with Report(run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar) as report:
-        for iteration, share in zip(range(1, config.max_iters + 1), run.shares(), strict=False):
+    with Report(
+        run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1
+    ) as report:
+        for iteration, share in zip(range(run.first, config.max_iters + 1), run.shares(), strict=False):
             report.iteration(run.step(iteration, share))
             if iteration == config.max_iters or iteration % config.eval_interval == 0:
                 report.validation(iteration, run.validate())
+            if run.saving and (signal := run.saving.after(iteration)):
+                report.show(f"{signal}: the run ends with a checkpoint of step {iteration}")
+                break
+    if run.saving:
+        run.saving.close()
     gpt = run.whole()
     if comm.rank == 0:
         print(run.sample(gpt))

@@ -63,13 +63,13 @@ def peak_memory_mib() -> float:
 class Report:
     """Print iterations and validations, and record them in `out_dir`; None writes no files.
 
-    metrics.jsonl gets a record each, at once: the fields of `Metrics`, or iter and val_loss. loss.png is
-    drawn on leaving, also after an error.
+    metrics.jsonl gets a record each, at once: the fields of `Metrics`, or iter and val_loss; if the run goes on, behind
+    those of before. loss.png is drawn on leaving, also after an error.
     """
 
-    def __init__(self, out_dir: str | None, max_iters: int, vocab_size: int, progress: bool):
+    def __init__(self, out_dir: str | None, max_iters: int, vocab_size: int, progress: bool, goes_on: bool = False):
         self.out_dir = None if out_dir is None else Path(out_dir)
-        self.max_iters = max_iters
+        self.max_iters, self.goes_on = max_iters, goes_on
         self.vocab_size = vocab_size
         self.progress = progress
         # A rank's terminal may be one that mpirun set up for it, of no width and height; this is then 80 x 24.
@@ -87,7 +87,7 @@ class Report:
 
     def __enter__(self):
         if self.out_dir is not None:
-            self.file = (self.out_dir / "metrics.jsonl").open("w")
+            self.file = (self.out_dir / "metrics.jsonl").open("a" if self.goes_on else "w")
         return self
 
     def __exit__(self, *exc_info):

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -147,6 +149,72 @@ def test_ranks_may_share_states_gradients_and_parameters(tmp_path, reference, la
     assert sum("val_loss" in record for record in records) == 2
     for name, expected in reference[1].items():
         np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+FEW = {"max_iters": 20, "eval_interval": 20}
+GOING_ON = {
+    "the same": (4, {"tp": 2, "pp": 2, "zero_stage": 1, "num_micro_batches": 2}),
+    "dp 4, stage 3": (4, {"zero_stage": 3}),
+    "one process": (1, {"num_micro_batches": 2}),
+    "pp 2, dp 2": (4, {"pp": 2, "dp": 2, "num_micro_batches": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Checkpoints of a run over tp and pp that ends after 10 steps of 20."""
+    folder = tmp_path_factory.mktemp("stopped")
+    layout = {"tp": 2, "pp": 2, "zero_stage": 1, "num_micro_batches": 2, "micro_batch_size": GLOBAL_BATCH // 2}
+    saving = {"checkpoint_dir": str(folder / "checkpoints"), "checkpoint_interval": 10}
+    _, weights, _ = run(folder, 4, **layout, **saving, **FEW)
+    return folder / "checkpoints", weights
+
+
+@pytest.mark.parametrize("case", GOING_ON.values(), ids=GOING_ON)
+def test_a_checkpoint_goes_on_in_any_layout(tmp_path, stopped, reference, case):
+    """From step 10 on, as the run that was not stopped; in the same layout, bit for bit."""
+    num_ranks, layout = case
+    dp = num_ranks // layout.get("tp", 1) // layout.get("pp", 1)
+    folder = shutil.copytree(stopped[0], tmp_path / "checkpoints")
+    tenth, *_ = folder.glob("*step-10*")
+    saving = {"checkpoint_dir": str(folder), "resume": str(tenth)}
+    size = GLOBAL_BATCH // dp // layout.get("num_micro_batches", 1)
+    records, weights, _ = run(tmp_path, num_ranks, **layout, **saving, micro_batch_size=size, **FEW)
+    assert [r["iter"] for r in records if "loss" in r] == list(range(11, 21))
+    for name, expected in stopped[1].items():
+        if case == GOING_ON["the same"]:
+            assert np.array_equal(weights[name], expected), name
+        np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_what_a_run_cannot_go_on_from(tmp_path, stopped):
+    folder = str(shutil.copytree(stopped[0], tmp_path / "checkpoints"))
+    (tmp_path / "other.txt").write_text("other words, many of them, " * 100)
+    for changes, words in (
+        ({"seed": 8}, "seed was 7, but is 8: resume with the same"),
+        ({"n_embd": 16}, "transformer.wte.weight"),
+        ({"resume": str(tmp_path)}, str(tmp_path)),
+        ({"checkpoint_dir": ""}, "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
+    ):
+        given = {"checkpoint_dir": folder, "resume": "auto", "out_dir": "", "micro_batch_size": GLOBAL_BATCH}
+        ended = launch(1, "python", "train.py", *flags(replace(SMALL, **{**given, **changes})), timeout=60)
+        assert ended.returncode != 0
+        assert words in ended.stderr, ended.stderr
+        assert "Traceback" not in ended.stderr, ended.stderr
+
+
+def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
+    given = {"checkpoint_dir": str(tmp_path / "checkpoints"), "out_dir": "", "micro_batch_size": 12}
+    script = "import os, runpy, signal, sys, threading\nsys.argv = sys.argv[1:]\n"
+    script += "threading.Timer(8, os.kill, (os.getpid(), signal.SIGUSR1)).start()\n"
+    script += "runpy.run_path('train.py', run_name='__main__')\n"
+    (tmp_path / "signalled.py").write_text(script)
+    words = flags(replace(SMALL, **given, max_iters=10**6))
+    ended = launch(2, "python", tmp_path / "signalled.py", "train.py", *words, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    step = int(re.search(r"SIGUSR1: the run ends with a checkpoint of step (\d+)", ended.stdout)[1])
+    words = flags(replace(SMALL, **given, max_iters=step + 1, resume="auto"))
+    assert f"iter {step + 1}/{step + 1} " in launch(2, "python", "train.py", *words, timeout=100).stdout
 
 
 def test_documents_do_not_depend_on_the_layout(tmp_path, reference):

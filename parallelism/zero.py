@@ -156,6 +156,10 @@ class StateSharing:
     def update(self) -> None:
         """Update this rank's pieces, and gather all ranks'.  Collective."""
         self.optimizer.step()
+        self.gather()
+
+    def gather(self) -> None:
+        """Make parameters what their owners' pieces are.  Collective."""
         run(self.gathering)
 
 

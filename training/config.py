@@ -81,6 +81,10 @@ class Config:
     sp_order: str = flag("zigzag", "which tokens of a sequence go to which sp rank", choices=ORDERS)
     sp_heads: int | None = flag(None, "ranks of a group in hybrid mode, which exchange heads: 2")
     bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together")
+    checkpoint_dir: str = flag("", "where checkpoints go, for any layout to go on from; none if empty")
+    checkpoint_interval: int = flag(0, "steps from one to the next; one follows the last step, or a signal, anyway")
+    checkpoints_kept: int = flag(3, "of which the oldest go")
+    resume: str = flag("", "checkpoint to go on from; auto: the newest whole one in checkpoint_dir, if there is one")
     peak_tflops: float | None = flag(None, "of one device, to report model FLOP/s as a share of it (MFU)")
     sample_tokens: int = flag(200, "tokens of text to generate in the end")
 
@@ -103,6 +107,13 @@ def num_micro_batches(config: Config, dp_size: int) -> int:
             f"{config.micro_batch_size}: use a multiple of {together}, such as {nearest}, or another micro_batch_size"
         )
     return config.global_batch_size // together
+
+
+def check_saving(config: Config) -> None:
+    if config.checkpoint_interval < 0:
+        raise ValueError(f"checkpoint_interval={config.checkpoint_interval} must be at least 0")
+    if not config.checkpoint_dir and (config.resume or config.checkpoint_interval):
+        raise ValueError("resume and checkpoint_interval are about checkpoints: set checkpoint_dir")
 
 
 def check_zero(config: Config) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from models.hf import initialize
 from models.optimizer import adamw, learning_rate
 from models.report import Metrics, peak_memory_mib
 from parallelism.arena import Arena
+from parallelism.checkpoint import model_parts
 from parallelism.clip import clip_grad_norm
 from parallelism.data_parallel import DataParallel
 from parallelism.dropout import Place
@@ -33,6 +35,7 @@ from parallelism.pipeline_schedule.search import search
 from parallelism.plan import gpt2_plan, parallelize
 from parallelism.precision import Masters, Precision
 from parallelism.recompute import recompute_model
+from parallelism.reduction import tied_names
 from parallelism.sampler import DistributedSampler
 from parallelism.sequence_parallel import SequenceParallel
 from parallelism.shard import fill, wholes
@@ -48,6 +51,7 @@ from training.config import (
     Config,
     check_counts,
     check_layout,
+    check_saving,
     check_trace,
     check_zero,
     make_model,
@@ -57,6 +61,7 @@ from training.config import (
     prepare_out_dir,
     zero_group,
 )
+from training.saving import Saving
 
 
 class Run:
@@ -94,10 +99,13 @@ class Run:
         with comm.agreed():
             check_trace(config, comm.rank)
             check_zero(config)
+            check_saving(config)
             groups_of(zero_group(config), self.replicas.size, self.replicas.topology.nodes)
             self.out_dir = prepare_out_dir(config, comm.rank)
         self.computing = partial(self.precision.computing, config.device)
         watch = Watch(self.gpt) if config.non_finite != "ignore" else None
+        tied = tied_names(self.gpt)
+        parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)  # before ZeRO takes them away
         self.make_optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
         self.model = self.pipelined() if config.pp > 1 else self.replicated()
         self.zero = self.shared_update()
@@ -111,6 +119,9 @@ class Run:
             self.optimizer = self.make_optimizer(self.masters.pieces.values())
         self.scale = self.precision.loss_scale()
         self.guard = Guard(comm, config.non_finite, self.scale, watch)
+        if config.pp > 1:
+            parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)
+        self.saving = Saving(self, parts) if config.checkpoint_dir else None
         self.sums = np.zeros(2)  # loss, samples
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         self.progress_bar = comm.rank == 0 and environment.on_terminal()
@@ -186,9 +197,18 @@ class Run:
             lines.append(f"{self.schedule.num_stages} stages over pp {self.mesh.pp.size} by {self.schedule.name}")
         return "\n".join(lines)
 
+    @property
+    def first(self) -> int:
+        """The step to begin with."""
+        return self.saving.first if self.saving else 1
+
     def shares(self) -> Iterator[np.ndarray]:
-        """This rank's sample indices of each step, epoch after epoch."""
-        for epoch in range(sys.maxsize):
+        """This rank's sample indices of each step from the first one on, epoch after epoch."""
+        return islice(self.all_shares(), (self.first - 1) % len(self.sampler), None)
+
+    def all_shares(self) -> Iterator[np.ndarray]:
+        """Of each step of the first step's epoch, and of those after."""
+        for epoch in range((self.first - 1) // len(self.sampler), sys.maxsize):
             self.sampler.set_epoch(epoch)
             self.windows.set_epoch(epoch)
             yield from self.sampler

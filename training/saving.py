@@ -1,0 +1,99 @@
+"""A run's checkpoints: what a run that goes on, in any layout, needs of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from parallelism.checkpoint import (
+    Checkpoints,
+    Part,
+    Stop,
+    check_same,
+    fingerprint,
+    make_states,
+    random_state,
+    set_random_state,
+    state_parts,
+)
+
+if TYPE_CHECKING:
+    from training.run import Run
+
+AUTO = "auto"  # the newest whole checkpoint, if there is one
+
+
+class Saving:
+    """Writes checkpoints of a run, and begins it with one, in the folder that its settings say.  Collective.
+
+    `first` is the step that comes first: 1, or after that of the checkpoint.
+
+    Raises: InputError for a folder that another run writes to, a checkpoint of another model or of other data, or none
+    where one is named.
+    """
+
+    def __init__(self, run: Run, parts: dict[str, Part]):
+        self.run, self.parts = run, parts
+        comm, config = run.mesh.comm, run.config
+        self.interval = config.checkpoint_interval
+        self.stop = Stop(comm)
+        self.same = {"data": fingerprint(run.tokens.ids), "batch_size": run.sampler.batch_size, "seed": config.seed}
+        self.checkpoints = Checkpoints(config.checkpoint_dir, comm, config.checkpoints_kept)
+        self.first = 1 + (self.resume() if config.resume else 0)
+
+    def state(self) -> Iterator[Part]:
+        """What this rank has of the weights that are updated, and of the optimizer's states."""
+        if self.run.zero:
+            own = [(self.parts[piece.name].within(piece.span, piece.own), piece.own) for piece in self.run.zero.pieces]
+        else:
+            assert self.run.masters
+            pieces = self.run.masters.pieces
+            own = [(self.parts[name]._replace(tensor=piece.detach()), piece) for name, piece in pieces.items()]
+        for part, piece in own:
+            yield part
+            yield from state_parts(part, self.run.optimizer.state[piece])
+
+    def whole(self) -> dict[str, Any]:
+        scale = self.run.scale
+        return {**self.same, "layout": self.layout, "loss_scale": [scale.value, scale.good_steps]}
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        return {**self.run.mesh.shape, "zero_stage": self.run.config.zero_stage}
+
+    def resume(self) -> int:
+        """Fill the run's state; returns the step of the checkpoint, 0 if there is none."""
+        given = self.run.config.resume
+        path = self.checkpoints.newest() if given == AUTO else given
+        if path is None:
+            return 0
+        make_states(self.run.optimizer)
+        loaded = self.checkpoints.load(self.state(), path)
+        with self.run.mesh.comm.agreed("resume"):
+            check_same(path, loaded.whole, self.same)
+        scale = self.run.scale
+        scale.value, scale.good_steps = loaded.whole["loss_scale"]
+        if loaded.whole["layout"] == self.layout and loaded.own is not None:
+            set_random_state(loaded.own)
+        self.spread()
+        return loaded.step
+
+    def spread(self) -> None:
+        """Make the model's parameters what the weights are."""
+        if self.run.masters:
+            self.run.masters.give_parameters()
+        elif self.run.zero:
+            self.run.zero.gather()
+
+    def after(self, step: int) -> str:
+        """Save if it is time to; returns the name of the signal that asks the run to end, if one has come."""
+        signal = self.stop.asked()
+        self.checkpoints.poll()
+        if signal or step == self.run.config.max_iters or (self.interval and step % self.interval == 0):
+            self.checkpoints.save(step, self.state(), self.whole(), own=random_state())
+        return signal
+
+    def close(self) -> None:
+        """Wait until what is being written is written."""
+        self.checkpoints.close()
+        self.stop.close()
