@@ -60,7 +60,9 @@ class Step:
         return self.setting.layout.zero_stage < 2
 
     def tied_s(self) -> float:
-        """To sum up gradients of the vocabulary, which the first and the last stage have."""
+        """To sum up gradients of the vocabulary, where the first and the last stage are on two ranks."""
+        if self.cut.of_rank[0][-1] == self.setting.layout.num_stages - 1:
+            return 0.0
         vocabulary = counts.vocabulary_params(self.setting.job.model, self.setting.layout.tp)
         return self.setting.place.ends.seconds("all_reduce", vocabulary * self.replicas.gradient_bytes)
 
