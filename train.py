@@ -21,6 +21,7 @@ from models.gpt import GPT
 from models.hf import save_hugging_face
 from models.report import Report
 from training.config import Config
+from training.layout import laid_out
 from training.run import Run
 
 
@@ -39,7 +40,7 @@ def train(config: Config, comm: collectives.Communicator) -> GPT:
 
     Raises: InputError for settings that don't fit together or to the data, before anything is computed.
     """
-    run = Run(config, comm)
+    run = Run(laid_out(config, comm) if config.layout == "auto" else config, comm)
     print(run.announcement(), flush=True)
     with Report(
         run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1

@@ -23,9 +23,11 @@ TRAINING = [command for command in COMMANDS if "train.py" in command and command
 TUNING = [command for command in COMMANDS if "tuning.json" in command]
 PREDICTING = [command for command in COMMANDS if "simulate" in command or "space_time" in command]
 MEASURING = [command for command in COMMANDS if "results.json" in command]
+PLANNING = "python -m parallelism.planner --config configs/small.toml --hosts 8 --gpus 8"
 DRAWING, SEARCHING = (command for command in COMMANDS if "pipeline_schedule" in command)
 EXAMINING = "mpirun -n 4 python -m collectives.doctor"
 HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
+ALONE = [PLANNING, DRAWING, SEARCHING, EXAMINING, HANGING]
 IN_SMALL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
 
 
@@ -44,7 +46,19 @@ def test_every_command_is_run_by_a_test():
     known = ["make train", "make test", "source .venv/bin/activate", "mpirun -n 3 python examples/sum.py"]
     known += ["mpirun -n 2 python examples/split.py"]
     assert sorted(COMMANDS) == sorted(
-        [*known, *SEVERAL_MACHINES, *TRAINING, *TUNING, *PREDICTING, *MEASURING, DRAWING, SEARCHING, EXAMINING, HANGING]
+        [
+            *known,
+            *SEVERAL_MACHINES,
+            *TRAINING,
+            *TUNING,
+            *PREDICTING,
+            *MEASURING,
+            PLANNING,
+            DRAWING,
+            SEARCHING,
+            EXAMINING,
+            HANGING,
+        ]
     )
 
 
@@ -64,10 +78,17 @@ def test_the_help_of_train_py_shows_commands_that_are_run():
 @pytest.mark.parametrize("command", TRAINING)
 def test_training_commands(command, tmp_path):
     here = command.replace("trace.json", shlex.quote(f"{tmp_path}/trace.json"))
+    here = here.replace(" saved", f" {shlex.quote(str(tmp_path / 'saved'))}")
     output = run(f"{here} {IN_SMALL} --out_dir {shlex.quote(str(tmp_path))}").stdout
     assert "iter 2/2" in output
     assert (tmp_path / "loss.png").exists()
     assert (tmp_path / "trace.json").exists() == (tmp_path / "trace.png").exists() == ("--trace" in command)
+
+
+def test_the_planner_lists_layouts():
+    output = run(PLANNING).stdout
+    assert "8 x 8 ranks: InfiniBand NDR" in output
+    assert re.search(r"layouts fit, .*\n\n +step +tokens/s.*layout\n.*tokens|us .* dp \d+", output)
 
 
 def test_pipelines_are_drawn_as_shown_and_searched(tmp_path):

@@ -56,6 +56,7 @@ class Config:
     non_finite: str = flag("stop", "what becomes of a step whose loss or gradients are not finite", choices=POLICIES)
     init_from: str = flag("", "folder of a GPT-2 in Hugging Face's files, whose weights to begin with")
     device: str = flag("cpu", "cpu or cuda")
+    layout: str = flag("given", "by the flags that follow, or as the planner finds best", choices=("given", "auto"))
     dp: int | None = flag(None, "ranks in data parallel: those that the other axes leave")
     pp: int = flag(1, "ranks in pipeline parallel, which have stages of the model, one after the other")
     schedule: str = flag(
@@ -122,11 +123,16 @@ def check_zero(config: Config) -> None:
             f"zero_stage={config.zero_stage} under pp={config.pp}: stages of a pipeline keep parameters and gradients "
             "from micro-batch to micro-batch, use zero_stage=1, or pp=1"
         )
-    if config.zero_stage and (config.master_weights or config.grad_dtype or config.dtype == "float16"):
+    if config.zero_stage and shares_float32_only(config):
         raise ValueError(
             f"zero_stage={config.zero_stage} shares float32 weights and gradients: use dtype=bfloat16 without "
             "master_weights and grad_dtype, or zero_stage=0"
         )
+
+
+def shares_float32_only(config: Config) -> bool:
+    """Whether what ZeRO cannot share yet is asked for."""
+    return config.master_weights or config.grad_dtype is not None or config.dtype == "float16"
 
 
 def zero_group(config: Config) -> str | int:
@@ -134,10 +140,13 @@ def zero_group(config: Config) -> str | int:
 
 
 def make_model(config: Config, vocab_size: int) -> GPT:
-    names = ("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "dropout", "bias")
-    shape = {name: getattr(config, name) for name in names}
-    gpt = GPT(GPTConfig(vocab_size=vocab_size, **shape), seed=config.seed)
+    gpt = GPT(shape_of(config, vocab_size), seed=config.seed)
     return gpt.double() if config.dtype == "float64" else gpt
+
+
+def shape_of(config: Config, vocab_size: int) -> GPTConfig:
+    names = ("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "dropout", "bias")
+    return GPTConfig(vocab_size=vocab_size, **{name: getattr(config, name) for name in names})
 
 
 def check_layout(config: Config, shape: dict[str, int]) -> None:

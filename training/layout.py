@@ -1,0 +1,31 @@
+"""`--layout auto`: the layout that the planner finds best for the ranks there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from models.data import load_tokens
+from parallelism.planner import Job
+from parallelism.planner.ranks import best_layout
+from training.config import Config, shape_of, shares_float32_only
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+def laid_out(config: Config, comm: Communicator) -> Config:
+    """The settings with the layout found, at the same global batch; what the ranks can do is measured.  Collective.
+
+    Raises: InputError where none fits.
+    """
+    with comm.agreed("layout"):
+        model = shape_of(config, load_tokens(config.data).vocab_size)
+    batch = config.global_batch_size or comm.size * config.micro_batch_size * config.num_micro_batches
+    names = ("dtype", "master_weights", "grad_dtype", "bucket_mb", "sp_mode", "sp_order", "sp_heads")
+    job = Job(model, batch, *(getattr(config, name) for name in names))
+    fixed: dict[str, Any] = {"zero_stage": 0} if shares_float32_only(config) else {}
+    planned = best_layout(comm, job, fixed, config.device)
+    if comm.rank == 0:
+        print(f"layout {planned.layout} is the best for {comm.size} ranks", flush=True)
+    return replace(config, **planned.layout._asdict())
