@@ -55,7 +55,7 @@ class Held:
         tied = tied_names(model)
         if pp > 1:
             PipelineParallel(model, gpt2_layers(model), registry.make("1f1b", pp, pp), mesh)
-        optimizer = adamw(model, 0.1, 0.1)
+        optimizer = adamw(model.parameters(), 0.1, 0.1)
         make_states(optimizer)
         parts = model_parts(model, mesh.tp.rank, mesh.tp.size, tied)
         self.parts = [*parts.values()]
@@ -93,7 +93,7 @@ def test_a_gpt_is_loaded_into_any_layout(comm, checkpoints):
 def test_a_model_is_as_it_was_when_its_optimizer_has_made_states():
     model = randomized(CONFIG)
     before = {name: p.clone() for name, p in model.named_parameters()}
-    optimizer = adamw(model, 0.1, 0.1)
+    optimizer = adamw(model.parameters(), 0.1, 0.1)
     make_states(optimizer)
     for name, p in model.named_parameters():
         assert torch.equal(p, before[name])

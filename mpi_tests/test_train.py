@@ -112,7 +112,7 @@ def test_layers_and_sequences_may_be_split(tmp_path, reference, layout):
 PIPELINES = {
     "pp 2, tp 2, dp 2": {"pp": 2, "tp": 2, "dp": 2, "num_micro_batches": 3},
     "pp 2, tp 2, sp 2": {"pp": 2, "tp": 2, "sp": 2, "sequence_parallel": True, "num_micro_batches": 4},
-    "pp 2, sp 2, dp 2": {"pp": 2, "sp": 2, "num_micro_batches": 2, "schedule": "zb_h1", "recompute": True},
+    "pp 2, sp 2, dp 2": {"pp": 2, "sp": 2, "num_micro_batches": 2, "schedule": "zb_h1", "recompute": "full"},
 }
 
 
@@ -133,7 +133,7 @@ def test_layers_may_be_shared_as_stages(tmp_path, reference, layout):
 SHARING = {
     "stage 1": {"zero_stage": 1},
     "stage 2": {"zero_stage": 2, "num_micro_batches": 2, "zero_group": "2"},
-    "stage 3, recomputed": {"zero_stage": 3, "recompute": True},
+    "stage 3, recomputed": {"zero_stage": 3, "recompute": "full"},
     "stage 3, tp 2": {"zero_stage": 3, "tp": 2, "dp": 2},
     "stage 1, pp 2": {"zero_stage": 1, "pp": 2, "dp": 2, "num_micro_batches": 2},
 }

@@ -263,7 +263,7 @@ class Run:
     @contextmanager
     def traced(self, iteration: int) -> Iterator[None]:
         """Take down what the pipeline's ranks do in a step, if it is the one that `trace` asks for.  Collective."""
-        if not self.config.trace or iteration != min(TRACED, self.config.max_iters):
+        if not self.config.trace or iteration != min(self.first + TRACED - 1, self.config.max_iters):
             yield
             return
         assert isinstance(self.model, PipelineParallel)
