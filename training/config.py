@@ -65,7 +65,9 @@ class Config:
     virtual_stages: int | None = flag(None, "stages on each pp rank, in schedules of several: 2")
     max_alive: int | None = flag(None, "activations alive on a pp rank in a searched schedule: its stages times pp")
     balance: str = flag("counted", "by what costs stages are made even", choices=("counted", "measured"))
-    trace: str = flag("", f"file for what pp ranks do in the run's step {TRACED} (Chrome's trace format), and beside it a PNG")
+    trace: str = flag(
+        "", f"file for what pp ranks do in the run's step {TRACED} (Chrome's trace format), and beside it a PNG"
+    )
     recompute: str = flag(
         "none",
         "what blocks compute again in the backward pass: all, or what is large",
