@@ -485,10 +485,10 @@ class Communicator:
         device, view = arrays.flat(x)
         plan = Plan(words, x, self._progress, device, [kind(self._letters, device, view, peer, tag)])
         plan.words = words
-        if not blocking:
+        if not blocking and peer not in self.topology.nodes[self.topology.node_of[self.rank]]:
             return plan.start()
-        plan.begin()
-        return plan.wait()
+        plan.begin()  # in a node no thread need move it on: it is copied once, when it is waited for
+        return plan.wait() if blocking else plan
 
     # --- agreement ---
 
