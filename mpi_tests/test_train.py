@@ -177,10 +177,11 @@ def test_a_checkpoint_goes_on_in_any_layout(tmp_path, stopped, reference, case):
     dp = num_ranks // layout.get("tp", 1) // layout.get("pp", 1)
     folder = shutil.copytree(stopped[0], tmp_path / "checkpoints")
     tenth, *_ = folder.glob("*step-10*")
-    saving = {"checkpoint_dir": str(folder), "resume": str(tenth)}
+    saving = {"checkpoint_dir": str(folder), "resume": str(tenth), "checkpoints_kept": 1}
     size = GLOBAL_BATCH // dp // layout.get("num_micro_batches", 1)
     records, weights, _ = run(tmp_path, num_ranks, **layout, **saving, micro_batch_size=size, **FEW)
     assert [r["iter"] for r in records if "loss" in r] == list(range(11, 21))
+    assert [path.name.partition("-")[2] for path in folder.glob("*step*")] == ["step-20"]
     for name, expected in stopped[1].items():
         if case == GOING_ON["the same"]:
             assert np.array_equal(weights[name], expected), name
@@ -215,6 +216,70 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
     step = int(re.search(r"SIGUSR1: the run ends with a checkpoint of step (\d+)", ended.stdout)[1])
     words = flags(replace(SMALL, **given, max_iters=step + 1, resume="auto"))
     assert f"iter {step + 1}/{step + 1} " in launch(2, "python", "train.py", *words, timeout=100).stdout
+
+
+@pytest.mark.skipif(not os.environ.get("LARGEST"), reason="takes 3 minutes and 16 GiB: make proof")
+def test_64_ranks_in_all_dimensions(tmp_path):
+    shape = {"n_layer": 4, "max_iters": 10, "eval_interval": 10}
+    axes = {"pp": 4, "dp": 4, "tp": 2, "sp": 2, "zero_stage": 1, "num_micro_batches": 3}
+    alone, *_ = run(tmp_path, 1, **shape)
+    config = replace(SMALL, **shape, **axes, out_dir=str(tmp_path / "many"), micro_batch_size=2)
+    command = [find_mpirun(), "--hostfile", "hostfiles/local.txt", "-np", "64", "python", "train.py", *flags(config)]
+    env = environment() | {"PATH": f"{Path(sys.executable).parent}:{environment()['PATH']}"}
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr
+    records = [json.loads(line) for line in (tmp_path / "many" / "metrics.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose(losses(records), losses(alone), rtol=1e-5)
+
+
+def test_schedules_are_searched_from_measured_times_and_steps_traced(tmp_path, reference):
+    trace = tmp_path / "trace.json"
+    asked = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
+    shape = {"n_layer": 4, "max_iters": 4, "eval_interval": 4, "num_micro_batches": 4}
+    alone, *_ = run(tmp_path, 1, micro_batch_size=6, **shape)
+    records, *_ = run(tmp_path, 2, pp=2, micro_batch_size=6, **shape, **asked)
+    np.testing.assert_allclose(losses(records), losses(alone), rtol=1e-5)
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    passes = [event["name"] for event in events if re.match(r"\d+[FBIW]\d+", event["name"])]
+    assert len(passes) == len(set(passes)) >= 2 * 4 * 4  # each of 4 stages, forward and backward, 4 micro-batches
+    assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("layout", [{}, {"pp": 2, "num_micro_batches": 2}], ids=["dp 2", "pp 2"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_parameters_may_be_of_16_bits(tmp_path, dtype, layout):
+    few = {"max_iters": 10, "eval_interval": 10, "micro_batch_size": 12}
+    asked = {"dtype": dtype, "master_weights": True, "grad_dtype": dtype, "non_finite": "skip"}
+    wide, *_ = run(tmp_path, 2, "wide", **few)
+    records, weights, _ = run(tmp_path, 2, **few, **asked, **layout, recompute="selective")
+    np.testing.assert_allclose(losses(records), losses(wide), rtol=2e-3)
+    assert losses(records) != losses(wide)
+    assert all(weight.dtype == np.float32 for weight in weights.values())
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+    config = replace(SMALL, lr=1e30, warmup_iters=1, out_dir="", micro_batch_size=12)
+    ended = launch(2, "python", "train.py", *flags(config), timeout=60)
+    assert ended.returncode != 0
+    assert re.search(
+        r"error: step \d: rank 0 has a (loss of nan|gradient of .* that is not finite): lower", ended.stderr
+    )
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_run_may_begin_with_an_exported_models_weights(tmp_path, reference):
+    few = {"max_iters": 3, "eval_interval": 3, "micro_batch_size": 12}
+    first, *_ = run(tmp_path, 2, "first", **few)
+    second, *_ = run(tmp_path, 2, "second", **few, init_from=str(tmp_path / "first-2"))
+    assert losses(second)[0] < losses(first)[0]
+    validations = [[r["val_loss"] for r in records if "val_loss" in r] for records in (first, second)]
+    assert validations[1][0] < validations[0][0]
+
+
+def test_the_planner_may_choose_the_layout(tmp_path, reference):
+    records, _, text = run(tmp_path, 4, layout="auto", micro_batch_size=6, max_iters=3, eval_interval=3)
+    np.testing.assert_allclose(losses(records), reference[0][:3], rtol=1e-5)
+    assert re.search(r"^layout .* is the best for 4 ranks$", text, re.MULTILINE)
 
 
 def test_documents_do_not_depend_on_the_layout(tmp_path, reference):

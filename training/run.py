@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -109,14 +109,8 @@ class Run:
         self.make_optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
         self.model = self.pipelined() if config.pp > 1 else self.replicated()
         self.zero = self.shared_update()
-        self.masters: Masters | None = None
-        if self.zero:
-            self.optimizer = self.zero.optimizer
-        else:
-            arena = self.model.arena
-            assert isinstance(arena, Arena)
-            self.masters = Masters.of(self.gpt, arena, self.replicas)
-            self.optimizer = self.make_optimizer(self.masters.pieces.values())
+        self.masters = None if self.zero else self.own_update()
+        self.optimizer = self.zero.optimizer if self.zero else self.make_optimizer(self.own_weights)
         self.scale = self.precision.loss_scale()
         self.guard = Guard(comm, config.non_finite, self.scale, watch)
         if config.pp > 1:
@@ -153,6 +147,20 @@ class Run:
         if isinstance(self.model, PipelineParallel):
             return self.model.zero
         return self.model if isinstance(self.model, Zero) else None
+
+    def own_update(self) -> Masters:
+        """What the optimizer updates where ranks share nothing."""
+        arena = self.model.arena
+        assert isinstance(arena, Arena)
+        return Masters.of(self.gpt, arena, self.replicas)
+
+    @property
+    def own_weights(self) -> list[torch.nn.Parameter]:
+        """What this rank's optimizer updates."""
+        if self.zero:
+            return [piece.own for piece in self.zero.pieces]
+        assert self.masters
+        return list(self.masters.pieces.values())
 
     def pipelined(self) -> PipelineParallel:
         """The model, of which each rank has some stages."""
@@ -291,14 +299,10 @@ class Run:
     def update(self, iteration: int, lr: float, loss: float) -> float:
         """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
         limit = self.config.grad_clip if self.config.grad_clip > 0 else math.inf
-        own: Iterable[torch.nn.Parameter]
-        if self.zero:
-            own, shard = [piece.own for piece in self.zero.pieces], self.zero.ranks.shard
-        else:
-            assert self.masters
+        if self.masters:
             self.masters.take_gradients(1 / self.scale.value)
-            own, shard = self.masters.pieces.values(), None
-        grad_norm = clip_grad_norm(own, limit, self.mesh.tp, self.mesh.pp, shard)
+        shard = self.zero.ranks.shard if self.zero else None
+        grad_norm = clip_grad_norm(self.own_weights, limit, self.mesh.tp, self.mesh.pp, shard)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if self.guard.passes(iteration, loss, grad_norm):
