@@ -1,0 +1,76 @@
+"""A communicator whose ranks talk by messages only, which are counted, or left out."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import collectives
+from collectives import algorithms
+from collectives.schedule import Fold, Recv, Send
+
+BY_MESSAGES = {
+    "all_reduce": "ring",
+    "reduce_scatter": "ring",
+    "all_gather": "ring",
+    "gather": "binomial",
+    "broadcast": "binomial",
+}
+
+
+class Traffic(NamedTuple):
+    """Bytes: through a rank, sent and received; and sent beyond its group."""
+
+    through: float = 0
+    beyond: float = 0
+
+    def plus(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.through + other.through, self.beyond + other.beyond)
+
+
+class Wire:
+    """What is counted in `traffic` are the runs of plans that are made here, by their schedules."""
+
+    def __init__(self, comm: collectives.Communicator):
+        self.comm = comm
+        self.group = next(group for group in comm.topology.groups if comm.rank in group)
+        self.traffic, self.is_silent = Traffic(), False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.comm, name)
+
+    def plan(self, collective: str, x: Any, **arguments: Any) -> collectives.Plan:
+        algorithm = arguments.setdefault("algorithm", BY_MESSAGES[collective])
+        plan = self.comm.plan(collective, x, **arguments)
+        each = [len(x)] if collective in ("gather", "all_gather") else [len(x) / self.comm.size]
+        traffic, begin = self.of(collective, algorithm, arguments.get("counts") or each * self.comm.size), plan.begin
+        traffic = Traffic(*(count * x.itemsize for count in traffic))
+
+        def counted() -> None:
+            if not self.is_silent:
+                self.traffic = self.traffic.plus(traffic)
+                begin()
+
+        plan.begin = counted  # type: ignore[method-assign]
+        return plan
+
+    def broadcast(self, x: Any, root: int = 0) -> Any:
+        return self.comm.broadcast(x, root, algorithm=BY_MESSAGES["broadcast"])
+
+    def of(self, collective: str, algorithm: str, counts: list[float]) -> Traffic:
+        """Of one run, in elements, whose chunks have so many."""
+        row, traffic = algorithms.find(collective, algorithm), Traffic()
+        groups = self.comm.topology.groups if row.over_nodes else ()
+        for moves in row.rounds(self.comm.rank, self.comm.size, 0, groups):
+            for move in moves:
+                if isinstance(move, Send | Recv | Fold):
+                    count = sum(counts[chunk % len(counts)] for chunk in move.run)
+                    is_out = isinstance(move, Send) and move.to not in self.group
+                    traffic = traffic.plus(Traffic(count, count * is_out))
+        return traffic
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        """Within it, plans are over at once, and change nothing."""
+        self.is_silent = True
+        yield
+        self.is_silent = False
