@@ -8,9 +8,9 @@ within groups and across them; and the stages of ZeRO share the optimizer's stat
 Before anything is timed, the parameters after two steps are compared with those of plain training on the whole batch.
 
 All go by messages, as between machines.  "busiest" are the bytes that a rank sends and receives in a step, where these
-are most, counted by the schedules that run; formulas are those of `parallelism.zero_bytes`.  ZeRO's stage 3 keeps what
-is in no layer, and the last layer, between the passes, and so sends less than its formula.  "out of a group" is what
-leaves one half of the ranks, as if that were a node.
+are most, counted by the schedules that run; formulas are those of `parallelism.zero_bytes`.  ZeRO's stage 3 keeps some
+parameters from the forward to the backward pass, and so sends less than its formula.  "out of a group" is what leaves
+one half of the ranks, as if that were a node.
 
 "held" are parameters, gradients and the optimizer's states between steps, "peak" is how much more memory than before
 the model was made a rank has at one moment of a step: of the ranks that have most.  Linux with glibc only.
@@ -40,6 +40,7 @@ import collectives
 from collectives import draw
 from collectives.bench.flags import Parser, positive
 from models.gpt import GPT, GPTConfig
+from parallelism.data_parallel import num_bytes
 from parallelism.zero import Zero
 
 RTOL = 1e-3  # of what training has changed: float32's sums in another order
@@ -162,6 +163,7 @@ def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
     args = parser.parse_args()
     if size % 2:
         raise ValueError(f"{size} ranks don't make two groups: start an even number, as with mpirun -n 4")
+    num_bytes(args.bucket_mb)
     if args.picture:
         draw.refuse(str(args.picture))
     shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}

@@ -28,14 +28,14 @@ FORMULAS = {
 def picture(figures: Figures) -> Any:
     """A panel for each of what is measured."""
     shown = {name: {**values, "working_mib": working(values)} for name, values in figures.items()}
-    figure = Figure(figsize=(16, 1.5 + 0.5 * len(figures)), layout="constrained")
+    figure = Figure(figsize=(16, 2.5 + 0.4 * len(figures)), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
     for axes, (title, parts) in zip(panels, PANELS.items(), strict=True):
         bars(axes, shown, parts)
         if title in FORMULAS:
-            axes.plot([values[FORMULAS[title]] for values in shown.values()], list(shown), "k|", ms=20, label="formula")
+            axes.plot([values[FORMULAS[title]] for values in shown.values()], list(shown), "kD", ms=5, label="formula")
         axes.set_xlabel(title)
-        axes.legend(fontsize="small")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), fontsize="small")
     panels[0].invert_yaxis()
     return figure
 
