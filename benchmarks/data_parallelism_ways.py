@@ -121,11 +121,7 @@ class Kind(NamedTuple):
 
 
 def through_server(num_bytes: float, num_ranks: int) -> float:
-    """Gradients of all others, and parameters to as many as a binomial tree's root sends to.
-
-    >>> through_server(100, num_ranks=4)
-    500
-    """
+    """Gradients of all others, and parameters to as many as a binomial tree's root sends to."""
     return (num_ranks - 1 + (num_ranks - 1).bit_length()) * num_bytes
 
 
