@@ -172,24 +172,24 @@ def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    world = collectives.world()
-    with world.agreed("data_parallelism"):
-        args, config = parse(world.size)
+    comm = collectives.world(levels=[max(1, MPI.COMM_WORLD.size // 2)])
+    with comm.agreed("data_parallelism"):
+        args, config = parse(comm.size)
     LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back at once
-    contest = Contest(collectives.world(levels=[world.size // 2]), args, config)
+    contest = Contest(comm, args, config)
     entries = {name: Entry(name, kind, contest) for name, kind in WAYS.items()}
     for _ in range(args.repeats + 1):
         for entry in entries.values():
             entry.contestant.round()
     figures = {name: entry.figures() for name, entry in entries.items()}
-    if world.rank == 0:
+    if comm.rank == 0:
         rows = [[name, *(f"{values[column]:.1f}" for column in TITLES)] for name, values in figures.items()]
         print(table(["", *TITLES.values()], rows))
         if args.output:
             write(args.output, figures, **vars(args))
         if args.picture:
             draw.save(picture(figures), str(args.picture))
-    world.barrier()
+    comm.barrier()
 
 
 if __name__ == "__main__":
