@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import time
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from document import output, table, write
-from memory import LIBC, M_MMAP_THRESHOLD, MIB, of_process, settled
+from memory import LIBC, M_MMAP_THRESHOLD, MIB, of_others, of_process, settled
 from peers import MPI
 
 import collectives
@@ -95,13 +94,6 @@ def timed(run: Run, iteration: int, share: np.ndarray) -> float:
     begin = time.perf_counter()
     run.step(iteration, share)
     return MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX)
-
-
-def of_others() -> float:
-    """MiB of this process's memory that are other processes' parts of what they share."""
-    lines = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    kib = {name: int(number) for name, number, _ in lines}
-    return (kib["Rss:"] - kib["Pss:"]) / 1024
 
 
 def correlation(predicted: list[float], measured: list[float]) -> float:
