@@ -116,6 +116,8 @@ def parse(size: int) -> argparse.Namespace:
     args = parser.parse_args()
     if size != RANKS:
         raise ValueError(f"the layouts are of {RANKS} ranks, not {size}: start as many, as with mpirun -n {RANKS}")
+    if len(set(args.layouts)) < 2:
+        raise ValueError(f"--layouts {args.layouts[0]} alone has no order: name two or more")
     if args.samples % RANKS:
         raise ValueError(f"--samples {args.samples} can't be shared by {RANKS} ranks: use a multiple")
     return args

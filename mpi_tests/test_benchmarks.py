@@ -15,6 +15,7 @@ IN_SMALL = {
     "splitting.py": "--n_layer 1 --n_head 4 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
     "pipelining.py": "--n_layer 4 --n_head 2 --n_embd 16 --vocab_size 16 --seq 8 --num_micro_batches 4 --repeats 1",
     "data_parallelism.py": "--n_layer 6 --n_head 2 --n_embd 64 --vocab_size 32 --seq 8 --bucket_mb 0.2 --repeats 1",
+    "planning.py": "--n_layer 4 --n_head 2 --n_embd 128 --block_size 8 --samples 4 --steps 3",
     "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
 }
 
@@ -137,6 +138,31 @@ def test_parameters_of_data_parallelism_are_compared():
     assert re.search(r"parameter server: .*weight is off by .* of what plain training has changed", ended.stderr)
 
 
+def test_planning(tmp_path):
+    asked = ["dp 4", "dp 4, zero 3", "tp 2, pp 2"]
+    results, output = run(4, "planning.py", tmp_path / "planning.json", "--layouts", *asked)
+    layouts = results["layouts"]
+    assert list(layouts) == asked
+    num_params = GPT(GPTConfig(vocab_size=256, block_size=8, n_layer=4, n_head=2, n_embd=128)).num_params() + 8 * 128
+    held = 16 * num_params / 2**20  # parameters, gradients and two moments, in MiB
+    for whose in ("predicted", "measured"):
+        assert held < layouts["dp 4"][f"{whose}_mib"]
+        assert held / 4 < layouts["dp 4, zero 3"][f"{whose}_mib"] < held
+        assert held / 4 < layouts["tp 2, pp 2"][f"{whose}_mib"] < held
+    for name, figures in layouts.items():
+        assert name in output
+        for unit in ("mib", "ms"):
+            ratio = figures[f"predicted_{unit}"] / figures[f"measured_{unit}"]
+            assert figures[f"predicted_to_measured_{unit}"] == pytest.approx(ratio)
+    for unit in ("mib", "ms"):
+        places = []
+        for whose in ("predicted", "measured"):
+            values = [figures[f"{whose}_{unit}"] for figures in layouts.values()]
+            places.append([sorted(values).index(value) for value in values])
+        squares = sum((a - b) ** 2 for a, b in zip(*places, strict=True))
+        assert results["correlation"][unit] == pytest.approx(1 - 6 * squares / (3 * (3**2 - 1)))
+
+
 @pytest.mark.parametrize(
     ("benchmark", "words", "message"),
     [
@@ -146,6 +172,7 @@ def test_parameters_of_data_parallelism_are_compared():
         ("pipelining.py", ["--num_micro_batches", "5"], "5 can't be interleaved by torch on 2 ranks: use a multiple"),
         ("memory.py", ["--modes", "ulysses", "--n_head", "1"], "2 ranks can't exchange these heads, use a multiple"),
         ("data_parallelism.py", ["--bucket_mb", "0"], "bucket_mb=0.0 must be above 0"),
+        ("planning.py", [], "the layouts are of 4 ranks, not 2: start as many, as with mpirun -n 4"),
         ("memory.py", ["--output", "there/is/none.json"], "there is no folder there/is, so make it first"),
     ],
 )
