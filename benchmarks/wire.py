@@ -41,9 +41,9 @@ class Wire:
     def plan(self, collective: str, x: Any, **arguments: Any) -> collectives.Plan:
         algorithm = arguments.setdefault("algorithm", BY_MESSAGES[collective])
         plan = self.comm.plan(collective, x, **arguments)
-        each = [len(x)] if collective in ("gather", "all_gather") else [len(x) / self.comm.size]
-        traffic, begin = self.of(collective, algorithm, arguments.get("counts") or each * self.comm.size), plan.begin
-        traffic = Traffic(*(count * x.itemsize for count in traffic))
+        gathers = collective in ("gather", "all_gather")
+        counts = arguments.get("counts") or [len(x) if gathers else len(x) / self.comm.size] * self.comm.size
+        traffic, begin = self.traffic_of(collective, algorithm, counts, x.itemsize), plan.begin
 
         def counted() -> None:
             if not self.is_silent:
@@ -56,16 +56,16 @@ class Wire:
     def broadcast(self, x: Any, root: int = 0) -> Any:
         return self.comm.broadcast(x, root, algorithm=BY_MESSAGES["broadcast"])
 
-    def of(self, collective: str, algorithm: str, counts: list[float]) -> Traffic:
-        """Of one run, in elements, whose chunks have so many."""
+    def traffic_of(self, collective: str, algorithm: str, counts: list[float], itemsize: int) -> Traffic:
+        """Of one run, whose chunks have so many elements."""
         row, traffic = algorithms.find(collective, algorithm), Traffic()
         groups = self.comm.topology.groups if row.over_nodes else ()
         for moves in row.rounds(self.comm.rank, self.comm.size, 0, groups):
             for move in moves:
                 if isinstance(move, Send | Recv | Fold):
-                    count = sum(counts[chunk % len(counts)] for chunk in move.run)
+                    nbytes = itemsize * sum(counts[chunk % len(counts)] for chunk in move.run)
                     is_out = isinstance(move, Send) and move.to not in self.group
-                    traffic = traffic.plus(Traffic(count, count * is_out))
+                    traffic = traffic.plus(Traffic(nbytes, nbytes * is_out))
         return traffic
 
     @contextmanager
