@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.figure import Figure
-
 Figures = Mapping[str, Mapping[str, float]]
 PANELS = {
     "through the busiest rank (MiB a step)": {"busiest_mib": "sent and received"},
@@ -27,6 +25,8 @@ FORMULAS = {
 
 def picture(figures: Figures) -> Any:
     """A panel for each of what is measured."""
+    from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
+
     shown = {name: {**values, "working_mib": working(values)} for name, values in figures.items()}
     figure = Figure(figsize=(16, 2.5 + 0.4 * len(figures)), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)

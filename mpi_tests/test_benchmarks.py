@@ -14,7 +14,7 @@ from mpi_tests.launch import ROOT, launch
 IN_SMALL = {
     "splitting.py": "--n_layer 1 --n_head 4 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
     "pipelining.py": "--n_layer 4 --n_head 2 --n_embd 16 --vocab_size 16 --seq 8 --num_micro_batches 4 --repeats 1",
-    "data_parallelism.py": "--n_layer 6 --n_head 2 --n_embd 64 --vocab_size 32 --seq 8 --bucket_mb 0.2 --repeats 1",
+    "data_parallelism.py": "--n_layer 4 --n_head 2 --n_embd 64 --vocab_size 32 --seq 8 --bucket_mb 0.5 --repeats 1",
     "planning.py": "--n_layer 4 --n_head 2 --n_embd 128 --block_size 8 --samples 4 --steps 3",
     "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
 }
@@ -95,7 +95,7 @@ def test_memory(tmp_path):
 def test_data_parallelism(tmp_path):
     picture = tmp_path / "ways.png"
     results, output = run(4, "data_parallelism.py", tmp_path / "ways.json", "--picture", picture)
-    num_params = GPT(GPTConfig(vocab_size=32, block_size=8, n_layer=6, n_head=2, n_embd=64)).num_params() + 8 * 64
+    num_params = GPT(GPTConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=64)).num_params() + 8 * 64
     mib = 4 * num_params / 2**20  # of the parameters
     expected = {  # in this unit: sent and received, sent out of a group, held between steps
         "parameter server": (5, 2, 4),
@@ -111,7 +111,7 @@ def test_data_parallelism(tmp_path):
         assert name in output
         counted = [figures[f"{what}_mib"] / mib for what in ("busiest", "out_of_group", "held")]
         if name == "ZeRO stage 3":  # some parameters stay from the forward to the backward pass
-            assert 4.2 < counted[0] < 4.5
+            assert 4 < counted[0] < 4.5
             assert counted[1] == pytest.approx(counted[0] / 2)
             counted[:2] = expected[name][:2]
         assert counted == pytest.approx(expected[name], rel=0.02)
