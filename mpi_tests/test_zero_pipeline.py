@@ -1,5 +1,8 @@
 """ZeRO in pipelines: trained over stages and replicas, a model is the plain one's, trained in one process."""
 
+from functools import cache
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,13 +13,17 @@ from parallelism.dropout import Place
 from parallelism.mesh import Mesh
 from parallelism.pipeline_parallel import PipelineParallel
 from parallelism.pipeline_schedule import registry
+from parallelism.pipeline_schedule.price import Costs
+from parallelism.pipeline_schedule.search import search
 from parallelism.plan import gpt2_plan, parallelize
 from parallelism.recompute import recompute
-from parallelism.shard import wholes
+from parallelism.shard import fill, wholes
 from parallelism.stage import Batch, gpt2_layers
+from parallelism.zero_bytes import counting
+from parallelism.zero_units import Ranks
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
-STEPS, COUNT, SAMPLES = 4, 4, 2  # micro-batches a rank computes, and samples of each
+STEPS, COUNT, SAMPLES = 3, 4, 2  # micro-batches a rank computes, and samples of each
 CLIP = 0.3
 FROZEN = {
     "none": (),
@@ -34,6 +41,10 @@ def adamw(params):
     return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
 
 
+def sgd(params):
+    return torch.optim.SGD([{"params": list(params)}], lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
 def made(dtype, frozen, seed=0):
     model = GPT(CONFIG, seed).to(dtype)
     for name, param in model.named_parameters():
@@ -48,10 +59,10 @@ def tokens(step, count):
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
-def plain_training(num_replicas, dtype, frozen):
+def plain_training(num_replicas, dtype, frozen, make):
     """Losses, norms and parameters of the plain model, whole batches and torch alone."""
     model = made(dtype, frozen)
-    optimizer = adamw(p for p in model.parameters() if p.requires_grad)
+    optimizer = make(p for p in model.parameters() if p.requires_grad)
     losses, norms = [], []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -63,18 +74,24 @@ def plain_training(num_replicas, dtype, frozen):
     return losses, norms, {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)}
 
 
+@cache
+def schedule_of(name):
+    if name == "searched":
+        return search(2, COUNT, 2, Costs((1.0, 1.0, 1.0, 2.0), 1.2, 0.7, 0.1), 6)
+    return registry.make(name, 2, COUNT)
+
+
 class Run:
     """A model in stages, whose replicas share by ZeRO."""
 
-    def __init__(self, mesh, zero_stage, schedule, dtype, frozen, group, recomputed):
-        self.mesh = mesh
+    def __init__(self, mesh, zero_stage, schedule, dtype, frozen, group, make, recomputed):
+        self.mesh, self.dtype, self.frozen, self.make = mesh, dtype, frozen, make
         self.model = made(dtype, frozen, seed=mesh.dp.rank)  # those of dp rank 0 are taken
         parallelize(self.model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), mesh.tp)
         for block in self.model.transformer.h if recomputed else ():
             recompute(block, Place())
-        made_for = registry.make(schedule, mesh.pp.size, COUNT)
-        given = self.model, gpt2_layers(self.model), made_for, mesh
-        self.pp = PipelineParallel(*given, make_optimizer=adamw, zero_group=group, zero_stage=zero_stage)
+        given = self.model, gpt2_layers(self.model), schedule_of(schedule), mesh
+        self.pp = PipelineParallel(*given, make_optimizer=make, zero_group=group, zero_stage=zero_stage)
         self.zero = self.pp.zero
 
     def batches(self, step):
@@ -100,29 +117,27 @@ class Run:
         with self.zero.whole():
             return {name: p.clone() for name, p in wholes(self.model, self.mesh.tp).items()}
 
-    def free(self):
-        self.pp.tied.free()
-
 
 @pytest.fixture
 def started(comm):
     """Makes runs; gives their communicators back in the end."""
     runs = []
 
-    def start(zero_stage, schedule="1f1b", dtype=torch.float64, frozen="none", group="all", recomputed=False, tp=1):
+    def start(
+        zero_stage, schedule="1f1b", dtype=torch.float64, frozen="none", group="all", make=adamw, recomputed=False, tp=1
+    ):
         mesh = Mesh(comm, pp=2, tp=tp)
-        runs.append(Run(mesh, zero_stage, schedule, dtype, frozen, group, recomputed))
+        runs.append(Run(mesh, zero_stage, schedule, dtype, frozen, group, make, recomputed))
         return runs[-1]
 
     yield start
     for run in runs:
-        run.free()
+        run.pp.tied.free()
         run.mesh.free()
 
 
-def check(run, frozen="none", tolerance=1e-10):
-    dtype = torch.float64 if tolerance < 1e-8 else torch.float32
-    want_losses, want_norms, want = plain_training(run.mesh.dp.size, dtype, frozen)
+def check(run, tolerance=1e-10):
+    want_losses, want_norms, want = plain_training(run.mesh.dp.size, run.dtype, run.frozen, run.make)
     losses, norms = run.train()
     np.testing.assert_allclose(losses, want_losses, rtol=tolerance)
     np.testing.assert_allclose(norms, want_norms, rtol=tolerance)
@@ -131,7 +146,105 @@ def check(run, frozen="none", tolerance=1e-10):
 
 
 @each_stage
-@pytest.mark.parametrize("schedule", registry.names())
+@pytest.mark.parametrize("schedule", [*registry.names(), "searched"])
 @pytest.mark.sizes(4)
 def test_every_schedule_trains_as_one_process(started, schedule, zero_stage):
     check(started(zero_stage, schedule))
+
+
+@each_stage
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_h1", "zb_v"])
+@pytest.mark.sizes(8)
+def test_layers_are_split_and_recomputed(started, schedule, zero_stage):
+    """2 x 2 x 2: pp, dp and tp."""
+    check(started(zero_stage, schedule, tp=2, recomputed=True))
+
+
+@each_stage
+@pytest.mark.parametrize(("frozen", "schedule"), [("some", "interleaved"), ("tied", "zb_h1"), ("tied", "zb_v")])
+@pytest.mark.sizes(4)
+def test_frozen_parameters_stay(started, frozen, schedule, zero_stage):
+    check(started(zero_stage, schedule, frozen=frozen))
+
+
+@each_stage
+@pytest.mark.sizes(8)
+def test_groups_share_and_replicate_across(started, zero_stage):
+    """Four replicas in two groups; in float32."""
+    check(started(zero_stage, "zb_h1", torch.float32, group=2, make=sgd), tolerance=1e-6)
+
+
+@each_stage
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+@pytest.mark.sizes(4)
+def test_a_rank_never_has_more_than_it_needs(started, schedule, zero_stage):
+    """Of gradients a layer's, and those of embeddings and norms; of parameters two layers', and what is tied."""
+    run = started(zero_stage, schedule)
+    params = list(run.model.parameters())
+    layer = sum(p.numel() for p in GPT(CONFIG).transformer.h[0].parameters())
+    rest = 2 * sum(p.numel() for name, p in run.model.named_parameters() if ".h." not in name)
+    whole = sum(p.numel() for p in params)
+    gradients, present = [], []
+
+    def look(*_):
+        gradients.append(sum(p.numel() for p in params if p.grad is not None))
+        present.append(sum(p.numel() for p in params if p.untyped_storage().nbytes() > p.itemsize))
+
+    for p in params:
+        p.register_hook(look)
+    appeared = run.zero.appeared
+    run.zero.appeared = lambda weight: (appeared(weight), look())
+    run.train()
+    norms = 4 * 4 * CONFIG.n_embd
+    assert layer / 2 < max(gradients) <= layer + rest + norms < 0.6 * whole
+    assert max(present) <= (2 * layer + rest if zero_stage == 3 else whole)
+    assert 2 * layer + rest < 0.8 * whole
+    assert all(p.grad is None for p in params)
+    assert all(array.nbytes < 0.6 * whole * 8 for array in run.zero.arrays[zero_stage == 2 :])
+    assert all(p.isnan().all() for p in params) == (zero_stage == 3)
+
+
+@each_stage
+@pytest.mark.sizes(4)
+def test_validation_may_have_batches_that_differ_between_replicas(started, zero_stage):
+    run = started(zero_stage)
+    run.train()
+    batch = run.batches(0)[0]
+    first = Batch(batch.tokens[:1], batch.targets[:1])
+    batches = [batch, first if run.mesh.dp.rank else batch]
+    losses = run.pp.pipeline.losses(batches)
+    whole = made(run.dtype, "none")
+    whole.load_state_dict(gathered(run))
+    want = [whole(each.tokens, each.targets)[1].item() for each in batches]
+    assert losses == (pytest.approx(want, rel=1e-10) if run.pp.has_loss else [0, 0])
+
+
+def gathered(run):
+    """Of all stages."""
+    model = made(run.dtype, "none")
+    fill(model, run.parameters(), run.mesh.pp)
+    return model.state_dict()
+
+
+@each_stage
+@pytest.mark.sizes(4)
+def test_bytes_are_sent_for_each_micro_batch(started, monkeypatch, zero_stage):
+    """m Psi of gradients, and of parameters Psi in stage 2, 2 m Psi in stage 3, but for layers that are still there."""
+    counters = []
+
+    def counted(comm, group):
+        ranks, more = counting(Ranks.of(comm, group))
+        counters.extend(more)
+        return ranks
+
+    monkeypatch.setattr("parallelism.pipeline_parallel.Ranks", SimpleNamespace(of=counted))
+    run = started(zero_stage, "gpipe")
+    run.train()
+    (counter,) = counters
+    chunks = sum(p.numel() for p in run.model.parameters()) * 8 / 2
+    lines = 64 * len(list(run.model.parameters()))
+    counter.nbytes = 0
+    run.pp.step(run.batches(0))
+    run.zero.update()
+    passes = COUNT + (1 if zero_stage == 2 else 2 * COUNT)
+    assert counter.nbytes == pytest.approx(passes * chunks, rel=0.05, abs=passes * lines)
