@@ -1,6 +1,8 @@
 """ZeRO in pipelines: trained over stages and replicas, a model is the plain one's, trained in one process."""
 
 from functools import cache
+from itertools import pairwise
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 import torch
 
 from models.gpt import GPT, GPTConfig
+from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
+from parallelism.checkpoint.sharing import gather_texts
 from parallelism.clip import clip_grad_norm
 from parallelism.dropout import Place
 from parallelism.mesh import Mesh
@@ -16,6 +20,8 @@ from parallelism.pipeline_schedule import registry
 from parallelism.pipeline_schedule.price import Costs
 from parallelism.pipeline_schedule.search import search
 from parallelism.plan import gpt2_plan, parallelize
+from parallelism.planner import Job, Layout
+from parallelism.planner.memory import memory, shares
 from parallelism.recompute import recompute
 from parallelism.shard import fill, wholes
 from parallelism.stage import Batch, gpt2_layers
@@ -112,6 +118,15 @@ class Run:
             self.zero.update()
             self.pp.zero_grad()
         return self.mesh.along("dp", "pp").all_reduce(losses), norms
+
+    def state(self):
+        """What a checkpoint has of it."""
+        tied = [("transformer.wte.weight", "lm_head.weight")]
+        parts = model_parts(self.model, self.mesh.tp.rank, self.mesh.tp.size, tied)
+        for piece in self.zero.pieces:
+            part = parts[piece.name].within(piece.span, piece.own)
+            yield part
+            yield from state_parts(part, self.zero.optimizer.state[piece.own])
 
     def parameters(self):
         with self.zero.whole():
@@ -248,3 +263,78 @@ def test_bytes_are_sent_for_each_micro_batch(started, monkeypatch, zero_stage):
     run.zero.update()
     passes = COUNT + (1 if zero_stage == 2 else 2 * COUNT)
     assert counter.nbytes == pytest.approx(passes * chunks, rel=0.05, abs=passes * lines)
+
+
+@each_stage
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+@pytest.mark.sizes(4)
+def test_the_planner_counts_what_a_rank_holds(started, schedule, zero_stage):
+    """Of the rank that holds most; of working memory too much, as it may be that layers' parts come one by one."""
+    run = started(zero_stage, schedule)
+    layout = Layout(dp=2, pp=2, schedule=schedule, virtual_stages=len(run.pp.parts), zero_stage=zero_stage)
+    layout = layout._replace(num_micro_batches=COUNT, micro_batch_size=SAMPLES)
+    job = Job(CONFIG, run.num_samples, dtype="float64")
+    counted = memory(job, layout, shares(job, layout), owners=2)
+    working = sum(tensor.nbytes for _, tensor in run.zero.gradients.working)
+    if zero_stage == 3:
+        slots = {layer.slot for layer in (run.zero.shared, *run.zero.layers.values())}
+        working += sum(slot.tensor.nbytes for slot in slots)
+    held = np.array([array.nbytes for array in run.zero.arrays] + [working], float)
+    held = run.mesh.comm.all_reduce(held, op="max")
+    np.testing.assert_allclose(held[:2], [counted.parameters, counted.gradients], rtol=0.1)
+    assert counted.buffers / 2.5 < held[2] <= counted.buffers
+
+
+@pytest.mark.sizes(4)
+def test_a_checkpoint_goes_on_in_another_layout(comm, started):
+    """From stage 3 over 2 x 2 ranks, pp and dp, to stage 2 in another schedule, and to 2 x 2 of pp and tp."""
+    first = started(3, "1f1b")
+    first.train()
+    with TemporaryDirectory() as own:
+        folder = gather_texts(comm, own)[0]
+        checkpoints = Checkpoints(folder, comm)
+        checkpoints.save(1, first.state(), {})
+        checkpoints.wait()
+        others = [started(2, "zb_v"), started(3, "interleaved", tp=2)]
+        for run in others:
+            make_states(run.zero.optimizer)
+            checkpoints.load(run.state(), checkpoints.newest())
+            run.zero.gather()
+        checkpoints.close()
+        comm.barrier()
+    want = gathered(first)
+    for run in others:
+        for name, p in gathered(run).items():
+            assert torch.equal(p, want[name]), name
+    first.train()
+    others[0].train()
+    want = gathered(first)
+    for name, p in gathered(others[0]).items():
+        torch.testing.assert_close(p, want[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_h1"])
+@pytest.mark.sizes(4)
+def test_the_next_layer_is_on_its_way(started, schedule):
+    """In an action and from one to the next, unless it goes where the one that computes is; and in those for weights."""
+    run = started(3, schedule)
+    layers, seen = run.zero.layers, []
+
+    def watched(number, layer, gather):
+        def gathered():
+            seen.append((number, layer.slot.layer is layer))
+            gather()
+
+        layer.gather = gathered
+
+    for number, layer in layers.items():
+        watched(number, layer, layer.gather)
+    run.pp.step(run.batches(0))
+    order = [*enumerate(run.pp.pipeline.schedule.orders[run.mesh.pp.rank])]
+    parts = [
+        (i, list(run.pp.parts[stage])[:: 1 if kind == "F" else -1]) for i, (stage, kind, _) in order if kind != "W"
+    ]
+    uses = [(i, number) for i, part in parts for number in part]
+    assert [number for number, _ in seen] == [number for _, number in uses]
+    free = [a == b or layers[a].slot is not layers[b].slot or j > i + 1 for (i, a), (j, b) in pairwise(uses)]
+    assert [ahead for _, ahead in seen] == [False, *free]

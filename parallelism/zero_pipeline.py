@@ -1,9 +1,9 @@
 """ZeRO, stages 2 and 3, in a pipeline: ranks share the gradients, and the parameters, of each layer of their stages.
 
-A layer's gradients go to their owners in each micro-batch's backward pass, or in the part of it that is for weights,
-and add up there.  With stage 3 its parameters come for each forward and each backward pass, unless they are still there.
-So with m micro-batches and Psi bytes of a rank's parameters, it sends m Psi of gradients, and of parameters Psi, or with
-stage 3 up to 2 m Psi, where stage 1 sends 2 Psi in all.
+A layer's gradients go to their owners in each micro-batch's backward pass, or in the part of it that is for weights.
+There they add up.  With stage 3 its parameters come for each forward and each backward pass, unless they are there yet.
+With Psi bytes of parameters and m micro-batches, a rank sends m Psi of gradients in a step, and of parameters Psi, or
+with stage 3 up to 2 m Psi.  With stage 1 it sends 2 Psi in all.
 
 All ranks that share follow the same schedule, so that they send the same in the same order.
 
@@ -13,7 +13,7 @@ Source: as of `parallelism.zero_gradients` and `parallelism.zero_parameters`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, groupby
@@ -233,9 +233,10 @@ class LayerParameters(LayerSharing):
 
     def begin(self, action: Action, following: Action | None) -> None:
         super().begin(action, following)
-        self._path = used(action, self.own.parts)
-        if following:
-            self._path += used(following, self.own.parts)[:1]
+        coming = used(following, self.own.parts)[:1] if following else []
+        self._path = used(action, self.own.parts) + coming
+        if action.kind == WEIGHTS:
+            self._fetch(coming)
 
     def end(self, action: Action) -> None:
         super().end(action)
@@ -257,9 +258,12 @@ class LayerParameters(LayerSharing):
         with self.waiting():
             self.shared.gather()
             layer.gather()
-        for following in self._path[self._path.index(number) + 1 :][:1]:
-            if self.layers[following].slot is not layer.slot:
-                self.layers[following].fetch()
+        coming = self._path[self._path.index(number) + 1 :][:1]
+        self._fetch(other for other in coming if self.layers[other].slot is not layer.slot)
+
+    def _fetch(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.layers[number].fetch()
 
     def gather(self) -> None:
         """Forget what is gathered: the next step gathers anew."""
