@@ -58,7 +58,7 @@ class Pipeline:
     `before(action, following)` is called before each action, and `after(action)` after it, as to start an all-reduce of
     a stage's gradients; `following` is the rank's next action, or None.
 
-    `busy_s` is the time that this rank has computed, and `span_s` that its steps have taken, in seconds, added up.
+    `busy_s` is the time that this rank's actions have taken, and `span_s` that of its steps, in seconds, added up.
     With `spans` set to a list, each action and each wait is added to it.
     """
 

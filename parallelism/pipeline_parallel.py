@@ -66,26 +66,25 @@ class PipelineParallel:
         order = schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         self.zero: StateSharing | LayerSharing | None = None
-        self.reduction: Reduction | LayerSharing
+        self.reduction: Reduction | LayerSharing  # what is done before and after each action
         in_stages = partial(cut, model, stages=self.parts, prepare=prepare, splits=splits)
         ranks = Ranks.of(mesh.along("dp", "sp"), zero_group)
         if make_optimizer and zero_stage > 1:
             stages = in_stages([self._watched(*each) for each in enumerate(layers)], appeared=self._appeared)
             own = Owned.of(model, layers, self.parts, tied, mesh.pp)
-            self.zero = SHARING[zero_stage](own, ranks, make_optimizer, device, **reduction)
-            self.reduction, self.tied = self.zero, self.zero.tied
-            self.pipeline = Pipeline(stages, schedule, mesh.pp, device, self.zero.begin, self.zero.end)
-            return
-        stages = in_stages(layers)
-        self.arena = make_arena(model, mesh.comm, device)
-        modules = {stage: owned.layer.modules for stage, owned in stages.items()}
-        ends = partial(runs, model, modules, order, self.arena.slices)
-        ranks.every.broadcast(self.arena.parameters, root=0)
-        if make_optimizer:
-            self._share_states(ends(alone=set(chain(*tied))), tied, ranks, mesh.pp, make_optimizer, **reduction)
+            self.reduction = self.zero = SHARING[zero_stage](own, ranks, make_optimizer, device, **reduction)
+            self.tied = self.zero.tied
         else:
-            self._average(ends(), tied, ranks.every, mesh.pp, **reduction)
-        self.pipeline = Pipeline(stages, schedule, mesh.pp, device, after=self.reduction.start)
+            stages = in_stages(layers)
+            self.arena = make_arena(model, mesh.comm, device)
+            modules = {stage: owned.layer.modules for stage, owned in stages.items()}
+            ends = partial(runs, model, modules, order, self.arena.slices)
+            ranks.every.broadcast(self.arena.parameters, root=0)
+            if make_optimizer:
+                self._share_states(ends(alone=set(chain(*tied))), tied, ranks, mesh.pp, make_optimizer, **reduction)
+            else:
+                self._average(ends(), tied, ranks.every, mesh.pp, **reduction)
+        self.pipeline = Pipeline(stages, schedule, mesh.pp, device, self.reduction.begin, self.reduction.end)
 
     def _average(self, parts: Parts, tied: Tied, comm: Communicator, pp: Communicator, **reduction: Any) -> None:
         """Every rank gets all gradients."""

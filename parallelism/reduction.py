@@ -31,8 +31,11 @@ class Reduction(Waiting):
         for action, plan in zip(actions, plans, strict=True):
             self.plans[action].append(plan)
 
-    def start(self, action: Action) -> None:
-        """After an action: begin with what is whole by it."""
+    def begin(self, action: Action, following: Action | None) -> None:
+        """Before an action there is nothing to do."""
+
+    def end(self, action: Action) -> None:
+        """After an action: start with what is whole by it."""
         for plan in self.plans.get(action, ()):
             plan.start()
 

@@ -121,7 +121,8 @@ def cut(
 class Kept(NamedTuple):
     """What a stage keeps of a micro-batch until the end of its backward pass.
 
-    That is its input, if it isn't the first, where the graph of its output ends, and what is put off.
+    That is its input, if it isn't the first, where the graph of its output ends, if any of it is trained, and what is
+    put off.
     """
 
     x: Tensor | None
@@ -160,7 +161,8 @@ class Stage:
         with deferring(later):
             y = self.layer.run(x, batch)
         if needs_gradient:
-            self._alive[micro_batch] = Kept(x, get_gradient_edge(y), later)  # not y, whose memory may go
+            end = get_gradient_edge(y) if y.requires_grad else None
+            self._alive[micro_batch] = Kept(x, end, later)  # not y, whose memory may go
         return y.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
@@ -184,8 +186,8 @@ class Stage:
 
 
 def backward(kept: Kept, gradient: Tensor) -> Tensor | None:
-    assert kept.end is not None
-    torch.autograd.backward(kept.end, gradient)
+    if kept.end is not None:
+        torch.autograd.backward(kept.end, gradient)
     return None if kept.x is None else kept.x.grad
 
 

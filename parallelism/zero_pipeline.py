@@ -35,7 +35,7 @@ from parallelism.zero_units import Piece, Ranks, Unit, offsets, pieces
 if TYPE_CHECKING:
     from collectives import Communicator
 
-SHARED = -1  # instead of a layer's number: of several layers, or of none
+SHARED = -1  # instead of a layer's number, before all of these: of several layers, or of none
 
 
 class Owned(NamedTuple):
@@ -79,6 +79,7 @@ class Owned(NamedTuple):
         return [Unit.of({name: slices[name] for name in names}, line, size) for _, names in groupby(slices, kind)]
 
     def first(self, unit: Unit) -> nn.Parameter:
+        """One of a unit's parameters, which are alike."""
         return self.model.get_parameter(next(iter(unit.slices)))
 
 
@@ -101,7 +102,7 @@ class LayerSharing(Waiting):
     def share(
         self, units: Sequence[Unit], weights: Sequence[Tensor], device: str, reduction: Mapping[str, Any]
     ) -> None:
-        """The gradients of units, of which a rank has these weights.  Collective."""
+        """Have the gradients of units, of each of which the rank has these weights, go to their owners.  Collective."""
         rank = self.ranks.shard.rank
         self.gradients = GradientSharing(self.params, units, self.ranks, device, self.waiting, **reduction)
         for unit, funnel in zip(units, self.gradients.buckets, strict=True):
@@ -117,8 +118,8 @@ class LayerSharing(Waiting):
         self._ending = layers_of(action, self.own.parts) if action.kind in (BACKWARD, WEIGHTS) else []
 
     def end(self, action: Action) -> None:
-        """After an action."""
-        self._reduce(len(self._ending))
+        """After an action: what several layers of its stages share comes last."""
+        self._reduce_behind(SHARED)
         if action.kind in (BACKWARD, WEIGHTS):
             for funnel in self._funnels[SHARED]:
                 users = set().union(*(self.own.users[self.params[name]] for name in funnel.names))
@@ -134,23 +135,22 @@ class LayerSharing(Waiting):
 
     def before_backward(self, number: int, gradient: Tensor) -> None:
         """Layers behind this one have their gradients, unless these are put off."""
-        self._reduce(sum(other > number for other in self._ending))
+        self._reduce_behind(number)
 
     def appeared(self, weight: Tensor) -> None:
         """Of gradients that have been put off, those behind this one's layer come first."""
         number = self.own.home(weight)  # type: ignore[arg-type]
         if number != SHARED:
-            self._reduce(sum(other > number for other in self._ending))
+            self._reduce_behind(number)
 
-    def _reduce(self, count: int) -> None:
-        """The gradients of the next layers; those under way move on."""
+    def _reduce_behind(self, number: int) -> None:
+        """Send gradients of layers behind this one to their owners; those under way move on."""
         for funnel in self.gradients.buckets:
             if funnel.under_way:
                 funnel.advance()
-        for number in self._ending[:count]:
-            for funnel in self._funnels[number]:
+        while self._ending and self._ending[0] > number:
+            for funnel in self._funnels[self._ending.pop(0)]:
                 funnel.start()
-        del self._ending[:count]
 
     def wait(self) -> None:
         with self.waiting():
@@ -180,8 +180,8 @@ class LayerSharing(Waiting):
 class LayerGradients(LayerSharing):
     """Stage 2: each rank has all parameters of its stages, and gradients and the optimizer's states of its pieces.
 
-    Gradients of a layer are on a rank from its backward pass until they are in a working buffer; of what is no linear
-    layer's, where weights' parts are put off, until then.  Collective.
+    A layer's own gradients are there from its backward pass until the next layer's; where weights' parts are put off,
+    those of norms and embeddings until then.  Collective.
     """
 
     zero_stage = 2
