@@ -34,7 +34,7 @@ class PipelineParallel:
     forward pass; `reduction` are further arguments of how gradients are reduced.
 
     With `make_optimizer`, the ranks of dp and sp, or groups of them, share the optimizer's states, as `zero` says:
-    gradients are then those of `zero.pieces`, and `zero.update()` updates the parameters.
+    gradients are then those of `zero.masters`, and `zero.update()` updates the parameters.
 
     Raises: InputError for more stages than layers.
     """
@@ -65,7 +65,7 @@ class PipelineParallel:
         modules = {stage: owned.layer.modules for stage, owned in stages.items()}
         ends = partial(runs, model, modules, order, self.arena.slices)
         ranks = Ranks.of(mesh.along("dp", "sp"), zero_group)
-        ranks.every.broadcast(self.arena.parameters, root=0)
+        self.arena.broadcast(ranks.every)
         self.zero: StateSharing | None = None
         if make_optimizer:
             self._share_states(ends(alone=set(chain(*tied))), tied, ranks, mesh.pp, make_optimizer, **reduction)

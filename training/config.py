@@ -125,16 +125,6 @@ def check_zero(config: Config) -> None:
             f"zero_stage={config.zero_stage} under pp={config.pp}: stages of a pipeline keep parameters and gradients "
             "from micro-batch to micro-batch, use zero_stage=1, or pp=1"
         )
-    if config.zero_stage and shares_float32_only(config):
-        raise ValueError(
-            f"zero_stage={config.zero_stage} shares float32 weights and gradients: use dtype=bfloat16 without "
-            "master_weights and grad_dtype, or zero_stage=0"
-        )
-
-
-def shares_float32_only(config: Config) -> bool:
-    """Whether what ZeRO cannot share yet is asked for."""
-    return config.master_weights or config.grad_dtype is not None or config.dtype == "float16"
 
 
 def zero_group(config: Config) -> str | int:

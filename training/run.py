@@ -109,7 +109,7 @@ class Run:
         self.make_optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
         self.model = self.pipelined() if config.pp > 1 else self.replicated()
         self.zero = self.shared_update()
-        self.masters = None if self.zero else self.own_update()
+        self.masters = self.zero.masters if self.zero else self.own_update()
         self.optimizer = self.zero.optimizer if self.zero else self.make_optimizer(self.own_weights)
         self.scale = self.precision.loss_scale()
         self.guard = Guard(comm, config.non_finite, self.scale, watch)
@@ -136,11 +136,12 @@ class Run:
             arena = self.precision.arena(self.gpt, self.mesh.comm, config.device)
             return DataParallel(self.gpt, self.replicas, arena, config.bucket_mb, wire_dtype=self.precision.wire_dtype)
         given = self.gpt, Ranks.of(self.replicas, zero_group(config)), self.make_optimizer
+        asked = {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
         if config.zero_stage == 3:
             layers = [f"transformer.h.{number}" for number in range(config.n_layer)]
-            return ShardedParameters(*given, layers, config.device)
+            return ShardedParameters(*given, layers, config.device, **asked)
         kind = ShardedStates if config.zero_stage == 1 else ShardedGradients
-        return kind(*given, config.device, config.bucket_mb)
+        return kind(*given, config.device, config.bucket_mb, **asked)
 
     def shared_update(self) -> Zero | StateSharing | None:
         """What of ZeRO there is."""
@@ -152,14 +153,16 @@ class Run:
         """What the optimizer updates where ranks share nothing."""
         arena = self.model.arena
         assert isinstance(arena, Arena)
-        return Masters.of(self.gpt, arena, self.replicas)
+        return Masters.of(self.gpt, arena)
+
+    @property
+    def shard(self) -> collectives.Communicator | None:
+        """The ranks that have pieces of the weights each."""
+        return self.zero.ranks.shard if self.zero else None
 
     @property
     def own_weights(self) -> list[torch.nn.Parameter]:
         """What this rank's optimizer updates."""
-        if self.zero:
-            return [piece.own for piece in self.zero.pieces]
-        assert self.masters
         return list(self.masters.pieces.values())
 
     def pipelined(self) -> PipelineParallel:
@@ -299,20 +302,21 @@ class Run:
     def update(self, iteration: int, lr: float, loss: float) -> float:
         """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
         limit = self.config.grad_clip if self.config.grad_clip > 0 else math.inf
-        if self.masters:
-            self.masters.take_gradients(1 / self.scale.value)
-        shard = self.zero.ranks.shard if self.zero else None
-        grad_norm = clip_grad_norm(self.own_weights, limit, self.mesh.tp, self.mesh.pp, shard)
+        self.masters.take_gradients(1 / self.scale.value)
+        grad_norm = clip_grad_norm(self.own_weights, limit, self.mesh.tp, self.mesh.pp, self.shard)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if self.guard.passes(iteration, loss, grad_norm):
-            (self.zero.update if self.zero else self.optimizer.step)()
-        if self.masters:
-            self.masters.give_parameters()
+            self.optimizer.step()
+        self.spread()
         self.model.zero_grad()
         if self.config.device != "cpu":
             torch.cuda.synchronize(self.config.device)
         return grad_norm
+
+    def spread(self) -> None:
+        """Make the model's parameters what the weights are that the optimizer updates.  Collective."""
+        (self.zero.gather if self.zero else self.masters.give_parameters)()
 
     @torch.no_grad()
     def validate(self) -> float:
@@ -360,9 +364,8 @@ class Run:
     def whole(self) -> GPT:
         """The plain model with the weights trained.  Collective."""
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
-        if self.masters:
-            self.masters.restore()
-        with self.model.whole() if isinstance(self.model, Zero) else nullcontext():
+        whole = self.model.whole() if isinstance(self.model, Zero) else nullcontext()
+        with whole, self.masters.exact(self.gpt, self.shard):
             fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
         return gpt
 
