@@ -66,7 +66,7 @@ class Training:
         else:
             layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
             made = registry.make(schedule, self.mesh.pp.size, MICRO_BATCHES)
-            self.model = PipelineParallel(self.gpt, layers, made, self.mesh, make_arena=precision.arena, **wire)
+            self.model = PipelineParallel(self.gpt, layers, made, self.mesh, **precision.arena_dtypes, **wire)
         self.masters = Masters.of(self.gpt, self.model.arena)
         self.optimizer = adamw(self.masters.pieces.values(), 3e-3, 0.1)
         self.guard = Guard(comm, "skip", self.scale, watch, self.said.append)

@@ -136,6 +136,8 @@ SHARING = {
     "stage 3, recomputed": {"zero_stage": 3, "recompute": "full"},
     "stage 3, tp 2": {"zero_stage": 3, "tp": 2, "dp": 2},
     "stage 1, pp 2": {"zero_stage": 1, "pp": 2, "dp": 2, "num_micro_batches": 2},
+    "stage 2, pp 2": {"zero_stage": 2, "pp": 2, "dp": 2, "num_micro_batches": 3, "schedule": "zb_h1"},
+    "stage 3, pp 2": {"zero_stage": 3, "pp": 2, "dp": 2, "num_micro_batches": 2, "recompute": "full"},
 }
 
 
@@ -157,6 +159,7 @@ GOING_ON = {
     "dp 4, stage 3": (4, {"zero_stage": 3}),
     "one process": (1, {"num_micro_batches": 2}),
     "pp 2, dp 2": (4, {"pp": 2, "dp": 2, "num_micro_batches": 2}),
+    "pp 2, dp 2, stage 3": (4, {"pp": 2, "dp": 2, "zero_stage": 3, "num_micro_batches": 2}),
 }
 
 

@@ -8,7 +8,7 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241, s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
@@ -23,11 +23,12 @@ from parallelism.arena import gradient_of
 class WeightGradients:
     """Gradients of linear layers' weights and biases that are put off, or with `at_once` computed when they come.
 
-    Of each product the layer's input and the gradient of its output are kept, and nothing else.
+    Of each product the layer's input and the gradient of its output are kept, and nothing else.  Once a weight's
+    gradient is computed, `appeared(weight)` is called.
     """
 
-    def __init__(self) -> None:
-        self.at_once = False
+    def __init__(self, appeared: Callable[[Tensor], None] = lambda weight: None) -> None:
+        self.at_once, self.appeared = False, appeared
         self._waiting: deque[tuple[Tensor, Tensor | None, Tensor, Tensor]] = deque()
 
     def put_off(self, weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor) -> None:
@@ -39,14 +40,27 @@ class WeightGradients:
     def add(self) -> None:
         """Compute them, and add them to the parameters' `grad`, where there is one in place.
 
-        Hooks of the parameters are not called.
+        Hooks of the parameters are not called, but for those of `when_added`.
         """
         while self._waiting:
             weight, bias, x, gradient = self._waiting.popleft()
             x, gradient = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, gradient))  # (tokens, width)
             add_product(weight, gradient.t(), x)
+            tell_added(weight)
             if bias is not None:
                 accumulate(bias, gradient.sum(0))
+                tell_added(bias)
+            self.appeared(weight)
+
+
+def when_added(parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Have a hook called with a parameter's gradients whenever some that were put off have been added to them."""
+    parameter.added_hook = hook  # type: ignore[attr-defined]
+
+
+def tell_added(parameter: Tensor) -> None:
+    if hasattr(parameter, "added_hook"):
+        parameter.added_hook(gradient_of(parameter))
 
 
 def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:

@@ -119,14 +119,6 @@ def check_saving(config: Config) -> None:
         raise ValueError("resume and checkpoint_interval are about checkpoints: set checkpoint_dir")
 
 
-def check_zero(config: Config) -> None:
-    if config.pp > 1 and config.zero_stage > 1:
-        raise ValueError(
-            f"zero_stage={config.zero_stage} under pp={config.pp}: stages of a pipeline keep parameters and gradients "
-            "from micro-batch to micro-batch, use zero_stage=1, or pp=1"
-        )
-
-
 def zero_group(config: Config) -> str | int:
     return int(config.zero_group) if config.zero_group.isdigit() else config.zero_group
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ from parallelism.trace import gather, measured, save_picture, save_trace
 from parallelism.zero import ShardedStates, StateSharing, Zero
 from parallelism.zero_gradients import ShardedGradients
 from parallelism.zero_parameters import ShardedParameters
+from parallelism.zero_pipeline import LayerSharing
 from parallelism.zero_units import Ranks, groups_of
 from training.config import (
     SEARCH,
@@ -53,7 +55,6 @@ from training.config import (
     check_layout,
     check_saving,
     check_trace,
-    check_zero,
     make_model,
     make_schedule,
     num_micro_batches,
@@ -98,7 +99,6 @@ class Run:
         self.parallelize()
         with comm.agreed():
             check_trace(config, comm.rank)
-            check_zero(config)
             check_saving(config)
             groups_of(zero_group(config), self.replicas.size, self.replicas.topology.nodes)
             self.out_dir = prepare_out_dir(config, comm.rank)
@@ -136,14 +136,18 @@ class Run:
             arena = self.precision.arena(self.gpt, self.mesh.comm, config.device)
             return DataParallel(self.gpt, self.replicas, arena, config.bucket_mb, wire_dtype=self.precision.wire_dtype)
         given = self.gpt, Ranks.of(self.replicas, zero_group(config)), self.make_optimizer
-        asked = {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
         if config.zero_stage == 3:
             layers = [f"transformer.h.{number}" for number in range(config.n_layer)]
-            return ShardedParameters(*given, layers, config.device, **asked)
+            return ShardedParameters(*given, layers, config.device, **self.reduced)
         kind = ShardedStates if config.zero_stage == 1 else ShardedGradients
-        return kind(*given, config.device, config.bucket_mb, **asked)
+        return kind(*given, config.device, config.bucket_mb, **self.reduced)
 
-    def shared_update(self) -> Zero | StateSharing | None:
+    @property
+    def reduced(self) -> dict[str, Any]:
+        """In what parameters and gradients are held, and how gradients travel."""
+        return {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
+
+    def shared_update(self) -> Zero | StateSharing | LayerSharing | None:
         """What of ZeRO there is."""
         if isinstance(self.model, PipelineParallel):
             return self.model.zero
@@ -172,8 +176,7 @@ class Run:
             layers = self.measured(layers)
         make = self.make_optimizer if self.config.zero_stage else None
         given = self.gpt, layers, self.schedule, self.mesh, self.config.device, self.prepare
-        group, wire_dtype = zero_group(self.config), self.precision.wire_dtype
-        return PipelineParallel(*given, make, group, self.precision.arena, wire_dtype=wire_dtype)
+        return PipelineParallel(*given, make, zero_group(self.config), self.config.zero_stage, **self.reduced)
 
     def measured(self, layers: list[Layer]) -> list[Layer]:
         """The layers with the times that they take as costs; by these a schedule is searched, if that is asked for."""
@@ -364,7 +367,7 @@ class Run:
     def whole(self) -> GPT:
         """The plain model with the weights trained.  Collective."""
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
-        whole = self.model.whole() if isinstance(self.model, Zero) else nullcontext()
+        whole = self.zero.whole() if self.zero else nullcontext()
         with whole, self.masters.exact(self.gpt, self.shard):
             fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
         return gpt

@@ -52,6 +52,8 @@ class Step:
         self.after_s = self.replicas.across_s(most) + self.tied_s()
         if zero_stage in (1, 2):
             self.after_s += self.replicas.gather_s(most)
+        if zero_stage > 1 and setting.layout.pp > 1:
+            self.after_s += self.replicas.last_s()
         self.update_s = update_s(setting, most / (self.replicas.owners.size if zero_stage else 1), copy_s_per_byte)
 
     @property
