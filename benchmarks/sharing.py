@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -28,7 +27,7 @@ import numpy as np
 import sharing_peers
 import torch
 from document import output, table, write
-from memory import LIBC, M_MMAP_THRESHOLD, of_process, settled
+from memory import LIBC, M_MMAP_THRESHOLD, of_others, of_process, settled
 from peers import MPI, start_torch
 from sharing_ways import Alone, Replicated, Shared, Way, make_optimizer
 from torch import Tensor, distributed
@@ -101,13 +100,6 @@ def memory(contest: Contest) -> dict[str, float]:
     found = {name: contest.memory(name, make, wanted) for name, make in contest.makers().items()}
     LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 25)  # to where glibc raises it by itself
     return found
-
-
-def of_others() -> float:
-    """MiB of the memory that processes share, and this one has touched, less its part of it."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    part_kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss_Shmem"))
-    return of_process("RssShmem") - part_kib / 1024
 
 
 class Timing:

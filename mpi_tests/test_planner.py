@@ -266,6 +266,17 @@ def test_zero_in_a_pipeline_is_sent_for_each_micro_batch(name):
     assert busy.time().zero == 0
 
 
+def test_gradients_of_a_pipeline_go_stage_by_stage():
+    """Where computing takes no time: at most those of a rank's two stages, and of the tied vocabulary, show."""
+    config, start_s, per_byte = replace(SMALL, n_layer=8), 1e-3, 1e-9
+    job, layout = Job(config, 4), Layout(dp=2, pp=2, schedule="interleaved", num_micro_batches=2, virtual_stages=2)
+    network = Network(Link(0, 0), Link(start_s, per_byte), 0, 0, 0)
+    step = step_of(job, layout, on(4, 1, network, flops_per_s=1e30))
+    each = 2 * start_s + max(rank_params(job, layout)) * 4 * per_byte
+    tied_s = start_s + config.vocab_size * config.n_embd * 4 * per_byte
+    assert start_s < step.time().dp <= each + tied_s
+
+
 def test_zero_makes_pipelines_fit():
     """What a rank holds is less with each stage."""
     job, layout = Job(LARGE, 64), Layout(dp=8, pp=4, num_micro_batches=8)

@@ -126,3 +126,15 @@ def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Second
             free_s = max(free_s, ready_s) + number * seconds(waiting / number)
             waiting = 0.0
     return max(free_s, last) + (seconds(waiting) if waiting else 0.0)
+
+
+def one_by_one_s(ready: Iterable[tuple[float, float]], seconds: Seconds) -> float:
+    """When the last gradients have been reduced, of some that are ready at some time: (seconds, parameters).
+
+    >>> one_by_one_s([(1.0, 10), (2.0, 40), (3.0, 10)], seconds=lambda params: params / 20)
+    4.5
+    """
+    free_s = 0.0
+    for ready_s, params in ready:
+        free_s = max(free_s, ready_s) + seconds(params)
+    return free_s

@@ -14,7 +14,7 @@ from parallelism.planner import counts
 from parallelism.planner.counts import precision_of
 from parallelism.planner.memory import rank_params, stages, steady
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, Setting
-from parallelism.planner.replicas import Replicas, shown_s
+from parallelism.planner.replicas import Replicas, one_by_one_s
 
 
 class Time(NamedTuple):
@@ -111,7 +111,7 @@ class Step:
                 layers = [self.cut.layers[stage] for stage in own]
                 params = [counts.stage_params(model, layout.tp, part) for part in layers]
                 ready = sorted(zip([ends[stage] for stage in own], params, strict=True))
-                shown = max(shown, shown_s(ready, 1, self.replicas.reduce_s) - first_s)
+                shown = max(shown, one_by_one_s(ready, self.replicas.reduce_s) - first_s)
         return first_s + rounds * more_s, shown
 
 
