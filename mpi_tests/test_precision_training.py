@@ -66,8 +66,8 @@ class Training:
         else:
             layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
             made = registry.make(schedule, self.mesh.pp.size, MICRO_BATCHES)
-            self.model = PipelineParallel(self.gpt, layers, made, self.mesh, make_arena=precision.arena, **wire)
-        self.masters = Masters.of(self.gpt, self.model.arena, self.mesh.dp)
+            self.model = PipelineParallel(self.gpt, layers, made, self.mesh, **precision.arena_dtypes, **wire)
+        self.masters = Masters.of(self.gpt, self.model.arena)
         self.optimizer = adamw(self.masters.pieces.values(), 3e-3, 0.1)
         self.guard = Guard(comm, "skip", self.scale, watch, self.said.append)
 
@@ -208,7 +208,7 @@ def test_masters_keep_updates_that_16_bits_lose(comm):
     lost = torch.ones(3, dtype=torch.bfloat16)
     module = nn.ParameterList([torch.ones(3)])
     arena = MODES["bfloat16, gradients too"].arena(module, comm)
-    masters = Masters.of(module, arena, comm)
+    masters = Masters.of(module, arena)
     optimizer = torch.optim.SGD(masters.pieces.values(), lr=1e-4)
     for _ in range(100):
         lost += 1e-4
@@ -235,13 +235,14 @@ def test_gradients_in_float32_keep_what_16_bits_lose(comm):
 def test_masters_begin_as_the_weights_before_they_were_rounded(comm):
     plain, model = GPT(CONFIG), GPT(CONFIG)
     arena = MODES["bfloat16"].arena(model, comm)
-    masters = Masters.of(model, arena, comm)
+    masters = Masters.of(model, arena)
     for (name, param), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert torch.equal(masters.pieces[name], wanted)
         assert torch.equal(param, wanted.bfloat16())
-    masters.restore()
-    for param, wanted in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(param, wanted)
+    with masters.exact(model):
+        for param, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(param, wanted)
+    assert {param.dtype for param in model.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.sizes(1)
@@ -249,7 +250,7 @@ def test_float32_weights_are_their_own_masters(comm):
     model = GPT(CONFIG)
     model.lm_head.requires_grad_(False)
     arena = Arena(model, comm)
-    masters = Masters.of(model, arena, comm)
+    masters = Masters.of(model, arena)
     assert masters.pieces["transformer.wpe.weight"] is model.transformer.wpe.weight
     assert "transformer.wte.weight" not in masters.pieces
     arena.gradients[:] = 8
@@ -259,16 +260,15 @@ def test_float32_weights_are_their_own_masters(comm):
 
 
 def pieces_of(arena, own):
-    """What of each parameter lies in a slice of an arena, and of what it was rounded from, by name."""
-    pieces, originals = {}, {}
+    """What of each parameter lies in a slice of an arena, what all were rounded from, and which elements, by name."""
+    pieces, spans = {}, {}
     for name, place in arena.slices.items():
         start, stop = max(place.start, own.start), min(place.stop, own.stop)
         if start < stop:
             pieces[name] = nn.Parameter(arena.flat_parameters[start:stop][None])
             own_gradient(pieces[name], arena.flat_gradients[start:stop][None])
-            if arena.originals:
-                originals[name] = arena.originals[name].flatten()[start - place.start : stop - place.start]
-    return pieces, originals
+            spans[name] = slice(start - place.start, stop - place.start)
+    return pieces, arena.originals, spans
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16, gradients too"])
@@ -283,7 +283,7 @@ def test_masters_of_pieces_are_those_of_the_whole(comm, name):
     parameters, line = arenas[1].flat_parameters, arenas[1].line
     cuts = [len(parameters) // line * rank // comm.size * line for rank in range(comm.size + 1)]
     own = slice(cuts[comm.rank], cuts[comm.rank + 1])
-    masters = [Masters.of(whole, arenas[0], comm), Masters(*pieces_of(arenas[1], own))]
+    masters = [Masters.of(whole, arenas[0]), Masters(*pieces_of(arenas[1], own))]
     optimizers = [torch.optim.AdamW(each.pieces.values(), lr=1e-2, fused=True) for each in masters]
     for step in range(3):
         for model, arena, each, optimizer in zip((whole, parted), arenas, masters, optimizers, strict=True):

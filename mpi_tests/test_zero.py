@@ -107,7 +107,7 @@ class Run:
         else:
             kind = ShardedStates if zero_stage == 1 else ShardedGradients
             self.model = kind(self.plain, ranks, make, bucket_mb=SMALL_BUCKETS, **reduction)
-        self.updated = [piece.own for piece in self.model.pieces]
+        self.updated = list(self.model.masters.pieces.values())
         self.update, self.whole, self.shard = self.model.update, self.model.whole, ranks.shard
 
     def step(self, *inputs, clip=None, micro_batches=1, **options):
@@ -215,11 +215,12 @@ def test_every_trained_element_has_one_owner(comm, zero_stage):
     run = Run(comm, zero_stage)
     owners = {name: np.zeros(p.numel()) for name, p in run.plain.named_parameters()}
     whole = run.parameters()
-    for piece in run.model.pieces:
-        owners[piece.name][piece.span] += 1
-        assert torch.equal(piece.own.flatten(), whole[piece.name].flatten()[piece.span])
-        assert piece.own.dim() == piece.whole.dim()
-        assert set(run.model.optimizer.state[piece.own]) == set()
+    masters = run.model.masters
+    for name, piece in masters.pieces.items():
+        owners[name][masters.spans[name]] += 1
+        assert torch.equal(piece.flatten(), whole[name].flatten()[masters.spans[name]])
+        assert piece.dim() == whole[name].dim()
+        assert set(run.model.optimizer.state[piece]) == set()
     for name, p in run.plain.named_parameters():
         assert np.all(comm.all_reduce(owners[name]) == p.requires_grad), name
 
@@ -230,8 +231,9 @@ def test_pieces_that_are_loaded_become_parameters(comm, zero_stage):
     run = Run(comm, zero_stage)
     run.train(1)
     with torch.no_grad():
-        for piece in run.model.pieces:
-            piece.own.copy_(torch.arange(piece.span.start, piece.span.stop).view_as(piece.own))
+        for name, piece in run.model.masters.pieces.items():
+            span = run.model.masters.spans[name]
+            piece.copy_(torch.arange(span.start, span.stop).view_as(piece))
     run.model.gather()
     for name, value in run.parameters().items():
         if run.plain.get_parameter(name).requires_grad:
@@ -348,14 +350,14 @@ def test_pipelines_share_states(comm, group):
         batches = [Batch(*pair) for pair in zip(*(x.chunk(2) for x in tokens(mesh.dp, seed)), strict=True)]
         plain.step(batches)
         pp.step(batches)
-        norms.append(clip_grad_norm((p.own for p in pp.zero.pieces), 0.3, alone, mesh.pp, ranks.shard))
+        norms.append(clip_grad_norm(pp.zero.masters.pieces.values(), 0.3, alone, mesh.pp, ranks.shard))
         want.append(clip_grad_norm(plain_model.parameters(), 0.3, alone, mesh.pp))
         plain_optimizer.step()
         pp.zero.update()
         plain.zero_grad()
         pp.zero_grad()
     np.testing.assert_allclose(norms, want, rtol=1e-10)
-    assert len(pp.zero.pieces) <= len(list(model.parameters()))
+    assert len(pp.zero.masters.pieces) <= len(list(model.parameters()))
     close(model.state_dict(), plain_model.state_dict(), 1e-10)
 
 
@@ -369,7 +371,7 @@ def test_bytes_are_those_of_the_formulas(comm, zero_stage):
     for counter in run.counters:
         counter.nbytes = 0
     run.step(*tokens(comm, 0))
-    measured = held(*run.model.arrays, run.model.optimizer)
+    measured = held(*run.model.arrays, run.model.optimizer, run.model.masters)
     for got, want in zip(measured, held_by_formula(zero_stage, num_params, comm.size), strict=True):
         assert got == pytest.approx(want, rel=0.05)
     sent = comm.all_reduce(np.array([sum(counter.nbytes for counter in run.counters)]))[0] / comm.size

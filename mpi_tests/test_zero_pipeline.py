@@ -114,7 +114,7 @@ class Run:
         losses, norms = np.zeros(STEPS), []
         for step in range(STEPS):
             losses[step] = self.pp.step(self.batches(step)) / self.mesh.dp.size
-            own = [piece.own for piece in self.zero.pieces]
+            own = self.zero.masters.pieces.values()
             norms.append(clip_grad_norm(own, CLIP, self.mesh.tp, self.mesh.pp, self.zero.ranks.shard))
             self.zero.update()
             self.pp.zero_grad()
@@ -124,10 +124,11 @@ class Run:
         """What a checkpoint has of it."""
         tied = [("transformer.wte.weight", "lm_head.weight")]
         parts = model_parts(self.model, self.mesh.tp.rank, self.mesh.tp.size, tied)
-        for piece in self.zero.pieces:
-            part = parts[piece.name].within(piece.span, piece.own)
+        masters = self.zero.masters
+        for name, piece in masters.pieces.items():
+            part = parts[name].within(masters.spans[name], piece)
             yield part
-            yield from state_parts(part, self.zero.optimizer.state[piece.own])
+            yield from state_parts(part, self.zero.optimizer.state[piece])
 
     def parameters(self):
         with self.zero.whole():

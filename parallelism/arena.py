@@ -54,6 +54,12 @@ class Arena:
             owns = gradients and param.requires_grad
             own_gradient(param, self.flat_gradients[place].view(param.shape) if owns else None)
 
+    def broadcast(self, comm: Communicator) -> None:
+        """Give all ranks the parameters of rank 0, and what these were.  Collective."""
+        comm.broadcast(self.parameters, root=0)
+        for original in self.originals.values():
+            comm.broadcast(original, root=0)
+
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
         self.flat_gradients.zero_()

@@ -121,7 +121,7 @@ class DataParallel(Overlapped):
         super().__init__(module)
         self.comm, self.arena = comm, arena
         bucket_bytes = num_bytes(bucket_mb)
-        comm.broadcast(arena.parameters, root=0)
+        arena.broadcast(comm)
         for buffer in module.buffers():
             comm.broadcast(buffer, root=0)
         self.attend(

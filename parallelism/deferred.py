@@ -40,15 +40,27 @@ class WeightGradients:
     def add(self) -> None:
         """Compute them, and add them to the parameters' `grad`, where there is one in place.
 
-        Hooks of the parameters are not called.
+        Hooks of the parameters are not called, but for those of `when_added`.
         """
         while self._waiting:
             weight, bias, x, gradient = self._waiting.popleft()
             x, gradient = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, gradient))  # (tokens, width)
             add_product(weight, gradient.t(), x)
+            tell_added(weight)
             if bias is not None:
                 accumulate(bias, gradient.sum(0))
+                tell_added(bias)
             self.appeared(weight)
+
+
+def when_added(parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Have a hook called with a parameter's gradients whenever some that were put off have been added to them."""
+    parameter.added_hook = hook  # type: ignore[attr-defined]
+
+
+def tell_added(parameter: Tensor) -> None:
+    if hasattr(parameter, "added_hook"):
+        parameter.added_hook(gradient_of(parameter))
 
 
 def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:

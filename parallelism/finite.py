@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from collectives import InputError
+from parallelism.deferred import when_added
 from parallelism.precision import LossScale
 
 if TYPE_CHECKING:
@@ -25,19 +26,24 @@ WORDS_BYTES = 256
 class Watch:
     """Looks at the gradients of a model's parameters as they appear, before they are summed up with other ranks'.
 
-    To be made before whatever reduces them.  Of those that are put off it sees none.  Costs a sum of each gradient.
+    To be made before whatever reduces them.  Those that are put off it sees once they are added.  Costs a sum of each
+    gradient.
     """
 
     def __init__(self, model: nn.Module):
         self._sums: dict[str, Tensor] = {}
         for name, param in model.named_parameters():
             if param.requires_grad:
-                param.register_post_accumulate_grad_hook(partial(self._look, name))
+                param.register_post_accumulate_grad_hook(partial(self._appeared, name))
+                when_added(param, partial(self._look, name))
 
-    def _look(self, name: str, param: Tensor) -> None:
+    def _appeared(self, name: str, param: Tensor) -> None:
         if param.grad is not None:
-            total = param.grad.sum(dtype=torch.promote_types(param.dtype, torch.float32))
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
+            self._look(name, param.grad)
+
+    def _look(self, name: str, gradient: Tensor) -> None:
+        total = gradient.sum(dtype=torch.promote_types(gradient.dtype, torch.float32))
+        self._sums[name] = self._sums[name] + total if name in self._sums else total
 
     def found(self) -> str:
         """The first, in the order of the backward pass, that was not finite since this was asked last."""

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from parallelism.arena import Arena
@@ -33,11 +34,11 @@ class PipelineParallel:
     over those of dp and sp.
 
     Each rank gives the same model; what other ranks' stages have of it goes.  Stages are balanced by the layers' costs.
-    What is left lies in `arena`, which `make_arena` makes of it.  `prepare` is called with the micro-batch before each
-    forward pass; `reduction` are further arguments of how gradients are reduced.
+    What is left lies in `arena`, of `dtype` and gradients of `grad_dtype`.  `prepare` is called with the micro-batch
+    before each forward pass; `reduction` are further arguments of how gradients are reduced.
 
     With `make_optimizer`, the ranks of dp and sp, or groups of them, share what ZeRO does in `zero_stage`, as `zero`
-    says: gradients are then those of `zero.pieces`, and `zero.update()` updates the parameters.  In stages 2 and 3
+    says: gradients are then those of `zero.masters`, and `zero.update()` updates the parameters.  In stages 2 and 3
     there is no `arena`.
 
     Raises: InputError for more stages than layers.
@@ -53,8 +54,9 @@ class PipelineParallel:
         prepare: Callable[[Batch], None] = lambda batch: None,
         make_optimizer: MakeOptimizer | None = None,
         zero_group: str | int = "all",
-        make_arena: Callable[[nn.Module, Communicator, str], Arena] = Arena,
         zero_stage: int = 1,
+        dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
         **reduction: Any,
     ):
         with mesh.comm.agreed("PipelineParallel"):
@@ -65,6 +67,7 @@ class PipelineParallel:
         tied = tied_names(model)
         order = schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
+        dtypes: Any = {"dtype": dtype, "grad_dtype": grad_dtype}
         self.zero: StateSharing | LayerSharing | None = None
         self.reduction: Reduction | LayerSharing  # what is done before and after each action
         in_stages = partial(cut, model, stages=self.parts, prepare=prepare, splits=splits)
@@ -72,14 +75,14 @@ class PipelineParallel:
         if make_optimizer and zero_stage > 1:
             stages = in_stages([self._watched(*each) for each in enumerate(layers)], appeared=self._appeared)
             own = Owned.of(model, layers, self.parts, tied, mesh.pp)
-            self.reduction = self.zero = SHARING[zero_stage](own, ranks, make_optimizer, device, **reduction)
+            self.reduction = self.zero = SHARING[zero_stage](own, ranks, make_optimizer, device, **dtypes, **reduction)
             self.tied = self.zero.tied
         else:
             stages = in_stages(layers)
-            self.arena = make_arena(model, mesh.comm, device)
+            self.arena = Arena(model, mesh.comm, device, **dtypes)
             modules = {stage: owned.layer.modules for stage, owned in stages.items()}
             ends = partial(runs, model, modules, order, self.arena.slices)
-            ranks.every.broadcast(self.arena.parameters, root=0)
+            self.arena.broadcast(ranks.every)
             if make_optimizer:
                 self._share_states(ends(alone=set(chain(*tied))), tied, ranks, mesh.pp, make_optimizer, **reduction)
             else:

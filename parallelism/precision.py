@@ -6,7 +6,8 @@ Source: Micikevicius et al., "Mixed Precision Training", 2018, arXiv 1710.03740,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,12 +67,16 @@ class Precision:
         enabled = self.dtype in HALVES and not self.master_weights
         return torch.autocast(device.partition(":")[0], getattr(torch, self.dtype), enabled=enabled)
 
+    @property
+    def arena_dtypes(self) -> dict[str, Any]:
+        """In what a model's parameters and gradients are held, if not in the parameters' own: as `Arena` takes it."""
+        if not self.master_weights:
+            return {}
+        return {"dtype": getattr(torch, self.dtype), "grad_dtype": getattr(torch, self.grad_dtype or "float32")}
+
     def arena(self, model: nn.Module, comm: Communicator, device: str = "cpu") -> Arena:
         """The arena of a model of float32, or of float64, parameters."""
-        if not self.master_weights:
-            return Arena(model, comm, device)
-        dtype, grad_dtype = (getattr(torch, name) for name in (self.dtype, self.grad_dtype or self.grad_dtypes[0]))
-        return Arena(model, comm, device, dtype=dtype, grad_dtype=grad_dtype)
+        return Arena(model, comm, device, **self.arena_dtypes)
 
     def loss_scale(self) -> LossScale:
         return LossScale() if self.dtype == "float16" else LossScale(value=1.0, growth_interval=None)
@@ -111,12 +116,11 @@ class LossScale:
 class Masters:
     """What an optimizer updates in place of `params`, which compute: `pieces`, in at least float32, by the same names.
 
-    `params` are a model's parameters, or pieces of them that a rank owns, with their gradients in place.  Frozen ones
-    have no pieces.  Pieces are marked as they are, for `clip_grad_norm`.
+    `params` are a model's parameters, or what a rank owns of each, the elements `spans`, flat, with the gradients in
+    place.  Frozen ones have no pieces.  Pieces are marked as they are, for `clip_grad_norm`.
 
     Parameters of 32 or 64 bits are their own pieces, and nothing is copied.  Else the pieces lie in one flat tensor,
-    `weights`, and begin as what `originals` has, or as the parameters; with `comm`, as those of its rank 0,
-    collectively.
+    `weights`, and begin as what whole parameters were before they were rounded, `originals`, or as they are.
 
     A step is `take_gradients`, the optimizer's own, and `give_parameters`.
     """
@@ -125,29 +129,31 @@ class Masters:
         self,
         params: Mapping[str, nn.Parameter],
         originals: Mapping[str, Tensor] | None = None,
-        comm: Communicator | None = None,
+        spans: Mapping[str, slice] | None = None,
     ):
         self.params = dict(params)
-        given = one_dtype(params.values())
-        dtype = torch.promote_types(given, torch.float32)
+        self.spans = dict(spans) if spans else {name: slice(0, param.numel()) for name, param in params.items()}
         self.weights: Tensor | None = None
-        if dtype == given:
-            self.values = {name: param.data for name, param in params.items()}
-            self.pieces = {name: param for name, param in params.items() if param.requires_grad}
-            return
-        slices, count = lay_out(params, line_length(dtype))
-        self.weights = torch.zeros(count, dtype=dtype, device=next(iter(params.values())).device)
-        self.values = {name: self.weights[slices[name]].view(param.shape) for name, param in params.items()}
-        for name, value in self.values.items():
-            value.copy_((originals or {}).get(name, params[name].data).view(value.shape))
-        if comm is not None:
-            comm.broadcast(self.weights, root=0)
-        self.pieces = {name: like(p, self.values[name]) for name, p in params.items() if p.requires_grad}
+        self.values = {name: param.data for name, param in params.items()}
+        trained = {name: param for name, param in params.items() if param.requires_grad}
+        self.pieces = trained
+        if params and is_rounded(next(iter(params.values()))):
+            self._widen(originals or {})
+            self.pieces = {name: like(param, self.values[name]) for name, param in trained.items()}
+
+    def _widen(self, originals: Mapping[str, Tensor]) -> None:
+        dtype = torch.promote_types(one_dtype(self.params.values()), torch.float32)
+        slices, count = lay_out(self.params, line_length(dtype))
+        self.weights = torch.zeros(count, dtype=dtype, device=next(iter(self.params.values())).device)
+        for name, param in self.params.items():
+            value = self.weights[slices[name]]
+            value.copy_(originals[name].reshape(-1)[self.spans[name]] if name in originals else param.data.view(-1))
+            self.values[name] = value.view(param.shape)
 
     @classmethod
-    def of(cls, model: nn.Module, arena: Arena, comm: Communicator) -> Masters:
-        """Of a whole arena, which each rank of `comm` has, and whose originals go.  Collective."""
-        masters = cls(dict(model.named_parameters()), arena.originals, comm)
+    def of(cls, model: nn.Module, arena: Arena) -> Masters:
+        """Of a whole arena, whose originals go."""
+        masters = cls(dict(model.named_parameters()), arena.originals)
         arena.originals = {}
         return masters
 
@@ -165,14 +171,39 @@ class Masters:
     def give_parameters(self) -> None:
         """Round the pieces to the parameters, and let copies of gradients go."""
         if self.weights is not None:
-            torch._foreach_copy_([self.params[name] for name in self.pieces], list(self.pieces.values()))
-            for piece in self.pieces.values():
+            for name, piece in self.pieces.items():
+                self.params[name].copy_(piece)
                 piece.grad = None
 
-    def restore(self) -> None:
-        """Let the parameters be what they are rounded from."""
-        for name, param in self.params.items():
-            param.data = self.values[name]
+    @contextmanager
+    def exact(self, model: nn.Module, shard: Communicator | None = None) -> Iterator[None]:
+        """Where the parameters of a model are what they are rounded from, to be read: not to compute with them.
+
+        Ranks of `shard` have pieces of them; those that are frozen stay rounded then.  Collective.
+        """
+        rounded = {name: param for name, param in model.named_parameters() if is_rounded(param)}
+        before = {param: param.data for param in rounded.values()}
+        for name, param in rounded.items():
+            if shard is None:
+                param.data = self.values[name]
+            elif param.requires_grad:
+                param.data = self._gathered(name, param, shard)
+        try:
+            yield
+        finally:
+            for param, data in before.items():
+                param.data = data
+
+    def _gathered(self, name: str, param: nn.Parameter, shard: Communicator) -> Tensor:
+        whole = torch.zeros(param.numel(), dtype=torch.promote_types(param.dtype, torch.float32), device=param.device)
+        if name in self.values:
+            whole[self.spans[name]] = self.values[name].view(-1)
+        return shard.all_reduce(whole).view(param.shape)
+
+
+def is_rounded(param: Tensor) -> bool:
+    """Whether it has fewer bits than what an optimizer updates."""
+    return param.dtype.itemsize < torch.float32.itemsize
 
 
 def like(param: nn.Parameter, value: Tensor) -> nn.Parameter:

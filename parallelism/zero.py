@@ -1,7 +1,7 @@
 """ZeRO, and its stage 1: ranks of data parallelism share the optimizer's states.
 
 Each bucket of gradients is reduced so that a rank gets the sum of its chunk alone.  It updates that chunk of the
-parameters, and all gather them.  Optimizers work on `pieces`: what of each parameter lies in the rank's chunks.
+parameters, and all gather them.  Optimizers work on `masters`: what of each parameter lies in the rank's chunks.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
 arXiv 1910.02054, sections 5.1 and 7.
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from parallelism.arena import Arena
 from parallelism.data_parallel import Bucket, Overlapped, cut_buckets, num_bytes, trained
-from parallelism.zero_units import Piece, Ranks, Unit, pieces
+from parallelism.precision import Masters
+from parallelism.zero_units import Ranks, Unit, masters_of, pieces
 
 if TYPE_CHECKING:
     from collectives import Plan
@@ -29,14 +30,17 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 class Zero(Overlapped):
     """A module that ranks train together, each the owner of some pieces of its parameters.
 
-    After a backward pass the pieces' gradients are the average over the ranks; `update()` updates all parameters.
-    `make_optimizer` is given what is to be updated, as parameters of as many dims as those that they are pieces of; as
-    a rank may own nothing, it must put them in groups.  Making one is collective.
+    After a backward pass the owners' gradients are the average over the ranks; `masters.take_gradients()` gives them to
+    what the optimizer updates, and `update()` updates all parameters.  `make_optimizer` is given the masters' pieces,
+    parameters of as many dims as those that they are pieces of; as a rank may own nothing, it must put them in groups.
+
+    Parameters become of `dtype` and gradients of `grad_dtype`, as in an arena; beside 16-bit parameters a rank has
+    float32 ones of its pieces, which are what belongs to the optimizer's states.  Making one is collective.
     """
 
     zero_stage: int
     arrays: tuple[Any, Any]  # of the parameters and of the gradients that a rank holds between steps
-    pieces: list[Piece]
+    masters: Masters
     optimizer: torch.optim.Optimizer
 
     def __init__(self, module: nn.Module, ranks: Ranks):
@@ -55,6 +59,7 @@ class Zero(Overlapped):
 
     def gather(self) -> None:
         """Make parameters what their owners' pieces are.  Collective."""
+        self.masters.give_parameters()
         with self.waiting():
             run(self.gathering)
 
@@ -97,15 +102,17 @@ class ShardedStates(Zero):
         make_optimizer: MakeOptimizer,
         device: str = "cpu",
         bucket_mb: float = 4.0,
+        dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
         **reduction: Any,
     ):
         super().__init__(module, ranks)
-        self.arena = Arena(module, ranks.every, device)
-        ranks.every.broadcast(self.arena.parameters, root=0)
+        self.arena = Arena(module, ranks.every, device, dtype=dtype, grad_dtype=grad_dtype)
+        self.arena.broadcast(ranks.every)
         self.arrays = self.arena.parameters, self.arena.gradients
         units = units_of(self.arena, module, ranks, bucket_mb)
         sharing = StateSharing(module, self.arena, units, ranks, make_optimizer, **reduction)
-        self.pieces, self.optimizer = sharing.pieces, sharing.optimizer
+        self.masters, self.optimizer = sharing.masters, sharing.optimizer
         self.gathering, self.across = sharing.gathering, sharing.across
         self.attend([Bucket(plan, set(unit.slices)) for plan, unit in zip(sharing.reducing, units, strict=True)])
         self._reduced = False
@@ -126,7 +133,7 @@ class ShardedStates(Zero):
 
 
 class StateSharing:
-    """Stage 1 of an arena: a rank's pieces, and the collectives, `reducing` and `across` to be run in this order.
+    """Stage 1 of an arena: a rank's masters, and the collectives, `reducing` and `across` to be run in this order.
 
     Collective.
     """
@@ -150,8 +157,8 @@ class StateSharing:
         self.across = [ranks.replicate.plan("all_reduce", chunk, **asked) for chunk in own] if ranks.replicate else []
         self.gathering = gather_in_place(arena, units, ranks)
         grads = [arena.flat_gradients[unit.chunks[rank]] for unit in units]
-        self.pieces = pieces_in(arena, module, units, rank, grads)
-        self.optimizer = make_optimizer([piece.own for piece in self.pieces])
+        self.masters = masters_in(arena, module, units, rank, grads)
+        self.optimizer = make_optimizer(list(self.masters.pieces.values()))
 
     def update(self) -> None:
         """Update this rank's pieces, and gather all ranks'.  Collective."""
@@ -160,6 +167,7 @@ class StateSharing:
 
     def gather(self) -> None:
         """Make parameters what their owners' pieces are.  Collective."""
+        self.masters.give_parameters()
         run(self.gathering)
 
     @contextmanager
@@ -184,12 +192,14 @@ def gather_in_place(arena: Arena, units: Sequence[Unit], ranks: Ranks) -> list[P
     ]
 
 
-def pieces_in(
+def masters_in(
     arena: Arena, module: nn.Module, units: Sequence[Unit], rank: int, gradients: Sequence[Tensor]
-) -> list[Piece]:
-    params = dict(module.named_parameters())
-    return [
-        piece
-        for unit, own in zip(units, gradients, strict=True)
-        for piece in pieces(unit, rank, params, arena.flat_parameters[unit.chunks[rank]], own)
+) -> Masters:
+    """Of a rank's chunks of an arena, whose originals go, and of their gradients."""
+    params, weights = dict(module.named_parameters()), arena.flat_parameters
+    owned = [
+        pieces(unit, rank, params, weights[unit.chunks[rank]], own) for unit, own in zip(units, gradients, strict=True)
     ]
+    masters = masters_of(owned, arena.originals)
+    arena.originals = {}
+    return masters

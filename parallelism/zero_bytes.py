@@ -14,6 +14,7 @@ from torch import Tensor
 
 from collectives import algorithms
 from collectives.schedule import Fold, Pull, PullFold, Recv, Round
+from parallelism.precision import Masters
 from parallelism.zero_units import Ranks
 
 if TYPE_CHECKING:
@@ -56,10 +57,11 @@ def held_by_formula(
     )
 
 
-def held(parameters: Any, gradients: Any, optimizer: torch.optim.Optimizer) -> Held:
-    """Of arrays, and the states that an optimizer has by now."""
+def held(parameters: Any, gradients: Any, optimizer: torch.optim.Optimizer, masters: Masters) -> Held:
+    """Of arrays, and the states that an optimizer has by now, to which float32 weights beside 16-bit ones belong."""
     tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    return Held(parameters.nbytes, gradients.nbytes, sum(tensor.nbytes for tensor in tensors))
+    weights = [] if masters.weights is None else [masters.weights]
+    return Held(parameters.nbytes, gradients.nbytes, sum(tensor.nbytes for tensor in (*tensors, *weights)))
 
 
 def sent_by_formula(zero_stage: int, num_bytes: float, num_ranks: int) -> float:

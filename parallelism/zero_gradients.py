@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from parallelism.arena import Arena, allocate
+from parallelism.arena import Arena, allocate, one_dtype
 from parallelism.data_parallel import Bucket
-from parallelism.zero import MakeOptimizer, Zero, gather_in_place, pieces_in, units_of
+from parallelism.zero import MakeOptimizer, Zero, gather_in_place, masters_in, units_of
 from parallelism.zero_units import Ranks, Unit, offsets
 
 if TYPE_CHECKING:
@@ -44,18 +44,21 @@ class ShardedGradients(Zero):
         make_optimizer: MakeOptimizer,
         device: str = "cpu",
         bucket_mb: float = 4.0,
+        dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
         **reduction: Any,
     ):
         super().__init__(module, ranks)
-        self.arena = Arena(module, ranks.every, device, gradients=False)
-        ranks.every.broadcast(self.arena.parameters, root=0)
+        self.arena = Arena(module, ranks.every, device, gradients=False, dtype=dtype)
+        self.arena.broadcast(ranks.every)
+        grad_dtype = grad_dtype or one_dtype(module.parameters())
         units = units_of(self.arena, module, ranks, bucket_mb)
         self.gathering = gather_in_place(self.arena, units, ranks)
-        self.gradients = GradientSharing(self.params, units, ranks, device, self.waiting, **reduction)
+        self.gradients = GradientSharing(self.params, units, ranks, device, grad_dtype, self.waiting, **reduction)
         self.arrays = self.arena.parameters, self.gradients.array
         self.across = self.gradients.across
-        self.pieces = pieces_in(self.arena, module, units, ranks.shard.rank, self.gradients.own)
-        self.optimizer = make_optimizer([piece.own for piece in self.pieces])
+        self.masters = masters_in(self.arena, module, units, ranks.shard.rank, self.gradients.own)
+        self.optimizer = make_optimizer(list(self.masters.pieces.values()))
         self.attend(self.gradients.buckets)
 
     @property
@@ -68,7 +71,10 @@ class ShardedGradients(Zero):
 
 
 class GradientSharing:
-    """A rank's gradients, as long as its chunks of `units`, and the buckets through which they come.  Collective."""
+    """A rank's gradients, as long as its chunks of `units`, and the buckets through which they come.
+
+    They are reduced and kept in `dtype`.  Collective.
+    """
 
     def __init__(
         self,
@@ -76,10 +82,11 @@ class GradientSharing:
         units: Sequence[Unit],
         ranks: Ranks,
         device: str,
+        dtype: torch.dtype,
         waiting: Waiting,
         **reduction: Any,
     ):
-        rank, dtype = ranks.shard.rank, next(iter(params.values())).dtype
+        rank = ranks.shard.rank
         places = offsets(unit.counts[rank] for unit in units)
         self.array, flat = allocate(ranks.every, sum(unit.counts[rank] for unit in units), dtype, device)
         self.own = [flat[place] for place in places]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from parallelism.arena import allocate, lay_out, line_length, one_dtype
 from parallelism.zero import MakeOptimizer, Zero
 from parallelism.zero_gradients import GradientSharing
-from parallelism.zero_units import Ranks, Unit, offsets, pieces
+from parallelism.zero_units import Ranks, Unit, masters_of, offsets, pieces
 
 if TYPE_CHECKING:
     from collectives import Plan
@@ -50,37 +50,47 @@ class ShardedParameters(Zero):
         make_optimizer: MakeOptimizer,
         layers: Sequence[str],
         device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
         **reduction: Any,
     ):
         with ranks.every.agreed("ShardedParameters"):
             owned = divided(module, layers)
-            dtype = one_dtype(module.parameters())
+            dtype = dtype or one_dtype(module.parameters())
         super().__init__(module, ranks)
         for param in self.params.values():
             ranks.every.broadcast(param.data, root=0)
+        originals = {name: param.data for name, param in self.params.items()}
         new = partial(allocate, ranks.every, dtype=dtype, device=device)
         units = [units_of(params, line_length(dtype), ranks.shard.size) for params in owned]
         array, parts = own_chunks(units, ranks.shard.rank, new)
         self.slots = make_slots(units, new)
         self.layers = [GatheredLayer(parts[i], params, self.slots[slot_of(i)], ranks) for i, params in enumerate(owned)]
-        self._share_gradients(parts, device, reduction)
+        self._share_gradients(parts, originals, device, grad_dtype or dtype, reduction)
         self.arrays = array, self.gradients.array
-        self.optimizer = make_optimizer([piece.own for piece in self.pieces])
+        self.optimizer = make_optimizer(list(self.masters.pieces.values()))
         for index, name in enumerate(["", *layers]):
             module.get_submodule(name).register_forward_pre_hook(partial(self._before_forward, index))
             module.get_submodule(name).register_forward_hook(partial(self._after_forward, index))
 
-    def _share_gradients(self, parts: list[list[Part]], device: str, reduction: dict[str, Any]) -> None:
+    def _share_gradients(
+        self,
+        parts: list[list[Part]],
+        originals: Mapping[str, Tensor],
+        device: str,
+        dtype: torch.dtype,
+        reduction: dict[str, Any],
+    ) -> None:
         """From the last layer's to the first's, as they appear."""
         trained = [part for of_layer in parts[::-1] for part in of_layer if self._is_trained(part.unit)]
         units = [part.unit for part in trained]
-        self.gradients = GradientSharing(self.params, units, self.ranks, device, self.waiting, **reduction)
+        self.gradients = GradientSharing(self.params, units, self.ranks, device, dtype, self.waiting, **reduction)
         self.across = self.gradients.across
-        self.pieces = [
-            piece
+        owned = [
+            pieces(part.unit, self.ranks.shard.rank, self.params, part.weights, gradient)
             for part, gradient in zip(trained, self.gradients.own, strict=True)
-            for piece in pieces(part.unit, self.ranks.shard.rank, self.params, part.weights, gradient)
         ]
+        self.masters = masters_of(owned, originals)
         self.attend(self.gradients.buckets)
 
     def _is_trained(self, unit: Unit) -> bool:
@@ -95,7 +105,12 @@ class ShardedParameters(Zero):
         self.gradients.clear()
 
     def gather(self) -> None:
-        """Forget what is gathered: the next pass gathers anew."""
+        """Make this rank's shards what its pieces are: the next pass gathers anew.  Collective."""
+        self.masters.give_parameters()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go what is gathered."""
         for layer in self.layers:
             layer.release()
 
@@ -106,7 +121,7 @@ class ShardedParameters(Zero):
         try:
             yield
         finally:
-            self.gather()
+            self._forget()
 
     def _before_forward(self, index: int, module: nn.Module, args: Any) -> None:
         self._open(index)
@@ -133,7 +148,7 @@ class ShardedParameters(Zero):
 
     def _end_backward(self) -> None:
         super()._end_backward()
-        self.gather()
+        self._forget()
 
     def _open(self, index: int) -> None:
         with self.waiting():

@@ -24,13 +24,14 @@ from torch import Tensor, nn
 
 from parallelism.arena import Arena, allocate, lay_out, line_length, one_dtype
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
+from parallelism.precision import Masters
 from parallelism.reduction import Tied, TiedGradients
 from parallelism.stage import Layer
 from parallelism.waiting import Waiting
 from parallelism.zero import MakeOptimizer, gather_in_place, run
 from parallelism.zero_gradients import Funnel, GradientSharing
 from parallelism.zero_parameters import GatheredLayer, copy_out, make_slots, own_chunks, slot_of
-from parallelism.zero_units import Piece, Ranks, Unit, offsets, pieces
+from parallelism.zero_units import Ranks, Unit, masters_of, offsets, pieces
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -84,14 +85,14 @@ class Owned(NamedTuple):
 
 
 class LayerSharing(Waiting):
-    """What is the same in both stages: a rank's pieces, and how their gradients come.
+    """What is the same in both stages: a rank's masters, and how their gradients come.
 
     Each action of the schedule is to be between `begin` and `end`; and a layer is to be computed by `layer`.  After
     a step's actions and `wait()` the pieces' gradients are the average over the ranks; then `tied.sum_up()` is due.
     """
 
     zero_stage: int
-    pieces: list[Piece]
+    masters: Masters
     optimizer: torch.optim.Optimizer
 
     def __init__(self, own: Owned, ranks: Ranks):
@@ -100,18 +101,27 @@ class LayerSharing(Waiting):
         self._funnels: dict[int, list[Funnel]] = defaultdict(list)
 
     def share(
-        self, units: Sequence[Unit], weights: Sequence[Tensor], device: str, reduction: Mapping[str, Any]
+        self,
+        units: Sequence[Unit],
+        weights: Sequence[Tensor],
+        originals: Mapping[str, Tensor],
+        device: str,
+        dtype: torch.dtype,
+        reduction: Mapping[str, Any],
     ) -> None:
-        """Have the gradients of units, of each of which the rank has these weights, go to their owners.  Collective."""
+        """Have the gradients of units, in `dtype`, go to their owners; of each unit the rank has these weights.
+
+        What whole parameters were before they were rounded is in `originals`.  Collective.
+        """
         rank = self.ranks.shard.rank
-        self.gradients = GradientSharing(self.params, units, self.ranks, device, self.waiting, **reduction)
+        self.gradients = GradientSharing(self.params, units, self.ranks, device, dtype, self.waiting, **reduction)
         for unit, funnel in zip(units, self.gradients.buckets, strict=True):
             self._funnels[self.own.home(self.own.first(unit))].append(funnel)
         places = offsets(unit.counts[rank] for unit in units)
         chunks = {name: place for unit, place in zip(units, places, strict=True) for name in unit.slices}
         self.tied = TiedGradients(self.own.tied, self.own.model, self.gradients.array, chunks, self.own.pp)
         parts = zip(units, weights, self.gradients.own, strict=True)
-        self.pieces = [piece for unit, *part in parts for piece in pieces(unit, rank, self.params, *part)]
+        self.masters = masters_of([pieces(unit, rank, self.params, *part) for unit, *part in parts], originals)
 
     def begin(self, action: Action, following: Action | None) -> None:
         """Before an action; another follows on this rank, or none."""
@@ -165,7 +175,7 @@ class LayerSharing(Waiting):
 
     def gather(self) -> None:
         """Make parameters what their owners' pieces are.  Collective."""
-        raise NotImplementedError
+        self.masters.give_parameters()
 
     def zero_grad(self) -> None:
         """Clear the pieces' gradients, in place."""
@@ -186,18 +196,30 @@ class LayerGradients(LayerSharing):
 
     zero_stage = 2
 
-    def __init__(self, own: Owned, ranks: Ranks, make: MakeOptimizer, device: str, **reduction: Any):
+    def __init__(
+        self,
+        own: Owned,
+        ranks: Ranks,
+        make: MakeOptimizer,
+        device: str,
+        dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
+        **reduction: Any,
+    ):
         super().__init__(own, ranks)
-        arena, shard = Arena(own.model, ranks.every, device, gradients=False), ranks.shard
-        ranks.every.broadcast(arena.parameters, root=0)
+        arena, shard = Arena(own.model, ranks.every, device, gradients=False, dtype=dtype), ranks.shard
+        arena.broadcast(ranks.every)
+        grad_dtype = grad_dtype or one_dtype(self.params.values())
         trained = {name: place for name, place in arena.slices.items() if self.params[name].requires_grad}
         units = own.units(trained, arena.line, shard.size)[::-1]
-        self.share(units, [arena.flat_parameters[unit.chunks[shard.rank]] for unit in units], device, reduction)
+        weights = [arena.flat_parameters[unit.chunks[shard.rank]] for unit in units]
+        self.share(units, weights, arena.originals, device, grad_dtype, reduction)
         self.gathering = gather_in_place(arena, units, ranks)
         self.arrays = arena.parameters, self.gradients.array
-        self.optimizer = make([piece.own for piece in self.pieces])
+        self.optimizer = make(list(self.masters.pieces.values()))
 
     def gather(self) -> None:
+        super().gather()
         run(self.gathering)
 
 
@@ -211,11 +233,21 @@ class LayerParameters(LayerSharing):
 
     zero_stage = 3
 
-    def __init__(self, own: Owned, ranks: Ranks, make: MakeOptimizer, device: str, **reduction: Any):
+    def __init__(
+        self,
+        own: Owned,
+        ranks: Ranks,
+        make: MakeOptimizer,
+        device: str,
+        dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
+        **reduction: Any,
+    ):
         super().__init__(own, ranks)
-        dtype = one_dtype(self.params.values())
+        dtype = dtype or one_dtype(self.params.values())
         for param in self.params.values():
             ranks.every.broadcast(param.data, root=0)
+        originals = {name: param.data for name, param in self.params.items()}
         homes = [SHARED, *sorted(chain(*own.parts.values()))]
         params = [{name: p for name, p in self.params.items() if own.home(p) == home} for home in homes]
         line, size = line_length(dtype), ranks.shard.size
@@ -226,9 +258,10 @@ class LayerParameters(LayerSharing):
         gathered = [GatheredLayer(parts[i], params[i], slots[slot_of(i)], ranks) for i in range(len(homes))]
         self.shared, self.layers = gathered[0], dict(zip(homes[1:], gathered[1:], strict=True))
         trained = [part for of_layer in parts[::-1] for part in of_layer if own.first(part.unit).requires_grad]
-        self.share([part.unit for part in trained], [part.weights for part in trained], device, reduction)
+        units_trained, weights = [part.unit for part in trained], [part.weights for part in trained]
+        self.share(units_trained, weights, originals, device, grad_dtype or dtype, reduction)
         self.arrays = array, self.gradients.array
-        self.optimizer = make([piece.own for piece in self.pieces])
+        self.optimizer = make(list(self.masters.pieces.values()))
         self._path: list[int] = []  # the layers that are used in this action, and the next one then
 
     def begin(self, action: Action, following: Action | None) -> None:
@@ -266,7 +299,11 @@ class LayerParameters(LayerSharing):
             self.layers[number].fetch()
 
     def gather(self) -> None:
-        """Forget what is gathered: the next step gathers anew."""
+        super().gather()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go what is gathered: the next step gathers anew."""
         for layer in (self.shared, *self.layers.values()):
             layer.release()
 
@@ -276,7 +313,7 @@ class LayerParameters(LayerSharing):
         try:
             yield
         finally:
-            self.gather()
+            self._forget()
 
 
 def layers_of(action: Action, parts: Mapping[int, range]) -> list[int]:

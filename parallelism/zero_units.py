@@ -10,6 +10,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from collectives.schedule import shares
+from parallelism.arena import own_gradient
+from parallelism.precision import Masters, like
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -108,24 +110,14 @@ def shifted(start: int, stop: int, origin: int) -> slice:
     return slice(start - origin, stop - origin)
 
 
-class Piece(NamedTuple):
-    """The elements `span`, flat, of parameter `name`, which this rank owns.
-
-    `own` is what the optimizer updates: a parameter of as many dims as the `whole` one, whose `grad` is in place.
-    """
-
-    name: str
-    span: slice
-    whole: nn.Parameter
-    own: nn.Parameter
+Pieces = dict[str, tuple[slice, nn.Parameter]]  # which elements of a parameter, flat, and these as one
 
 
-def pieces(unit: Unit, rank: int, params: Mapping[str, nn.Parameter], weights: Tensor, grads: Tensor) -> list[Piece]:
-    """A rank's pieces of a unit, in its chunk of weights and of gradients."""
-    return [
-        Piece(name, span, params[name], part(params[name], weights[place], grads[place]))
-        for name, (span, place) in unit.cut(rank).items()
-    ]
+def pieces(unit: Unit, rank: int, params: Mapping[str, nn.Parameter], weights: Tensor, grads: Tensor) -> Pieces:
+    """What a rank owns of a unit, in its chunk of weights and of gradients."""
+    return {
+        name: (span, part(params[name], weights[place], grads[place])) for name, (span, place) in unit.cut(rank).items()
+    }
 
 
 def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
@@ -136,12 +128,16 @@ def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
     (1, 7)
     """
     shape = whole.shape if len(weight) == whole.numel() else (1,) * (whole.dim() - 1) + (-1,)
-    own = nn.Parameter(weight.view(shape))
-    own.grad = gradient.view(shape)
-    for mark in ("shard", "is_copy"):
-        if hasattr(whole, mark):
-            setattr(own, mark, getattr(whole, mark))
+    own = like(whole, weight.view(shape))
+    own_gradient(own, gradient.view(shape))
     return own
+
+
+def masters_of(owned: Iterable[Pieces], originals: Mapping[str, Tensor] | None = None) -> Masters:
+    """Of what a rank owns of units, given what whole parameters were before they were rounded."""
+    every = {name: piece for of_unit in owned for name, piece in of_unit.items()}
+    spans = {name: span for name, (span, _) in every.items()}
+    return Masters({name: own for name, (_, own) in every.items()}, originals, spans)
 
 
 def offsets(lengths: Iterable[int]) -> list[slice]:

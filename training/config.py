@@ -119,19 +119,6 @@ def check_saving(config: Config) -> None:
         raise ValueError("resume and checkpoint_interval are about checkpoints: set checkpoint_dir")
 
 
-def check_zero(config: Config) -> None:
-    if config.zero_stage and shares_float32_only(config):
-        raise ValueError(
-            f"zero_stage={config.zero_stage} shares float32 weights and gradients: use dtype=bfloat16 without "
-            "master_weights and grad_dtype, or zero_stage=0"
-        )
-
-
-def shares_float32_only(config: Config) -> bool:
-    """Whether what ZeRO cannot share yet is asked for."""
-    return config.master_weights or config.grad_dtype is not None or config.dtype == "float16"
-
-
 def zero_group(config: Config) -> str | int:
     return int(config.zero_group) if config.zero_group.isdigit() else config.zero_group
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from models.data import load_tokens
 from parallelism.planner import Job
 from parallelism.planner.ranks import best_layout
-from training.config import Config, shape_of, shares_float32_only
+from training.config import Config, shape_of
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -24,8 +24,7 @@ def laid_out(config: Config, comm: Communicator) -> Config:
     batch = config.global_batch_size or comm.size * config.micro_batch_size * config.num_micro_batches
     names = ("dtype", "master_weights", "grad_dtype", "bucket_mb", "sp_mode", "sp_order", "sp_heads")
     job = Job(model, batch, *(getattr(config, name) for name in names))
-    fixed: dict[str, Any] = {"zero_stage": 0} if shares_float32_only(config) else {}
-    planned = best_layout(comm, job, fixed, config.device)
+    planned = best_layout(comm, job, {}, config.device)
     if comm.rank == 0:
         print(f"layout {planned.layout} is the best for {comm.size} ranks", flush=True)
     return replace(config, **planned.layout._asdict())

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +55,6 @@ from training.config import (
     check_layout,
     check_saving,
     check_trace,
-    check_zero,
     make_model,
     make_schedule,
     num_micro_batches,
@@ -99,7 +99,6 @@ class Run:
         self.parallelize()
         with comm.agreed():
             check_trace(config, comm.rank)
-            check_zero(config)
             check_saving(config)
             groups_of(zero_group(config), self.replicas.size, self.replicas.topology.nodes)
             self.out_dir = prepare_out_dir(config, comm.rank)
@@ -110,7 +109,7 @@ class Run:
         self.make_optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
         self.model = self.pipelined() if config.pp > 1 else self.replicated()
         self.zero = self.shared_update()
-        self.masters = None if self.zero else self.own_update()
+        self.masters = self.zero.masters if self.zero else self.own_update()
         self.optimizer = self.zero.optimizer if self.zero else self.make_optimizer(self.own_weights)
         self.scale = self.precision.loss_scale()
         self.guard = Guard(comm, config.non_finite, self.scale, watch)
@@ -139,9 +138,14 @@ class Run:
         given = self.gpt, Ranks.of(self.replicas, zero_group(config)), self.make_optimizer
         if config.zero_stage == 3:
             layers = [f"transformer.h.{number}" for number in range(config.n_layer)]
-            return ShardedParameters(*given, layers, config.device)
+            return ShardedParameters(*given, layers, config.device, **self.reduced)
         kind = ShardedStates if config.zero_stage == 1 else ShardedGradients
-        return kind(*given, config.device, config.bucket_mb)
+        return kind(*given, config.device, config.bucket_mb, **self.reduced)
+
+    @property
+    def reduced(self) -> dict[str, Any]:
+        """In what parameters and gradients are held, and how gradients travel."""
+        return {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
 
     def shared_update(self) -> Zero | StateSharing | LayerSharing | None:
         """What of ZeRO there is."""
@@ -153,14 +157,16 @@ class Run:
         """What the optimizer updates where ranks share nothing."""
         arena = self.model.arena
         assert isinstance(arena, Arena)
-        return Masters.of(self.gpt, arena, self.replicas)
+        return Masters.of(self.gpt, arena)
+
+    @property
+    def shard(self) -> collectives.Communicator | None:
+        """The ranks that have pieces of the weights each."""
+        return self.zero.ranks.shard if self.zero else None
 
     @property
     def own_weights(self) -> list[torch.nn.Parameter]:
         """What this rank's optimizer updates."""
-        if self.zero:
-            return [piece.own for piece in self.zero.pieces]
-        assert self.masters
         return list(self.masters.pieces.values())
 
     def pipelined(self) -> PipelineParallel:
@@ -170,9 +176,7 @@ class Run:
             layers = self.measured(layers)
         make = self.make_optimizer if self.config.zero_stage else None
         given = self.gpt, layers, self.schedule, self.mesh, self.config.device, self.prepare
-        group, wire_dtype = zero_group(self.config), self.precision.wire_dtype
-        stage = self.config.zero_stage
-        return PipelineParallel(*given, make, group, self.precision.arena, stage, wire_dtype=wire_dtype)
+        return PipelineParallel(*given, make, zero_group(self.config), self.config.zero_stage, **self.reduced)
 
     def measured(self, layers: list[Layer]) -> list[Layer]:
         """The layers with the times that they take as costs; by these a schedule is searched, if that is asked for."""
@@ -301,20 +305,21 @@ class Run:
     def update(self, iteration: int, lr: float, loss: float) -> float:
         """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
         limit = self.config.grad_clip if self.config.grad_clip > 0 else math.inf
-        if self.masters:
-            self.masters.take_gradients(1 / self.scale.value)
-        shard = self.zero.ranks.shard if self.zero else None
-        grad_norm = clip_grad_norm(self.own_weights, limit, self.mesh.tp, self.mesh.pp, shard)
+        self.masters.take_gradients(1 / self.scale.value)
+        grad_norm = clip_grad_norm(self.own_weights, limit, self.mesh.tp, self.mesh.pp, self.shard)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if self.guard.passes(iteration, loss, grad_norm):
-            (self.zero.update if self.zero else self.optimizer.step)()
-        if self.masters:
-            self.masters.give_parameters()
+            self.optimizer.step()
+        self.spread()
         self.model.zero_grad()
         if self.config.device != "cpu":
             torch.cuda.synchronize(self.config.device)
         return grad_norm
+
+    def spread(self) -> None:
+        """Make the model's parameters what the weights are that the optimizer updates.  Collective."""
+        (self.zero.gather if self.zero else self.masters.give_parameters)()
 
     @torch.no_grad()
     def validate(self) -> float:
@@ -362,9 +367,8 @@ class Run:
     def whole(self) -> GPT:
         """The plain model with the weights trained.  Collective."""
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
-        if self.masters:
-            self.masters.restore()
-        with self.zero.whole() if self.zero else nullcontext():
+        whole = self.zero.whole() if self.zero else nullcontext()
+        with whole, self.masters.exact(self.gpt, self.shard):
             fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
         return gpt
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from parallelism.checkpoint import (
     Checkpoints,
     Part,
@@ -33,7 +35,8 @@ class Saving:
     """
 
     def __init__(self, run: Run, parts: dict[str, Part]):
-        self.run, self.parts = run, parts
+        self.run = run
+        self.parts = {name: part._replace(tensor=torch.empty(0)) for name, part in parts.items()}  # where they belong
         comm, config = run.mesh.comm, run.config
         self.interval = config.checkpoint_interval
         self.stop = Stop(comm)
@@ -43,13 +46,9 @@ class Saving:
 
     def state(self) -> Iterator[Part]:
         """What this rank has of the weights that are updated, and of the optimizer's states."""
-        if self.run.zero:
-            own = [(self.parts[piece.name].within(piece.span, piece.own), piece.own) for piece in self.run.zero.pieces]
-        else:
-            assert self.run.masters
-            pieces = self.run.masters.pieces
-            own = [(self.parts[name]._replace(tensor=piece.detach()), piece) for name, piece in pieces.items()]
-        for part, piece in own:
+        masters = self.run.masters
+        for name, piece in masters.pieces.items():
+            part = self.parts[name].within(masters.spans[name], piece.detach())
             yield part
             yield from state_parts(part, self.run.optimizer.state[piece])
 
@@ -75,15 +74,8 @@ class Saving:
         scale.value, scale.good_steps = loaded.whole["loss_scale"]
         if loaded.whole["layout"] == self.layout and loaded.own is not None:
             set_random_state(loaded.own)
-        self.spread()
+        self.run.spread()
         return loaded.step
-
-    def spread(self) -> None:
-        """Make the model's parameters what the weights are."""
-        if self.run.masters:
-            self.run.masters.give_parameters()
-        elif self.run.zero:
-            self.run.zero.gather()
 
     def after(self, step: int) -> str:
         """Save if it is time to; returns the name of the signal that asks the run to end, if one has come."""
