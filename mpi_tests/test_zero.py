@@ -10,7 +10,6 @@ from torch import nn
 from collectives import Communicator, InputError
 from models.gpt import GPT, GPTConfig
 from mpi_tests.test_data_parallel import share
-from parallelism.arena import Arena
 from parallelism.clip import clip_grad_norm
 from parallelism.data_parallel import DataParallel
 from parallelism.dropout import Place
@@ -18,6 +17,7 @@ from parallelism.mesh import Mesh
 from parallelism.pipeline_parallel import PipelineParallel
 from parallelism.pipeline_schedule import registry
 from parallelism.plan import gpt2_plan, parallelize
+from parallelism.precision import Masters, Precision
 from parallelism.recompute import recompute
 from parallelism.stage import Batch, gpt2_layers
 from parallelism.zero import ShardedStates
@@ -31,6 +31,7 @@ STAGES = (1, 2, 3)
 LAYERS = ["blocks.0", "blocks.1", "blocks.2"]
 SMALL_BUCKETS = 2e-3  # MiB: a few
 GPT_CONFIG = GPTConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=16)
+FLOAT32, MIXED = Precision(), Precision("bfloat16", master_weights=True, grad_dtype="bfloat16")
 
 each_stage = pytest.mark.parametrize("zero_stage", STAGES)
 
@@ -62,10 +63,10 @@ class Model(nn.Module):
         self.register_buffer("shift", torch.randn(1))
 
     def forward(self, x, use_extra=True):
-        y = self.enter(x) + self.frozen[:10]
+        y = self.enter(x.to(self.frozen.dtype)) + self.frozen[:10]
         for block in self.blocks:
             y = block(y)["x"]
-        y = self.leave(y) + self.shift
+        y = self.leave(y) + self.shift.to(y.dtype)
         return (self.extra(y) if use_extra else y).square().mean()
 
 
@@ -88,27 +89,37 @@ class Run:
     """A model that is trained with a stage of ZeRO, or without (0)."""
 
     def __init__(
-        self, comm, zero_stage, make=adamw, group="all", model=None, layers=LAYERS, tp=None, count=False, **reduction
+        self,
+        comm,
+        zero_stage,
+        make=adamw,
+        group="all",
+        model=None,
+        layers=LAYERS,
+        tp=None,
+        count=False,
+        precision=FLOAT32,
+        **reduction,
     ):
         self.comm, self.tp = comm, tp or comm.split(comm.rank)
         self.plain = model or Model(seed=comm.rank if zero_stage else 0)  # those of rank 0 are taken
         self.whole, self.shard = nullcontext, None
         if zero_stage == 0:
-            self.model = DataParallel(self.plain, comm, Arena(self.plain, comm), SMALL_BUCKETS, **reduction)
-            self.updated = list(self.plain.parameters())
-            self.optimizer = make(self.updated)
-            self.update = self.optimizer.step
+            arena = precision.arena(self.plain, comm)
+            self.model = DataParallel(self.plain, comm, arena, SMALL_BUCKETS, **reduction)
+            self.masters = Masters.of(self.plain, arena)
+            self.optimizer = make(self.masters.pieces.values())
             return
         ranks, self.counters = Ranks.of(comm, group), []
         if count:
             ranks, self.counters = counting(ranks)
+        reduction |= precision.arena_dtypes
         if zero_stage == 3:
             self.model = ShardedParameters(self.plain, ranks, make, layers, **reduction)
         else:
             kind = ShardedStates if zero_stage == 1 else ShardedGradients
             self.model = kind(self.plain, ranks, make, bucket_mb=SMALL_BUCKETS, **reduction)
-        self.updated = list(self.model.masters.pieces.values())
-        self.update, self.whole, self.shard = self.model.update, self.model.whole, ranks.shard
+        self.masters, self.whole, self.shard = self.model.masters, self.model.whole, ranks.shard
 
     def step(self, *inputs, clip=None, micro_batches=1, **options):
         """Returns the loss of the rank's samples."""
@@ -120,10 +131,17 @@ class Run:
                 loss = loss[1] if isinstance(loss, tuple) else loss
                 (loss / micro_batches).backward()
             total += loss.item() / micro_batches
+        self.masters.take_gradients()
         if clip:
-            clip_grad_norm(self.updated, clip, self.tp, shard=self.shard)
+            clip_grad_norm(self.masters.pieces.values(), clip, self.tp, shard=self.shard)
         self.update()
         return total
+
+    def update(self):
+        if self.shard:
+            return self.model.update()
+        self.optimizer.step()
+        self.masters.give_parameters()
 
     def train(self, num_steps, **options):
         """Returns the mean losses of all ranks' samples."""
@@ -131,7 +149,7 @@ class Run:
         return self.comm.all_reduce(np.array(losses), op="avg")
 
     def parameters(self):
-        with self.whole():
+        with self.whole(), self.masters.exact(self.plain, self.shard):
             return {name: p.detach().clone() for name, p in self.plain.named_parameters()}
 
 
@@ -165,14 +183,25 @@ def test_sgd_with_momentum(comm):
     check_stages(comm, 20, sgd, clip=0.5)
 
 
+PRECISIONS = {
+    "float32": FLOAT32,
+    "bfloat16": Precision("bfloat16", master_weights=True),
+    "float16, gradients too": Precision("float16", master_weights=True, grad_dtype="float16"),
+}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS.values(), ids=PRECISIONS)
 @pytest.mark.sizes(1, 2, 3, 4, 8)
-def test_the_same_order_of_sums_gives_the_same_bits(comm):
-    plain = Run(comm, 0, reproducible=True)
+def test_the_same_order_of_sums_gives_the_same_bits(comm, precision):
+    """With 16-bit parameters too, the float32 ones that are updated begin as rank 0's and become the plain ones'."""
+    plain = Run(comm, 0, reproducible=True, precision=precision)
     want = plain.train(20)
     for zero_stage in STAGES:
-        run = Run(comm, zero_stage, reproducible=True)
+        run = Run(comm, zero_stage, reproducible=True, precision=precision)
         assert run.train(20).tolist() == want.tolist()
         equal(run.parameters(), plain.parameters())
+        with run.whole():
+            equal(dict(run.plain.named_parameters()), dict(plain.plain.named_parameters()))
 
 
 @pytest.mark.sizes(1, 2, 3)
@@ -362,20 +391,22 @@ def test_pipelines_share_states(comm, group):
 
 
 @pytest.mark.parametrize("zero_stage", STAGES)
+@pytest.mark.parametrize(("precision", "each"), [(FLOAT32, (4, 4, 8)), (MIXED, (2, 2, 12))], ids=["float32", "mixed"])
 @pytest.mark.sizes(8)
-def test_bytes_are_those_of_the_formulas(comm, zero_stage):
+def test_bytes_are_those_of_the_formulas(comm, zero_stage, precision, each):
+    """In mixed precision, (2 + 2 + K) Psi with K = 12."""
     config = GPTConfig(vocab_size=64, block_size=8, n_layer=12, n_head=2, n_embd=64)
     model = GPT(config)
     num_params = sum(p.numel() for p in model.parameters())
-    run = Run(comm, zero_stage, model=model, layers=gpt_layers(config), count=True)
+    run = Run(comm, zero_stage, model=model, layers=gpt_layers(config), count=True, precision=precision)
     for counter in run.counters:
         counter.nbytes = 0
     run.step(*tokens(comm, 0))
     measured = held(*run.model.arrays, run.model.optimizer, run.model.masters)
-    for got, want in zip(measured, held_by_formula(zero_stage, num_params, comm.size), strict=True):
+    for got, want in zip(measured, held_by_formula(zero_stage, num_params, comm.size, *each), strict=True):
         assert got == pytest.approx(want, rel=0.05)
     sent = comm.all_reduce(np.array([sum(counter.nbytes for counter in run.counters)]))[0] / comm.size
-    assert sent == pytest.approx(sent_by_formula(zero_stage, 4 * num_params, comm.size), rel=0.05)
+    assert sent == pytest.approx(sent_by_formula(zero_stage, each[0] * num_params, comm.size), rel=0.05)
 
 
 @pytest.mark.parametrize(

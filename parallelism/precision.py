@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from parallelism.arena import Arena, gradient_of, lay_out, line_length, one_dtype
+from parallelism.arena import Arena, gradient_of, lay_out, line_length
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -117,7 +117,7 @@ class Masters:
     """What an optimizer updates in place of `params`, which compute: `pieces`, in at least float32, by the same names.
 
     `params` are a model's parameters, or what a rank owns of each, the elements `spans`, flat, with the gradients in
-    place.  Frozen ones have no pieces.  Pieces are marked as they are, for `clip_grad_norm`.
+    place.  Frozen ones have no pieces: they stay as they are.  Pieces are marked as parameters, for `clip_grad_norm`.
 
     Parameters of 32 or 64 bits are their own pieces, and nothing is copied.  Else the pieces lie in one flat tensor,
     `weights`, and begin as what whole parameters were before they were rounded, `originals`, or as they are.
@@ -131,24 +131,21 @@ class Masters:
         originals: Mapping[str, Tensor] | None = None,
         spans: Mapping[str, slice] | None = None,
     ):
-        self.params = dict(params)
-        self.spans = dict(spans) if spans else {name: slice(0, param.numel()) for name, param in params.items()}
+        self.params = {name: param for name, param in params.items() if param.requires_grad}
+        self.spans = dict(spans or {name: slice(0, param.numel()) for name, param in params.items()})
         self.weights: Tensor | None = None
-        self.values = {name: param.data for name, param in params.items()}
-        trained = {name: param for name, param in params.items() if param.requires_grad}
-        self.pieces = trained
-        if params and is_rounded(next(iter(params.values()))):
+        self.pieces = self.params
+        if any(is_rounded(param) for param in self.params.values()):
             self._widen(originals or {})
-            self.pieces = {name: like(param, self.values[name]) for name, param in trained.items()}
 
     def _widen(self, originals: Mapping[str, Tensor]) -> None:
-        dtype = torch.promote_types(one_dtype(self.params.values()), torch.float32)
-        slices, count = lay_out(self.params, line_length(dtype))
-        self.weights = torch.zeros(count, dtype=dtype, device=next(iter(self.params.values())).device)
+        slices, count = lay_out(self.params, line_length(torch.float32))
+        self.weights = torch.zeros(count, dtype=torch.float32, device=next(iter(self.params.values())).device)
+        self.pieces = {}
         for name, param in self.params.items():
             value = self.weights[slices[name]]
             value.copy_(originals[name].reshape(-1)[self.spans[name]] if name in originals else param.data.view(-1))
-            self.values[name] = value.view(param.shape)
+            self.pieces[name] = like(param, value.view(param.shape))
 
     @classmethod
     def of(cls, model: nn.Module, arena: Arena) -> Masters:
@@ -179,15 +176,12 @@ class Masters:
     def exact(self, model: nn.Module, shard: Communicator | None = None) -> Iterator[None]:
         """Where the parameters of a model are what they are rounded from, to be read: not to compute with them.
 
-        Ranks of `shard` have pieces of them; those that are frozen stay rounded then.  Collective.
+        Ranks of `shard` have pieces of them.  Collective.
         """
-        rounded = {name: param for name, param in model.named_parameters() if is_rounded(param)}
+        rounded = {name: p for name, p in model.named_parameters() if p.requires_grad and is_rounded(p)}
         before = {param: param.data for param in rounded.values()}
         for name, param in rounded.items():
-            if shard is None:
-                param.data = self.values[name]
-            elif param.requires_grad:
-                param.data = self._gathered(name, param, shard)
+            param.data = self._gathered(name, param, shard) if shard else self.pieces[name].data
         try:
             yield
         finally:
@@ -195,9 +189,9 @@ class Masters:
                 param.data = data
 
     def _gathered(self, name: str, param: nn.Parameter, shard: Communicator) -> Tensor:
-        whole = torch.zeros(param.numel(), dtype=torch.promote_types(param.dtype, torch.float32), device=param.device)
-        if name in self.values:
-            whole[self.spans[name]] = self.values[name].view(-1)
+        whole = torch.zeros(param.numel(), dtype=torch.float32, device=param.device)
+        if name in self.pieces:
+            whole[self.spans[name]] = self.pieces[name].data.view(-1)
         return shard.all_reduce(whole).view(param.shape)
 
 

@@ -57,10 +57,10 @@ def held_by_formula(
     )
 
 
-def held(parameters: Any, gradients: Any, optimizer: torch.optim.Optimizer, masters: Masters) -> Held:
+def held(parameters: Any, gradients: Any, optimizer: torch.optim.Optimizer, masters: Masters | None = None) -> Held:
     """Of arrays, and the states that an optimizer has by now, to which float32 weights beside 16-bit ones belong."""
     tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    weights = [] if masters.weights is None else [masters.weights]
+    weights = [] if masters is None or masters.weights is None else [masters.weights]
     return Held(parameters.nbytes, gradients.nbytes, sum(tensor.nbytes for tensor in (*tensors, *weights)))
 
 
