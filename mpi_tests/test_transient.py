@@ -1,4 +1,4 @@
-"""Memory that is let go: it is zeros again, at its place, and the process has less."""
+"""Memory that is let go: it is at its place again, and the process has less."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def resident_mib() -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_what_is_let_go_is_zeros_at_its_place(dtype):
+def test_what_is_set_to_zero_is_at_its_place(dtype):
     memory = Transient(1000, dtype)
     address = memory.tensor.data_ptr()
     for _ in range(2):
@@ -23,7 +23,7 @@ def test_what_is_let_go_is_zeros_at_its_place(dtype):
         assert torch.equal(memory.tensor, torch.zeros(1000, dtype=dtype))
         memory.tensor.fill_(3)
         assert (memory.array.astype(np.float32) == 3).all()
-        memory.let_go()
+        memory.zero()
     assert memory.tensor.data_ptr() == address == memory.array.ctypes.data
 
 
@@ -37,7 +37,16 @@ def test_nothing_is_held_before_and_after():
     assert resident_mib() - before < 8
 
 
+def test_without_such_memory(monkeypatch):
+    monkeypatch.delattr("mmap.MADV_DONTNEED")
+    memory = Transient(10, torch.float32)
+    memory.tensor.fill_(1)
+    memory.let_go()
+    memory.zero()
+    assert torch.equal(memory.tensor, torch.zeros(10))
+
+
 def test_no_elements():
     memory = Transient(0, torch.float32)
-    memory.let_go()
+    memory.zero()
     assert memory.tensor.shape == (0,)

@@ -1,4 +1,4 @@
-"""Working memory that is let go where nothing is in it, and is there again, as zeros, once it is written."""
+"""Working memory that the system has back while nothing is in it."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ from collectives.arrays import to_torch
 if TYPE_CHECKING:
     import torch
 
-LARGE_BYTES = 2 << 20  # of a large page, which is there at once where 512 others would be one by one
-
 
 class Transient:
-    """A flat array whose memory comes with what is written, and goes by `let_go()`; it stays at one address.
+    """A flat array, at first of zeros, whose memory comes with what is written and goes when it is told to.
 
-    `tensor` is torch's view.  On a device, memory stays, and `let_go()` only sets it to zero.
+    It stays at one address; `tensor` is torch's view.  On a device, memory stays.
     """
 
     def __init__(self, count: int, dtype: torch.dtype, device: str = "cpu"):
         known, self.pages = arrays.dtype_of(str(dtype).removeprefix("torch.")), None
-        if device == "cpu" and count:
+        if device == "cpu" and count and hasattr(mmap, "MADV_DONTNEED"):
             self.pages = large_pages(count * known.itemsize)
             self.array: Any = np.frombuffer(self.pages, np.uint8, count * known.itemsize).view(known)
         else:
             self.array = arrays.device(device).empty(count, known)
         self.tensor: Tensor = to_torch(self.array)
-        self.let_go()
+        self.zero()
 
     def let_go(self) -> None:
-        """Set all to zero."""
-        if self.pages and hasattr(mmap, "MADV_DONTNEED"):
+        """Do without what is there."""
+        if self.pages:
             self.pages.madvise(mmap.MADV_DONTNEED)
-        else:
+
+    def zero(self) -> None:
+        """Set all to zero, without memory."""
+        self.let_go()
+        if not self.pages:
             self.tensor.zero_()
 
 
 def large_pages(nbytes: int) -> mmap.mmap:
-    """Private memory for so many bytes, in large pages where the system has them."""
-    pages = mmap.mmap(-1, -(-nbytes // LARGE_BYTES) * LARGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Private memory for so many bytes, in large pages where the system has them: these come faster than small ones."""
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # of a system that has none
             pages.madvise(mmap.MADV_HUGEPAGE)
