@@ -6,9 +6,9 @@ A step is a forward and a backward pass of one GPT, each rank's on a batch of it
 anything is timed, the losses of each contestant's first steps are compared with those of one process that has all
 batches.
 
-"memory" is how much more a process has, at the highest moment of its first steps, than before the model was made; of
-memory that ranks share, each is counted its part.  The contestants are there one after the other for this, and have
-trained a small model before, so that what is loaded at first is not counted.  Linux with glibc only.
+"memory" is how much more a process has, at the highest moment of its first steps, than before the model was made: the
+mean of the ranks; of what they share, each is counted its part, and of files, programs say, nothing.  The contestants
+are there one after the other for this.  Linux with glibc only.
 
 Contestants then take turns, round by round, and so does the computing alone of each: a plain model's passes on every
 rank at once, and the update of the whole of it or, where ranks share the update, of a rank's share.  Times are of the
@@ -82,18 +82,23 @@ class Contest:
         return found
 
     def memory_of(self, name: str, wanted: list[float]) -> float:
-        """Of the rank that has most, in first steps that are compared with those of one process.
+        """In first steps that are compared with those of one process.
 
         Raises: SystemExit with what differs.
         """
-        before = settled() - of_others()
+        before = settled() - not_counted()
         way = self.way(name)
         settled()
         losses = [MPI.COMM_WORLD.allreduce(float(trained(way))) / self.comm.size for _ in wanted]
         if not np.allclose(losses, wanted, rtol=RTOL):
             message = f"{name}: losses are {losses}, those of one process {wanted}"
             raise SystemExit(1 if self.comm.rank else message)
-        return MPI.COMM_WORLD.allreduce(of_process("VmHWM") - of_others() - before, MPI.MAX)
+        return MPI.COMM_WORLD.allreduce(of_process("VmHWM") - not_counted() - before) / self.comm.size
+
+
+def not_counted() -> float:
+    """MiB of this process that are others' or files'."""
+    return of_others() + of_process("RssFile")
 
 
 def trained(way: Way) -> Tensor:
@@ -141,7 +146,7 @@ def main() -> None:
     with comm.agreed("sharing"):
         args, config = parse()
     start_torch(MPI.COMM_WORLD, "gloo", alone=True)
-    Contest(comm, replace(config, n_layer=1, n_embd=2 * config.n_head), args.batch).memory()
+    Contest(comm, replace(config, n_layer=1, n_embd=2 * config.n_head), args.batch).memory()  # loads what is needed
     contest = Contest(comm, config, args.batch)
     memory_mib = contest.memory()
     contestants = {name: Contestant(contest.way(name), contest.alone(name)) for name in contest.ways}
