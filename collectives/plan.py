@@ -160,14 +160,20 @@ class Plan:
 
     def __call__(self, limit_s: float = math.inf) -> Any:
         """Run the collective; returns the result's array.  `limit_s` is as in `wait`."""
-        if self._only and not self._progress.started and self._only.try_long():
-            call = self.call
-            if call:  # counted only, as this is the short way for small arrays
-                calls = call.calls
-                calls.number = call.number = calls.number + 1
+        if self.run_short():
             return self.result
         self.begin()
         return self.wait(limit_s)
+
+    def run_short(self) -> bool:
+        """Run it the short way, for small arrays, if there is one and the others come at once; whether that was all."""
+        if not (self._only and not self._progress.started and self._only.try_long()):
+            return False
+        call = self.call
+        if call:  # counted only
+            calls = call.calls
+            calls.number = call.number = calls.number + 1
+        return True
 
     def start(self) -> "Plan":
         """Begin a run, which goes on while this process computes; ends with `wait()`, or when `done()` says so."""

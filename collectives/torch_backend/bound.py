@@ -20,51 +20,55 @@ class Bound(NamedTuple):
     """A plan, and the pieces of its buffers that tensors are copied to and from."""
 
     plan: Plan
+    digest: int
     given: Tensors
     taken: Tensors
 
     def run(self, call: Call, run: Callable[[Plan], Any]) -> None:
         for piece, tensor in zip(self.given, call.given, strict=False):
-            piece.copy_(tensor)
+            piece.copy_(tensor.detach())
         run(self.plan)
         for piece, tensor in zip(self.taken, call.taken, strict=False):
-            tensor.copy_(piece)
+            tensor.detach().copy_(piece)
 
 
 def key(call: Call) -> tuple:
     """What calls must have in common to run as one bound call."""
-    tensors = call.given + call.taken
-    places = tuple((t.shape, t.data_ptr() if in_place(t, len(tensors)) else 0) for t in tensors)
-    return call.collective, call.dtype, len(call.given), places, call.same, call.own
+    tensors = call.given + call.taken if call.given is not call.taken else call.given
+    alone = len(call.given) <= 1 and len(call.taken) <= 1
+    pieces = tuple([(t.shape, t.dtype, address(t) if alone else 0) for t in tensors])
+    return call.collective, len(call.given), pieces, call.same, call.own
 
 
-def in_place(tensor: torch.Tensor, num_tensors: int) -> bool:
-    """Whether a tensor is used where it lies."""
-    alone = num_tensors <= 2
-    return tensor.is_cuda or (alone and tensor.nbytes > STAGED_BYTES and tensor.is_contiguous())
+def address(tensor: torch.Tensor) -> int:
+    """Of a tensor that is used where it lies; else 0."""
+    if tensor.is_cuda or (tensor.nbytes > STAGED_BYTES and tensor.is_contiguous()):
+        return tensor.data_ptr()
+    return 0
 
 
 def bind(comm: Communicator, call: Call) -> Bound:
     """Collective."""
     given, pieces = place(comm, call, call.given)
     if call.collective in IN_PLACE:
-        taken, taken_pieces = given, pieces
+        taken_pieces = pieces if call.taken else []
         if not call.given:
             given, taken_pieces = place(comm, call, call.taken)
         plan = comm.plan(call.collective, given, **dict(call.same + call.own))
-        return Bound(plan, pieces if call.given else [], taken_pieces)
+        return Bound(plan, call.digest, pieces if call.given else [], taken_pieces)
     taken, taken_pieces = place(comm, call, call.taken)
     if call.collective == "barrier":
-        return Bound(comm.plan("barrier"), [], [])
+        return Bound(comm.plan("barrier"), call.digest, [], [])
     plan = comm.plan(call.collective, given, out=taken, **dict(call.same + call.own))
-    return Bound(plan, pieces, taken_pieces)
+    return Bound(plan, call.digest, pieces, taken_pieces)
 
 
 def place(comm: Communicator, call: Call, tensors: Tensors) -> tuple[Any, Tensors]:
     """Tensors as the communicator's one array, and the pieces of it that they are copied to, if they are."""
     if not tensors:
         return None, []
-    if len(tensors) == 1 and in_place(tensors[0], len(call.given) + len(call.taken)):
+    alone = len(call.given) <= 1 and len(call.taken) <= 1
+    if alone and address(tensors[0]):
         return view(tensors[0], call.moves_only), []
     counts = [t.numel() for t in tensors]
     dtype = np.dtype(np.uint8) if call.moves_only else dtype_of(str(tensors[0].dtype).removeprefix("torch."))

@@ -1,7 +1,6 @@
 """A collective as torch asks for it, in the communicator's words."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from zlib import crc32
 
@@ -12,7 +11,7 @@ Tensors = list[torch.Tensor]
 Arguments = tuple[tuple[str, Any], ...]  # by name
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """`given` and `taken` are each one vector in pieces: what this rank gives, and where its result goes.
 
@@ -32,7 +31,7 @@ class Call:
         tensors = self.given or self.taken
         return tensors[0].dtype if tensors else None
 
-    @cached_property
+    @property
     def said(self) -> str:
         """What every rank must say."""
         words = [f"{self.count} elements"] * (self.count >= 0) + [str(self.dtype)] * (self.dtype is not None)
@@ -41,7 +40,7 @@ class Call:
     @property
     def digest(self) -> int:
         """The same on ranks that say the same."""
-        return crc32((self.failure or self.said).encode())
+        return crc32((self.refuse() or self.said).encode())
 
     @property
     def moves_only(self) -> bool:
@@ -49,6 +48,8 @@ class Call:
 
     def refuse(self) -> str:
         """Why it cannot be done, or nothing."""
+        if self.failure:
+            return self.failure
         tensors = self.given + self.taken
         if strange := next((t for t in tensors if t.layout != torch.strided), None):
             return f"{self.collective}: tensor of layout {strange.layout}: pass tensor.to_dense()"

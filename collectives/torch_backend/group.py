@@ -1,6 +1,5 @@
 """A process group of torch.distributed, among ranks that MPI knows."""
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,7 +10,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
+from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, ReduceOp, Work
 
 from collectives.communicator import Communicator
 from collectives.errors import CommunicationError, InputError
@@ -20,11 +19,12 @@ from collectives.plan import Plan
 from collectives.torch_backend import bound
 from collectives.torch_backend.call import Call, Tensors
 from collectives.torch_backend.letters import Delivery
-from collectives.torch_backend.work import Finished, Line, Pending, Wait, seconds
+from collectives.torch_backend.work import Finished, Line, Pending, Run, at_once, seconds
 
 MOST_BOUND = 256  # calls kept bound
-OPS = {"SUM": "sum", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "AVG": "avg"}
-OPS_OF_BOOL = {"SUM": "max", "PRODUCT": "min", "MIN": "min", "MAX": "max"}  # as NCCL's
+RedOp = ReduceOp.RedOpType
+OPS = {RedOp.SUM: "sum", RedOp.PRODUCT: "prod", RedOp.MIN: "min", RedOp.MAX: "max", RedOp.AVG: "avg"}
+OPS_OF_BOOL = {RedOp.SUM: "max", RedOp.PRODUCT: "min", RedOp.MIN: "min", RedOp.MAX: "max"}  # as NCCL's
 
 
 def create_group(options: Any, _: Any) -> "Group":
@@ -126,24 +126,27 @@ class Group(ProcessGroup):
 
     def run(self, call: Call, options: Any = None) -> Work:
         """Run a call, or have it run."""
-        call.failure = call.failure or call.refuse()
-        limit_s = min(self.limit_s, seconds(getattr(options, "timeout", None)))
         if not getattr(options, "asyncOp", True) and self.line.free:
-            self.execute(call, limit_s, Plan.__call__)
+            self.execute(call, options, at_once)
             return self.finished
-        work = Pending(partial(self.execute, call, limit_s), call.taken or call.given)
+        work = Pending(partial(self.execute, call, options), call.taken or call.given)
         self.line.add(work)
         if self.coalesced is not None:
             self.coalesced.append(work)
         return work
 
-    def execute(self, call: Call, limit_s: float, wait: Wait) -> None:
+    def execute(self, call: Call, options: Any, run: Run) -> None:
+        """Run a call to its end; what goes wrong is torch's kind of error."""
+
+        def limit_s() -> float:
+            return min(self.limit_s, seconds(getattr(options, "timeout", None)))
+
         if self.failure:
             raise dist.DistBackendError(f"{call.said}: {self.failure}")
         try:
-            self.agreed(call, partial(wait, limit_s=limit_s))
+            self.agreed(call, lambda plan: run(plan, limit_s))
         except TimeoutError:
-            self.failure = f"{call.said} was not over after {limit_s:g} s: not all of the {self.comm.size} ranks came"
+            self.failure = f"{call.said} was not over after {limit_s():g} s: not all {self.comm.size} ranks have come"
             raise dist.DistBackendError(self.failure) from None
         except InputError as error:
             raise dist.DistBackendError(str(error)) from None
@@ -151,29 +154,34 @@ class Group(ProcessGroup):
             self.failure = str(error)
             raise dist.DistBackendError(self.failure) from error
 
-    def agreed(self, call: Call, run: Callable[[Plan], Any]) -> None:
+    def agreed(self, call: Call, run: Callable[[Plan], None]) -> None:
         """Run a call that all ranks make alike, once all have bound it.
 
         Which calls a rank still has bound depends on where its tensors lie: where one has to bind, all do.
         """
-        key = None if call.failure else bound.key(call)
+        key = bound.key(call) if not call.failure else None
         known = self.bound.get(key) if key else None
-        digest = call.digest
+        digest = known.digest if known else call.digest
         self.word[:] = digest, -digest, known is None
         run(self.compare)
         highest, negated, unbound = self.word.tolist()
-        if highest != -negated or call.failure:
-            self.comm.compare(call.said, call.failure)
-        if unbound or known is None:
-            known = self.bound[key] = bound.bind(self.comm, call)
-        self.bound.move_to_end(key)
+        if highest != -negated or unbound:
+            known = self.bind(call, key)
+        assert known is not None
+        known.run(call, run)
+
+    def bind(self, call: Call, key: tuple | None) -> bound.Bound:
+        """Collective.  Raises: InputError on every rank where one cannot make the call, or ranks make others."""
+        self.comm.compare(call.said, call.refuse())
+        made = self.bound[key] = bound.bind(self.comm, call)
         if len(self.bound) > MOST_BOUND:
             self.bound.popitem(last=False)
-        known.run(call, run)
+        return made
 
     # --- collectives ---
 
-    def allreduce(self, tensors: Tensors, opts: Any = None, **_: Any) -> Work:
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        opts = AllreduceOptions() if opts is None else opts
         return self.run(self.reduction("all_reduce", tensors, tensors, opts), opts)
 
     allreduce_coalesced = allreduce
@@ -183,12 +191,12 @@ class Group(ProcessGroup):
         return self.run(self.reduction("reduce", tensors, taken, opts, ("root", opts.rootRank)), opts)
 
     def reduction(self, name: str, given: Tensors, taken: Tensors, opts: Any, *same: tuple) -> Call:
-        op = getattr(getattr(opts, "reduceOp", opts) or ReduceOp.SUM, "op", opts) if opts is not None else ReduceOp.SUM
-        word = getattr(op, "name", str(op))
-        ops = OPS_OF_BOOL if given[0].dtype == torch.bool else OPS
-        failure = "" if word in ops else f"{name}: no op {word} of {given[0].dtype}: use {', '.join(ops)}"
-        count = sum(t.numel() for t in given)
-        return Call(name, given, taken, (("op", ops.get(word, word)), *same), failure=failure, count=count)
+        asked = opts.reduceOp.op
+        of_bool = given[0].dtype == torch.bool
+        op = (OPS_OF_BOOL if of_bool else OPS).get(asked, "")
+        failure = "" if op else f"{name}: no op {asked.name} of {given[0].dtype}: use {', '.join(map(str, OPS))}"
+        count = given[0].numel() if len(given) == 1 else total(given)
+        return Call(name, given, taken, (("op", op), *same), (), failure, count)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         root = opts.rootRank
@@ -294,5 +302,3 @@ def row_bytes(tensor: torch.Tensor, splits: Sequence[int] | None, size: int) -> 
     row = tensor.nbytes // rows if rows else 0
     return tuple(n * row for n in splits or [rows // size] * size)
 
-
-INFINITE = math.inf

@@ -16,7 +16,13 @@ from collectives.plan import Plan
 
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
 
-Wait = Callable[[Plan, float], Any]  # runs a plan, for so many seconds at most
+Run = Callable[[Plan, Callable[[], float]], None]  # runs a plan, for so many seconds at most
+
+
+def at_once(plan: Plan, limit_s: Callable[[], float]) -> None:
+    if not plan.run_short():
+        plan.begin()
+        plan.wait(limit_s())
 
 
 class Finished(Work):
@@ -54,7 +60,7 @@ class Finished(Work):
 class Pending(Finished):
     """Of a call that the group's thread runs."""
 
-    def __init__(self, run: Callable[[Wait], Any], tensors: Sequence[torch.Tensor]):
+    def __init__(self, run: Callable[[Run], Any], tensors: Sequence[torch.Tensor]):
         super().__init__(tensors)
         self.run = run
         self.future: Future = Future()
@@ -94,9 +100,9 @@ class Pending(Finished):
         else:
             self.future.set_exception(self.error)
 
-    def gently(self, plan: Plan, limit_s: float) -> None:
+    def gently(self, plan: Plan, limit_s: Callable[[], float]) -> None:
         """Run a plan and leave the core to who computes, until somebody waits."""
-        deadline_s, sleep_s = time.monotonic() + limit_s, SHORTEST_SLEEP_S
+        deadline_s, sleep_s = time.monotonic() + limit_s(), SHORTEST_SLEEP_S
         plan.begin()
         while not self.awaited:
             if plan.done():
