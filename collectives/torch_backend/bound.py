@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from collectives.arrays import BFLOAT16, dtype_of, to_torch
+from collectives.arrays import dtype_of, to_torch
 from collectives.communicator import Communicator
 from collectives.plan import Plan
 from collectives.torch_backend.call import Call, Tensors
@@ -42,6 +42,8 @@ def key(call: Call) -> tuple:
 
 def address(tensor: torch.Tensor) -> int:
     """Of a tensor that is used where it lies; else 0."""
+    if tensor.layout is not torch.strided:  # refused later
+        return 0
     if tensor.is_cuda or (tensor.nbytes > STAGED_BYTES and tensor.is_contiguous()):
         return tensor.data_ptr()
     return 0
@@ -49,34 +51,32 @@ def address(tensor: torch.Tensor) -> int:
 
 def bind(comm: Communicator, call: Call) -> Bound:
     """Collective."""
-    given, pieces = place(comm, call, call.given)
-    if call.collective in IN_PLACE:
-        taken_pieces = pieces if call.taken else []
-        if not call.given:
-            given, taken_pieces = place(comm, call, call.taken)
-        plan = comm.plan(call.collective, given, **dict(call.same + call.own))
-        return Bound(plan, call.digest, pieces if call.given else [], taken_pieces)
-    taken, taken_pieces = place(comm, call, call.taken)
+    arguments = dict(call.same + call.own)
     if call.collective == "barrier":
         return Bound(comm.plan("barrier"), call.digest, [], [])
-    plan = comm.plan(call.collective, given, out=taken, **dict(call.same + call.own))
-    return Bound(plan, call.digest, pieces, taken_pieces)
+    if call.collective in IN_PLACE:
+        x, pieces = place(comm, call, call.given or call.taken)
+        plan = comm.plan(call.collective, x, **arguments)
+        return Bound(plan, call.digest, pieces if call.given else [], pieces if call.taken else [])
+    x, given = place(comm, call, call.given)
+    out, taken = place(comm, call, call.taken)
+    return Bound(comm.plan(call.collective, x, out=out, **arguments), call.digest, given, taken)
 
 
 def place(comm: Communicator, call: Call, tensors: Tensors) -> tuple[Any, Tensors]:
-    """Tensors as the communicator's one array, and the pieces of it that they are copied to, if they are."""
-    if not tensors:
-        return None, []
+    """Tensors as the communicator's one array, and the pieces of it that they are copied to, if they are.
+
+    Collective, as other ranks may need a buffer where this one needs none.
+    """
     alone = len(call.given) <= 1 and len(call.taken) <= 1
-    if alone and address(tensors[0]):
-        return view(tensors[0], call.moves_only), []
+    direct = not tensors or (alone and address(tensors[0]))
+    dtype = tensors[0].dtype if tensors else torch.uint8
     counts = [t.numel() for t in tensors]
-    dtype = np.dtype(np.uint8) if call.moves_only else dtype_of(str(tensors[0].dtype).removeprefix("torch."))
-    itemsize = tensors[0].itemsize if call.moves_only else 1
-    buffer = comm.empty(sum(counts) * itemsize, dtype)
-    flat = to_torch(buffer)
-    typed = flat.view(tensors[0].dtype) if call.moves_only else flat
-    return buffer, [piece.view(t.shape) for piece, t in zip(typed.split(counts), tensors, strict=True)]
+    buffer = comm.empty(0 if direct else sum(counts) * dtype.itemsize, "uint8")
+    if direct:
+        return (view(tensors[0], call.moves_only) if tensors else None), []
+    pieces = to_torch(buffer).view(dtype).split(counts)
+    return as_array(buffer, dtype, call.moves_only), [p.view(t.shape) for p, t in zip(pieces, tensors, strict=True)]
 
 
 def view(tensor: torch.Tensor, as_bytes: bool) -> Any:
@@ -85,6 +85,9 @@ def view(tensor: torch.Tensor, as_bytes: bool) -> Any:
         flat = tensor.detach().view(-1)
         return flat.view(torch.uint8) if as_bytes else flat
     data = np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()), np.uint8)
-    if as_bytes:
-        return data
-    return data.view(BFLOAT16 if tensor.dtype == torch.bfloat16 else dtype_of(str(tensor.dtype).removeprefix("torch.")))
+    return as_array(data, tensor.dtype, as_bytes)
+
+
+def as_array(data: np.ndarray, dtype: torch.dtype, as_bytes: bool) -> np.ndarray:
+    """Bytes as what they are numbers of, where that matters."""
+    return data if as_bytes else data.view(dtype_of(str(dtype).removeprefix("torch.")))

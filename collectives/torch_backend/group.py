@@ -212,7 +212,7 @@ class Group(ProcessGroup):
     _allgather_base = all_gather_single
 
     def allgather(self, outputs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Work:
-        counts = [t.nbytes for t in outputs[0]]
+        counts = [t.numel() * t.itemsize for t in outputs[0]]
         uneven = (("counts", tuple(counts)),) * (len(set(counts)) > 1)
         return self.run(Call("all_gather", given, list(outputs[0]), uneven, count=total(outputs[0])), opts)
 
@@ -257,7 +257,7 @@ class Group(ProcessGroup):
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, given: Tensors, opts: Any = None) -> Work:
-        sends, receives = (tuple(t.nbytes for t in tensors) for tensors in (given, outputs))
+        sends, receives = (tuple(t.numel() * t.itemsize for t in tensors) for tensors in (given, outputs))
         own = (("send_counts", sends), ("recv_counts", receives))
         return self.run(Call("all_to_all", given, outputs, (), own), opts)
 
