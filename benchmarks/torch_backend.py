@@ -30,7 +30,9 @@ def main() -> None:
     say(f"{'bytes':>10} {'collectives':>12} {'gloo':>12} {'ratio':>8}")
     for nbytes in (1 << power for power in range(10, LARGEST_BYTES.bit_length(), 2)):
         times = measure(groups, nbytes, args.rounds, args.seconds)
-        say(f"{nbytes:>10} {times['collectives']:>12.1f} {times['gloo']:>12.1f} {times['gloo'] / times['collectives']:>8.1f}")
+        say(
+            f"{nbytes:>10} {times['collectives']:>12.1f} {times['gloo']:>12.1f} {times['gloo'] / times['collectives']:>8.1f}"
+        )
     dist.destroy_process_group()
 
 
@@ -38,7 +40,7 @@ def measure(groups: dict, nbytes: int, rounds: int, seconds: float) -> dict[str,
     """Microseconds for each backend."""
     x = torch.zeros(nbytes // 4)
     times: dict[str, list[float]] = {name: [] for name in groups}
-    calls = {name: max(2, int(seconds / slowest(time_of(x, group, 3), groups) )) for name, group in groups.items()}
+    calls = {name: max(2, int(seconds / slowest(time_of(x, group, 3), groups))) for name, group in groups.items()}
     for _ in range(rounds):
         for name, group in groups.items():
             times[name].append(slowest(time_of(x, group, calls[name]), groups))

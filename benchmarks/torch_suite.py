@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the tests' names")
     parser.add_argument("--backend", default="collectives", help="or gloo, to compare")
     parser.add_argument("--out", type=Path, default=Path("torch_suite.md"))
+    parser.add_argument("--goon", action="store_true", help="keep the outcomes of an earlier run")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -41,21 +42,29 @@ def main() -> None:
 def drive(args: argparse.Namespace) -> None:
     """Start jobs until every test has an outcome, and write the table."""
     lines = args.out.with_suffix(".jsonl")
-    lines.unlink(missing_ok=True)
+    if not args.goon:
+        lines.unlink(missing_ok=True)
     for name in NAMES:
-        before = -1
-        while len(read(lines)) > before:
-            before = len(read(lines))
-            command = ["mpirun", "-n", str(args.ranks), sys.executable, "-W", "ignore", __file__, *sys.argv[1:]]
-            folder = tempfile.mkdtemp()
-            for inner in ("barrier", "test_dir", "init_dir"):
-                Path(folder, inner).mkdir()
-            environment = os.environ | {"BACKEND": name, "WORLD_SIZE": str(args.ranks), "TEMP_DIR": folder}
-            ended = subprocess.run([*command, "--worker", str(lines)], env=environment, check=False).returncode
-            if ended == 0:
-                break
+        while start_job(args, name, lines) != 0:
+            test = lines.with_suffix(".now").read_text()
+            if read(lines).get(test, {}).get("name") != name:
+                add(lines, {"test": test, "name": name, "outcome": "hung", "why": "a rank has ended, or never did"})
     args.out.write_text(table(read(lines)))
     print(Counter(row["outcome"] for row in read(lines).values()))
+
+
+def start_job(args: argparse.Namespace, name: str, lines: Path) -> int:
+    folder = tempfile.mkdtemp()
+    for inner in ("barrier", "test_dir", "init_dir"):
+        Path(folder, inner).mkdir()
+    command = ["mpirun", "-n", str(args.ranks), sys.executable, "-W", "ignore", __file__, *sys.argv[1:]]
+    environment = os.environ | {"BACKEND": name, "WORLD_SIZE": str(args.ranks), "TEMP_DIR": folder}
+    return subprocess.run([*command, "--worker", str(lines)], env=environment, check=False).returncode
+
+
+def add(lines: Path, row: dict[str, str]) -> None:
+    with lines.open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def read(lines: Path) -> dict[str, dict]:
@@ -91,16 +100,19 @@ def work(args: argparse.Namespace) -> None:
     outcomes = MPIStore(world)
     lines = Path(args.worker)
     known = read(lines)
-    skipped = {test for test, row in known.items() if row["outcome"] == "skipped" and row["name"] != os.environ["BACKEND"]}
+    skipped = {
+        test for test, row in known.items() if row["outcome"] == "skipped" and row["name"] != os.environ["BACKEND"]
+    }
     for test in unittest.TestLoader().getTestCaseNames(cases):
         if args.only not in test or (test in known and test not in skipped):
             continue
+        if world.rank == 0:
+            lines.with_suffix(".now").write_text(test)
         outcome, why = run(cases, test, args, MPIStore(world), dist, suite)
         outcomes.set(f"{test}/{world.rank}", json.dumps([outcome, why]))
         if world.rank == 0:
             row = verdict(outcomes, test, args) | {"test": test, "name": os.environ["BACKEND"]}
-            with lines.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            add(lines, row)
             print(f"{row['outcome']:8} {test} {row['why']}", flush=True)
             if row["outcome"] == "hung":
                 world.Abort(1)
@@ -118,9 +130,7 @@ def run(cases: type, test: str, args: argparse.Namespace, store, dist, suite) ->
     timer = threading.Timer(2 * args.limit, os._exit, [1])  # where rank 0 itself is stuck
     timer.start()
     limit = timedelta(seconds=args.limit / 2)
-    dist.init_process_group(
-        args.backend, store=store, rank=store.comm.rank, world_size=args.ranks, timeout=limit
-    )
+    dist.init_process_group(args.backend, store=store, rank=store.comm.rank, world_size=args.ranks, timeout=limit)
     result = unittest.TestResult()
     case = cases(test)
     case.file_name = tempfile.mktemp()

@@ -297,6 +297,19 @@ def test_time_limit(mpi_comm):
 
 
 @pytest.mark.sizes(2, 4)
+def test_monitored_barrier(size):
+    group = dist.group.WORLD
+    group.monitored_barrier()
+    if dist.get_rank() == size - 1:
+        dist.barrier()
+        return
+    else:
+        with pytest.raises(dist.DistBackendError, match=f"ranks {size - 1} have not come within 0.3 s"):
+            group.monitored_barrier(timedelta(seconds=0.3), wait_all_ranks=True)
+    dist.barrier()
+
+
+@pytest.mark.sizes(2, 4)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_programs_as_over_gloo(mpi_comm, program):
     with world(mpi_comm):

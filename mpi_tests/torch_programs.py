@@ -73,7 +73,7 @@ def pipelined(schedule: str) -> list[float]:
         nn.init.constant_(layer.bias, 0.1)
     losses: list[torch.Tensor] = []
     run.step(*[x] * (rank == 0), target=x if rank == size - 1 else None, losses=losses if rank == size - 1 else None)
-    return [*map(float, losses), *layers[rank].weight.grad.flatten()[:3].tolist()]
+    return [*(loss.item() for loss in losses), *layers[rank].weight.grad.flatten()[:3].tolist()]
 
 
 def gpipe() -> list[float]:

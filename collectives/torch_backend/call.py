@@ -51,8 +51,8 @@ class Call:
         if self.failure:
             return self.failure
         tensors = self.given + self.taken
-        if strange := next((t for t in tensors if t.layout != torch.strided), None):
-            return f"{self.collective}: tensor of layout {strange.layout}: pass tensor.to_dense()"
+        if strange := [t.layout for t in tensors if t.layout != torch.strided]:
+            return f"{self.collective}: tensor of layout {strange[0]}: pass tensor.to_dense()"
         if len({(t.dtype, t.device) for t in tensors}) > 1:
             kinds = sorted({f"{t.dtype} on {t.device}" for t in tensors})
             return f"{self.collective}: tensors of {' and '.join(kinds)}: pass tensors of one dtype on one device"

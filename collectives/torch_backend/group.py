@@ -1,5 +1,6 @@
 """A process group of torch.distributed, among ranks that MPI knows."""
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -21,6 +22,8 @@ from collectives.torch_backend.call import Call, Tensors
 from collectives.torch_backend.letters import Delivery
 from collectives.torch_backend.work import Finished, Line, Pending, Run, at_once, seconds
 
+SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 1e-4, 0.05
+LONGEST_WAIT_S = 1e6
 MOST_BOUND = 256  # calls kept bound
 RedOp = ReduceOp.RedOpType
 OPS = {RedOp.SUM: "sum", RedOp.PRODUCT: "prod", RedOp.MIN: "min", RedOp.MAX: "max", RedOp.AVG: "avg"}
@@ -67,6 +70,7 @@ class Group(ProcessGroup):
         self.bound: OrderedDict[tuple, bound.Bound] = OrderedDict()
         self.coalesced: list[Work] | None = None
         self.failure = ""
+        self.num_monitored = 0
         self.finished = Finished()
 
     # --- what torch asks of a group itself ---
@@ -112,15 +116,31 @@ class Group(ProcessGroup):
         self.limit_s = seconds(timeout)
 
     def shutdown(self) -> None:
-        """End the group, unless a call in it has failed: then other ranks may never come."""
-        if self.failure:
-            return
-        self.failure = "the group has been destroyed"
+        """End the group, and give back what it holds, unless a call has failed on any rank: it may not come here."""
         self.line.end()
-        self.bound.clear()
-        self.comm.free()
+        if not self.failure and self.all_are_done():
+            self.bound.clear()
+            self.comm.free()
+        self.failure = self.failure or "the group has been destroyed"
 
     abort = shutdown
+
+    def all_are_done(self) -> bool:
+        """Whether every rank ends the group, and none of them because a call has failed."""
+        came = self.comm.mpi.Ibarrier()
+        deadline_s = time.monotonic() + self.limit_s
+        sleep_s = SHORTEST_SLEEP_S
+        while not came.Test():
+            if time.monotonic() > deadline_s or (sleep_s == LONGEST_SLEEP_S and self.store.check(["failed"])):
+                return False
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
+        return True
+
+    def fail(self, words: str) -> None:
+        """No call in this group can be made any more."""
+        self.failure = words
+        self.store.set("failed", words)
 
     # --- running calls ---
 
@@ -146,12 +166,12 @@ class Group(ProcessGroup):
         try:
             self.agreed(call, lambda plan: run(plan, limit_s))
         except TimeoutError:
-            self.failure = f"{call.said} was not over after {limit_s():g} s: not all {self.comm.size} ranks have come"
+            self.fail(f"{call.said} was not over after {limit_s():g} s: not all {self.comm.size} ranks have come")
             raise dist.DistBackendError(self.failure) from None
         except InputError as error:
             raise dist.DistBackendError(str(error)) from None
         except (CommunicationError, MPI.Exception) as error:
-            self.failure = str(error)
+            self.fail(str(error))
             raise dist.DistBackendError(self.failure) from error
 
     def agreed(self, call: Call, run: Callable[[Plan], None]) -> None:
@@ -206,6 +226,35 @@ class Group(ProcessGroup):
     def barrier(self, opts: Any = None) -> Work:
         return self.run(Call("barrier"), opts)
 
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier by way of the store, where rank 0 says who has not come.
+
+        Raises: DistBackendError on rank 0 with the first rank that is missing, or, asked for, all; and on the others.
+        """
+        limit_s = min(self.limit_s, seconds(timeout))
+        self.num_monitored += 1
+        turn = f"monitored barrier {self.num_monitored}"
+        if self.comm.rank > 0:
+            self.store.set(f"{turn}: {self.comm.rank}", "")
+            over = self.awaited(f"{turn}: over", 2 * limit_s)
+            missing = "0" if over is None else over.decode()
+        else:
+            deadline_s = time.monotonic() + limit_s
+            others = range(1, self.comm.size)
+            late = [r for r in others if self.awaited(f"{turn}: {r}", deadline_s - time.monotonic()) is None]
+            missing = ", ".join(map(str, late if wait_all_ranks else late[:1]))
+            self.store.set(f"{turn}: over", missing)
+        if missing:
+            raise dist.DistBackendError(f"monitored_barrier: ranks {missing} have not come within {limit_s:g} s")
+
+    def awaited(self, key: str, limit_s: float) -> bytes | None:
+        """What the store has under a key, once it has; None where it has nothing in time."""
+        try:
+            self.store.wait([key], timedelta(seconds=min(max(limit_s, 1e-3), LONGEST_WAIT_S)))
+        except dist.DistStoreError:
+            return None
+        return self.store.get(key)
+
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
         return self.run(Call("all_gather", [given], [output], count=given.numel()), opts)
 
@@ -222,7 +271,9 @@ class Group(ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Work:
-        return self.last([self.allgather([list(o)], [g], opts) for o, g in zip(outputs, given, strict=True)])
+        """Of each tensor; `outputs` has a list for each rank."""
+        lists = [list(of_tensor) for of_tensor in zip(*outputs, strict=True)]
+        return self.last([self.allgather([o], [g], opts) for o, g in zip(lists, given, strict=True)])
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
         return self.run(self.reduction("reduce_scatter", [given], [output], opts), opts)
@@ -301,4 +352,3 @@ def row_bytes(tensor: torch.Tensor, splits: Sequence[int] | None, size: int) -> 
     rows = len(tensor)
     row = tensor.nbytes // rows if rows else 0
     return tuple(n * row for n in splits or [rows // size] * size)
-
