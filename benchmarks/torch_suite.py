@@ -85,14 +85,14 @@ def work(args: argparse.Namespace) -> None:
     """A rank: runs the tests that have no outcome yet, or were skipped under another name."""
     import torch
     import torch.distributed as dist
+
     from collectives.job import start_mpi
 
     world = start_mpi().COMM_WORLD
-    from collectives.torch_backend import MPIStore
-
     import torch.testing._internal.distributed.distributed_test as suite
-
     from torch.testing._internal.common_utils import TestCase
+
+    from collectives.torch_backend import MPIStore
 
     torch.set_num_threads(1)
     ways = {"rank": world.rank, "_barrier": lambda self, *_, **__: dist.barrier()}

@@ -84,7 +84,8 @@ def view(tensor: torch.Tensor, as_bytes: bool) -> Any:
     if tensor.is_cuda:
         flat = tensor.detach().view(-1)
         return flat.view(torch.uint8) if as_bytes else flat
-    data = np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()), np.uint8)
+    address = ctypes.cast(tensor.data_ptr(), ctypes.POINTER(ctypes.c_uint8))
+    data = np.ctypeslib.as_array(address, (tensor.nbytes,)) if tensor.nbytes else np.empty(0, np.uint8)
     return as_array(data, tensor.dtype, as_bytes)
 
 

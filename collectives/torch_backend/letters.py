@@ -1,6 +1,7 @@
 """Messages between two ranks."""
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ class Delivery(Finished):
         super().__init__([tensor])
         self.limit_s = limit_s
         self.compact = tensor.detach().contiguous()
-        deliver = comm.send if sends else comm.recv
+        deliver: Any = comm.send if sends else comm.recv
         self.receives_copy = not sends and self.compact.data_ptr() != tensor.data_ptr()
         self.work = deliver(view(self.compact, as_bytes=True), peer, tag, blocking=False)
         self.letter = self.work.rounds[0]

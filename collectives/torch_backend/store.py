@@ -14,6 +14,7 @@ from mpi4py import MPI
 REQUEST, FIRST_REPLY, NUM_REPLIES = 0, 1, 10_000  # tags
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 2e-3
 BYE = "bye"
+Base: Any = dist.Store  # declared with overloads, of which C++ calls one each
 
 
 class Request(NamedTuple):
@@ -120,7 +121,7 @@ class Server(threading.Thread):
         self.replies.append(self.comm.isend((failed, answer), entry.source, entry.request.tag))
 
 
-class MPIStore(dist.Store):
+class MPIStore(Base):
     """A store among the ranks of an mpi4py communicator.  Making one is collective."""
 
     def __init__(self, mpi_comm: MPI.Comm, timeout: timedelta = timedelta(minutes=5)):

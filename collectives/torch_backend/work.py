@@ -14,6 +14,7 @@ from torch.futures import Future
 
 from collectives.plan import Plan
 
+Base: Any = Work  # declared with a C++ result and future
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
 
 Run = Callable[[Plan, Callable[[], float]], None]  # runs a plan, for so many seconds at most
@@ -25,7 +26,7 @@ def at_once(plan: Plan, limit_s: Callable[[], float]) -> None:
         plan.wait(limit_s())
 
 
-class Finished(Work):
+class Finished(Base):
     """Of a call that is over."""
 
     def __init__(self, tensors: Sequence[torch.Tensor] = ()):
@@ -121,7 +122,7 @@ def seconds(timeout: timedelta | None) -> float:
 
 
 class Line:
-    """Runs calls one after the other: at once in the caller's thread if none is waiting, else in a thread of its own."""
+    """Runs calls one after the other, in a thread of its own; while it is free, a caller may run one himself."""
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
