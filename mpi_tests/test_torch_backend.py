@@ -54,6 +54,17 @@ def test_all_reduce(size, count):
     assert torch.equal(x, sum(of(rank, count) for rank in range(size)))
 
 
+@pytest.mark.sizes(2, 4)
+def test_tensors_that_lie_elsewhere_each_time(size):
+    rank = dist.get_rank()
+    xs = [of(rank, 1 << 17) for _ in range(3)]
+    for turn in range(9):
+        mine = xs[(turn * (rank + 1)) % 3]  # ranks go round theirs at different paces
+        mine.copy_(of(rank, 1 << 17))
+        dist.all_reduce(mine)
+        assert torch.equal(mine, sum(of(r, 1 << 17) for r in range(size)))
+
+
 @pytest.mark.parametrize("dtype", INTEGERS + FLOATS, ids=str)
 def test_dtypes_and_ops(size, dtype):
     every = torch.stack([of(rank, 6, dtype) for rank in range(size)])

@@ -20,6 +20,7 @@ class Bound(NamedTuple):
     """A plan, and the pieces of its buffers that tensors are copied to and from."""
 
     plan: Plan
+    number: int  # the same on all ranks
     digest: int
     given: Tensors
     taken: Tensors
@@ -49,18 +50,18 @@ def address(tensor: torch.Tensor) -> int:
     return 0
 
 
-def bind(comm: Communicator, call: Call) -> Bound:
+def bind(comm: Communicator, call: Call, number: int) -> Bound:
     """Collective."""
     arguments = dict(call.same + call.own)
     if call.collective == "barrier":
-        return Bound(comm.plan("barrier"), call.digest, [], [])
+        return Bound(comm.plan("barrier"), number, call.digest, [], [])
     if call.collective in IN_PLACE:
         x, pieces = place(comm, call, call.given or call.taken)
         plan = comm.plan(call.collective, x, **arguments)
-        return Bound(plan, call.digest, pieces if call.given else [], pieces if call.taken else [])
+        return Bound(plan, number, call.digest, pieces if call.given else [], pieces if call.taken else [])
     x, given = place(comm, call, call.given)
     out, taken = place(comm, call, call.taken)
-    return Bound(comm.plan(call.collective, x, out=out, **arguments), call.digest, given, taken)
+    return Bound(comm.plan(call.collective, x, out=out, **arguments), number, call.digest, given, taken)
 
 
 def place(comm: Communicator, call: Call, tensors: Tensors) -> tuple[Any, Tensors]:

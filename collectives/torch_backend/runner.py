@@ -32,7 +32,8 @@ class Runner(Base):
         super().__init__(comm.rank, comm.size)
         self.comm, self.store, self.limit_s, self._name = comm, store, seconds(timeout), name
         self.line = Line()
-        self.word = comm.empty(3, "int64")  # digest, negated digest, whether the call is to be bound
+        self.word = comm.empty(4, "int64")  # digest, number of the binding, and both negated
+        self.num_bound = 0
         self.compare = comm.plan("all_reduce", self.word, op="max")
         self.bound: OrderedDict[tuple, bound.Bound] = OrderedDict()
         self.coalesced: list[Work] | None = None
@@ -147,15 +148,17 @@ class Runner(Base):
     def agreed(self, call: Call, run: Callable[[Plan], None]) -> None:
         """Run a call that all ranks make alike, once all have bound it.
 
-        Which calls a rank still has bound depends on where its tensors lie: where one has to bind, all do.
+        Bindings are of all ranks together, and which one a rank finds depends on where its tensors lie: unless all
+        have found the same, they bind anew.
         """
         key = () if call.failure else bound.key(call)
         known = self.bound.get(key)
         digest = known.digest if known else call.digest
-        self.word[:] = digest, -digest, known is None
+        number = known.number if known else 0
+        self.word[:] = digest, number, -digest, -number
         run(self.compare)
-        highest, negated, unbound = self.word.tolist()
-        if highest != -negated or unbound:
+        highest, newest, lowest, oldest = self.word.tolist()
+        if highest != -lowest or newest != -oldest or not newest:
             known = self.bind(call, key)
         assert known is not None
         known.run(call, run)
@@ -163,7 +166,8 @@ class Runner(Base):
     def bind(self, call: Call, key: tuple) -> bound.Bound:
         """Collective.  Raises: InputError on every rank where one cannot make the call, or ranks make others."""
         self.comm.compare(call.said, call.refuse())
-        made = self.bound[key] = bound.bind(self.comm, call)
+        self.num_bound += 1
+        made = self.bound[key] = bound.bind(self.comm, call, self.num_bound)
         if len(self.bound) > MOST_BOUND:
             self.bound.popitem(last=False)
         return made
