@@ -61,6 +61,13 @@ def of_process(field: str) -> float:
     return int(line.split()[1]) / 1024
 
 
+def of_others() -> float:
+    """MiB of the memory that processes share, and this one has touched, less its part of it."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    part_kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss_Shmem"))
+    return of_process("RssShmem") - part_kib / 1024
+
+
 def settled() -> float:
     """MiB of this process, with what is free given back; the highest is counted from here."""
     gc.collect()

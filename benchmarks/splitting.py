@@ -15,18 +15,17 @@ DeepSpeed is not among the project's dependencies: pip install deepspeed.
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
-import numpy as np
 import splitting_peers
 import torch
 from document import output, table, write
 from peers import MPI, start_torch
 from torch import Tensor
+from turns import Contestant
 
 import collectives
 from collectives.bench.flags import Parser, positive
@@ -94,36 +93,6 @@ class Silence:
 
         with mock.patch.multiple(Exchange, run=run, start=start):
             yield
-
-
-class Contestant:
-    """A way to split a model, and the same without communication."""
-
-    def __init__(self, talking: Any, silent: Any, silence: Callable[[], AbstractContextManager] = nullcontext):
-        self.talking, self.silent, self.silence = talking, silent, silence
-        self.steps_s: list[float] = []
-        self.computing_s: list[float] = []
-
-    def round(self) -> None:
-        self.steps_s.append(timed(self.talking))
-        with self.silence():
-            self.computing_s.append(timed(self.silent))
-
-    def figures(self, num_tokens: int) -> dict[str, float]:
-        """Medians over the rounds but the first."""
-        steps_s, computing_s = np.array(self.steps_s[1:]), np.array(self.computing_s[1:])
-        seconds = {"step_ms": steps_s, "computing_ms": computing_s, "exposed_ms": steps_s - computing_s}
-        milliseconds = {name: 1e3 * float(np.median(values)) for name, values in seconds.items()}
-        return {"tokens_per_s": 1e3 * num_tokens / milliseconds["step_ms"]} | milliseconds
-
-
-def timed(way: Any) -> float:
-    """Seconds of the slowest rank."""
-    way.model.zero_grad()
-    MPI.COMM_WORLD.Barrier()
-    begin = time.perf_counter()
-    way.step()
-    return MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX)
 
 
 class Contest:

@@ -59,7 +59,6 @@ def write(path: Path, content: bytes) -> Path:
         ),
         (["--pp", 2, *TWO, "--max_alive", 2], "max_alive=2 limits a searched schedule, not 1f1b: use schedule=search"),
         (["--pp", 2, *TWO, "--schedule", "search", "--max_alive", 0], "a limit of 0 activations: a rank has one alive"),
-        (["--pp", 2, *TWO, "--zero_stage", 2], "zero_stage=2 under pp=2: stages of a pipeline keep parameters and "),
         (
             ["--zero_stage", 1, "--zero_group", "3"],
             "zero_group 3 does not divide 2 ranks: use all, node, or one of 1, 2",

@@ -1,4 +1,4 @@
-"""The benchmarks of split models and of pipelines run, in small; what memory they count falls as it should."""
+"""The benchmarks of split models, pipelines, data parallelism and plans run, in small, with what they count."""
 
 import importlib.util
 import json
@@ -8,17 +8,20 @@ import sys
 
 import pytest
 
+from models.gpt import GPT, GPTConfig
 from mpi_tests.launch import ROOT, launch
 
 IN_SMALL = {
     "splitting.py": "--n_layer 1 --n_head 4 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
     "pipelining.py": "--n_layer 4 --n_head 2 --n_embd 16 --vocab_size 16 --seq 8 --num_micro_batches 4 --repeats 1",
+    "data_parallelism.py": "--n_layer 4 --n_head 2 --n_embd 64 --vocab_size 32 --seq 8 --bucket_mb 0.5 --repeats 1",
+    "planning.py": "--n_layer 4 --n_head 2 --n_embd 128 --block_size 8 --samples 4 --steps 3",
     "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
 }
 
 
-def run(ranks, benchmark, path):
-    words = IN_SMALL[benchmark].split()
+def run(ranks, benchmark, path, *more):
+    words = [*IN_SMALL[benchmark].split(), *more]
     ended = launch(ranks, sys.executable, f"benchmarks/{benchmark}", *words, "--output", path, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     document = json.loads(path.read_text())
@@ -89,6 +92,77 @@ def test_memory(tmp_path):
         assert loss[f"tp {size}"]["peak"] < 1.5 * loss["plain"]["peak"] / size
 
 
+def test_data_parallelism(tmp_path):
+    picture = tmp_path / "ways.png"
+    results, output = run(4, "data_parallelism.py", tmp_path / "ways.json", "--picture", picture)
+    num_params = GPT(GPTConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=64)).num_params() + 8 * 64
+    mib = 4 * num_params / 2**20  # of the parameters
+    expected = {  # in this unit: sent and received, sent out of a group, held between steps
+        "parameter server": (5, 2, 4),
+        "all-reduce at the end": (3, 1.5, 4),
+        "in buckets, overlapped": (3, 1.5, 4),
+        "hierarchical": (3, 1, 4),
+        "ZeRO stage 1": (3, 1.5, 2.5),
+        "ZeRO stage 2": (3, 1.5, 1.75),
+        "ZeRO stage 3": (4.5, 2.25, 1),
+    }
+    assert list(results) == list(expected)
+    for name, figures in results.items():
+        assert name in output
+        counted = [figures[f"{what}_mib"] / mib for what in ("busiest", "out_of_group", "held")]
+        if name == "ZeRO stage 3":  # some parameters stay from the forward to the backward pass
+            assert 4 < counted[0] < 4.5
+            assert counted[1] == pytest.approx(counted[0] / 2)
+            counted[:2] = expected[name][:2]
+        assert counted == pytest.approx(expected[name], rel=0.02)
+        formulas = [figures[f"{what}_formula_mib"] / mib for what in ("busiest", "held")]
+        assert formulas == pytest.approx(expected[name][::2])
+        assert figures["peak_mib"] > figures["held_mib"]
+        assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
+    assert results["parameter server"]["peak_mib"] > (4 + 4) * mib  # with all ranks' gradients
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+SUMMED_UP = """
+import sys
+sys.path.insert(0, "benchmarks")
+import data_parallelism, data_parallelism_ways, torch
+data_parallelism_ways.torch.mean = torch.sum
+data_parallelism.main()
+"""
+
+
+def test_parameters_of_data_parallelism_are_compared():
+    ended = launch(2, sys.executable, "-c", SUMMED_UP, *IN_SMALL["data_parallelism.py"].split())
+    assert ended.returncode != 0
+    assert re.search(r"parameter server: .*weight is off by .* of what plain training has changed", ended.stderr)
+
+
+def test_planning(tmp_path):
+    asked = ["dp 4", "dp 4, zero 3", "tp 2, pp 2"]
+    results, output = run(4, "planning.py", tmp_path / "planning.json", "--layouts", *asked)
+    layouts = results["layouts"]
+    assert list(layouts) == asked
+    num_params = GPT(GPTConfig(vocab_size=256, block_size=8, n_layer=4, n_head=2, n_embd=128)).num_params() + 8 * 128
+    held = 16 * num_params / 2**20  # parameters, gradients and two moments, in MiB
+    for whose in ("predicted", "measured"):
+        assert held < layouts["dp 4"][f"{whose}_mib"]
+        assert held / 4 < layouts["dp 4, zero 3"][f"{whose}_mib"] < held
+        assert held / 4 < layouts["tp 2, pp 2"][f"{whose}_mib"] < held
+    for name, figures in layouts.items():
+        assert name in output
+        for unit in ("mib", "ms"):
+            ratio = figures[f"predicted_{unit}"] / figures[f"measured_{unit}"]
+            assert figures[f"predicted_to_measured_{unit}"] == pytest.approx(ratio)
+    for unit in ("mib", "ms"):
+        places = []
+        for whose in ("predicted", "measured"):
+            values = [figures[f"{whose}_{unit}"] for figures in layouts.values()]
+            places.append([sorted(values).index(value) for value in values])
+        squares = sum((a - b) ** 2 for a, b in zip(*places, strict=True))
+        assert results["correlation"][unit] == pytest.approx(1 - 6 * squares / (3 * (3**2 - 1)))
+
+
 @pytest.mark.parametrize(
     ("benchmark", "words", "message"),
     [
@@ -97,6 +171,8 @@ def test_memory(tmp_path):
         ("pipelining.py", ["--n_layer", "3"], "--n_layer 3 is too few for 4 stages: use 4 or more"),
         ("pipelining.py", ["--num_micro_batches", "5"], "5 can't be interleaved by torch on 2 ranks: use a multiple"),
         ("memory.py", ["--modes", "ulysses", "--n_head", "1"], "2 ranks can't exchange these heads, use a multiple"),
+        ("data_parallelism.py", ["--bucket_mb", "0"], "bucket_mb=0.0 must be above 0"),
+        ("planning.py", [], "the layouts are of 4 ranks, not 2: start as many, as with mpirun -n 4"),
         ("memory.py", ["--output", "there/is/none.json"], "there is no folder there/is, so make it first"),
     ],
 )

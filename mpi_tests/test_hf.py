@@ -185,7 +185,7 @@ def test_a_tensor_that_gpt2_lacks(tmp_path):
         load_hugging_face(tmp_path)
 
 
-def of_hugging_face(tensors, tokens):
+def of_hugging_face(tensors, tokens, n_head=3):
     """Logits of a GPT-2 by NumPy, from tensors as Hugging Face has them.  Source: their modeling_gpt2.py."""
     w = {name: tensor.double().numpy() for name, tensor in tensors.items()}
 
@@ -197,7 +197,7 @@ def of_hugging_face(tensors, tokens):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
     def attention(x, name):
-        q, k, v = (np.stack(np.split(part, 3, -1), 1) for part in np.split(conv1d(x, f"{name}.c_attn"), 3, -1))
+        q, k, v = (np.stack(np.split(part, n_head, -1), 1) for part in np.split(conv1d(x, f"{name}.c_attn"), 3, -1))
         scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])  # (batch, n_head, seq, seq)
         scores = np.exp(np.where(np.tri(len(tokens[0]), dtype=bool), scores, -np.inf))
         y = scores / scores.sum(-1, keepdims=True) @ v

@@ -249,6 +249,45 @@ def test_a_pipeline_takes_what_its_schedule_takes(name):
         )
 
 
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_h1"])
+def test_zero_in_a_pipeline_is_sent_for_each_micro_batch(name):
+    """Where computing takes no time: gradients, in stage 3 and twice the parameters; half of each between two ranks."""
+    config, m, per_byte = replace(SMALL, n_layer=8), 6, 1e-9
+    network = Network(Link(0, 0), Link(0, per_byte), 0, 0, 0)
+    layout = Layout(dp=2, pp=2, schedule=name, num_micro_batches=m)
+    layout = layout._replace(virtual_stages=registry.REGISTRY[name].virtual_stages)
+    job = Job(config, 2 * m)
+    half_s = max(rank_params(job, layout)) * 4 / 2 * per_byte
+    for zero_stage, passes in ((1, 0), (2, 1), (3, 3)):
+        step = step_of(job, layout._replace(zero_stage=zero_stage), on(4, 1, network, flops_per_s=1e30))
+        assert step.time().zero == pytest.approx(passes * m * half_s, rel=1e-6)
+        assert step.least_s() <= step.time().total * (1 + 1e-9)
+    busy = step_of(job, layout._replace(zero_stage=3), on(4, 1, network, flops_per_s=1e6))
+    assert busy.time().zero == 0
+
+
+def test_gradients_of_a_pipeline_go_stage_by_stage():
+    """Where computing takes no time: at most those of a rank's two stages, and of the tied vocabulary, show."""
+    config, start_s, per_byte = replace(SMALL, n_layer=8), 1e-3, 1e-9
+    job, layout = Job(config, 4), Layout(dp=2, pp=2, schedule="interleaved", num_micro_batches=2, virtual_stages=2)
+    network = Network(Link(0, 0), Link(start_s, per_byte), 0, 0, 0)
+    step = step_of(job, layout, on(4, 1, network, flops_per_s=1e30))
+    each = 2 * start_s + max(rank_params(job, layout)) * 4 * per_byte
+    tied_s = start_s + config.vocab_size * config.n_embd * 4 * per_byte
+    assert start_s < step.time().dp <= each + tied_s
+
+
+def test_zero_makes_pipelines_fit():
+    """What a rank holds is less with each stage."""
+    job, layout = Job(LARGE, 64), Layout(dp=8, pp=4, num_micro_batches=8)
+    held = [memory(job, layout._replace(zero_stage=stage), shares(job, layout), owners=8).total for stage in range(4)]
+    assert held == sorted(held, reverse=True)
+    fixed = {"dp": 8, "pp": 4, "recompute": "none", "micro_batch_size": 1, "schedule": "1f1b"}
+    machine = on(32, memory_bytes=(held[1] + held[2]) / 2)
+    found = search(job, machine, fixed)
+    assert found.best[0].layout.zero_stage >= 2
+
+
 def test_data_parallelism_by_hand():
     """Three parts of a gradient, of which the first two go while the backward pass is on."""
     config = GPTConfig(vocab_size=8, block_size=4, n_layer=2, n_head=1, n_embd=4)

@@ -20,6 +20,7 @@ from models.gpt import GPT, GPTConfig
 from models.hf import load_hugging_face, to_hugging_face
 from models.optimizer import learning_rate
 from mpi_tests.launch import ROOT, environment, find_mpirun, launch
+from mpi_tests.test_hf import of_hugging_face
 from parallelism.sampler import DistributedSampler
 from training.config import Config
 
@@ -136,6 +137,8 @@ SHARING = {
     "stage 3, recomputed": {"zero_stage": 3, "recompute": "full"},
     "stage 3, tp 2": {"zero_stage": 3, "tp": 2, "dp": 2},
     "stage 1, pp 2": {"zero_stage": 1, "pp": 2, "dp": 2, "num_micro_batches": 2},
+    "stage 2, pp 2": {"zero_stage": 2, "pp": 2, "dp": 2, "num_micro_batches": 3, "schedule": "zb_h1"},
+    "stage 3, pp 2": {"zero_stage": 3, "pp": 2, "dp": 2, "num_micro_batches": 2, "recompute": "full"},
 }
 
 
@@ -157,6 +160,7 @@ GOING_ON = {
     "dp 4, stage 3": (4, {"zero_stage": 3}),
     "one process": (1, {"num_micro_batches": 2}),
     "pp 2, dp 2": (4, {"pp": 2, "dp": 2, "num_micro_batches": 2}),
+    "pp 2, dp 2, stage 3": (4, {"pp": 2, "dp": 2, "zero_stage": 3, "num_micro_batches": 2}),
 }
 
 
@@ -186,6 +190,37 @@ def test_a_checkpoint_goes_on_in_any_layout(tmp_path, stopped, reference, case):
         if case == GOING_ON["the same"]:
             assert np.array_equal(weights[name], expected), name
         np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def exported(stopped, tmp_path_factory):
+    """The last checkpoint as a GPT-2 in Hugging Face's files: one process resumes it, with no step left to do."""
+    folder = tmp_path_factory.mktemp("exported")
+    saving = {"checkpoint_dir": str(shutil.copytree(stopped[0], folder / "checkpoints")), "resume": "auto"}
+    records, weights, _ = run(folder, 1, **saving, **FEW)
+    assert not losses(records)
+    for name, expected in stopped[1].items():
+        assert np.array_equal(weights[name], expected), name
+    return folder / "run-1"
+
+
+TOKENS = torch.randint(256, (3, SMALL.block_size), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_a_checkpoint_of_tp_pp_and_zero_has_the_logits_of_a_gpt2(exported):
+    logits, _ = load_hugging_face(exported).eval()(TOKENS)
+    tensors = {name: torch.from_numpy(array) for name, array in load_file(exported / "model.safetensors").items()}
+    np.testing.assert_allclose(logits, of_hugging_face(tensors, TOKENS, SMALL.n_head), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("default")
+@torch.no_grad()
+def test_a_checkpoint_of_tp_pp_and_zero_becomes_a_gpt2_in_transformers(exported):
+    transformers = pytest.importorskip("transformers")
+    logits, _ = load_hugging_face(exported).eval()(TOKENS)
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(exported).eval()
+    torch.testing.assert_close(theirs(TOKENS).logits, logits, rtol=0, atol=1e-5)
 
 
 def test_what_a_run_cannot_go_on_from(tmp_path, stopped):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+from parallelism.waiting import Waiting
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
@@ -32,7 +33,7 @@ class Bucket:
         self.plan.wait()
 
 
-class Overlapped(nn.Module):
+class Overlapped(Waiting, nn.Module):
     """A module whose gradients are reduced in buckets while the backward pass goes on.
 
     Buckets start in their order, each once all its gradients have appeared; those under way move on each time one
@@ -46,7 +47,6 @@ class Overlapped(nn.Module):
     def __init__(self, module: nn.Module):
         super().__init__()
         self.module = module
-        self.exposed_s = 0.0
         self.sync = True
         self._in_backward = False
         self.buckets: list[Bucket] = []
@@ -70,13 +70,6 @@ class Overlapped(nn.Module):
             yield
         finally:
             self.sync = before
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Where the network is waited for; one such place within another is counted once."""
-        before, begin = self.exposed_s, time.perf_counter()
-        yield
-        self.exposed_s = before + time.perf_counter() - begin
 
     @property
     def reduces(self) -> bool:

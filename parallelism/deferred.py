@@ -8,7 +8,7 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241, s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
@@ -23,11 +23,12 @@ from parallelism.arena import gradient_of
 class WeightGradients:
     """Gradients of linear layers' weights and biases that are put off, or with `at_once` computed when they come.
 
-    Of each product the layer's input and the gradient of its output are kept, and nothing else.
+    Of each product the layer's input and the gradient of its output are kept, and nothing else.  Once a weight's
+    gradient is computed, `appeared(weight)` is called.
     """
 
-    def __init__(self) -> None:
-        self.at_once = False
+    def __init__(self, appeared: Callable[[Tensor], None] = lambda weight: None) -> None:
+        self.at_once, self.appeared = False, appeared
         self._waiting: deque[tuple[Tensor, Tensor | None, Tensor, Tensor]] = deque()
 
     def put_off(self, weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor) -> None:
@@ -47,6 +48,7 @@ class WeightGradients:
             add_product(weight, gradient.t(), x)
             if bias is not None:
                 accumulate(bias, gradient.sum(0))
+            self.appeared(weight)
 
 
 def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:

@@ -55,9 +55,10 @@ class Pipeline:
 
     `stages` are this rank's, by number, as `schedule` has them.  Messages between stages are sent straight from the
     memory of the activations and received into new ones, and are under way while the ranks compute.
-    `after(action)` is called after each action, as to start an all-reduce of a stage's gradients.
+    `before(action, following)` is called before each action, and `after(action)` after it, as to start an all-reduce of
+    a stage's gradients; `following` is the rank's next action, or None.
 
-    `busy_s` is the time that this rank has computed, and `span_s` that its steps have taken, in seconds, added up.
+    `busy_s` is the time that this rank's actions have taken, and `span_s` that of its steps, in seconds, added up.
     With `spans` set to a list, each action and each wait is added to it.
     """
 
@@ -67,9 +68,11 @@ class Pipeline:
         schedule: Schedule,
         comm: Communicator,
         device: str = "cpu",
+        before: Callable[[Action, Action | None], None] = lambda action, following: None,
         after: Callable[[Action], None] = lambda action: None,
     ):
-        self.stages, self.schedule, self.comm, self.device, self.after = stages, schedule, comm, device, after
+        self.stages, self.schedule, self.comm, self.device = stages, schedule, comm, device
+        self.before, self.after = before, after
         with comm.agreed("Pipeline"):
             check_home(stages, schedule, comm)
         self.forms: dict[Any, dict[int, Form]] = {}  # of the input of each stage here, and of its output, by batch
@@ -146,6 +149,7 @@ class Pass:
 
     def run(self) -> float:
         begin = time.perf_counter()
+        following = iter(self.schedule.orders[self.pipeline.comm.rank][1:])
         for op in program(self.schedule, self.pipeline.comm.rank):
             match op:
                 case Post(message):
@@ -157,8 +161,8 @@ class Pass:
                     self.leaving = [work for work in self.leaving if not work.done()]  # whose memory may go
                     self.leaving.append(self.send(message))
                 case _:
-                    self.pipeline.busy_s += self.spend(str(op.action), partial(self.compute, op.action))
-                    self.pipeline.after(op.action)
+                    act = partial(self.act, op.action, next(following, None))
+                    self.pipeline.busy_s += self.spend(str(op.action), act)
         for work in self.leaving:
             work.wait()
         self.pipeline.span_s += time.perf_counter() - begin
@@ -184,6 +188,11 @@ class Pass:
     def tag(self, message: Message) -> int:
         """Of its own within a step."""
         return (2 * message.stage + message.is_gradient) * len(self.batches) + message.micro_batch
+
+    def act(self, action: Action, following: Action | None) -> None:
+        self.pipeline.before(action, following)
+        self.compute(action)
+        self.pipeline.after(action)
 
     def compute(self, action: Action) -> None:
         stage, kind, micro_batch = action

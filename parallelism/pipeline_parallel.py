@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from parallelism.arena import Arena
 from parallelism.partition import balance
@@ -17,12 +17,15 @@ from parallelism.pipeline_schedule.actions import WEIGHTS
 from parallelism.reduction import Parts, Reduction, Tied, TiedGradients, runs, tied_names
 from parallelism.stage import Batch, Layer, cut
 from parallelism.zero import MakeOptimizer, StateSharing
+from parallelism.zero_pipeline import LayerGradients, LayerParameters, LayerSharing, Owned
 from parallelism.zero_units import Ranks, Unit
 
 if TYPE_CHECKING:
     from collectives import Communicator
     from parallelism.mesh import Mesh
     from parallelism.pipeline_schedule.actions import Schedule
+
+SHARING = {2: LayerGradients, 3: LayerParameters}
 
 
 class PipelineParallel:
@@ -33,8 +36,9 @@ class PipelineParallel:
     What is left lies in `arena`, which `make_arena` makes of it.  `prepare` is called with the micro-batch before each
     forward pass; `reduction` are further arguments of how gradients are reduced.
 
-    With `make_optimizer`, the ranks of dp and sp, or groups of them, share the optimizer's states, as `zero` says:
-    gradients are then those of `zero.pieces`, and `zero.update()` updates the parameters.
+    With `make_optimizer`, the ranks of dp and sp, or groups of them, share what ZeRO does in `zero_stage`, as `zero`
+    says: gradients are then those of `zero.pieces`, and `zero.update()` updates the parameters.  In stages 2 and 3
+    there is no `arena`.
 
     Raises: InputError for more stages than layers.
     """
@@ -50,6 +54,7 @@ class PipelineParallel:
         make_optimizer: MakeOptimizer | None = None,
         zero_group: str | int = "all",
         make_arena: Callable[[nn.Module, Communicator, str], Arena] = Arena,
+        zero_stage: int = 1,
         **reduction: Any,
     ):
         with mesh.comm.agreed("PipelineParallel"):
@@ -60,18 +65,26 @@ class PipelineParallel:
         tied = tied_names(model)
         order = schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
-        stages = cut(model, layers, self.parts, prepare, splits)
-        self.arena = make_arena(model, mesh.comm, device)
-        modules = {stage: owned.layer.modules for stage, owned in stages.items()}
-        ends = partial(runs, model, modules, order, self.arena.slices)
+        self.zero: StateSharing | LayerSharing | None = None
+        self.reduction: Reduction | LayerSharing  # what is done before and after each action
+        in_stages = partial(cut, model, stages=self.parts, prepare=prepare, splits=splits)
         ranks = Ranks.of(mesh.along("dp", "sp"), zero_group)
-        ranks.every.broadcast(self.arena.parameters, root=0)
-        self.zero: StateSharing | None = None
-        if make_optimizer:
-            self._share_states(ends(alone=set(chain(*tied))), tied, ranks, mesh.pp, make_optimizer, **reduction)
+        if make_optimizer and zero_stage > 1:
+            stages = in_stages([self._watched(*each) for each in enumerate(layers)], appeared=self._appeared)
+            own = Owned.of(model, layers, self.parts, tied, mesh.pp)
+            self.reduction = self.zero = SHARING[zero_stage](own, ranks, make_optimizer, device, **reduction)
+            self.tied = self.zero.tied
         else:
-            self._average(ends(), tied, ranks.every, mesh.pp, **reduction)
-        self.pipeline = Pipeline(stages, schedule, mesh.pp, device, after=self.reduction.start)
+            stages = in_stages(layers)
+            self.arena = make_arena(model, mesh.comm, device)
+            modules = {stage: owned.layer.modules for stage, owned in stages.items()}
+            ends = partial(runs, model, modules, order, self.arena.slices)
+            ranks.every.broadcast(self.arena.parameters, root=0)
+            if make_optimizer:
+                self._share_states(ends(alone=set(chain(*tied))), tied, ranks, mesh.pp, make_optimizer, **reduction)
+            else:
+                self._average(ends(), tied, ranks.every, mesh.pp, **reduction)
+        self.pipeline = Pipeline(stages, schedule, mesh.pp, device, self.reduction.begin, self.reduction.end)
 
     def _average(self, parts: Parts, tied: Tied, comm: Communicator, pp: Communicator, **reduction: Any) -> None:
         """Every rank gets all gradients."""
@@ -91,6 +104,19 @@ class PipelineParallel:
         self.zero = StateSharing(self.model, self.arena, units, ranks, make, **reduction)
         self.reduction = Reduction([action for action, _ in parts], self.zero.reducing, self.zero.across)
 
+    def _watched(self, number: int, layer: Layer) -> Layer:
+        """A layer whose gradients, and parameters, are shared."""
+
+        def run(x, batch):
+            assert isinstance(self.zero, LayerSharing)
+            return self.zero.layer(number, layer.run, x, batch)
+
+        return layer._replace(run=run)
+
+    def _appeared(self, weight: Tensor) -> None:
+        assert isinstance(self.zero, LayerSharing)
+        self.zero.appeared(weight)
+
     @property
     def exposed_s(self) -> float:
         """The time that steps have waited for other ranks, in seconds, added up."""
@@ -105,7 +131,7 @@ class PipelineParallel:
 
     def zero_grad(self) -> None:
         """Clear the gradients, in place."""
-        self.arena.zero_grad()
+        (self.zero if isinstance(self.zero, LayerSharing) else self.arena).zero_grad()
 
 
 def within(context: Callable[[], AbstractContextManager], layer: Layer) -> Layer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from parallelism.pipeline_schedule.actions import FORWARD, Action, Order
+from parallelism.waiting import Waiting
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 Parts = list[tuple[Action, dict[str, slice]]]
 
 
-class Reduction:
+class Reduction(Waiting):
     """Reduces each stage's gradients, from the end of its last backward pass on.
 
-    `plans` do so, each after an action; those of `across` follow when all have ended.  `exposed_s` is the time that
-    `wait()` waited, in seconds, added up.
+    `plans` do so, each after an action; those of `across` follow when all have ended.
     """
 
     def __init__(self, actions: Iterable[Action], plans: Iterable[Plan], across: Sequence[Plan] = ()):
-        self.exposed_s = 0.0
         self.across = across
         self.plans: dict[Action, list[Plan]] = defaultdict(list)
         for action, plan in zip(actions, plans, strict=True):
             self.plans[action].append(plan)
 
-    def start(self, action: Action) -> None:
-        """After an action: begin with what is whole by it."""
+    def begin(self, action: Action, following: Action | None) -> None:
+        """Before an action there is nothing to do."""
+
+    def end(self, action: Action) -> None:
+        """After an action: start with what is whole by it."""
         for plan in self.plans.get(action, ()):
             plan.start()
 
     def wait(self) -> None:
-        begin = time.perf_counter()
-        for plans in self.plans.values():
-            for plan in plans:
-                plan.wait()
-        for plan in self.across:
-            plan()
-        self.exposed_s += time.perf_counter() - begin
+        with self.waiting():
+            for plans in self.plans.values():
+                for plan in plans:
+                    plan.wait()
+            for plan in self.across:
+                plan()
 
 
 def runs(
@@ -102,7 +102,8 @@ class TiedGradients:
             self.comms += [comm] if comm else []
             if comm is not None and comm.size > 1:
                 params[own[0]].is_copy = comm.rank > 0  # type: ignore[attr-defined]
-                self.plans.append(comm.plan("all_reduce", gradients[slices[own[0]]]))
+                if params[own[0]].requires_grad:
+                    self.plans.append(comm.plan("all_reduce", gradients[slices[own[0]]]))
 
     def sum_up(self) -> None:
         for plan in self.plans:

@@ -90,7 +90,7 @@ class Absent(nn.Module):
         raise RuntimeError(f"{self.name} is of another stage, on another rank")
 
 
-def nothing(batch: Batch) -> None:
+def nothing(_: Any) -> None:
     pass
 
 
@@ -100,18 +100,20 @@ def cut(
     stages: Mapping[int, range],
     prepare: Callable[[Batch], None] = nothing,
     splits: bool = False,
+    appeared: Callable[[Tensor], None] = nothing,
 ) -> dict[int, Stage]:
     """The stages of this rank, by their numbers: `stages` says which layers each has.  Modules of others go.
 
     Parameters keep their names.  A parameter that modules share stays one where all of them are here.  `prepare` is
-    called before each forward pass.  With `splits`, backward passes may be done in two parts.
+    called before each forward pass.  With `splits`, backward passes may be done in two parts; `appeared` is called with
+    each weight whose gradient may be put off, once it is computed.
     """
     kept = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
     for name in (name for layer in layers for name in layer.modules if name not in kept):
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, Absent(name))
     return {
-        number: Stage(reduce(joined, layers[part.start : part.stop]), prepare, splits)
+        number: Stage(reduce(joined, layers[part.start : part.stop]), prepare, splits, appeared)
         for number, part in stages.items()
     }
 
@@ -119,7 +121,8 @@ def cut(
 class Kept(NamedTuple):
     """What a stage keeps of a micro-batch until the end of its backward pass.
 
-    That is its input, if it isn't the first, where the graph of its output ends, and what is put off.
+    That is its input, if it isn't the first, where the graph of its output ends, if any of it is trained, and what is
+    put off.
     """
 
     x: Tensor | None
@@ -130,11 +133,17 @@ class Kept(NamedTuple):
 class Stage:
     """Some layers of a model.  Gradients accumulate in the parameters' `grad`.
 
-    With `splits`, a backward pass may be done in two parts.
+    With `splits`, a backward pass may be done in two parts; `appeared` is as of `cut`.
     """
 
-    def __init__(self, layer: Layer, prepare: Callable[[Batch], None] = nothing, splits: bool = False):
-        self.layer, self.prepare, self.splits = layer, prepare, splits
+    def __init__(
+        self,
+        layer: Layer,
+        prepare: Callable[[Batch], None] = nothing,
+        splits: bool = False,
+        appeared: Callable[[Tensor], None] = nothing,
+    ):
+        self.layer, self.prepare, self.splits, self.appeared = layer, prepare, splits, appeared
         self._alive: dict[int, Kept] = {}
 
     @property
@@ -146,13 +155,14 @@ class Stage:
         """The output for the next stage; of the last one the loss, a scalar.  The first stage's x is None."""
         self.prepare(batch)
         needs_gradient = torch.is_grad_enabled()
-        later = WeightGradients() if self.splits and needs_gradient else None
+        later = WeightGradients(self.appeared) if self.splits and needs_gradient else None
         if x is not None:
             x = x.detach().requires_grad_(needs_gradient)
         with deferring(later):
             y = self.layer.run(x, batch)
         if needs_gradient:
-            self._alive[micro_batch] = Kept(x, get_gradient_edge(y), later)  # not y, whose memory may go
+            end = get_gradient_edge(y) if y.requires_grad else None
+            self._alive[micro_batch] = Kept(x, end, later)  # not y, whose memory may go
         return y.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
@@ -176,8 +186,8 @@ class Stage:
 
 
 def backward(kept: Kept, gradient: Tensor) -> Tensor | None:
-    assert kept.end is not None
-    torch.autograd.backward(kept.end, gradient)
+    if kept.end is not None:
+        torch.autograd.backward(kept.end, gradient)
     return None if kept.x is None else kept.x.grad
 
 

@@ -162,6 +162,11 @@ class StateSharing:
         """Make parameters what their owners' pieces are.  Collective."""
         run(self.gathering)
 
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Where the module has all its parameters, as it always has."""
+        yield
+
 
 def units_of(arena: Arena, module: nn.Module, ranks: Ranks, bucket_mb: float) -> list[Unit]:
     """The buckets of an arena, from its end to its start, of parameters that are trained."""

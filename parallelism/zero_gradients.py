@@ -89,21 +89,21 @@ class GradientSharing:
         room = [max((sum(unit.counts) for unit in units[turn::2]), default=0) for turn in (0, 1)]
         self.working = [allocate(ranks.every, count, dtype, device) for count in room]
         self.buckets: list[Funnel] = []
+        users: tuple[list[Funnel], list[Funnel]] = [], []
         for index, (unit, own) in enumerate(zip(units, self.own, strict=True)):
             array, tensor = self.working[index % 2]
             out = array[unit.relative(unit.chunks[rank])]
             plan = ranks.shard.plan("reduce_scatter", array[: sum(unit.counts)], out=out, counts=unit.counts, **asked)
             homes = {params[name]: tensor[unit.relative(place)] for name, place in unit.slices.items()}
             mine = tensor[unit.relative(unit.chunks[rank])], own
-            before = self.buckets[index - 2] if index >= 2 else None
-            self.buckets.append(Funnel(plan, set(unit.slices), homes, mine, before, waiting))
+            self.buckets.append(Funnel(plan, set(unit.slices), homes, mine, users[index % 2], waiting))
 
 
 class Funnel(Bucket):
-    """Gradients that go to `homes` in a working buffer, once `before` is through there, to be reduced.
+    """Gradients that go to `homes` in a working buffer, once the last of its `users` is through there, to be reduced.
 
-    What becomes of this rank's chunk of the buffer is added to its own gradients: the two tensors of `mine`.  For what
-    is `before` it waits within `waiting()`.
+    What becomes of this rank's chunk of the buffer is added to its own gradients: the two tensors of `mine`.  For the
+    buffer it waits within `waiting()`.
     """
 
     def __init__(
@@ -112,18 +112,19 @@ class Funnel(Bucket):
         names: set[str],
         homes: Mapping[nn.Parameter, Tensor],
         mine: tuple[Tensor, Tensor],
-        before: Funnel | None,
+        users: list[Funnel],
         waiting: Waiting,
     ):
         super().__init__(plan, names)
-        self.homes, self.mine, self.before, self.waiting = homes, mine, before, waiting
+        self.homes, self.mine, self.users, self.waiting = homes, mine, users, waiting
         self.under_way = False
 
     @torch.no_grad()
     def start(self) -> None:
-        if self.before:
-            with self.waiting():
-                self.before.wait()
+        with self.waiting():
+            for user in self.users:
+                user.wait()
+        self.users[:] = [self]
         for param, home in self.homes.items():
             if param.grad is None:
                 home.zero_()

@@ -8,7 +8,7 @@ Parallel", 2023, arXiv 2304.11277, section 3 (units, prefetching).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,12 +102,7 @@ class ShardedParameters(Zero):
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Where the module has all its parameters, to be read: not to compute with them.  Collective."""
-        for layer in self.layers:
-            layer.gather()
-            copies = [(param, param.data.clone()) for param in layer.views]
-            layer.release()
-            for param, copy in copies:
-                param.data = copy
+        copy_out(self.layers)
         try:
             yield
         finally:
@@ -215,6 +210,16 @@ class GatheredLayer:
         for param, value in values.items():
             param.data = value
         self.here = values is self.views
+
+
+def copy_out(layers: Iterable[GatheredLayer]) -> None:
+    """Give a module copies of its parameters, until these layers are released.  Collective."""
+    for layer in layers:
+        layer.gather()
+        copies = [(param, param.data.clone()) for param in layer.views]
+        layer.release()
+        for param, copy in copies:
+            param.data = copy
 
 
 def divided(module: nn.Module, layers: Sequence[str]) -> list[dict[str, nn.Parameter]]:

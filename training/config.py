@@ -120,11 +120,6 @@ def check_saving(config: Config) -> None:
 
 
 def check_zero(config: Config) -> None:
-    if config.pp > 1 and config.zero_stage > 1:
-        raise ValueError(
-            f"zero_stage={config.zero_stage} under pp={config.pp}: stages of a pipeline keep parameters and gradients "
-            "from micro-batch to micro-batch, use zero_stage=1, or pp=1"
-        )
     if config.zero_stage and shares_float32_only(config):
         raise ValueError(
             f"zero_stage={config.zero_stage} shares float32 weights and gradients: use dtype=bfloat16 without "

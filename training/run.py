@@ -44,6 +44,7 @@ from parallelism.trace import gather, measured, save_picture, save_trace
 from parallelism.zero import ShardedStates, StateSharing, Zero
 from parallelism.zero_gradients import ShardedGradients
 from parallelism.zero_parameters import ShardedParameters
+from parallelism.zero_pipeline import LayerSharing
 from parallelism.zero_units import Ranks, groups_of
 from training.config import (
     SEARCH,
@@ -142,7 +143,7 @@ class Run:
         kind = ShardedStates if config.zero_stage == 1 else ShardedGradients
         return kind(*given, config.device, config.bucket_mb)
 
-    def shared_update(self) -> Zero | StateSharing | None:
+    def shared_update(self) -> Zero | StateSharing | LayerSharing | None:
         """What of ZeRO there is."""
         if isinstance(self.model, PipelineParallel):
             return self.model.zero
@@ -170,7 +171,8 @@ class Run:
         make = self.make_optimizer if self.config.zero_stage else None
         given = self.gpt, layers, self.schedule, self.mesh, self.config.device, self.prepare
         group, wire_dtype = zero_group(self.config), self.precision.wire_dtype
-        return PipelineParallel(*given, make, group, self.precision.arena, wire_dtype=wire_dtype)
+        stage = self.config.zero_stage
+        return PipelineParallel(*given, make, group, self.precision.arena, stage, wire_dtype=wire_dtype)
 
     def measured(self, layers: list[Layer]) -> list[Layer]:
         """The layers with the times that they take as costs; by these a schedule is searched, if that is asked for."""
@@ -362,7 +364,7 @@ class Run:
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
         if self.masters:
             self.masters.restore()
-        with self.model.whole() if isinstance(self.model, Zero) else nullcontext():
+        with self.zero.whole() if self.zero else nullcontext():
             fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
         return gpt
 

@@ -79,6 +79,12 @@ def stage_params(model: GPTConfig, tp: int, layers: range) -> int:
     return found + vocabulary_params(model, tp) * (last and not first)
 
 
+def layer_params(model: GPTConfig, tp: int, layers: range) -> int:
+    """Of the largest of some layers: a block, that with the embeddings, or the norm and the head."""
+    found = block_params(model, tp) + embedding_params(model, tp) * (layers.start == 0)
+    return max(found, (norm_params(model) + vocabulary_params(model, tp)) * (layers.stop == model.n_layer))
+
+
 def rank_params(model: GPTConfig, tp: int, stages: list[range]) -> int:
     """Of the stages of a rank."""
     found = sum(stage_params(model, tp, layers) for layers in stages)

@@ -148,9 +148,13 @@ def params_of(job: Job, tp: int, schedule: str, pp: int, virtual_stages: int) ->
 
 
 class Share(NamedTuple):
-    """What a rank has of the model by pp and tp: elements of parameters, and bytes that depend on the micro-batch."""
+    """What a rank has of the model by pp and tp: elements of parameters, and bytes that depend on the micro-batch.
+
+    `layer` are the elements of the largest of its blocks, with the embeddings, and of the head.
+    """
 
     params: int
+    layer: int
     activations: float
     working: float
 
@@ -166,6 +170,7 @@ def shares(job: Job, layout: Layout) -> list[Share]:
     return [
         Share(
             params,
+            max(counts.layer_params(job.model, layout.tp, cut.layers[stage]) for stage in own),
             max(sum(n * kept[stage] for n, stage in zip(moment, own, strict=True)) for moment in moments[rank]),
             max(in_block, in_head) if len(cut.layers) - 1 in own else in_block,
         )
@@ -186,11 +191,13 @@ def working(job: Job, layout: Layout) -> tuple[float, float]:
 
 
 def buffers(job: Job, layout: Layout, params: int) -> float:
-    """For what comes from other ranks: the next block's parameters, buckets of gradients, activations."""
+    """For what comes from other ranks: activations, and without a pipeline the next block's parameters and buckets."""
     precision = precision_of(job)
     block = counts.block_params(job.model, layout.tp)
     activations = counts.tokens(job, layout) * job.model.n_embd * precision.activation
     total = 2.0 * activations * (layout.tp > 1) + 2.0 * activations / counts.between_tp(layout) * (layout.pp > 1)
+    if layout.pp > 1:
+        return total
     if layout.zero_stage == 2:
         largest = max(counts.vocabulary_params(job.model, layout.tp), 4 * job.model.n_embd**2 // layout.tp)
         bucket = max(job.bucket_mb * 2**20, largest * precision.gradient)
@@ -201,18 +208,30 @@ def buffers(job: Job, layout: Layout, params: int) -> float:
     return total
 
 
+def layer_bytes(job: Job, layout: Layout) -> float:
+    """What ZeRO needs in a pipeline to work with layers, for each element of the largest.
+
+    That are gradients of one, and of two that are on their way, and with stage 3 the parameters of two.
+    """
+    precision = precision_of(job)
+    if layout.pp == 1 or layout.zero_stage < 2:
+        return 0.0
+    return 3.0 * precision.gradient + 2 * precision.parameter * (layout.zero_stage == 3)
+
+
 def memory(job: Job, layout: Layout, shares: list[Share], owners: int) -> Memory:
     """Of the rank that holds most, where so many ranks share what ZeRO divides."""
     stage, precision = layout.zero_stage, precision_of(job)
     parameter = precision.parameter / (owners if stage >= 3 else 1)
     gradient = precision.gradient / (owners if stage >= 2 else 1)
     states = precision.states / (owners if stage >= 1 else 1)
-    most = max(shares, key=lambda s: s.params * (parameter + gradient + states) + s.activations + s.working)
+    each, in_layer = parameter + gradient + states, layer_bytes(job, layout)
+    most = max(shares, key=lambda s: s.params * each + s.layer * in_layer + s.activations + s.working)
     return Memory(
         most.params * parameter,
         most.params * gradient,
         most.params * states,
         most.activations,
         most.working,
-        buffers(job, layout, most.params),
+        buffers(job, layout, most.params) + most.layer * in_layer,
     )

@@ -45,13 +45,36 @@ class Replicas:
             return costs
         costs = costs.copy()
         for cost, layers in zip(costs, stages(self.setting.job, self.setting.layout).layers, strict=True):
-            if self.zero_stage == 2:
+            if self.setting.layout.pp > 1:
+                cost[:, ZERO] += self.in_pipeline(cost, layers)
+            elif self.zero_stage == 2:
                 cost[INPUTS, ZERO] += self.shown_in_s(cost, layers)
             else:
                 forward_s, backward_s = self.by_blocks(cost, layers)
                 cost[FORWARD, ZERO] += forward_s
                 cost[INPUTS, ZERO] += backward_s
         return costs
+
+    def in_pipeline(self, cost: np.ndarray, layers: range) -> np.ndarray:
+        """What shows in a stage's passes of a micro-batch: of all that is sent what takes longer than computing.
+
+        Layers come before each pass but that of the weights, and their gradients go in the backward pass, or where it
+        has two parts in the second.
+        """
+        model, tp, computing_s = self.setting.job.model, self.setting.layout.tp, cost.sum(1)
+        each = counts.block_params(model, tp)
+        rest = counts.stage_params(model, tp, layers) - len(layers) * each
+        gather_s = (len(layers) * self.gather_s(each) + self.gather_s(rest)) * (self.zero_stage == 3)
+        reduce_s = len(layers) * self.reduce_s(each) + self.reduce_s(rest)
+        if self.setting.splits:
+            return np.maximum(0.0, (gather_s, gather_s, reduce_s) - computing_s)
+        backward_s = computing_s[INPUTS] + computing_s[WEIGHTS]
+        return np.array((max(0.0, gather_s - computing_s[FORWARD]), max(0.0, gather_s + reduce_s - backward_s), 0.0))
+
+    def last_s(self) -> float:
+        """The gradients that are on their way when a pipeline's passes are over: of one layer, the first."""
+        model, tp = self.setting.job.model, self.setting.layout.tp
+        return self.reduce_s(counts.layer_params(model, tp, range(1)))
 
     def by_blocks(self, cost: np.ndarray, layers: range) -> tuple[float, float]:
         """What shows of stage 3, forward and backward: a block comes, and its gradients go, while another computes."""
@@ -103,3 +126,15 @@ def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Second
             free_s = max(free_s, ready_s) + number * seconds(waiting / number)
             waiting = 0.0
     return max(free_s, last) + (seconds(waiting) if waiting else 0.0)
+
+
+def one_by_one_s(ready: Iterable[tuple[float, float]], seconds: Seconds) -> float:
+    """When the last gradients have been reduced, of some that are ready at some time: (seconds, parameters).
+
+    >>> one_by_one_s([(1.0, 10), (2.0, 40), (3.0, 10)], seconds=lambda params: params / 20)
+    4.5
+    """
+    free_s = 0.0
+    for ready_s, params in ready:
+        free_s = max(free_s, ready_s) + seconds(params)
+    return free_s

@@ -95,10 +95,9 @@ def variants(setting: Setting, fixed: Mapping[str, Any]) -> Iterator[tuple[Layou
     """Of a layout, with all that ZeRO can do, and what ranks hold."""
     job, layout, owners = setting.job, setting.layout, setting.place.owners
     held, replicas = shares(job, layout), owners["all"][0].size
-    most = 1 if layout.pp > 1 else 3  # stages of a pipeline keep their parameters and gradients
     stages = [fixed["zero_stage"]] if "zero_stage" in fixed else range(4 if replicas > 1 else 1)
     groups = [group for group in owners if fixed.get("zero_group", group) == group]
-    for stage, group in product([stage for stage in stages if stage <= most], groups):
+    for stage, group in product(stages, groups):
         number = owners[group][0].size
         if group == fixed.get("zero_group", "all") or (stage and 1 < number < replicas):
             full = layout._replace(zero_stage=stage, zero_group=group)

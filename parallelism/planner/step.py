@@ -14,7 +14,7 @@ from parallelism.planner import counts
 from parallelism.planner.counts import precision_of
 from parallelism.planner.memory import rank_params, stages, steady
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, Setting
-from parallelism.planner.replicas import Replicas, shown_s
+from parallelism.planner.replicas import Replicas, one_by_one_s
 
 
 class Time(NamedTuple):
@@ -52,6 +52,8 @@ class Step:
         self.after_s = self.replicas.across_s(most) + self.tied_s()
         if zero_stage in (1, 2):
             self.after_s += self.replicas.gather_s(most)
+        if zero_stage > 1 and setting.layout.pp > 1:
+            self.after_s += self.replicas.last_s()
         self.update_s = update_s(setting, most / (self.replicas.owners.size if zero_stage else 1), copy_s_per_byte)
 
     @property
@@ -109,7 +111,7 @@ class Step:
                 layers = [self.cut.layers[stage] for stage in own]
                 params = [counts.stage_params(model, layout.tp, part) for part in layers]
                 ready = sorted(zip([ends[stage] for stage in own], params, strict=True))
-                shown = max(shown, shown_s(ready, 1, self.replicas.reduce_s) - first_s)
+                shown = max(shown, one_by_one_s(ready, self.replicas.reduce_s) - first_s)
         return first_s + rounds * more_s, shown
 
 

@@ -1,0 +1,196 @@
+"""Data parallelism as its texts tell it, side by side: bytes, memory and time of each way to train one GPT.
+
+    mpirun -n 4 python benchmarks/data_parallelism.py --output ways.json --picture ways.png
+
+Every rank computes a part of a batch.  A parameter server gathers all gradients, updates the parameters and broadcasts
+them; an all-reduce at the end needs no server; in buckets it goes on during the backward pass; hierarchical, it works
+within groups and across them; and the stages of ZeRO share the optimizer's states, the gradients and the parameters.
+Before anything is timed, the parameters after two steps are compared with those of plain training on the whole batch.
+
+All go by messages, as between machines.  "busiest" are the bytes that a rank sends and receives in a step, where these
+are most, counted by the schedules that run; formulas are those of `parallelism.zero_bytes`.  ZeRO's stage 3 keeps some
+parameters from the forward to the backward pass, and so sends less than its formula.  "out of a group" is what leaves
+one half of the ranks, as if that were a node.
+
+"held" are parameters, gradients and the optimizer's states between steps, "peak" is how much more memory than before
+the model was made a rank has at one moment of a step: of the ranks that have most.  Linux with glibc only.
+
+Contestants take turns, round by round, and so does the computing alone of each: the same step, whose collectives are
+over at once.  Times are of the slowest rank, and medians; exposed communication is a round's step less its computing.
+"""
+
+import argparse
+import math
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from data_parallelism_picture import picture
+from data_parallelism_ways import WAYS, Kind, Way, adamw
+from document import output, table, write
+from memory import LIBC, M_MMAP_THRESHOLD, MIB, of_process, settled
+from peers import MPI
+from torch import Tensor
+from turns import Contestant
+from wire import Traffic, Wire
+
+import collectives
+from collectives import draw
+from collectives.bench.flags import Parser, positive
+from models.gpt import GPT, GPTConfig
+from parallelism.data_parallel import num_bytes
+from parallelism.zero import Zero
+
+RTOL = 1e-3  # of what training has changed: float32's sums in another order
+CHECKED = 2  # steps
+TITLES = {
+    "busiest_mib": "busiest, MiB",
+    "busiest_formula_mib": "formula",
+    "out_of_group_mib": "out of a group",
+    "held_mib": "held, MiB",
+    "held_formula_mib": "formula",
+    "peak_mib": "peak",
+    "step_ms": "step, ms",
+    "computing_ms": "computing",
+    "exposed_ms": "exposed",
+}
+
+
+class Entry:
+    """One way on this rank: checked and measured when made, then timed.  Collective."""
+
+    def __init__(self, name: str, kind: Kind, contest: "Contest"):
+        self.kind, self.contest = kind, contest
+        self.wire, before = Wire(contest.comm), settled()
+        self.gpt = GPT(contest.config)
+        self.way: Way = kind.make(self.gpt, self.wire, contest.bucket_mb)
+        self.way.batch = contest.share()
+        settled()
+        for _ in range(CHECKED):
+            self.way.model.zero_grad()
+            self.wire.traffic = Traffic()
+            self.way.step()
+        self.traffic, self.peak_mib = self.wire.traffic, of_process("VmHWM") - before
+        contest.check(name, self.parameters())
+        self.contestant = Contestant(self.way, self.way, self.wire.silence)
+
+    def parameters(self) -> dict[str, Tensor]:
+        with self.way.model.whole() if isinstance(self.way.model, Zero) else nullcontext():
+            return {name: p.detach().clone() for name, p in self.gpt.named_parameters()}
+
+    def figures(self) -> dict[str, Any]:
+        """Of the busiest rank, or that holds most.  Collective."""
+        comm, num_params = self.contest.comm, self.contest.num_params
+        groups = np.zeros(comm.size)
+        groups[self.wire.group[0]] = self.traffic.beyond
+        held = self.way.held()
+        mine = np.array([self.traffic.through, held.total, *held, self.peak_mib * MIB])
+        through, total, parameters, gradients, states, peak = comm.all_reduce(mine, op="max") / MIB
+        mib = {
+            "busiest_mib": through,
+            "busiest_formula_mib": self.kind.through(4 * num_params, comm.size) / MIB,
+            "out_of_group_mib": comm.all_reduce(groups).max() / MIB,
+            "held_mib": total,
+            "held_formula_mib": self.kind.held(num_params, comm.size).total / MIB,
+            "parameters_mib": parameters,
+            "gradients_mib": gradients,
+            "states_mib": states,
+            "peak_mib": peak,
+        }
+        return {name: float(value) for name, value in mib.items()} | self.contestant.figures(self.contest.num_tokens)
+
+
+class Contest:
+    """All ways, on one model and one batch."""
+
+    def __init__(self, comm: collectives.Communicator, args: argparse.Namespace, config: GPTConfig):
+        self.comm, self.config, self.bucket_mb = comm, config, args.bucket_mb
+        draws, shape = torch.Generator().manual_seed(0), (comm.size * args.batch, config.block_size)
+        self.batch = tuple(torch.randint(config.vocab_size, shape, generator=draws) for _ in range(2))
+        self.num_tokens = self.batch[0].numel()
+        self.start = {name: p.detach().clone() for name, p in GPT(config).named_parameters()}
+        self.wanted = self.plain()
+        self.num_params = sum(p.numel() for p in self.wanted.values())
+
+    def share(self) -> tuple[Tensor, ...]:
+        """The rank's samples."""
+        return tuple(x.chunk(self.comm.size)[self.comm.rank] for x in self.batch)
+
+    def plain(self) -> dict[str, Tensor]:
+        """The parameters of training on the whole batch."""
+        gpt = GPT(self.config)
+        optimizer = adamw(gpt.parameters())
+        for _ in range(CHECKED):
+            optimizer.zero_grad()
+            gpt(*self.batch)[1].backward()
+            optimizer.step()
+        return {name: p.detach() for name, p in gpt.named_parameters()}
+
+    def check(self, way: str, parameters: dict[str, Tensor]) -> None:
+        """Compare with plain training's.  Collective.
+
+        Raises: SystemExit with what differs.
+        """
+        errors = [(off(got, self.wanted[name], self.start[name]), name) for name, got in parameters.items()]
+        worst, name = max(MPI.COMM_WORLD.allgather(max(errors)))
+        if not worst < RTOL:
+            message = f"{way}: {name} is off by {worst:.1e} of what plain training has changed"
+            sys.exit(1 if self.comm.rank else message)
+
+
+def off(got: Tensor, wanted: Tensor, start: Tensor) -> float:
+    return float(((got - wanted).abs().max() / (wanted - start).abs().max()).nan_to_num(nan=math.inf))
+
+
+def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
+    """Flags, and the model.
+
+    Raises: ValueError for what cannot be measured.
+    """
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--n_layer", type=positive, default=8)
+    parser.add_argument("--n_head", type=positive, default=4)
+    parser.add_argument("--n_embd", type=positive, default=192)
+    parser.add_argument("--vocab_size", type=positive, default=256)
+    parser.add_argument("--seq", type=positive, default=64, help="tokens of a sequence")
+    parser.add_argument("--batch", type=positive, default=1, help="sequences of a rank and step")
+    parser.add_argument("--bucket_mb", type=float, default=2.0, help="MiB of gradients that are reduced together")
+    parser.add_argument("--repeats", type=positive, default=7)
+    parser.add_argument("--output", type=output, help="write the numbers as JSON")
+    parser.add_argument("--picture", type=output, help="draw them as PNG")
+    args = parser.parse_args()
+    if size % 2:
+        raise ValueError(f"{size} ranks don't make two groups: start an even number, as with mpirun -n 4")
+    num_bytes(args.bucket_mb)
+    if args.picture:
+        draw.refuse(str(args.picture))
+    shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
+    return args, GPTConfig(block_size=args.seq, **shape)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    comm = collectives.world(levels=[max(1, MPI.COMM_WORLD.size // 2)])
+    with comm.agreed("data_parallelism"):
+        args, config = parse(comm.size)
+    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back at once
+    contest = Contest(comm, args, config)
+    entries = {name: Entry(name, kind, contest) for name, kind in WAYS.items()}
+    for _ in range(args.repeats + 1):
+        for entry in entries.values():
+            entry.contestant.round()
+    figures = {name: entry.figures() for name, entry in entries.items()}
+    if comm.rank == 0:
+        rows = [[name, *(f"{values[column]:.1f}" for column in TITLES)] for name, values in figures.items()]
+        print(table(["", *TITLES.values()], rows))
+        if args.output:
+            write(args.output, figures, **vars(args))
+        if args.picture:
+            draw.save(picture(figures), str(args.picture))
+    comm.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The ways to train in data parallelism that benchmarks/data_parallelism.py compares, with formulas for their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from wire import Wire
+
+from collectives.arrays import to_torch
+from models.gpt import GPT
+from parallelism.arena import Arena
+from parallelism.data_parallel import DataParallel
+from parallelism.zero import ShardedStates
+from parallelism.zero_bytes import Held, held, held_by_formula, sent_by_formula
+from parallelism.zero_gradients import ShardedGradients
+from parallelism.zero_parameters import ShardedParameters
+from parallelism.zero_units import Ranks
+
+EVERYTHING_MB = 1e6  # of a bucket that is as large as any model
+LR, EPS = 1e-3, 1e-3
+
+
+def adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """With an `eps` that is not small beside gradients, so that their scale matters, and noise in small ones does not.
+
+    In groups, as a rank may own nothing.
+    """
+    return torch.optim.AdamW([{"params": list(params)}], lr=LR, eps=EPS)
+
+
+class Way:
+    """A GPT in training on one rank.  A step is a forward and a backward pass of the rank's samples, and the update."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, update: Callable[[], Any], arrays: Any):
+        self.model, self.optimizer, self.update, self.arrays = model, optimizer, update, arrays
+        self.batch: tuple[Tensor, Tensor]
+
+    def step(self) -> None:
+        self.model(*self.batch)[1].backward()
+        self.update()
+
+    def held(self) -> Held:
+        return held(*self.arrays, self.optimizer)
+
+
+class ParameterServer(nn.Module):
+    """Rank 0 gathers the gradients of all ranks, updates the parameters alone, and broadcasts them.
+
+    Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", 2014.
+    """
+
+    def __init__(self, module: nn.Module, wire: Wire, arena: Arena):
+        super().__init__()
+        self.module, self.arena = module, arena
+        self.optimizer = adamw(module.parameters())
+        self.gather = wire.plan("gather", arena.gradients)
+        self.broadcast = wire.plan("broadcast", arena.parameters)
+        self.is_server, self.size = wire.rank == 0, wire.size
+        wire.broadcast(arena.parameters)
+
+    def forward(self, *batch: Tensor) -> Any:
+        return self.module(*batch)
+
+    def update(self) -> None:
+        gathered = self.gather()
+        if self.is_server:
+            torch.mean(to_torch(gathered).view(self.size, -1), 0, out=self.arena.flat_gradients)
+            self.optimizer.step()
+        self.broadcast()
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        self.arena.zero_grad()
+
+
+def parameter_server(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
+    arena = Arena(gpt, wire)
+    model = ParameterServer(gpt, wire, arena)
+    return Way(model, model.optimizer, model.update, (arena.parameters, arena.gradients))
+
+
+def replicated(gpt: GPT, wire: Wire, bucket_mb: float, **reduction: Any) -> Way:
+    arena = Arena(gpt, wire)
+    model, optimizer = DataParallel(gpt, wire, arena, bucket_mb, **reduction), adamw(gpt.parameters())
+    return Way(model, optimizer, optimizer.step, (arena.parameters, arena.gradients))
+
+
+def at_the_end(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
+    """The only bucket is full when the last gradient has appeared."""
+    return replicated(gpt, wire, EVERYTHING_MB)
+
+
+def hierarchical(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
+    return replicated(gpt, wire, bucket_mb, algorithm="hierarchical")
+
+
+def shared(gpt: GPT, wire: Wire, bucket_mb: float, zero_stage: int) -> Way:
+    given = gpt, Ranks(wire, wire), adamw
+    if zero_stage == 3:
+        model = ShardedParameters(*given, [f"transformer.h.{number}" for number in range(gpt.config.n_layer)])
+    else:
+        model = (ShardedStates if zero_stage == 1 else ShardedGradients)(*given, bucket_mb=bucket_mb)
+    return Way(model, model.optimizer, model.update, model.arrays)
+
+
+class Kind(NamedTuple):
+    """How a way is made, the bytes through its busiest rank by formula, and its stage of ZeRO.
+
+    The formula is of so many bytes of parameters and of ranks.
+    """
+
+    make: Callable[..., Way]
+    through: Callable[[float, int], float]
+    zero_stage: int = 0
+
+    def held(self, num_params: int, num_ranks: int) -> Held:
+        return held_by_formula(self.zero_stage, num_params, num_ranks)
+
+
+def through_server(num_bytes: float, num_ranks: int) -> float:
+    """Gradients of all others, and parameters to as many as a binomial tree's root sends to."""
+    return (num_ranks - 1 + (num_ranks - 1).bit_length()) * num_bytes
+
+
+def through_each(zero_stage: int, num_bytes: float, num_ranks: int) -> float:
+    """What each rank sends, and receives."""
+    return 2 * sent_by_formula(zero_stage, num_bytes, num_ranks)
+
+
+def kind(zero_stage: int, make: Callable[..., Way]) -> Kind:
+    return Kind(make, partial(through_each, zero_stage), zero_stage)
+
+
+WAYS = {
+    "parameter server": Kind(parameter_server, through_server),
+    "all-reduce at the end": kind(0, at_the_end),
+    "in buckets, overlapped": kind(0, replicated),
+    "hierarchical": kind(0, hierarchical),
+    **{f"ZeRO stage {stage}": kind(stage, partial(shared, zero_stage=stage)) for stage in (1, 2, 3)},
+}

@@ -1,0 +1,167 @@
+"""What the planner predicts for layouts of 4 ranks, beside what train.py's steps take, in memory and time.
+
+    mpirun -n 4 python benchmarks/planning.py --output planning.json
+
+Before, the ranks' links, and how fast they compute, all of them at once, are measured.  Memory is how much more a rank
+has at one moment of some steps than before the run was made, its part of what ranks share, of the rank that has most;
+the data is in it, and what libraries keep.  Time is the median step of the slowest rank.  Of either there is the rank
+correlation of what was predicted and measured: 1 if the order of the layouts is the same.  Linux with glibc only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from document import output, table, write
+from memory import LIBC, M_MMAP_THRESHOLD, MIB, of_others, of_process, settled
+from peers import MPI
+
+import collectives
+from collectives.bench.constants import speeds
+from collectives.bench.flags import Parser, positive
+from models.data import load_tokens
+from parallelism.planner import Job, Layout, Machine, Planned, best
+from parallelism.planner.ranks import machine
+from training.config import Config, shape_of
+from training.run import Run
+
+RANKS = 4
+LAYOUTS = {
+    "dp 4": Layout(dp=4),
+    "dp 4, zero 1": Layout(dp=4, zero_stage=1),
+    "dp 4, zero 2": Layout(dp=4, zero_stage=2),
+    "dp 4, zero 3": Layout(dp=4, zero_stage=3),
+    "dp 4, recomputed": Layout(dp=4, recompute="full"),
+    "dp 2, tp 2": Layout(dp=2, tp=2),
+    "dp 2, sp 2": Layout(dp=2, sp=2),
+    "dp 2, pp 2": Layout(dp=2, pp=2),
+    "tp 4": Layout(tp=4),
+    "pp 4": Layout(pp=4),
+    "tp 2, pp 2": Layout(tp=2, pp=2),
+}
+WARMUPS = 2  # steps
+PROBES = 5, 1  # measurements of each link, and those before
+
+
+class Figures(NamedTuple):
+    """MiB of a rank, and milliseconds of a step."""
+
+    predicted_mib: float
+    measured_mib: float
+    predicted_ms: float
+    measured_ms: float
+
+    def ratios(self) -> dict[str, float]:
+        return {
+            "predicted_to_measured_mib": self.predicted_mib / self.measured_mib,
+            "predicted_to_measured_ms": self.predicted_ms / self.measured_ms,
+        }
+
+
+def sized(layout: Layout, samples: int) -> Layout:
+    """With micro-batches, of all samples at once, or as many as there are samples for a pipeline."""
+    own = samples // layout.dp
+    return layout._replace(
+        micro_batch_size=own if layout.pp == 1 else 1, num_micro_batches=1 if layout.pp == 1 else own
+    )
+
+
+def predicted(job: Job, found: Machine, layout: Layout) -> Planned:
+    """The only layout with all of these values."""
+    return best(job, found._replace(memory_bytes=float("inf")), layout._asdict())
+
+
+def measured(config: Config, world: collectives.Communicator, num_steps: int) -> tuple[float, float]:
+    """MiB of the rank that has most, and median seconds of the slowest one.  Collective."""
+    MPI.COMM_WORLD.Barrier()
+    before = settled() - of_others()
+    run = Run(config, world.split(0))  # whose memory is its own
+    settled()
+    steps_s = [timed(run, *each) for each in enumerate(islice(run.shares(), WARMUPS + num_steps), 1)]
+    MPI.COMM_WORLD.Barrier()
+    grown = of_process("VmHWM") - of_others() - before
+    return MPI.COMM_WORLD.allreduce(grown, MPI.MAX), float(np.median(steps_s[WARMUPS:]))
+
+
+def timed(run: Run, iteration: int, share: np.ndarray) -> float:
+    """Seconds of the slowest rank."""
+    MPI.COMM_WORLD.Barrier()
+    begin = time.perf_counter()
+    run.step(iteration, share)
+    return MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX)
+
+
+def correlation(predicted: list[float], measured: list[float]) -> float:
+    """Spearman's, of values without ties."""
+    orders = [np.argsort(np.argsort(values)) for values in (predicted, measured)]
+    return float(np.corrcoef(orders)[0, 1])
+
+
+def parse(size: int) -> argparse.Namespace:
+    """Raises: ValueError for what cannot be measured."""
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    parser.add_argument("--n_layer", type=positive, default=8)
+    parser.add_argument("--n_head", type=positive, default=8)
+    parser.add_argument("--n_embd", type=positive, default=256)
+    parser.add_argument("--block_size", type=positive, default=128, help="tokens a sample")
+    parser.add_argument("--samples", type=positive, default=8, help="of a step, on all ranks together")
+    parser.add_argument("--steps", type=positive, default=7)
+    parser.add_argument("--output", type=output, help="write the numbers as JSON")
+    args = parser.parse_args()
+    if size != RANKS:
+        raise ValueError(f"the layouts are of {RANKS} ranks, not {size}: start as many, as with mpirun -n {RANKS}")
+    if len(set(args.layouts)) < 2:
+        raise ValueError(f"--layouts {args.layouts[0]} alone has no order: name two or more")
+    if args.samples % RANKS:
+        raise ValueError(f"--samples {args.samples} can't be shared by {RANKS} ranks: use a multiple")
+    return args
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    comm = collectives.world()
+    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back at once
+    with comm.agreed("planning"):
+        args = parse(comm.size)
+        shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
+        plain = Config(out_dir="", **shape)
+        job = Job(shape_of(plain, load_tokens(plain.data).vocab_size), args.samples)
+        layouts = {name: sized(LAYOUTS[name], args.samples) for name in args.layouts}
+    found = machine(comm, job)._replace(network=speeds(comm, *PROBES))
+    with comm.agreed("planning"):
+        plans = {name: predicted(job, found, layout) for name, layout in layouts.items()}
+    figures = {}
+    measured(plain, comm, 1)  # what is loaded and compiled at first is no layout's
+    for name, plan in plans.items():
+        mib, seconds = measured(Config(out_dir="", **shape, **plan.layout._asdict()), comm, args.steps)
+        figures[name] = Figures(plan.memory.total / MIB, mib, 1e3 * plan.time.total, 1e3 * seconds)
+    if comm.rank == 0:
+        report(args, figures)
+    comm.barrier()
+
+
+def report(args: argparse.Namespace, figures: dict[str, Figures]) -> None:
+    rows = [[name, *(f"{x:.1f}" for x in f), *(f"{x:.2f}" for x in f.ratios().values())] for name, f in figures.items()]
+    titles = ["", "predicted, MiB", "measured", "predicted, ms", "measured", "MiB / MiB", "ms / ms"]
+    print(table(titles, rows))
+    columns = dict(zip(Figures._fields, map(list, zip(*figures.values(), strict=True)), strict=True))
+    correlations = {
+        unit: correlation(columns[f"predicted_{unit}"], columns[f"measured_{unit}"]) for unit in ("mib", "ms")
+    }
+    print(f"rank correlation: memory {correlations['mib']:.2f}, time {correlations['ms']:.2f}")
+    if args.output:
+        results = {
+            "layouts": {name: f._asdict() | f.ratios() for name, f in figures.items()},
+            "correlation": correlations,
+        }
+        write(args.output, results, **vars(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Memory that is let go: it is zeros again, at its place, and the process has less."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from parallelism.transient import Transient
+
+
+def resident_mib() -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_what_is_let_go_is_zeros_at_its_place(dtype):
+    memory = Transient(1000, dtype)
+    address = memory.tensor.data_ptr()
+    for _ in range(2):
+        assert memory.tensor.dtype == dtype
+        assert torch.equal(memory.tensor, torch.zeros(1000, dtype=dtype))
+        memory.tensor.fill_(3)
+        assert (memory.array.astype(np.float32) == 3).all()
+        memory.let_go()
+    assert memory.tensor.data_ptr() == address == memory.array.ctypes.data
+
+
+def test_nothing_is_held_before_and_after():
+    before = resident_mib()
+    memory = Transient(64 << 18, torch.float32)
+    assert resident_mib() - before < 8
+    memory.tensor.fill_(1)
+    assert resident_mib() - before > 56
+    memory.let_go()
+    assert resident_mib() - before < 8
+
+
+def test_no_elements():
+    memory = Transient(0, torch.float32)
+    memory.let_go()
+    assert memory.tensor.shape == (0,)

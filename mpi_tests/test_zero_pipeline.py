@@ -1,0 +1,343 @@
+"""ZeRO in pipelines: trained over stages and replicas, a model is the plain one's, trained in one process."""
+
+from functools import cache
+from itertools import pairwise
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from models.gpt import GPT, GPTConfig
+from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
+from parallelism.checkpoint.sharing import gather_texts
+from parallelism.clip import clip_grad_norm
+from parallelism.dropout import Place
+from parallelism.mesh import Mesh
+from parallelism.pipeline_parallel import PipelineParallel
+from parallelism.pipeline_schedule import registry
+from parallelism.pipeline_schedule.price import Costs
+from parallelism.pipeline_schedule.search import search
+from parallelism.plan import gpt2_plan, parallelize
+from parallelism.planner import Job, Layout
+from parallelism.planner.memory import memory, shares
+from parallelism.recompute import recompute
+from parallelism.shard import fill, wholes
+from parallelism.stage import Batch, gpt2_layers
+from parallelism.zero_bytes import counting
+from parallelism.zero_units import Ranks
+
+CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
+STEPS, COUNT, SAMPLES = 2, 4, 2  # micro-batches a rank computes, and samples of each
+CLIP = 0.3
+FROZEN = {
+    "none": (),
+    "some": ("transformer.wpe.weight", "transformer.h.1", "transformer.h.2.mlp.c_fc.weight", "transformer.ln_f"),
+    "tied": ("transformer.wte.weight", "transformer.h.7.attn"),
+    "a stage": ("transformer.w", *(f"transformer.h.{number}" for number in range(5))),
+}
+
+each_stage = pytest.mark.parametrize("zero_stage", [2, 3])
+
+
+def adamw(params):
+    params = list(params)
+    matrices, others = [p for p in params if p.dim() >= 2], [p for p in params if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
+
+
+def sgd(params):
+    return torch.optim.SGD([{"params": list(params)}], lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def made(dtype, frozen, seed=0):
+    model = GPT(CONFIG, seed).to(dtype)
+    for name, param in model.named_parameters():
+        param.requires_grad_(not name.startswith(FROZEN[frozen] or ("none",)))
+    return model
+
+
+def tokens(step, count):
+    """Of so many samples."""
+    drawn = torch.Generator().manual_seed(step)
+    ids = torch.randint(CONFIG.vocab_size, (count, CONFIG.block_size + 1), generator=drawn)
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def plain_training(num_replicas, dtype, frozen, make):
+    """Losses, norms and parameters of the plain model, whole batches and torch alone."""
+    model = made(dtype, frozen)
+    optimizer = make(p for p in model.parameters() if p.requires_grad)
+    losses, norms = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        _, loss = model(*tokens(step, num_replicas * COUNT * SAMPLES))
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms, {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)}
+
+
+@cache
+def schedule_of(name):
+    if name == "searched":
+        return search(2, COUNT, 2, Costs((1.0, 1.0, 1.0, 2.0), 1.2, 0.7, 0.1), 6)
+    return registry.make(name, 2, COUNT)
+
+
+class Run:
+    """A model in stages, whose replicas share by ZeRO."""
+
+    def __init__(self, mesh, zero_stage, schedule, dtype, frozen, group, make, recomputed):
+        self.mesh, self.dtype, self.frozen, self.make = mesh, dtype, frozen, make
+        self.model = made(dtype, frozen, seed=mesh.dp.rank)  # those of dp rank 0 are taken
+        parallelize(self.model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), mesh.tp)
+        for block in self.model.transformer.h if recomputed else ():
+            recompute(block, Place())
+        given = self.model, gpt2_layers(self.model), schedule_of(schedule), mesh
+        self.pp = PipelineParallel(*given, make_optimizer=make, zero_group=group, zero_stage=zero_stage)
+        self.zero = self.pp.zero
+
+    def batches(self, step):
+        inputs, targets = (x.chunk(self.mesh.dp.size)[self.mesh.dp.rank] for x in tokens(step, self.num_samples))
+        return [Batch(*pair) for pair in zip(inputs.chunk(COUNT), targets.chunk(COUNT), strict=True)]
+
+    @property
+    def num_samples(self):
+        return self.mesh.dp.size * COUNT * SAMPLES
+
+    def train(self):
+        """Returns the losses of all samples, and the norms."""
+        losses, norms = np.zeros(STEPS), []
+        for step in range(STEPS):
+            losses[step] = self.pp.step(self.batches(step)) / self.mesh.dp.size
+            own = [piece.own for piece in self.zero.pieces]
+            norms.append(clip_grad_norm(own, CLIP, self.mesh.tp, self.mesh.pp, self.zero.ranks.shard))
+            self.zero.update()
+            self.pp.zero_grad()
+        return self.mesh.along("dp", "pp").all_reduce(losses), norms
+
+    def state(self):
+        """What a checkpoint has of it."""
+        tied = [("transformer.wte.weight", "lm_head.weight")]
+        parts = model_parts(self.model, self.mesh.tp.rank, self.mesh.tp.size, tied)
+        for piece in self.zero.pieces:
+            part = parts[piece.name].within(piece.span, piece.own)
+            yield part
+            yield from state_parts(part, self.zero.optimizer.state[piece.own])
+
+    def parameters(self):
+        with self.zero.whole():
+            return {name: p.clone() for name, p in wholes(self.model, self.mesh.tp).items()}
+
+
+@pytest.fixture
+def started(comm):
+    """Makes runs; gives their communicators back in the end."""
+    runs = []
+
+    def start(
+        zero_stage, schedule="1f1b", dtype=torch.float64, frozen="none", group="all", make=adamw, recomputed=False, tp=1
+    ):
+        mesh = Mesh(comm, pp=2, tp=tp)
+        runs.append(Run(mesh, zero_stage, schedule, dtype, frozen, group, make, recomputed))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.pp.tied.free()
+        run.mesh.free()
+
+
+def check(run, tolerance=1e-10):
+    want_losses, want_norms, want = plain_training(run.mesh.dp.size, run.dtype, run.frozen, run.make)
+    losses, norms = run.train()
+    np.testing.assert_allclose(losses, want_losses, rtol=tolerance)
+    np.testing.assert_allclose(norms, want_norms, rtol=tolerance)
+    for name, p in run.parameters().items():
+        torch.testing.assert_close(p, want[name], rtol=0, atol=tolerance * float(want[name].abs().max()), msg=name)
+
+
+@each_stage
+@pytest.mark.parametrize("schedule", [*registry.names(), "searched"])
+@pytest.mark.sizes(4)
+def test_every_schedule_trains_as_one_process(started, schedule, zero_stage):
+    check(started(zero_stage, schedule))
+
+
+@each_stage
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_h1", "zb_v"])
+@pytest.mark.sizes(8)
+def test_layers_are_split_and_recomputed(started, schedule, zero_stage):
+    """2 x 2 x 2: pp, dp and tp."""
+    check(started(zero_stage, schedule, tp=2, recomputed=True))
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("frozen", "schedule"), [("some", "interleaved"), ("tied", "zb_v"), ("a stage", "1f1b"), ("a stage", "zb_h1")]
+)
+@pytest.mark.sizes(4)
+def test_frozen_parameters_stay(started, frozen, schedule, zero_stage):
+    check(started(zero_stage, schedule, frozen=frozen))
+
+
+@each_stage
+@pytest.mark.sizes(8)
+def test_groups_share_and_replicate_across(started, zero_stage):
+    """Four replicas in two groups; in float32."""
+    check(started(zero_stage, "zb_h1", torch.float32, group=2, make=sgd), tolerance=1e-6)
+
+
+@each_stage
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+@pytest.mark.sizes(4)
+def test_a_rank_never_has_more_than_it_needs(started, schedule, zero_stage):
+    """Of gradients a layer's, and those of embeddings and norms; of parameters two layers', and what is tied."""
+    run = started(zero_stage, schedule)
+    params = list(run.model.parameters())
+    layer = sum(p.numel() for p in GPT(CONFIG).transformer.h[0].parameters())
+    rest = 2 * sum(p.numel() for name, p in run.model.named_parameters() if ".h." not in name)
+    whole = sum(p.numel() for p in params)
+    gradients, present = [], []
+
+    def look(*_):
+        gradients.append(sum(p.numel() for p in params if p.grad is not None))
+        present.append(sum(p.numel() for p in params if p.untyped_storage().nbytes() > p.itemsize))
+
+    for p in params:
+        p.register_hook(look)
+    appeared = run.zero.appeared
+    run.zero.appeared = lambda weight: (appeared(weight), look())
+    run.train()
+    norms = 4 * 4 * CONFIG.n_embd
+    assert layer / 2 < max(gradients) <= layer + rest + norms < 0.6 * whole
+    assert max(present) <= (2 * layer + rest if zero_stage == 3 else whole)
+    assert 2 * layer + rest < 0.8 * whole
+    assert all(p.grad is None for p in params)
+    assert all(array.nbytes < 0.6 * whole * 8 for array in run.zero.arrays[zero_stage == 2 :])
+    assert all(p.isnan().all() for p in params) == (zero_stage == 3)
+
+
+@each_stage
+@pytest.mark.sizes(4)
+def test_validation_may_have_batches_that_differ_between_replicas(started, zero_stage):
+    run = started(zero_stage)
+    run.train()
+    batch = run.batches(0)[0]
+    first = Batch(batch.tokens[:1], batch.targets[:1])
+    batches = [batch, first if run.mesh.dp.rank else batch]
+    losses = run.pp.pipeline.losses(batches)
+    whole = made(run.dtype, "none")
+    whole.load_state_dict(gathered(run))
+    want = [whole(each.tokens, each.targets)[1].item() for each in batches]
+    assert losses == (pytest.approx(want, rel=1e-10) if run.pp.has_loss else [0, 0])
+
+
+def gathered(run):
+    """Of all stages."""
+    model = made(run.dtype, "none")
+    fill(model, run.parameters(), run.mesh.pp)
+    return model.state_dict()
+
+
+@each_stage
+@pytest.mark.sizes(4)
+def test_bytes_are_sent_for_each_micro_batch(started, monkeypatch, zero_stage):
+    """m Psi of gradients, and of parameters Psi in stage 2, 2 m Psi in stage 3, but for layers that are still there."""
+    counters = []
+
+    def counted(comm, group):
+        ranks, more = counting(Ranks.of(comm, group))
+        counters.extend(more)
+        return ranks
+
+    monkeypatch.setattr("parallelism.pipeline_parallel.Ranks", SimpleNamespace(of=counted))
+    run = started(zero_stage, "gpipe")
+    run.train()
+    (counter,) = counters
+    chunks = sum(p.numel() for p in run.model.parameters()) * 8 / 2
+    lines = 64 * len(list(run.model.parameters()))
+    counter.nbytes = 0
+    run.pp.step(run.batches(0))
+    run.zero.update()
+    passes = COUNT + (1 if zero_stage == 2 else 2 * COUNT)
+    assert counter.nbytes == pytest.approx(passes * chunks, rel=0.05, abs=passes * lines)
+
+
+@each_stage
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+@pytest.mark.sizes(4)
+def test_the_planner_counts_what_a_rank_holds(started, schedule, zero_stage):
+    """Of the rank that holds most; of working memory too much, as it may be that layers' parts come one by one."""
+    run = started(zero_stage, schedule)
+    layout = Layout(dp=2, pp=2, schedule=schedule, virtual_stages=len(run.pp.parts), zero_stage=zero_stage)
+    layout = layout._replace(num_micro_batches=COUNT, micro_batch_size=SAMPLES)
+    job = Job(CONFIG, run.num_samples, dtype="float64")
+    counted = memory(job, layout, shares(job, layout), owners=2)
+    working = sum(tensor.nbytes for _, tensor in run.zero.gradients.working)
+    if zero_stage == 3:
+        slots = {layer.slot for layer in (run.zero.shared, *run.zero.layers.values())}
+        working += sum(slot.tensor.nbytes for slot in slots)
+    held = np.array([array.nbytes for array in run.zero.arrays] + [working], float)
+    held = run.mesh.comm.all_reduce(held, op="max")
+    np.testing.assert_allclose(held[:2], [counted.parameters, counted.gradients], rtol=0.1)
+    assert counted.buffers / 2.5 < held[2] <= counted.buffers
+
+
+@pytest.mark.sizes(4)
+def test_a_checkpoint_goes_on_in_another_layout(comm, started):
+    """From stage 3 over 2 x 2 ranks, pp and dp, to stage 2 in another schedule, and to 2 x 2 of pp and tp."""
+    first = started(3, "1f1b")
+    first.train()
+    with TemporaryDirectory() as own:
+        folder = gather_texts(comm, own)[0]
+        checkpoints = Checkpoints(folder, comm)
+        checkpoints.save(1, first.state(), {})
+        checkpoints.wait()
+        others = [started(2, "zb_v"), started(3, "interleaved", tp=2)]
+        for run in others:
+            make_states(run.zero.optimizer)
+            checkpoints.load(run.state(), checkpoints.newest())
+            run.zero.gather()
+        checkpoints.close()
+        comm.barrier()
+    want = gathered(first)
+    for run in others:
+        for name, p in gathered(run).items():
+            assert torch.equal(p, want[name]), name
+    first.train()
+    others[0].train()
+    want = gathered(first)
+    for name, p in gathered(others[0]).items():
+        torch.testing.assert_close(p, want[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_h1"])
+@pytest.mark.sizes(4)
+def test_the_next_layer_is_on_its_way(started, schedule):
+    """In an action, and from one to the next, unless it goes where the one that computes is; so in weights' parts."""
+    run = started(3, schedule)
+    layers, seen = run.zero.layers, []
+
+    def watched(number, layer, gather):
+        def gathered():
+            seen.append((number, layer.slot.layer is layer))
+            gather()
+
+        layer.gather = gathered
+
+    for number, layer in layers.items():
+        watched(number, layer, layer.gather)
+    run.pp.step(run.batches(0))
+    order = [*enumerate(run.pp.pipeline.schedule.orders[run.mesh.pp.rank])]
+    parts = [
+        (i, list(run.pp.parts[stage])[:: 1 if kind == "F" else -1]) for i, (stage, kind, _) in order if kind != "W"
+    ]
+    uses = [(i, number) for i, part in parts for number in part]
+    assert [number for number, _ in seen] == [number for _, number in uses]
+    free = [a == b or layers[a].slot is not layers[b].slot or j > i + 1 for (i, a), (j, b) in pairwise(uses)]
+    assert [ahead for _, ahead in seen] == [False, *free]
