@@ -1,5 +1,7 @@
 """torch.distributed over the collectives: each call against what torch says it does, and programs against gloo."""
 
+import re
+import socket
 import sys
 from contextlib import contextmanager
 from datetime import timedelta
@@ -8,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mpi_tests.launch import launch
+from mpi_tests.launch import ROOT, launch
 from mpi_tests.torch_programs import PROGRAMS
 
 pytestmark = [
@@ -340,5 +342,28 @@ print(dist.get_rank(), dist.get_world_size(), x.tolist())
 
 def test_init_needs_nothing():
     done = launch(2, sys.executable, "-c", INIT)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == ["0 2 [2.0, 2.0]", "1 2 [2.0, 2.0]"]
+
+
+def guide():
+    """The programs in the guide."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("program", range(len(guide())))
+def test_guide(program):
+    done = launch(2, sys.executable, "-c", guide()[program])
+    assert done.returncode == 0, done.stderr
+
+
+def test_init_by_the_environment():
+    """RANK may number the ranks otherwise than MPI does."""
+    ranks = "import os; os.environ['RANK'] = str(1 - int(os.environ['OMPI_COMM_WORLD_RANK']))\n"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    done = launch(2, sys.executable, "-c", ranks + INIT + "assert int(os.environ['RANK']) == dist.get_rank()", env=told)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n"))[1:] == ["0 2 [2.0, 2.0]", "1 2 [2.0, 2.0]"]
