@@ -95,7 +95,7 @@ def work(args: argparse.Namespace) -> None:
     from collectives.torch_backend import MPIStore
 
     torch.set_num_threads(1)
-    ways = {"rank": world.rank, "_barrier": lambda self, *_, **__: dist.barrier()}
+    ways = {"rank": world.rank, "world_size": world.size, "_barrier": lambda self, *_, **__: dist.barrier()}
     cases = type("Cases", (TestCase, suite.DistributedTest._DistTestBase), ways)
     outcomes = MPIStore(world)
     lines = Path(args.worker)

@@ -137,7 +137,9 @@ class Runner(Base):
         try:
             self.agreed(call, lambda plan: run(plan, limit_s))
         except TimeoutError:
-            self.fail(f"{call.said} was not over after {limit_s():g} s: not all {self.comm.size} ranks have come")
+            self.fail(
+                f"{call.said} was not over within its timeout of {limit_s():g} s: not all {self.comm.size} ranks have come"
+            )
             raise dist.DistBackendError(self.failure) from None
         except InputError as error:
             raise dist.DistBackendError(str(error)) from None
