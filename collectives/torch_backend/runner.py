@@ -137,9 +137,8 @@ class Runner(Base):
         try:
             self.agreed(call, lambda plan: run(plan, limit_s))
         except TimeoutError:
-            self.fail(
-                f"{call.said} was not over within its timeout of {limit_s():g} s: not all {self.comm.size} ranks have come"
-            )
+            within = f"within its timeout of {limit_s():g} s"
+            self.fail(f"{call.said} was not over {within}: not all {self.comm.size} ranks have come")
             raise dist.DistBackendError(self.failure) from None
         except InputError as error:
             raise dist.DistBackendError(str(error)) from None
