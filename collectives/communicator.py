@@ -469,11 +469,15 @@ class Communicator:
         self._check_peer("dest", dest)
         return self._deliver(SendLetter, x, dest, tag, f"send to rank {dest} with tag {tag}", blocking)
 
-    def recv(self, x: Any, source: int, tag: int = 0, blocking: bool = True) -> Any:
+    def recv(self, x: Any, source: int | None, tag: int = 0, blocking: bool = True) -> Any:
         """Receive rank `source`'s array of that tag into `x`, of the same size; returns `x`, or work to wait for.
+
+        With source=None it is the first of that tag that comes, from any rank.
 
         Raises: CommunicationError where what was sent is of another size.
         """
+        if source is None:
+            return self._deliver(RecvLetter, x, MPI.ANY_SOURCE, tag, f"recv from any rank with tag {tag}", blocking)
         self._check_peer("source", source)
         return self._deliver(RecvLetter, x, source, tag, f"recv from rank {source} with tag {tag}", blocking)
 
@@ -485,12 +489,17 @@ class Communicator:
         device, view = arrays.flat(x)
         plan = Plan(words, x, self._progress, device, [kind(self._letters, device, view, peer, tag)])
         plan.words = words
-        if not blocking and peer not in self.topology.nodes[self.topology.node_of[self.rank]]:
+        if not blocking and peer >= 0 and peer not in self.topology.nodes[self.topology.node_of[self.rank]]:
             return plan.start()
         plan.begin()  # in a node no thread need move it on: it is copied once, when it is waited for
         return plan.wait() if blocking else plan
 
     # --- agreement ---
+
+    def compare(self, said: str, failure: str = "") -> None:
+        """Raise InputError on every rank where one has a failure, or not all have said the same.  Collective."""
+        with Call(self._calls, "compare") as call:
+            self._agreement.check(said, failure, call=call)
 
     @contextmanager
     def agreed(self, name: str = "agreed") -> Iterator[None]:

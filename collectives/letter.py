@@ -43,11 +43,13 @@ class SendLetter(Letter):
 
 
 class RecvLetter(Letter):
+    """From rank `peer`, or any; `peer` is then whom it came from."""
+
     def run(self, device: Device) -> Iterator[Messages]:
         device.synchronize()
         status = MPI.Status()
         yield Messages([self.mpi.Irecv([self.wire, MPI.BYTE], self.peer, self.tag)], [status])
-        sent = status.Get_count(MPI.BYTE)
+        sent, self.peer = status.Get_count(MPI.BYTE), status.Get_source()
         if sent != self.wire.nbytes:
             raise CommunicationError(
                 f"x has {self.wire.nbytes} bytes, but rank {self.peer} sent {sent}: pass an array of that size"

@@ -1,5 +1,6 @@
 """A collective bound once and run often, and the waiting for it, which keeps the other started ones moving."""
 
+import math
 import os
 import sys
 import threading
@@ -70,12 +71,17 @@ class Progress:
         self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
         self._num_waits = count()
 
-    def wait(self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "") -> None:
-        """Wait for something of the plan `waiting`, if of any; `words` say what for, if for no collective."""
+    def wait(
+        self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "", deadline_s: float = math.inf
+    ) -> None:
+        """Wait for something of the plan `waiting`, if of any; `words` say what for, if for no collective.
+
+        Raises: TimeoutError when the clock `time.monotonic` passes `deadline_s`.
+        """
         number = next(self._num_waits)
         self.waits[number] = get_ident(), waiting, words
         try:
-            self._wait(awaited, waiting)
+            self._wait(awaited, waiting, deadline_s)
         finally:
             del self.waits[number]
 
@@ -89,9 +95,9 @@ class Progress:
         finally:
             del self.waits[number]
 
-    def _wait(self, awaited: Waitable, waiting: "Plan | None") -> None:
+    def _wait(self, awaited: Waitable, waiting: "Plan | None", deadline_s: float) -> None:
         others = [plan for plan in self.started if plan is not waiting]
-        if not self.crowded and not others:
+        if not self.crowded and not others and deadline_s == math.inf:
             awaited.wait()
             return
         spins = 0
@@ -99,6 +105,8 @@ class Progress:
             for plan in others:
                 plan.advance()
             spins += 1
+            if time.monotonic() > deadline_s:
+                raise TimeoutError
             if self.crowded:
                 relax(spins)
 
@@ -150,16 +158,22 @@ class Plan:
         self.before, self.after = [*before, *self.before], [*self.after, *after]
         self.result, self._only = result, None
 
-    def __call__(self) -> Any:
-        """Run the collective; returns the result's array."""
-        if self._only and not self._progress.started and self._only.try_long():
-            call = self.call
-            if call:  # counted only, as this is the short way for small arrays
-                calls = call.calls
-                calls.number = call.number = calls.number + 1
+    def __call__(self, limit_s: float = math.inf) -> Any:
+        """Run the collective; returns the result's array.  `limit_s` is as in `wait`."""
+        if self.run_short():
             return self.result
         self.begin()
-        return self.wait()
+        return self.wait(limit_s)
+
+    def run_short(self) -> bool:
+        """Run it the short way, for small arrays, if there is one and the others come at once; whether that was all."""
+        if not (self._only and not self._progress.started and self._only.try_long()):
+            return False
+        call = self.call
+        if call:  # counted only
+            calls = call.calls
+            calls.number = call.number = calls.number + 1
+        return True
 
     def start(self) -> "Plan":
         """Begin a run, which goes on while this process computes; ends with `wait()`, or when `done()` says so."""
@@ -182,14 +196,18 @@ class Plan:
             self._progress.started.append(self)
             self._next()
 
-    def wait(self) -> Any:
-        """Wait for the end of the run; returns the result's array."""
+    def wait(self, limit_s: float = math.inf) -> Any:
+        """Wait for the end of the run; returns the result's array.
+
+        Raises: TimeoutError after `limit_s` seconds; the run is still under way then.
+        """
+        deadline_s = time.monotonic() + limit_s
         self.in_background = False
         with self._stepping:
             while self._steps is not None:
                 assert self._waiting_for is not None
                 try:
-                    self._progress.wait(self._waiting_for, waiting=self, words=self.words)
+                    self._progress.wait(self._waiting_for, self, self.words, deadline_s)
                 except FAILURES as error:
                     self._fail(error)
                 else:

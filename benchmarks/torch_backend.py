@@ -1,0 +1,112 @@
+"""all_reduce and training through torch.distributed, over these collectives and over gloo, in one run.
+
+    mpirun -n 2 python benchmarks/torch_backend.py
+
+Times are of the slowest rank, the median of rounds that take turns between the two backends.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+import collectives.torch_backend  # noqa: F401  registers the backend
+from models.config import GPTConfig
+from models.gpt import GPT, Block
+
+BACKENDS = ("collectives", "gloo")
+LARGEST_BYTES = 64 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.1, help="about how long a round takes")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("collectives")
+    groups = {name: dist.new_group(backend=name) for name in BACKENDS}
+    say(f"all_reduce of float32 on {dist.get_world_size()} ranks, times in us")
+    say(f"{'bytes':>10} {'collectives':>12} {'gloo':>12} {'ratio':>8}")
+    for nbytes in (1 << power for power in range(10, LARGEST_BYTES.bit_length(), 2)):
+        times = measure(groups, nbytes, args.rounds, args.seconds)
+        ours, theirs = times["collectives"], times["gloo"]
+        say(f"{nbytes:>10} {ours:>12.1f} {theirs:>12.1f} {theirs / ours:>8.1f}")
+    say("training of a GPT: seconds a step, and how much of it is communication that computing does not hide")
+    for name, wrap in (("DDP", wrap_ddp), ("FSDP2", wrap_fsdp2)):
+        alone = statistics.median(step_times(build(), args.rounds))
+        models = {backend: wrap(build(), group) for backend, group in groups.items()}
+        for backend, model in models.items():
+            step_s = statistics.median(step_times(model, args.rounds))
+            say(f"{name:>6} {backend:>12} {step_s:8.3f} s, exposed {max(0.0, step_s - alone):8.3f} s")
+    dist.destroy_process_group()
+
+
+def build() -> torch.nn.Module:
+    return GPT(GPTConfig(n_layer=4, n_head=4, n_embd=256, block_size=128))
+
+
+def wrap_ddp(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Module:
+    return torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+
+
+def wrap_fsdp2(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Module:
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for block in [module for module in model.modules() if isinstance(module, Block)]:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def step_times(model: torch.nn.Module, steps: int) -> list[float]:
+    """Seconds of each step on the slowest rank, after one to warm up."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(0, 256, (2, 129), generator=torch.Generator().manual_seed(dist.get_rank()))
+    times = []
+    for _ in range(1 + steps):
+        dist.barrier()
+        start = time.perf_counter()
+        _, loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(slowest(time.perf_counter() - start))
+    return times[1:]
+
+
+def measure(groups: dict, nbytes: int, rounds: int, seconds: float) -> dict[str, float]:
+    """Microseconds for each backend."""
+    x = torch.zeros(nbytes // 4)
+    times: dict[str, list[float]] = {name: [] for name in groups}
+    calls = {name: max(2, int(seconds / slowest(time_of(x, group, 3)))) for name, group in groups.items()}
+    for _ in range(rounds):
+        for name, group in groups.items():
+            times[name].append(slowest(time_of(x, group, calls[name])))
+    return {name: 1e6 * statistics.median(seen) for name, seen in times.items()}
+
+
+def time_of(x: torch.Tensor, group: dist.ProcessGroup, calls: int) -> float:
+    """Seconds a call."""
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        dist.all_reduce(x, group=group)
+    return (time.perf_counter() - start) / calls
+
+
+def slowest(time_s: float) -> float:
+    times = torch.tensor([time_s], dtype=torch.float64)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    return times.item()
+
+
+def say(line: str) -> None:
+    if dist.get_rank() == 0:
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

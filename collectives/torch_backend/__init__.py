@@ -1,0 +1,19 @@
+"""The collectives as a backend of torch.distributed, for programs started by mpirun or srun.
+
+    import collectives.torch_backend
+
+    torch.distributed.init_process_group("collectives")
+
+Ranks, their number and how they find each other come from MPI, unless env:// or a store says otherwise.
+"""
+
+import torch.distributed as dist
+
+from collectives.torch_backend.group import create_group
+from collectives.torch_backend.rendezvous import offer_mpi
+from collectives.torch_backend.store import MPIStore
+
+__all__ = ["MPIStore"]
+
+dist.Backend.register_backend("collectives", create_group, extended_api=True, devices=["cpu", "cuda"])
+offer_mpi()

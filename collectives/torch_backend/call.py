@@ -1,0 +1,59 @@
+"""A collective as torch asks for it, in the communicator's words."""
+
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import torch
+
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+Tensors = list[torch.Tensor]
+Arguments = tuple[tuple[str, Any], ...]  # by name
+
+
+@dataclass(slots=True)
+class Call:
+    """`given` and `taken` are each one vector in pieces: what this rank gives, and where its result goes.
+
+    `same` are the arguments in which ranks must agree; `own` those in which they may differ.
+    """
+
+    collective: str
+    given: Tensors = field(default_factory=list)
+    taken: Tensors = field(default_factory=list)
+    same: Arguments = ()
+    own: Arguments = ()
+    failure: str = ""
+    count: int = -1  # elements, where ranks must give as many
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        tensors = self.given or self.taken
+        return tensors[0].dtype if tensors else None
+
+    @property
+    def said(self) -> str:
+        """What every rank must say."""
+        words = [f"{self.count} elements"] * (self.count >= 0) + [str(self.dtype)] * (self.dtype is not None)
+        return f"{self.collective}({', '.join([*words, *(f'{name}={value}' for name, value in self.same)])})"
+
+    @property
+    def digest(self) -> int:
+        """The same on ranks that say the same."""
+        return crc32((self.refuse() or self.said).encode())
+
+    @property
+    def moves_only(self) -> bool:
+        return self.collective not in REDUCTIONS
+
+    def refuse(self) -> str:
+        """Why it cannot be done, or nothing."""
+        if self.failure:
+            return self.failure
+        tensors = self.given + self.taken
+        if strange := [t.layout for t in tensors if t.layout != torch.strided]:
+            return f"{self.collective}: tensor of layout {strange[0]}: pass tensor.to_dense()"
+        if len({(t.dtype, t.device) for t in tensors}) > 1:
+            kinds = sorted({f"{t.dtype} on {t.device}" for t in tensors})
+            return f"{self.collective}: tensors of {' and '.join(kinds)}: pass tensors of one dtype on one device"
+        return ""

@@ -1,0 +1,186 @@
+"""A process group of torch.distributed, among ranks that MPI knows."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOp, Work
+
+from collectives.communicator import Communicator
+from collectives.job import start_mpi
+from collectives.torch_backend import monitored
+from collectives.torch_backend.call import Call, Tensors
+from collectives.torch_backend.letters import Delivery
+from collectives.torch_backend.runner import Runner
+from collectives.torch_backend.work import seconds
+
+RedOp: Any = ReduceOp.RedOpType
+OPS = {RedOp.SUM: "sum", RedOp.PRODUCT: "prod", RedOp.MIN: "min", RedOp.MAX: "max", RedOp.AVG: "avg"}
+OPS_OF_BOOL = {RedOp.SUM: "max", RedOp.PRODUCT: "min", RedOp.MIN: "min", RedOp.MAX: "max"}  # as NCCL's
+
+
+def create_group(options: Any, _: Any) -> "Group":
+    """What torch calls on the ranks of a new group, and only there."""
+    mpi = start_mpi()
+    comm = communicator(mpi, options.store, options.group_rank, options.group_size, options.group_id)
+    return Group(comm, options.store, options.timeout, options.group_id)
+
+
+def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -> Communicator:
+    """Of the ranks that have come together in a store, in whatever order, of MPI's world."""
+    world = mpi.COMM_WORLD
+    store.set(f"world rank of {rank}", str(world.rank))
+    if rank == 0:
+        ranks = store.multi_get([f"world rank of {r}" for r in range(size)])
+        store.set("world ranks", b",".join(ranks).decode())
+    members = [int(r) for r in store.get("world ranks").split(b",")]
+    if len(set(members)) < size:
+        raise dist.DistBackendError(
+            f"{size} ranks were asked for, but MPI has started {world.size}: start as many with mpirun or srun"
+        )
+    part = world.Create_group(world.group.Incl(members), crc32(name.encode()) % world.Get_attr(MPI.TAG_UB))
+    made = Communicator(part, check=True, timeout_s=0)
+    part.Free()
+    return made
+
+
+class Group(Runner):
+    """torch's calls, as it makes them: with lists of one tensor each; see `torch.distributed` for what they do.
+
+    Of names that torch has changed, both are there.
+    """
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        opts = AllreduceOptions() if opts is None else opts
+        return self.run(self.reduction("all_reduce", tensors, tensors, opts), opts)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Tensors, opts: Any) -> Work:
+        taken = tensors if self.comm.rank == opts.rootRank else []
+        return self.run(self.reduction("reduce", tensors, taken, opts, ("root", opts.rootRank)), opts)
+
+    def reduction(self, name: str, given: Tensors, taken: Tensors, opts: Any, *same: tuple) -> Call:
+        asked = opts.reduceOp.op
+        of_bool = given[0].dtype == torch.bool
+        op = (OPS_OF_BOOL if of_bool else OPS).get(asked, "")
+        failure = "" if op else f"{name}: no op {asked.name} of {given[0].dtype}: use {', '.join(map(str, OPS))}"
+        count = given[0].numel() if len(given) == 1 else total(given)
+        return Call(name, given, taken, (("op", op), *same), (), failure, count)
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> Work:
+        root = opts.rootRank
+        given, taken = (tensors, []) if self.comm.rank == root else ([], tensors)
+        return self.run(Call("broadcast", given, taken, (("root", root),), count=total(tensors)), opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        return self.run(Call("barrier"), opts)
+
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
+        return self.run(Call("all_gather", [given], [output], count=given.numel()), opts)
+
+    _allgather_base = all_gather_single
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Raises: DistBackendError on every rank where one has not come in time."""
+        self.num_monitored += 1
+        turn = f"monitored barrier {self.num_monitored}"
+        limit_s = min(self.limit_s, seconds(timeout))
+        monitored.meet(self.store, self.comm.rank, self.comm.size, turn, limit_s, wait_all_ranks)
+
+    def allgather(self, outputs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Work:
+        counts = [t.numel() * t.itemsize for t in outputs[0]]
+        uneven = (("counts", tuple(counts)),) * (len(set(counts)) > 1)
+        return self.run(Call("all_gather", given, list(outputs[0]), uneven, count=total(outputs[0])), opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, given: Tensors, opts: Any = None) -> Work:
+        return self.last([self.all_gather_single(o, g, opts) for o, g in zip(outputs, given, strict=True)])
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Work:
+        """Of each tensor; `outputs` has a list for each rank."""
+        lists = [list(of_tensor) for of_tensor in zip(*outputs, strict=True)]
+        return self.last([self.allgather([o], [g], opts) for o, g in zip(lists, given, strict=True)])
+
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
+        return self.run(self.reduction("reduce_scatter", [given], [output], opts), opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter(self, outputs: Tensors, given: Sequence[Tensors], opts: Any = None) -> Work:
+        counts = [t.numel() for t in given[0]]
+        uneven = (("counts", tuple(counts)),) * (len(set(counts)) > 1)
+        return self.run(self.reduction("reduce_scatter", list(given[0]), outputs, opts, *uneven), opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, given: Tensors, opts: Any = None) -> Work:
+        return self.last([self.reduce_scatter_single(o, g, opts) for o, g in zip(outputs, given, strict=True)])
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        opts: Any = None,
+    ) -> Work:
+        """Uneven, by splits of rows."""
+        if not output_splits and not input_splits:
+            return self.run(Call("all_to_all", [given], [output], count=given.numel()), opts)
+        sends, receives = (row_bytes(t, s, self.comm.size) for t, s in ((given, input_splits), (output, output_splits)))
+        own = (("send_counts", sends), ("recv_counts", receives))
+        return self.run(Call("all_to_all", [given], [output], (), own), opts)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Tensors, given: Tensors, opts: Any = None) -> Work:
+        sends, receives = (tuple(t.numel() * t.itemsize for t in tensors) for tensors in (given, outputs))
+        own = (("send_counts", sends), ("recv_counts", receives))
+        return self.run(Call("all_to_all", given, outputs, (), own), opts)
+
+    def gather(self, outputs: Sequence[Tensors], given: Tensors, opts: Any) -> Work:
+        taken = list(outputs[0]) if self.comm.rank == opts.rootRank else []
+        return self.run(Call("gather", given, taken, (("root", opts.rootRank),), count=total(given)), opts)
+
+    def scatter(self, outputs: Tensors, given: Sequence[Tensors], opts: Any) -> Work:
+        tensors = list(given[0]) if self.comm.rank == opts.rootRank else []
+        return self.run(Call("scatter", tensors, outputs, (("root", opts.rootRank),), count=total(outputs)), opts)
+
+    def last(self, works: list[Work]) -> Work:
+        """Of calls that end in their order; nothing to wait for if there are none."""
+        return works[-1] if works else self.finished
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self.coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        works, self.coalesced = self.coalesced or [], None
+        return self.last(works)
+
+    # --- point to point ---
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
+        return Delivery(self.comm, tensors[0], dst, tag, self.limit_s, sends=True)
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Work:
+        return Delivery(self.comm, tensors[0], src, tag, self.limit_s, sends=False)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
+        return Delivery(self.comm, tensors[0], None, tag, self.limit_s, sends=False)
+
+
+def total(tensors: Tensors) -> int:
+    return sum(t.numel() for t in tensors)
+
+
+def row_bytes(tensor: torch.Tensor, splits: Sequence[int] | None, size: int) -> tuple[int, ...]:
+    """How many bytes the rows of each split have, of equal ones if there are none."""
+    rows = len(tensor)
+    row = tensor.nbytes // rows if rows else 0
+    return tuple(n * row for n in splits or [rows // size] * size)

@@ -1,0 +1,153 @@
+"""What a call returns to wait for, and the thread that runs a group's asynchronous calls in their order."""
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+from torch.futures import Future
+
+from collectives.plan import Plan
+
+Base: Any = Work  # declared with a C++ result and future
+SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
+
+Run = Callable[[Plan, Callable[[], float]], None]  # runs a plan, for so many seconds at most
+
+
+def at_once(plan: Plan, limit_s: Callable[[], float]) -> None:
+    if not plan.run_short():
+        plan.begin()
+        plan.wait(limit_s())
+
+
+class Finished(Base):
+    """Of a call that is over."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor] = ()):
+        super().__init__()
+        self.tensors = list(tensors)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self.tensors
+
+    def get_future(self) -> Future:
+        future: Future = Future()
+        future.set_result(self.tensors)
+        return future
+
+
+class Pending(Finished):
+    """Of a call that the group's thread runs."""
+
+    def __init__(self, run: Callable[[Run], Any], tensors: Sequence[torch.Tensor]):
+        super().__init__(tensors)
+        self.run = run
+        self.future: Future = Future()
+        self.over = threading.Event()
+        self.awaited = False
+        self.error: BaseException | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self.awaited = True
+        limit_s = seconds(timeout)
+        if not self.over.wait(None if limit_s == math.inf else limit_s):
+            raise torch.distributed.DistBackendError(f"not over after {limit_s:g} s")
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def is_completed(self) -> bool:
+        return self.over.is_set()
+
+    def is_success(self) -> bool:
+        return self.over.is_set() and self.error is None
+
+    def exception(self) -> BaseException | None:
+        return self.error
+
+    def get_future(self) -> Future:
+        return self.future
+
+    def execute(self) -> None:
+        try:
+            self.run(self.gently)
+        except Exception as error:  # raised where it is waited for
+            self.error = error
+        self.over.set()
+        if self.error is None:
+            self.future.set_result(self.tensors)
+        else:
+            self.future.set_exception(self.error)
+
+    def gently(self, plan: Plan, limit_s: Callable[[], float]) -> None:
+        """Run a plan and leave the core to who computes, until somebody waits."""
+        deadline_s, sleep_s = time.monotonic() + limit_s(), SHORTEST_SLEEP_S
+        plan.begin()
+        while not self.awaited:
+            if plan.done():
+                return
+            if time.monotonic() > deadline_s:
+                raise TimeoutError
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
+        plan.wait(max(0, deadline_s - time.monotonic()))
+
+
+def seconds(timeout: timedelta | None) -> float:
+    """torch's time limit; none, or one below 0, is no limit of its own."""
+    limit_s = math.inf if timeout is None else timeout.total_seconds()
+    return limit_s if limit_s > 0 else math.inf
+
+
+class Line:
+    """Runs calls one after the other, in a thread of its own; while it is free, a caller may run one himself."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
+        self.thread: threading.Thread | None = None
+        self.latest: Pending | None = None
+
+    @property
+    def free(self) -> bool:
+        return self.latest is None or self.latest.over.is_set()
+
+    def add(self, pending: Pending) -> None:
+        self.latest = pending
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._run, name="collectives group", daemon=True)
+            self.thread.start()
+        self.calls.put(pending)
+
+    def _run(self) -> None:
+        while pending := self.calls.get():
+            pending.execute()
+            del pending
+
+    def end(self) -> None:
+        """Return when all calls are over."""
+        if self.thread is not None:
+            self.calls.put(None)
+            self.thread.join()
+            self.thread = None

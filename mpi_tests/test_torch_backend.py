@@ -1,0 +1,369 @@
+"""torch.distributed over the collectives: each call against what torch says it does, and programs against gloo."""
+
+import re
+import socket
+import sys
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mpi_tests.launch import ROOT, launch
+from mpi_tests.torch_programs import PROGRAMS
+
+pytestmark = [
+    pytest.mark.sizes(1, 2, 4),
+    pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning"),  # names that 2.13 changed
+]
+SIZES = (0, 1, 5, 1 << 17)  # the last is long enough not to be copied
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@contextmanager
+def world(mpi_comm, backend="collectives"):
+    """A default group of the test's ranks."""
+    from collectives.torch_backend import MPIStore
+
+    store = MPIStore(mpi_comm)
+    dist.init_process_group(
+        backend, store=store, rank=mpi_comm.rank, world_size=mpi_comm.size, timeout=timedelta(seconds=60)
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        store.close()
+
+
+@pytest.fixture
+def size(mpi_comm):
+    with world(mpi_comm):
+        yield mpi_comm.size
+
+
+def of(rank, count=4, dtype=torch.float32):
+    """What a rank gives."""
+    return (torch.arange(count) % 5 + rank).to(dtype)
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_all_reduce(size, count):
+    x = of(dist.get_rank(), count)
+    dist.all_reduce(x)
+    assert torch.equal(x, sum(of(rank, count) for rank in range(size)))
+
+
+@pytest.mark.sizes(2, 4)
+def test_tensors_that_lie_elsewhere_each_time(size):
+    rank = dist.get_rank()
+    xs = [of(rank, 1 << 17) for _ in range(3)]
+    for turn in range(9):
+        mine = xs[(turn * (rank + 1)) % 3]  # ranks go round theirs at different paces
+        mine.copy_(of(rank, 1 << 17))
+        dist.all_reduce(mine)
+        assert torch.equal(mine, sum(of(r, 1 << 17) for r in range(size)))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS + FLOATS, ids=str)
+def test_dtypes_and_ops(size, dtype):
+    every = torch.stack([of(rank, 6, dtype) for rank in range(size)])
+    expected = {
+        dist.ReduceOp.SUM: every.sum(0).to(dtype),
+        dist.ReduceOp.PRODUCT: every.prod(0).to(dtype),
+        dist.ReduceOp.MIN: every.amin(0),
+        dist.ReduceOp.MAX: every.amax(0),
+    }
+    for op, reduced in expected.items():
+        x = every[dist.get_rank()].clone()
+        dist.all_reduce(x, op)
+        assert torch.equal(x, reduced), op
+
+
+def test_bool_and_complex(size):
+    x = torch.tensor([True, dist.get_rank() == 0, False])
+    dist.all_reduce(x)
+    assert x.tolist() == [True, True, False]
+    z = torch.full((3,), 1j * dist.get_rank() + 1)
+    dist.all_reduce(z)
+    assert torch.equal(z, torch.full((3,), size + 1j * sum(range(size))))
+
+
+def test_non_contiguous(size):
+    whole = torch.zeros(300, 400)
+    x = whole.t()[::2]
+    x.fill_(dist.get_rank())
+    dist.all_reduce(x)
+    assert (x == sum(range(size))).all()
+    assert whole.sum() == x.sum()  # the gaps stay
+    y = torch.full((6, 6), float(dist.get_rank())).t()[::2]
+    dist.broadcast(y, size - 1)
+    assert (y == size - 1).all()
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_rooted(size, count):
+    rank = dist.get_rank()
+    for root in range(size):
+        x = of(rank, count)
+        dist.broadcast(x, root)
+        assert torch.equal(x, of(root, count))
+        x = of(rank, count)
+        dist.reduce(x, root)
+        if rank == root:
+            assert torch.equal(x, sum(of(r, count) for r in range(size)))
+        outs = [torch.zeros(count) for _ in range(size)] if rank == root else None
+        dist.gather(of(rank, count), outs, root)
+        assert outs is None or all(torch.equal(out, of(r, count)) for r, out in enumerate(outs))
+        out = torch.zeros(count)
+        dist.scatter(out, [of(r, count) for r in range(size)] if rank == root else None, root)
+        assert torch.equal(out, of(rank, count))
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_all_gather_and_reduce_scatter(size, count):
+    rank = dist.get_rank()
+    every = torch.stack([of(r, count) for r in range(size)])
+    outs = [torch.zeros(count) for _ in range(size)]
+    dist.all_gather(outs, of(rank, count))
+    assert torch.equal(torch.stack(outs), every)
+    out = torch.zeros(size, count)
+    dist.all_gather_into_tensor(out, of(rank, count))
+    assert torch.equal(out, every)
+    summed = torch.stack([of(rank + r, count) for r in range(size)]).sum(0)
+    out = torch.zeros(count)
+    dist.reduce_scatter(out, [of(rank + r, count) for r in range(size)])
+    assert torch.equal(out, summed)
+    out = torch.zeros(count)
+    dist.reduce_scatter_tensor(out, torch.cat([of(rank + r, count) for r in range(size)]))
+    assert torch.equal(out, summed)
+
+
+def test_uneven_lists(size):
+    rank = dist.get_rank()
+    outs = [torch.zeros(r + 1) for r in range(size)]
+    dist.all_gather(outs, of(rank, rank + 1))
+    assert all(torch.equal(out, of(r, r + 1)) for r, out in enumerate(outs))
+    out = torch.zeros(rank + 1)
+    dist.reduce_scatter(out, [of(rank, r + 1) for r in range(size)])
+    assert torch.equal(out, sum(of(r, rank + 1) for r in range(size)))
+
+
+def test_all_to_all(size):
+    rank = dist.get_rank()
+    out = torch.zeros(size, 2)
+    dist.all_to_all_single(out, torch.tensor([[rank, to] for to in range(size)], dtype=torch.float32))
+    assert out.tolist() == [[r, rank] for r in range(size)]
+    outs = [torch.zeros(rank + r) for r in range(size)]
+    dist.all_to_all(outs, [torch.full((rank + to,), float(rank)) for to in range(size)])
+    assert all((out == r).all() for r, out in enumerate(outs))
+    out = torch.zeros(sum(rank + r for r in range(size)), 3)
+    sends, receives = [rank + to for to in range(size)], [rank + r for r in range(size)]
+    dist.all_to_all_single(out, torch.full((sum(sends), 3), float(rank)), receives, sends)
+    assert all((part == r).all() for r, part in enumerate(out.split(receives)))
+
+
+def test_coalesced(size):
+    rank = dist.get_rank()
+    group = dist.group.WORLD
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        xs = [of(rank, 3), of(rank, 5)]
+        for x in xs:
+            dist.all_reduce(x)
+    manager.wait()
+    assert all(torch.equal(x, sum(of(r, len(x)) for r in range(size))) for x in xs)
+    with dist._coalescing_manager(group):
+        outs = [torch.zeros(size * 3), torch.zeros(size * 5)]
+        for out, x in zip(outs, [of(rank, 3), of(rank, 5)], strict=True):
+            dist.all_gather_into_tensor(out, x)
+    assert all(torch.equal(out, torch.cat([of(r, len(out) // size) for r in range(size)])) for out in outs)
+
+
+def test_async(size):
+    xs = [of(dist.get_rank(), count) for count in (3, 1 << 17, 3)]
+    works = [dist.all_reduce(x, async_op=True) for x in xs]
+    futures = [work.get_future() for work in works]
+    dist.barrier()  # comes after them
+    assert all(work.is_completed() for work in works)
+    for x, future in zip(xs, futures, strict=True):
+        assert torch.equal(future.wait()[0], sum(of(r, len(x)) for r in range(size)))
+
+
+@pytest.mark.sizes(2, 4)
+def test_an_asynchronous_call_does_not_wait_for_the_others(size):
+    rank = dist.get_rank()
+    x, token = of(rank), torch.zeros(1)
+    if rank == 0:
+        work = dist.all_reduce(x, async_op=True)
+        for other in range(1, size):
+            dist.send(token, other)
+    else:
+        dist.recv(token, 0)
+        work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    assert torch.equal(x, sum(of(r) for r in range(size)))
+
+
+@pytest.mark.sizes(2, 4)
+@pytest.mark.parametrize("count", SIZES)
+def test_point_to_point(size, count):
+    rank = dist.get_rank()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    x = torch.zeros(count)
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, of(rank, count), after), dist.P2POp(dist.irecv, x, before)])
+    for work in works:
+        work.wait()
+    assert torch.equal(x, of(before, count))
+    if rank == 0:
+        sources = {dist.recv(x, tag=7) for _ in range(size - 1)}
+        assert sources == set(range(1, size))
+    else:
+        dist.send(of(rank, count), 0, tag=7)
+
+
+@pytest.mark.sizes(2, 4)
+def test_messages_of_tensors_with_gaps(size):
+    x = torch.zeros(4, 4)
+    if dist.get_rank() == 0:
+        dist.send(torch.arange(16.0).view(4, 4).t(), 1)
+    elif dist.get_rank() == 1:
+        dist.recv(x.t(), 0)
+        assert torch.equal(x, torch.arange(16.0).view(4, 4))
+
+
+@pytest.mark.sizes(4)
+def test_groups_within(size):
+    rank = dist.get_rank()
+    evens, odds = dist.new_group([0, 2]), dist.new_group([1, 3])
+    x = torch.tensor([rank])
+    dist.all_reduce(x, group=odds if rank % 2 else evens)
+    assert x == (4 if rank % 2 else 2)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    x = torch.tensor([rank])
+    dist.all_reduce(x, group=mesh["b"].get_group())
+    assert x == (1 if rank < 2 else 5)
+    dist.destroy_process_group(odds if rank % 2 else evens)
+
+
+def test_objects(size):
+    rank = dist.get_rank()
+    every = [None] * size
+    dist.all_gather_object(every, {"rank": rank, "long": "x" * rank})
+    assert every == [{"rank": r, "long": "x" * r} for r in range(size)]
+    told = [["root", None]] if rank == 0 else [None]
+    dist.broadcast_object_list(told)
+    assert told == [["root", None]]
+
+
+def test_store(mpi_comm):
+    from collectives.torch_backend import MPIStore
+
+    store = MPIStore(mpi_comm)
+    prefixed = dist.PrefixStore("mine", store)
+    prefixed.set(f"of {mpi_comm.rank}", str(mpi_comm.rank))
+    assert prefixed.multi_get([f"of {r}" for r in range(mpi_comm.size)]) == [b"%d" % r for r in range(mpi_comm.size)]
+    prefixed.add("sum", mpi_comm.rank)
+    prefixed.add("came", 1)
+    while prefixed.add("came", 0) < mpi_comm.size:
+        pass
+    assert prefixed.add("sum", 0) == sum(range(mpi_comm.size))
+    assert not store.check(["sum"])
+    assert store.check(["mine/sum"])
+    with pytest.raises(dist.DistStoreError, match=r"no never after 0.1 s"):
+        store.wait(["never"], timedelta(seconds=0.1))
+    store.close()
+
+
+@pytest.mark.sizes(2, 4)
+def test_ranks_that_disagree(size):
+    rank = dist.get_rank()
+    with pytest.raises(dist.DistBackendError, match=r"rank 0 calls all_reduce\(3 elements.*all_reduce\(4 elements"):
+        dist.all_reduce(torch.zeros(3 + (rank > 0)))
+    with pytest.raises(dist.DistBackendError, match=r"torch\.float32.*torch\.int32"):
+        dist.all_reduce(torch.zeros(3, dtype=torch.int32 if rank else torch.float32))
+    with pytest.raises(dist.DistBackendError, match=r"root=0.*root=1"):
+        dist.broadcast(torch.zeros(3), min(rank, 1))
+    with pytest.raises(dist.DistBackendError, match=r"barrier.*all_reduce"):
+        dist.all_reduce(torch.zeros(3)) if rank else dist.barrier()
+    with pytest.raises(dist.DistBackendError, match="no op BXOR"):
+        dist.all_reduce(torch.zeros(3, dtype=torch.int32), dist.ReduceOp.SUM if rank else dist.ReduceOp.BXOR)
+    x = torch.ones(3)
+    with pytest.raises(dist.DistBackendError, match="sparse"):
+        dist.all_reduce(x if rank else x.to_sparse())
+    dist.all_reduce(x)  # and go on
+    assert (x == size).all()
+
+
+@pytest.mark.sizes(2)
+def test_time_limit(mpi_comm):
+    with world(mpi_comm):
+        group = dist.new_group(timeout=timedelta(seconds=0.3))
+        if dist.get_rank() == 0:
+            with pytest.raises(dist.DistBackendError, match=r"all_reduce.* was not over within its timeout of 0.3 s"):
+                dist.all_reduce(torch.ones(3), group=group)
+            with pytest.raises(dist.DistBackendError, match=r"was not over within its timeout of 0.3 s"):
+                dist.barrier(group=group)
+        dist.barrier()
+
+
+@pytest.mark.sizes(2, 4)
+def test_monitored_barrier(size):
+    group = dist.group.WORLD
+    group.monitored_barrier()
+    if dist.get_rank() == size - 1:
+        dist.barrier()
+        return
+    with pytest.raises(dist.DistBackendError, match=f"ranks {size - 1} have not come within 0.3 s"):
+        group.monitored_barrier(timedelta(seconds=0.3), wait_all_ranks=True)
+    dist.barrier()
+
+
+@pytest.mark.sizes(2, 4)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_programs_as_over_gloo(mpi_comm, program):
+    with world(mpi_comm):
+        ours = program()
+    with world(mpi_comm, "gloo"):
+        theirs = program()
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+INIT = """
+import torch, torch.distributed as dist
+import collectives.torch_backend
+dist.init_process_group("collectives")
+x = torch.ones(2)
+dist.all_reduce(x)
+print(dist.get_rank(), dist.get_world_size(), x.tolist())
+"""
+
+
+def test_init_needs_nothing():
+    done = launch(2, sys.executable, "-c", INIT)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == ["0 2 [2.0, 2.0]", "1 2 [2.0, 2.0]"]
+
+
+def guide():
+    """The programs in the guide."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("program", range(len(guide())))
+def test_guide(program):
+    done = launch(2, sys.executable, "-c", guide()[program])
+    assert done.returncode == 0, done.stderr
+
+
+def test_init_by_the_environment():
+    """RANK may number the ranks otherwise than MPI does."""
+    ranks = "import os; os.environ['RANK'] = str(1 - int(os.environ['OMPI_COMM_WORLD_RANK']))\n"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    done = launch(2, sys.executable, "-c", ranks + INIT + "assert int(os.environ['RANK']) == dist.get_rank()", env=told)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == ["0 2 [2.0, 2.0]", "1 2 [2.0, 2.0]"]
