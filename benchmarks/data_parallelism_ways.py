@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from wire import Wire
 
+from collectives import Communicator
 from collectives.arrays import to_torch
 from models.gpt import GPT
 from parallelism.arena import Arena
@@ -29,19 +30,21 @@ def adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
     In groups, as a rank may own nothing.
     """
-    return torch.optim.AdamW([{"params": list(params)}], lr=LR, eps=EPS)
+    return torch.optim.AdamW([{"params": list(params)}], lr=LR, eps=EPS, fused=True)
 
 
 class Way:
     """A GPT in training on one rank.  A step is a forward and a backward pass of the rank's samples, and the update."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, update: Callable[[], Any], arrays: Any):
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, update: Callable[[], Any], arrays: Any = ()):
         self.model, self.optimizer, self.update, self.arrays = model, optimizer, update, arrays
         self.batch: tuple[Tensor, Tensor]
 
-    def step(self) -> None:
-        self.model(*self.batch)[1].backward()
+    def step(self) -> Tensor:
+        _, loss = self.model(*self.batch)
+        loss.backward()
         self.update()
+        return loss.detach()
 
     def held(self) -> Held:
         return held(*self.arrays, self.optimizer)
@@ -82,7 +85,7 @@ def parameter_server(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
     return Way(model, model.optimizer, model.update, (arena.parameters, arena.gradients))
 
 
-def replicated(gpt: GPT, wire: Wire, bucket_mb: float, **reduction: Any) -> Way:
+def replicated(gpt: GPT, wire: Wire | Communicator, bucket_mb: float = 4.0, **reduction: Any) -> Way:
     arena = Arena(gpt, wire)
     model, optimizer = DataParallel(gpt, wire, arena, bucket_mb, **reduction), adamw(gpt.parameters())
     return Way(model, optimizer, optimizer.step, (arena.parameters, arena.gradients))
@@ -97,7 +100,7 @@ def hierarchical(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
     return replicated(gpt, wire, bucket_mb, algorithm="hierarchical")
 
 
-def shared(gpt: GPT, wire: Wire, bucket_mb: float, zero_stage: int) -> Way:
+def shared(gpt: GPT, wire: Wire | Communicator, bucket_mb: float = 4.0, zero_stage: int = 1) -> Way:
     given = gpt, Ranks(wire, wire), adamw
     if zero_stage == 3:
         model = ShardedParameters(*given, [f"transformer.h.{number}" for number in range(gpt.config.n_layer)])

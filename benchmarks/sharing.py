@@ -10,27 +10,25 @@ batches.
 memory that ranks share, each is counted its part.  The contestants are there one after the other for this, and have
 trained a small model before, so that what is loaded at first is not counted.  Linux with glibc only.
 
-Contestants then take turns, round by round.  So does the computing alone: a plain model's passes on every rank at
-once, and the update of the whole of it or, beside ways that share the update, of a rank's share.  Times are of the
+Contestants then take turns, round by round, and so does the computing alone of each: a plain model's passes on every
+rank at once, and the update of the whole of it or, where ranks share the update, of a rank's share.  Times are of the
 slowest rank, and medians; exposed communication is the median of a round's step less its computing alone.
 """
 
 import argparse
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from statistics import median
-from typing import Any
 
 import numpy as np
 import sharing_peers
 import torch
+from data_parallelism_ways import Way, adamw, replicated, shared
 from document import output, table, write
 from memory import LIBC, M_MMAP_THRESHOLD, of_others, of_process, settled
 from peers import MPI, start_torch
-from sharing_ways import Alone, Replicated, Shared, Way, make_optimizer
-from torch import Tensor, distributed
+from torch import Tensor, nn
+from turns import Contestant
 
 import collectives
 from collectives.bench.flags import Parser, positive
@@ -38,9 +36,7 @@ from models.gpt import GPT, GPTConfig
 
 RTOL = 1e-4  # of float32's sums in another order
 NUM_CHECKED = 4  # steps
-REPLICATED = ("DataParallel", "DDP")
-ALONE, ALONE_SHARED = "computing alone", "computing alone, update shared"
-Batch = tuple[Tensor, Tensor]
+USUAL_THRESHOLD = 1 << 25  # to where glibc raises it by itself
 
 
 class Contest:
@@ -51,89 +47,76 @@ class Contest:
         shape = comm.size, batch, config.block_size
         self.tokens, self.targets = (torch.randint(config.vocab_size, shape, generator=draws) for _ in range(2))
         self.comm, self.config = comm, config
-
-    def makers(self) -> dict[str, Callable[[], Way]]:
-        ways: dict[str, Callable[[], Way]] = {
-            "DataParallel: ours": lambda: Replicated(self.gpt(), self.comm),
-            "DDP: torch": lambda: sharing_peers.ddp(self.gpt(), distributed.new_group(), make_optimizer),
+        self.ways: dict[str, Callable[[GPT], Way]] = {
+            "DataParallel: ours": lambda gpt: replicated(gpt, comm),
+            "DDP: torch": sharing_peers.ddp,
+            **{f"ZeRO {stage}: ours": partial(shared, wire=comm, zero_stage=stage) for stage in (1, 2, 3)},
+            "FSDP2: torch": sharing_peers.fsdp2,
         }
-        ways |= {f"ZeRO {stage}: ours": partial(self.shared, stage) for stage in (1, 2, 3)}
-        ways["FSDP2: torch"] = lambda: sharing_peers.fsdp2(self.gpt(), distributed.new_group(), make_optimizer)
-        return ways
 
-    def shared(self, zero_stage: int) -> Way:
-        return Shared(self.gpt(), self.comm, zero_stage)
+    def way(self, name: str) -> Way:
+        """One of the ways, with this rank's batch.  Collective."""
+        return self.given(self.ways[name](GPT(self.config)))
 
-    def gpt(self) -> GPT:
-        torch.manual_seed(0)
-        return GPT(self.config)
+    def alone(self, name: str) -> Way:
+        """The computing of that."""
+        shares_update = name.startswith(("ZeRO", "FSDP2"))
+        return self.given(Alone(GPT(self.config), self.comm.size if shares_update else 1))
 
-    @property
-    def batch(self) -> Batch:
-        return self.tokens[self.comm.rank], self.targets[self.comm.rank]
+    def given(self, way: Way) -> Way:
+        way.batch = self.tokens[self.comm.rank], self.targets[self.comm.rank]
+        return way
 
     def losses(self) -> list[float]:
-        """Of the first steps of one process."""
-        one = Alone(self.gpt())
-        whole = self.tokens.flatten(0, 1), self.targets.flatten(0, 1)
-        return [float(one.step(*whole)) for _ in range(NUM_CHECKED)]
+        """Of the first steps of one process that has all batches."""
+        one = Alone(GPT(self.config))
+        one.batch = self.tokens.flatten(0, 1), self.targets.flatten(0, 1)
+        return [float(trained(one)) for _ in range(NUM_CHECKED)]
 
-    def memory(self, name: str, make: Callable[[], Way], wanted: list[float]) -> float:
-        """MiB of the rank that has most, in first steps that are compared with those of one process.
+    def memory(self) -> dict[str, float]:
+        """MiB of each way, where what is freed goes back at once."""
+        LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)
+        wanted = self.losses()
+        found = {name: self.memory_of(name, wanted) for name in self.ways}
+        LIBC.mallopt(M_MMAP_THRESHOLD, USUAL_THRESHOLD)
+        return found
+
+    def memory_of(self, name: str, wanted: list[float]) -> float:
+        """Of the rank that has most, in first steps that are compared with those of one process.
 
         Raises: SystemExit with what differs.
         """
         before = settled() - of_others()
-        way = make()
+        way = self.way(name)
         settled()
-        losses = [MPI.COMM_WORLD.allreduce(float(way.step(*self.batch))) / self.comm.size for _ in wanted]
+        losses = [MPI.COMM_WORLD.allreduce(float(trained(way))) / self.comm.size for _ in wanted]
         if not np.allclose(losses, wanted, rtol=RTOL):
             message = f"{name}: losses are {losses}, those of one process {wanted}"
             raise SystemExit(1 if self.comm.rank else message)
         return MPI.COMM_WORLD.allreduce(of_process("VmHWM") - of_others() - before, MPI.MAX)
 
 
-def memory(contest: Contest) -> dict[str, float]:
-    """MiB of each contestant, where what is freed goes back at once."""
-    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)
-    wanted = contest.losses()
-    found = {name: contest.memory(name, make, wanted) for name, make in contest.makers().items()}
-    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 25)  # to where glibc raises it by itself
-    return found
+def trained(way: Way) -> Tensor:
+    """The loss of a step, from cleared gradients."""
+    way.model.zero_grad()
+    return way.step()
 
 
-class Timing:
-    """A contestant's seconds, round by round."""
+class Alone(Way):
+    """The computing of a step: the whole model's passes, and the update of one of `num_shares` of it."""
 
-    def __init__(self, way: Way):
-        self.way = way
-        self.seconds: list[float] = []
+    def __init__(self, gpt: GPT, num_shares: int = 1):
+        self.num_shares = num_shares
+        self.shares = {param: nn.Parameter(self.share(param.data)) for param in gpt.parameters()}
+        super().__init__(gpt, adamw(self.shares.values()), self.update_shares)
 
-    def round(self, batch: Batch) -> None:
-        MPI.COMM_WORLD.Barrier()
-        begin = time.perf_counter()
-        self.way.step(*batch)
-        self.seconds.append(MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX))
+    def share(self, x: Tensor) -> Tensor:
+        return x.view(-1)[: -(-x.numel() // self.num_shares)]
 
-    def ms(self, less: "Timing | None" = None) -> float:
-        """The median of the rounds but the first."""
-        taken = less.seconds if less else [0.0] * len(self.seconds)
-        return 1e3 * median(own - other for own, other in list(zip(self.seconds, taken, strict=True))[1:])
-
-
-def figures(timings: dict[str, Timing], memory_mib: dict[str, float], num_tokens: int) -> dict[str, dict[str, Any]]:
-    found = {}
-    for name, mib in memory_mib.items():
-        alone = timings[ALONE if name.split(":")[0] in REPLICATED else ALONE_SHARED]
-        step_ms = timings[name].ms()
-        found[name] = {
-            "tokens_per_s": 1e3 * num_tokens / step_ms,
-            "step_ms": step_ms,
-            "computing_ms": alone.ms(),
-            "exposed_ms": timings[name].ms(less=alone),
-            "memory_mib": mib,
-        }
-    return found
+    def update_shares(self) -> None:
+        for param, own in self.shares.items():
+            own.grad = self.share(param.grad)
+        self.optimizer.step()
 
 
 def parse() -> tuple[argparse.Namespace, GPTConfig]:
@@ -158,20 +141,20 @@ def main() -> None:
     with comm.agreed("sharing"):
         args, config = parse()
     start_torch(MPI.COMM_WORLD, "gloo", alone=True)
+    Contest(comm, replace(config, n_layer=1, n_embd=2 * config.n_head), args.batch).memory()
     contest = Contest(comm, config, args.batch)
-    memory(Contest(comm, replace(config, n_layer=1, n_embd=2 * config.n_head), args.batch))
-    memory_mib = memory(contest)
-    timings = {ALONE: Timing(Alone(contest.gpt())), ALONE_SHARED: Timing(Alone(contest.gpt(), comm.size))}
-    timings |= {name: Timing(make()) for name, make in contest.makers().items()}
+    memory_mib = contest.memory()
+    contestants = {name: Contestant(contest.way(name), contest.alone(name)) for name in contest.ways}
     for _ in range(args.repeats + 1):
-        for timing in timings.values():
-            timing.round(contest.batch)
+        for contestant in contestants.values():
+            contestant.round()
+    num_tokens = comm.size * args.batch * args.seq
+    figures = {name: c.figures(num_tokens) | {"memory_mib": memory_mib[name]} for name, c in contestants.items()}
     if comm.rank == 0:
-        results = figures(timings, memory_mib, comm.size * args.batch * args.seq)
-        rows = [[name, *(f"{value:.1f}" for value in row.values())] for name, row in results.items()]
+        rows = [[name, *(f"{value:.1f}" for value in values.values())] for name, values in figures.items()]
         print(table(["", "tokens/s", "step, ms", "computing, ms", "exposed, ms", "memory, MiB"], rows))
         if args.output:
-            write(args.output, results, **vars(args))
+            write(args.output, figures, **vars(args))
     comm.barrier()
 
 

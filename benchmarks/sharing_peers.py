@@ -1,32 +1,25 @@
 """Data parallelism by torch: DDP, and FSDP2, which shares parameters, gradients and the optimizer's states."""
 
-from sharing_ways import Way
-from torch import distributed, nn
+from data_parallelism_ways import Way, adamw
+from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from models.gpt import GPT
 
 
-class Theirs(Way):
-    """A model wrapped by torch, with its own optimizer."""
-
-    def __init__(self, model: nn.Module, make_optimizer):
-        self.model, self.optimizer = model, make_optimizer(model.parameters())
-
-    def update(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
-def ddp(gpt: GPT, group: distributed.ProcessGroup, make_optimizer) -> Theirs:
+def ddp(gpt: GPT) -> Way:
     """With gradients that are views of its buckets, which takes least memory."""
-    return Theirs(DistributedDataParallel(gpt, process_group=group, gradient_as_bucket_view=True), make_optimizer)
+    model = DistributedDataParallel(gpt, process_group=distributed.new_group(), gradient_as_bucket_view=True)
+    optimizer = adamw(gpt.parameters())
+    return Way(model, optimizer, optimizer.step)
 
 
-def fsdp2(gpt: GPT, group: distributed.ProcessGroup, make_optimizer) -> Theirs:
-    """Layers, and the rest; gathered layers are let go after their forward pass, as stage 3 does."""
-    mesh = distributed.DeviceMesh.from_group(group, "cpu")
+def fsdp2(gpt: GPT) -> Way:
+    """By layers, each let go after its forward pass, and the rest, as in ZeRO's stage 3."""
+    mesh = distributed.DeviceMesh.from_group(distributed.new_group(), "cpu")
     for block in gpt.transformer.h:
         fully_shard(block, mesh=mesh)
-    return Theirs(fully_shard(gpt, mesh=mesh), make_optimizer)
+    model = fully_shard(gpt, mesh=mesh)
+    optimizer = adamw(gpt.parameters())
+    return Way(model, optimizer, optimizer.step)
