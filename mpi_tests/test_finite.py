@@ -10,6 +10,7 @@ from torch import nn
 from collectives import InputError
 from mpi_tests.test_precision_training import MODES, Training
 from parallelism.clip import clip_grad_norm
+from parallelism.deferred import WeightGradients
 from parallelism.finite import Guard, Watch
 from parallelism.precision import LossScale
 
@@ -64,6 +65,51 @@ def test_gradients_of_stages(comm, layout):
     assert training.said == ["step 1: rank 3 has a gradient of transformer.h.1.ln_2.weight that is not finite; skipped"]
     assert torch.equal(training.weights(), before)
     training.free()
+
+
+def spoil_product(monkeypatch, weight, value):
+    """From now on, the gradient of a weight that is put off has a value in it, and those of inputs have not."""
+    put_off = WeightGradients.put_off
+
+    def spoilt(self, given, bias, x, gradient):
+        if given is weight:
+            gradient = gradient.clone()
+            gradient.view(-1)[3] = value
+        put_off(self, given, bias, x, gradient)
+
+    monkeypatch.setattr(WeightGradients, "put_off", spoilt)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "bfloat16, gradients too"])
+@pytest.mark.sizes(4)
+def test_gradients_that_are_put_off(comm, monkeypatch, name, zero_stage):
+    training = Training(comm, MODES[name], pp=2, schedule="zb_h1", zero_stage=zero_stage)
+    if comm.rank == 3:
+        weight = training.gpt.get_parameter(NAME)
+        spoil_product(monkeypatch, weight, math.inf)
+    before = training.weights()
+    training.step(1)
+    assert training.said == [f"step 1: rank 3 has a gradient of {NAME} that is not finite; skipped"]
+    assert torch.equal(training.weights(), before)
+    training.free()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_that_overflow_when_they_are_added(dtype):
+    """The weight's gradient and the bias's; those that are there stay."""
+    layer = nn.Linear(2, 1).to(dtype)
+    watch, later = Watch(layer), WeightGradients()
+    for scale, found in ((1e10, ""), (1e30, "weight"), (1.0, "weight"), (math.inf, "weight")):
+        later.put_off(
+            layer.weight, layer.bias, torch.full((3, 2), 1e10, dtype=dtype), torch.full((3, 1), scale).to(dtype)
+        )
+        later.add()
+        assert watch.found() == found
+    layer.weight.grad = None
+    later.put_off(layer.weight, layer.bias, torch.zeros(1, 2, dtype=dtype), torch.ones(1, 1, dtype=dtype))
+    later.add()
+    assert watch.found() == "bias"
 
 
 class Found:

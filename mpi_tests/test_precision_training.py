@@ -20,6 +20,10 @@ from parallelism.pipeline_schedule import registry
 from parallelism.plan import gpt2_plan, parallelize
 from parallelism.precision import LossScale, Masters, Precision
 from parallelism.stage import Batch, gpt2_layers
+from parallelism.zero import ShardedStates, Zero
+from parallelism.zero_gradients import ShardedGradients
+from parallelism.zero_parameters import ShardedParameters
+from parallelism.zero_units import Ranks
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
 SAMPLES, MICRO_BATCHES, STEPS = 24, 2, 30
@@ -54,22 +58,39 @@ def parts(step, dp):
 class Training:
     """As train.py does it."""
 
-    def __init__(self, comm, precision, scale=UNSKIPPED, schedule="1f1b", **axes):
+    def __init__(self, comm, precision, scale=UNSKIPPED, schedule="1f1b", zero_stage=0, **axes):
         self.mesh, self.said = Mesh(comm, **axes), []
         self.gpt, self.precision, self.scale = GPT(CONFIG), precision, precision.loss_scale()
         self.scale.value = min(self.scale.value, scale)
         parallelize(self.gpt, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), self.mesh.tp)
-        watch, wire = Watch(self.gpt), {"wire_dtype": precision.wire_dtype}
-        if self.mesh.pp.size == 1:
-            arena, ranks = precision.arena(self.gpt, comm), self.mesh.along("dp", "sp")
-            self.model = DataParallel(self.gpt, ranks, arena, 0.02, **wire)
-        else:
-            layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
-            made = registry.make(schedule, self.mesh.pp.size, MICRO_BATCHES)
-            self.model = PipelineParallel(self.gpt, layers, made, self.mesh, **precision.arena_dtypes, **wire)
-        self.masters = Masters.of(self.gpt, self.model.arena)
-        self.optimizer = adamw(self.masters.pieces.values(), 3e-3, 0.1)
+        watch = Watch(self.gpt)
+        self.model = self.replicated(zero_stage) if self.mesh.pp.size == 1 else self.pipelined(schedule, zero_stage)
+        self.zero = self.model if isinstance(self.model, Zero) else getattr(self.model, "zero", None)
+        self.masters = self.zero.masters if self.zero else Masters.of(self.gpt, self.model.arena)
+        self.optimizer = self.zero.optimizer if self.zero else make_optimizer(self.masters.pieces.values())
+        self.shard = self.zero.ranks.shard if self.zero else None
         self.guard = Guard(comm, "skip", self.scale, watch, self.said.append)
+
+    @property
+    def asked(self):
+        return {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
+
+    def replicated(self, zero_stage):
+        if zero_stage == 0:
+            arena = self.precision.arena(self.gpt, self.mesh.comm)
+            return DataParallel(self.gpt, self.mesh.dp, arena, 0.02, wire_dtype=self.precision.wire_dtype)
+        given = self.gpt, Ranks.of(self.mesh.dp), make_optimizer
+        if zero_stage == 3:
+            layers = [f"transformer.h.{number}" for number in range(CONFIG.n_layer)]
+            return ShardedParameters(*given, layers, **self.asked)
+        kind = ShardedStates if zero_stage == 1 else ShardedGradients
+        return kind(*given, bucket_mb=0.02, **self.asked)
+
+    def pipelined(self, schedule, zero_stage):
+        layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
+        made = registry.make(schedule, self.mesh.pp.size, MICRO_BATCHES)
+        sharing = {"make_optimizer": make_optimizer, "zero_stage": zero_stage} if zero_stage else {}
+        return PipelineParallel(self.gpt, layers, made, self.mesh, **sharing, **self.asked)
 
     def computing(self):
         return self.precision.computing("cpu")
@@ -78,11 +99,11 @@ class Training:
         """The whole batch's loss."""
         loss = self.gradients(parts(step, self.mesh.dp))
         self.masters.take_gradients(1 / self.scale.value)
-        norm = clip_grad_norm(self.masters.pieces.values(), 1.0, self.mesh.tp, self.mesh.pp)
+        norm = clip_grad_norm(self.masters.pieces.values(), 1.0, self.mesh.tp, self.mesh.pp, self.shard)
         if self.guard.passes(step, loss, norm):
             self.optimizer.step()
-        self.masters.give_parameters()
-        self.model.arena.zero_grad()
+        (self.zero.gather if self.zero else self.masters.give_parameters)()
+        self.model.zero_grad()
         return self.mesh.along("dp", "pp").all_reduce(np.array([loss / self.mesh.dp.size]))[0]
 
     def gradients(self, batches):
@@ -105,6 +126,10 @@ class Training:
         if isinstance(self.model, PipelineParallel):
             self.model.tied.free()
         self.mesh.free()
+
+
+def make_optimizer(pieces):
+    return adamw(pieces, 3e-3, 0.1)
 
 
 def flat(masters):
@@ -168,10 +193,40 @@ def test_split_layers_and_stages(comm, plain, name, layout):
     training.free()
 
 
-@pytest.mark.parametrize("name", ["float16 by autocast", "float16", "float16, gradients too"])
+SHARING = [
+    ("float32 sent as bfloat16", {"zero_stage": 1}),
+    ("float32 sent as bfloat16", {"zero_stage": 3}),
+    ("bfloat16 by autocast", {"zero_stage": 2}),
+    ("float16 by autocast", {"zero_stage": 3}),
+    ("bfloat16", {"zero_stage": 1}),
+    ("bfloat16, gradients too", {"zero_stage": 2}),
+    ("float16", {"zero_stage": 2}),
+    ("float16, gradients too", {"zero_stage": 3}),
+    ("bfloat16", {"pp": 2, "zero_stage": 1}),
+    ("float16, gradients too", {"pp": 2, "zero_stage": 1, "schedule": "zb_h1"}),
+    ("float16", {"pp": 2, "zero_stage": 2, "schedule": "zb_h1"}),
+    ("bfloat16, gradients too", {"pp": 2, "zero_stage": 3}),
+    ("float32 sent as bfloat16", {"pp": 2, "zero_stage": 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), SHARING, ids=str)
+@pytest.mark.sizes(4)
+def test_zero_in_each_precision(comm, plain, name, layout):
+    training = Training(comm, MODES[name], **layout)
+    check_losses(training, plain)
+    assert (training.masters.weights is not None) == MODES[name].master_weights
+    training.free()
+
+
+OVERFLOWING = [("float16 by autocast", 0), ("float16", 0), ("float16, gradients too", 0)]
+OVERFLOWING += [("float16 by autocast", 1), ("float16", 2), ("float16, gradients too", 3)]
+
+
+@pytest.mark.parametrize(("name", "zero_stage"), OVERFLOWING)
 @pytest.mark.sizes(1, 4)
-def test_an_overflow_on_one_rank_skips_the_step_on_all(comm, name):
-    training = Training(comm, MODES[name])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(comm, name, zero_stage):
+    training = Training(comm, MODES[name], zero_stage=zero_stage)
     before = training.weights()
     weight, last = training.gpt.transformer.h[1].mlp.c_fc.weight, comm.size - 1
     hook = weight.register_hook(lambda gradient: torch.full_like(gradient, math.inf))
@@ -188,7 +243,9 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(comm, name):
     training.step(1)
     assert not torch.equal(training.weights(), before)
     assert (training.scale.value, training.scale.good_steps, len(training.said)) == (UNSKIPPED / 2, 1, 1)
-    assert same_on_all(comm, training.weights())
+    if zero_stage == 0:
+        assert same_on_all(comm, training.weights())
+    training.free()
 
 
 @pytest.mark.sizes(2)

@@ -280,16 +280,48 @@ def test_schedules_are_searched_from_measured_times_and_steps_traced(tmp_path, r
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("layout", [{}, {"pp": 2, "num_micro_batches": 2}], ids=["dp 2", "pp 2"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_parameters_may_be_of_16_bits(tmp_path, dtype, layout):
-    few = {"max_iters": 10, "eval_interval": 10, "micro_batch_size": 12}
+HALVES = {
+    "float16, dp 2": ("float16", {}),
+    "bfloat16, pp 2": ("bfloat16", {"pp": 2, "num_micro_batches": 2}),
+    "bfloat16, stage 1": ("bfloat16", {"zero_stage": 1}),
+    "float16, stage 3": ("float16", {"zero_stage": 3}),
+}
+
+
+FEWER = {"max_iters": 10, "eval_interval": 10, "micro_batch_size": 12}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """The records of a few steps in float32."""
+    return run(tmp_path_factory.mktemp("wide"), 2, **FEWER)[0]
+
+
+@pytest.mark.parametrize(("dtype", "layout"), HALVES.values(), ids=HALVES)
+def test_parameters_may_be_of_16_bits(tmp_path, wide, dtype, layout):
     asked = {"dtype": dtype, "master_weights": True, "grad_dtype": dtype, "non_finite": "skip"}
-    wide, *_ = run(tmp_path, 2, "wide", **few)
-    records, weights, _ = run(tmp_path, 2, **few, **asked, **layout, recompute="selective")
+    records, weights, _ = run(tmp_path, 2, **FEWER, **asked, **layout, recompute="selective")
     np.testing.assert_allclose(losses(records), losses(wide), rtol=2e-3)
     assert losses(records) != losses(wide)
     assert all(weight.dtype == np.float32 for weight in weights.values())
+
+
+def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(tmp_path):
+    """Bit for bit in the same layout; float32 weights alone go on from them, too."""
+    half = {"dtype": "float16", "master_weights": True, "grad_dtype": "float16"}
+    saving = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_interval": 5}
+    few = {"max_iters": 10, "eval_interval": 10, "micro_batch_size": 6, "num_micro_batches": 2}
+    _, weights, _ = run(tmp_path, 2, "whole", **half, **few, **saving, zero_stage=3)
+    fifth, *_ = (tmp_path / "kept").glob("*step-5*")
+    stages = {"pp": 2, "zero_stage": 1, "micro_batch_size": 12}
+    for name, asked in (("same", half | {"zero_stage": 3}), ("float32", stages)):
+        saving = {"checkpoint_dir": str(tmp_path / name), "resume": str(fifth)}
+        records, got, _ = run(tmp_path, 2, name, **few | asked | saving)
+        assert [r["iter"] for r in records if "loss" in r] == list(range(6, 11))
+        for key, expected in weights.items():
+            if name == "same":
+                assert np.array_equal(got[key], expected), key
+            np.testing.assert_allclose(got[key], expected, rtol=0, atol=0.01, err_msg=key)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
