@@ -15,6 +15,7 @@ IN_SMALL = {
     "splitting.py": "--n_layer 1 --n_head 4 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
     "pipelining.py": "--n_layer 4 --n_head 2 --n_embd 16 --vocab_size 16 --seq 8 --num_micro_batches 4 --repeats 1",
     "data_parallelism.py": "--n_layer 4 --n_head 2 --n_embd 64 --vocab_size 32 --seq 8 --bucket_mb 0.5 --repeats 1",
+    "sharing.py": "--n_layer 2 --n_head 2 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
     "planning.py": "--n_layer 4 --n_head 2 --n_embd 128 --block_size 8 --samples 4 --steps 3",
     "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
 }
@@ -38,6 +39,16 @@ def test_splitting(tmp_path):
     sequence = [f"sp, {mode}: ours" for mode in ("ring", "ulysses", "hybrid")]
     assert list(results) == tensor + sequence + ["sp, ulysses: DeepSpeed"] * has_deepspeed
     assert ("DeepSpeed is not here" in output) != has_deepspeed
+    for name, figures in results.items():
+        assert name in output
+        assert figures["tokens_per_s"] * figures["step_ms"] == pytest.approx(1e3 * 2 * 16)
+        assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
+
+
+def test_sharing(tmp_path):
+    results, output = run(2, "sharing.py", tmp_path / "sharing.json")
+    ours = [f"ZeRO {stage}: ours" for stage in (1, 2, 3)]
+    assert list(results) == ["DataParallel: ours", "DDP: torch", *ours, "FSDP2: torch"]
     for name, figures in results.items():
         assert name in output
         assert figures["tokens_per_s"] * figures["step_ms"] == pytest.approx(1e3 * 2 * 16)

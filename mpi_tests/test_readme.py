@@ -17,7 +17,8 @@ from mpi_tests.launch import ROOT, environment, launch
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
-# Run by test_rig.py and test_slurm.py.
+# Run by test_benchmarks.py, and by test_rig.py and test_slurm.py.
+TEACHING = "mpirun -n 4 python benchmarks/data_parallelism.py --output ways.json --picture ways.png"
 SEVERAL_MACHINES = [command for command in COMMANDS if re.search("8x8|sbatch|mpi_tests.rig", command)]
 TRAINING = [command for command in COMMANDS if "train.py" in command and command not in SEVERAL_MACHINES]
 TUNING = [command for command in COMMANDS if "tuning.json" in command]
@@ -53,6 +54,7 @@ def test_every_command_is_run_by_a_test():
             *TUNING,
             *PREDICTING,
             *MEASURING,
+            TEACHING,
             PLANNING,
             DRAWING,
             SEARCHING,
