@@ -25,7 +25,7 @@ import sharing_peers
 import torch
 from data_parallelism_ways import Way, adamw, replicated, shared
 from document import output, table, write
-from memory import LIBC, M_MMAP_THRESHOLD, of_others, of_process, settled
+from memory import of_others, of_process, settled
 from peers import MPI, start_torch
 from torch import Tensor, nn
 from turns import Contestant
@@ -36,7 +36,6 @@ from models.gpt import GPT, GPTConfig
 
 RTOL = 1e-4  # of float32's sums in another order
 NUM_CHECKED = 4  # steps
-USUAL_THRESHOLD = 1 << 25  # to where glibc raises it by itself
 
 
 class Contest:
@@ -74,12 +73,9 @@ class Contest:
         return [float(trained(one)) for _ in range(NUM_CHECKED)]
 
     def memory(self) -> dict[str, float]:
-        """MiB of each way, where what is freed goes back at once."""
-        LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)
+        """MiB of each way."""
         wanted = self.losses()
-        found = {name: self.memory_of(name, wanted) for name in self.ways}
-        LIBC.mallopt(M_MMAP_THRESHOLD, USUAL_THRESHOLD)
-        return found
+        return {name: self.memory_of(name, wanted) for name in self.ways}
 
     def memory_of(self, name: str, wanted: list[float]) -> float:
         """In first steps that are compared with those of one process.

@@ -1,4 +1,4 @@
-"""Memory that is let go: it is at its place again, and the process has less."""
+"""Memory of zeros: it is at its place again, and the process has less."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_nothing_is_held_before_and_after():
     assert resident_mib() - before < 8
     memory.tensor.fill_(1)
     assert resident_mib() - before > 56
-    memory.let_go()
+    memory.zero()
     assert resident_mib() - before < 8
 
 
@@ -41,7 +41,6 @@ def test_without_such_memory(monkeypatch):
     monkeypatch.delattr("mmap.MADV_DONTNEED")
     memory = Transient(10, torch.float32)
     memory.tensor.fill_(1)
-    memory.let_go()
     memory.zero()
     assert torch.equal(memory.tensor, torch.zeros(10))
 

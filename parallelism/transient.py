@@ -1,4 +1,4 @@
-"""Working memory that the system has back while nothing is in it."""
+"""Memory that the system has back while only zeros are in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Transient:
-    """A flat array, at first of zeros, whose memory comes with what is written and goes when it is told to.
+    """A flat array, at first of zeros, whose memory comes with what is written and goes with `zero()`.
 
     It stays at one address; `tensor` is torch's view.  On a device, memory stays.
     """
@@ -32,15 +32,11 @@ class Transient:
         self.tensor: Tensor = to_torch(self.array)
         self.zero()
 
-    def let_go(self) -> None:
-        """Do without what is there."""
+    def zero(self) -> None:
+        """Set all to zero, and let the memory go."""
         if self.pages:
             self.pages.madvise(mmap.MADV_DONTNEED)
-
-    def zero(self) -> None:
-        """Set all to zero, without memory."""
-        self.let_go()
-        if not self.pages:
+        else:
             self.tensor.zero_()
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from parallelism.arena import Arena, one_dtype
+from parallelism.arena import Arena, allocate, one_dtype
 from parallelism.data_parallel import Bucket
 from parallelism.transient import Transient
 from parallelism.zero import MakeOptimizer, Zero, gather_in_place, masters_in, units_of
@@ -66,10 +66,6 @@ class ShardedGradients(Zero):
     def reduces(self) -> bool:
         return True
 
-    def _end_backward(self) -> None:
-        super()._end_backward()
-        self.gradients.rest()
-
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Clear the pieces' gradients, in place."""
         self.gradients.clear()
@@ -99,21 +95,16 @@ class GradientSharing:
         asked = {"op": "avg", **reduction}
         self.across = [ranks.replicate.plan("all_reduce", self.array, **asked)] if ranks.replicate else []
         room = [max((sum(unit.counts) for unit in units[turn::2]), default=0) for turn in (0, 1)]
-        self.working = [Transient(count, dtype, device) for count in room]
+        self.working = [allocate(ranks.every, count, dtype, device) for count in room]
         self.buckets: list[Funnel] = []
         users: tuple[list[Funnel], list[Funnel]] = [], []
         for index, (unit, own) in enumerate(zip(units, self.own, strict=True)):
-            array, tensor = self.working[index % 2].array, self.working[index % 2].tensor
+            array, tensor = self.working[index % 2]
             out = array[unit.relative(unit.chunks[rank])]
             plan = ranks.shard.plan("reduce_scatter", array[: sum(unit.counts)], out=out, counts=unit.counts, **asked)
             homes = {params[name]: tensor[unit.relative(place)] for name, place in unit.slices.items()}
             mine = tensor[unit.relative(unit.chunks[rank])], own
             self.buckets.append(Funnel(plan, set(unit.slices), homes, mine, users[index % 2], waiting))
-
-    def rest(self) -> None:
-        """Let working memory go: nothing is on its way."""
-        for memory in self.working:
-            memory.let_go()
 
 
 class Funnel(Bucket):

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.arena import allocate, lay_out, line_length, one_dtype
-from parallelism.transient import Transient
 from parallelism.zero import MakeOptimizer, Zero
 from parallelism.zero_gradients import GradientSharing
 from parallelism.zero_units import Ranks, Unit, masters_of, offsets, pieces
@@ -65,7 +64,7 @@ class ShardedParameters(Zero):
         new = partial(allocate, ranks.every, dtype=dtype, device=device)
         units = [units_of(params, line_length(dtype), ranks.shard.size) for params in owned]
         array, parts = own_chunks(units, ranks.shard.rank, new)
-        self.slots = make_slots(units, dtype, device)
+        self.slots = make_slots(units, new)
         self.layers = [GatheredLayer(parts[i], params, self.slots[slot_of(i)], ranks) for i, params in enumerate(owned)]
         self._share_gradients(parts, originals, device, grad_dtype or dtype, reduction)
         self.arrays = array, self.gradients.array
@@ -114,11 +113,6 @@ class ShardedParameters(Zero):
         """Let go what is gathered."""
         for layer in self.layers:
             layer.release()
-        self._rest()
-
-    def _rest(self) -> None:
-        for slot in self.slots:
-            slot.rest()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -142,8 +136,6 @@ class ShardedParameters(Zero):
                 tensor.register_hook(partial(self._before_backward, index))
         if index or not torch.is_grad_enabled():
             self.layers[index].release()
-        if index == 0:
-            self._rest()
 
     def _before_backward(self, index: int, gradient: Tensor) -> None:
         self._begin_backward()
@@ -156,7 +148,6 @@ class ShardedParameters(Zero):
     def _end_backward(self) -> None:
         super()._end_backward()
         self._forget()
-        self.gradients.rest()
 
     def _open(self, index: int) -> None:
         with self.waiting():
@@ -175,18 +166,15 @@ class Part(NamedTuple):
     weights: Tensor
 
 
-class Slot(Transient):
+class Slot:
     """Working memory, where one layer at a time is gathered: whenever it is, to the same place.
 
     So what autograd has kept of a layer's parameters, views of them too, is right again in the backward pass.
     """
 
-    layer: GatheredLayer | None = None
-
-    def rest(self) -> None:
-        """Let it go where it is idle."""
-        if self.layer is None:
-            self.let_go()
+    def __init__(self, array: Any, tensor: Tensor):
+        self.array, self.tensor = array, tensor
+        self.layer: GatheredLayer | None = None
 
 
 class GatheredLayer:
@@ -292,13 +280,13 @@ def slot_of(index: int) -> int:
     return 1 + index % 2 if index else 0
 
 
-def make_slots(units: Sequence[Sequence[Unit]], dtype: torch.dtype, device: str) -> list[Slot]:
-    """As long as the longest of the layers that use them."""
+def make_slots(units: Sequence[Sequence[Unit]], new: New) -> list[Slot]:
+    """As long as the longest of the layers that use them.  Collective."""
     lengths = [0, 0, 0]
     for index, parts in enumerate(units):
         slot = slot_of(index)
         lengths[slot] = max(lengths[slot], *(unit.place.stop for unit in parts), 0)
-    return [Slot(count, dtype, device) for count in lengths]
+    return [Slot(*new(count)) for count in lengths]
 
 
 def tensors(output: Any) -> Iterator[Tensor]:

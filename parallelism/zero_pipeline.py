@@ -167,7 +167,6 @@ class LayerSharing(Waiting):
             for funnel in self.gradients.buckets:
                 funnel.wait()
             run(self.gradients.across)
-        self.gradients.rest()
 
     def update(self) -> None:
         """Update this rank's pieces, and parameters with them.  Collective."""
@@ -255,8 +254,8 @@ class LayerParameters(LayerSharing):
         units = [own.units(lay_out(of_layer, line)[0], line, size) for of_layer in params]
         new = partial(allocate, ranks.every, dtype=dtype, device=device)
         array, parts = own_chunks(units, ranks.shard.rank, new)
-        self.slots = make_slots(units, dtype, device)
-        gathered = [GatheredLayer(parts[i], params[i], self.slots[slot_of(i)], ranks) for i in range(len(homes))]
+        slots = make_slots(units, new)
+        gathered = [GatheredLayer(parts[i], params[i], slots[slot_of(i)], ranks) for i in range(len(homes))]
         self.shared, self.layers = gathered[0], dict(zip(homes[1:], gathered[1:], strict=True))
         trained = [part for of_layer in parts[::-1] for part in of_layer if own.first(part.unit).requires_grad]
         units_trained, weights = [part.unit for part in trained], [part.weights for part in trained]
@@ -307,8 +306,6 @@ class LayerParameters(LayerSharing):
         """Let go what is gathered: the next step gathers anew."""
         for layer in (self.shared, *self.layers.values()):
             layer.release()
-        for slot in self.slots:
-            slot.rest()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
