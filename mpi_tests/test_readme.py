@@ -209,6 +209,14 @@ def test_tables_of_split_models_are_those_of_the_results():
             assert f"| {ranks} | {name} | {cells} |" in (results / "README.md").read_text()
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("sharing-*.json")))
+def test_tables_of_data_parallelism_are_those_of_the_results(path):
+    run = json.loads(path.read_text())
+    for name, row in run["results"].items():
+        cells = " | ".join(f"{value:.1f}" for value in row.values())
+        assert f"| {run['ranks']} | {name} | {cells} |" in (path.parent / "README.md").read_text()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("pipelining-*.json")))
 def test_tables_of_pipelines_are_those_of_the_results(path):
     run = json.loads(path.read_text())

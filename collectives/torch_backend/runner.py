@@ -21,7 +21,7 @@ from collectives.torch_backend.call import Call
 from collectives.torch_backend.work import Finished, Line, Pending, Run, at_once, seconds
 
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 1e-4, 0.05
-MOST_BOUND = 256  # calls kept bound
+MOST_BOUND = 256  # kinds of calls kept bound
 Base: Any = ProcessGroup  # whose declared overloads are for its callers; torch asks a backend for one of each
 
 
@@ -32,10 +32,10 @@ class Runner(Base):
         super().__init__(comm.rank, comm.size)
         self.comm, self.store, self.limit_s, self._name = comm, store, seconds(timeout), name
         self.line = Line()
-        self.word = comm.empty(4, "int64")  # digest, number of the binding, and both negated
+        self.word = comm.empty(7, "int64")  # digest, numbers of the bindings, whether tensors move; numbers negated
         self.num_bound = 0
         self.compare = comm.plan("all_reduce", self.word, op="max")
-        self.bound: OrderedDict[tuple, bound.Bound] = OrderedDict()
+        self.bound: OrderedDict[tuple, bound.Bindings] = OrderedDict()
         self.coalesced: list[Work] | None = None
         self.failure = ""
         self.num_monitored = 0
@@ -149,26 +149,41 @@ class Runner(Base):
     def agreed(self, call: Call, run: Callable[[Plan], None]) -> None:
         """Run a call that all ranks make alike, once all have bound it.
 
-        Bindings are of all ranks together, and which one a rank finds depends on where its tensors lie: unless all
-        have found the same, they bind anew.
+        Bindings are of all ranks together, and which ones a rank finds depends on its tensors: unless all have found
+        the same, they bind anew.
         """
-        key = () if call.failure else bound.key(call)
-        known = self.bound.get(key)
-        digest = known.digest if known else call.digest
-        number = known.number if known else 0
-        self.word[:] = digest, number, -digest, -number
+        bindings, place = self.bindings(call), bound.place_of(call)
+        direct, staged = bindings.direct.get(place), bindings.staged
+        numbers = bindings.digest, direct.number if direct else 0, staged.number if staged else 0
+        self.word[:] = *numbers, bindings.moves(call, place), *(-number for number in numbers)
         run(self.compare)
-        highest, newest, lowest, oldest = self.word.tolist()
-        if highest != -lowest or newest != -oldest or not newest:
-            known = self.bind(call, key)
-        assert known is not None
-        known.run(call, run)
+        alike, same_direct, same_staged, moves = compared(self.word.tolist())
+        known = (direct if same_direct else staged if moves and same_staged else None) if alike else None
+        made = known or self.bind(call, bindings, place, direct=not moves)
+        made.run(call, run)
 
-    def bind(self, call: Call, key: tuple) -> bound.Bound:
+    def bindings(self, call: Call) -> bound.Bindings:
+        """Those of calls of its kind."""
+        kind = () if call.failure else bound.kind(call)
+        if not (known := self.bound.get(kind)):
+            known = bound.Bindings(call.digest)
+            if not call.refuse():
+                self.bound[kind] = known
+            if len(self.bound) > MOST_BOUND:
+                self.bound.popitem(last=False)
+        return known
+
+    def bind(self, call: Call, bindings: bound.Bindings, place: bound.Place, direct: bool) -> bound.Bound:
         """Collective.  Raises: InputError on every rank where one cannot make the call, or ranks make others."""
         self.comm.compare(call.said, call.refuse())
         self.num_bound += 1
-        made = self.bound[key] = bound.bind(self.comm, call, self.num_bound)
-        if len(self.bound) > MOST_BOUND:
-            self.bound.popitem(last=False)
+        made = bound.bind(self.comm, call, self.num_bound, direct)
+        bindings.keep(made, place, direct)
         return made
+
+
+def compared(word: list[int]) -> tuple[bool, bool, bool, bool]:
+    """Whether ranks make one call, have bound it where it is, and to a buffer; and whether one wants the buffer."""
+    digest, direct, staged, moves, *lowest = word
+    same = [high == -low for high, low in zip((digest, direct, staged), lowest, strict=True)]
+    return same[0], same[1] and direct > 0, same[2] and staged > 0, moves > 0
