@@ -224,14 +224,17 @@ def test_a_checkpoint_of_tp_pp_and_zero_becomes_a_gpt2_in_transformers(exported)
 
 
 def test_a_run_that_goes_on_has_the_loss_scale_and_all_ranks_weights(tmp_path):
-    """A large learning rate and scale: float16 overflows, and steps are skipped."""
+    """The scale has been good for 20 steps when both end."""
     asked = {"zero_stage": 1, "dtype": "float16", "dropout": 0.1, "micro_batch_size": GLOBAL_BATCH // 2}
-    saving = {"checkpoint_dir": str(tmp_path / "checkpoints"), "checkpoint_interval": 10}
+    folder = tmp_path / "checkpoints"
+    saving = {"checkpoint_dir": str(folder), "checkpoint_interval": 10}
     _, weights, _ = run(tmp_path, 2, **asked, **saving, **FEW)
-    tenth, *_ = (tmp_path / "checkpoints").glob("*step-10*")
+    tenth, *_ = folder.glob("*step-10*")
     _, resumed, _ = run(tmp_path, 2, "resumed", **asked, **saving, **FEW, resume=str(tenth))
     for name, expected in weights.items():
         assert np.array_equal(resumed[name], expected), name
+    last = [json.loads((path / "index.json").read_text()) for path in folder.glob("*step-20*")]
+    assert [index["index"]["whole"]["loss_scale"] for index in last] == [[2.0**16, 20]] * len(last)
 
 
 def test_what_a_run_cannot_go_on_from(tmp_path, stopped):
