@@ -40,7 +40,8 @@ class Bound(NamedTuple):
 def kind(call: Call) -> tuple:
     """What calls must have in common to run as one bound call, if their tensors go by way of a buffer."""
     tensors = call.given + call.taken if call.given is not call.taken else call.given
-    return call.collective, len(call.given), tuple([(t.shape, t.dtype, t.layout, t.device) for t in tensors]), call.same, call.own
+    pieces = tuple([(t.shape, t.dtype, t.layout, t.device) for t in tensors])
+    return call.collective, len(call.given), pieces, call.same, call.own
 
 
 @dataclass
