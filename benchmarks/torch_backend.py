@@ -38,11 +38,13 @@ def main() -> None:
         say(f"{nbytes:>10} {ours:>12.1f} {theirs:>12.1f} {theirs / ours:>8.1f}")
     say("training of a GPT: seconds a step, and how much of it is communication that computing does not hide")
     for name, wrap in (("DDP", wrap_ddp), ("FSDP2", wrap_fsdp2)):
-        alone = statistics.median(step_times(build(), args.rounds))
-        models = {backend: wrap(build(), group) for backend, group in groups.items()}
-        for backend, model in models.items():
-            step_s = statistics.median(step_times(model, args.rounds))
-            say(f"{name:>6} {backend:>12} {step_s:8.3f} s, exposed {max(0.0, step_s - alone):8.3f} s")
+        alone, *trainings = [Training(build()), *(Training(wrap(build(), group)) for group in groups.values())]
+        for _ in range(1 + args.rounds):
+            for training in (alone, *trainings):
+                training.step()
+        for backend, training in zip(groups, trainings, strict=True):
+            exposed_s = training.median_s(less=alone)
+            say(f"{name:>6} {backend:>12} {training.median_s():8.3f} s, exposed {exposed_s:8.3f} s")
     dist.destroy_process_group()
 
 
@@ -61,20 +63,27 @@ def wrap_fsdp2(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Mod
     return fully_shard(model, mesh=mesh)
 
 
-def step_times(model: torch.nn.Module, steps: int) -> list[float]:
-    """Seconds of each step on the slowest rank, after one to warm up."""
-    optimizer = torch.optim.AdamW(model.parameters())
-    tokens = torch.randint(0, 256, (2, 129), generator=torch.Generator().manual_seed(dist.get_rank()))
-    times = []
-    for _ in range(1 + steps):
+class Training:
+    """Steps of one model, with the seconds that each took on the slowest rank."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.model, self.optimizer = model, torch.optim.AdamW(model.parameters())
+        self.tokens = torch.randint(0, 256, (2, 129), generator=torch.Generator().manual_seed(dist.get_rank()))
+        self.steps_s: list[float] = []
+
+    def step(self) -> None:
         dist.barrier()
         start = time.perf_counter()
-        _, loss = model(tokens[:, :-1], tokens[:, 1:])
+        _, loss = self.model(self.tokens[:, :-1], self.tokens[:, 1:])
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        times.append(slowest(time.perf_counter() - start))
-    return times[1:]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps_s.append(slowest(time.perf_counter() - start))
+
+    def median_s(self, less: "Training | None" = None) -> float:
+        """Of the steps but the first, less what the same round's took of another."""
+        others_s = less.steps_s if less else [0.0] * len(self.steps_s)
+        return statistics.median(own - other for own, other in list(zip(self.steps_s, others_s, strict=True))[1:])
 
 
 def measure(groups: dict, nbytes: int, rounds: int, seconds: float) -> dict[str, float]:

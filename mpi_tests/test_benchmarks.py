@@ -55,6 +55,15 @@ def test_sharing(tmp_path):
         assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
 
 
+def test_torch_backend():
+    ended = launch(2, sys.executable, "benchmarks/torch_backend.py", "--rounds", "1", "--seconds", "0.001", timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    sizes = [int(nbytes) for nbytes in re.findall(r"^ *(\d+) +[\d.]+ +[\d.]+ +[\d.]+$", ended.stdout, re.MULTILINE)]
+    assert sizes == [1 << power for power in range(10, 27, 2)]
+    trained = re.findall(r"^ *(\w+) +(\w+) +[\d.]+ s, exposed +-?[\d.]+ s$", ended.stdout, re.MULTILINE)
+    assert trained == [(way, backend) for way in ("DDP", "FSDP2") for backend in ("collectives", "gloo")]
+
+
 def test_pipelining(tmp_path):
     path = tmp_path / "pipelining.json"
     results, output = run(2, "pipelining.py", path)
