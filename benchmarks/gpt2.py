@@ -2,7 +2,7 @@
 
     python benchmarks/gpt2.py --device cuda --output gpt2.json
 
-The plain loop is one as nanoGPT's, of torch alone: the model in whole, autocast, AdamW fused, gradients clipped, batches
+The plain loop is one as nanoGPT's, of torch alone: the whole model, autocast, AdamW fused, gradients clipped, batches
 from pinned memory.  Both are given the same weights and samples, and are compiled or not; their losses are compared.
 They take turns, some steps each, in which the device is waited for at both ends; medians over the turns.
 

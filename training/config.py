@@ -104,9 +104,7 @@ def check_compile(config: Config) -> None:
     whole = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute": ("none",)}
     others = [f"{name}={getattr(config, name)}" for name in whole if getattr(config, name) not in whole[name]]
     if config.compile and others:
-        raise ValueError(
-            f"compile is of a model that a rank computes whole, not with {', '.join(others)}: leave one out"
-        )
+        raise ValueError(f"compile is of models that ranks compute whole, not with {', '.join(others)}: leave it out")
 
 
 def num_micro_batches(config: Config, dp_size: int) -> int:

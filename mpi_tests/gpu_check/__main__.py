@@ -103,7 +103,8 @@ def driver_version() -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None, module: str = "mpi_tests.gpu_check") -> int:
+    """Do the checks, each by running `module` again; returns the exit status."""
     flags = parse(words)
     if flags.child:
         checks = {name: known.check for name, known in CHECKS.items()}
@@ -114,7 +115,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     rows: list[Row] = []
     for name in chosen(flags):
-        found = rows_of(name, flags.device, CHECKS[name].limit_s)
+        found = rows_of(name, flags.device, CHECKS[name].limit_s, module)
         print(*("  ".join(row) for row in found), sep="\n", flush=True)
         rows += found
         if flags.out:  # as far as it goes, should this process be ended

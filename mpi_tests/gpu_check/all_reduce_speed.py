@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 import collectives
 from collectives import algorithms, arrays
+from collectives.bench.device import copies_s
 from collectives.bench.measure import contestant
 from collectives.bench.timing import medians
 from collectives.bench.trial import Setting as Measured
@@ -50,15 +50,9 @@ def rows(setting: Setting, size: int, found: dict[str, Any]) -> list[Row]:
 
 def copy_s(comm: collectives.Communicator, device: str, nbytes: int) -> float:
     """The median of rank 0's copies from array to array, while others wait.  Collective."""
-    memory, times = arrays.device(device), np.zeros(REPEATS + WARMUPS)
+    times = np.zeros(REPEATS + WARMUPS)
     if comm.rank == 0:
-        source, target = (memory.empty(nbytes, np.dtype(np.uint8)) for _ in range(2))
-        for turn in range(len(times)):
-            begin = time.perf_counter()
-            memory.begin()
-            memory.copy(target, source)
-            memory.synchronize()
-            times[turn] = time.perf_counter() - begin
+        times[:] = copies_s(arrays.device(device), nbytes, len(times))
     return float(np.median(comm.broadcast(times)[WARMUPS:]))
 
 

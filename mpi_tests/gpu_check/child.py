@@ -21,7 +21,7 @@ class CannotRunError(Exception):
     """What a check lacks here: it is skipped."""
 
 
-def rows_of(name: str, device: str, limit_s: float, module: str = "mpi_tests.gpu_check") -> list[Row]:
+def rows_of(name: str, device: str, limit_s: float, module: str) -> list[Row]:
     """Run `python -m module --child NAME ...`, and read the rows that it writes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"

@@ -95,10 +95,8 @@ class CuPy(Library):
 
 
 def libraries(device: str) -> dict[str, Library]:
-    return {
-        "numpy" if device == "cpu" else "cupy": (Library if device == "cpu" else CuPy)(device),
-        "torch": Torch(device),
-    }
+    own = {"numpy": Library(device)} if device == "cpu" else {"cupy": CuPy(device)}
+    return {**own, "torch": Torch(device)}
 
 
 def num_wrong(comm: collectives.Communicator, library: Library) -> int:

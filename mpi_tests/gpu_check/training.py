@@ -13,22 +13,7 @@ from mpi_tests.gpu_check.rows import Row, Setting, verdict
 from mpi_tests.gpu_check.started import on_ranks
 
 RTOL = 1e-3  # of losses, after so many updates by sums of float32 in another order
-MODEL = [
-    "--n_layer",
-    "4",
-    "--n_head",
-    "4",
-    "--n_embd",
-    "64",
-    "--block_size",
-    "32",
-    "--warmup_iters",
-    "5",
-    "--sample_tokens",
-    "4",
-    "--seed",
-    "3",
-]
+MODEL = "--n_layer 4 --n_head 4 --n_embd 64 --block_size 32 --warmup_iters 5 --sample_tokens 4"
 BATCH = 8
 
 
@@ -81,7 +66,7 @@ def losses(setting: Setting, device: str, ranks: int = 1, mix: Mix = ALONE) -> n
     """Of a training's iterations, which have the same batches on any layout."""
     size, iterations = BATCH // mix.dp // mix.num_micro_batches, 3 if setting.is_small else 50
     with tempfile.TemporaryDirectory() as folder:
-        flags: list[Any] = ["--device", device, "--out_dir", folder, "--max_iters", iterations, *MODEL]
+        flags: list[Any] = ["--device", device, "--out_dir", folder, "--max_iters", iterations, *MODEL.split()]
         flags += ["--micro_batch_size", size, "--num_micro_batches", mix.num_micro_batches, *mix.words.split()]
         on_ranks(setting, ranks, "train.py", *flags)
         records = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
