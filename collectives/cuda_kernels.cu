@@ -101,7 +101,7 @@ template <typename T, int N> union Block {
     }
     __device__ void store(T* out) const {
 #pragma unroll
-        for (int i = 0; i < N * sizeof(T) / sizeof(uint4); i++) reinterpret_cast<uint4*>(out)[i] = quads[i];
+        for (int i = 0; i < N * sizeof(T) / sizeof(uint4); i++) __stwb(reinterpret_cast<uint4*>(out) + i, quads[i]);
     }
 };
 template <typename T> union Block<T, 1> {

@@ -1,0 +1,39 @@
+// What kernels take from CUDA, for a C++ compiler: threads run one after the other, so they may not wait for each other.
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#define __global__
+#define __device__
+
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct Place { unsigned x; };
+static thread_local Place blockIdx, threadIdx, gridDim, blockDim;
+
+static void check_aligned(const void* address) {
+    if (reinterpret_cast<size_t>(address) % sizeof(uint4) == 0) return;
+    std::fprintf(stderr, "misaligned address %p\n", address);
+    std::abort();
+}
+static uint4 __ldcs(const uint4* address) { check_aligned(address); return *address; }
+static void __stwb(uint4* address, uint4 value) { check_aligned(address); *address = value; }
+
+template <typename To, typename From> static To same_bits(From x) {
+    static_assert(sizeof(To) == sizeof(From), "of one size");
+    To y;
+    std::memcpy(&y, &x, sizeof y);
+    return y;
+}
+static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
+static unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
+static float half_to_float(unsigned short bits) { return same_bits<_Float16>(bits); }
+static unsigned short float_to_half(float x) { return same_bits<unsigned short>(static_cast<_Float16>(x)); }
+static unsigned short double_to_half(double x) { return same_bits<unsigned short>(static_cast<_Float16>(x)); }
+
+template <typename Kernel, typename Task> static void launch(Kernel kernel, const Task* task, unsigned grid, unsigned block) {
+    gridDim.x = grid;
+    blockDim.x = block;
+    for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < block; threadIdx.x++) kernel(*task);
+}
