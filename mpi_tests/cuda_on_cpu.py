@@ -49,6 +49,7 @@ class CuPy:
         self.entries = entries
         self.launches: list[tuple[str, int, object]] = []
         self.stream: object = None
+        self.full, self.asarray, self.asnumpy = np.full, np.asarray, np.array
         attributes = {"MultiProcessorCount": 1}
         self.cuda = SimpleNamespace(
             runtime=SimpleNamespace(getDevice=lambda: 0), Device=lambda index: SimpleNamespace(attributes=attributes)

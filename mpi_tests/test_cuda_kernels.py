@@ -1,4 +1,3 @@
-import functools
 import itertools
 import os
 import sys
@@ -8,13 +7,11 @@ import pytest
 
 from collectives import arrays, cuda_kernels
 from collectives.arrays import FLOATS, HALVES, dtype_of
-from mpi_tests import cuda_on_cpu, nvrtc
+from mpi_tests import cuda_on_cpu, gpu_kernels, nvrtc
+from mpi_tests.folds import ALIGNED, CASES, COUNTS, REAL, Guarded, check_fold, draw, same
 from mpi_tests.reference import DTYPES, ops_of
 
-COUNTS = (0, 1, 7, 8, 9, 100, 1000)
-ALIGNED, SHIFTED, MIXED, IN_PLACE = CASES = ("aligned", "shifted", "mixed", "in place")
 THREADS = 4  # of a block, and 4 blocks: so few that each takes several pieces
-REAL = {"complex64": "float32", "complex128": "float64"}
 CASTS = list(itertools.permutations(("float16", "bfloat16", "float32", "float64"), 2))
 
 
@@ -44,91 +41,19 @@ def cupy(built, monkeypatch):
     cuda_kernels.num_multiprocessors.cache_clear()
 
 
-class Guarded:
-    """An array some elements after an aligned address, amid bytes that nothing may write."""
-
-    def __init__(self, values, offset=0):
-        self.bytes = np.full(values.nbytes + 256, 0xA5, np.uint8)
-        start = -self.bytes.ctypes.data % 64 + 64 + offset * values.dtype.itemsize
-        self.place = slice(start, start + values.nbytes)
-        self.array = self.bytes[self.place].view(values.dtype)
-        self.array[:] = values
-
-    def check(self):
-        around = np.ones(len(self.bytes), bool)
-        around[self.place] = False
-        assert (self.bytes[around] == 0xA5).all()
-
-
-def draw(rng, count, dtype):
-    """Half of them of any bits: NaN, infinity and subnormals; for floats, half of them near each other, too."""
-    values = rng.integers(0, 256, count * dtype.itemsize, np.uint8)
-    if dtype.kind == "b":
-        return values % 2 == 1
-    values = values.view(dtype)
-    if dtype.kind in "iu":
-        return values
-    parts = values.view(REAL.get(str(dtype), dtype))
-    near = rng.permutation(len(parts)) < len(parts) // 2
-    parts[near] = rng.normal(size=near.sum()).astype(parts.dtype)
-    parts[rng.permutation(len(parts)) < len(parts) // 20] = np.inf
-    return values
-
-
-def folded(op, xs, divisor=1):
-    """By the host, one after the other: 16-bit floats in float32, rounded once."""
-    host, dtype = arrays.Host(), xs[0].dtype
-    with np.errstate(all="ignore"):
-        wide = [x.astype(np.float32) if dtype in HALVES else x.copy() for x in xs]
-        total = functools.reduce(lambda low, high: host.fold(op, low, high, low) or low, wide)
-        host.divide(total, divisor) if op == "avg" else None
-        return total.astype(dtype)
-
-
-def same(got, want, op="sum", where=()):
-    """Bit for bit, but that all NaNs are one, and of a zero and its negative either may be the least."""
-    np.testing.assert_array_equal(canonical(got, op), canonical(want, op), err_msg=str(where), strict=True)
-
-
-@np.errstate(invalid="ignore")
-def canonical(x, op):
-    if x.dtype.kind in "iub":
-        return x
-    parts = x.view(REAL.get(str(x.dtype), x.dtype)).copy()
-    parts[np.isnan(parts)] = np.nan
-    if op in ("min", "max"):
-        parts[parts == 0] = 0
-    return parts.view(f"u{parts.dtype.itemsize}")
-
-
 @pytest.mark.parametrize("name", DTYPES)
 def test_folds_are_those_of_the_host(cupy, name):
     dtype, rng, cases = dtype_of(name), np.random.default_rng(0), itertools.cycle(CASES)
     for op, num, count in itertools.product(ops_of(name), range(1, 9), COUNTS):
         case = next(cases)
-        check_fold(op, [draw(rng, count, dtype) for _ in range(num)], case)
-
-
-def check_fold(op, xs, case):
-    num, divisor = len(xs), 3 if op == "avg" else 1
-    want = folded(op, xs, divisor)
-    offsets = {ALIGNED: [0] * (num + 1), SHIFTED: [1] * (num + 1), MIXED: range(num + 1), IN_PLACE: [1] * num}[case]
-    held = [Guarded(x, offset) for x, offset in zip(xs, offsets, strict=False)]
-    out = held[num // 2] if case == IN_PLACE else Guarded(np.zeros_like(xs[0]), offsets[-1])
-    cuda_kernels.fold(op, out.array, [x.array for x in held], divisor)
-    for array in (out, *held):
-        array.check()
-    same(out.array, want, op, (op, num, len(want), case))
-    for x, given in zip(held, xs, strict=True):
-        if x is not out:
-            same(x.array, given)
+        check_fold(cupy, op, [draw(rng, count, dtype) for _ in range(num)], case)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int16", "complex64"])
 def test_more_sources_than_are_loaded_at_once(cupy, dtype):
     rng = np.random.default_rng(1)
     for num in (9, 11, 16, 64):
-        check_fold("sum", [draw(rng, 200, dtype_of(dtype)) for _ in range(num)], ALIGNED)
+        check_fold(cupy, "sum", [draw(rng, 200, dtype_of(dtype)) for _ in range(num)], ALIGNED)
     assert {name[-2] for name, *_ in cupy.launches} == {"3", "1", "8"}
 
 
@@ -156,11 +81,10 @@ def near_ties(into, given):
 def test_casts_round_as_numpy(cupy, into, given):
     into, given = dtype_of(into), dtype_of(given)
     x = near_ties(into, given)
-    out = Guarded(np.zeros(len(x), into), 1)
-    cuda_kernels.cast(out.array, Guarded(x, 1).array)
-    out.check()
+    out = Guarded(cupy, np.zeros(len(x), into), 1)
+    cuda_kernels.cast(out.array, Guarded(cupy, x, 1).array)
     with np.errstate(all="ignore"):
-        same(out.array, x.astype(into))
+        same(out.get(), x.astype(into))
 
 
 def test_cast_to_the_same_is_a_copy(cupy):
@@ -252,3 +176,7 @@ def test_nvrtc_compiles_every_kernel():
 def test_nvrtc_reports_what_is_wrong():
     with pytest.raises(ValueError, match='identifier "Summ" is undefined'):
         nvrtc.ptx(cuda_kernels.SOURCE.read_text(), ["fold<Summ, float, float, 2>"], cuda_kernels.OPTIONS)
+
+
+def test_the_check_of_a_gpu(cupy):
+    assert gpu_kernels.check(counts=(9,)) == f"{len(cupy.launches)} folds of 15 dtypes, as on the host"
