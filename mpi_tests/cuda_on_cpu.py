@@ -3,7 +3,7 @@
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,14 +39,14 @@ def build(source: str, names: Iterable[str], folder: Path) -> "CuPy":
     built = subprocess.run([compiler(), *FLAGS, code, "-o", library], text=True, capture_output=True)
     assert built.returncode == 0, built.stderr
     loaded = ctypes.CDLL(str(library))
-    return CuPy({name: getattr(loaded, f"run_{i}") for i, name in enumerate(names)})
+    return CuPy({name: getattr(loaded, f"run_{i}") for i, name in enumerate(names)}, loaded.misaligned)
 
 
 class CuPy:
     """Of a device of one multiprocessor.  `launches` are the names and grids of what has run, and on which stream."""
 
-    def __init__(self, entries: dict):
-        self.entries = entries
+    def __init__(self, entries: dict, misaligned: Callable[[], int]):
+        self.entries, self.misaligned = entries, misaligned
         self.launches: list[tuple[str, int, object]] = []
         self.stream: object = None
         self.full, self.asarray, self.asnumpy = np.full, np.asarray, np.array
@@ -68,6 +68,7 @@ class CuPy:
             assert task.size == 1  # CuPy passes it by value
             self.launches.append((name, grid[0], self.stream))
             self.entries[name](ctypes.c_void_p(task.ctypes.data), *grid, *block)
+            assert not self.misaligned()
 
         return launch
 

@@ -17,8 +17,9 @@ class Guarded:
     """A device's array some elements after an aligned address, amid bytes that nothing may write."""
 
     def __init__(self, cupy: Any, values: np.ndarray, offset: int = 0):
-        self.cupy, self.bytes = cupy, cupy.full(values.nbytes + 256, 0xA5, np.uint8)
-        start = -arrays.pointer(self.bytes) % 64 + 64 + offset * values.dtype.itemsize
+        gap = offset * values.dtype.itemsize
+        self.cupy, self.bytes = cupy, cupy.full(values.nbytes + gap + 192, 0xA5, np.uint8)
+        start = -arrays.pointer(self.bytes) % 64 + 64 + gap
         self.place = slice(start, start + values.nbytes)
         self.bytes[self.place] = cupy.asarray(values.view(np.uint8))
         self.array = self.bytes[self.place].view(values.dtype)
