@@ -1,7 +1,8 @@
 // out = sources[0] op sources[1] op ..., elementwise: also a cast, where there is one source of another dtype.
 //
-// NVRTC compiles it without any header, and the tests as C++ for the CPU.  Without contraction (--fmad=false) each
-// operation is rounded as on the host.  16-bit floats are computed with in float32, and rounded once.
+// NVRTC compiles it without any header, and the tests as C++ for the CPU.  Each operation is rounded as on the host: none
+// are contracted (--fmad=false), and those of float are in PTX, because CuPy appends -ftz=true, by which all others take
+// subnormal numbers for zeros.  16-bit floats are computed with in float32, and rounded once.
 
 struct Task {  // as collectives/cuda_kernels.py lays it out
     unsigned long long sources[64];
@@ -15,7 +16,52 @@ struct Float16 { unsigned short bits; };
 struct Bfloat16 { unsigned short bits; };
 template <typename T> struct Complex { T real, imag; };
 
-#ifdef __CUDACC__  // without cuda_fp16.h, which NVRTC need not find
+// What the host does by an operator.
+
+template <typename T> __device__ T add(T a, T b) { return a + b; }
+template <typename T> __device__ T subtract(T a, T b) { return a - b; }
+template <typename T> __device__ T multiply(T a, T b) { return a * b; }
+template <typename T> __device__ T divide(T a, T b) { return a / b; }
+template <typename T> __device__ bool is_less(T a, T b) { return a < b; }
+template <typename T> __device__ bool is_nan(T x) { return x != x; }
+
+#ifdef __CUDACC__  // where it isn't, the tests bring the conversions
+__device__ float add(float a, float b) {
+    float c;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ float subtract(float a, float b) {
+    float c;
+    asm("sub.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ float multiply(float a, float b) {
+    float c;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ float divide(float a, float b) {
+    float c;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ bool is_less(float a, float b) {
+    int is;
+    asm("{ .reg .pred p; setp.lt.f32 p, %1, %2; selp.s32 %0, 1, 0, p; }" : "=r"(is) : "f"(a), "f"(b));
+    return is;
+}
+__device__ bool is_nan(float x) { return (__float_as_uint(x) & 0x7fffffff) > 0x7f800000; }
+__device__ double float_to_double(float x) {
+    double y;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
+    return y;
+}
+__device__ float double_to_float(double x) {
+    float y;
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
+    return y;
+}
 __device__ float half_to_float(unsigned short bits) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
@@ -44,6 +90,14 @@ __device__ unsigned wide(unsigned short x) { return x; }
 template <typename T> struct To {
     template <typename Wide> static __device__ T of(Wide x) { return static_cast<T>(x); }
 };
+template <> struct To<float> {
+    static __device__ float of(float x) { return x; }
+    static __device__ float of(double x) { return double_to_float(x); }
+};
+template <> struct To<double> {
+    static __device__ double of(float x) { return float_to_double(x); }
+    static __device__ double of(double x) { return x; }
+};
 template <> struct To<Float16> {
     static __device__ Float16 of(float x) { return {float_to_half(x)}; }
     static __device__ Float16 of(double x) { return {double_to_half(x)}; }
@@ -51,32 +105,35 @@ template <> struct To<Float16> {
 template <> struct To<Bfloat16> {
     static __device__ Bfloat16 of(float x) {  // to nearest, to even between two
         unsigned bits = __float_as_uint(x);
-        if (x != x) return {static_cast<unsigned short>(bits >> 16 | 0x40)};  // stays a NaN
+        if (is_nan(x)) return {static_cast<unsigned short>(bits >> 16 | 0x40)};  // stays a NaN
         return {static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
     }
-    static __device__ Bfloat16 of(double x) { return of(static_cast<float>(x)); }  // as ml_dtypes does
+    static __device__ Bfloat16 of(double x) { return of(double_to_float(x)); }  // as ml_dtypes does
 };
 
 struct Plain {
     template <typename T> static __device__ T end(T x, double) { return x; }
 };
 struct Sum : Plain {
-    template <typename T> static __device__ T of(T a, T b) { return a + b; }
+    template <typename T> static __device__ T of(T a, T b) { return add(a, b); }
 };
 struct Avg : Sum {
-    template <typename T> static __device__ T end(T x, double divisor) { return x / static_cast<T>(divisor); }
+    template <typename T> static __device__ T end(T x, double divisor) { return divide(x, To<T>::of(divisor)); }
 };
 struct Prod : Plain {
-    template <typename T> static __device__ T of(T a, T b) { return a * b; }
+    template <typename T> static __device__ T of(T a, T b) { return multiply(a, b); }
     template <typename T> static __device__ Complex<T> of(Complex<T> a, Complex<T> b) {
-        return {a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real};
+        return {
+            subtract(multiply(a.real, b.real), multiply(a.imag, b.imag)),
+            add(multiply(a.real, b.imag), multiply(a.imag, b.real)),
+        };
     }
 };
 struct Min : Plain {  // of a number and a NaN the NaN
-    template <typename T> static __device__ T of(T a, T b) { return a < b || a != a ? a : b; }
+    template <typename T> static __device__ T of(T a, T b) { return is_less(a, b) || is_nan(a) ? a : b; }
 };
 struct Max : Plain {
-    template <typename T> static __device__ T of(T a, T b) { return a > b || a != a ? a : b; }
+    template <typename T> static __device__ T of(T a, T b) { return is_less(b, a) || is_nan(a) ? a : b; }
 };
 struct Band : Plain {
     template <typename T> static __device__ T of(T a, T b) { return a & b; }

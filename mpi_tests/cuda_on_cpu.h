@@ -31,6 +31,8 @@ template <typename To, typename From> static To same_bits(From x) {
 }
 static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
 static unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
+static double float_to_double(float x) { return x; }
+static float double_to_float(double x) { return static_cast<float>(x); }
 static float half_to_float(unsigned short bits) { return same_bits<_Float16>(bits); }
 static unsigned short float_to_half(float x) { return same_bits<unsigned short>(static_cast<_Float16>(x)); }
 static unsigned short double_to_half(double x) { return same_bits<unsigned short>(static_cast<_Float16>(x)); }
