@@ -22,7 +22,7 @@ MAX_SOURCES = 64  # of one launch
 MAX_TOGETHER = 8  # from which one thread loads before it folds
 VECTOR_BYTES = 16  # what one load takes, from an address that it divides
 BLOCK_THREADS = 256
-BLOCKS_PER_MULTIPROCESSOR = 8  # 2048 threads, all that one holds
+BLOCKS_PER_MULTIPROCESSOR = 32  # some times what one holds, so that none is idle while the last ones run
 
 TASK = np.dtype(
     [
@@ -34,6 +34,14 @@ TASK = np.dtype(
 FLOATS = {"float16": "Float16", "bfloat16": "Bfloat16", "float32": "float", "float64": "double"}
 UNSIGNED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
+
+
+class Plan(NamedTuple):
+    """A kernel's name, how many numbers it takes, and of how many bytes each is: out's, and each source's."""
+
+    name: str
+    count: int
+    sizes: list[int]
 
 
 class Launch(NamedTuple):
@@ -130,19 +138,17 @@ def address(source: Any) -> int:
     return source if isinstance(source, int) else arrays.pointer(source)
 
 
-def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int, divisor: int) -> tuple:
-    """The kernel's name, how many numbers it takes, and of how many bytes each is: out's, and each source's.
-
-    It loads from as many sources at a time as divide all of them, up to 8.
+def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int, divisor: int) -> Plan:
+    """Which kernel it is that folds.  It loads from as many sources at a time as divide all of them, up to 8.
 
     >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
-    ('fold<Sum, float, float, 3>', 10, [4, 4, 4, 4])
+    Plan(name='fold<Sum, float, float, 3>', count=10, sizes=[4, 4, 4, 4])
     """
     parts = 2 if into in arrays.COMPLEX and op != "prod" else 1  # complex numbers are folded as twice as many real ones
     together = max(n for n in range(1, MAX_TOGETHER + 1) if num_sources % n == 0)
     functor = "Sum" if op == "avg" and divisor == 1 else op.capitalize()
     name = f"fold<{functor}, {number(given, op)}, {number(into, op)}, {together}>"
-    return name, count * parts, [into.itemsize // parts, *[given.itemsize // parts] * num_sources]
+    return Plan(name, count * parts, [into.itemsize // parts, *[given.itemsize // parts] * num_sources])
 
 
 def number(dtype: np.dtype, op: str) -> str:
@@ -171,7 +177,7 @@ def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[in
 
 
 def num_blocks(work: int, device: int) -> int:
-    """Of threads: enough to give each a piece of work, but no more than the device holds at a time."""
+    """Of threads: as many as there are pieces of work, up to where each thread may as well take several."""
     return min(-(-work // BLOCK_THREADS), num_multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR)
 
 
