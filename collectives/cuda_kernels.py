@@ -3,8 +3,8 @@
 One kernel does all: out = sources[0] op sources[1] op ..., divided in the end, and rounded to the dtype of `out`.  Each
 source is read once and `out` written once.  Sources may lie in peers' memory, mapped by CUDA IPC.
 
-The kernels follow the current device and, if none is named, the current stream.  CuPy compiles each when it is first
-launched, and keeps it on disk.
+They run on the current device and, if none is passed, on the current stream.  CuPy compiles an instance for a dtype, op
+and number of sources when that is first asked for, and keeps it on disk.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     """A kernel's name, how many numbers it takes, and of how many bytes each is: out's, and each source's."""
 
     name: str
-    count: int
+    num_elements: int
     sizes: list[int]
 
 
@@ -80,9 +80,11 @@ def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Laun
     """The launch of out = (sources[0] op sources[1] op ...) / divisor, elementwise and in that order.
 
     `out` and the sources are flat arrays of one length; a source may be `out` itself, and an integer, the address of
-    numbers of `out`'s dtype.  Sources of floats may be of another float dtype than `out`, one for all.  16-bit floats
-    are folded and divided in float32, and rounded once; integers wrap; of a number and a NaN the NaN is the
-    least and the greatest.  Only "avg" has a divisor.
+    numbers of `out`'s dtype.  Sources of floats may be of another float dtype than `out`, one for all.  Only "avg" has a
+    divisor.
+
+    16-bit floats are folded and divided in float32, and rounded once.  Integers wrap.  "min" and "max" of a NaN and a
+    number are NaN.
 
     Raises: ValueError for what doesn't go together.
     """
@@ -142,7 +144,7 @@ def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int,
     """Which kernel it is that folds.  It loads from as many sources at a time as divide all of them, up to 8.
 
     >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
-    Plan(name='fold<Sum, float, float, 3>', count=10, sizes=[4, 4, 4, 4])
+    Plan(name='fold<Sum, float, float, 3>', num_elements=10, sizes=[4, 4, 4, 4])
     """
     parts = 2 if into in arrays.COMPLEX and op != "prod" else 1  # complex numbers are folded as twice as many real ones
     together = max(n for n in range(1, MAX_TOGETHER + 1) if num_sources % n == 0)
