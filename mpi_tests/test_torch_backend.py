@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from mpi_tests.launch import ROOT, launch
-from mpi_tests.torch_programs import PROGRAMS
+from mpi_tests.torch_programs import PROGRAMS, lacking
 
 pytestmark = [
     pytest.mark.sizes(1, 2, 4),
     pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning"),  # names that 2.13 changed
+    pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning"),  # of 2.6
 ]
 SIZES = (0, 1, 5, 1 << 17)  # the last is long enough not to be copied
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -323,6 +324,8 @@ def test_monitored_barrier(size):
 @pytest.mark.sizes(2, 4)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_programs_as_over_gloo(mpi_comm, program):
+    if why := lacking(program):
+        pytest.skip(f"torch {torch.__version__}: {why}")
     with world(mpi_comm):
         ours = program()
     with world(mpi_comm, "gloo"):
@@ -357,13 +360,50 @@ def test_guide(program):
     assert done.returncode == 0, done.stderr
 
 
-def test_init_by_the_environment():
-    """RANK may number the ranks otherwise than MPI does."""
-    ranks = "import os; os.environ['RANK'] = str(1 - int(os.environ['OMPI_COMM_WORLD_RANK']))\n"
+BY_ENVIRONMENT = f"import os; rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n{{}}\n{INIT}"
+
+
+def torchrun(world_size):
+    """What it sets, but for RANK."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    done = launch(2, sys.executable, "-c", ranks + INIT + "assert int(os.environ['RANK']) == dist.get_rank()", env=told)
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world_size)}
+
+
+def test_init_by_the_environment():
+    """RANK may number the ranks otherwise than MPI does."""
+    program = BY_ENVIRONMENT.format("os.environ['RANK'] = str(1 - rank)") + "assert dist.get_rank() == 1 - rank"
+    done = launch(2, sys.executable, "-c", program, env=torchrun(2))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n"))[1:] == ["0 2 [2.0, 2.0]", "1 2 [2.0, 2.0]"]
+
+
+def test_some_inherited_variables_do_not_count():
+    inherited = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "64", "SLURM_NTASKS": "64", "SLURM_PROCID": "5"}
+    done = launch(2, sys.executable, "-c", INIT, env=inherited)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == ["0 2 [2.0, 2.0]", "1 2 [2.0, 2.0]"]
+
+
+def test_an_inherited_rank_that_does_not_fit():
+    done = launch(2, sys.executable, "-c", BY_ENVIRONMENT.format("os.environ['RANK'] = '0'"), env=torchrun(2))
+    assert done.returncode != 0
+    told = "error: MPI has started 2 ranks, and in the environment of its rank 1 RANK is 0 and WORLD_SIZE 2: unset"
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "odd"),
+    [
+        ([(1, 2), (0, 2)], []),
+        ([(0, 3), (1, 3), (0, 3)], [2]),
+        ([(0, 1), (0, 1)], [0, 1]),
+        ([(0, 2), (-1, -1)], [1]),
+        ([(0, 2), (2, 2)], [1]),
+    ],
+)
+def test_numbers_of_ranks_that_misfit(told, odd):
+    from collectives.torch_backend.rendezvous import misfits
+
+    assert misfits(told) == odd
