@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mpi_tests.launch import ROOT, launch
-from mpi_tests.torch_programs import PROGRAMS, lacking
+from mpi_tests.torch_programs import INIT, PROGRAMS, lacking
 
 pytestmark = [
     pytest.mark.sizes(1, 2, 4),
@@ -248,6 +248,55 @@ def test_groups_within(size):
     dist.destroy_process_group(odds if rank % 2 else evens)
 
 
+@pytest.fixture
+def bind_device(size, monkeypatch):
+    """What init_process_group does with a device_id, where the CPU is an accelerator to torch."""
+    if not hasattr(dist.ProcessGroup, "split_group"):
+        pytest.skip(f"torch {torch.__version__} splits NCCL's groups only")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+    return lambda: dist.group.WORLD.eager_connect_single_device(torch.device("cpu", 0))
+
+
+def alike(group, other):
+    """Whether groups have the same ranks and sums."""
+    xs = [of(dist.get_rank()) for _ in range(2)]
+    for x, among in zip(xs, (group, other), strict=True):
+        dist.all_reduce(x, group=among)
+    return torch.equal(*xs) and dist.get_process_group_ranks(group) == dist.get_process_group_ranks(other)
+
+
+@pytest.mark.sizes(4)
+def test_split_group(size, bind_device):
+    rank = dist.get_rank()
+    halves = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    bind_device()
+    half = dist.split_group(split_ranks=[[2, 0], [1, 3]])
+    assert alike(half, halves[rank % 2])
+    alone = dist.split_group(half, [[1]])
+    assert (alone is None) == (rank < 2)
+    assert alone is None or dist.get_process_group_ranks(alone) == [rank]
+    dist.destroy_process_group(half)
+
+
+@pytest.mark.sizes(4)
+def test_a_mesh_splits_groups(size, bind_device, monkeypatch):
+    split, made = dist.split_group, []
+
+    def noted(**arguments):
+        made.append(split(**arguments))
+        return made[-1]
+
+    monkeypatch.setattr(dist.device_mesh, "split_group", noted)
+    bind_device()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    assert [mesh[name].get_group().group_name for name in "ab"] == [group.group_name for group in made]
+    rank = dist.get_rank()
+    x = torch.tensor([rank])
+    dist.all_reduce(x, group=mesh["b"].get_group())
+    assert x == (1 if rank < 2 else 5)
+
+
 def test_objects(size):
     rank = dist.get_rank()
     every = [None] * size
@@ -333,16 +382,6 @@ def test_programs_as_over_gloo(mpi_comm, program):
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-INIT = """
-import torch, torch.distributed as dist
-import collectives.torch_backend
-dist.init_process_group("collectives")
-x = torch.ones(2)
-dist.all_reduce(x)
-print(dist.get_rank(), dist.get_world_size(), x.tolist())
-"""
-
-
 def test_init_needs_nothing():
     done = launch(2, sys.executable, "-c", INIT)
     assert done.returncode == 0, done.stderr
@@ -407,3 +446,23 @@ def test_numbers_of_ranks_that_misfit(told, odd):
     from collectives.torch_backend.rendezvous import misfits
 
     assert misfits(told) == odd
+
+
+ON_HOSTS = """
+import pytest, torch.distributed as dist
+import collectives.torch_backend
+from mpi_tests.torch_programs import ddp
+losses = []
+for backend in ("collectives", "gloo"):
+    dist.init_process_group(backend)
+    losses.append(ddp())
+    dist.destroy_process_group()
+assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+"""
+
+
+def test_several_hosts(rig):
+    """The first has a variable that the others have not."""
+    done = rig.launch(sys.executable, "-c", ON_HOSTS + INIT, env={"MASTER_ADDR": "nowhere.invalid"})
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} 8 [8.0, 8.0]" for rank in range(8)]

@@ -12,6 +12,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 STEPS, BATCH, WIDTH = 3, 4, 16
+INIT = """
+import torch, torch.distributed as dist
+import collectives.torch_backend
+dist.init_process_group("collectives")
+x = torch.ones(2)
+dist.all_reduce(x)
+print(dist.get_rank(), dist.get_world_size(), x.tolist())
+"""
 
 
 def model() -> nn.Sequential:

@@ -163,6 +163,42 @@ class Group(Runner):
         works, self.coalesced = self.coalesced or [], None
         return self.last(works)
 
+    # --- split_group, which torch offers where a device has been bound to the default group ---
+
+    supports_splitting = True
+    options = None
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """What torch does with the `device_id` of init_process_group."""
+        self.bound_device_id = device
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Nothing: ranks that a new group leaves out need not come."""
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: calls are compared as they are."""
+
+    def get_group_store(self) -> dist.Store:
+        return self.store
+
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> "Group | None":
+        """A group of some of this one's ranks, which alone need to call it; None on others."""
+        if self.comm.rank not in ranks:
+            return None
+        store = dist.PrefixStore(f"{group_name}/", self.store)
+        comm = communicator(start_mpi(), store, ranks.index(self.comm.rank), len(ranks), group_name)
+        group = Group(comm, store, timedelta(seconds=self.limit_s) if timeout is None else timeout, group_name)
+        group._set_group_desc(group_desc or "")
+        return group
+
     # --- point to point ---
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
