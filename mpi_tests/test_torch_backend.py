@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mpi_tests.launch import ROOT, launch
-from mpi_tests.torch_programs import INIT, PROGRAMS, lacking
+from mpi_tests.torch_programs import INIT, PROGRAMS, fsdp2, lacking
 
 pytestmark = [
     pytest.mark.sizes(1, 2, 4),
@@ -389,14 +389,41 @@ def test_init_needs_nothing():
 
 
 def guide():
-    """The programs in the guide."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
+    """The programs in the guide, by what they are about."""
+    text = (ROOT / "docs" / "torch.md").read_text()
+    return dict(re.findall(r"^## ([^\n]*)\n+```python\n(.*?)```", text, re.DOTALL | re.MULTILINE))
 
 
-@pytest.mark.parametrize("program", range(len(guide())))
-def test_guide(program):
-    done = launch(2, sys.executable, "-c", guide()[program])
+def shown(program):
+    """What 2 ranks print."""
+    done = launch(2, sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("title", ["DistributedDataParallel", "FSDP2"])
+def test_guide(title):
+    if title == "FSDP2" and (why := lacking(fsdp2)):
+        pytest.skip(f"torch {torch.__version__}: {why}")
+    shown(guide()[title])
+
+
+ACCELERATED = """
+mine = torch.full((2,), accelerator.process_index + 1.0)
+padded = accelerator.pad_across_processes(torch.ones(accelerator.process_index + 1))
+for result in losses, accelerator.gather(mine), accelerator.reduce(mine, "mean"), accelerator.gather(padded):
+    print(accelerator.process_index, [round(x, 5) for x in result.tolist()])
+print(accelerator.process_index, len(batches), accelerator.gather_for_metrics([accelerator.process_index]))
+"""
+
+
+def test_accelerate_in_the_guide_as_over_gloo():
+    pytest.importorskip("accelerate")
+    end = "accelerator.end_training()"
+    program = guide()["Hugging Face accelerate"].replace(end, ACCELERATED + end)
+    ours = shown(program)
+    assert len(ours) == 10
+    assert ours == shown(program.replace('init_process_group("collectives")', 'init_process_group("gloo")'))
 
 
 BY_ENVIRONMENT = f"import os; rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n{{}}\n{INIT}"
