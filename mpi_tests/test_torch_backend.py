@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.sizes(1, 2, 4),
     pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning"),  # names that 2.13 changed
     pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning"),  # of 2.6
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),  # said by 2.9's own checkpoints
 ]
 SIZES = (0, 1, 5, 1 << 17)  # the last is long enough not to be copied
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -253,7 +254,8 @@ def bind_device(size, monkeypatch):
     """What init_process_group does with a device_id, where the CPU is an accelerator to torch."""
     if not hasattr(dist.ProcessGroup, "split_group"):
         pytest.skip(f"torch {torch.__version__} splits NCCL's groups only")
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    for module in torch.accelerator, torch.cuda:
+        monkeypatch.setattr(module, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
     return lambda: dist.group.WORLD.eager_connect_single_device(torch.device("cpu", 0))
 

@@ -3,6 +3,7 @@
 import copy
 import tempfile
 from collections.abc import Callable
+from inspect import getsource
 
 import torch
 import torch.distributed as dist
@@ -114,8 +115,11 @@ PROGRAMS = (ddp, fsdp2, tensor_parallel, gpipe, one_f_one_b, checkpoint)
 
 def lacking(program: Callable) -> str:
     """Why this version of torch cannot run a program on the CPU over any backend, or nothing."""
+    first_messages = getattr(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", None)
     if program in (fsdp2, checkpoint) and not hasattr(torch.cpu.Stream, "record_event"):
         return "no FSDP2 on the CPU"
     if program is one_f_one_b and not hasattr(pipelining.schedules, "_wait_batch_p2p"):
         return "1F1B waits for one message of several, and hangs over gloo"
+    if program in (gpipe, one_f_one_b) and first_messages and "dtype" not in getsource(first_messages):
+        return "stages send 8 bytes to who receives 4"
     return ""

@@ -42,10 +42,15 @@ def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -
         raise dist.DistBackendError(
             f"{size} ranks were asked for, but MPI has started {world.size}: start as many with mpirun or srun"
         )
-    part = world.Create_group(world.group.Incl(members), crc32(name.encode()) % world.Get_attr(MPI.TAG_UB))
-    made = Communicator(part, check=True, timeout_s=0)
-    part.Free()
-    return made
+    return part(world, members, name)
+
+
+def part(of: Any, ranks: Sequence[int], name: str) -> Communicator:
+    """Of some ranks of an MPI communicator, which all know them.  Collective among these."""
+    made = of.Create_group(of.group.Incl(ranks), crc32(name.encode()) % MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
+    comm = Communicator(made, check=True, timeout_s=0)
+    made.Free()
+    return comm
 
 
 class Group(Runner):
@@ -193,8 +198,8 @@ class Group(Runner):
         """A group of some of this one's ranks, which alone need to call it; None on others."""
         if self.comm.rank not in ranks:
             return None
-        store = dist.PrefixStore(f"{group_name}/", self.store)
-        comm = communicator(start_mpi(), store, ranks.index(self.comm.rank), len(ranks), group_name)
+        comm = part(self.comm.mpi, ranks, group_name)
+        store = dist.PrefixStore(f"{group_name}/{ranks[0]}/", self.store)  # others may have the same name
         group = Group(comm, store, timedelta(seconds=self.limit_s) if timeout is None else timeout, group_name)
         group._set_group_desc(group_desc or "")
         return group
