@@ -47,7 +47,8 @@ def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -
 
 def part(of: Any, ranks: Sequence[int], name: str) -> Communicator:
     """Of some ranks of an MPI communicator, which all know them.  Collective among these."""
-    made = of.Create_group(of.group.Incl(ranks), crc32(name.encode()) % MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
+    largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    made = of.Create_group(of.group.Incl(ranks), crc32(name.encode()) % largest)
     comm = Communicator(made, check=True, timeout_s=0)
     made.Free()
     return comm
