@@ -190,7 +190,7 @@ class Stage:
 
 def backward(kept: Kept, gradient: Tensor) -> Tensor | None:
     if kept.end is not None:
-        torch.autograd.backward(kept.end, gradient)
+        torch.autograd.backward((kept.end,), (gradient,))
     return None if kept.x is None else kept.x.grad
 
 
