@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import sys
 import tempfile
 import traceback
 import unittest
@@ -125,6 +126,7 @@ def run(test: str, suite: ModuleType, args: argparse.Namespace, store: MPIStore)
     case = type("Case", (TestCase, suite.DistributedTest._DistTestBase), {"_barrier": meet})(test)
     case.rank, case.world_size, case.file_name = store.comm.rank, store.comm.size, tempfile.mktemp()
     suite.BACKEND = args.backend if test in OF_THE_NAME else "gloo"
+    sys.modules[SUITE] = suite  # where pickle looks for classes
     limit = timedelta(seconds=args.limit / 2)
     try:
         dist.init_process_group(args.backend, store=store, rank=case.rank, world_size=case.world_size, timeout=limit)
