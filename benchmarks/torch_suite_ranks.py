@@ -7,6 +7,7 @@ own.  `dist.monitored_barrier`, which torch reserves for gloo, is the group's ow
 
 import argparse
 import faulthandler
+import functools
 import importlib.util
 import itertools
 import json
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import traceback
 import unittest
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -54,12 +56,11 @@ def main() -> None:
 
 def run_all(args: argparse.Namespace, world) -> None:
     """All tests that are asked for and have no outcome yet."""
-    suites = [load(name) for name in NAMES]
     outcomes = MPIStore(world)
     known = read(args.lines)
-    for test in unittest.TestLoader().getTestCaseNames(suites[0].DistributedTest._DistTestBase):
+    for test in unittest.TestLoader().getTestCaseNames(load(NAMES[0]).DistributedTest._DistTestBase):
         if args.backend not in known.get(test, {}) and any(part in test for part in args.only):
-            go_through(test, suites, args, world, outcomes)
+            go_through(test, args, world, outcomes)
     outcomes.close()
 
 
@@ -70,6 +71,7 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks=False) -> None:
         (group or dist.group.WORLD).monitored_barrier(limit, wait_all_ranks)
 
 
+@functools.cache
 def load(name: str) -> ModuleType:
     """The tests, as for a backend of that name."""
     os.environ["BACKEND"] = name
@@ -79,9 +81,9 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def go_through(test: str, suites: list[ModuleType], args: argparse.Namespace, world, outcomes: MPIStore) -> None:
+def go_through(test: str, args: argparse.Namespace, world, outcomes: MPIStore) -> None:
     """Run a test, and keep its outcome.  A rank that does not end ends the job."""
-    suite, why = choose(test, suites)
+    suite, why = choose(test)
     row = {"test": test, "backend": args.backend, "outcome": "skipped", "why": why}
     if why:
         if world.rank == 0:
@@ -100,13 +102,15 @@ def go_through(test: str, suites: list[ModuleType], args: argparse.Namespace, wo
     outcomes.wait([f"{test}/go on"], timedelta(seconds=10 * args.limit))
 
 
-def choose(test: str, suites: list[ModuleType]) -> tuple[ModuleType, str]:
-    """The suite that a test is run from, and why it is in none, if so."""
-    functions = [getattr(suite.DistributedTest._DistTestBase, test) for suite in suites]
-    for suite, function in zip(suites, functions, strict=True):
+def choose(test: str) -> tuple[ModuleType, str]:
+    """The tests as for a backend that runs this one, and why there is none, if so."""
+    whys = []
+    for suite in map(load, NAMES):
+        function = getattr(suite.DistributedTest._DistTestBase, test)
         if not getattr(function, "__unittest_skip__", False):
             return suite, ""
-    return suites[0], functions[0].__unittest_skip_why__
+        whys.append(function.__unittest_skip_why__)
+    return suite, whys[0]
 
 
 def run(test: str, suite: ModuleType, args: argparse.Namespace, store: MPIStore) -> tuple[str, str]:
@@ -132,6 +136,8 @@ def run(test: str, suite: ModuleType, args: argparse.Namespace, store: MPIStore)
         dist.init_process_group(args.backend, store=store, rank=case.rank, world_size=case.world_size, timeout=limit)
         meet()
         outcome = result_of(case)
+        with suppress(dist.DistStoreError):  # a group that ends early would break off what others still test
+            meet()
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException as error:
