@@ -21,7 +21,7 @@ def refuse(dtype: torch.dtype) -> str:
 
 def sum_products(group: "Runner", call: Call, options: Any, run: Run) -> None:
     """A sum to which each rank gives its tensors times a factor of its own; what it gives stays as it is."""
-    factor = options.reduceOp.__getstate__()[1]  # which has no name before torch 2.12
+    factor = options.reduceOp.__getstate__()[1]  # as older torch has no name for it
     given = [(tensor.detach() * factor).to(tensor.dtype) for tensor in call.given]
     taken = call.taken if call.collective == "reduce_scatter" else given[: len(call.taken)]
     group.execute(replace(call, given=given, taken=taken), options, run)
