@@ -190,7 +190,7 @@ class GPT(nn.Module):
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k={top_k} must be at least 1: to sample from all tokens, top_k=None")
         for _ in range(num_tokens):
-            logits, _ = self(tokens[:, -self.config.block_size :])
+            logits, _ = self.forward(tokens[:, -self.config.block_size :])  # not compiled: each length is another
             logits = logits[:, -1].float() / temperature  # (batch, vocab_size)
             if top_k is not None:
                 least = logits.topk(min(top_k, self.config.vocab_size)).values[:, -1:]  # (batch, 1)

@@ -91,7 +91,8 @@ def test_losses_and_weights_are_those_of_one_process(tmp_path, reference, num_ra
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile makes programs for the CPU by g++")
-def test_models_may_be_compiled(tmp_path, reference):
+def test_models_may_be_compiled(tmp_path, reference, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     few = 5
     records, _, _ = run(tmp_path, 2, "compiled", max_iters=few, compile=True, zero_stage=2)
     assert SMALL.warmup_iters >= few  # so that fewer iterations have the same learning rates
