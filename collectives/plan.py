@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 from mpi4py import MPI
 
-from collectives.arrays import Device
 from collectives.background import Background
+from collectives.device import Device, Event
 from collectives.errors import CommunicationError
 from collectives.record import Call
 from collectives.schedule import Round, show
@@ -150,6 +150,7 @@ class Plan:
         self._round: Step | None = None
         self._freed = False
         self._failure: CommunicationError | None = None
+        self._last: Event | None = None  # of a run
         self._stepping = threading.Lock()  # held by the thread that moves the run on
         self.in_background = False  # left to the thread that moves plans on
 
@@ -213,6 +214,7 @@ class Plan:
                 else:
                     self._next()
         self._raise_failure()
+        self._order_caller()
         return self.result
 
     def done(self) -> bool:
@@ -221,6 +223,7 @@ class Plan:
         ended = self._steps is None
         if ended:
             self._raise_failure()
+            self._order_caller()
         return ended
 
     def advance(self) -> bool:
@@ -301,7 +304,13 @@ class Plan:
             device.divide(*self.divide)
         for target, source in self.after:
             device.copy(target, source)
-        device.end()
+        self._last = device.record()
+
+    def _order_caller(self) -> None:
+        """Order who waits for the run, or asks for it, after it: on the stream that is current there."""
+        last, self._last = self._last, None
+        if last is not None:
+            self.device.end(last)
 
     def _fail(self, error: Exception) -> None:
         """End the run; who waits for it, or asks for it, gets the error."""

@@ -178,7 +178,7 @@ class Forgetful(FakeDevice):
 
     def limited(self, work, times):
         left = iter(range(times))
-        return lambda: None if next(left, None) is None else work()
+        return lambda *given: None if next(left, None) is None else work(*given)
 
 
 @pytest.mark.sizes(3, 4)
