@@ -186,8 +186,8 @@ class Communicator:
     def free(self) -> None:
         """Give the communicator back to MPI.  Collective; its plans cannot be run after.
 
-        Memory from `empty` goes when no array uses it any more.  Parts that came from this one by `split` are no
-        longer watched.
+        Memory from `empty` goes when no array uses it any more; that of devices is not reached by other ranks after,
+        not even in plans of parts that came from this one by `split`.  Those are no longer watched, either.
         """
         with Call(self._calls, "free"):
             self._memory.free()

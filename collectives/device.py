@@ -4,8 +4,8 @@
 works on flat arrays, slices of them, and these operations.
 """
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,6 +63,10 @@ class Device:
             out.real = real
         else:
             ufunc(low, high, out=out)
+
+    def folding(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
+        """`fold_all` bound once, to be done often."""
+        return partial(self.fold_all, op, out, sources, divisor)
 
     @np.errstate(all="ignore")
     def fold_all(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> None:

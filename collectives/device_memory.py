@@ -120,6 +120,13 @@ class DeviceMemory(SymmetricMemory):
                 self.device.close_memory(address)
         self.agree_max([0])
 
+    def free(self) -> None:
+        """Close what is opened of others; the own memory goes when no array uses it any more.  Collective."""
+        windows = {block.window.key: block.window for block in self.blocks}
+        self.blocks = []
+        self.free_windows([self.windows.by_key.pop(key) for key in windows])
+        self.node_comm.Free()
+
     def find_refusal(self) -> str:
         """Write, let the others read, compare; what went wrong on any rank, in words.  Collective."""
         try:

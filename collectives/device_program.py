@@ -55,7 +55,7 @@ class DeviceCompiler(Walk):
         op, dtype, divisor = self.fold
         out, *given = (self.array(spot, nbytes, dtype) for spot in (target, *sources))
         if len(sources) > 1:
-            self.do(partial(self.device.fold_all, op, out, given, divisor))
+            self.do(self.device.folding(op, out, given, divisor))
         else:
             self.copy(target, sources[0], nbytes)
 
@@ -78,11 +78,15 @@ class Meeting:
             self.device.synchronize()
         else:
             self.device.mark(self.signals.own[self.turn])
-        yield from self.arrival.run(self.device)
+        yield from self.arrive()
         if self.signals is not None:
             for peer in self.peers:
                 self.device.wait_for(self.signals.of[peer][self.turn])
             self.turn = (self.turn + 1) % TURNS  # who is slow waits for no later work than that of this meeting
+
+    def arrive(self) -> Iterator[Waitable]:
+        """Meet on the host."""
+        yield from self.arrival.run(self.device)
 
 
 class DeviceProgram:

@@ -26,6 +26,7 @@ LONGEST_WAIT_S = 60  # for another process's work
 RECORDED, REACHED, ASKED = range(3)  # what the memory of a shared event counts
 
 numbers = count()
+doing = threading.RLock()  # work of any stream, which may wait for that of another
 
 
 class Stream:
@@ -34,7 +35,6 @@ class Stream:
     def __init__(self):
         self.queue = deque()
         self.num_launched = self.num_done = 0
-        self.doing = threading.RLock()
 
     def launch(self, work):
         self.queue.append(work)
@@ -45,10 +45,10 @@ class Stream:
 
     def wait_for(self, event):
         """Order what is launched from now on after an event."""
-        self.launch(event.synchronize)
+        self.launch(lambda: event.stream.finish(event.until))
 
     def finish(self, until=None):
-        with self.doing:
+        with doing:
             while self.queue and (until is None or self.num_done < until):
                 self.queue.popleft()()
                 self.num_done += 1
@@ -76,9 +76,9 @@ class SharedEvent:
 
     def wait(self, number):
         """Return when the other process's stream has come to what was recorded as `number`."""
-        self.counts[ASKED] = max(number, self.counts[ASKED])
         end = time.monotonic() + LONGEST_WAIT_S
         while self.counts[REACHED] < number:
+            self.counts[ASKED] = max(number, self.counts[ASKED])  # again and again: others may ask at the same time
             assert time.monotonic() < end, f"an event of another process does not come: {self.counts}"
             time.sleep(1e-5)
 
@@ -110,8 +110,9 @@ class OwnEvent(SharedEvent):
         place = self.unreached.get(int(self.counts[ASKED]))
         if place:
             place.synchronize()
-        if not self.unreached:
-            self.marked.clear()
+        self.marked.clear()
+        if self.unreached:
+            self.marked.set()
 
 
 def serve(reference, marked):
@@ -300,6 +301,34 @@ class FakeDevice(SharingDevice):
         """What the caller's stream has in an array in the end."""
         self.caller.finish()
         return array.memory.copy()
+
+
+class Forgetful(FakeDevice):
+    """Does one of its duties only the first few times.
+
+    "host_waits" are those of the host for what is done on the stream.
+    """
+
+    def __init__(self, duty, times=0, **options):
+        super().__init__(**options)
+        if duty == "host_waits":
+            self.synchronize = self.limited(self.synchronize, times)
+            self.record = self.forgetful_record(self.record, iter(range(times)))
+        else:
+            setattr(self, duty, self.limited(getattr(self, duty), times))
+
+    def limited(self, work, times):
+        left = iter(range(times))
+        return lambda *given: None if next(left, None) is None else work(*given)
+
+    def forgetful_record(self, record, left):
+        def recorded():
+            event = record()
+            wait = event.synchronize
+            event.synchronize = lambda: None if next(left, None) is None else wait()
+            return event
+
+        return recorded
 
 
 def raw(x):
