@@ -157,19 +157,27 @@ class Masters:
     @torch.no_grad()
     def take_gradients(self, factor: float = 1.0) -> None:
         """Give the pieces their gradients, times a factor."""
+        narrow, widened, given = [], [], []
         for name, piece in self.pieces.items():
             gradient = gradient_of(self.params[name])
             assert gradient is not None
-            piece.grad = gradient.to(piece.dtype)
-            if factor != 1:
-                piece.grad.mul_(factor)
+            if gradient.dtype != piece.dtype:
+                narrow.append(gradient)
+                gradient = torch.empty_like(piece)
+                widened.append(gradient)
+            piece.grad = gradient
+            given.append(gradient)
+        if widened:
+            torch._foreach_copy_(widened, narrow)  # on a GPU many tensors by one kernel
+        if given and factor != 1:
+            torch._foreach_mul_(given, factor)
 
     @torch.no_grad()
     def give_parameters(self) -> None:
         """Round the pieces to the parameters, and let copies of gradients go."""
         if self.weights is not None:
-            for name, piece in self.pieces.items():
-                self.params[name].copy_(piece)
+            torch._foreach_copy_([self.params[name] for name in self.pieces], list(self.pieces.values()))
+            for piece in self.pieces.values():
                 piece.grad = None
 
     @contextmanager

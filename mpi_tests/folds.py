@@ -1,0 +1,85 @@
+"""Folds of arrays that lie in many ways, on a GPU or on what stands in for one, against the host's."""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from collectives import arrays, cuda_kernels
+from collectives.arrays import HALVES
+
+COUNTS = (0, 1, 7, 8, 9, 100, 1000)
+ALIGNED, SHIFTED, MIXED, IN_PLACE = CASES = ("aligned", "shifted", "mixed", "in place")
+REAL = {"complex64": "float32", "complex128": "float64"}
+
+
+class Guarded:
+    """A device's array some elements after an aligned address, amid bytes that nothing may write."""
+
+    def __init__(self, cupy: Any, values: np.ndarray, offset: int = 0):
+        gap = offset * values.dtype.itemsize
+        self.cupy, self.bytes = cupy, cupy.full(values.nbytes + gap + 192, 0xA5, np.uint8)
+        start = -arrays.pointer(self.bytes) % 64 + 64 + gap
+        self.place = slice(start, start + values.nbytes)
+        self.bytes[self.place] = cupy.asarray(values.view(np.uint8))
+        self.array = self.bytes[self.place].view(values.dtype)
+
+    def get(self) -> np.ndarray:
+        around = self.cupy.asnumpy(self.bytes)
+        values = around[self.place].view(self.array.dtype).copy()
+        around[self.place] = 0xA5
+        assert (around == 0xA5).all()
+        return values
+
+
+def draw(rng, count, dtype):
+    """Half of them of any bits: NaN, infinity and subnormals; for floats, half of them near each other, too."""
+    values = rng.integers(0, 256, count * dtype.itemsize, np.uint8)
+    if dtype.kind == "b":
+        return values % 2 == 1
+    values = values.view(dtype)
+    if dtype.kind in "iu":
+        return values
+    parts = values.view(REAL.get(str(dtype), dtype))
+    near = rng.permutation(len(parts)) < len(parts) // 2
+    parts[near] = rng.normal(size=near.sum()).astype(parts.dtype)
+    parts[rng.permutation(len(parts)) < len(parts) // 20] = np.inf
+    return values
+
+
+def folded(op, xs, divisor=1):
+    """By the host, one after the other: 16-bit floats in float32, rounded once."""
+    host, dtype = arrays.Host(), xs[0].dtype
+    with np.errstate(all="ignore"):
+        wide = [x.astype(np.float32) if dtype in HALVES else x.copy() for x in xs]
+        total = functools.reduce(lambda low, high: host.fold(op, low, high, low) or low, wide)
+        host.divide(total, divisor) if op == "avg" else None
+        return total.astype(dtype)
+
+
+def same(got, want, op="sum", where=()):
+    """Bit for bit, but that all NaNs are one, and of a zero and its negative either may be the least."""
+    np.testing.assert_array_equal(canonical(got, op), canonical(want, op), err_msg=str(where), strict=True)
+
+
+@np.errstate(invalid="ignore")
+def canonical(x, op):
+    if x.dtype.kind in "iub":
+        return x
+    parts = x.view(REAL.get(str(x.dtype), x.dtype)).copy()
+    parts[np.isnan(parts)] = np.nan
+    if op in ("min", "max"):
+        parts[parts == 0] = 0
+    return parts.view(f"u{parts.dtype.itemsize}")
+
+
+def check_fold(cupy: Any, op: str, xs: list[np.ndarray], case: str) -> None:
+    num, divisor = len(xs), 3 if op == "avg" else 1
+    offsets = {ALIGNED: [0] * (num + 1), SHIFTED: [1] * (num + 1), MIXED: range(num + 1), IN_PLACE: [1] * num}[case]
+    held = [Guarded(cupy, x, offset) for x, offset in zip(xs, offsets, strict=False)]
+    out = held[num // 2] if case == IN_PLACE else Guarded(cupy, np.zeros_like(xs[0]), offsets[-1])
+    cuda_kernels.fold(op, out.array, [x.array for x in held], divisor)
+    same(out.get(), folded(op, xs, divisor), op, (op, num, len(xs[0]), case))
+    for x, given in zip(held, xs, strict=True):
+        if x is not out:
+            same(x.get(), given)

@@ -1,0 +1,43 @@
+"""NVIDIA's run-time compiler, by itself: it needs neither a GPU nor a driver.
+
+Source: NVRTC documentation, "User Interface": https://docs.nvidia.com/cuda/nvrtc/.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def library() -> Path | None:
+    """The one that the wheel nvidia-cuda-nvrtc-cu12 brings, if it is installed."""
+    found = find_spec("nvidia.cuda_nvrtc") if find_spec("nvidia") else None
+    places = found.submodule_search_locations if found else None
+    return next((path for place in places or () for path in Path(place).glob("lib/libnvrtc.so.*")), None)
+
+
+def ptx(source: str, names: Sequence[str], options: Sequence[str]) -> str:
+    """The PTX of template instances; machine code has been made of it, too, where `options` ask for an sm_ of a device.
+
+    Raises: ValueError with the compiler's messages.
+    """
+    nvrtc = ctypes.CDLL(str(library()))
+    program = ctypes.c_void_p()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None) == 0
+    for name in names:
+        assert nvrtc.nvrtcAddNameExpression(program, name.encode()) == 0
+    flags = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), flags)
+    if failed:
+        raise ValueError(text(nvrtc, "ProgramLog", program))
+    for name in names:
+        assert nvrtc.nvrtcGetLoweredName(program, name.encode(), ctypes.byref(ctypes.c_char_p())) == 0, name
+    return text(nvrtc, "PTX", program)
+
+
+def text(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> str:
+    size = ctypes.c_size_t()
+    assert getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)) == 0
+    content = ctypes.create_string_buffer(size.value)
+    assert getattr(nvrtc, f"nvrtcGet{what}")(program, content) == 0
+    return content.value.decode()
