@@ -17,7 +17,7 @@ from collectives.algorithms import Reach
 from collectives.arguments import OPERANDS, TAKES, Arguments, Operands
 from collectives.baseline import NativePlan, check_native
 from collectives.bind import BINDERS, Room
-from collectives.cost import NETWORK, Network
+from collectives.cost import NETWORK, Network, on_device
 from collectives.device import Device, SharingDevice, host
 from collectives.device_memory import DeviceMemory
 from collectives.errors import InputError, LoneInputError
@@ -477,6 +477,7 @@ class Communicator:
         equal: bool = True,
         once: bool = False,
         suits: Callable[[algorithms.Algorithm], bool] = lambda row: True,
+        tuning: Tuning | None = None,
     ) -> tuple:
         """What `select` decides by."""
         rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
@@ -484,7 +485,7 @@ class Communicator:
             rows = [row for row in rows if row.reach != Reach.NODES]
         candidates = select.usable(rows, reach, nbytes, once)
         nodes, groups = self.topology.nodes, self.topology.groups
-        return collective, nbytes, candidates, self.size, nodes, self._tuning, memory, groups
+        return collective, nbytes, candidates, self.size, nodes, tuning or self._tuning, memory, groups
 
     # --- point to point ---
 
@@ -571,7 +572,8 @@ class Communicator:
         equal = a.send_counts is None
         if algorithm == "auto":
             memory = "symmetric" if footing.symmetric else "ordinary"
-            case = self._case(a.collective, footing.nbytes, reach, memory, equal, footing.once, a.suits)
+            tuning = self._tuning if footing.on_host else self._tuning_on_device
+            case = self._case(a.collective, footing.nbytes, reach, memory, equal, footing.once, a.suits, tuning)
             algorithm = select.choose(*case)
         row = algorithms.find(a.collective, algorithm)
         if row.reach > reach:
@@ -589,6 +591,10 @@ class Communicator:
         if footing.symmetric or not footing.nbytes or (footing.on_host and self._reads_processes):
             return Reach.ARRAYS
         return Reach.STAGES
+
+    @cached_property
+    def _tuning_on_device(self) -> Tuning:
+        return Tuning(on_device(self.network))
 
     @cached_property
     def _reads_processes(self) -> bool:

@@ -1,21 +1,21 @@
 """CUDA devices, by CuPy.
 
-Symbols of CuPy: cupy.cuda.Memory is a plain cudaMalloc; cupy.cuda.runtime has ipcGetMemHandle, ipcOpenMemHandle,
-ipcCloseMemHandle, ipcGetEventHandle, ipcOpenEventHandle, eventRecord(event, stream) and streamWaitEvent(stream, event).
+Streams and events are given to CUDA as it knows them, so that other libraries' are as good as CuPy's.
 
 Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcGetMemHandle: a handle is of a whole allocation, from its
 base; cudaIpcOpenMemHandle: it is to be closed before the owner frees the memory, which else is undefined;
 "Event Management", cudaStreamWaitEvent: what an event was last recorded after when it is called, nothing if never.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from collectives import environment
+from collectives import cuda_kernels, environment
+from collectives.arrays import pointer
 from collectives.device import Device, Event, SharingDevice
 
 
@@ -35,29 +35,36 @@ class Cuda(SharingDevice):
         with self.xp.cuda.Device(self.index), self.stream:
             yield
 
+    def empty(self, count: int, dtype: np.dtype) -> Any:
+        with self.xp.cuda.Device(self.index):
+            return self.xp.empty(count, dtype)
+
     def host(self, nbytes: int) -> np.ndarray:
         return np.frombuffer(self.xp.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     def copy(self, target: Any, source: Any) -> None:
-        with self.current():
-            if isinstance(target, np.ndarray):
-                source.get(out=target, stream=self.stream, blocking=False)
-            elif isinstance(source, np.ndarray):
-                target.set(source, stream=self.stream)
-            else:
-                self.xp.copyto(target, source)
+        if target.dtype != source.dtype:
+            with self.current():
+                cuda_kernels.cast(target, source)
+        elif target.nbytes:
+            way = self.runtime.memcpyDefault  # by the addresses: of the host, this device or another
+            self.runtime.memcpyAsync(pointer(target), pointer(source), target.nbytes, way, self.stream.ptr)
 
     def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
         with self.current():
-            super().fold(op, low, high, out)
+            cuda_kernels.fold(op, out, [low, high])
 
-    def fold_all(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> None:
+    def folding(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
         with self.current():
-            super().fold_all(op, out, sources, divisor)
+            return partial(self.launch, cuda_kernels.folding(op, out, sources, divisor))
+
+    def launch(self, work: cuda_kernels.Launch) -> None:
+        with self.current():
+            work()
 
     def divide(self, x: Any, divisor: int) -> None:
         with self.current():
-            super().divide(x, divisor)
+            cuda_kernels.divide(x, divisor)
 
     def begin(self) -> None:
         with self.xp.cuda.Device(self.index):
