@@ -121,10 +121,10 @@ class Arguments:
             new = like(self.device, self.given, count)
             return new, flat(new)[1]
         device, out = flat(self.out)
-        if device.name != self.device.name or out.dtype != self.flat.dtype or len(out) != count:
+        if device.place != self.device.place or out.dtype != self.flat.dtype or len(out) != count:
             raise ValueError(
-                f"out has {len(out)} elements of {out.dtype} on {device.name}: pass one of {count} of "
-                f"{self.flat.dtype} on {self.device.name}, or none"
+                f"out has {len(out)} elements of {out.dtype} on {device.place}: pass one of {count} of "
+                f"{self.flat.dtype} on {self.device.place}, or none"
             )
         check_writable(out, "out")
         return self.out, out

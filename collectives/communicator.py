@@ -226,17 +226,22 @@ class Communicator:
 
         Each rank's is on the device that it used first.
         """
-        mine = self._on_device and self._on_device.device.name
-        (another,) = self._agreement.highest([not isinstance(device, SharingDevice) or mine not in (None, device.name)])
+        mine = self._on_device and self._on_device.device.place
+        (another,) = self._agreement.highest(
+            [not isinstance(device, SharingDevice) or mine not in (None, device.place)]
+        )
         if another:
             return None
         if self._on_device is None:
             assert isinstance(device, SharingDevice)
             ways = self._agreement.highest, self._agreement.gather_rows
             self._on_device = DeviceMemory(self.mpi, self._node, self._family.windows, *ways, device)
-            if self._on_device.refusal and self.rank == 0:
-                print(f"device memory is not shared between ranks: {self._on_device.refusal}", file=sys.stderr)
-        return None if self._on_device.refusal else self._on_device
+            failures = self._agreement.gather_texts(self._on_device.failure if not self._on_device.usable else "")
+            if self.rank == 0 and any(failures):
+                rank, failure = next((rank, text) for rank, text in enumerate(failures) if text)
+                words = "arrays go through host memory, as ranks cannot share the devices'"
+                print(f"{words}: rank {rank}: {failure}", file=sys.stderr)
+        return self._on_device if self._on_device.usable else None
 
     def fuse(self, given: Sequence[Any]) -> Fused:
         """Several arrays of one dtype, of any shapes, as the one `x` of a collective.  Collective.

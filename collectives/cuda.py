@@ -22,10 +22,12 @@ from collectives.device import Device, Event, SharingDevice
 class Cuda(SharingDevice):
     """CuPy arrays of one device.  MPI is given pinned host memory, unless it was shown to read device memory."""
 
+    name = "cuda"
+
     def __init__(self, index: int, mpi_reads: bool):
         import cupy
 
-        self.name = f"cuda:{index}"
+        self.place = f"cuda:{index}"
         self.xp, self.index, self.mpi_reads = cupy, index, mpi_reads
         self.runtime = cupy.cuda.runtime
         self.stream = stream(index)

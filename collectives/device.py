@@ -1,7 +1,7 @@
 """Where arrays live: the few operations in which memories differ, behind one interface.
 
-`Host` is NumPy's memory, `collectives.cuda.Cuda` a GPU's; tests have one that does nothing until it must.  All above
-works on flat arrays, slices of them, and these operations.
+`Host` is NumPy's memory, `collectives.cuda.Cuda` a GPU's; tests have one that does nothing until it must.  Everything
+above works on flat arrays, slices of them, and these operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,8 @@ class Device:
     Whatever the host, MPI or another process is to read, and whatever they may overwrite, waits for an event.
     """
 
-    name: str
+    name: str  # of its kind
+    place: str  # of this one
     xp: Any  # the array namespace: numpy or cupy
     is_async = False  # whether operations return early
     mpi_reads = True  # whether MPI may be given pointers into this memory
@@ -118,12 +119,14 @@ DONE = Done()
 class Host(Device):
     """NumPy arrays."""
 
-    name, xp = "cpu", np
+    name = place = "cpu"
+    xp = np
 
 
 class SharingDevice(Device):
-    """A device whose memory and events other processes of the node can be given: by handles, of which each may be
-    refused, with an OSError or a RuntimeError.
+    """A device whose memory and events other processes of the node can be given, by handles.
+
+    Each of these may be refused, with an OSError, a RuntimeError or a MemoryError.
     """
 
     is_async = True

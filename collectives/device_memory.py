@@ -41,7 +41,8 @@ class Mapping(NamedTuple):
 class DeviceMemory(SymmetricMemory):
     """What the ranks of a communicator allocate together on their devices, each its own.
 
-    `gather_rows` gives every rank's integers by rank.  `refusal` says why it cannot be had, on all ranks if on any.
+    `gather_rows` gives every rank's integers by rank.  Where a rank cannot have it, `usable` is false on all, and
+    `failure` says why on that one.
     """
 
     lease = Lease
@@ -62,8 +63,9 @@ class DeviceMemory(SymmetricMemory):
         self.ranks = list(MPI.Group.Translate_ranks(group, range(group.size), comm.Get_group()))  # of the node
         self.me = self.node_comm.rank
         self.signals: Signals | None = None
-        self.refusal = self.find_refusal()
-        if not self.refusal:
+        self.failure = ""
+        self.usable = self.probe()
+        if self.usable:
             self.signals = self.make_signals()
 
     def allocate(self, nbytes: int) -> Lease:
@@ -76,6 +78,10 @@ class DeviceMemory(SymmetricMemory):
         return self.device.at(lease.address, count, dtype, lease)
 
     def make_window(self, key: int, nbytes: int) -> Window:
+        """A window for every rank of the node.  Collective.
+
+        Raises: InputError on every rank where one is refused memory or a handle; `failure` then says what it was.
+        """
         nbytes = -(-nbytes // ALLOCATION_BYTES) * ALLOCATION_BYTES
         own, handle, failure = None, b"", ""
         try:
@@ -85,14 +91,18 @@ class DeviceMemory(SymmetricMemory):
             failure = one_line(error)
         bases, failure = self.open_all(handle, self.device.open_memory, failure)
         mapping = Mapping(own, list(bases.values()))
-        (failed,) = self.agree_max([bool(failure)])
-        if failed:
+        if self.on_any(failure):
             self.close_all([mapping])
-            reason = failure or "another rank was refused"
-            raise InputError(f"no {nbytes >> 20} MiB of symmetric memory on {self.device.name}: {reason}")
+            why = failure or "another rank was refused it"
+            raise InputError(f"no {nbytes >> 20} MiB of memory on {self.device.place} that ranks share: {why}")
         assert own is not None
         bases[self.world_ranks[self.me]] = own.ptr
         return Window(key, own.ptr, nbytes, bases, mapping)
+
+    def on_any(self, failure: str) -> bool:
+        """Whether a rank has a failure.  Collective."""
+        self.failure = failure
+        return bool(self.agree_max([bool(failure)])[0])
 
     def open_all(self, handle: bytes, open_one: Callable[[bytes], Any], failure: str) -> tuple[dict[int, Any], str]:
         """What the handles of the node's other ranks stand for, by world rank; and what went wrong.  Collective."""
@@ -100,9 +110,7 @@ class DeviceMemory(SymmetricMemory):
         found = {}
         for rank, world in zip(self.ranks, self.world_ranks, strict=True):
             length, *words = rows[rank].tolist()
-            if not length:
-                failure = failure or "another rank has no handle to give"
-            elif rank != self.ranks[self.me] and not failure:
+            if length and rank != self.ranks[self.me] and not failure:
                 try:
                     found[world] = open_one(np.array(words, np.int64).tobytes()[:length])
                 except REFUSALS as error:
@@ -127,26 +135,23 @@ class DeviceMemory(SymmetricMemory):
         self.free_windows([self.windows.by_key.pop(key) for key in windows])
         self.node_comm.Free()
 
-    def find_refusal(self) -> str:
-        """Write, let the others read, compare; what went wrong on any rank, in words.  Collective."""
+    def probe(self) -> bool:
+        """Whether each rank of each node reads what the others have written.  Collective."""
         try:
             window = self.make_window(0, ALLOCATION_BYTES)
-        except InputError as error:
-            return str(error)
-        failure = ""
-        try:
-            self.write(window.address, self.number(self.me))
-        except REFUSALS as error:
-            failure = one_line(error)
+        except InputError:
+            return False
+        failure = attempt(lambda: self.write(window.address, self.number(self.me)))
         self.agree_max([0])
-        try:
-            if any(self.read(window.bases[world]) != self.number(at) for at, world in enumerate(self.world_ranks)):
-                failure = failure or f"other numbers than the owner's are read in memory of {self.device.name}"
-        except REFUSALS as error:
-            failure = one_line(error)
-        (failed,) = self.agree_max([bool(failure)])
+        failure = failure or attempt(lambda: self.compare(window))
+        failed = self.on_any(failure)
         self.free_windows([window])
-        return (failure or "another rank cannot read what it opened") if failed else ""
+        return not failed
+
+    def compare(self, window: Window) -> None:
+        for place, world in enumerate(self.world_ranks):
+            if self.read(window.bases[world]) != self.number(place):
+                raise OSError(f"other numbers than the owner's are read in memory of {self.device.place}")
 
     @staticmethod
     def number(place: int) -> int:
@@ -177,8 +182,16 @@ class DeviceMemory(SymmetricMemory):
             found, failure = self.open_all(handle, self.device.open_event, failure)
             for world, event in found.items():
                 events[world].append(event)
-        (failed,) = self.agree_max([bool(failure)])
-        return None if failed else Signals(own, events)
+        return None if self.on_any(failure) else Signals(own, events)
+
+
+def attempt(work: Callable[[], None]) -> str:
+    """What went wrong, if anything."""
+    try:
+        work()
+    except REFUSALS as error:
+        return one_line(error)
+    return ""
 
 
 def one_line(error: BaseException) -> str:

@@ -123,7 +123,7 @@ class DeviceProgramBinder(ProgramBinder):
         super().__init__(*arguments)
         self.device_memory, self.device = device_memory, device_memory.device
 
-    def bind(  # type: ignore[override]
+    def bind(  # type: ignore[override]  # a program of another kind
         self, parts: Parts, views: list[Any], fold: Fold, rank: int, cut: Cut, scratch: Sequence[Any] = ()
     ) -> DeviceProgram:
         """As `bind`, for arrays on devices."""

@@ -179,7 +179,7 @@ class Plan:
     def start(self) -> "Plan":
         """Begin a run, which goes on while this process computes; ends with `wait()`, or when `done()` says so."""
         self.begin()
-        if self._steps is not None and not self.device.is_async:  # whose streams belong to the thread that calls
+        if self._steps is not None:
             self.in_background = True
             self._progress.background.attend()
         return self
@@ -262,11 +262,11 @@ class Plan:
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is under way: wait() before free()")
         self._freed, self._only = True, None
-        if not self.device.mpi_reads:
+        requests = [request for bound in self.rounds for request in bound.requests()]
+        if requests and not self.device.mpi_reads:
             self.device.synchronize()  # copies out of the host memory that goes with the plan
-        for bound in self.rounds:
-            for request in bound.requests():
-                request.Free()
+        for request in requests:
+            request.Free()
         self.rounds = []
 
     def __del__(self) -> None:

@@ -35,10 +35,12 @@ class Stream:
     def __init__(self):
         self.queue = deque()
         self.num_launched = self.num_done = 0
+        self.launching = threading.Lock()
 
     def launch(self, work):
-        self.queue.append(work)
-        self.num_launched += 1
+        with self.launching:
+            self.queue.append(work)
+            self.num_launched += 1
 
     def record(self):
         return Event(self, self.num_launched)
@@ -189,8 +191,10 @@ class FakeDevice(SharingDevice):
     `shares` says whether processes are given each other's memory and events, "memory" only, or "nothing".
     """
 
+    name = "fake"
+
     def __init__(self, mpi_reads=False, shares="all"):
-        self.name = f"fake {next(numbers)}"
+        self.place = f"fake:{next(numbers)}"
         self.mpi_reads, self.shares = mpi_reads, shares
         self.stream, self.caller = Stream(), Stream()
         self.pinned = []

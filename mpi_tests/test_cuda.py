@@ -115,7 +115,7 @@ def test_the_library_of_an_array_says_whose_stream_is_followed(runtime):
         assert last.at == OURS
         device.end(last)
         assert runtime.seen == [("streamWaitEvent", current + 1, last.ptr)]
-        assert device.name == "cuda:1"
+        assert device.place == "cuda:1"
 
 
 def test_shared_events(runtime):

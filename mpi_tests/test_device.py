@@ -230,7 +230,5 @@ def test_segments_are_copied_while_others_travel(mpi_comm, monkeypatch):
 def test_mpi_is_refused_what_it_cannot_read(comm):
     from collectives import InputError
 
-    with pytest.raises(
-        InputError, match=r"algorithm 'mpi' needs an MPI that reads fake \d+ memory; use another algorithm"
-    ):
+    with pytest.raises(InputError, match="algorithm 'mpi' needs an MPI that reads fake memory; use another algorithm"):
         comm.all_reduce(FakeDevice(mpi_reads=False).put(np.ones(3)), algorithm="mpi")
