@@ -18,11 +18,13 @@ test: .venv/installed
 	$(RUN) timeout 1200 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi mpi_tests
 
 # The contract of every algorithm on 1 to 64 ranks, and every pipeline schedule of 1 to 16 ranks and 1 to 64
-# micro-batches, of which `make test` tries some; and 30 times a rank is killed while it writes checkpoints.
+# micro-batches, of which `make test` tries some; every kernel for three kinds of GPU; and 30 times a rank is killed while
+# it writes checkpoints.
 proof: .venv/installed
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/test_train.py -k 64_ranks
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/test_schedule.py -k 'contract_holds or order_of_the_ranks'
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/test_pipeline_schedule.py -k is_proved
+	$(RUN) EVERY_KERNEL=1 python -m pytest mpi_tests/test_cuda_kernels.py -k nvrtc
 	$(RUN) KILLS=30 python -m pytest mpi_tests/test_checkpoint_kill.py
 
 lint: .venv/installed

@@ -145,7 +145,7 @@ struct Bxor : Plain {
     template <typename T> static __device__ T of(T a, T b) { return a ^ b; }
 };
 
-// Some neighbours, which are loaded and stored by 16 bytes: all sources are read once, and what is stored is soon used.
+// Some neighbours, which are loaded and stored by 16 bytes, and need not stay in a cache: each is used once.
 
 template <typename T, int N> union Block {
     uint4 quads[N * sizeof(T) / sizeof(uint4)];
@@ -158,7 +158,7 @@ template <typename T, int N> union Block {
     }
     __device__ void store(T* out) const {
 #pragma unroll
-        for (int i = 0; i < N * sizeof(T) / sizeof(uint4); i++) __stwb(reinterpret_cast<uint4*>(out) + i, quads[i]);
+        for (int i = 0; i < N * sizeof(T) / sizeof(uint4); i++) __stcs(reinterpret_cast<uint4*>(out) + i, quads[i]);
     }
 };
 template <typename T> union Block<T, 1> {
@@ -199,6 +199,7 @@ template <typename Op, typename In, typename Out, int SOURCES> struct Folding {
     static __device__ void fold(const Task& task, unsigned long long at, unsigned long long step) {
         Wide sums[BLOCKS][N];
         take<N, BLOCKS, true>(sums, task, 0, at, step);
+#pragma unroll 1
         for (int first = SOURCES; first < task.num_sources; first += SOURCES)
             take<N, BLOCKS, false>(sums, task, first, at, step);
 #pragma unroll
@@ -219,9 +220,12 @@ template <typename Op, typename In, typename Out, int SOURCES> __global__ void f
     const unsigned long long thread = blockIdx.x * static_cast<unsigned long long>(blockDim.x) + threadIdx.x;
     const unsigned long long threads = gridDim.x * static_cast<unsigned long long>(blockDim.x);
     unsigned long long block = thread;
+#pragma unroll 1
     for (; block + (BLOCKS - 1) * threads < task.blocks; block += BLOCKS * threads)
         Fold::template fold<N, BLOCKS>(task, task.head + block * N, threads * N);
+#pragma unroll 1
     for (; block < task.blocks; block += threads) Fold::template fold<N, 1>(task, task.head + block * N, 0);
+#pragma unroll 1
     for (unsigned long long i = thread; i < task.head + task.tail; i += threads)
         Fold::template fold<1, 1>(task, i < task.head ? i : i + task.blocks * N, 0);
 }

@@ -3,8 +3,8 @@
 One kernel does all: out = sources[0] op sources[1] op ..., divided in the end, and rounded to the dtype of `out`.  Each
 source is read once and `out` written once.  Sources may lie in peers' memory, mapped by CUDA IPC.
 
-The kernels follow the current device and, if none is named, the current stream.  CuPy compiles each when it is first
-launched, and keeps it on disk.
+They run on the current device and, if none is passed, on the current stream.  CuPy compiles an instance for a dtype, op
+and number of sources when that is first asked for, and keeps it on disk.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ MAX_SOURCES = 64  # of one launch
 MAX_TOGETHER = 8  # from which one thread loads before it folds
 VECTOR_BYTES = 16  # what one load takes, from an address that it divides
 BLOCK_THREADS = 256
-BLOCKS_PER_MULTIPROCESSOR = 8  # 2048 threads, all that one holds
+BLOCKS_PER_MULTIPROCESSOR = 32  # some times what one holds, so that none is idle while the last ones run
 
 TASK = np.dtype(
     [
@@ -34,6 +34,14 @@ TASK = np.dtype(
 FLOATS = {"float16": "Float16", "bfloat16": "Bfloat16", "float32": "float", "float64": "double"}
 UNSIGNED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
+
+
+class Plan(NamedTuple):
+    """A kernel's name, how many numbers it takes, and of how many bytes each is: out's, and each source's."""
+
+    name: str
+    num_elements: int
+    sizes: list[int]
 
 
 class Launch(NamedTuple):
@@ -72,9 +80,11 @@ def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Laun
     """The launch of out = (sources[0] op sources[1] op ...) / divisor, elementwise and in that order.
 
     `out` and the sources are flat arrays of one length; a source may be `out` itself, and an integer, the address of
-    numbers of `out`'s dtype.  Sources of floats may be of another float dtype than `out`, one for all.  16-bit floats
-    are folded and divided in float32, and rounded once; integers wrap; of a number and a NaN the NaN is the
-    least and the greatest.  Only "avg" has a divisor.
+    numbers of `out`'s dtype.  Sources of floats may be of another float dtype than `out`, one for all.  Only "avg" has
+    a divisor.
+
+    16-bit floats are folded and divided in float32, and rounded once.  Integers wrap.  "min" and "max" of a NaN and a
+    number are NaN.
 
     Raises: ValueError for what doesn't go together.
     """
@@ -130,19 +140,17 @@ def address(source: Any) -> int:
     return source if isinstance(source, int) else arrays.pointer(source)
 
 
-def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int, divisor: int) -> tuple:
-    """The kernel's name, how many numbers it takes, and of how many bytes each is: out's, and each source's.
-
-    It loads from as many sources at a time as divide all of them, up to 8.
+def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int, divisor: int) -> Plan:
+    """Which kernel it is that folds.  It loads from as many sources at a time as divide all of them, up to 8.
 
     >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
-    ('fold<Sum, float, float, 3>', 10, [4, 4, 4, 4])
+    Plan(name='fold<Sum, float, float, 3>', num_elements=10, sizes=[4, 4, 4, 4])
     """
     parts = 2 if into in arrays.COMPLEX and op != "prod" else 1  # complex numbers are folded as twice as many real ones
     together = max(n for n in range(1, MAX_TOGETHER + 1) if num_sources % n == 0)
     functor = "Sum" if op == "avg" and divisor == 1 else op.capitalize()
     name = f"fold<{functor}, {number(given, op)}, {number(into, op)}, {together}>"
-    return name, count * parts, [into.itemsize // parts, *[given.itemsize // parts] * num_sources]
+    return Plan(name, count * parts, [into.itemsize // parts, *[given.itemsize // parts] * num_sources])
 
 
 def number(dtype: np.dtype, op: str) -> str:
@@ -171,7 +179,7 @@ def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[in
 
 
 def num_blocks(work: int, device: int) -> int:
-    """Of threads: enough to give each a piece of work, but no more than the device holds at a time."""
+    """Of threads: as many as there are pieces of work, up to where each thread may as well take several."""
     return min(-(-work // BLOCK_THREADS), num_multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR)
 
 

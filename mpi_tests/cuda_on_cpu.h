@@ -9,7 +9,7 @@ struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct Place { unsigned x; };
 static thread_local Place blockIdx, threadIdx, gridDim, blockDim;
 
-// As a GPU does, these refuse addresses that they don't divide: it is counted.
+// A GPU fails at addresses that 16 doesn't divide: here they are counted.
 static long num_misaligned;
 extern "C" long misaligned() { return num_misaligned; }
 static uint4 __ldcs(const uint4* address) {
@@ -18,7 +18,7 @@ static uint4 __ldcs(const uint4* address) {
     std::memcpy(&value, address, sizeof value);
     return value;
 }
-static void __stwb(uint4* address, uint4 value) {
+static void __stcs(uint4* address, uint4 value) {
     num_misaligned += reinterpret_cast<size_t>(address) % sizeof value != 0;
     std::memcpy(address, &value, sizeof value);
 }

@@ -33,7 +33,7 @@ class Guarded:
 
 
 def draw(rng, count, dtype):
-    """Half of them of any bits: NaN, infinity and subnormals; for floats, half of them near each other, too."""
+    """Any bits; of floats, half are near each other instead, and some infinite."""
     values = rng.integers(0, 256, count * dtype.itemsize, np.uint8)
     if dtype.kind == "b":
         return values % 2 == 1

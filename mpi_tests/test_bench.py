@@ -328,3 +328,13 @@ def test_64_ranks_end_with_right_results(tmp_path):
     data = json.loads(file.read_text())
     assert data["ranks"] == 64
     assert [(r["bytes"], r["wrong"]) for r in data["results"]] == [(1024, 0)] * 4 + [(4096, 0)] * 4
+
+
+def test_nccl_is_refused_where_ranks_share_a_gpu():
+    from collectives.bench.device import sharing
+    from collectives.bench.peers import refuse_absent
+
+    together = sharing(["node1 0000:01:00.0", "node2 0000:01:00.0", "node1 0000:01:00.0"])
+    message = "needs a GPU for each rank, but ranks 0 and 2 share node1 0000:01:00.0|this torch has no nccl"
+    with pytest.raises(ValueError, match=message):
+        refuse_absent("nccl", "cuda", together)

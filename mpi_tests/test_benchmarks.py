@@ -17,6 +17,7 @@ IN_SMALL = {
     "data_parallelism.py": "--n_layer 4 --n_head 2 --n_embd 64 --vocab_size 32 --seq 8 --bucket_mb 0.5 --repeats 1",
     "sharing.py": "--n_layer 2 --n_head 2 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
     "planning.py": "--n_layer 4 --n_head 2 --n_embd 128 --block_size 8 --samples 4 --steps 3",
+    "gpt2.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64",
     "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
 }
 
@@ -53,6 +54,17 @@ def test_sharing(tmp_path):
         assert name in output
         assert figures["tokens_per_s"] * figures["step_ms"] == pytest.approx(1e3 * 2 * 16)
         assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
+
+
+def test_gpt2(tmp_path):
+    results, output = run(1, "gpt2.py", tmp_path / "gpt2.json", "--no_compile", "--dtype", "float32")
+    assert list(results) == ["ours", "plain loop"]
+    for figures in results.values():
+        assert figures["tokens_per_s"] * figures["step_ms"] == pytest.approx(1e3 * 2 * 8)
+        a_token = 6 * (50304 * 16 + 12 * 16 * 16 + 3 * 16) + 12 * 16 * 8
+        assert figures["model_flops_per_s"] == pytest.approx(figures["tokens_per_s"] * a_token)
+        assert figures["share"] == pytest.approx(figures["model_flops_per_s"] / figures["matrix_flops_per_s"])
+    assert "goal: at least 45%" in output
 
 
 def test_torch_backend():
@@ -193,6 +205,7 @@ def test_planning(tmp_path):
         ("memory.py", ["--modes", "ulysses", "--n_head", "1"], "2 ranks can't exchange these heads, use a multiple"),
         ("data_parallelism.py", ["--bucket_mb", "0"], "bucket_mb=0.0 must be above 0"),
         ("planning.py", [], "the layouts are of 4 ranks, not 2: start as many, as with mpirun -n 4"),
+        ("gpt2.py", [], "this is of one rank, not of 2: start it without mpirun"),
         ("memory.py", ["--output", "there/is/none.json"], "there is no folder there/is, so make it first"),
     ],
 )

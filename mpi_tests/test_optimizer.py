@@ -8,6 +8,7 @@ import torch
 
 from models.gpt import GPT, GPTConfig
 from models.optimizer import adamw, learning_rate
+from parallelism.precision import Masters
 
 
 def test_matrices_decay_and_vectors_do_not():
@@ -28,3 +29,25 @@ def test_warm_up_is_a_line_and_the_rest_a_cosine_to_a_tenth(warmup, last):
     np.testing.assert_allclose(rates[warmup:], [1.1 + 0.9 * math.cos(math.pi * t) for t in turn])
     assert max(rates) <= 2.0
     assert rates[-1] == pytest.approx(0.2 if warmup < last else 2.0)
+
+
+@pytest.mark.parametrize("grad_dtype", [torch.bfloat16, torch.float32])
+def test_masters_are_updated_as_float32_parameters_are(grad_dtype):
+    """Bit for bit; and 16-bit parameters are what these are rounded to."""
+    torch.manual_seed(0)
+    plain = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in {"a": (6, 5), "b": (7,)}.items()}
+    params = {name: torch.nn.Parameter(param.detach().bfloat16()) for name, param in plain.items()}
+    masters = Masters(params, {name: param.detach().clone() for name, param in plain.items()})
+    optimizers = [adamw(each.values(), lr=0.1, weight_decay=0.1) for each in (plain, masters.pieces)]
+    for _ in range(3):
+        for name, param in params.items():
+            param.wide_grad = torch.randn(param.shape).to(grad_dtype)
+            plain[name].grad = param.wide_grad.float() * 0.3
+        masters.take_gradients(0.3)
+        for optimizer in optimizers:
+            optimizer.step()
+        masters.give_parameters()
+        for name, param in params.items():
+            assert torch.equal(masters.pieces[name], plain[name])
+            assert torch.equal(param, plain[name].bfloat16())
+            assert masters.pieces[name].grad is None

@@ -7,6 +7,7 @@ import pytest
 from mpi_tests.launch import ROOT
 from mpi_tests.rig import is_hydra
 from mpi_tests.slurm import Slurm, missing
+from mpi_tests.torch_programs import INIT
 
 README = (ROOT / "README.md").read_text()
 SCRIPT = ROOT / "hostfiles" / "slurm.sh"
@@ -51,8 +52,9 @@ class TestBatchScript:
         assert "missing.py" in output
 
 
-def test_ranks_that_do_not_know_of_each_other_stop(slurm):
-    ended = slurm.run("srun", "-N2", "-n4", "--mpi=none", "python", "examples/sum.py")
+@pytest.mark.parametrize("program", [("examples/sum.py",), ("-c", INIT)], ids=["collectives", "torch"])
+def test_ranks_that_do_not_know_of_each_other_stop(slurm, program):
+    ended = slurm.run("srun", "-N2", "-n4", "--mpi=none", "python", *program)
     assert ended.returncode != 0
     assert not ended.stdout
     (line,) = [line for line in ended.stderr.splitlines() if not line.startswith("srun: ")]
@@ -60,12 +62,18 @@ def test_ranks_that_do_not_know_of_each_other_stop(slurm):
     assert line.endswith(f"start them with srun --mpi={'pmi2' if is_hydra() else 'pmix'}, or with mpirun in its place")
 
 
-def test_the_remedy(slurm):
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [(("examples/sum.py",), "rank {} of 4 has [10. 10. 10. 10.]"), (("-c", INIT), "{} 4 [4.0, 4.0]")],
+    ids=["collectives", "torch"],
+)
+def test_the_remedy(slurm, program, shown):
     interface = "pmi2" if is_hydra() else "pmix"
-    ended = slurm.run("srun", "-N2", "-n4", f"--mpi={interface}", "python", "examples/sum.py")
+    stale = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "64"}
+    ended = slurm.run("srun", "-N2", "-n4", f"--mpi={interface}", "python", *program, env=stale)
     if "can not load PMIx library" in ended.stderr:
         pytest.skip("this Slurm has no PMIx: apt-get install --no-install-recommends libpmix-dev")
-    assert sorted(ended.stdout.splitlines()) == [f"rank {rank} of 4 has [10. 10. 10. 10.]" for rank in range(4)]
+    assert sorted(ended.stdout.splitlines()) == [shown.format(rank) for rank in range(4)], ended.stderr
 
 
 @pytest.mark.parametrize("inside", [("salloc", "-n4"), ("srun", "-n1")], ids=lambda words: words[0])

@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 
 from mpi_tests.launch import ROOT, launch
-from mpi_tests.torch_programs import PROGRAMS
+from mpi_tests.torch_programs import INIT, PROGRAMS, fsdp2, lacking
 
 pytestmark = [
     pytest.mark.sizes(1, 2, 4),
     pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning"),  # names that 2.13 changed
+    pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning"),  # of 2.6
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),  # said by 2.9's own checkpoints
 ]
 SIZES = (0, 1, 5, 1 << 17)  # the last is long enough not to be copied
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -247,6 +249,56 @@ def test_groups_within(size):
     dist.destroy_process_group(odds if rank % 2 else evens)
 
 
+@pytest.fixture
+def bind_device(size, monkeypatch):
+    """What init_process_group does with a device_id, where the CPU is an accelerator to torch."""
+    if not hasattr(dist.ProcessGroup, "split_group"):
+        pytest.skip(f"torch {torch.__version__} splits NCCL's groups only")
+    for module in torch.accelerator, torch.cuda:
+        monkeypatch.setattr(module, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+    return lambda: dist.group.WORLD.eager_connect_single_device(torch.device("cpu", 0))
+
+
+def alike(group, other):
+    """Whether groups have the same ranks and sums."""
+    xs = [of(dist.get_rank()) for _ in range(2)]
+    for x, among in zip(xs, (group, other), strict=True):
+        dist.all_reduce(x, group=among)
+    return torch.equal(*xs) and dist.get_process_group_ranks(group) == dist.get_process_group_ranks(other)
+
+
+@pytest.mark.sizes(4)
+def test_split_group(size, bind_device):
+    rank = dist.get_rank()
+    halves = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    bind_device()
+    half = dist.split_group(split_ranks=[[2, 0], [1, 3]])
+    assert alike(half, halves[rank % 2])
+    alone = dist.split_group(half, [[1]])
+    assert (alone is None) == (rank < 2)
+    assert alone is None or dist.get_process_group_ranks(alone) == [rank]
+    dist.destroy_process_group(half)
+
+
+@pytest.mark.sizes(4)
+def test_a_mesh_splits_groups(size, bind_device, monkeypatch):
+    split, made = dist.split_group, []
+
+    def noted(**arguments):
+        made.append(split(**arguments))
+        return made[-1]
+
+    monkeypatch.setattr(dist.device_mesh, "split_group", noted)
+    bind_device()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    assert [mesh[name].get_group().group_name for name in "ab"] == [group.group_name for group in made]
+    rank = dist.get_rank()
+    x = torch.tensor([rank])
+    dist.all_reduce(x, group=mesh["b"].get_group())
+    assert x == (1 if rank < 2 else 5)
+
+
 def test_objects(size):
     rank = dist.get_rank()
     every = [None] * size
@@ -323,21 +375,13 @@ def test_monitored_barrier(size):
 @pytest.mark.sizes(2, 4)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_programs_as_over_gloo(mpi_comm, program):
+    if why := lacking(program):
+        pytest.skip(f"torch {torch.__version__}: {why}")
     with world(mpi_comm):
         ours = program()
     with world(mpi_comm, "gloo"):
         theirs = program()
     assert ours == pytest.approx(theirs, rel=1e-5)
-
-
-INIT = """
-import torch, torch.distributed as dist
-import collectives.torch_backend
-dist.init_process_group("collectives")
-x = torch.ones(2)
-dist.all_reduce(x)
-print(dist.get_rank(), dist.get_world_size(), x.tolist())
-"""
 
 
 def test_init_needs_nothing():
@@ -347,23 +391,107 @@ def test_init_needs_nothing():
 
 
 def guide():
-    """The programs in the guide."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
+    """The programs in the guide, by what they are about."""
+    text = (ROOT / "docs" / "torch.md").read_text()
+    return dict(re.findall(r"^## ([^\n]*)\n+```python\n(.*?)```", text, re.DOTALL | re.MULTILINE))
 
 
-@pytest.mark.parametrize("program", range(len(guide())))
-def test_guide(program):
-    done = launch(2, sys.executable, "-c", guide()[program])
+def shown(program):
+    """What 2 ranks print."""
+    done = launch(2, sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("title", ["DistributedDataParallel", "FSDP2"])
+def test_guide(title):
+    if title == "FSDP2" and (why := lacking(fsdp2)):
+        pytest.skip(f"torch {torch.__version__}: {why}")
+    shown(guide()[title])
+
+
+ACCELERATED = """
+mine = torch.full((2,), accelerator.process_index + 1.0)
+padded = accelerator.pad_across_processes(torch.ones(accelerator.process_index + 1))
+for result in losses, accelerator.gather(mine), accelerator.reduce(mine, "mean"), accelerator.gather(padded):
+    print(accelerator.process_index, [round(x, 5) for x in result.tolist()])
+print(accelerator.process_index, len(batches), accelerator.gather_for_metrics([accelerator.process_index]))
+"""
+
+
+def test_accelerate_in_the_guide_as_over_gloo():
+    pytest.importorskip("accelerate")
+    end = "accelerator.end_training()"
+    program = guide()["Hugging Face accelerate"].replace(end, ACCELERATED + end)
+    ours = shown(program)
+    assert len(ours) == 10
+    assert ours == shown(program.replace('init_process_group("collectives")', 'init_process_group("gloo")'))
+
+
+BY_ENVIRONMENT = f"import os; rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n{{}}\n{INIT}"
+
+
+def torchrun(world_size):
+    """What it sets, but for RANK."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world_size)}
 
 
 def test_init_by_the_environment():
     """RANK may number the ranks otherwise than MPI does."""
-    ranks = "import os; os.environ['RANK'] = str(1 - int(os.environ['OMPI_COMM_WORLD_RANK']))\n"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    done = launch(2, sys.executable, "-c", ranks + INIT + "assert int(os.environ['RANK']) == dist.get_rank()", env=told)
+    program = BY_ENVIRONMENT.format("os.environ['RANK'] = str(1 - rank)") + "assert dist.get_rank() == 1 - rank"
+    done = launch(2, sys.executable, "-c", program, env=torchrun(2))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n"))[1:] == ["0 2 [2.0, 2.0]", "1 2 [2.0, 2.0]"]
+
+
+def test_some_inherited_variables_do_not_count():
+    inherited = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "64", "SLURM_NTASKS": "64", "SLURM_PROCID": "5"}
+    done = launch(2, sys.executable, "-c", INIT, env=inherited)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == ["0 2 [2.0, 2.0]", "1 2 [2.0, 2.0]"]
+
+
+def test_an_inherited_rank_that_does_not_fit():
+    done = launch(2, sys.executable, "-c", BY_ENVIRONMENT.format("os.environ['RANK'] = '0'"), env=torchrun(2))
+    assert done.returncode != 0
+    told = "error: MPI has started 2 ranks, and in the environment of its rank 1 RANK is 0 and WORLD_SIZE 2: unset"
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "odd"),
+    [
+        ([(1, 2), (0, 2)], []),
+        ([(0, 3), (1, 3), (0, 3)], [2]),
+        ([(0, 1), (0, 1)], [0, 1]),
+        ([(0, 2), (-1, -1)], [1]),
+        ([(0, 2), (2, 2)], [1]),
+    ],
+)
+def test_numbers_of_ranks_that_misfit(told, odd):
+    from collectives.torch_backend.rendezvous import misfits
+
+    assert misfits(told) == odd
+
+
+ON_HOSTS = """
+import pytest, torch.distributed as dist
+import collectives.torch_backend
+from mpi_tests.torch_programs import ddp
+losses = []
+for backend in ("collectives", "gloo"):
+    dist.init_process_group(backend)
+    losses.append(ddp())
+    dist.destroy_process_group()
+assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+"""
+
+
+def test_several_hosts(rig):
+    """The first has a variable that the others have not."""
+    done = rig.launch(sys.executable, "-c", ON_HOSTS + INIT, env={"MASTER_ADDR": "nowhere.invalid"})
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} 8 [8.0, 8.0]" for rank in range(8)]

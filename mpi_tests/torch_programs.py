@@ -2,14 +2,25 @@
 
 import copy
 import tempfile
+from collections.abc import Callable
+from inspect import getsource
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 STEPS, BATCH, WIDTH = 3, 4, 16
+INIT = """
+import torch, torch.distributed as dist
+import collectives.torch_backend
+dist.init_process_group("collectives")
+x = torch.ones(2)
+dist.all_reduce(x)
+print(dist.get_rank(), dist.get_world_size(), x.tolist())
+"""
 
 
 def model() -> nn.Sequential:
@@ -61,8 +72,6 @@ def tensor_parallel() -> list[float]:
 
 
 def pipelined(schedule: str) -> list[float]:
-    from torch.distributed import pipelining
-
     rank, size = dist.get_rank(), dist.get_world_size()
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(size)]
     stage = pipelining.PipelineStage(layers[rank], rank, size, torch.device("cpu"))
@@ -102,3 +111,15 @@ def checkpoint() -> list[float]:
 
 
 PROGRAMS = (ddp, fsdp2, tensor_parallel, gpipe, one_f_one_b, checkpoint)
+
+
+def lacking(program: Callable) -> str:
+    """Why this version of torch cannot run a program on the CPU over any backend, or nothing."""
+    first_messages = getattr(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", None)
+    if program in (fsdp2, checkpoint) and not hasattr(torch.cpu.Stream, "record_event"):
+        return "no FSDP2 on the CPU"
+    if program is one_f_one_b and not hasattr(pipelining.schedules, "_wait_batch_p2p"):
+        return "1F1B waits for one message of several, and hangs over gloo"
+    if program in (gpipe, one_f_one_b) and first_messages and "dtype" not in getsource(first_messages):
+        return "stages send 8 bytes to who receives 4"
+    return ""

@@ -1,7 +1,7 @@
 """Attention of some queries to some keys, as a part of a larger one: with the log of the sum that it is normalised by.
 
-Parts of the same queries are merged by these logs, and their gradients need the log of the whole only.  All is computed
-in at least float32.  Keys and values may have fewer heads than queries, each shared by as many consecutive ones.
+Parts of the same queries are merged by these logs, and their gradients need the log of the whole only.  Sums
+are of at least float32.  Keys and values may have fewer heads than queries, each shared by as many consecutive ones.
 
 Source: Dao et al., "FlashAttention", 2022, sections 3.1 and B.
 """
@@ -13,10 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-MASKED = -1e30  # added to what does not attend: finite, so that rows without anything stay numbers
+from parallelism.fused_attention import kernel, wide
 
-FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+MASKED = -1e30  # added to what does not attend: finite, so that rows without anything stay numbers
 
 
 def attend(
@@ -29,9 +28,10 @@ def attend(
     Shapes: q (batch, n_head, queries, head_size), k and v (batch, n_kv_head, keys, head_size), mask (batch, 1, queries,
     keys), keep (batch, n_head, queries, keys); result as q, log (batch, n_head, queries).
     """
-    q, k, v = wide(q), like_heads(wide(k), q), like_heads(wide(v), q)
-    if fused(q, keep):
-        return FORWARD(q, k, v, 0.0, causal, attn_mask=mask)
+    k, v = like_heads(k, q), like_heads(v, q)
+    if fused := kernel(q, k, causal, mask, keep):
+        return fused.forward(q, k, v, causal, mask)
+    q, k, v = wide(q), wide(k), wide(v)
     with torch.autocast(q.device.type, enabled=False):
         scores = scores_of(q, k, causal, mask)
         log = scores.logsumexp(-1)
@@ -51,10 +51,11 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, given the result and the log of the whole."""
     num_kv_heads = k.shape[1]
-    q, k, v = wide(q), like_heads(wide(k), q), like_heads(wide(v), q)
-    if fused(q, keep):
-        dq, dk, dv = BACKWARD(gradient, q, k, v, out, log, 0.0, causal, attn_mask=mask)
+    k, v = like_heads(k, q), like_heads(v, q)
+    if fused := kernel(q, k, causal, mask, keep):
+        dq, dk, dv = fused.backward(gradient, q, k, v, out, log, causal, mask)
     else:
+        q, k, v = wide(q), wide(k), wide(v)
         p = probabilities(scores_of(q, k, causal, mask), log)
         dp = dropped(gradient @ v.transpose(-1, -2), keep)
         ds = p * (dp - (gradient * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
@@ -69,10 +70,6 @@ def merge(out: Tensor, log: Tensor, more: Tensor, more_log: Tensor) -> None:
     log.copy_(total)
 
 
-def wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def like_heads(x: Tensor, q: Tensor) -> Tensor:
     """As many heads as `q` has."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
@@ -81,11 +78,6 @@ def like_heads(x: Tensor, q: Tensor) -> Tensor:
 def shared(gradient: Tensor, num_heads: int) -> Tensor:
     """The gradient of heads that are each shared by several."""
     return gradient if gradient.shape[1] == num_heads else gradient.unflatten(1, (num_heads, -1)).sum(2)
-
-
-def fused(q: Tensor, keep: Tensor | None) -> bool:
-    """Whether torch has it all in one, with the log."""
-    return q.device.type == "cpu" and keep is None
 
 
 def scores_of(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor:

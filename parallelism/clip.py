@@ -29,10 +29,9 @@ def clip_grad_norm(
     """
     gradients = {p: p.grad for p in parameters if p.grad is not None}
     squares = np.zeros(2)  # of parts, of wholes
-    for p, gradient in gradients.items():
-        if not getattr(p, "is_copy", False):
-            norm = float(torch.linalg.vector_norm(gradient))
-            squares[0 if hasattr(p, "shard") else 1] += norm * norm
+    counted = [p for p in gradients if not getattr(p, "is_copy", False)]
+    for p, norm in zip(counted, norms([gradients[p] for p in counted]), strict=True):
+        squares[0 if hasattr(p, "shard") else 1] += norm * norm
     if shard is not None:
         shard.all_reduce(squares)
     squares[:1] = tp.all_reduce(squares[:1].copy())
@@ -41,6 +40,10 @@ def clip_grad_norm(
     norm = float(np.sqrt(squares.sum()))
     scale = limit / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
     if scale < 1:
-        for gradient in gradients.values():
-            gradient.mul_(scale)
+        torch._foreach_mul_(list(gradients.values()), scale)
     return norm
+
+
+def norms(gradients: list[torch.Tensor]) -> list[float]:
+    """Each one's, read from a device at once, as reading waits for it."""
+    return torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]).tolist() if gradients else []

@@ -31,7 +31,10 @@ class Batch(NamedTuple):
     samples: Tensor | None = None
 
     def to(self, device: str) -> Batch:
-        return Batch(*(part if part is None else part.to(device) for part in self))  # type: ignore[arg-type]
+        """On a device, to where it may still be on its way while this process goes on."""
+        if device == "cpu":
+            return self
+        return Batch(*(part if part is None else part.pin_memory().to(device, non_blocking=True) for part in self))  # type: ignore[arg-type]
 
 
 class Layer(NamedTuple):
@@ -187,7 +190,7 @@ class Stage:
 
 def backward(kept: Kept, gradient: Tensor) -> Tensor | None:
     if kept.end is not None:
-        torch.autograd.backward(kept.end, gradient)
+        torch.autograd.backward((kept.end,), (gradient,))
     return None if kept.x is None else kept.x.grad
 
 

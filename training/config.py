@@ -55,7 +55,8 @@ class Config:
     grad_dtype: str | None = flag(None, "in which gradients are reduced: float32, or of 16 bits")
     non_finite: str = flag("stop", "what becomes of a step whose loss or gradients are not finite", choices=POLICIES)
     init_from: str = flag("", "folder of a GPT-2 in Hugging Face's files, whose weights to begin with")
-    device: str = flag("cpu", "cpu or cuda")
+    device: str = flag("cpu", "cpu, cuda (a node's GPUs in turn), or cuda:<index>")
+    compile: bool = flag(False, "let torch.compile fuse what a rank computes of a whole model")
     layout: str = flag("given", "by the flags that follow, or as the planner finds best", choices=("given", "auto"))
     dp: int | None = flag(None, "ranks in data parallel: those that the other axes leave")
     pp: int = flag(1, "ranks in pipeline parallel, which have stages of the model, one after the other")
@@ -96,6 +97,14 @@ def check_counts(config: Config) -> None:
     for name in ("micro_batch_size", "num_micro_batches", "max_iters", "eval_interval"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
+
+
+def check_compile(config: Config) -> None:
+    """Refuse what torch.compile would cut into pieces at each collective, or leave out."""
+    whole = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute": ("none",)}
+    others = [f"{name}={getattr(config, name)}" for name in whole if getattr(config, name) not in whole[name]]
+    if config.compile and others:
+        raise ValueError(f"compile is of models that ranks compute whole, not with {', '.join(others)}: leave it out")
 
 
 def num_micro_batches(config: Config, dp_size: int) -> int:

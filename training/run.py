@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -51,6 +52,7 @@ from training.config import (
     SEARCH,
     TRACED,
     Config,
+    check_compile,
     check_counts,
     check_layout,
     check_saving,
@@ -62,6 +64,7 @@ from training.config import (
     prepare_out_dir,
     zero_group,
 )
+from training.device import own_device, set_matrix_precision
 from training.saving import Saving
 
 
@@ -72,6 +75,10 @@ class Run:
     """
 
     def __init__(self, config: Config, comm: collectives.Communicator):
+        with comm.agreed():
+            config = replace(config, device=own_device(config.device, comm))
+            check_compile(config)
+        set_matrix_precision(config.dtype)
         self.config = config
         self.mesh = Mesh(comm, dp=config.dp, pp=config.pp, sp=config.sp, tp=config.tp)
         self.dp, self.replicas = self.mesh.dp, self.mesh.along("dp", "sp")
@@ -94,7 +101,6 @@ class Run:
                 initialize(self.gpt, config.init_from)
             self.positions = self.place.positions = self.sp.positions(config.block_size)
             check_layout(config, self.mesh.shape)
-            comm.empty(0, device=config.device)  # refused here if there is no such device
         self.num_params = self.gpt.num_params()  # before ranks have parts of them
         self.parallelize()
         with comm.agreed():
@@ -128,6 +134,8 @@ class Run:
         parallelize(self.gpt, plan, self.mesh.tp, sp, config.sequence_parallel, self.place)
         if config.recompute != "none":
             recompute_model(self.gpt, config.recompute, self.place)
+        if config.compile:
+            self.gpt.compile()
 
     def replicated(self) -> DataParallel | Zero:
         """The model, of which each rank computes the whole, but for what tp divides, and keeps what ZeRO leaves it."""
@@ -180,6 +188,7 @@ class Run:
 
     def measured(self, layers: list[Layer]) -> list[Layer]:
         """The layers with the times that they take as costs; by these a schedule is searched, if that is asked for."""
+        self.gpt.to(self.config.device)  # ahead of the arena, which moves only what is left to this rank
         batch = self.batch(self.windows, np.arange(self.config.micro_batch_size))
         times = agreed(measure(self.gpt, layers, batch, self.prepare), self.mesh.comm)
         layers = [layer._replace(cost=sum(each)) for layer, each in zip(layers, times, strict=True)]
@@ -266,13 +275,13 @@ class Run:
         if isinstance(self.model, PipelineParallel):
             weights = [self.scale.value / len(batches)] * len(batches)
             return self.model.step(batches, weights) / self.scale.value
-        total = 0.0
+        losses = []
         for index, batch in enumerate(batches, 1):
             with nullcontext() if index == len(batches) else self.model.no_sync():
                 loss = self.loss(batch)
                 (loss * (self.scale.value / len(batches))).backward()
-            total += float(loss.detach()) / len(batches)
-        return total
+            losses.append(loss.detach())
+        return sum(float(loss) / len(batches) for loss in losses)  # read in the end: reading waits for the device
 
     @contextmanager
     def traced(self, iteration: int) -> Iterator[None]:

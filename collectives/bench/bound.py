@@ -15,6 +15,19 @@ def bound_s(collective: str, nbytes: int, nodes: Sequence[Sequence[int]], networ
     return nbytes * in_memory(collective, size) * network.copy_s_per_byte * max(1.0, size / network.cores)
 
 
+def shared_device_bound_s(collective: str, nbytes: int, size: int, copy_s_per_byte: float | None) -> float | None:
+    """Seconds that a vector needs between ranks that share a device, whose memory copies at that rate.
+
+    An all-reduce reads and writes each rank's vector: so do as many copies as there are ranks, one after the other.
+
+    >>> shared_device_bound_s("all_reduce", 100, 4, copy_s_per_byte=0.5)
+    200.0
+    """
+    if size == 1 or not nbytes or copy_s_per_byte is None:
+        return None
+    return nbytes * in_memory(collective, size) * copy_s_per_byte * size
+
+
 def in_memory(collective: str, size: int) -> float:
     """How often each rank copies the vector, all of them at once, where the copying is shared alike.
 

@@ -147,10 +147,6 @@ def check_algorithms(flags: argparse.Namespace, size: int) -> None:
 
 
 def memories(flags: argparse.Namespace) -> tuple[str, ...]:
-    if flags.device != "cpu":
-        if flags.memory in ("symmetric", "both"):
-            raise ValueError(f"--memory {flags.memory} is of the host: leave it out on {flags.device}")
-        return ("ordinary",)
     memory = flags.memory or ("both" if flags.tune else "symmetric")
     return MEMORIES if memory == "both" else (memory,)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives import algorithms, select
-from collectives.bench.bound import bound_s
+from collectives.bench.bound import bound_s, shared_device_bound_s
 from collectives.bench.flags import ALL, PEERS
 from collectives.bench.peers import peer_call
 from collectives.bench.timing import samples, stretched
@@ -129,9 +129,11 @@ def rows(
     wrong = num_wrong(comm, contestants, flags.check)
     for one in contestants:
         one.free()
-    bound = bound_s(setting.collective, trials[0].nbytes, comm.topology.nodes, network)
-    if setting.device != "cpu":
-        bound = None  # rates of the host say nothing of a device
+    moved = setting.collective, trials[0].nbytes
+    if setting.device == "cpu":
+        bound = bound_s(*moved, comm.topology.nodes, network)
+    else:  # of which the rates of the host say nothing
+        bound = shared_device_bound_s(*moved, comm.size, flags.device_copy_s_per_byte)
     return [
         Result(
             setting, comm.size, one.name, one.algorithm, count, one.trial.in_place, times[:, i],

@@ -15,6 +15,7 @@ from collectives import arrays
 from collectives.arguments import REDUCTIONS
 from collectives.arrays import HALVES
 from collectives.baseline import MPI_OPS, mpi_view
+from collectives.bench.device import homes, sharing
 from collectives.bench.trial import Trial
 from collectives.communicator import Communicator
 from collectives.errors import InputError
@@ -141,11 +142,11 @@ def renamed(collective: str) -> Callable[..., Any]:
 
 def start(comm: Communicator, flags: Namespace) -> list[str]:
     """Start the peers that are there, and leave only those in the flags; says why others are not.  Collective."""
-    missing = []
+    missing, together = [], sharing(homes(comm, flags.device)) if "nccl" in flags.peers else ""
     for name in [peer for peer in flags.peers if peer != "mpi"]:
         try:
             with comm.agreed(name):
-                refuse_absent(comm, name, flags.device)
+                refuse_absent(name, flags.device, together)
             start_torch(comm.mpi, name, alone=len(comm.topology.nodes) == 1)
         except InputError as error:
             flags.peers = [peer for peer in flags.peers if peer != name]
@@ -153,7 +154,8 @@ def start(comm: Communicator, flags: Namespace) -> list[str]:
     return missing
 
 
-def refuse_absent(comm: Communicator, name: str, device: str) -> None:
+def refuse_absent(name: str, device: str, together: str) -> None:
+    """`together` says which ranks have one GPU, on which NCCL refuses to work."""
     if (name == "gloo") != (device == "cpu"):
         raise ValueError(f"it is not for --device {device}")
     try:
@@ -163,9 +165,10 @@ def refuse_absent(comm: Communicator, name: str, device: str) -> None:
     there = distributed.is_gloo_available() if name == "gloo" else distributed.is_nccl_available()
     if not there:
         raise ValueError(f"this torch has no {name}")
-    ranks = max(map(len, comm.topology.nodes))
-    if name == "nccl" and cuda.device_count() < ranks:
-        raise ValueError(f"it needs a GPU for each of a node's {ranks} ranks, but torch sees {cuda.device_count()}")
+    if name == "nccl" and together:
+        raise ValueError(f"it needs a GPU for each rank, but {together}")
+    if name == "nccl":
+        cuda.set_device(arrays.device(device).xp.cuda.runtime.getDevice())  # where torch's barrier works, too
 
 
 def start_torch(mpi: MPI.Comm, backend: str, alone: bool) -> None:

@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import collectives
-from collectives import arrays, tuning
+from collectives import tuning
 from collectives.bench import constants, openmpi_rules, peers, plots, report, tune, writing
+from collectives.bench.device import measure_copies, take_device
 from collectives.bench.flags import parse
 from collectives.bench.measure import Result, results
 from collectives.bench.room import refuse_too_large
@@ -31,6 +32,7 @@ def main() -> int:
             refuse_unwritable(flags)  # before minutes are spent
     refuse_too_large(comm, flags)
     take_device(comm, flags.device)
+    flags.device_copy_s_per_byte = measure_copies(comm, flags)
     network = constants.measure(comm, min(flags.repeats, LINK_REPEATS), min(flags.warmups, 2))
     print(*peers.start(comm, flags), *report.describe(network, comm.topology.nodes), sep="\n", flush=True)
     sizes = measured(comm, flags, network)
@@ -59,14 +61,6 @@ def measured(comm: Communicator, flags: Namespace, network: Network) -> list[lis
 def kind(rows: Sequence[Result]) -> tuple[str, str]:
     """What a table has one heading for."""
     return rows[0].setting.collective, rows[0].setting.memory
-
-
-def take_device(comm: Communicator, device: str) -> None:
-    """The ranks of a node have its GPUs in turn."""
-    if device == "cuda":
-        runtime = arrays.device(device).xp.cuda.runtime
-        local = comm.topology.nodes[comm.topology.node_of[comm.rank]].index(comm.rank)
-        runtime.setDevice(local % runtime.getDeviceCount())
 
 
 def refuse_unwritable(flags: Namespace) -> None:

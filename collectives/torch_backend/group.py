@@ -42,10 +42,16 @@ def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -
         raise dist.DistBackendError(
             f"{size} ranks were asked for, but MPI has started {world.size}: start as many with mpirun or srun"
         )
-    part = world.Create_group(world.group.Incl(members), crc32(name.encode()) % world.Get_attr(MPI.TAG_UB))
-    made = Communicator(part, check=True, timeout_s=0)
-    part.Free()
-    return made
+    return part(world, members, name)
+
+
+def part(of: Any, ranks: Sequence[int], name: str) -> Communicator:
+    """Of some ranks of an MPI communicator, which all know them.  Collective among these."""
+    largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    made = of.Create_group(of.group.Incl(ranks), crc32(name.encode()) % largest)
+    comm = Communicator(made, check=True, timeout_s=0)
+    made.Free()
+    return comm
 
 
 class Group(Runner):
@@ -162,6 +168,42 @@ class Group(Runner):
     def _end_coalescing(self, device: torch.device) -> Work:
         works, self.coalesced = self.coalesced or [], None
         return self.last(works)
+
+    # --- split_group, which torch offers where a device has been bound to the default group ---
+
+    supports_splitting = True
+    options = None
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """What torch does with the `device_id` of init_process_group."""
+        self.bound_device_id = device
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Nothing: ranks that a new group leaves out need not come."""
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: calls are compared as they are."""
+
+    def get_group_store(self) -> dist.Store:
+        return self.store
+
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> "Group | None":
+        """A group of some of this one's ranks, which alone need to call it; None on others."""
+        if self.comm.rank not in ranks:
+            return None
+        comm = part(self.comm.mpi, ranks, group_name)
+        store = dist.PrefixStore(f"{group_name}/{ranks[0]}/", self.store)  # others may have the same name
+        group = Group(comm, store, timedelta(seconds=self.limit_s) if timeout is None else timeout, group_name)
+        group._set_group_desc(group_desc or "")
+        return group
 
     # --- point to point ---
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 def random_state() -> dict[str, Any]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # of this rank's device
     version, internal, gauss = random.getstate()
     numpy = dict(np.random.get_state(legacy=False))
     return {
         "torch": packed(torch.get_rng_state()),
-        "cuda": [packed(state) for state in cuda],
+        "cuda": "" if cuda is None else packed(cuda),
         "numpy": numpy | {"state": numpy["state"] | {"key": numpy["state"]["key"].tolist()}},
         "python": [version, list(internal), gauss],
     }
@@ -26,7 +26,7 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(unpacked(state["torch"]))
     if state["cuda"]:
-        torch.cuda.set_rng_state_all([unpacked(text) for text in state["cuda"]])
+        torch.cuda.set_rng_state(unpacked(state["cuda"]))
     np.random.set_state(state["numpy"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

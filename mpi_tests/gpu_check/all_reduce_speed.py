@@ -1,0 +1,85 @@
+"""All-reduce between ranks that share a device, beside what its memory allows and the MPI library's own.
+
+python -m mpi_tests.gpu_check.all_reduce_speed cuda
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import collectives
+from collectives import algorithms, arrays
+from collectives.bench.device import copies_s
+from collectives.bench.measure import contestant
+from collectives.bench.timing import medians
+from collectives.bench.trial import Setting as Measured
+from collectives.bench.trial import Trial
+from mpi_tests.gpu_check.rows import SKIPPED, Row, Setting
+from mpi_tests.gpu_check.started import program
+
+NAME = "all_reduce of 256 MiB"
+LIMIT_GOAL, MPI_GOAL = 0.70, 3.0
+LARGE, SMALL = 256 << 20, 64 << 10  # bytes
+REPEATS, WARMUPS = 10, 3
+
+
+def check(setting: Setting) -> list[Row]:
+    return [row for size in (2, 4) for row in rows(setting, size, program(setting, size, "all_reduce_speed"))]
+
+
+def rows(setting: Setting, size: int, found: dict[str, Any]) -> list[Row]:
+    """2 p n bytes at the rate of a copy, which reads and writes n bytes: as long as p copies."""
+    limit_s = size * found["copy_s"]
+    name = min(found["ours_s"], key=lambda name: found["ours_s"][name])
+    ours_s = found["ours_s"][name]
+    share, goal = limit_s / ours_s, f"{LIMIT_GOAL:.0%} of the memory limit"
+    each = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found["ours_s"].items())
+    text = f"{share:.1%}: {name}; limit {1e3 * limit_s:.2f} ms; {each}"
+    first = Row(f"{NAME}, {size} ranks", f"at least {goal}", text, setting.speed(share >= LIMIT_GOAL))
+    beside, mpi_s = f"at least {MPI_GOAL:g} times as fast as MPI's own", found["mpi_s"]
+    if mpi_s is None:
+        return [first, Row(f"{NAME}, {size} ranks", beside, found["why_no_mpi"], SKIPPED)]
+    text = f"{mpi_s / ours_s:.1f} times; MPI's own {1e3 * mpi_s:.2f} ms"
+    return [first, Row(f"{NAME}, {size} ranks", beside, text, setting.speed(mpi_s / ours_s >= MPI_GOAL))]
+
+
+def copy_s(comm: collectives.Communicator, device: str, nbytes: int) -> float:
+    """The median of rank 0's copies from array to array, while others wait.  Collective."""
+    times = np.zeros(REPEATS + WARMUPS)
+    if comm.rank == 0:
+        times[:] = copies_s(arrays.device(device), nbytes, len(times))
+    return float(np.median(comm.broadcast(times)[WARMUPS:]))
+
+
+def able(comm: collectives.Communicator, trial: Trial) -> tuple[dict[str, Callable[[], Any]], str]:
+    """The runs of ours that reach into others' memory, and of MPI; and why there is none of that.  Collective."""
+    direct = [row.name for row in algorithms.rows("all_reduce") if row.reach]
+    runs, why = {}, ""
+    for name in ("auto", *direct, "mpi"):
+        try:
+            runs[name] = contestant(comm, trial, name).run
+        except collectives.InputError as error:
+            why = str(error) if name == "mpi" else why
+    return runs, why
+
+
+def main() -> None:
+    comm, device = collectives.world(), sys.argv[1]
+    nbytes = SMALL if device == "cpu" else LARGE
+    trial = Trial(comm, "all_reduce", nbytes // 4, "symmetric", True, Measured("all_reduce", "symmetric", device))
+    trial.fill()
+    runs, why = able(comm, trial)
+    times = dict(zip(runs, medians(comm, list(runs.values()), REPEATS, WARMUPS), strict=True))
+    mpi_s = times.pop("mpi", None)
+    found = {"copy_s": copy_s(comm, device, nbytes), "ours_s": times, "mpi_s": mpi_s, "why_no_mpi": why}
+    if comm.rank == 0:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A check in a process of its own, with a time limit: what becomes of it does not end the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from pkgutil import resolve_name
+
+from mpi_tests.gpu_check.rows import SKIPPED, Row, Setting
+from mpi_tests.launch import ROOT, environment, watched
+
+SPARE_S = 20.0  # for a check to say that what it started was not over
+
+
+class CannotRunError(Exception):
+    """What a check lacks here: it is skipped."""
+
+
+def rows_of(name: str, device: str, limit_s: float, module: str) -> list[Row]:
+    """Run `python -m module --child NAME ...`, and read the rows that it writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.json"
+        words = ["-m", module, "--child", name, "--device", device, "--limit_s", limit_s, "--rows", path]
+        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        try:
+            ended = watched([sys.executable, *words], environment() | {"PYTHONPATH": paths}, limit_s + SPARE_S)
+        except AssertionError as error:
+            return [Row(name, "an end", last_line(str(error)), "too long")]
+        if path.exists():
+            return [Row(*row) for row in json.loads(path.read_text())]
+        how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit status {ended.returncode}"
+        return [Row(name, "an end", f"{how}: {last_line(ended.stderr)}", "crashed")]
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "nothing was said"
+
+
+def run_child(name: str, place: str, setting: Setting, path: Path) -> None:
+    """In the child: do the check that is there, and write its rows, in one go."""
+    try:
+        rows: list[Row] = resolve_name(place)(setting)
+    except CannotRunError as error:
+        rows = [Row(name, "", str(error), SKIPPED)]
+    except Exception as error:
+        traceback.print_exc()
+        rows = [Row(name, "an end", f"{type(error).__name__}: {last_line(str(error))}", "crashed")]
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(rows))
+    part.replace(path)

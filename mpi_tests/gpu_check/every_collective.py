@@ -1,0 +1,95 @@
+"""Every collective, algorithm and dtype in each kind of memory, beside what one rank computes in NumPy.
+
+python -m mpi_tests.gpu_check.every_collective cuda
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import collectives
+from mpi_tests.gpu_check.memories import Put, fetched, kinds
+from mpi_tests.gpu_check.rows import Row, Setting, verdict
+from mpi_tests.gpu_check.started import program
+from mpi_tests.reference import COLLECTIVES, DTYPES, algorithms_of, expected, inputs, ops_of
+
+NAME = "every collective"
+PER_RANK = (1, 777)  # elements
+LARGE = 1 << 16  # likewise, of float32
+SMALL_DTYPES = ("float32", "bfloat16")
+
+
+class Case(NamedTuple):
+    collective: str
+    algorithm: str
+    dtype: str
+    per_rank: int
+
+
+def check(setting: Setting) -> list[Row]:
+    rows = []
+    for size in (1, 3) if setting.is_small else (1, 2, 3, 4, 8):
+        found = program(setting, size, "every_collective")
+        text = f"{found['cases']} cases in {found['memories']}, {len(found['wrong'])} wrong"
+        text += "".join(f"; {case}" for case in found["wrong"][:3])
+        if found["refused"]:
+            text += f"; no memory for {', '.join(found['refused'])}"
+        rows.append(Row(f"{NAME}, {size} ranks", "equal to the host's", text, verdict(not found["wrong"])))
+    return rows
+
+
+def cases(size: int, is_small: bool) -> Iterator[Case]:
+    for collective in COLLECTIVES:
+        for algorithm in algorithms_of(collective, size):
+            for dtype in SMALL_DTYPES if is_small else DTYPES:
+                for per_rank in PER_RANK[:1] if is_small else PER_RANK:
+                    yield Case(collective, algorithm, dtype, per_rank)
+            if not is_small:
+                yield Case(collective, algorithm, "float32", LARGE)
+
+
+def wrong(comm: collectives.Communicator, case: Case, put: Put) -> bool:
+    """Whether any rank's result of any op is another than it must be.  Collective.
+
+    Raises: InputError where the algorithm can't do it in this memory.
+    """
+    xs = inputs(comm.size, case.per_rank * comm.size, case.dtype)
+    reduces = case.collective in ("all_reduce", "reduce", "reduce_scatter")
+    differs = False
+    ops = ops_of(case.dtype)
+    for op in (ops[0], ops[-1]) if reduces else ("",):
+        arguments: dict[str, Any] = {"op": op} if reduces else {}
+        got = getattr(comm, case.collective)(put(xs[comm.rank]), algorithm=case.algorithm, **arguments)
+        want = expected(case.collective, xs, comm.rank, op or "sum")
+        differs |= not np.array_equal(fetched(got), want) if want is not None else got is not None
+    return bool(comm.all_reduce(np.array([differs]), op="max")[0])
+
+
+def main() -> None:
+    comm, device = collectives.world(), sys.argv[1]
+    memories = kinds(comm, device)
+    found: dict[str, Any] = {"cases": 0, "wrong": [], "memories": ", ".join(memories)}
+    did: dict[str, bool] = {}
+    for case in cases(comm.size, device == "cpu"):
+        algorithm = f"{case.collective} {case.algorithm}"
+        for name, put in memories.items():
+            did.setdefault(algorithm, False)
+            try:
+                if wrong(comm, case, put):
+                    found["wrong"].append(f"{name}: {' '.join(map(str, case))}")
+                found["cases"] += 1
+                did[algorithm] = True
+            except collectives.InputError:
+                pass  # not in this memory
+    found["refused"] = [algorithm for algorithm, done in did.items() if not done]
+    if comm.rank == 0:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

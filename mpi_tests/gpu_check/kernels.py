@@ -1,0 +1,21 @@
+"""The kernels that fold: right, and nearly as fast as a copy."""
+
+from __future__ import annotations
+
+from mpi_tests.gpu_check.child import CannotRunError
+from mpi_tests.gpu_check.rows import PASSED, Row, Setting
+
+GOAL = 0.85
+
+
+def check(setting: Setting) -> list[Row]:
+    if setting.is_small:
+        raise CannotRunError("the kernels are a GPU's")
+    from mpi_tests import gpu_kernels
+
+    rows = [Row("fold kernels", "equal to the host's", str(gpu_kernels.check()), PASSED)]
+    copy, *folds = gpu_kernels.speed()
+    for name, rate, share in folds:
+        text = f"{share:.1%}: {rate:.0f} of {copy[1]:.0f} GB/s"
+        rows.append(Row(f"fold kernel, {name}", f"at least {GOAL:.0%} of a copy", text, setting.speed(share >= GOAL)))
+    return rows

@@ -1,0 +1,53 @@
+"""Kinds of memory that a collective may be given on a device, and how numbers come there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+import collectives
+from collectives import arrays
+
+Put = Callable[[np.ndarray], Any]
+
+
+def kinds(comm: collectives.Communicator, device: str) -> Mapping[str, Put]:
+    """The device's own arrays, torch's, and those that other ranks reach."""
+    memory = arrays.device(device)
+
+    def own(values: np.ndarray) -> Any:
+        return filled(memory, memory.empty(values.size, values.dtype), values)
+
+    def symmetric(values: np.ndarray) -> Any:
+        return filled(memory, comm.empty(values.size, values.dtype, device), values)
+
+    return {"own": own, "torch": lambda values: of_torch(values).to(device), "symmetric": symmetric}
+
+
+def filled(memory: arrays.Device, array: Any, values: np.ndarray) -> Any:
+    memory.begin()
+    memory.copy(array, values)
+    memory.end()
+    memory.synchronize()
+    return array
+
+
+def of_torch(values: np.ndarray) -> torch.Tensor:
+    return arrays.to_torch(values.copy())
+
+
+def fetched(x: Any) -> np.ndarray | None:
+    """A copy on the host."""
+    if x is None:
+        return None
+    if isinstance(x, torch.Tensor):
+        return arrays.flat(x.cpu())[1].copy()
+    memory, view = arrays.flat(x)
+    host = np.empty(len(view), view.dtype)
+    memory.begin()
+    memory.copy(host, view)
+    memory.synchronize()
+    return host

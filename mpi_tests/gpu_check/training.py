@@ -1,0 +1,89 @@
+"""train.py on a device: its losses beside the CPU's, layouts' beside one rank's, and its speed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpi_tests.gpu_check.rows import Row, Setting, verdict
+from mpi_tests.gpu_check.started import on_ranks
+
+RTOL = 1e-3  # of losses, after so many updates by sums of float32 in another order
+MODEL = "--n_layer 4 --n_head 4 --n_embd 64 --block_size 32 --warmup_iters 5 --sample_tokens 4"
+BATCH = 8
+
+
+class Mix(NamedTuple):
+    """Flags of a layout of 4 ranks, and how the batch is divided by it: over dp, then into micro-batches."""
+
+    words: str
+    dp: int = 1
+    num_micro_batches: int = 1
+
+
+ALONE = Mix("")
+MIXES = {
+    "dp 4": Mix("", dp=4),
+    "tp 4": Mix("--tp 4"),
+    "tp 2, sequence-parallel, sp 2 by ulysses": Mix("--tp 2 --sequence_parallel --sp 2 --sp_mode ulysses"),
+    "dp 2, sp 2 by a ring": Mix("--sp 2", dp=2),
+    "pp 2, tp 2": Mix("--pp 2 --tp 2", num_micro_batches=2),
+    "pp 4 by zb_h1": Mix("--pp 4 --schedule zb_h1", num_micro_batches=4),
+    "ZeRO 1": Mix("--zero_stage 1", dp=4),
+    "ZeRO 2": Mix("--zero_stage 2", dp=4),
+    "ZeRO 3": Mix("--zero_stage 3", dp=4),
+    "pp 2, ZeRO 3, stages by times measured": Mix("--pp 2 --zero_stage 3 --balance measured", 2, 2),
+}
+TINY = "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64"
+
+
+def parity(setting: Setting) -> list[Row]:
+    """Of one rank on the device and one on the CPU."""
+    there, here = (losses(setting, device) for device in (setting.device, "cpu"))
+    return [row(f"{len(here)} iterations, one rank", "the CPU's losses", there, here)]
+
+
+def mixes(setting: Setting) -> list[Row]:
+    """Of layouts of 4 ranks and one rank, each on the device."""
+    names = ["pp 2, tp 2"] if setting.is_small else list(MIXES)
+    alone = losses(setting, setting.device)
+    return [
+        row(f"training, {name}", "one rank's losses", losses(setting, setting.device, 4, MIXES[name]), alone)
+        for name in names
+    ]
+
+
+def row(check: str, goal: str, found: np.ndarray, wanted: np.ndarray) -> Row:
+    worst = float(np.max(np.abs(found / wanted - 1)))
+    return Row(check, f"{goal} within {RTOL:g}", f"within {worst:.1e} of {len(wanted)} losses", verdict(worst < RTOL))
+
+
+def losses(setting: Setting, device: str, ranks: int = 1, mix: Mix = ALONE) -> np.ndarray:
+    """Of a training's iterations, which have the same batches on any layout."""
+    size, iterations = BATCH // mix.dp // mix.num_micro_batches, 3 if setting.is_small else 50
+    with tempfile.TemporaryDirectory() as folder:
+        flags: list[Any] = ["--device", device, "--out_dir", folder, "--max_iters", iterations, *MODEL.split()]
+        flags += ["--micro_batch_size", size, "--num_micro_batches", mix.num_micro_batches, *mix.words.split()]
+        on_ranks(setting, ranks, "train.py", *flags)
+        records = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return np.array([record["loss"] for record in records if "loss" in record])
+
+
+def speed(setting: Setting) -> list[Row]:
+    """Of GPT-2 124M, by benchmarks/gpt2.py."""
+    words = [*TINY.split(), "--no_compile"] if setting.is_small else []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "gpt2.json"
+        on_ranks(setting, 1, "benchmarks/gpt2.py", "--device", setting.device, "--output", path, *words)
+        ours, plain = json.loads(path.read_text())["results"].values()
+    ratio, share = ours["tokens_per_s"] / plain["tokens_per_s"], ours["share"]
+    text = f"{ratio:.3f} times: {ours['tokens_per_s']:,.0f} and {plain['tokens_per_s']:,.0f} tokens/s"
+    rates = f"{share:.1%}: {ours['model_flops_per_s'] / 1e12:.1f} of {ours['matrix_flops_per_s'] / 1e12:.1f} TFLOP/s"
+    return [
+        Row("GPT-2 124M, one rank", "tokens/s at least the plain loop's", text, setting.speed(ratio >= 1)),
+        Row("GPT-2 124M, one rank", "at least 45% of the matrix rate", rates, setting.speed(share >= 0.45)),
+    ]

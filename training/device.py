@@ -1,0 +1,39 @@
+"""The GPU that a rank computes on, and how exactly it multiplies float32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from collectives import arrays
+from parallelism.precision import HALVES
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+def own_device(name: str, comm: Communicator) -> str:
+    """The device of this rank, which becomes the current one of torch and CuPy: for "cuda" a node's, in turn.
+
+    Raises: ValueError for a device that there isn't.
+    """
+    if name == "cpu":
+        return name
+    memory = arrays.device(name)  # refuses what is not there
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: this torch sees no CUDA device; install one built for CUDA, or use 'cpu'")
+    node = comm.topology.nodes[comm.topology.node_of[comm.rank]]
+    _, _, index = name.partition(":")
+    number = int(index) if index else node.index(comm.rank) % torch.cuda.device_count()
+    torch.cuda.set_device(number)
+    memory.xp.cuda.Device(number).use()
+    return f"cuda:{number}"
+
+
+def set_matrix_precision(dtype: str) -> None:
+    """Beside 16-bit computing, products of float32 may be rounded to TF32; else they are exact to float32.
+
+    Source: nanoGPT, train.py, which allows TF32.
+    """
+    torch.set_float32_matmul_precision("high" if dtype in HALVES else "highest")
