@@ -1,65 +1,73 @@
-"""PyTorch's own tests of backends, run on this one: a table of what passed, failed and was skipped.
+"""PyTorch's own tests of backends, run over gloo and over the collectives: a table of what passed, failed, was skipped.
 
-    python benchmarks/torch_suite.py --ranks 3 --out suite.md
+    python benchmarks/torch_suite.py --ranks 4 --out torch-suite.md
 
 The tests are in the wheel: torch.testing._internal.distributed.distributed_test, which needs `pip install expecttest`.
-They ask a backend's name for what it can do, so each is run under the name of gloo, and where it is not for gloo under
-that of MPI; the groups are of this backend.  All tests run in one job, in a new default group each.  One that has not
-ended after `--limit` seconds ends the job, and another goes on after it.
+All run in one job for each backend, in a new default group each (see torch_suite_ranks.py); one that has not ended
+after `--limit` seconds ends the job, and another goes on after it.  The exit status is 1 where a backend fails what
+gloo does not.
 """
 
 import argparse
+import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import unittest
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 
-NAMES = ("gloo", "mpi")
+RANKS_PROGRAM = Path(__file__).with_name("torch_suite_ranks.py")
+BAD = ("failed", "hung")
+Outcomes = dict[str, dict[str, dict]]  # by test, by backend
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--limit", type=float, default=60, help="seconds that a test may take")
-    parser.add_argument("--only", default="", help="a part of the tests' names")
-    parser.add_argument("--backend", default="collectives", help="or gloo, to compare")
-    parser.add_argument("--out", type=Path, default=Path("torch_suite.md"))
-    parser.add_argument("--goon", action="store_true", help="keep the outcomes of an earlier run")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of the tests' names")
+    parser.add_argument("--backends", nargs="*", default=["gloo", "collectives"], help="to compare with gloo")
+    parser.add_argument("--out", type=Path, default=Path("torch-suite.md"))
+    parser.add_argument("--resume", action="store_true", help="keep the outcomes of an earlier run")
     args = parser.parse_args()
-    if args.worker:
-        work(args)
-    else:
-        drive(args)
-
-
-def drive(args: argparse.Namespace) -> None:
-    """Start jobs until every test has an outcome, and write the table."""
+    if importlib.util.find_spec("expecttest") is None:
+        parser.error("PyTorch's tests need expecttest: pip install expecttest")
+    if not args.out.resolve().parent.is_dir():
+        parser.error(f"there is no folder {args.out.parent}, so make it first")
     lines = args.out.with_suffix(".jsonl")
-    if not args.goon:
+    if not args.resume:
         lines.unlink(missing_ok=True)
-    for name in NAMES:
-        while start_job(args, name, lines) != 0:
-            test = lines.with_suffix(".now").read_text()
-            if read(lines).get(test, {}).get("name") != name:
-                add(lines, {"test": test, "name": name, "outcome": "hung", "why": "a rank has ended, or never did"})
-    args.out.write_text(table(read(lines)))
-    print(Counter(row["outcome"] for row in read(lines).values()))
+    for backend in args.backends:
+        run(args, backend, lines)
+    outcomes = read(lines)
+    args.out.write_text(table(outcomes, args.backends))
+    print(summary(outcomes, args.backends))
+    sys.exit(any(behind(outcomes, backend) for backend in args.backends))
 
 
-def start_job(args: argparse.Namespace, name: str, lines: Path) -> int:
-    folder = tempfile.mkdtemp()
-    for inner in ("barrier", "test_dir", "init_dir"):
-        Path(folder, inner).mkdir()
-    command = ["mpirun", "-n", str(args.ranks), sys.executable, "-W", "ignore", __file__, *sys.argv[1:]]
-    environment = os.environ | {"BACKEND": name, "WORLD_SIZE": str(args.ranks), "TEMP_DIR": folder}
-    return subprocess.run([*command, "--worker", str(lines)], env=environment, check=False).returncode
+def run(args: argparse.Namespace, backend: str, lines: Path) -> None:
+    """Start jobs until every test has an outcome."""
+    now = lines.with_suffix(".now")
+    now.unlink(missing_ok=True)
+    while status := start_job(args, backend, lines):
+        if not now.exists():
+            sys.exit(f"{backend}: {RANKS_PROGRAM.name} ended with status {status} before a test")
+        test = now.read_text()
+        now.unlink()
+        if backend not in read(lines).get(test, {}):
+            add(lines, {"test": test, "backend": backend, "outcome": "hung", "why": "a rank has ended, or never did"})
+
+
+def start_job(args: argparse.Namespace, backend: str, lines: Path) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        for inner in ("barrier", "test_dir", "init_dir"):
+            Path(folder, inner).mkdir()
+        told = {"WORLD_SIZE": str(args.ranks), "TEMP_DIR": folder, "INIT_METHOD": f"file://{folder}/init"}
+        words = [backend, lines, "--limit", args.limit, "--only", *args.only]
+        command = ["mpirun", "-n", args.ranks, sys.executable, "-W", "ignore", RANKS_PROGRAM, *words]
+        return subprocess.run(list(map(str, command)), env=os.environ | told, check=False).returncode
 
 
 def add(lines: Path, row: dict[str, str]) -> None:
@@ -67,108 +75,52 @@ def add(lines: Path, row: dict[str, str]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def read(lines: Path) -> dict[str, dict]:
-    """The last outcome of each test."""
-    rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
-    return {row["test"]: row for row in rows}
+def read(lines: Path) -> Outcomes:
+    outcomes: Outcomes = {}
+    for line in lines.read_text().splitlines() if lines.exists() else []:
+        row = json.loads(line)
+        outcomes.setdefault(row["test"], {})[row["backend"]] = row
+    return outcomes
 
 
-def table(rows: dict[str, dict]) -> str:
-    count = Counter(row["outcome"] for row in rows.values())
-    summary = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))
-    order = sorted(rows.values(), key=lambda row: (row["outcome"], row["test"]))
-    cells = [f"| {row['test']} | {row['outcome']} | {row['why'].replace('|', '/')} |" for row in order]
-    return "\n".join([summary, "", "| test | outcome | reason |", "|---|---|---|", *cells, ""])
+def behind(outcomes: Outcomes, backend: str) -> list[str]:
+    """The tests that a backend fails, but for those that gloo fails too; and which it skips and gloo passes."""
+    tests = []
+    for test, of in outcomes.items():
+        ours, gloos = (of[name]["outcome"] if name in of else "" for name in (backend, "gloo"))
+        if backend != "gloo" and ((ours in BAD and gloos not in BAD) or (ours == "skipped" and gloos == "passed")):
+            tests.append(test)
+    return tests
 
 
-def work(args: argparse.Namespace) -> None:
-    """A rank: runs the tests that have no outcome yet, or were skipped under another name."""
-    import torch
-    import torch.distributed as dist
-
-    from collectives.job import start_mpi
-
-    world = start_mpi().COMM_WORLD
-    import torch.testing._internal.distributed.distributed_test as suite
-    from torch.testing._internal.common_utils import TestCase
-
-    from collectives.torch_backend import MPIStore
-
-    torch.set_num_threads(1)
-    ways = {"rank": world.rank, "world_size": world.size, "_barrier": lambda self, *_, **__: dist.barrier()}
-    cases = type("Cases", (TestCase, suite.DistributedTest._DistTestBase), ways)
-    outcomes = MPIStore(world)
-    lines = Path(args.worker)
-    known = read(lines)
-    skipped = {
-        test for test, row in known.items() if row["outcome"] == "skipped" and row["name"] != os.environ["BACKEND"]
-    }
-    for test in unittest.TestLoader().getTestCaseNames(cases):
-        if args.only not in test or (test in known and test not in skipped):
-            continue
-        if world.rank == 0:
-            lines.with_suffix(".now").write_text(test)
-        outcome, why = run(cases, test, args, MPIStore(world), dist, suite)
-        outcomes.set(f"{test}/{world.rank}", json.dumps([outcome, why]))
-        if world.rank == 0:
-            row = verdict(outcomes, test, args) | {"test": test, "name": os.environ["BACKEND"]}
-            add(lines, row)
-            print(f"{row['outcome']:8} {test} {row['why']}", flush=True)
-            if row["outcome"] == "hung":
-                world.Abort(1)
-            outcomes.set(f"{test}/go on", "")
-        outcomes.wait([f"{test}/go on"], timedelta(seconds=10 * args.limit))
-    outcomes.close()
-
-
-def run(cases: type, test: str, args: argparse.Namespace, store, dist, suite) -> tuple[str, str]:
-    """One test on one rank, in a new default group."""
-    import threading
-
-    from torch.testing._internal.common_distributed import TEST_SKIPS
-
-    timer = threading.Timer(2 * args.limit, os._exit, [1])  # where rank 0 itself is stuck
-    timer.start()
-    limit = timedelta(seconds=args.limit / 2)
-    dist.init_process_group(args.backend, store=store, rank=store.comm.rank, world_size=args.ranks, timeout=limit)
-    result = unittest.TestResult()
-    case = cases(test)
-    case.file_name = tempfile.mktemp()
-    outcome = "passed", ""
-    try:
-        case.run(result)
-        if result.skipped:
-            outcome = "skipped", result.skipped[0][1]
-        elif result.failures or result.errors:
-            skips = {f"SystemExit: {skip.exit_code}": skip.message for skip in TEST_SKIPS.values()}
-            trace = (result.failures + result.errors)[0][1].splitlines()
-            why = next(line for line in reversed(trace) if re.match(r"[\w.]+(Error|Exit|Exception|Warning)\b", line))
-            outcome = ("skipped", skips[why]) if why in skips else ("failed", why)
-    except BaseException as error:
-        outcome = "failed", str(error)
-    try:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    except Exception as error:
-        outcome = "failed", f"destroy_process_group: {error}"
-    store.close()
-    timer.cancel()
-    return outcome
-
-
-def verdict(outcomes, test: str, args: argparse.Namespace) -> dict[str, str]:
-    """What the ranks say together; the worst counts."""
+def summary(outcomes: Outcomes, backends: list[str]) -> str:
     said = []
-    for rank in range(args.ranks):
-        try:
-            outcomes.wait([f"{test}/{rank}"], timedelta(seconds=args.limit))
-        except Exception:
-            return {"outcome": "hung", "why": f"rank {rank} has not ended after {args.limit:g} s; others: {said}"}
-        said.append(json.loads(outcomes.get(f"{test}/{rank}")))
-    for outcome in ("failed", "skipped"):
-        if whys := [f"{why}" for seen, why in said if seen == outcome]:
-            return {"outcome": outcome, "why": whys[0]}
-    return {"outcome": "passed", "why": ""}
+    for backend in backends:
+        count = Counter(of[backend]["outcome"] for of in outcomes.values() if backend in of)
+        said.append(f"{backend}: {', '.join(f'{number} {outcome}' for outcome, number in sorted(count.items()))}")
+        if tests := behind(outcomes, backend):
+            said.append(f"{backend} fails where gloo does not: {', '.join(tests)}")
+    return "\n\n".join(said)
+
+
+def table(outcomes: Outcomes, backends: list[str]) -> str:
+    """In Markdown: what failed comes first, what was skipped last."""
+    place = ("hung", "failed", "passed", "skipped", "").index
+    rows = []
+    for test, of in outcomes.items():
+        said = [of.get(backend, {"outcome": "", "why": ""}) for backend in backends]
+        cells = [test, *(row["outcome"] for row in said), reason(said)]
+        rows.append((min(place(row["outcome"]) for row in said), test, f"| {' | '.join(cells)} |"))
+    head = [f"| test | {' | '.join(backends)} | reason |", f"|---|{'---|' * len(backends)}---|"]
+    return "\n".join([summary(outcomes, backends), "", *head, *(row for _, _, row in sorted(rows)), ""])
+
+
+def reason(said: list[dict]) -> str:
+    """Of each backend that has one, once if they have the same."""
+    whys = [(row["backend"], row["why"].replace("|", "/")) for row in said if row["why"]]
+    if len({why for _, why in whys}) == 1 and len(whys) == len(said):
+        return whys[0][1]
+    return "; ".join(f"{backend}: {why}" for backend, why in whys)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collectives.device import Device, Host
 
-OPS = ("sum", "prod", "min", "max", "avg")
-UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "avg": "add"}
+BIT_OPS = {"band": "bitwise_and", "bor": "bitwise_or", "bxor": "bitwise_xor"}
+UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "avg": "add"} | BIT_OPS
+OPS = tuple(UFUNCS)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALVES = {np.dtype("float16"), BFLOAT16}
 FLOATS = {np.dtype("float32"), np.dtype("float64")} | HALVES
@@ -97,12 +98,14 @@ def check_op(op: str, dtype: np.dtype) -> None:
     """
     if op not in OPS:
         raise ValueError(f"op {op!r} is unknown: use one of {', '.join(OPS)}")
-    if dtype == np.dtype(bool) and op not in ("min", "max"):
+    if dtype == np.dtype(bool) and op in ("sum", "prod", "avg"):
         raise ValueError(f"op {op!r} of bool: use 'max' for any, 'min' for all, or cast to int32 to count")
     if dtype in COMPLEX and op in ("min", "max"):
         raise ValueError(f"op {op!r} of {dtype}: complex numbers have no order; use 'sum', 'prod' or 'avg'")
     if dtype in INTEGERS and op == "avg":
         raise ValueError(f"op 'avg' of {dtype} would not be whole: use 'sum' and divide, or cast to float64")
+    if op in BIT_OPS and dtype in FLOATS | COMPLEX:
+        raise ValueError(f"op {op!r} of {dtype}: it is of integers and bool; use another, or pass a view of integers")
 
 
 def flat(x: Any) -> "tuple[Device, Any]":

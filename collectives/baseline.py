@@ -11,7 +11,8 @@ from collectives.arrays import HALVES, flat, pointer, same_memory
 from collectives.executor import Messages
 from collectives.plan import Plan, Progress
 
-MPI_OPS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "avg": MPI.SUM}
+BIT_OPS = {"band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR}
+MPI_OPS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "avg": MPI.SUM} | BIT_OPS
 
 
 class NativePlan(Plan):

@@ -12,7 +12,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
 MEET, COPY, STREAM, FOLD, FOLD16, PEEK, POKE, PAUSE = range(8)
-SUM, PROD, MIN, MAX = range(4)
+SUM, PROD, MIN, MAX, BAND, BOR, BXOR = range(7)
 BFLOAT16, FLOAT16 = range(2)
 WAITING, ENDED, FAILED = range(3)  # what `run` returns
 
@@ -181,6 +181,33 @@ def compile_greater(a, b):
     return lambda a, b: a if (a > b) | (a != a) else b
 
 
+def common(a, b):
+    """The bits that both whole numbers have."""
+
+
+def united(a, b):
+    """The bits that one of them has."""
+
+
+def differing(a, b):
+    """The bits that only one of them has."""
+
+
+@overload(common, inline="always")
+def compile_common(a, b):
+    return (lambda a, b: a & b) if isinstance(a, types.Integer) else (lambda a, b: a)  # of others never asked for
+
+
+@overload(united, inline="always")
+def compile_united(a, b):
+    return (lambda a, b: a | b) if isinstance(a, types.Integer) else (lambda a, b: a)
+
+
+@overload(differing, inline="always")
+def compile_differing(a, b):
+    return (lambda a, b: a ^ b) if isinstance(a, types.Integer) else (lambda a, b: a)
+
+
 def quotient(a, divisor):
     """A number by a whole one, rounded correctly."""
 
@@ -207,9 +234,18 @@ def fold_apart(op, total, a, b):
     elif op == MIN:
         for i in range(len(total)):
             total[i] = lesser(a[i], b[i])
-    else:
+    elif op == MAX:
         for i in range(len(total)):
             total[i] = greater(a[i], b[i])
+    elif op == BAND:
+        for i in range(len(total)):
+            total[i] = common(a[i], b[i])
+    elif op == BOR:
+        for i in range(len(total)):
+            total[i] = united(a[i], b[i])
+    else:
+        for i in range(len(total)):
+            total[i] = differing(a[i], b[i])
 
 
 @njit
@@ -224,9 +260,18 @@ def fold_left(op, total, b):
     elif op == MIN:
         for i in range(len(total)):
             total[i] = lesser(total[i], b[i])
-    else:
+    elif op == MAX:
         for i in range(len(total)):
             total[i] = greater(total[i], b[i])
+    elif op == BAND:
+        for i in range(len(total)):
+            total[i] = common(total[i], b[i])
+    elif op == BOR:
+        for i in range(len(total)):
+            total[i] = united(total[i], b[i])
+    else:
+        for i in range(len(total)):
+            total[i] = differing(total[i], b[i])
 
 
 @njit
@@ -241,9 +286,18 @@ def fold_right(op, total, a):
     elif op == MIN:
         for i in range(len(total)):
             total[i] = lesser(a[i], total[i])
-    else:
+    elif op == MAX:
         for i in range(len(total)):
             total[i] = greater(a[i], total[i])
+    elif op == BAND:
+        for i in range(len(total)):
+            total[i] = common(a[i], total[i])
+    elif op == BOR:
+        for i in range(len(total)):
+            total[i] = united(a[i], total[i])
+    else:
+        for i in range(len(total)):
+            total[i] = differing(a[i], total[i])
 
 
 @njit(error_model="numpy")

@@ -23,7 +23,9 @@ POLLS_CROWDED = 100
 BRIEF_POLLS = 20  # of who only looks in
 
 FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
-OPCODES = {"sum": kernels.SUM, "prod": kernels.PROD, "min": kernels.MIN, "max": kernels.MAX, "avg": kernels.SUM}
+BIT_OPCODES = {"band": kernels.BAND, "bor": kernels.BOR, "bxor": kernels.BXOR}
+OPCODES = {"sum": kernels.SUM, "prod": kernels.PROD, "min": kernels.MIN, "max": kernels.MAX} | BIT_OPCODES
+OPCODES["avg"] = kernels.SUM  # and divided
 
 
 class Compiler(Walk):

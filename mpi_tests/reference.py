@@ -14,7 +14,8 @@ REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
 COLLECTIVES = (*REDUCTIONS, *MOVES)
 ROOTED = sorted(algorithms.ROOTED)
-UFUNCS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "avg": np.add}
+BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+UFUNCS = BITS | {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "avg": np.add}
 
 
 def algorithms_of(collective: str, size: int, equal: bool = True) -> list[str]:
@@ -23,10 +24,10 @@ def algorithms_of(collective: str, size: int, equal: bool = True) -> list[str]:
 
 def ops_of(dtype: str) -> tuple[str, ...]:
     if dtype == "bool":
-        return ("min", "max")
+        return ("min", "max", *BITS)
     if dtype in COMPLEX:
         return ("sum", "prod", "avg")
-    return ("sum", "prod", "min", "max", "avg") if dtype in FLOATS else ("sum", "prod", "min", "max")
+    return ("sum", "prod", "min", "max", *(("avg",) if dtype in FLOATS else BITS))
 
 
 def inputs(size: int, count: int, dtype: str = "float32", op: str = "sum") -> list[np.ndarray]:

@@ -40,6 +40,7 @@ def write(path: Path, content: bytes) -> Path:
         (["--tp", 2], "transformer.h.0.attn.c_attn: 1 heads can't be split over tp=2: use a tp of 1, or 2 heads"),
         (["--sp", 2, "--block_size", 6], "a sequence of 6 tokens can't be split over sp=2 ranks in zigzag order: use"),
         (["--sp", 2, "--sp_mode", "ulysses"], "transformer.h.0.attn.attend: 1 query heads can't be exchanged by 2"),
+        (["--compile", "--tp", 2], "compile is of models that ranks compute whole, not with tp=2: leave it out"),
         (["--sp", 2, "--sp_mode", "hybrid", "--sp_heads", 3], "sp=2 ranks can't be divided in groups of 3"),
         (["--sp_mode", "rings"], "argument --sp_mode: invalid choice: 'rings'"),
         (

@@ -19,7 +19,7 @@ from collectives.bench.report import average_gbps, footer
 from collectives.bench.trial import Setting, Trial, element_counts, places
 from collectives.cost import Link, Network
 from mpi_tests.launch import environment, find_mpirun, launch, watched
-from mpi_tests.reference import COLLECTIVES, DTYPES, MOVES, ROOTED, expected, ops_of, reduced, same, widened
+from mpi_tests.reference import BITS, COLLECTIVES, DTYPES, MOVES, ROOTED, expected, ops_of, reduced, same, widened
 from mpi_tests.test_bad_input import refused
 
 PLACES = [(collective, in_place) for collective in COLLECTIVES for in_place in places(collective)]
@@ -33,7 +33,8 @@ def test_numbers_are_exact_in_any_order(dtype):
             same(exact.reduced(30, dtype_of(dtype), size, op), of_parts(given, op), (op, size))
             partial = np.prod if op == "prod" else np.sum
             largest = partial([np.abs(widened(x).real) for x in given], axis=0).max()
-            assert largest <= 64 or op in ("min", "max")
+            assert largest <= 64 or op in ("min", "max", *BITS)
+            assert exact.NEVER not in exact.reduced(30, dtype_of(dtype), size, op)
             assert size == 1 or len({x.tobytes() for x in given}) > 1
             assert dtype == "bool" or len(np.unique(exact.reduced(30, dtype_of(dtype), size, op))) > 1
 

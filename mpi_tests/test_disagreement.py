@@ -193,6 +193,10 @@ WRONG = {
         lambda comm: comm.reduce_scatter(np.zeros(4, "complex64"), op="min"),
         "op 'min' of complex64: complex numbers have no order; use 'sum', 'prod' or 'avg'",
     ),
+    "bits of floats": (
+        lambda comm: comm.all_reduce(np.zeros(4), op="bxor"),
+        "op 'bxor' of float64: it is of integers and bool; use another, or pass a view of integers",
+    ),
     "algorithm": (
         lambda comm: comm.all_reduce(np.zeros(4), algorithm="rign"),
         "all_reduce has no algorithm 'rign'; it has auto, ring, recursive_doubling, rabenseifner, ",

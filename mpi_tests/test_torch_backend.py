@@ -1,5 +1,6 @@
 """torch.distributed over the collectives: each call against what torch says it does, and programs against gloo."""
 
+import functools
 import re
 import socket
 import sys
@@ -82,6 +83,59 @@ def test_dtypes_and_ops(size, dtype):
         x = every[dist.get_rank()].clone()
         dist.all_reduce(x, op)
         assert torch.equal(x, reduced), op
+
+
+BITS = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+
+
+@pytest.mark.parametrize("op", BITS)
+def test_bits(size, op):
+    def given(rank):
+        return torch.arange(6) * (rank + 1) % 7 + 8
+
+    for dtype in (*INTEGERS, torch.bool):
+        x = given(dist.get_rank()).to(dtype)
+        dist.all_reduce(x, getattr(dist.ReduceOp, op))
+        assert torch.equal(x, functools.reduce(BITS[op], (given(rank).to(dtype) for rank in range(size))))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_sums_of_products(size, dtype):
+    """Each rank has a factor of its own, a number or a tensor."""
+    rank = dist.get_rank()
+    expected = sum(of(r, 6).double() * (r + 0.5) for r in range(size)).to(dtype)
+    for factor in (rank + 0.5, torch.tensor([rank + 0.5])):
+        op = dist._make_nccl_premul_sum(factor)
+        x = of(rank, 6, dtype)
+        dist.all_reduce(x, op)
+        assert torch.equal(x, expected)
+        x = of(rank, 6, dtype)
+        dist.reduce(x, size - 1, op)
+        assert torch.equal(x, expected if rank == size - 1 else of(rank, 6, dtype))
+        given, out = of(rank, 6, dtype).repeat(size), torch.zeros(6, dtype=dtype)
+        dist.reduce_scatter_tensor(out, given, op)
+        assert torch.equal(out, expected)
+        assert torch.equal(given, of(rank, 6, dtype).repeat(size))
+
+
+def sparse(rank, size):
+    """Of other places on each rank, some of them twice, and none on the last one."""
+    places = [] if rank == size - 1 and size > 1 else [[i % 4, rank] for i in range(rank + 5)]
+    values = torch.arange(3.0 * len(places)).view(-1, 3) + rank
+    return torch.sparse_coo_tensor(
+        torch.tensor(places, dtype=torch.long).view(-1, 2).t(), values, (4, size, 3), check_invariants=True
+    )
+
+
+def test_sparse(size):
+    rank = dist.get_rank()
+    expected = sum(sparse(r, size).to_dense() for r in range(size))
+    x = sparse(rank, size)
+    dist.all_reduce(x)
+    assert torch.equal(x.to_dense(), expected)
+    y = sparse(rank, size)
+    dist.all_reduce(y, async_op=True).wait()
+    assert torch.equal(y.to_dense(), expected)
 
 
 def test_bool_and_complex(size):
@@ -339,11 +393,17 @@ def test_ranks_that_disagree(size):
         dist.broadcast(torch.zeros(3), min(rank, 1))
     with pytest.raises(dist.DistBackendError, match=r"barrier.*all_reduce"):
         dist.all_reduce(torch.zeros(3)) if rank else dist.barrier()
-    with pytest.raises(dist.DistBackendError, match="no op BXOR"):
+    with pytest.raises(dist.DistBackendError, match=r"op=bxor.*op=sum"):
         dist.all_reduce(torch.zeros(3, dtype=torch.int32), dist.ReduceOp.SUM if rank else dist.ReduceOp.BXOR)
+    with pytest.raises(dist.DistBackendError, match=r"op=sum, PREMUL_SUM.*op=sum"):
+        dist.all_reduce(torch.zeros(3), dist.ReduceOp.SUM if rank else dist._make_nccl_premul_sum(2.0))
     x = torch.ones(3)
-    with pytest.raises(dist.DistBackendError, match="sparse"):
+    with pytest.raises(
+        dist.DistBackendError, match=r"all_gather\(.*sparse \(3,\) of torch.float32.*all_reduce\(3 elem"
+    ):
         dist.all_reduce(x if rank else x.to_sparse())
+    with pytest.raises(dist.DistBackendError, match=r"sparse \(3,\).*sparse \(4,\)"):
+        dist.all_reduce(torch.ones(3 + (rank > 0)).to_sparse())
     dist.all_reduce(x)  # and go on
     assert (x == size).all()
 
@@ -367,8 +427,46 @@ def test_monitored_barrier(size):
     if dist.get_rank() == size - 1:
         dist.barrier()
         return
-    with pytest.raises(dist.DistBackendError, match=f"ranks {size - 1} have not come within 0.3 s"):
+    with pytest.raises(dist.DistBackendError, match=f"Rank {size - 1} failed to pass monitoredBarrier within 0.3 s"):
         group.monitored_barrier(timedelta(seconds=0.3), wait_all_ranks=True)
+    dist.barrier()
+
+
+@pytest.mark.sizes(4)
+def test_monitored_barrier_of_rank_0_alone(size):
+    group = dist.group.WORLD
+    if dist.get_rank() == 0:
+        for name_all, late in ((False, "Rank 1"), (True, "Ranks 1, 2, 3")):
+            with pytest.raises(dist.DistBackendError, match=f"{late} failed to pass monitoredBarrier within 0.1 s"):
+                group.monitored_barrier(timedelta(seconds=0.1), wait_all_ranks=name_all)
+        with pytest.raises(dist.DistBackendError, match="Rank 0 timed out in monitoredBarrier: its time limit is 0 s"):
+            group.monitored_barrier(timedelta(0))
+    dist.barrier()
+
+
+REFUSED = {
+    "bits of floats": (lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BOR), "op 'bor' of float32"),
+    "product of integers and a factor": (
+        lambda: dist.all_reduce(torch.ones(3, dtype=torch.int32), dist._make_nccl_premul_sum(0.5)),
+        "op PREMUL_SUM of torch.int32: only floats are multiplied, so use SUM, or cast",
+    ),
+    "maximum of sparse": (
+        lambda: dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX),
+        "op MAX of a sparse tensor: use SUM, or pass tensor.to_dense()",
+    ),
+    "sparse rows": (lambda: dist.all_reduce(torch.eye(3).to_sparse_csr()), "layout torch.sparse_csr: pass tensor.to_"),
+    "sparse elsewhere": (
+        lambda: dist.broadcast(torch.eye(3).to_sparse(), 0),
+        "layout torch.sparse_coo: pass tensor.to",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(size, call, message):
+    with pytest.raises(dist.DistBackendError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        call()
     dist.barrier()
 
 

@@ -90,6 +90,14 @@ def test_losses_and_weights_are_those_of_one_process(tmp_path, reference, num_ra
         np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile makes programs for the CPU by g++")
+def test_models_may_be_compiled(tmp_path, reference):
+    few = 5
+    records, _, _ = run(tmp_path, 2, "compiled", max_iters=few, compile=True, zero_stage=2)
+    assert SMALL.warmup_iters >= few  # so that fewer iterations have the same learning rates
+    np.testing.assert_allclose(losses(records), reference[0][:few], rtol=1e-5)
+
+
 LAYOUTS = {
     "tp 2, sp 2, dp 2": {"tp": 2, "sp": 2, "dp": 2},
     "sequence-parallel": {"tp": 2, "sp": 2, "sequence_parallel": True},

@@ -1,7 +1,8 @@
 """Numbers whose reductions are exact in any order, for every dtype and op, on any number of ranks.
 
 In each element a few ranks give a small whole number, or for a product 1 or 2, and the others what changes nothing: no
-partial result is beyond 64, which int8 holds, and bfloat16 exactly.
+partial result is beyond 64, which int8 holds, and bfloat16 exactly.  Where bits are combined, a rank has one of 6, or
+lacks it.
 """
 
 import functools
@@ -13,7 +14,10 @@ from collectives.arrays import COMPLEX
 
 GIVERS, PERIOD = 6, 7  # a product's 2^6, and unlike the lengths of chunks, so that one in another's place shows
 MOVED = 113  # different numbers where nothing is reduced
-COMBINE = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+COMBINE = BITS | {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+NUM_BITS = 6
+EVERY_BIT = 2**NUM_BITS - 1
 NEVER = 120  # is in no result
 
 
@@ -57,7 +61,10 @@ def share(dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray:
         numbers = 1 + numbers % 2
     elif dtype == np.dtype(bool):
         numbers %= 2
-    neutral = {"prod": 1, "min": PERIOD}.get(op, 0)
+    elif op in BITS:
+        numbers = 1 << numbers % NUM_BITS
+        numbers = EVERY_BIT - numbers if op == "band" else numbers
+    neutral = {"prod": 1, "min": PERIOD, "band": EVERY_BIT}.get(op, 0)
     return np.where((places - rank) % size < GIVERS, numbers, neutral)
 
 

@@ -108,8 +108,7 @@ def torch_call(collective: str, x: Any, out: Any, op: str = "sum", root: int = 0
     there: Any
     here, there = (None if array is None else arrays.to_torch(array) for array in (x, out))
     size, is_root = distributed.get_world_size(), distributed.get_rank() == root
-    ops = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
-    reduction = getattr(distributed.ReduceOp, ops[op])
+    reduction = getattr(distributed.ReduceOp, "PRODUCT" if op == "prod" else op.upper())
     if op == "avg" and distributed.get_backend() == "gloo":
         raise ValueError("gloo has no op 'avg'")
     match collective:

@@ -41,7 +41,7 @@ def kind(call: Call) -> tuple:
     """What calls must have in common to run as one bound call, if their tensors go by way of a buffer."""
     tensors = call.given + call.taken if call.given is not call.taken else call.given
     pieces = tuple([(t.shape, t.dtype, t.layout, t.device) for t in tensors])
-    return call.collective, len(call.given), pieces, call.same, call.own
+    return call.collective, len(call.given), pieces, call.same, call.own, call.note
 
 
 @dataclass

@@ -25,6 +25,7 @@ class Call:
     own: Arguments = ()
     failure: str = ""
     count: int = -1  # elements, where ranks must give as many
+    note: str = ""  # what else ranks must agree in
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -35,7 +36,8 @@ class Call:
     def said(self) -> str:
         """What every rank must say."""
         words = [f"{self.count} elements"] * (self.count >= 0) + [str(self.dtype)] * (self.dtype is not None)
-        return f"{self.collective}({', '.join([*words, *(f'{name}={value}' for name, value in self.same)])})"
+        words += [f"{name}={value}" for name, value in self.same] + [self.note] * bool(self.note)
+        return f"{self.collective}({', '.join(words)})"
 
     @property
     def digest(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -12,15 +13,15 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOp, Work
 
 from collectives.communicator import Communicator
 from collectives.job import start_mpi
-from collectives.torch_backend import monitored
+from collectives.torch_backend import monitored, reductions
 from collectives.torch_backend.call import Call, Tensors
 from collectives.torch_backend.letters import Delivery
 from collectives.torch_backend.runner import Runner
-from collectives.torch_backend.work import seconds
 
 RedOp: Any = ReduceOp.RedOpType
-OPS = {RedOp.SUM: "sum", RedOp.PRODUCT: "prod", RedOp.MIN: "min", RedOp.MAX: "max", RedOp.AVG: "avg"}
-OPS_OF_BOOL = {RedOp.SUM: "max", RedOp.PRODUCT: "min", RedOp.MIN: "min", RedOp.MAX: "max"}  # as NCCL's
+BIT_OPS = {RedOp.BAND: "band", RedOp.BOR: "bor", RedOp.BXOR: "bxor"}
+OPS = {RedOp.SUM: "sum", RedOp.PRODUCT: "prod", RedOp.MIN: "min", RedOp.MAX: "max", RedOp.AVG: "avg"} | BIT_OPS
+OPS_OF_BOOL = OPS | {RedOp.SUM: "max", RedOp.PRODUCT: "min"}  # as NCCL's
 
 
 def create_group(options: Any, _: Any) -> "Group":
@@ -62,21 +63,24 @@ class Group(Runner):
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = AllreduceOptions() if opts is None else opts
-        return self.run(self.reduction("all_reduce", tensors, tensors, opts), opts)
+        if len(tensors) == 1 and tensors[0].layout == torch.sparse_coo:
+            return self.submit(partial(reductions.sum_sparse, self, tensors[0], opts), tensors, opts)
+        return self.reduction("all_reduce", tensors, tensors, opts)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         taken = tensors if self.comm.rank == opts.rootRank else []
-        return self.run(self.reduction("reduce", tensors, taken, opts, ("root", opts.rootRank)), opts)
+        return self.reduction("reduce", tensors, taken, opts, ("root", opts.rootRank))
 
-    def reduction(self, name: str, given: Tensors, taken: Tensors, opts: Any, *same: tuple) -> Call:
-        asked = opts.reduceOp.op
-        of_bool = given[0].dtype == torch.bool
-        op = (OPS_OF_BOOL if of_bool else OPS).get(asked, "")
-        failure = "" if op else f"{name}: no op {asked.name} of {given[0].dtype}: use {', '.join(map(str, OPS))}"
+    def reduction(self, name: str, given: Tensors, taken: Tensors, opts: Any, *same: tuple) -> Work:
+        asked, dtype = opts.reduceOp.op, given[0].dtype
         count = given[0].numel() if len(given) == 1 else total(given)
-        return Call(name, given, taken, (("op", op), *same), (), failure, count)
+        if asked == RedOp.PREMUL_SUM:
+            call = Call(name, given, taken, (("op", "sum"), *same), (), reductions.refuse(dtype), count, "PREMUL_SUM")
+            return self.submit(partial(reductions.sum_products, self, call, opts), taken or given, opts)
+        op = (OPS_OF_BOOL if dtype == torch.bool else OPS)[asked]
+        return self.run(Call(name, given, taken, (("op", op), *same), (), "", count), opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         root = opts.rootRank
@@ -95,7 +99,7 @@ class Group(Runner):
         """Raises: DistBackendError on every rank where one has not come in time."""
         self.num_monitored += 1
         turn = f"monitored barrier {self.num_monitored}"
-        limit_s = min(self.limit_s, seconds(timeout))
+        limit_s = self.limit_s if timeout is None else timeout.total_seconds()
         monitored.meet(self.store, self.comm.rank, self.comm.size, turn, limit_s, wait_all_ranks)
 
     def allgather(self, outputs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Work:
@@ -114,14 +118,14 @@ class Group(Runner):
         return self.last([self.allgather([o], [g], opts) for o, g in zip(lists, given, strict=True)])
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
-        return self.run(self.reduction("reduce_scatter", [given], [output], opts), opts)
+        return self.reduction("reduce_scatter", [given], [output], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter(self, outputs: Tensors, given: Sequence[Tensors], opts: Any = None) -> Work:
         counts = [t.numel() for t in given[0]]
         uneven = (("counts", tuple(counts)),) * (len(set(counts)) > 1)
-        return self.run(self.reduction("reduce_scatter", list(given[0]), outputs, opts, *uneven), opts)
+        return self.reduction("reduce_scatter", list(given[0]), outputs, opts, *uneven)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, given: Tensors, opts: Any = None) -> Work:
         return self.last([self.reduce_scatter_single(o, g, opts) for o, g in zip(outputs, given, strict=True)])

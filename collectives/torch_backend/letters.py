@@ -42,6 +42,9 @@ class Delivery(Finished):
         return True
 
     def copy_back(self) -> None:
+        """What remains to be done when the message has come, perhaps to another thread."""
+        if self.work.device.is_async:
+            self.work.device.synchronize()
         if self.receives_copy:
             self.tensors[0].detach().copy_(self.compact)
             self.receives_copy = False

@@ -1,4 +1,4 @@
-"""A barrier that says who has not come."""
+"""A barrier that says who has not come, in words that programs may know from gloo."""
 
 import time
 from datetime import timedelta
@@ -13,18 +13,31 @@ def meet(store: dist.Store, rank: int, size: int, turn: str, limit_s: float, nam
 
     Raises: DistBackendError on rank 0 with the first rank that is missing, or, asked for, all; and on the others.
     """
-    if rank > 0:
-        store.set(f"{turn}: {rank}", "")
-        over = awaited(store, f"{turn}: over", 2 * limit_s)
-        missing = "0" if over is None else over.decode()
-    else:
-        deadline_s = time.monotonic() + limit_s
-        others = range(1, size)
-        late = [r for r in others if awaited(store, f"{turn}: {r}", deadline_s - time.monotonic()) is None]
-        missing = ", ".join(map(str, late if name_all else late[:1]))
-        store.set(f"{turn}: over", missing)
-    if missing:
-        raise dist.DistBackendError(f"monitored_barrier: ranks {missing} have not come within {limit_s:g} s")
+    failure = wait_for_others(store, size, turn, limit_s, name_all) if rank == 0 else report(store, rank, turn, limit_s)
+    if failure:
+        raise dist.DistBackendError(failure)
+
+
+def wait_for_others(store: dist.Store, size: int, turn: str, limit_s: float, name_all: bool) -> str:
+    """Rank 0's part; returns what went wrong."""
+    deadline_s = time.monotonic() + limit_s
+    late = [r for r in range(1, size) if awaited(store, f"{turn}: {r}", deadline_s - time.monotonic()) is None]
+    missing = ", ".join(map(str, late if name_all else late[:1]))
+    who = f"Rank{'s' * (name_all and len(late) > 1)} {missing} failed to pass"
+    failure = f"{who} monitoredBarrier within {limit_s:g} s" if missing else ""
+    if failure and limit_s <= 0:
+        failure = f"Rank 0 timed out in monitoredBarrier: its time limit is {limit_s:g} s"
+    store.set(f"{turn}: over", failure)
+    return failure
+
+
+def report(store: dist.Store, rank: int, turn: str, limit_s: float) -> str:
+    """What the others do; returns what went wrong."""
+    store.set(f"{turn}: {rank}", "")
+    over = awaited(store, f"{turn}: over", 2 * limit_s)
+    why = f"nothing came from it within {2 * limit_s:g} s" if over is None else over.decode()
+    came = f"Rank {rank} successfully reached monitoredBarrier"
+    return f"{came}, but received errors while waiting for send/recv from rank 0: {why}" if why else ""
 
 
 def awaited(store: dist.Store, key: str, limit_s: float) -> bytes | None:

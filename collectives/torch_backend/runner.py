@@ -17,7 +17,7 @@ from collectives.communicator import Communicator
 from collectives.errors import CommunicationError, InputError
 from collectives.plan import Plan
 from collectives.torch_backend import bound
-from collectives.torch_backend.call import Call
+from collectives.torch_backend.call import Call, Tensors
 from collectives.torch_backend.work import Finished, Line, Pending, Run, at_once, seconds
 
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 1e-4, 0.05
@@ -116,10 +116,14 @@ class Runner(Base):
 
     def run(self, call: Call, options: Any = None) -> Work:
         """Run a call, or have it run."""
+        return self.submit(partial(self.execute, call, options), call.taken or call.given, options)
+
+    def submit(self, execute: Callable[[Run], None], tensors: Tensors, options: Any) -> Work:
+        """Do what makes calls, all of which run in one way, or have it done in its turn."""
         if not getattr(options, "asyncOp", True) and self.line.free:
-            self.execute(call, options, at_once)
+            execute(at_once)
             return self.finished
-        work = Pending(partial(self.execute, call, options), call.taken or call.given)
+        work = Pending(execute, tensors)
         self.line.add(work)
         if self.coalesced is not None:
             self.coalesced.append(work)

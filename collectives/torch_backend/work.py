@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed import Work
 from torch.futures import Future
 
 from collectives.plan import Plan
+from collectives.torch_backend.order import Order, device_of
 
 Base: Any = Work  # declared with a C++ result and future
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
@@ -64,7 +66,9 @@ class Pending(Finished):
     def __init__(self, run: Callable[[Run], Any], tensors: Sequence[torch.Tensor]):
         super().__init__(tensors)
         self.run = run
-        self.future: Future = Future()
+        device = device_of(tensors)
+        self.order = device and Order(device)
+        self.future: Future = Future(devices=[device] if device else None)
         self.over = threading.Event()
         self.awaited = False
         self.error: BaseException | None = None
@@ -92,7 +96,10 @@ class Pending(Finished):
 
     def execute(self) -> None:
         try:
-            self.run(self.gently)
+            if self.order:
+                self.order.run(partial(self.run, self.gently))
+            else:
+                self.run(self.gently)
         except Exception as error:  # raised where it is waited for
             self.error = error
         self.over.set()
@@ -103,6 +110,11 @@ class Pending(Finished):
 
     def gently(self, plan: Plan, limit_s: Callable[[], float]) -> None:
         """Run a plan and leave the core to who computes, until somebody waits."""
+        self.move(plan, limit_s)
+        if plan.device.is_async:  # and any thread may have ended the plan, on its own stream
+            plan.device.synchronize()
+
+    def move(self, plan: Plan, limit_s: Callable[[], float]) -> None:
         deadline_s, sleep_s = time.monotonic() + limit_s(), SHORTEST_SLEEP_S
         plan.begin()
         while not self.awaited:

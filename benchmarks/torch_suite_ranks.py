@@ -1,0 +1,181 @@
+"""The ranks of torch_suite.py: run PyTorch's tests one after the other, and agree on what came of each.
+
+The tests ask a backend's name for what it can do, when they are imported.  So they are imported under the name of gloo,
+and of MPI for what is not for gloo; the groups are of the backend asked for.  Two tests that use the name later get its
+own.  `dist.monitored_barrier`, which torch reserves for gloo, is the group's own method here.
+"""
+
+import argparse
+import faulthandler
+import functools
+import importlib.util
+import itertools
+import json
+import os
+import re
+import sys
+import tempfile
+import traceback
+import unittest
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch_suite import add, read
+
+from collectives.job import start_mpi
+from collectives.torch_backend import MPIStore
+
+SUITE = "torch.testing._internal.distributed.distributed_test"
+NAMES = ("gloo", "mpi")
+OF_THE_NAME = ("test_get_backend", "test_barrier_timeout_global")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("backend")
+    parser.add_argument("lines", type=Path)
+    parser.add_argument("--limit", type=float)
+    parser.add_argument("--only", nargs="*")
+    args = parser.parse_args()
+    world = start_mpi().COMM_WORLD
+    torch.set_num_threads(1)
+    if args.backend == "fake":  # does nothing, so that tests fail
+        importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    if args.backend != "gloo":
+        dist.monitored_barrier = monitored_barrier
+    try:
+        run_all(args, world)
+    except BaseException:
+        traceback.print_exc()
+        world.Abort(1)  # others may wait for this rank
+
+
+def run_all(args: argparse.Namespace, world) -> None:
+    """All tests that are asked for and have no outcome yet."""
+    outcomes = MPIStore(world)
+    known = read(args.lines)
+    for test in unittest.TestLoader().getTestCaseNames(load(NAMES[0]).DistributedTest._DistTestBase):
+        if args.backend not in known.get(test, {}) and any(part in test for part in args.only):
+            go_through(test, args, world, outcomes)
+    outcomes.close()
+
+
+def monitored_barrier(group=None, timeout=None, wait_all_ranks=False) -> None:
+    """torch's, less its check that the group is of gloo."""
+    if group is not dist.GroupMember.NON_GROUP_MEMBER:
+        limit = timedelta(seconds=timeout) if isinstance(timeout, float) else timeout
+        (group or dist.group.WORLD).monitored_barrier(limit, wait_all_ranks)
+
+
+@functools.cache
+def load(name: str) -> ModuleType:
+    """The tests, as for a backend of that name."""
+    os.environ["BACKEND"] = name
+    spec = importlib.util.find_spec(SUITE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def go_through(test: str, args: argparse.Namespace, world, outcomes: MPIStore) -> None:
+    """Run a test, and keep its outcome.  A rank that does not end ends the job."""
+    suite, why = choose(test)
+    row = {"test": test, "backend": args.backend, "outcome": "skipped", "why": why}
+    if why:
+        if world.rank == 0:
+            add(args.lines, row)
+        return
+    if world.rank == 0:
+        args.lines.with_suffix(".now").write_text(test)
+    outcomes.set(f"{test}/{world.rank}", json.dumps(run(test, suite, args, MPIStore(world))))
+    if world.rank == 0:
+        row |= verdict(outcomes, test, world.size, args.limit)
+        add(args.lines, row)
+        print(f"{row['outcome']:8} {test} {row['why']}", flush=True)
+        if row["outcome"] == "hung":
+            world.Abort(1)
+        outcomes.set(f"{test}/go on", "")
+    outcomes.wait([f"{test}/go on"], timedelta(seconds=10 * args.limit))
+
+
+def choose(test: str) -> tuple[ModuleType, str]:
+    """The tests as for a backend that runs this one, and why there is none, if so."""
+    whys = []
+    for suite in map(load, NAMES):
+        function = getattr(suite.DistributedTest._DistTestBase, test)
+        if not getattr(function, "__unittest_skip__", False):
+            return suite, ""
+        whys.append(function.__unittest_skip_why__)
+    return suite, whys[0]
+
+
+def run(test: str, suite: ModuleType, args: argparse.Namespace, store: MPIStore) -> tuple[str, str]:
+    """One test on one rank, in a new default group; returns its outcome, and why."""
+    from torch.testing._internal.common_utils import TestCase  # which looks at the command line
+
+    faulthandler.dump_traceback_later(2 * args.limit, exit=True)  # where rank 0 itself is stuck
+    turns = itertools.count()
+
+    def meet(_=None, wait_for=None, timeout=args.limit) -> None:
+        """A barrier, of the backend or not."""
+        over = f"meeting {next(turns)}"
+        if store.add(f"at {over}", 1) == store.comm.size:
+            store.set(over, "")
+        store.wait([over], timedelta(seconds=timeout))
+
+    case = type("Case", (TestCase, suite.DistributedTest._DistTestBase), {"_barrier": meet})(test)
+    case.rank, case.world_size, case.file_name = store.comm.rank, store.comm.size, tempfile.mktemp()
+    suite.BACKEND = args.backend if test in OF_THE_NAME else "gloo"
+    sys.modules[SUITE] = suite  # where pickle looks for classes
+    limit = timedelta(seconds=args.limit / 2)
+    try:
+        dist.init_process_group(args.backend, store=store, rank=case.rank, world_size=case.world_size, timeout=limit)
+        meet()
+        outcome = result_of(case)
+        with suppress(dist.DistStoreError):  # a group that ends early would break off what others still test
+            meet()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    except BaseException as error:
+        outcome = "failed", f"{type(error).__name__}: {error}"
+    store.close()
+    faulthandler.cancel_dump_traceback_later()
+    return outcome
+
+
+def result_of(case: unittest.TestCase) -> tuple[str, str]:
+    from torch.testing._internal.common_distributed import TEST_SKIPS
+
+    result = unittest.TestResult()
+    case.run(result)
+    if result.skipped:
+        return "skipped", result.skipped[0][1]
+    if not result.failures and not result.errors:
+        return "passed", ""
+    skips = {f"SystemExit: {skip.exit_code}": skip.message for skip in TEST_SKIPS.values()}
+    trace = (result.failures + result.errors)[0][1].splitlines()
+    why = next(line for line in reversed(trace) if re.match(r"[\w.]+(Error|Exit|Exception|Warning)\b", line))
+    return ("skipped", skips[why]) if why in skips else ("failed", why)
+
+
+def verdict(outcomes: MPIStore, test: str, num_ranks: int, limit_s: float) -> dict[str, str]:
+    """What the ranks say together; the worst counts."""
+    said = []
+    for rank in range(num_ranks):
+        try:
+            outcomes.wait([f"{test}/{rank}"], timedelta(seconds=limit_s))
+        except dist.DistStoreError:
+            return {"outcome": "hung", "why": f"rank {rank} has not ended after {limit_s:g} s; others: {said}"}
+        said.append(json.loads(outcomes.get(f"{test}/{rank}")))
+    for outcome in ("failed", "skipped"):
+        if whys := [why for seen, why in said if seen == outcome]:
+            return {"outcome": outcome, "why": whys[0]}
+    return {"outcome": "passed", "why": ""}
+
+
+if __name__ == "__main__":
+    main()

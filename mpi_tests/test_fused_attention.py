@@ -1,0 +1,34 @@
+"""Which fused kernel of torch's computes a block of attention."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from parallelism.fused_attention import OnCPU, OnCUDA, kernel
+
+MASK = torch.ones(4, 4)
+
+
+def tensor(device, dtype="bfloat16", length=64, head=64):
+    return SimpleNamespace(
+        device=torch.device(device), dtype=getattr(torch, dtype), shape=torch.Size([1, 2, length, head])
+    )
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "causal", "mask", "keep", "expected"),
+    [
+        (tensor("cpu", "float32"), tensor("cpu", "float32"), True, MASK, None, OnCPU),
+        (tensor("cpu"), tensor("cpu"), False, None, MASK, None),
+        (tensor("cuda"), tensor("cuda"), True, None, None, OnCUDA),
+        (tensor("cuda", "float16"), tensor("cuda", length=32), False, None, None, OnCUDA),
+        (tensor("cuda"), tensor("cuda", length=32), True, None, None, None),
+        (tensor("cuda"), tensor("cuda"), True, MASK, None, None),
+        (tensor("cuda", "float32"), tensor("cuda", "float32"), True, None, None, None),
+        (tensor("cuda", head=60), tensor("cuda", head=60), True, None, None, None),
+        (tensor("cuda", head=512), tensor("cuda", head=512), True, None, None, None),
+    ],
+)
+def test_each_takes_what_it_can(q, k, causal, mask, keep, expected):
+    assert kernel(q, k, causal, mask, keep) is expected
