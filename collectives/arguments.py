@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from collectives.algorithms import ROOTED, Algorithm, Reach, rows
-from collectives.arrays import BFLOAT16, Device, check_op, flat, host, is_a, same_memory, writable
+from collectives.arrays import BFLOAT16, check_op, flat, is_a, same_memory, writable
+from collectives.device import Device, host
 from collectives.schedule import shares
 
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
@@ -120,10 +121,10 @@ class Arguments:
             new = like(self.device, self.given, count)
             return new, flat(new)[1]
         device, out = flat(self.out)
-        if device is not self.device or out.dtype != self.flat.dtype or len(out) != count:
+        if device.place != self.device.place or out.dtype != self.flat.dtype or len(out) != count:
             raise ValueError(
-                f"out has {len(out)} elements of {out.dtype} on {device.name}: pass one of {count} of "
-                f"{self.flat.dtype} on {self.device.name}, or none"
+                f"out has {len(out)} elements of {out.dtype} on {device.place}: pass one of {count} of "
+                f"{self.flat.dtype} on {self.device.place}, or none"
             )
         check_writable(out, "out")
         return self.out, out

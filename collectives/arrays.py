@@ -1,17 +1,15 @@
-"""The one place that knows NumPy from CuPy from torch: flat views, dtypes, and the few operations of a memory.
-
-Everything above works on flat arrays, slices of them, and a `Device`.
-"""
+"""The one place that knows NumPy from CuPy from torch: flat views of their arrays, dtypes and ops."""
 
 import math
 import sys
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
-from collectives import environment
+if TYPE_CHECKING:
+    from collectives.device import Device, Host
 
 BIT_OPS = {"band": "bitwise_and", "bor": "bitwise_or", "bxor": "bitwise_xor"}
 UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "avg": "add"} | BIT_OPS
@@ -24,132 +22,20 @@ COMPLEX = {np.dtype("complex64"), np.dtype("complex128")}
 DTYPES = FLOATS | INTEGERS | COMPLEX | {np.dtype(bool)}
 
 
-class Device:
-    """Where arrays live, and the few operations that differ between memories.
-
-    `copy` and `fold` may return before they are done: they run in order on the device's stream.
-    `synchronize` waits for them; whatever MPI is to read, and whatever it may overwrite, is synchronised first.
-    """
-
-    name: str
-    xp: Any  # the array namespace: numpy or cupy
-    is_async = False  # whether copy and fold return early
-    mpi_reads = True  # whether MPI may be given pointers into this memory
-
-    def empty(self, count: int, dtype: np.dtype) -> Any:
-        """A new flat array, uninitialised."""
-        return self.xp.empty(count, dtype)
-
-    def host(self, nbytes: int) -> np.ndarray:
-        """Bytes of host memory for MPI to read and write in place of the device's."""
-        return np.empty(nbytes, np.uint8)
-
-    def copy(self, target: Any, source: Any) -> None:
-        """Copy between two flat arrays of one length, each here or in `host` memory.
-
-        Two that are both here may be of two dtypes of floats: numbers are rounded to nearest.
-        """
-        if target.dtype == source.dtype:
-            np.copyto(target, source)
-        else:
-            with np.errstate(all="ignore"):
-                np.copyto(target, source)
-
-    @np.errstate(all="ignore")  # NaN and infinity are results; as an error on one rank they would hang the others
-    def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
-        """out = low op high, elementwise; 16-bit floats are reduced in float32 and rounded once."""
-        ufunc = getattr(self.xp, UFUNCS[op])
-        if out.dtype in HALVES:
-            out[...] = ufunc(low.astype(np.float32), high.astype(np.float32)).astype(out.dtype)
-        elif op == "prod" and out.dtype in COMPLEX:  # NumPy's own rounds as the CPU can: here, each operation once
-            real = low.real * high.real - low.imag * high.imag
-            out.imag = low.real * high.imag + low.imag * high.real
-            out.real = real
-        else:
-            ufunc(low, high, out=out)
-
-    @np.errstate(all="ignore")
-    def divide(self, x: Any, divisor: int) -> None:
-        """x /= divisor, in place; 16-bit floats in float32."""
-        if x.dtype in HALVES:
-            x[...] = (x.astype(np.float32) / np.float32(divisor)).astype(x.dtype)
-        else:
-            parts = x.view(x.real.dtype)  # of complex numbers: rounded once each
-            parts /= parts.dtype.type(divisor)
-
-    def begin(self) -> None:
-        """Order what follows on the device's stream after the caller's current stream."""
-
-    def end(self) -> None:
-        """Order the caller's current stream after the device's stream."""
-
-    def synchronize(self) -> None:
-        """Wait until every copy and fold so far is done."""
-
-
-class Host(Device):
-    """NumPy arrays."""
-
-    name, xp = "cpu", np
-
-
-class Cuda(Device):
-    """CuPy arrays of one device.  MPI is given pinned host memory, unless it was shown to read device memory."""
-
-    name = "cuda"
-    is_async = True
-
-    def __init__(self, index: int, mpi_reads: bool):
-        import cupy
-
-        self.xp, self.index, self.mpi_reads = cupy, index, mpi_reads
-        with cupy.cuda.Device(index):
-            self.stream = cupy.cuda.Stream(non_blocking=True)
-
-    def host(self, nbytes: int) -> np.ndarray:
-        return np.frombuffer(self.xp.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
-
-    def copy(self, target: Any, source: Any) -> None:
-        with self.xp.cuda.Device(self.index), self.stream:
-            if isinstance(target, np.ndarray):
-                source.get(out=target, stream=self.stream, blocking=False)
-            elif isinstance(source, np.ndarray):
-                target.set(source, stream=self.stream)
-            else:
-                self.xp.copyto(target, source)
-
-    def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
-        with self.xp.cuda.Device(self.index), self.stream:
-            super().fold(op, low, high, out)
-
-    def divide(self, x: Any, divisor: int) -> None:
-        with self.xp.cuda.Device(self.index), self.stream:
-            super().divide(x, divisor)
-
-    def begin(self) -> None:
-        self.stream.wait_event(self.current_stream().record())
-
-    def end(self) -> None:
-        self.current_stream().wait_event(self.stream.record())
-
-    def current_stream(self) -> Any:
-        return self.xp.cuda.get_current_stream(self.index)
-
-    def synchronize(self) -> None:
-        self.stream.synchronize()
-
-
 @cache
-def host() -> Host:
-    return Host()
+def host() -> "Host":
+    from collectives.device import host  # which reads the tables above
+
+    return host()
 
 
-@cache
-def cuda(index: int) -> Cuda:
-    return Cuda(index, environment.mpi_reads_device_memory())
+def cuda(index: int, library: str = "cupy") -> "Device":
+    from collectives.cuda import cuda
+
+    return cuda(index, library)
 
 
-def device(name: str) -> Device:
+def device(name: str) -> "Device":
     """The device of that name: "cpu", "cuda" (the current one) or "cuda:1".
 
     Raises: ValueError for a name or a device that there isn't.
@@ -222,8 +108,8 @@ def check_op(op: str, dtype: np.dtype) -> None:
         raise ValueError(f"op {op!r} of {dtype}: it is of integers and bool; use another, or pass a view of integers")
 
 
-def flat(x: Any) -> tuple[Device, Any]:
-    """An array's device, and the array as one dimension, sharing its memory.
+def flat(x: Any) -> "tuple[Device, Any]":
+    """An array's device, which follows its library's current stream; and the array as one dimension, sharing memory.
 
     `x` is a NumPy array, a CuPy array, a torch tensor, or of a type that brings a `__collectives_device__`.
 
@@ -251,7 +137,7 @@ def is_a(x: Any, library: str, name: str) -> bool:
     return module is not None and isinstance(x, getattr(module, name))
 
 
-def flat_torch(tensor: Any) -> tuple[Device, Any]:
+def flat_torch(tensor: Any) -> "tuple[Device, Any]":
     import torch
 
     if tensor.layout != torch.strided:
@@ -264,7 +150,8 @@ def flat_torch(tensor: Any) -> tuple[Device, Any]:
     tensor = tensor.detach().view(-1)
     bfloat16 = tensor.dtype == torch.bfloat16
     if tensor.is_cuda:
-        return flat(import_cupy(f"tensor on device {tensor.device}").from_dlpack(tensor))
+        view = import_cupy(f"tensor on device {tensor.device}").from_dlpack(tensor)
+        return cuda(view.device.id, "torch"), flat(view)[1]
     if tensor.device.type != "cpu":
         raise ValueError(f"tensor on device {tensor.device}: use the CPU or CUDA")
     return flat(tensor.view(torch.uint16).numpy().view(BFLOAT16) if bfloat16 else tensor.numpy())

@@ -35,7 +35,7 @@ class NativePlan(Plan):
             self.device.divide(*self.divide)
         for target, source in self.after:
             self.device.copy(target, source)
-        self.device.end()
+        self._last = self.device.record()
         yield Messages([])
 
 

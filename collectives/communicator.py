@@ -1,6 +1,7 @@
 """The user's face: a communicator's collectives on NumPy, CuPy and torch arrays."""
 
 import platform
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -10,13 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives import algorithms, arrays, environment, footing, links, memory, select, system
+from collectives import algorithms, arrays, environment, footing, links, memory, phases, select, system
 from collectives.agreement import NUM_CLAIMS, Agreement
 from collectives.algorithms import Reach
 from collectives.arguments import OPERANDS, TAKES, Arguments, Operands
 from collectives.baseline import NativePlan, check_native
 from collectives.bind import BINDERS, Room
-from collectives.cost import NETWORK, Network
+from collectives.cost import NETWORK, Network, on_device
+from collectives.device import Device, SharingDevice, host
+from collectives.device_memory import DeviceMemory
 from collectives.errors import InputError, LoneInputError
 from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Vector
 from collectives.footing import Footing
@@ -91,6 +94,7 @@ class Communicator:
         self.topology = Topology.from_ids(self._agreement.gather_ints(self._node), levels)
         self._tuning = tuning or self._read_tuning()
         self._memory = SymmetricMemory(self.mpi, self._node, self._family.windows, self._agreement.highest)
+        self._on_device: DeviceMemory | None = None
         self._watchdog: Watchdog | None = None
         if family is None and self.timeout_s:
             self._watchdog = Watchdog(self.mpi, self._num_tags, self._calls, self._progress.waits, self.timeout_s)
@@ -182,11 +186,13 @@ class Communicator:
     def free(self) -> None:
         """Give the communicator back to MPI.  Collective; its plans cannot be run after.
 
-        Memory from `empty` goes when no array uses it any more.  Parts that came from this one by `split` are no
-        longer watched.
+        Memory from `empty` goes when no array uses it any more; that of devices is not reached by other ranks after,
+        not even in plans of parts that came from this one by `split`.  Those are no longer watched, either.
         """
         with Call(self._calls, "free"):
             self._memory.free()
+            if self._on_device:
+                self._on_device.free()
         if self._watchdog:
             self._watchdog.stop()
         self._calls.close()
@@ -198,7 +204,8 @@ class Communicator:
         """A new array, uninitialised, in memory that every rank of the node reaches.  Collective.
 
         Ranks may ask for different lengths; each node's shared memory must hold the longest for every rank.
-        device="cuda" gives a CuPy array, in memory of its own.
+        device="cuda" gives a CuPy array, in device memory; where the devices or the system let no rank have another's,
+        rank 0 says so, and it is an ordinary one.
 
         Raises: InputError on every rank where there is no such device, or not so much memory.
         """
@@ -206,10 +213,35 @@ class Communicator:
             view_device, count, known = arrays.device(device), arrays.count(shape), arrays.dtype_of(dtype)
         return self._new(view_device, count, known).reshape(shape)
 
-    def _new(self, device: arrays.Device, count: int, dtype: np.dtype) -> Any:
-        if device is not arrays.host():
+    def _new(self, device: Device, count: int, dtype: np.dtype) -> Any:
+        if device is host():
+            return memory.array(self._memory.allocate(count * dtype.itemsize), count, dtype)
+        shared = self._device_memory(device)
+        if shared is None:
             return device.empty(count, dtype)
-        return memory.array(self._memory.allocate(count * dtype.itemsize), count, dtype)
+        return shared.array(shared.allocate(count * dtype.itemsize), count, dtype)
+
+    def _device_memory(self, device: Device) -> DeviceMemory | None:
+        """What lets a node's ranks reach each other's device memory, if all have arrays on devices.  Collective.
+
+        Each rank's is on the device that it used first.
+        """
+        mine = self._on_device and self._on_device.device.place
+        (another,) = self._agreement.highest(
+            [not isinstance(device, SharingDevice) or mine not in (None, device.place)]
+        )
+        if another:
+            return None
+        if self._on_device is None:
+            assert isinstance(device, SharingDevice)
+            ways = self._agreement.highest, self._agreement.gather_rows
+            self._on_device = DeviceMemory(self.mpi, self._node, self._family.windows, *ways, device)
+            failures = self._agreement.gather_texts(self._on_device.failure if not self._on_device.usable else "")
+            if self.rank == 0 and any(failures):
+                rank, failure = next((rank, text) for rank, text in enumerate(failures) if text)
+                words = "arrays go through host memory, as ranks cannot share the devices'"
+                print(f"{words}: rank {rank}: {failure}", file=sys.stderr)
+        return self._on_device if self._on_device.usable else None
 
     def fuse(self, given: Sequence[Any]) -> Fused:
         """Several arrays of one dtype, of any shapes, as the one `x` of a collective.  Collective.
@@ -450,6 +482,7 @@ class Communicator:
         equal: bool = True,
         once: bool = False,
         suits: Callable[[algorithms.Algorithm], bool] = lambda row: True,
+        tuning: Tuning | None = None,
     ) -> tuple:
         """What `select` decides by."""
         rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
@@ -457,7 +490,7 @@ class Communicator:
             rows = [row for row in rows if row.reach != Reach.NODES]
         candidates = select.usable(rows, reach, nbytes, once)
         nodes, groups = self.topology.nodes, self.topology.groups
-        return collective, nbytes, candidates, self.size, nodes, self._tuning, memory, groups
+        return collective, nbytes, candidates, self.size, nodes, tuning or self._tuning, memory, groups
 
     # --- point to point ---
 
@@ -539,26 +572,34 @@ class Communicator:
             return OPERANDS["all_to_all"](a)
 
     def _bind(self, a: Arguments, operands: Operands, algorithm: str, footing: Footing) -> Plan:
-        reach = self._reach(footing)
+        shared = None if footing.on_host else self._device_memory(a.device)
+        reach = self._reach(footing, shared)
         equal = a.send_counts is None
         if algorithm == "auto":
             memory = "symmetric" if footing.symmetric else "ordinary"
-            case = self._case(a.collective, footing.nbytes, reach, memory, equal, footing.once, a.suits)
+            tuning = self._tuning if footing.on_host else self._tuning_on_device
+            case = self._case(a.collective, footing.nbytes, reach, memory, equal, footing.once, a.suits, tuning)
             algorithm = select.choose(*case)
         row = algorithms.find(a.collective, algorithm)
         if row.reach > reach:
-            raise InputError(f"{a.collective}: {self._out_of_reach(row, a, footing)}")
+            raise InputError(f"{a.collective}: {self._out_of_reach(row, a, footing, shared)}")
         if row.reach >= Reach.STAGES:
-            return self._bind_direct(row, a, operands, footing)
-        return self._bind_messages(a, operands, algorithm, footing)
+            return self._bind_direct(row, a, operands, footing, shared)
+        return self._bind_messages(a, operands, algorithm, footing, shared)
 
-    def _reach(self, footing: Footing) -> Reach:
+    def _reach(self, footing: Footing, shared: DeviceMemory | None) -> Reach:
         """How far the ranks reach into each other's memory."""
-        if not footing.on_host:
+        if not footing.on_host and shared is None:
             return Reach.MESSAGES
         if len(self.topology.nodes) > 1:
             return Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
-        return Reach.ARRAYS if footing.symmetric or self._reads_processes else Reach.STAGES
+        if footing.symmetric or not footing.nbytes or (footing.on_host and self._reads_processes):
+            return Reach.ARRAYS
+        return Reach.STAGES
+
+    @cached_property
+    def _tuning_on_device(self) -> Tuning:
+        return Tuning(on_device(self.network))
 
     @cached_property
     def _reads_processes(self) -> bool:
@@ -566,42 +607,45 @@ class Communicator:
         rows = self._agreement.gather_rows(system.invitation())
         return not any(self._agreement.highest([not system.accept(rows.tolist())]))
 
-    def _out_of_reach(self, row: algorithms.Algorithm, a: Arguments, footing: Footing) -> str:
-        if not footing.on_host:
-            why = "arrays in host memory"
+    def _out_of_reach(
+        self, row: algorithms.Algorithm, a: Arguments, footing: Footing, shared: DeviceMemory | None
+    ) -> str:
+        if not footing.on_host and shared is None:
+            why = "arrays in host memory, or devices whose memory the ranks may share"
         elif row.reach == Reach.NODES:
             why = "innermost groups of several ranks, each in one node"
         elif len(self.topology.nodes) > 1:
             why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
         else:
             why = "arrays from comm.empty, as the system lets no process read another's memory"
-        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self._reach(footing)))}"
+        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self._reach(footing, shared)))}"
 
-    def _bind_direct(self, row: algorithms.Algorithm, a: Arguments, o: Operands, footing: Footing) -> Plan:
-        from collectives import program  # which brings the compiler
-
+    def _bind_direct(
+        self, row: algorithms.Algorithm, a: Arguments, o: Operands, footing: Footing, shared: DeviceMemory | None
+    ) -> Plan:
         dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
-        fold = program.Fold(a.op, dtype, self.size if a.op == "avg" else 1)
+        fold = phases.Fold(a.op, dtype, self.size if a.op == "avg" else 1)
         views = o.inputs if a.collective == "broadcast" else o.inputs + o.outputs
-        cut = program.cut(row, footing.chunk_bytes, self.size)
+        cut = phases.cut(row, footing.chunk_bytes, self.size, footing.on_host)
         rounds = row.rounds(self.rank, self.size, a.root, ())
-        bound = self._program_binder().bind([rounds], views, fold, self.rank, cut)
-        return Plan(f"{a.collective} {row.name}", o.result, self._progress, a.device, [bound], only=bound)
+        bound = self._program_binder(shared).bind([rounds], views, fold, self.rank, cut)
+        only = None if shared else bound
+        return Plan(f"{a.collective} {row.name}", o.result, self._progress, a.device, [bound], only=only)
 
-    def _bind_parts(self, schedule: Sequence[Round], vector: Vector, num_shared: int, op: str) -> Any:
+    def _bind_parts(
+        self, schedule: Sequence[Round], vector: Vector, num_shared: int, op: str, shared: DeviceMemory | None
+    ) -> Any:
         """The direct parts of a schedule as one program, which pauses after each.  Collective."""
-        from collectives import program
-
         parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
         views = [vector.view(range(chunk, chunk + 1)) for chunk in range(len(vector.places))]
         chunk_bytes = max(view.nbytes for view in views)
         probe = partial(self.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
-        return self._program_binder(meanwhile=probe).bind(
+        return self._program_binder(shared, meanwhile=probe).bind(
             parts,
             views[:num_shared],
-            program.Fold(op, views[0].dtype, divisor=1),
+            phases.Fold(op, views[0].dtype, divisor=1),
             self.rank,
-            program.whole(chunk_bytes * self.size),
+            phases.whole(chunk_bytes * self.size),
             scratch=views[num_shared:],
         )
 
@@ -610,14 +654,21 @@ class Communicator:
         ranks = range(self.size)
         return list(MPI.Group.Translate_ranks(self.mpi.Get_group(), ranks, MPI.COMM_WORLD.Get_group()))
 
-    def _program_binder(self, meanwhile: Callable[[], Any] | None = None) -> Any:
+    def _program_binder(self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None) -> Any:
+        from collectives.device_program import DeviceProgramBinder  # which bring the compiler
         from collectives.program import ProgramBinder
 
         crowded, gather_rows = self._progress.crowded, self._agreement.gather_rows
-        return ProgramBinder(self._world_ranks, self._memory, gather_rows, crowded, meanwhile)
+        known = self._world_ranks, self._memory, gather_rows, crowded, meanwhile
+        return DeviceProgramBinder(shared, *known) if shared else ProgramBinder(*known)
 
     def _bind_messages(
-        self, a: Arguments, operands: Operands | None = None, algorithm: str = "", footing: Footing | None = None
+        self,
+        a: Arguments,
+        operands: Operands | None = None,
+        algorithm: str = "",
+        footing: Footing | None = None,
+        shared: DeviceMemory | None = None,
     ) -> Plan:
         algorithm = algorithm or BOOKKEEPING[a.collective]
         row = algorithms.find(a.collective, algorithm)
@@ -630,7 +681,7 @@ class Communicator:
         schedule = row.rounds(self.rank, self.size, a.root, self.topology.groups if row.over_nodes else ())
         num_shared = len(binding.vector.places)
         binding.vector.add_scratch(schedule, a.device)
-        program = self._bind_parts(schedule, binding.vector, num_shared, a.op) if in_nodes else None
+        program = self._bind_parts(schedule, binding.vector, num_shared, a.op, shared) if in_nodes else None
         rounds: list[Any] = []
         for direct, part in in_parts(schedule):
             rounds += [program] if direct else [binder.bind(i, moves, binding.vector) for i, moves in part if moves]

@@ -62,6 +62,27 @@ class Network(NamedTuple):
 NETWORK = Network()
 
 
+def on_device(network: Network) -> Network:
+    """The speeds with arrays in device memory, of which none was measured: orders of magnitude.
+
+    A message goes through host memory at both ends: 10 us for a copy that the host waits for, and 50 GB/s, a PCIe link
+    of the fifth generation.  A byte of another rank's memory comes at 400 GB/s, NVLink's of the fourth.  Ranks meet by
+    a host's flags and two events on streams.
+    """
+
+    def staged(link: Link) -> Link:
+        return Link(link.alpha_s + 2e-5, link.beta_s_per_byte + 4e-11)
+
+    return network._replace(
+        within=staged(network.within),
+        between=staged(network.between),
+        gamma_s_per_byte=2.5e-12,
+        copy_s_per_byte=2.5e-12,
+        meet_s=2e-5,
+        system=Link(0.0, 0.0),
+    )
+
+
 class Traffic(NamedTuple):
     """Messages of a round, one way: to, or from, how many peers, and how many chunks."""
 

@@ -2,7 +2,8 @@
 
 A run is cut into segments.  Of a move that needs a buffer beside the vector (a fold's arrivals, the host copy of
 device memory), at most `WINDOW` segments are under way, so that the buffer stays in cache and folding one segment
-overlaps moving the next.  Sender and receiver cut a run alike, so segment i meets segment i.
+overlaps moving the next.  On a device, a segment's request waits for the copies and folds queued before it, and not
+for those of the segment after it.  Sender and receiver cut a run alike, so segment i meets segment i.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives.arrays import Device, as_bytes
+from collectives.arrays import as_bytes
+from collectives.device import Device, Event
 from collectives.plan import CopyPair
 from collectives.schedule import MESSAGES, Copy, Fold, Meet, Move, Recv, Round, Schedule, Send, show
 
@@ -67,9 +69,23 @@ class Lane:
 
     def __init__(self, requests: list[MPI.Prequest], window: int, device: Device, copies: list[list[CopyPair]]):
         self.requests, self.window, self.device, self.copies = requests, window, device, copies
+        self.ready: dict[int, Event] = {}  # when the device is done with a segment's memory
+
+    def launch(self, indices: range) -> range:
+        """Have the device make those of the segments ready to be started that there are."""
+        indices = range(indices.start, min(indices.stop, len(self.requests)))
+        for index in indices:
+            self.before(index)
+            self.ready[index] = self.device.record()
+        return indices
+
+    def start(self, index: int) -> None:
+        """Start a segment that is launched, once it is ready: what is launched after it need not be."""
+        self.ready.pop(index).synchronize()
+        self.requests[index].Start()
 
     def before(self, index: int) -> None:
-        """Make segment `index` ready to be started."""
+        """Put segment `index` where its request reads it."""
 
     def after(self, index: int) -> None:
         """Use segment `index`, which has arrived or is sent."""
@@ -116,10 +132,15 @@ class BoundRound(NamedTuple):
         """Start and use the round's requests; yields those to wait for before going on."""
         for target, source in self.copies:
             device.copy(target, source)
-        first = [lane.requests[i] for lane in self.lanes for i in launch(lane, range(lane.window))]
-        start(device, self.plain + first)
+        launched = [(lane, index) for lane in self.lanes for index in lane.launch(range(lane.window))]
+        if self.plain:
+            device.synchronize()
+        for request in self.plain:  # not Startall, whose order is arbitrary: the segments of a run share one tag
+            request.Start()
+        for lane, index in launched:
+            lane.start(index)
         if all(len(lane.requests) == 1 for lane in self.lanes):
-            yield Messages(self.plain + first)
+            yield Messages(self.requests())
             for lane in self.lanes:
                 lane.after(0)
             return
@@ -130,8 +151,8 @@ class BoundRound(NamedTuple):
                 if index < len(lane.requests):
                     yield Messages(lane.requests[index : index + 1])
                     lane.after(index)
-                    following = launch(lane, range(index + lane.window, index + lane.window + 1))
-                    start(device, [lane.requests[i] for i in following])
+                    for following in lane.launch(range(index + lane.window, index + lane.window + 1)):
+                        lane.start(following)
         yield Messages(self.plain)
 
     def requests(self) -> list[MPI.Prequest]:
@@ -140,22 +161,6 @@ class BoundRound(NamedTuple):
     def awaits(self) -> str:
         pending = [move for request, move in self.made if not request.Get_status()]  # true of those not started
         return f"round {self.number}: {', '.join(dict.fromkeys(map(show, pending or self.moves)))}"
-
-
-def launch(lane: Lane, indices: range) -> range:
-    """Make those of the lane's segments ready that there are."""
-    indices = range(indices.start, min(indices.stop, len(lane.requests)))
-    for index in indices:
-        lane.before(index)
-    return indices
-
-
-def start(device: Device, requests: list[MPI.Prequest]) -> None:
-    """Start requests, in order, once the device is done with the memory that they read or overwrite."""
-    if device.is_async:
-        device.synchronize()
-    for request in requests:  # not Startall, whose order is arbitrary: the segments of a run share one tag
-        request.Start()
 
 
 class Binder:

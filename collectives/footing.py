@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from collectives.arguments import Arguments, Operands
-from collectives.arrays import host
+from collectives.device import host
 from collectives.memory import Windows
 
 NEUTRAL = -(1 << 62)  # a claim that leaves the others' as they are

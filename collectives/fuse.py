@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.arguments import Arguments, check_writable, split
-from collectives.arrays import Device, flat
+from collectives.arrays import flat
+from collectives.device import Device
 from collectives.plan import Plan
 
 TAKING = ("all_reduce", "broadcast", "reduce")  # the collectives whose result is as long as what each rank gives
@@ -23,7 +24,8 @@ class Parts:
         if not self.arrays:
             raise ValueError("no arrays are given: pass at least one")
         devices, self.views = zip(*map(flat, self.arrays), strict=True)
-        self.device: Device = one_of(devices, "device", lambda device: device.name)
+        one_of([device.place for device in devices], "device", str)
+        self.device: Device = devices[0]
         self.dtype = one_of([view.dtype for view in self.views], "dtype", str)
         self.lengths = [len(view) for view in self.views]
 

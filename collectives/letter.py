@@ -7,7 +7,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives.arrays import Device, as_bytes
+from collectives.arrays import as_bytes
+from collectives.device import Device
 from collectives.errors import CommunicationError
 from collectives.executor import Messages
 from collectives.schedule import Round

@@ -1,4 +1,7 @@
-"""Symmetric memory: arrays that every rank of a node reaches, in MPI shared windows."""
+"""Symmetric memory: arrays that every rank of a node reaches, in MPI shared windows.
+
+`collectives.device_memory` has the same on devices.
+"""
 
 import os
 import weakref
@@ -8,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays import pointer
 from collectives.errors import InputError
 
 PAGE_BYTES = 4096
@@ -18,13 +22,13 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclass
 class Window:
-    """A shared window: where each rank's part of it begins in this process, by world rank."""
+    """Shared memory: where each rank's part of it begins in this process, by world rank."""
 
     key: int  # the same on all ranks
     address: int
     nbytes: int
     bases: dict[int, int]
-    handle: MPI.Win
+    handle: Any  # what keeps it
 
 
 @dataclass(eq=False)
@@ -42,14 +46,21 @@ class Block:
 
 
 class Lease:
-    """A block in use: NumPy's views of it keep this alive."""
+    """A block in use: views of it keep this alive."""
 
     def __init__(self, block: Block):
         self.block, self.address = block, block.address
-        place = {"data": (block.address, False), "shape": (block.nbytes,), "typestr": "|u1", "version": 3}
-        self.__array_interface__ = place
         block.free = False
         weakref.finalize(self, setattr, block, "free", True).atexit = False
+
+
+class HostLease(Lease):
+    """Of a block that NumPy can see."""
+
+    def __init__(self, block: Block):
+        super().__init__(block)
+        place = {"data": (block.address, False), "shape": (block.nbytes,), "typestr": "|u1", "version": 3}
+        self.__array_interface__ = place
 
 
 class Place(NamedTuple):
@@ -68,7 +79,7 @@ class Windows:
 
     def place(self, view: Any) -> Place:
         """Where a flat array lies; its address with key 0, if that is in no window."""
-        address = view.ctypes.data if isinstance(view, np.ndarray) else 0
+        address = pointer(view)
         for window in self.by_key.values():
             if 0 <= address - window.address < window.nbytes:
                 return Place(window.key, address - window.address)
@@ -80,6 +91,9 @@ class SymmetricMemory:
 
     `agree_max` is the elementwise maximum over the ranks of a list of integers.
     """
+
+    lease: type[Lease] = HostLease
+    slab_bytes = SLAB_BYTES
 
     def __init__(self, comm: MPI.Comm, node: int, windows: Windows, agree_max: Any):
         self.node_comm = MPI.Intracomm(comm.Split(node))
@@ -97,7 +111,7 @@ class SymmetricMemory:
         used = [not block.free for block in self.blocks]
         need, key, *used = self.agree_max([nbytes, self.next_key(), *used])
         need = max(PAGE_BYTES, -(-need // PAGE_BYTES) * PAGE_BYTES)
-        if need <= SLAB_BYTES // 16:
+        if need <= self.slab_bytes // 16:
             need = 1 << (need - 1).bit_length()
         unused = [block for block, is_used in zip(self.blocks, used, strict=True) if not is_used]
         fitting = [block for block in unused if need <= block.nbytes <= 2 * need]
@@ -105,7 +119,7 @@ class SymmetricMemory:
             self.release(unused)
             fitting = self.make_blocks(key, need)
             self.blocks += fitting
-        return Lease(min(fitting, key=lambda block: block.nbytes))
+        return self.lease(min(fitting, key=lambda block: block.nbytes))
 
     def next_key(self) -> int:
         """A key for a window, of the first rank's making."""
@@ -113,17 +127,25 @@ class SymmetricMemory:
 
     def make_blocks(self, key: int, nbytes: int) -> list[Block]:
         """A new window, as one block or, where they are small, as many."""
-        number = SLAB_BYTES // nbytes if nbytes <= SLAB_BYTES // 16 else 1
-        self.check_space(number * nbytes)
-        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
-        handle = MPI.Win.Allocate_shared(number * nbytes + LINE_BYTES, 1, info, self.node_comm)
-        info.Free()
-        starts = [handle.Shared_query(rank)[0].address for rank in range(self.node_comm.size)]
-        bases = {world: -(-at // LINE_BYTES) * LINE_BYTES for world, at in zip(self.world_ranks, starts, strict=True)}
-        window = Window(key, bases[self.world_ranks[self.node_comm.rank]], number * nbytes, bases, handle)
+        number = self.slab_bytes // nbytes if nbytes <= self.slab_bytes // 16 else 1
+        window = self.make_window(key, number * nbytes)
         self.windows.by_key[key] = window
         self.windows.num_made += 1
         return [Block(window, i * nbytes, nbytes) for i in range(number)]
+
+    def make_window(self, key: int, nbytes: int) -> Window:
+        """Memory for every rank of the node.  Collective."""
+        self.check_space(nbytes)
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+        handle = MPI.Win.Allocate_shared(nbytes + LINE_BYTES, 1, info, self.node_comm)
+        info.Free()
+        starts = [handle.Shared_query(rank)[0].address for rank in range(self.node_comm.size)]
+        bases = {world: -(-at // LINE_BYTES) * LINE_BYTES for world, at in zip(self.world_ranks, starts, strict=True)}
+        return Window(key, bases[self.world_ranks[self.node_comm.rank]], nbytes, bases, handle)
+
+    def free_windows(self, windows: list[Window]) -> None:
+        for window in windows:
+            window.handle.Free()
 
     def check_space(self, nbytes: int) -> None:
         """Refuse, on all ranks, what a node's shared memory cannot hold: using it would be the end of the process."""
@@ -140,9 +162,10 @@ class SymmetricMemory:
     def release(self, unused: list[Block]) -> None:
         """Give back the windows of which no block is in use.  Collective in the node."""
         in_use = {block.window.key for block in self.blocks if block not in unused}
-        for key in dict.fromkeys(block.window.key for block in unused if block.window.key not in in_use):
-            self.windows.by_key.pop(key).handle.Free()
-            self.blocks = [block for block in self.blocks if block.window.key != key]
+        keys = dict.fromkeys(block.window.key for block in unused if block.window.key not in in_use)
+        self.blocks = [block for block in self.blocks if block.window.key not in keys]
+        if keys:
+            self.free_windows([self.windows.by_key.pop(key) for key in keys])
 
     def free(self) -> None:
         """Give back what no array uses any more.  Collective."""

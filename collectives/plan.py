@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 from mpi4py import MPI
 
-from collectives.arrays import Device
 from collectives.background import Background
+from collectives.device import Device, Event
 from collectives.errors import CommunicationError
 from collectives.record import Call
 from collectives.schedule import Round, show
@@ -150,6 +150,7 @@ class Plan:
         self._round: Step | None = None
         self._freed = False
         self._failure: CommunicationError | None = None
+        self._last: Event | None = None  # of a run
         self._stepping = threading.Lock()  # held by the thread that moves the run on
         self.in_background = False  # left to the thread that moves plans on
 
@@ -178,7 +179,7 @@ class Plan:
     def start(self) -> "Plan":
         """Begin a run, which goes on while this process computes; ends with `wait()`, or when `done()` says so."""
         self.begin()
-        if self._steps is not None and not self.device.is_async:  # whose streams belong to the thread that calls
+        if self._steps is not None:
             self.in_background = True
             self._progress.background.attend()
         return self
@@ -213,6 +214,7 @@ class Plan:
                 else:
                     self._next()
         self._raise_failure()
+        self._order_caller()
         return self.result
 
     def done(self) -> bool:
@@ -221,6 +223,7 @@ class Plan:
         ended = self._steps is None
         if ended:
             self._raise_failure()
+            self._order_caller()
         return ended
 
     def advance(self) -> bool:
@@ -259,11 +262,11 @@ class Plan:
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is under way: wait() before free()")
         self._freed, self._only = True, None
-        if not self.device.mpi_reads:
+        requests = [request for bound in self.rounds for request in bound.requests()]
+        if requests and not self.device.mpi_reads:
             self.device.synchronize()  # copies out of the host memory that goes with the plan
-        for bound in self.rounds:
-            for request in bound.requests():
-                request.Free()
+        for request in requests:
+            request.Free()
         self.rounds = []
 
     def __del__(self) -> None:
@@ -301,7 +304,13 @@ class Plan:
             device.divide(*self.divide)
         for target, source in self.after:
             device.copy(target, source)
-        device.end()
+        self._last = device.record()
+
+    def _order_caller(self) -> None:
+        """Order who waits for the run, or asks for it, after it: on the stream that is current there."""
+        last, self._last = self._last, None
+        if last is not None:
+            self.device.end(last)
 
     def _fail(self, error: Exception) -> None:
         """End the run; who waits for it, or asks for it, gets the error."""

@@ -49,7 +49,7 @@ def draw(rng, count, dtype):
 
 def folded(op, xs, divisor=1):
     """By the host, one after the other: 16-bit floats in float32, rounded once."""
-    host, dtype = arrays.Host(), xs[0].dtype
+    host, dtype = arrays.host(), xs[0].dtype
     with np.errstate(all="ignore"):
         wide = [x.astype(np.float32) if dtype in HALVES else x.copy() for x in xs]
         total = functools.reduce(lambda low, high: host.fold(op, low, high, low) or low, wide)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from collectives import arrays
 from collectives.communicator import Communicator
+from collectives.device import Host
 
 DEVICE = torch.device("cuda", 0)
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::set_"}
@@ -101,7 +102,7 @@ class Operations(TorchDispatchMode):
         return result
 
 
-class Memory(arrays.Host):
+class Memory(Host):
     """The host's, but what is allocated is noted."""
 
     def __init__(self, noted: list):

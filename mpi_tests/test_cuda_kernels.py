@@ -63,7 +63,7 @@ def test_two_halves_are_folded_as_the_device_does(cupy):
         for op in ops_of(str(dtype)):
             got, want = np.empty_like(low), np.empty_like(low)
             cuda_kernels.fold(op, got, [low, high])
-            arrays.Host().fold(op, low, high, want)
+            arrays.host().fold(op, low, high, want)
             same(got, want, op)
 
 
@@ -108,7 +108,7 @@ def test_divide(cupy, dtype):
     for divisor in (1, 3, 7):
         x = draw(np.random.default_rng(divisor), 500, dtype_of(dtype))
         want = x.copy()
-        arrays.Host().divide(want, divisor)
+        arrays.host().divide(want, divisor)
         cuda_kernels.divide(x, divisor)
         same(x, want)
 

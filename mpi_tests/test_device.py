@@ -3,7 +3,7 @@ import pytest
 
 from collectives import algorithms
 from collectives.schedule import Fold, Send
-from mpi_tests.fake_device import FakeDevice
+from mpi_tests.fake_device import FakeDevice, Forgetful
 from mpi_tests.reference import COLLECTIVES, HALVES, algorithms_of, expected, inputs, reduced
 
 pytestmark = pytest.mark.sizes(1, 2, 3, 4, 7)
@@ -169,34 +169,61 @@ def test_two_folds_from_one_rank(comm, mode):
     assert np.array_equal(after_a_round(comm, mode, (a, b)[comm.rank], moves), want)
 
 
-class Forgetful(FakeDevice):
-    """Does one of its duties only the first few times."""
-
-    def __init__(self, mpi_reads, duty, times):
-        super().__init__(mpi_reads)
-        setattr(self, duty, self.limited(getattr(self, duty), times))
-
-    def limited(self, work, times):
-        left = iter(range(times))
-        return lambda: None if next(left, None) is None else work()
-
-
 @pytest.mark.sizes(3, 4)
 @each_mode
 @pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling"])
 @pytest.mark.parametrize(
-    ("duty", "times"), [("begin", 0), ("end", 0), ("synchronize", 0), ("synchronize", 1), ("synchronize", 4)]
+    ("duty", "times"), [("begin", 0), ("end", 0), ("host_waits", 0), ("host_waits", 1), ("host_waits", 4)]
 )
 def test_a_forgotten_duty_shows(mpi_comm, mpi_reads, algorithm, duty, times):
     from collectives import Communicator
 
     comm = Communicator(mpi_comm, segment_bytes=16)
-    device = Forgetful(mpi_reads, duty, times)
+    device = Forgetful(duty, times, mpi_reads=mpi_reads)
     xs = inputs(comm.size, 40)
     plan = comm.plan("all_reduce", device.put(xs[comm.rank]), op="avg", algorithm=algorithm)
     got = device.get(plan())  # before the plan is freed, which waits too
     assert not all(comm.mpi.allgather(np.array_equal(got, reduced(xs, "avg"))))
     comm.free()
+
+
+class Traced(FakeDevice):
+    """Notes when copies are queued, and when they are done."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen, self.num_copies = seen, 0
+
+    def copy(self, target, source):
+        number, self.num_copies = self.num_copies, self.num_copies + 1
+        self.seen.append(f"queue {number}")
+        super().copy(target, source)
+        self.stream.launch(lambda: self.seen.append(f"copy {number}"))
+
+
+@pytest.mark.sizes(2)
+def test_segments_are_copied_while_others_travel(mpi_comm, monkeypatch):
+    from collectives import Communicator, executor
+
+    seen = []
+    start, messages = executor.Lane.start, executor.Messages
+    monkeypatch.setattr(executor.Lane, "start", lambda lane, i: (start(lane, i), seen.append(f"start {i}")))
+    monkeypatch.setattr(executor, "Messages", lambda requests: (seen.append("await"), messages(requests))[1])
+    comm = Communicator(mpi_comm, segment_bytes=16)
+    device = Traced(seen)
+    x = device.put(np.full(20, comm.rank, np.float32))
+    plan = comm.plan("broadcast", x, algorithm="binomial")
+    seen.clear()
+    device.num_copies = 0  # there were some when it was found out what is shared
+    got = device.get(plan())
+    comm.free()
+    assert (got == 0).all()
+    if comm.rank == 0:
+        # The copy of a segment is queued before the message of the one before it is waited for, and done while that
+        # travels; and a message leaves before the next copy is done.
+        assert seen[:6] == ["queue 0", "queue 1", "copy 0", "start 0", "copy 1", "start 1"]
+        assert seen[6:18] == [word for i in (2, 3, 4) for word in ("await", f"queue {i}", f"copy {i}", f"start {i}")]
+        assert seen[18] == "await"
 
 
 @pytest.mark.sizes(2)

@@ -45,10 +45,10 @@ def test_runs_on_new_inputs(comm, collective, algorithm, memory):
 @each_direct
 @pytest.mark.parametrize("num_segments", [2, 3])
 def test_segments_follow_each_other(comm, collective, algorithm, num_segments, monkeypatch):
-    from collectives import program
+    from collectives import phases, program
 
     for name in ("PIPELINED_BYTES", "STAGED_BYTES"):
-        monkeypatch.setattr(program, name, -(-60 * 4 // num_segments))
+        monkeypatch.setattr(phases, name, -(-60 * 4 // num_segments))
     monkeypatch.setattr(program, "PIECE_BYTES", 64)
     for memory in ARRAYS:
         check_runs(comm, collective, algorithm, count_of(collective, comm.size), memory)

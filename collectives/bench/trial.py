@@ -147,7 +147,7 @@ class Trial:
     def put(self, target: Any, values: np.ndarray) -> None:
         self.device.begin()
         self.device.copy(target, values)
-        self.device.end()
+        self.device.end(self.device.record())
         self.device.synchronize()
 
     def num_wrong(self) -> int:

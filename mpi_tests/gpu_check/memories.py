@@ -10,6 +10,7 @@ import torch
 
 import collectives
 from collectives import arrays
+from collectives.device import Device
 
 Put = Callable[[np.ndarray], Any]
 
@@ -27,10 +28,10 @@ def kinds(comm: collectives.Communicator, device: str) -> Mapping[str, Put]:
     return {"own": own, "torch": lambda values: of_torch(values).to(device), "symmetric": symmetric}
 
 
-def filled(memory: arrays.Device, array: Any, values: np.ndarray) -> Any:
+def filled(memory: Device, array: Any, values: np.ndarray) -> Any:
     memory.begin()
     memory.copy(array, values)
-    memory.end()
+    memory.end(memory.record())
     memory.synchronize()
     return array
 

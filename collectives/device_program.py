@@ -1,0 +1,149 @@
+"""Direct rounds as work on a device's stream: copies from and to other ranks' memory, fused folds, and meetings.
+
+Ranks meet in two ways at once.  On the host, each waits until the others have come so far in their programs: then
+their events are recorded.  On the devices, each stream waits for those events: then their work is done.  The host waits
+for no device, and other streams go on.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from collectives import kernels
+from collectives.device import Device, SharingDevice
+from collectives.device_memory import DeviceMemory
+from collectives.memory import Place
+from collectives.phases import LINE_BYTES, TURNS, Cut, Fold, Spot, Walk, peers_of
+from collectives.plan import Waitable
+from collectives.program import Program, ProgramBinder, compile_for
+from collectives.schedule import Parts, Round
+
+Operation = Callable[[], None]
+Part = list[list[Operation]]  # what is done before the first meeting, between two, and after the last
+BYTE = np.dtype(np.uint8)
+
+
+class DeviceCompiler(Walk):
+    """Writes phases as operations, whose arrays are made once."""
+
+    def __init__(self, device: SharingDevice, *arguments: Any):
+        super().__init__(*arguments)
+        self.device = device
+        self.parts: list[Part] = []
+
+    def compile(self, parts: Parts, turn: int) -> list[Part]:
+        self.parts = [[[]]]
+        self.walk(parts, turn)
+        return self.parts
+
+    def meet(self) -> None:
+        self.parts[-1].append([])
+
+    def pause(self) -> None:
+        self.parts.append([[]])
+
+    def do(self, operation: Operation) -> None:
+        self.parts[-1][-1].append(operation)
+
+    def copy(self, target: Spot, source: Spot, nbytes: int) -> None:
+        if target != source:
+            self.do(partial(self.device.copy, *(self.array(spot, nbytes, BYTE) for spot in (target, source))))
+
+    def reduce(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
+        op, dtype, divisor = self.fold
+        out, *given = (self.array(spot, nbytes, dtype) for spot in (target, *sources))
+        if len(sources) > 1:
+            self.do(self.device.folding(op, out, given, divisor))
+        else:
+            self.copy(target, sources[0], nbytes)
+
+    def array(self, spot: Spot, nbytes: int, dtype: np.dtype) -> Any:
+        assert not spot.pid, "another rank's array is not in memory that this one has opened"
+        return self.device.at(spot.address, nbytes // dtype.itemsize, dtype, None)
+
+
+class Meeting:
+    """Where the ranks of a node meet, again and again."""
+
+    def __init__(self, device: SharingDevice, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
+        self.device, self.arrival, self.signals = device, arrival, memory.signals
+        self.peers = peers  # world ranks
+        self.turn = 0
+
+    def meet(self) -> Iterator[Waitable]:
+        """Order what follows on this stream after what the peers have put on theirs before they came."""
+        if self.signals is None:
+            self.device.synchronize()
+        else:
+            self.device.mark(self.signals.own[self.turn])
+        yield from self.arrive()
+        if self.signals is not None:
+            for peer in self.peers:
+                self.device.wait_for(self.signals.of[peer][self.turn])
+            self.turn = (self.turn + 1) % TURNS  # who is slow waits for no later work than that of this meeting
+
+    def arrive(self) -> Iterator[Waitable]:
+        """Meet on the host."""
+        yield from self.arrival.run(self.device)
+
+
+class DeviceProgram:
+    """A rank's parts, run one after another, again and again, in the turns of the stages."""
+
+    number, moves = 0, ()
+
+    def __init__(self, turns: list[list[Part]], meeting: Meeting, keep: Any):
+        self.parts = [part for parts in turns for part in parts]
+        self.meeting, self.keep = meeting, keep
+        self.next = 0
+
+    def run(self, device: Device) -> Iterator[Waitable]:
+        """Run a part."""
+        part = self.parts[self.next]
+        self.next = (self.next + 1) % len(self.parts)
+        for nth, operations in enumerate(part):
+            if nth:
+                yield from self.meeting.meet()
+            for operation in operations:
+                operation()
+
+    def requests(self) -> list:
+        return []
+
+    def awaits(self) -> str:
+        return self.meeting.arrival.awaits()
+
+
+class DeviceProgramBinder(ProgramBinder):
+    """Turns a rank's direct rounds into work on its device."""
+
+    def __init__(self, device_memory: DeviceMemory, *arguments: Any):
+        super().__init__(*arguments)
+        self.device_memory, self.device = device_memory, device_memory.device
+
+    def bind(  # type: ignore[override]  # a program of another kind
+        self, parts: Parts, views: list[Any], fold: Fold, rank: int, cut: Cut, scratch: Sequence[Any] = ()
+    ) -> DeviceProgram:
+        """As `bind`, for arrays on devices."""
+        rounds = [moves for part in parts for moves in part]
+        space = self.space(rounds, [*views, *scratch], cut, fold)
+        lease = self.device_memory.allocate(TURNS * space.turn_bytes)
+        meeting = self.meeting(rounds, rank)
+        layouts = self.layouts(space, views, scratch, rank, Place(lease.block.window.key, lease.block.offset))
+        compile_for(BYTE)
+        compiler = DeviceCompiler(self.device, rank, layouts, space, cut, fold)
+        turns = range(TURNS) if cut.num_segments % 2 else range(1)
+        return DeviceProgram([compiler.compile(parts, turn) for turn in turns], meeting, [lease, views, scratch])
+
+    def meeting(self, rounds: Sequence[Round], rank: int) -> Meeting:
+        lease = self.memory.allocate(LINE_BYTES)
+        flags = self.flags(rounds, rank, lease)
+        if self.memory.node_comm.rank == 0:
+            compile_for(BYTE)  # the others find it on disk then
+        code = np.array([kernels.MEET, 2], np.int64)
+        arrival = Program([code], flags, BYTE, self.crowded, self.meanwhile)
+        arrival.keep.append(lease)
+        arrival.peers = peers_of(rounds, rank)
+        return Meeting(self.device, self.device_memory, arrival, [self.world_ranks[peer] for peer in arrival.peers])
