@@ -4,7 +4,7 @@ mpirun -n 4 python -m collectives.bench.constants
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -20,12 +20,13 @@ from collectives.plan import Plan
 from collectives.tuning import network_to_json
 
 REPEATS, WARMUPS = 15, 2
-MESSAGES = {8: 10, 16 << 10: 10, 256 << 10: 3, 4 << 20: 1}  # bytes, and round trips that are timed as one
-VECTOR_BYTES = 16 << 20  # that are folded or copied: more than cores cache
+VECTOR_BYTES = 16 << 20  # that are folded, copied or sent in a node: more than cores cache
+FAR = {8: 10, 16 << 10: 10, 256 << 10: 3, 4 << 20: 1}  # messages' bytes, and exchanges that are timed as one
+NEAR = {8: 10, 16 << 10: 10, 256 << 10: 3, VECTOR_BYTES: 1}
+MEETINGS = 10  # that are timed as one
 LEAST_S = 1e-15  # for a byte, where noise says less than nothing
 
 Timer = Callable[[Callable[[], None]], float]
-Way = Callable[[Communicator | None, Timer, int], float]  # to time a message of so many bytes
 
 
 def main() -> None:
@@ -69,7 +70,7 @@ def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
         cores=cores,
     )
     if near := next((node for node in nodes if len(node) > 1), None):
-        network = network._replace(within=tried(comm, timer, [near[:2]], ping_pong))
+        network = network._replace(within=tried(comm, timer, [near[:2]], NEAR))
     if len(nodes) > 1:
         between, nic = between_nodes(comm, timer, nodes)
         network = network._replace(between=between, nic=nic)
@@ -77,58 +78,44 @@ def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
 
 
 def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int]]) -> tuple[Link, Link | None]:
-    """One pair of ranks of each two nodes; and as many as there are, from which follows what each costs the others.
-
-    As in collectives, every node sends and receives at once.
-    """
+    """One pair of ranks of each two nodes; and as many as there are, from which follows what each costs the others."""
     all_pairs = [list(zip(*two, strict=False)) for two in zip(nodes[::2], nodes[1::2], strict=False)]
-    alone = tried(comm, timer, [pairs[0] for pairs in all_pairs], exchange)
+    alone = tried(comm, timer, [pairs[0] for pairs in all_pairs], FAR)
     most = min(map(len, all_pairs))
     if most == 1:
         return alone, None
-    together = tried(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], exchange)
+    together = tried(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], FAR)
     more = [(b - a) / (most - 1) for a, b in zip(alone, together, strict=True)]
     return alone, Link(*(min(max(LEAST_S, m), a) for m, a in zip(more, alone, strict=True)))
 
 
-def tried(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]], way: Way) -> Link:
-    """Messages of all sizes between the ranks of each pair, all pairs at once, while the others do nothing."""
+def tried(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]], messages: Mapping[int, int]) -> Link:
+    """Exchanges between the ranks of each pair, all pairs at once, while the others do nothing."""
     number = {rank: nth for nth, pair in enumerate(pairs) for rank in pair}
     pair = comm.split(number.get(comm.rank), key=0)
-    seconds = {nbytes: way(pair, timer, nbytes) for nbytes in MESSAGES}
+    seconds = {nbytes: exchange(pair, timer, nbytes, times) for nbytes, times in messages.items()}
     if pair is not None:
         pair.free()
     return fitted(seconds)
 
 
-def ping_pong(pair: Communicator | None, timer: Timer, nbytes: int) -> float:
-    """Seconds of a message that goes back and forth."""
+def exchange(pair: Communicator | None, timer: Timer, nbytes: int, times: int) -> float:
+    """Seconds of two messages that meet on their way: in collectives, too, ranks send and receive at once."""
     if pair is None:
-        return timer(nothing) / (2 * MESSAGES[nbytes])
-    x = np.zeros(nbytes, np.uint8)
-    plans = [pair.plan("broadcast", x, root=root, algorithm="binomial") for root in (0, 1)]
-    return repeated(plans, timer, MESSAGES[nbytes]) / 2
-
-
-def exchange(pair: Communicator | None, timer: Timer, nbytes: int) -> float:
-    """Seconds of two messages that meet on their way."""
-    if pair is None:
-        return timer(nothing) / MESSAGES[nbytes]
+        return timer(nothing) / times
     x, out = np.zeros((2, 2 * nbytes), np.uint8)
-    return repeated([pair.plan("all_to_all", x, out=out, algorithm="pairwise")], timer, MESSAGES[nbytes])
+    return repeated(pair.plan("all_to_all", x, out=out, algorithm="pairwise"), timer, times)
 
 
-def repeated(plans: Sequence[Plan], timer: Timer, times: int) -> float:
-    """Seconds to run the plans once, of many runs."""
+def repeated(plan: Plan, timer: Timer, times: int) -> float:
+    """Seconds of a run, of so many that are timed as one."""
 
     def run() -> None:
         for _ in range(times):
-            for plan in plans:
-                plan()
+            plan()
 
     seconds = timer(run) / times
-    for plan in plans:
-        plan.free()
+    plan.free()
     return seconds
 
 
@@ -171,9 +158,7 @@ def meeting(comm: Communicator, timer: Timer) -> float:
     """Seconds for the ranks of a node to meet, on all nodes at once."""
     node = comm.split(comm.topology.node_of[comm.rank])
     assert node is not None
-    meet = node.plan("barrier", algorithm="direct")
-    seconds = timer(meet)
-    meet.free()
+    seconds = repeated(node.plan("barrier", algorithm="direct"), timer, MEETINGS)
     node.free()
     return seconds
 
