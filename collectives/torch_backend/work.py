@@ -18,6 +18,8 @@ from collectives.torch_backend.order import Order, device_of
 
 Base: Any = Work  # declared with a C++ result and future
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
+BUSY = 0.25  # part of a moment that others compute, above which they need the core
+IDLE_S = 1e-3  # for how long nobody is taken to compute
 
 Run = Callable[[Plan, Callable[[], float]], None]  # runs a plan, for so many seconds at most
 
@@ -109,7 +111,10 @@ class Pending(Finished):
             self.future.set_exception(self.error)
 
     def gently(self, plan: Plan, limit_s: Callable[[], float]) -> None:
-        """Run a plan and leave the core to who computes, until somebody waits."""
+        """Run a plan and leave the core to who computes, until somebody waits, or nobody computes.
+
+        C++ that waits for the future does not say so: what shows is that this process's other threads do nothing.
+        """
         self.move(plan, limit_s)
         if plan.device.is_async:  # and any thread may have ended the plan, on its own stream
             plan.device.synchronize()
@@ -122,9 +127,29 @@ class Pending(Finished):
                 return
             if time.monotonic() > deadline_s:
                 raise TimeoutError
+            computed_s = others_s()
             time.sleep(sleep_s)
-            sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
+            if others_s() - computed_s > BUSY * sleep_s:
+                sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
+            elif ended_within(plan, IDLE_S):
+                return
+            else:
+                sleep_s = SHORTEST_SLEEP_S
         plan.wait(max(0, deadline_s - time.monotonic()))
+
+
+def others_s() -> float:
+    """How long this process's other threads have computed."""
+    return time.process_time() - time.thread_time()
+
+
+def ended_within(plan: Plan, limit_s: float) -> bool:
+    """Wait for a plan, for so many seconds at most; whether it has ended."""
+    try:
+        plan.wait(limit_s)
+    except TimeoutError:
+        return False
+    return True
 
 
 def seconds(timeout: timedelta | None) -> float:
