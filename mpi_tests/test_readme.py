@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import train
 from mpi_tests.launch import ROOT, environment, launch
@@ -28,6 +29,7 @@ PLANNING = "python -m parallelism.planner --config configs/small.toml --hosts 8 
 DRAWING, SEARCHING = (command for command in COMMANDS if "pipeline_schedule" in command)
 EXAMINING = "mpirun -n 4 python -m collectives.doctor"
 HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
+ON_GPUS = [command for command in COMMANDS if "gpu_check" in command or "--device cuda" in command]
 ALONE = [PLANNING, DRAWING, SEARCHING, EXAMINING, HANGING]
 IN_SMALL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
 
@@ -54,6 +56,7 @@ def test_every_command_is_run_by_a_test():
             *TUNING,
             *PREDICTING,
             *MEASURING,
+            *ON_GPUS,
             TEACHING,
             PLANNING,
             DRAWING,
@@ -62,6 +65,14 @@ def test_every_command_is_run_by_a_test():
             HANGING,
         ]
     )
+
+
+def test_commands_for_gpus_say_what_there_lacks():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: they would take long")
+    checking, training = ON_GPUS
+    assert run(checking).stdout.startswith("skipped: ")
+    assert re.search("needs CuPy|no CUDA device|sees no CUDA device", run(training, fails=True).stderr)
 
 
 def test_make_train_runs_what_the_readme_says(tmp_path):
