@@ -529,9 +529,13 @@ class Communicator:
 
     # --- agreement ---
 
-    def compare(self, said: str, failure: str = "") -> None:
-        """Raise InputError on every rank where one has a failure, or not all have said the same.  Collective."""
+    def compare(self, said: str, failure: str = "", place: tuple[str, int] | None = None) -> None:
+        """Raise InputError on every rank where one has a failure, or not all have said the same.  Collective.
+
+        The error names the line that calls, or the file and line of `place`.
+        """
         with Call(self._calls, "compare") as call:
+            call.place = place or call.place
             self._agreement.check(said, failure, call=call)
 
     @contextmanager

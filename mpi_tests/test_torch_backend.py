@@ -404,8 +404,19 @@ def test_ranks_that_disagree(size):
         dist.all_reduce(x if rank else x.to_sparse())
     with pytest.raises(dist.DistBackendError, match=r"sparse \(3,\).*sparse \(4,\)"):
         dist.all_reduce(torch.ones(3 + (rank > 0)).to_sparse())
+    for is_async in (False, True):
+        with pytest.raises(
+            dist.DistBackendError, match=r"3 elem.*test_torch_backend.py:\d+\).*4 elem.*test_torch_backend.py:\d+\)"
+        ):
+            call_of_own(rank, is_async)
     dist.all_reduce(x)  # and go on
     assert (x == size).all()
+
+
+def call_of_own(rank, is_async):
+    work = dist.all_reduce(torch.zeros(3 + (rank > 0)), async_op=is_async)
+    if work is not None:
+        work.wait()
 
 
 @pytest.mark.sizes(2)

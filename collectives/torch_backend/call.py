@@ -1,12 +1,15 @@
 """A collective as torch asks for it, in the communicator's words."""
 
+import os
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 from zlib import crc32
 
 import torch
 
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (__file__, str(torch.__file__)))
 Tensors = list[torch.Tensor]
 Arguments = tuple[tuple[str, Any], ...]  # by name
 
@@ -26,6 +29,7 @@ class Call:
     failure: str = ""
     count: int = -1  # elements, where ranks must give as many
     note: str = ""  # what else ranks must agree in
+    place: tuple[str, int] = ("", 0)  # from where it is called
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -59,3 +63,10 @@ class Call:
             kinds = sorted({f"{t.dtype} on {t.device}" for t in tensors})
             return f"{self.collective}: tensors of {' and '.join(kinds)}: pass tensors of one dtype on one device"
         return ""
+
+
+def caller(frame: FrameType) -> tuple[str, int]:
+    """The innermost place, from a frame on, that is outside torch and this package."""
+    while frame.f_code.co_filename.startswith(LIBRARIES) and frame.f_back:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno

@@ -1,6 +1,7 @@
 """The ranks of a process group, and the running of their calls."""
 
 import math
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from collectives.communicator import Communicator
 from collectives.errors import CommunicationError, InputError
 from collectives.plan import Plan
 from collectives.torch_backend import bound
-from collectives.torch_backend.call import Call, Tensors
+from collectives.torch_backend.call import Call, Tensors, caller
 from collectives.torch_backend.work import Finished, Line, Pending, Run, at_once, seconds
 
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 1e-4, 0.05
@@ -116,6 +117,7 @@ class Runner(Base):
 
     def run(self, call: Call, options: Any = None) -> Work:
         """Run a call, or have it run."""
+        call.place = caller(sys._getframe(1))
         return self.submit(partial(self.execute, call, options), call.taken or call.given, options)
 
     def submit(self, execute: Callable[[Run], None], tensors: Tensors, options: Any) -> Work:
@@ -179,7 +181,7 @@ class Runner(Base):
 
     def bind(self, call: Call, bindings: bound.Bindings, place: bound.Place, direct: bool) -> bound.Bound:
         """Collective.  Raises: InputError on every rank where one cannot make the call, or ranks make others."""
-        self.comm.compare(call.said, call.refuse())
+        self.comm.compare(call.said, call.refuse(), call.place)
         self.num_bound += 1
         made = bound.bind(self.comm, call, self.num_bound, direct)
         bindings.keep(made, place, direct)
