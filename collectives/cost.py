@@ -37,8 +37,8 @@ class Network(NamedTuple):
     The defaults are of two cores of a server (benchmarks/results) and of 10 Gbit/s Ethernet.
     """
 
-    within: Link = Link(3e-6, 1.7e-10)  # between two ranks of a node: exchange
-    between: Link = Link(3e-5, 8e-10)  # between two nodes, of which one rank each talks: exchange
+    within: Link = Link(3e-6, 1.7e-10)  # between two ranks of a node: tried
+    between: Link = Link(3e-5, 8e-10)  # between two nodes, of which one rank each talks: tried
     gamma_s_per_byte: float = 5e-11  # to fold a byte that has arrived, or that is pulled, all cores at it: fold_rate
     copy_s_per_byte: float = 8e-11  # to copy a byte, all cores at it: copy_rate
     meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting

@@ -77,14 +77,12 @@ def test_by_default_they_are_in_the_user_s_cache(monkeypatch):
     assert str(PLACE.file.parent) == "/home/me/cache/handwritten-collectives"
 
 
-def test_a_link_is_the_line_that_is_the_least_off():
-    from collectives.bench.constants import fitted
+def test_a_link_has_the_times_that_were_measured():
+    from collectives.bench.constants import link
 
-    exact = {nbytes: 2e-5 + nbytes * 8e-9 for nbytes in (8, 1 << 14, 1 << 18, 1 << 22)}
-    assert fitted(exact) == (pytest.approx(2e-5), pytest.approx(8e-9))
-    bent = exact | {1 << 18: 1.2 * exact[1 << 18]}
-    alpha, beta = fitted(bent)
-    assert all(abs(alpha + n * beta - seconds) < 0.2 * seconds for n, seconds in bent.items())
+    alpha, beta = link(2e-5, 2e-5 + (1 << 22) * 8e-9, 1 << 22)
+    assert (alpha, beta) == (2e-5, pytest.approx(8e-9))
+    assert link(2e-5, 1e-5, 1 << 22).beta_s_per_byte > 0
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ mpirun -n 4 python -m collectives.bench.constants
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -21,8 +21,9 @@ from collectives.tuning import network_to_json
 
 REPEATS, WARMUPS = 15, 2
 VECTOR_BYTES = 16 << 20  # that are folded, copied or sent in a node: more than cores cache
-FAR = {8: 10, 16 << 10: 10, 256 << 10: 3, 4 << 20: 1}  # messages' bytes, and exchanges that are timed as one
-NEAR = {8: 10, 16 << 10: 10, 256 << 10: 3, VECTOR_BYTES: 1}
+SHORT_BYTES = 8
+FAR_BYTES = 4 << 20  # of a long message to another node
+PING_PONGS = 10  # that are timed as one
 MEETINGS = 10  # that are timed as one
 LEAST_S = 1e-15  # for a byte, where noise says less than nothing
 
@@ -70,7 +71,7 @@ def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
         cores=cores,
     )
     if near := next((node for node in nodes if len(node) > 1), None):
-        network = network._replace(within=tried(comm, timer, [near[:2]], NEAR))
+        network = network._replace(within=tried(comm, timer, [near[:2]], VECTOR_BYTES))
     if len(nodes) > 1:
         between, nic = between_nodes(comm, timer, nodes)
         network = network._replace(between=between, nic=nic)
@@ -80,56 +81,63 @@ def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
 def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int]]) -> tuple[Link, Link | None]:
     """One pair of ranks of each two nodes; and as many as there are, from which follows what each costs the others."""
     all_pairs = [list(zip(*two, strict=False)) for two in zip(nodes[::2], nodes[1::2], strict=False)]
-    alone = tried(comm, timer, [pairs[0] for pairs in all_pairs], FAR)
+    alone = tried(comm, timer, [pairs[0] for pairs in all_pairs], FAR_BYTES)
     most = min(map(len, all_pairs))
     if most == 1:
         return alone, None
-    together = tried(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], FAR)
+    together = tried(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], FAR_BYTES)
     more = [(b - a) / (most - 1) for a, b in zip(alone, together, strict=True)]
     return alone, Link(*(min(max(LEAST_S, m), a) for m, a in zip(more, alone, strict=True)))
 
 
-def tried(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]], messages: Mapping[int, int]) -> Link:
-    """Exchanges between the ranks of each pair, all pairs at once, while the others do nothing."""
+def tried(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]], long_bytes: int) -> Link:
+    """Messages between the ranks of each pair, all pairs at once, while the others do nothing.
+
+    A short one goes back and forth.  Long ones meet on their way: in collectives, too, ranks send and receive at once.
+    """
     number = {rank: nth for nth, pair in enumerate(pairs) for rank in pair}
     pair = comm.split(number.get(comm.rank), key=0)
-    seconds = {nbytes: exchange(pair, timer, nbytes, times) for nbytes, times in messages.items()}
+    found = link(ping_pong(pair, timer), exchange(pair, timer, long_bytes), long_bytes)
     if pair is not None:
         pair.free()
-    return fitted(seconds)
+    return found
 
 
-def exchange(pair: Communicator | None, timer: Timer, nbytes: int, times: int) -> float:
-    """Seconds of two messages that meet on their way: in collectives, too, ranks send and receive at once."""
-    if pair is None:
-        return timer(nothing) / times
+def link(short_s: float, long_s: float, long_bytes: int) -> Link:
+    """By the times of a short message and of a long one.
+
+    >>> found = link(3e-6, 1.003e-3, 1 << 20)
+    >>> print(f"{found.alpha_s:.1e} {found.beta_s_per_byte:.1e}")
+    3.0e-06 9.5e-10
+    """
+    return Link(short_s, max(LEAST_S, (long_s - short_s) / long_bytes))
+
+
+def ping_pong(pair: Communicator | None, timer: Timer) -> float:
+    """Seconds of a short message that goes back and forth; on ranks of no pair, the others' seconds."""
+    x = np.zeros(SHORT_BYTES, np.uint8)
+    plans = [pair.plan("broadcast", x, root=root, algorithm="binomial") for root in (0, 1)] if pair else []
+    return repeated(plans, timer, PING_PONGS) / 2
+
+
+def exchange(pair: Communicator | None, timer: Timer, nbytes: int) -> float:
+    """Seconds of two messages that meet on their way; on ranks of no pair, the others' seconds."""
     x, out = np.zeros((2, 2 * nbytes), np.uint8)
-    return repeated(pair.plan("all_to_all", x, out=out, algorithm="pairwise"), timer, times)
+    return repeated([pair.plan("all_to_all", x, out=out, algorithm="pairwise")] if pair else [], timer, 1)
 
 
-def repeated(plan: Plan, timer: Timer, times: int) -> float:
-    """Seconds of a run, of so many that are timed as one."""
+def repeated(plans: Sequence[Plan], timer: Timer, times: int) -> float:
+    """Seconds to run the plans once, of so many times that are timed as one."""
 
     def run() -> None:
         for _ in range(times):
-            plan()
+            for plan in plans:
+                plan()
 
     seconds = timer(run) / times
-    plan.free()
+    for plan in plans:
+        plan.free()
     return seconds
-
-
-def fitted(seconds: dict[int, float]) -> Link:
-    """The link that is the least off in all of some messages' times, each relative to that time.
-
-    >>> link = fitted({8: 3e-6, 1 << 20: 1.003e-3})
-    >>> print(f"{link.alpha_s:.1e} {link.beta_s_per_byte:.1e}")
-    3.0e-06 9.5e-10
-    """
-    times = np.array(list(seconds.values()))
-    parts = np.stack([1 / times, np.array(list(seconds)) / times], axis=1)
-    alpha, beta = np.linalg.lstsq(parts, np.ones(len(times)))[0].tolist()
-    return Link(max(LEAST_S, alpha), max(LEAST_S, beta))
 
 
 def fold_rate(timer: Timer, has_core: bool) -> float:
@@ -158,7 +166,7 @@ def meeting(comm: Communicator, timer: Timer) -> float:
     """Seconds for the ranks of a node to meet, on all nodes at once."""
     node = comm.split(comm.topology.node_of[comm.rank])
     assert node is not None
-    seconds = repeated(node.plan("barrier", algorithm="direct"), timer, MEETINGS)
+    seconds = repeated([node.plan("barrier", algorithm="direct")], timer, MEETINGS)
     node.free()
     return seconds
 
