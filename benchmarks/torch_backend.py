@@ -104,6 +104,8 @@ def measure(groups: dict, nbytes: int, rounds: int, seconds: float) -> dict[str,
     """Microseconds for each backend."""
     x = torch.zeros(nbytes // 4)
     times: dict[str, list[float]] = {name: [] for name in groups}
+    for group in groups.values():
+        time_of(x, group, 3)  # binds, and compiles
     calls = {name: max(2, int(seconds / slowest(time_of(x, group, 3)))) for name, group in groups.items()}
     for _ in range(rounds):
         for name, group in groups.items():
