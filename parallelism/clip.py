@@ -39,7 +39,7 @@ def clip_grad_norm(
         pp.all_reduce(squares)
     norm = float(np.sqrt(squares.sum()))
     scale = limit / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
-    if scale < 1:
+    if gradients and scale < 1:
         torch._foreach_mul_(list(gradients.values()), scale)
     return norm
 

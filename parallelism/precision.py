@@ -175,7 +175,7 @@ class Masters:
     @torch.no_grad()
     def give_parameters(self) -> None:
         """Round the pieces to the parameters, and let copies of gradients go."""
-        if self.weights is not None:
+        if self.weights is not None and self.pieces:
             torch._foreach_copy_([self.params[name] for name in self.pieces], list(self.pieces.values()))
             for piece in self.pieces.values():
                 piece.grad = None
