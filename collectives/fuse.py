@@ -24,6 +24,7 @@ class Parts:
         if not self.arrays:
             raise ValueError("no arrays are given: pass at least one")
         devices, self.views = zip(*map(flat, self.arrays), strict=True)
+        one_of([device.name for device in devices], "device", str)
         one_of([device.place for device in devices], "device", str)
         self.device: Device = devices[0]
         self.dtype = one_of([view.dtype for view in self.views], "dtype", str)

@@ -40,7 +40,7 @@ class Traffic:
         from collectives.schedule import Send
 
         self.forget()
-        bind, start = executor.Binder.request, executor.start
+        bind, run = executor.Binder.request, executor.BoundRound.run
         lengths = {}  # bytes of each request that sends; the request, so that no other gets its id
 
         def counted_bind(binder, move, tag, wire):
@@ -48,13 +48,13 @@ class Traffic:
             lengths[id(request)] = request, wire.nbytes if isinstance(move, Send) else None
             return request
 
-        def counted_start(device, requests):
-            nbytes = [lengths[id(request)][1] for request in requests]
+        def counted_run(bound, device):
+            nbytes = [lengths[id(request)][1] for request in bound.requests()]
             self.messages += [n for n in nbytes if n is not None]
-            start(device, requests)
+            yield from run(bound, device)
 
         monkeypatch.setattr(executor.Binder, "request", counted_bind)
-        monkeypatch.setattr(executor, "start", counted_start)
+        monkeypatch.setattr(executor.BoundRound, "run", counted_run)
         for name in ("run", "start"):
             monkeypatch.setattr(Exchange, name, self.counted(getattr(Exchange, name)))
 
