@@ -30,15 +30,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="parts of the tests' names")
     parser.add_argument("--backends", nargs="*", default=["gloo", "collectives"], help="to compare with gloo")
     parser.add_argument("--out", type=Path, default=Path("torch-suite.md"))
-    parser.add_argument("--resume", action="store_true", help="keep the outcomes of an earlier run")
     args = parser.parse_args()
     if importlib.util.find_spec("expecttest") is None:
         parser.error("PyTorch's tests need expecttest: pip install expecttest")
     if not args.out.resolve().parent.is_dir():
         parser.error(f"there is no folder {args.out.parent}, so make it first")
     lines = args.out.with_suffix(".jsonl")
-    if not args.resume:
-        lines.unlink(missing_ok=True)
+    lines.unlink(missing_ok=True)
     for backend in args.backends:
         run(args, backend, lines)
     outcomes = read(lines)

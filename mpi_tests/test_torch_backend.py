@@ -404,17 +404,23 @@ def test_ranks_that_disagree(size):
         dist.all_reduce(x if rank else x.to_sparse())
     with pytest.raises(dist.DistBackendError, match=r"sparse \(3,\).*sparse \(4,\)"):
         dist.all_reduce(torch.ones(3 + (rank > 0)).to_sparse())
-    for is_async in (False, True):
-        with pytest.raises(
-            dist.DistBackendError, match=r"3 elem.*test_torch_backend.py:\d+\).*4 elem.*test_torch_backend.py:\d+\)"
-        ):
-            call_of_own(rank, is_async)
     dist.all_reduce(x)  # and go on
     assert (x == size).all()
 
 
-def call_of_own(rank, is_async):
-    work = dist.all_reduce(torch.zeros(3 + (rank > 0)), async_op=is_async)
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "times a factor"])
+def test_ranks_that_disagree_are_told_where(size, kind, is_async):
+    x = torch.zeros(3 + dist.get_rank())
+    op = dist._make_nccl_premul_sum(2.0) if kind == "times a factor" else dist.ReduceOp.SUM
+    place = r"test_torch_backend.py:\d+\)"
+    with pytest.raises(dist.DistBackendError, match=rf"\b3\b.*{place}.*\b4\b.*{place}"):
+        all_reduced(x.to_sparse() if kind == "sparse" else x, op, is_async)
+
+
+def all_reduced(x, op, is_async):
+    work = dist.all_reduce(x, op, async_op=is_async)
     if work is not None:
         work.wait()
 

@@ -29,7 +29,7 @@ class Call:
     failure: str = ""
     count: int = -1  # elements, where ranks must give as many
     note: str = ""  # what else ranks must agree in
-    place: tuple[str, int] = ("", 0)  # from where it is called
+    place: tuple[str, int] | None = None  # from where it is called
 
     @property
     def dtype(self) -> torch.dtype | None:

@@ -1,5 +1,6 @@
 """A process group of torch.distributed, among ranks that MPI knows."""
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -14,7 +15,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOp, Work
 from collectives.communicator import Communicator
 from collectives.job import start_mpi
 from collectives.torch_backend import monitored, reductions
-from collectives.torch_backend.call import Call, Tensors
+from collectives.torch_backend.call import Call, Tensors, caller
 from collectives.torch_backend.letters import Delivery
 from collectives.torch_backend.runner import Runner
 
@@ -64,7 +65,8 @@ class Group(Runner):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = AllreduceOptions() if opts is None else opts
         if len(tensors) == 1 and tensors[0].layout == torch.sparse_coo:
-            return self.submit(partial(reductions.sum_sparse, self, tensors[0], opts), tensors, opts)
+            place = caller(sys._getframe(1))
+            return self.submit(partial(reductions.sum_sparse, self, tensors[0], opts, place), tensors, opts)
         return self.reduction("all_reduce", tensors, tensors, opts)
 
     allreduce_coalesced = allreduce
@@ -78,6 +80,7 @@ class Group(Runner):
         count = given[0].numel() if len(given) == 1 else total(given)
         if asked == RedOp.PREMUL_SUM:
             call = Call(name, given, taken, (("op", "sum"), *same), (), reductions.refuse(dtype), count, "PREMUL_SUM")
+            call.place = caller(sys._getframe(1))
             return self.submit(partial(reductions.sum_products, self, call, opts), taken or given, opts)
         op = (OPS_OF_BOOL if dtype == torch.bool else OPS)[asked]
         return self.run(Call(name, given, taken, (("op", op), *same), (), "", count), opts)
