@@ -113,3 +113,12 @@ def test_without_the_check_ranks_may_have_called_more_or_less(mpi_comm):
     (x,) = comm.all_reduce(comm.fuse([np.ones(2)]))
     assert x.tolist() == [comm.size] * 2
     comm.free()
+
+
+@pytest.mark.sizes(1, 2)
+def test_arrays_on_two_devices_of_a_kind(comm):
+    from collectives import InputError
+
+    arrays = [FakeDevice(mpi_reads=True).put(np.ones(3)) for _ in range(2)]
+    with pytest.raises(InputError, match=r"arrays of device fake:\d+ and fake:\d+ do not go together: fuse those of each"):
+        comm.fuse(arrays)
