@@ -120,5 +120,5 @@ def test_arrays_on_two_devices_of_a_kind(comm):
     from collectives import InputError
 
     arrays = [FakeDevice(mpi_reads=True).put(np.ones(3)) for _ in range(2)]
-    with pytest.raises(InputError, match=r"arrays of device fake:\d+ and fake:\d+ do not go together: fuse those of each"):
+    with pytest.raises(InputError, match=r"arrays of device fake:\d+ and fake:\d+ do not go together"):
         comm.fuse(arrays)
