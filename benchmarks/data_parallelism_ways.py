@@ -13,6 +13,7 @@ from wire import Wire
 from collectives import Communicator
 from collectives.arrays import to_torch
 from models.gpt import GPT
+from models.optimizer import AdamW, Optimizer
 from parallelism.arena import Arena
 from parallelism.data_parallel import DataParallel
 from parallelism.zero import ShardedStates
@@ -22,21 +23,18 @@ from parallelism.zero_parameters import ShardedParameters
 from parallelism.zero_units import Ranks
 
 EVERYTHING_MB = 1e6  # of a bucket that is as large as any model
-LR, EPS = 1e-3, 1e-3
+LR, EPS, WEIGHT_DECAY = 1e-3, 1e-3, 1e-2
 
 
-def adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """With an `eps` that is not small beside gradients, so that their scale matters, and noise in small ones does not.
-
-    In groups, as a rank may own nothing.
-    """
-    return torch.optim.AdamW([{"params": list(params)}], lr=LR, eps=EPS, fused=True)
+def adamw(params: Iterable[nn.Parameter]) -> AdamW:
+    """With an `eps` that is not small beside gradients: their scale matters, and noise in small ones does not."""
+    return AdamW([{"params": list(params), "weight_decay": WEIGHT_DECAY}], lr=LR, eps=EPS)
 
 
 class Way:
     """A GPT in training on one rank.  A step is a forward and a backward pass of the rank's samples, and the update."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, update: Callable[[], Any], arrays: Any = ()):
+    def __init__(self, model: nn.Module, optimizer: Optimizer, update: Callable[[], Any], arrays: Any = ()):
         self.model, self.optimizer, self.update, self.arrays = model, optimizer, update, arrays
         self.batch: tuple[Tensor, Tensor]
 

@@ -27,7 +27,7 @@ from document import output, table, write
 import collectives
 from collectives.bench.flags import Parser, positive
 from models.gpt import flops_per_token
-from models.optimizer import adamw, learning_rate
+from models.optimizer import BETAS, decay_groups, learning_rate
 from parallelism.precision import DTYPES, HALVES
 from training.config import Config, make_model
 from training.device import set_matrix_precision
@@ -58,7 +58,8 @@ class Plain:
     def __init__(self, run: Run):
         self.config, self.windows, self.shares, self.iteration = run.config, run.windows, run.shares(), 0
         self.model = make_model(run.config, run.tokens.vocab_size).to(run.config.device)
-        self.optimizer = adamw(self.model.parameters(), run.config.lr, run.config.weight_decay)
+        groups = decay_groups(self.model.parameters(), run.config.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, run.config.lr, BETAS, fused=True)
         self.call: Any = torch.compile(self.model) if run.config.compile else self.model
 
     def steps(self, number: int) -> float:

@@ -52,10 +52,12 @@ def run(args: argparse.Namespace, backend: str, lines: Path) -> None:
     while status := start_job(args, backend, lines):
         if not now.exists():
             sys.exit(f"{backend}: {RANKS_PROGRAM.name} ended with status {status} before a test")
-        test = now.read_text()
+        test, num_left = now.read_text().split()
         now.unlink()
         if backend not in read(lines).get(test, {}):
             add(lines, {"test": test, "backend": backend, "outcome": "hung", "why": "a rank has ended, or never did"})
+        if num_left == "0":
+            break
 
 
 def start_job(args: argparse.Namespace, backend: str, lines: Path) -> int:

@@ -58,9 +58,11 @@ def run_all(args: argparse.Namespace, world) -> None:
     """All tests that are asked for and have no outcome yet."""
     outcomes = MPIStore(world)
     known = read(args.lines)
-    for test in unittest.TestLoader().getTestCaseNames(load(NAMES[0]).DistributedTest._DistTestBase):
-        if args.backend not in known.get(test, {}) and any(part in test for part in args.only):
-            go_through(test, args, world, outcomes)
+    tests = unittest.TestLoader().getTestCaseNames(load(NAMES[0]).DistributedTest._DistTestBase)
+    tests = [test for test in tests if args.backend not in known.get(test, {})]
+    tests = [test for test in tests if any(part in test for part in args.only)]
+    for num_left, test in zip(reversed(range(len(tests))), tests, strict=True):
+        go_through(test, num_left, args, world, outcomes)
     outcomes.close()
 
 
@@ -81,7 +83,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def go_through(test: str, args: argparse.Namespace, world, outcomes: MPIStore) -> None:
+def go_through(test: str, num_left: int, args: argparse.Namespace, world, outcomes: MPIStore) -> None:
     """Run a test, and keep its outcome.  A rank that does not end ends the job."""
     suite, why = choose(test)
     row = {"test": test, "backend": args.backend, "outcome": "skipped", "why": why}
@@ -90,7 +92,7 @@ def go_through(test: str, args: argparse.Namespace, world, outcomes: MPIStore) -
             add(args.lines, row)
         return
     if world.rank == 0:
-        args.lines.with_suffix(".now").write_text(test)
+        args.lines.with_suffix(".now").write_text(f"{test} {num_left}")
     outcomes.set(f"{test}/{world.rank}", json.dumps(run(test, suite, args, MPIStore(world))))
     if world.rank == 0:
         row |= verdict(outcomes, test, world.size, args.limit)

@@ -3,7 +3,7 @@
 In a *program* peers are counted from the rank itself, and equal rounds that follow each other are one *stretch*.  Most
 algorithms have few programs: in a ring, all ranks have the same; in a tree, every second rank, every fourth, and so on;
 along a chain, each rank does what the one before does, a round later.  Such *families* are guessed from some of their
-members: mpi_tests/test_simulate.py holds the guess against every rank's program, for each algorithm.
+members: mpi_tests/without_ranks/test_simulate.py holds the guess against every rank's program, for each algorithm.
 """
 
 from collections.abc import Iterator, Sequence

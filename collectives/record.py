@@ -8,13 +8,22 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 LENGTH = 16
 HERE = os.path.dirname(__file__)
-NOT_THE_CALLER = frozenset([contextlib.__file__, *(os.path.join(HERE, name) for name in os.listdir(HERE))])
+
+
+def library_files(folder: str) -> Iterator[str]:
+    """Yield the sources of the library beneath a folder, without the programs: packages with a `__main__.py`."""
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not os.path.exists(os.path.join(path, name, "__main__.py"))]
+        yield from (os.path.join(path, name) for name in names if name.endswith(".py"))
+
+
+NOT_THE_CALLER = frozenset([contextlib.__file__, *library_files(HERE)])
 NOT_THE_PROGRAM = (HERE + os.sep, sys.prefix + os.sep, sys.base_prefix + os.sep, "<frozen")
 
 
@@ -29,7 +38,7 @@ class Place(NamedTuple):
 
 
 def caller(frame: FrameType) -> tuple[str, int]:
-    """The innermost place, from a frame on, that is outside this package."""
+    """The innermost place, from a frame on, that is outside the library."""
     while (file := frame.f_code.co_filename) in NOT_THE_CALLER and frame.f_back:
         frame = frame.f_back
     return file, frame.f_lineno

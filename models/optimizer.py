@@ -1,23 +1,102 @@
 """How a GPT is updated: AdamW, and a learning rate that warms up and falls along a cosine."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+BETAS = (0.9, 0.95)
 
 
-def adamw(params: Iterable[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only, not on biases and norms.
+class Optimizer(Protocol):
+    """What is asked of one: torch's are such, and AdamW here."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Each with "params" and "lr", which may be changed between steps."""
+
+    @property
+    def state(self) -> MutableMapping[Any, Any]:
+        """The tensors that belong to each parameter, by their names."""
+
+    def step(self) -> Any: ...
+
+
+class AdamW:
+    """Adam with decoupled weight decay: bit for bit torch.optim.AdamW(fused=True), whose operator it calls.
+
+    Optimizers of torch import its compiler when they are made, which takes each rank 2 s; this one does not.
+
+    `groups` have "params", all of one dtype and device, and "weight_decay".  A parameter without a gradient stays as it
+    is; others have the states that torch gives them, by the same names.
+
+    Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, arXiv 1711.05101.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Mapping[str, Any]],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ):
+        self.param_groups: list[dict[str, Any]] = [{"lr": lr, "betas": betas, "eps": eps, **group} for group in groups]
+        self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            gradients = {param: param.grad for param in group["params"] if param.grad is not None}
+            if gradients:
+                self._update(gradients, group)
+
+    def _update(self, gradients: Mapping[nn.Parameter, Tensor], group: Mapping[str, Any]) -> None:
+        states = [self.state[param] or self._start(param) for param in gradients]
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            [*gradients],
+            [*gradients.values()],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            steps,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _start(self, param: nn.Parameter) -> dict[str, Tensor]:
+        """Make a parameter's states: the number of steps is on its device, too, where the operator wants it."""
+        step = torch.zeros((), dtype=torch.float32, device=param.device)
+        self.state[param] |= {"step": step, "exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
+        return self.state[param]
+
+
+def adamw(params: Iterable[nn.Parameter], lr: float, weight_decay: float) -> AdamW:
+    """That of a GPT.
 
     It reads and writes each number once, on a GPU by few kernels: parameters in an arena begin where those want them.
     """
+    return AdamW(decay_groups(params, weight_decay), lr, BETAS)
+
+
+def decay_groups(params: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Weights decay in matrices only, not in biases and norms."""
     params = list(params)
-    groups = [
+    return [
         {"params": [p for p in params if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
 
 
 def learning_rate(iteration: int, lr: float, warmup_iters: int, max_iters: int) -> float:

@@ -22,7 +22,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from mpi_tests.launch import ROOT, environment, find_mpirun, watched
+from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, watched
 
 STATE = Path("/run/collectives-rig")  # rig_agent.sh knows it, too
 HOSTFILE = STATE / "hostfile"
@@ -109,7 +109,7 @@ class Rig:
     def names(self):
         return [f"rig{number}" for number in range(1, self.hosts + 1)]
 
-    def launch(self, *command, env=None, timeout=60, hostfile=HOSTFILE):
+    def launch(self, *command, env=None, timeout=240, hostfile=HOSTFILE):
         """As `launch.launch`, on all slots of the rig."""
         env = job_environment() | (env or {})
         return watched(self.mpirun(*command, env=env, hostfile=hostfile), env, timeout)

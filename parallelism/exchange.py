@@ -77,6 +77,10 @@ class Exchange:
         pending.slot.plan.start()
         return pending
 
+    def forget(self) -> None:
+        """Let the plans go, and their memory."""
+        self._idle.clear()
+
     def _given(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> Pending:
         """An idle plan, with its input in place."""
         idle = self._idle[collective, x.shape, x.dtype, x.device, *arguments.values()]

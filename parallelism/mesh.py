@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,18 +35,13 @@ class Mesh:
         position = [int(i) for i in np.unravel_index(comm.rank, lengths)]
         self.comm, self.coords = comm, dict(zip(AXES, position, strict=True))
         self._parts: list[Communicator] = []
-        for axis, name in enumerate(AXES):
-            others = [*position]
-            others[axis] = 0
-            setattr(self, name, self._part(int(np.ravel_multi_index(others, lengths)), key=position[axis]))
+        for name in AXES:
+            setattr(self, name, self.along(name))
 
     def along(self, *axes: str) -> Communicator:
         """The ranks that differ from this one in some axes only, such as "dp" and "sp".  Collective."""
-        position = [0 if name in axes else at for name, at in self.coords.items()]
-        return self._part(int(np.ravel_multi_index(position, tuple(self.shape.values()))))
-
-    def _part(self, color: int, key: int = 0) -> Communicator:
-        part = self.comm.split(color, key)
+        first, *_ = next(ranks for ranks in groups_along(self.shape, *axes) if self.comm.rank in ranks)
+        part = self.comm.split(first)
         assert part is not None
         self._parts.append(part)
         return part
@@ -76,3 +72,16 @@ def mesh_shape(world_size: int, dp: int | None, pp: int, sp: int, tp: int) -> di
             f"change the axes, or start with -np {math.prod(lengths)}"
         )
     return dict(zip(AXES, lengths, strict=True))
+
+
+def groups_along(shape: Mapping[str, int], *axes: str) -> list[list[int]]:
+    """The ranks of each group that differ in some axes only, such as "dp" and "sp".
+
+    >>> groups_along({"dp": 2, "pp": 1, "sp": 1, "tp": 2}, "dp")
+    [[0, 2], [1, 3]]
+    """
+    lengths = tuple(shape.values())
+    ranks = np.arange(math.prod(lengths)).reshape(lengths)
+    last = [number for number, name in enumerate(shape) if name in axes]
+    size = math.prod(shape[name] for name in axes)
+    return np.moveaxis(ranks, last, range(-len(last), 0)).reshape(-1, size).tolist()

@@ -71,7 +71,7 @@ class PipelineParallel:
         self.zero: StateSharing | LayerSharing | None = None
         self.reduction: Reduction | LayerSharing  # what is done before and after each action
         in_stages = partial(cut, model, stages=self.parts, prepare=prepare, splits=splits)
-        ranks = Ranks.of(mesh.along("dp", "sp"), zero_group)
+        self.ranks = ranks = Ranks.of(mesh.along("dp", "sp"), zero_group)
         if make_optimizer and zero_stage > 1:
             stages = in_stages([self._watched(*each) for each in enumerate(layers)], appeared=self._appeared)
             own = Owned.of(model, layers, self.parts, tied, mesh.pp)

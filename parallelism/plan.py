@@ -178,9 +178,7 @@ def parallelize(
     Raises: InputError on every rank where a pattern names no module, or ranks cannot share one.
     """
     with tp.agreed("parallelize"):
-        treated = {name: treatment for pattern, treatment in plan.items() for name in matching(model, pattern)}
-        for name, treatment in treated.items():
-            treatment.check(name, model.get_submodule(name), tp.size, sp.heads.size if sp else 1)
+        treated = treatments(model, plan, tp.size, sp.heads.size if sp else 1)
     axes = Axes(Axis(Exchange(tp), sequence), sp, place or Place(), parts={})
     numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
     untreated = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
@@ -191,6 +189,17 @@ def parallelize(
     replicated = [name for name in untreated if name not in treated]
     if replicated and tp.rank == 0:
         print(f"whole on every rank, as the plan leaves them out: {', '.join(replicated)}", flush=True)
+
+
+def treatments(model: nn.Module, plan: Plan, tp: int, sp: int = 1) -> dict[str, Treatment]:
+    """The treatment of each module that a plan means, over `tp` ranks, where `sp` ranks exchange heads.
+
+    Raises: ValueError where a pattern names no module, or ranks cannot share one.
+    """
+    treated = {name: treatment for pattern, treatment in plan.items() for name in matching(model, pattern)}
+    for name, treatment in treated.items():
+        treatment.check(name, model.get_submodule(name), tp, sp)
+    return treated
 
 
 def matching(model: nn.Module, pattern: str) -> list[str]:

@@ -111,5 +111,6 @@ class TiedGradients:
 
     def free(self) -> None:
         """Give its communicators back to MPI.  Collective."""
+        self.plans.clear()
         for comm in self.comms:
             comm.free()

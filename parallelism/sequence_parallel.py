@@ -46,8 +46,7 @@ class SequenceParallel:
         head_ranks: int | None = None,
     ):
         with comm.agreed("SequenceParallel"):
-            parts = parts_of(mode, comm.size, head_ranks)
-            Shares(0, comm.size // parts, parts, order).check()
+            parts = shares_of(0, comm.size, mode, order, head_ranks).parts
         self.all = Exchange(comm)
         heads, ring = comm.split(comm.rank // parts), comm.split(comm.rank % parts)
         assert heads is not None
@@ -72,6 +71,25 @@ class SequenceParallel:
     def own(self, x: Tensor) -> Tensor:
         """This rank's tokens of (batch, seq)."""
         return x[:, self.positions(x.shape[1]).to(x.device)]
+
+    def free(self) -> None:
+        """Give its communicators back to MPI, but not the one it was made of.  Collective."""
+        self.all.forget()
+        for exchange in (self.heads, self.ring.members):
+            exchange.forget()
+            exchange.comm.free()
+
+
+def shares_of(length: int, size: int, mode: str, order: str, head_ranks: int | None) -> Shares:
+    """Who of `size` ranks has which tokens of a sequence of so many.
+
+    Raises: ValueError for an unknown mode or order, a group that does not divide the ranks, or a length that they
+    cannot share evenly.
+    """
+    parts = parts_of(mode, size, head_ranks)
+    shares = Shares(length, size // parts, parts, order)
+    shares.check()
+    return shares
 
 
 def parts_of(mode: str, size: int, head_ranks: int | None) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from models.optimizer import Optimizer
 from parallelism.arena import Arena
 from parallelism.data_parallel import Bucket, Overlapped, cut_buckets, num_bytes, trained
 from parallelism.precision import Masters
@@ -24,7 +25,7 @@ from parallelism.zero_units import Ranks, Unit, masters_of, pieces
 if TYPE_CHECKING:
     from collectives import Plan
 
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
 class Zero(Overlapped):
@@ -41,7 +42,7 @@ class Zero(Overlapped):
     zero_stage: int
     arrays: tuple[Any, Any]  # of the parameters and of the gradients that a rank holds between steps
     masters: Masters
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
 
     def __init__(self, module: nn.Module, ranks: Ranks):
         super().__init__(module)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from collectives import algorithms
@@ -19,6 +18,7 @@ from parallelism.zero_units import Ranks
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
+    from models.optimizer import Optimizer
 
 
 class Held(NamedTuple):
@@ -57,7 +57,7 @@ def held_by_formula(
     )
 
 
-def held(parameters: Any, gradients: Any, optimizer: torch.optim.Optimizer, masters: Masters | None = None) -> Held:
+def held(parameters: Any, gradients: Any, optimizer: Optimizer, masters: Masters | None = None) -> Held:
     """Of arrays, and the states that an optimizer has by now, to which float32 weights beside 16-bit ones belong."""
     tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     weights = [] if masters is None or masters.weights is None else [masters.weights]

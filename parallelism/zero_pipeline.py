@@ -35,6 +35,7 @@ from parallelism.zero_units import Ranks, Unit, masters_of, offsets, pieces
 
 if TYPE_CHECKING:
     from collectives import Communicator
+    from models.optimizer import Optimizer
 
 SHARED = -1  # instead of a layer's number, before all of these: of several layers, or of none
 
@@ -93,7 +94,7 @@ class LayerSharing(Waiting):
 
     zero_stage: int
     masters: Masters
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
 
     def __init__(self, own: Owned, ranks: Ranks):
         self.own, self.ranks, self.params = own, ranks, own.params

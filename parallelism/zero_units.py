@@ -41,6 +41,12 @@ class Ranks(NamedTuple):
         assert shard is not None
         return cls(comm, shard, replicate)
 
+    def free(self) -> None:
+        """Give the groups' communicators back to MPI.  Collective."""
+        if self.replicate:
+            self.shard.free()
+            self.replicate.free()
+
 
 def groups_of(group: str | int, size: int, nodes: Iterable[Iterable[int]]) -> list[list[int]]:
     """The ranks of each group.

@@ -1,18 +1,15 @@
-"""What a training run is asked for, and what of it does not fit."""
+"""What a training run is asked for."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collectives.draw import refuse
 from models.gpt import GPT, GPTConfig
 from parallelism.finite import POLICIES
-from parallelism.pipeline_schedule import files, registry
-from parallelism.pipeline_schedule.actions import Schedule
-from parallelism.pipeline_schedule.search import limits_of
+from parallelism.pipeline_schedule import registry
+from parallelism.plan import Plan, gpt2_plan
 from parallelism.precision import DTYPES
 from parallelism.recompute import MODES as RECOMPUTATIONS
 from parallelism.sequence import ORDERS
@@ -93,41 +90,6 @@ class Config:
     sample_tokens: int = flag(200, "tokens of text to generate in the end")
 
 
-def check_counts(config: Config) -> None:
-    for name in ("micro_batch_size", "num_micro_batches", "max_iters", "eval_interval"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
-
-
-def check_compile(config: Config) -> None:
-    """Refuse what torch.compile would cut into pieces at each collective, or leave out."""
-    whole = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute": ("none",)}
-    others = [f"{name}={getattr(config, name)}" for name in whole if getattr(config, name) not in whole[name]]
-    if config.compile and others:
-        raise ValueError(f"compile is of models that ranks compute whole, not with {', '.join(others)}: leave it out")
-
-
-def num_micro_batches(config: Config, dp_size: int) -> int:
-    """How many micro-batches a rank computes a step: as set, or what makes up the global batch."""
-    if config.global_batch_size is None:
-        return config.num_micro_batches
-    together = dp_size * config.micro_batch_size
-    if config.global_batch_size < 1 or config.global_batch_size % together:
-        nearest = max(1, round(config.global_batch_size / together)) * together
-        raise ValueError(
-            f"global_batch_size={config.global_batch_size} can't be shared by dp={dp_size} ranks in micro-batches of "
-            f"{config.micro_batch_size}: use a multiple of {together}, such as {nearest}, or another micro_batch_size"
-        )
-    return config.global_batch_size // together
-
-
-def check_saving(config: Config) -> None:
-    if config.checkpoint_interval < 0:
-        raise ValueError(f"checkpoint_interval={config.checkpoint_interval} must be at least 0")
-    if not config.checkpoint_dir and (config.resume or config.checkpoint_interval):
-        raise ValueError("resume and checkpoint_interval are about checkpoints: set checkpoint_dir")
-
-
 def zero_group(config: Config) -> str | int:
     return int(config.zero_group) if config.zero_group.isdigit() else config.zero_group
 
@@ -142,74 +104,9 @@ def shape_of(config: Config, vocab_size: int) -> GPTConfig:
     return GPTConfig(vocab_size=vocab_size, **{name: getattr(config, name) for name in names})
 
 
-def check_layout(config: Config, shape: dict[str, int]) -> None:
-    """Refuse what layers and sequences cannot be split into, beside what `parallelize` looks at."""
-    if config.sequence_parallel and (rest := config.block_size // shape["sp"] % shape["tp"]):
-        raise ValueError(
-            f"block_size={config.block_size} leaves {rest} of a rank's {config.block_size // shape['sp']} tokens over "
-            f"from tp={shape['tp']} with --sequence_parallel: use a multiple of {shape['sp'] * shape['tp']}"
-        )
-
-
-def check_trace(config: Config, rank: int) -> None:
-    if config.trace and config.pp == 1:
-        raise ValueError(f"trace={config.trace} is of a pipeline: use pp of 2 or more, or leave it out")
-    if config.trace and rank == 0:
-        refuse(config.trace)
-        refuse(picture_of(config.trace))
+def plan_of(config: Config, vocab_size: int) -> Plan:
+    return gpt2_plan(vocab_size, config.n_head, config.n_kv_head)
 
 
 def picture_of(trace: str) -> str:
     return str(Path(trace).with_suffix(".png"))
-
-
-def prepare_out_dir(config: Config, rank: int) -> str | None:
-    """Rank 0 makes sure, before hours are spent, that it can write there."""
-    if not config.out_dir or rank:
-        return None
-    probe = Path(config.out_dir) / ".writable"
-    try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"out_dir {config.out_dir} can't be written ({error.strerror}): pass another --out_dir"
-        ) from None
-    return config.out_dir
-
-
-def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
-    """The pipeline's schedule, for which there must be as many ranks, micro-batches and layers.
-
-    Where one is to be searched, another of as many stages.
-    """
-    name = config.schedule
-    if config.max_alive is not None and name != SEARCH:
-        raise ValueError(f"max_alive={config.max_alive} limits a searched schedule, not {name}: use schedule={SEARCH}")
-    if name == SEARCH:
-        name = "1f1b" if config.virtual_stages in (None, 1) else "interleaved"
-        limits_of(config.max_alive, config.pp, num_micro_batches, config.virtual_stages or 1)
-    if name in registry.names():
-        schedule = registry.make(name, config.pp, num_micro_batches, config.virtual_stages)
-    elif os.path.exists(name):
-        schedule = read_schedule(config, num_micro_batches)
-    else:
-        raise ValueError(f"schedule={name!r} is no file, and none of {', '.join(registry.names())}, {SEARCH}")
-    if schedule.num_stages > config.n_layer:
-        raise ValueError(
-            f"pp={config.pp} with schedule={config.schedule} makes {schedule.num_stages} stages of n_layer="
-            f"{config.n_layer} blocks: use at most {config.n_layer} stages, or more blocks"
-        )
-    return schedule
-
-
-def read_schedule(config: Config, num_micro_batches: int) -> Schedule:
-    schedule = files.read(config.schedule)
-    asked = config.pp, num_micro_batches
-    if (schedule.num_ranks, schedule.num_micro_batches) != asked:
-        raise ValueError(
-            f"schedule={config.schedule} is for pp={schedule.num_ranks} and num_micro_batches="
-            f"{schedule.num_micro_batches}, not for {asked[0]} and {asked[1]}: use those, or another schedule"
-        )
-    return schedule

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from models.data import load_tokens
 from parallelism.planner import Job
 from parallelism.planner.ranks import best_layout
+from parallelism.precision import Precision
+from training.checks import check_counts
 from training.config import Config, shape_of
+from training.device import own_device
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -20,11 +23,22 @@ def laid_out(config: Config, comm: Communicator) -> Config:
     Raises: InputError where none fits.
     """
     with comm.agreed("layout"):
-        model = shape_of(config, load_tokens(config.data).vocab_size)
-    batch = config.global_batch_size or comm.size * config.micro_batch_size * config.num_micro_batches
-    names = ("dtype", "master_weights", "grad_dtype", "bucket_mb", "sp_mode", "sp_order", "sp_heads")
-    job = Job(model, batch, *(getattr(config, name) for name in names))
+        config = replace(config, device=own_device(config.device, comm))
+        job = job_of(config, comm.size)
     planned = best_layout(comm, job, {}, config.device)
     if comm.rank == 0:
         print(f"layout {planned.layout} is the best for {comm.size} ranks", flush=True)
     return replace(config, **planned.layout._asdict())
+
+
+def job_of(config: Config, world_size: int) -> Job:
+    """What the planner is to find a layout for.
+
+    Raises: ValueError for what fits no layout.
+    """
+    check_counts(config)
+    Precision(config.dtype, config.master_weights, config.grad_dtype)
+    model = shape_of(config, load_tokens(config.data).vocab_size)
+    batch = config.global_batch_size or world_size * config.micro_batch_size * config.num_micro_batches
+    names = ("dtype", "master_weights", "grad_dtype", "bucket_mb", "sp_mode", "sp_order", "sp_heads")
+    return Job(model, batch, *(getattr(config, name) for name in names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import time
@@ -16,10 +17,10 @@ import numpy as np
 import torch
 
 import collectives
-from collectives import environment
-from models.data import Windows, documents, load_tokens, split
+from collectives import InputError, environment
+from collectives.errors import LoneInputError
+from models.data import Windows, documents
 from models.gpt import GPT, flops_per_token
-from models.hf import initialize
 from models.optimizer import adamw, learning_rate
 from models.report import Metrics, peak_memory_mib
 from parallelism.arena import Arena
@@ -34,8 +35,8 @@ from parallelism.partition import balance
 from parallelism.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline_schedule.price import Span, price
 from parallelism.pipeline_schedule.search import search
-from parallelism.plan import gpt2_plan, parallelize
-from parallelism.precision import Masters, Precision
+from parallelism.plan import parallelize
+from parallelism.precision import Masters
 from parallelism.recompute import recompute_model
 from parallelism.reduction import tied_names
 from parallelism.sampler import DistributedSampler
@@ -47,23 +48,9 @@ from parallelism.zero import ShardedStates, StateSharing, Zero
 from parallelism.zero_gradients import ShardedGradients
 from parallelism.zero_parameters import ShardedParameters
 from parallelism.zero_pipeline import LayerSharing
-from parallelism.zero_units import Ranks, groups_of
-from training.config import (
-    SEARCH,
-    TRACED,
-    Config,
-    check_compile,
-    check_counts,
-    check_layout,
-    check_saving,
-    check_trace,
-    make_model,
-    make_schedule,
-    num_micro_batches,
-    picture_of,
-    prepare_out_dir,
-    zero_group,
-)
+from parallelism.zero_units import Ranks
+from training.checks import check, prepare_out_dir
+from training.config import SEARCH, TRACED, Config, make_model, picture_of, plan_of, zero_group
 from training.device import own_device, set_matrix_precision
 from training.saving import Saving
 
@@ -71,43 +58,33 @@ from training.saving import Saving
 class Run:
     """A training run on one rank: the data and its share of it, the model, and how a step is done.
 
-    Making one is collective, and raises InputError for settings that don't fit.
+    Making one is collective, and raises InputError for settings that don't fit.  At the end of `with`, it is closed.
     """
+
+    saving: Saving | None = None
 
     def __init__(self, config: Config, comm: collectives.Communicator):
         with comm.agreed():
             config = replace(config, device=own_device(config.device, comm))
-            check_compile(config)
+            inputs = check(config, comm.topology, comm.rank)
+        with comm.agreed():
+            self.out_dir = prepare_out_dir(config, comm.rank)
+        self.matrix_precision = torch.get_float32_matmul_precision()  # of before
         set_matrix_precision(config.dtype)
         self.config = config
+        self.tokens, self.windows, self.val_ids = inputs.tokens, inputs.windows, inputs.val_ids
+        self.num_micro_batches, self.schedule = inputs.num_micro_batches, inputs.schedule
+        self.precision, self.gpt = inputs.precision, inputs.gpt
+        self.num_params = self.gpt.num_params()  # before ranks have parts of them
         self.mesh = Mesh(comm, dp=config.dp, pp=config.pp, sp=config.sp, tp=config.tp)
         self.dp, self.replicas = self.mesh.dp, self.mesh.along("dp", "sp")
         self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
         self.place = Place(config.seed)
-        with comm.agreed():
-            check_counts(config)
-            self.tokens = load_tokens(config.data)
-            train_ids, self.val_ids = split(self.tokens, config.val_fraction, config.block_size)
-            self.windows = Windows(train_ids, config.block_size, config.seed)
-            self.num_micro_batches = num_micro_batches(config, self.dp.size)
-            batch_size = self.dp.size * config.micro_batch_size * self.num_micro_batches
-            self.sampler = DistributedSampler(
-                len(self.windows), batch_size, self.dp.rank, self.dp.size, seed=config.seed
-            )
-            self.schedule = make_schedule(config, self.num_micro_batches)
-            self.precision = Precision(config.dtype, config.master_weights, config.grad_dtype)
-            self.gpt = make_model(config, self.tokens.vocab_size)
-            if config.init_from:
-                initialize(self.gpt, config.init_from)
-            self.positions = self.place.positions = self.sp.positions(config.block_size)
-            check_layout(config, self.mesh.shape)
-        self.num_params = self.gpt.num_params()  # before ranks have parts of them
+        self.sampler = DistributedSampler(
+            len(self.windows), inputs.batch_size, self.dp.rank, self.dp.size, seed=config.seed
+        )
+        self.positions = self.place.positions = self.sp.positions(config.block_size)
         self.parallelize()
-        with comm.agreed():
-            check_trace(config, comm.rank)
-            check_saving(config)
-            groups_of(zero_group(config), self.replicas.size, self.replicas.topology.nodes)
-            self.out_dir = prepare_out_dir(config, comm.rank)
         self.computing = partial(self.precision.computing, config.device)
         watch = Watch(self.gpt) if config.non_finite != "ignore" else None
         tied = tied_names(self.gpt)
@@ -121,15 +98,46 @@ class Run:
         self.guard = Guard(comm, config.non_finite, self.scale, watch)
         if config.pp > 1:
             parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)
-        self.saving = Saving(self, parts) if config.checkpoint_dir else None
         self.sums = np.zeros(2)  # loss, samples
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
+        try:
+            self.saving = Saving(self, parts) if config.checkpoint_dir else None
+        except InputError:
+            self.close()
+            raise
         self.progress_bar = comm.rank == 0 and environment.on_terminal()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        """Close, unless this rank fails alone, which ends the job."""
+        if error is None or (isinstance(error, InputError) and not isinstance(error, LoneInputError)):
+            self.close()
+
+    def close(self) -> None:
+        """Give back what was taken: the checkpoints' folder, signals, communicators and the memory that ranks share.
+
+        The run is of no use after.  Collective.
+        """
+        if self.saving:
+            self.saving.close()
+        torch.set_float32_matmul_precision(self.matrix_precision)
+        groups: list[Any] = [self.sp, self.mesh]
+        if isinstance(self.model, PipelineParallel):
+            groups += self.model.tied, self.model.ranks
+        elif self.zero:
+            groups.append(self.zero.ranks)
+        remove_hooks(self.gpt)
+        vars(self).clear()
+        gc.collect()  # modules refer to each other, and to memory that goes with the communicators
+        for group in groups:
+            group.free()
 
     def parallelize(self) -> None:
         """Divide the model over tp and sp."""
         config = self.config
-        plan = gpt2_plan(self.tokens.vocab_size, config.n_head, config.n_kv_head)
+        plan = plan_of(config, self.tokens.vocab_size)
         sp = self.sp if self.mesh.sp.size > 1 else None
         parallelize(self.gpt, plan, self.mesh.tp, sp, config.sequence_parallel, self.place)
         if config.recompute != "none":
@@ -385,3 +393,13 @@ class Run:
         if self.config.device == "cpu":
             return peak_memory_mib()
         return torch.cuda.max_memory_allocated(self.config.device) / 2**20
+
+
+def remove_hooks(model: torch.nn.Module) -> None:
+    """Take the hooks off gradients.  Python's garbage collector does not see that torch keeps them, nor what they keep.
+
+    Found in torch 2.13: PyFunctionTensorPostAccGradHooks has a reference of its own to the dict of hooks.
+    """
+    for param in model.parameters():
+        if hooks := getattr(param, "_post_accumulate_grad_hooks", None):
+            hooks.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,10 +40,14 @@ class Saving:
         self.parts = {name: part._replace(tensor=torch.empty(0)) for name, part in parts.items()}  # where they belong
         comm, config = run.mesh.comm, run.config
         self.interval = config.checkpoint_interval
-        self.stop = Stop(comm)
         self.same = {"data": fingerprint(run.tokens.ids), "batch_size": run.sampler.batch_size, "seed": config.seed}
-        self.checkpoints = Checkpoints(config.checkpoint_dir, comm, config.checkpoints_kept)
-        self.first = 1 + (self.resume() if config.resume else 0)
+        with ExitStack() as refused:
+            self.stop = Stop(comm)
+            refused.callback(self.stop.close)
+            self.checkpoints = Checkpoints(config.checkpoint_dir, comm, config.checkpoints_kept)
+            refused.callback(self.checkpoints.release)
+            self.first = 1 + (self.resume() if config.resume else 0)
+            self.taken = refused.pop_all()
 
     def state(self) -> Iterator[Part]:
         """What this rank has of the weights that are updated, and of the optimizer's states."""
@@ -86,6 +91,6 @@ class Saving:
         return signal
 
     def close(self) -> None:
-        """Wait until what is being written is written."""
-        self.checkpoints.close()
-        self.stop.close()
+        """Wait until what is being written is written; then leave the folder and signals to others."""
+        self.checkpoints.wait()
+        self.taken.close()

@@ -67,21 +67,22 @@ class Log(NamedTuple):
     noted: np.ndarray
 
 
-compiled: Any = njit(cache=True)
+compiled: Any = njit(cache=True, no_cfunc_wrapper=True)  # what Python calls
+inner: Any = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)  # what that calls: wrappers are half of compiling
 
 
-@compiled
+@inner
 def number(code: Code, rank: int, at: int) -> int:
     return code.numbers[at] + code.nth[rank] * code.slopes[at]
 
 
-@compiled
+@inner
 def peer_at(code: Code, rank: int, at: int) -> int:
     peer = rank + number(code, rank, at)
     return peer if 0 <= peer < len(code.nth) else peer % len(code.nth)  # a remainder takes its time
 
 
-@compiled
+@inner
 def find_stretch(code: Code, state: State, rank: int) -> bool:
     """Move on to the stretch of the rank's round; whether there is one."""
     while state.at[rank, 0] < code.ends[rank]:
@@ -97,7 +98,7 @@ def find_stretch(code: Code, state: State, rank: int) -> bool:
     return False
 
 
-@compiled
+@inner
 def crowd(code: Code, state: State, rank: int) -> float:
     return code.crowds[code.node_of[rank], state.round[rank]] if len(code.crowds) else 1.0
 
@@ -151,11 +152,12 @@ def follow(code: Code, speeds: Speeds, state: State, log: Log) -> int:
             event = heappop(events)
             done = pass_gate(code, speeds, state, event, events)
             if done >= 0:
-                arrive(code, speeds, state, event, done, going, log)
+                _, _, source, dest, _, folded = event
+                arrive(code, speeds, state, source, dest, folded, done, going, log)
     return ended
 
 
-@compiled
+@inner
 def begin_round(code: Code, speeds: Speeds, state: State, rank: int, events, going, log: Log) -> None:
     """What the rank does by itself, and then its messages, as far as their other ranks are at them."""
     structure, numbers = state.at[rank]
@@ -175,7 +177,7 @@ def begin_round(code: Code, speeds: Speeds, state: State, rank: int, events, goi
                 begin_message(code, speeds, state, rank, peer, nth, events, going, log)
 
 
-@compiled
+@inner
 def post(code: Code, state: State, rank: int) -> None:
     """Be at the round's messages, and count those inside the node."""
     structure, numbers = state.at[rank]
@@ -187,32 +189,32 @@ def post(code: Code, state: State, rank: int) -> None:
             state.near[OUT if code.structure[structure + 2 + nth] else IN, rank] += 1
 
 
-@compiled
+@inner
 def begin_message(code: Code, speeds: Speeds, state: State, rank: int, peer: int, nth: int, events, going, log) -> None:
     """Let a message go, if the peer has its other end; inside a node at once where it has no others to wait for."""
     structure, numbers = state.at[rank]
     at, is_send = numbers + 3 + 3 * nth, code.structure[structure + 2 + nth]
-    chunks, folded = number(code, rank, at + 1), number(code, rank, at + 2)
+    chunks, own = number(code, rank, at + 1), number(code, rank, at + 2)
     found, theirs = counterpart(code, state, peer, rank, is_send, chunks)
     if not found:
         return
     source, dest = (rank, peer) if is_send else (peer, rank)
     ready = max(state.began[rank], state.began[peer])
-    event = (ready, OUT, source, dest, float(chunks), float(folded + theirs))
+    folded = float(own + theirs)
     inside = code.node_of[source] == code.node_of[dest]
     if inside and state.near[OUT, source] == 1 and state.near[IN, dest] == 1:
-        arrive(code, speeds, state, event, ready + inside_s(code, speeds, state, event), going, log)
+        done = ready + inside_s(code, speeds, state, source, float(chunks))
+        arrive(code, speeds, state, source, dest, folded, done, going, log)
     else:
-        heappush(events, event)
+        heappush(events, (ready, OUT, source, dest, float(chunks), folded))
 
 
-@compiled
-def inside_s(code: Code, speeds: Speeds, state: State, event) -> float:
-    _, _, source, _, chunks, _ = event
+@inner
+def inside_s(code: Code, speeds: Speeds, state: State, source: int, chunks: float) -> float:
     return crowd(code, state, source) * (speeds.alpha + chunks * speeds.beta)
 
 
-@compiled
+@inner
 def counterpart(code: Code, state: State, rank: int, peer: int, is_send: int, chunks: int):
     """Whether a rank takes what the peer sends, or sends what it takes; and how much of it the rank folds."""
     structure, numbers = state.at[rank]
@@ -224,7 +226,7 @@ def counterpart(code: Code, state: State, rank: int, peer: int, is_send: int, ch
     return False, 0
 
 
-@compiled
+@inner
 def meet(code: Code, speeds: Speeds, state: State, rank: int, now: float, at: int, num_meets: int, going, log) -> None:
     """Arrive; the last one lets all go on."""
     first = rank + number(code, rank, at)
@@ -237,13 +239,13 @@ def meet(code: Code, speeds: Speeds, state: State, rank: int, now: float, at: in
             end_round(state, rank + number(code, rank, at + nth), end, going, log)
 
 
-@compiled
+@inner
 def pass_gate(code: Code, speeds: Speeds, state: State, event, events) -> float:
     """Bring a message to the way in, or over it; returns when it has come, or a number below 0."""
     time, way, source, dest, chunks, folded = event
     nodes = code.node_of[source], code.node_of[dest]
     if nodes[0] == nodes[1]:
-        takes = inside_s(code, speeds, state, event)
+        takes = inside_s(code, speeds, state, source, chunks)
         gates, at, keeps = state.ports, source if way == OUT else dest, takes
     else:
         takes = speeds.far_alpha + chunks * speeds.far_beta
@@ -256,10 +258,11 @@ def pass_gate(code: Code, speeds: Speeds, state: State, event, events) -> float:
     return -1.0
 
 
-@compiled
-def arrive(code: Code, speeds: Speeds, state: State, event, done: float, going, log: Log) -> None:
+@inner
+def arrive(
+    code: Code, speeds: Speeds, state: State, source: int, dest: int, folded: float, done: float, going, log: Log
+) -> None:
     """A message has come; a rank that has no other to wait for folds and goes on."""
-    _, _, source, dest, _, folded = event
     if log.noted[0] < len(log.messages):
         ready = max(state.began[source], state.began[dest])
         line = log.messages[log.noted[0]]
@@ -275,14 +278,14 @@ def arrive(code: Code, speeds: Speeds, state: State, event, done: float, going, 
             state.folds[rank] = 0.0
 
 
-@compiled
+@inner
 def folding(code: Code, speeds: Speeds, state: State, rank: int) -> float:
     near, far = state.folds[rank]
     late = max(0.0, far - speeds.segment)
     return crowd(code, state, rank) * ((near + far - late) * speeds.fold + late * speeds.fold_late)
 
 
-@compiled
+@inner
 def end_round(state: State, rank: int, end: float, going, log: Log) -> None:
     if log.noted[1] < len(log.rounds):
         line = log.rounds[log.noted[1]]

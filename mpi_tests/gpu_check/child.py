@@ -11,7 +11,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from mpi_tests.gpu_check.rows import SKIPPED, Row, Setting
-from mpi_tests.launch import ROOT, environment, watched
+from mpi_tests.helpers.launch import ROOT, environment, watched
 
 SPARE_S = 20.0  # for a check to say that what it started was not over
 

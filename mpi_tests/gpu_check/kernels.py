@@ -11,7 +11,7 @@ GOAL = 0.85
 def check(setting: Setting) -> list[Row]:
     if setting.is_small:
         raise CannotRunError("the kernels are a GPU's")
-    from mpi_tests import gpu_kernels
+    from mpi_tests.helpers import gpu_kernels
 
     rows = [Row("fold kernels", "equal to the host's", str(gpu_kernels.check()), PASSED)]
     copy, *folds = gpu_kernels.speed()

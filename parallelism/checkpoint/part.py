@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from parallelism.checkpoint.extent import Extent
 from parallelism.shard import Shard
+
+if TYPE_CHECKING:
+    from models.optimizer import Optimizer
 
 
 class Part(NamedTuple):
@@ -84,7 +87,7 @@ def state_parts(part: Part, states: Mapping[str, Tensor]) -> Iterator[Part]:
 
 
 @torch.no_grad()
-def make_states(optimizer: torch.optim.Optimizer) -> None:
+def make_states(optimizer: Optimizer) -> None:
     """Have an optimizer make the states that its first step would, to be filled.  Parameters stay as they are."""
     lacking = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.grad is None]
     for p in lacking:

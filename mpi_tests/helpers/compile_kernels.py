@@ -1,0 +1,30 @@
+"""Compile the kernels for every dtype on all cores, before ranks would wait for one of them to do so.
+
+python -m mpi_tests.helpers.compile_kernels
+"""
+
+import multiprocessing
+
+import numba
+import numpy as np
+
+from collectives import kernels
+from collectives.program import like
+
+DTYPES = [*"bBhHiIlLfdFD", "?"]
+
+
+def compile_for(char: str) -> None:
+    """Load the kernels for a dtype from Numba's cache, or compile them into it."""
+    kernels.run.compile((numba.int64, numba.typeof(like(np.dtype(char)))))
+
+
+def main() -> None:
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        pool.map(compile_for, DTYPES, chunksize=1)
+    for char in DTYPES:  # those again that two processes wrote to the cache's index at once
+        compile_for(char)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""Folders that the ranks of a test share."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+
+@contextmanager
+def shared_folder(mpi_comm):
+    """One that the first rank makes, and removes: ranks that all remove pytest's own get in each other's way."""
+    own = TemporaryDirectory() if mpi_comm.rank == 0 else None
+    try:
+        yield Path(mpi_comm.bcast(own and own.name))
+        mpi_comm.barrier()
+    finally:
+        if own:
+            own.cleanup()

@@ -1,0 +1,67 @@
+"""The kernels' names; and what only a machine with a GPU can show: that they give what the host does, and how fast.
+
+`mpi_tests.gpu_check` calls both.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from collectives import cuda_kernels
+from collectives.arrays import dtype_of
+from mpi_tests.helpers.folds import CASES, check_fold, draw
+from mpi_tests.helpers.reference import DTYPES, ops_of
+
+CASTS = list(itertools.permutations(("float16", "bfloat16", "float32", "float64"), 2))
+NUMS_SOURCES = (1, 2, 3, 4, 8, 11)
+COUNTS = (0, 1, 9, 1000, 300_001)
+NBYTES = 1 << 28
+NUM_SOURCES = 4
+ROUNDS = 20
+
+
+def names(nums_sources: Iterable[int], divisor: int = 2) -> Iterator[str]:
+    """All instances, of every dtype and op, for these numbers of sources each."""
+    for dtype, num in itertools.product(map(dtype_of, DTYPES), nums_sources):
+        for op in ops_of(str(dtype)):
+            yield cuda_kernels.plan(op, dtype, dtype, 1, num, divisor if op == "avg" else 1).name
+    for into, given, num in [*((*pair, 1) for pair in CASTS), ("float32", "bfloat16", 3)]:
+        yield cuda_kernels.plan("sum", dtype_of(into), dtype_of(given), 1, num, 1).name
+
+
+def check(counts: tuple[int, ...] = COUNTS) -> str:
+    """Every dtype and op on CuPy's arrays, aligned and not, in place and not, against the host."""
+    import cupy
+
+    rng, cases, num_folds = np.random.default_rng(0), itertools.cycle(CASES[:-1]), 0
+    for name in DTYPES:
+        for op, num, count in itertools.product(ops_of(name), NUMS_SOURCES, counts):
+            xs = [draw(rng, count, dtype_of(name)) for _ in range(num)]
+            for case in (next(cases), CASES[-1]):
+                check_fold(cupy, op, xs, case)
+                num_folds += 1
+    return f"{num_folds} folds of {len(DTYPES)} dtypes, as on the host"
+
+
+def speed() -> list[tuple[str, float, float]]:
+    """What, bytes read and written in GB/s, and that over the rate of a copy in the device's memory: medians."""
+    import cupy
+
+    copied = [cupy.zeros(NBYTES, np.uint8) for _ in range(2)]
+    rate = gb_per_s(lambda: cupy.copyto(*copied), 2 * NBYTES)
+    rows = [("copy", rate, 1.0)]
+    for name in ("bfloat16", "float32"):
+        dtype = dtype_of(name)
+        out, *sources = (cupy.zeros(NBYTES, np.uint8).view(dtype) for _ in range(NUM_SOURCES + 1))
+        fold = cuda_kernels.folding("sum", out, sources)
+        folded = gb_per_s(fold, (NUM_SOURCES + 1) * NBYTES)
+        rows.append((f"sum of {NUM_SOURCES} sources of {name}", folded, folded / rate))
+    return rows
+
+
+def gb_per_s(run: Callable[[], None], nbytes: int) -> float:
+    from cupyx.profiler import benchmark
+
+    times = benchmark(run, n_repeat=ROUNDS, n_warmup=3).gpu_times
+    return nbytes / float(np.median(times)) / 1e9

@@ -1,0 +1,53 @@
+"""Run mpi_tests.gpu_check with other checks, which end in every way.
+
+python -m mpi_tests.helpers.gpu_standins --device cpu
+"""
+
+import os
+import signal
+import sys
+import time
+
+from mpi_tests.gpu_check import __main__ as gpu_check
+from mpi_tests.gpu_check import child
+from mpi_tests.gpu_check.rows import PASSED, Row, verdict
+
+
+def passes(setting):
+    return [
+        Row("sum", "equal", f"on {setting.device} | or not", PASSED),
+        Row("speed", "none", "1", setting.speed(False)),
+    ]
+
+
+def fails(setting):
+    return [Row("order", "equal", "1 wrong", verdict(False))]
+
+
+def lacks(setting):
+    raise child.CannotRunError("no such thing here")
+
+
+def raises(setting):
+    raise RuntimeError("first line\nlast line")
+
+
+def dies(setting):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stays(setting):
+    time.sleep(setting.left_s + 600)
+
+
+gpu_check.CHECKS = {
+    check.__name__: gpu_check.Known(
+        f"mpi_tests.helpers.gpu_standins:{check.__name__}", 3 if check is stays else 60, half
+    )
+    for half, checks in ((1, (passes, fails, lacks)), (2, (raises, dies, stays)))
+    for check in checks
+}
+child.SPARE_S = 0.0
+
+if __name__ == "__main__":
+    sys.exit(gpu_check.main(module="mpi_tests.helpers.gpu_standins"))

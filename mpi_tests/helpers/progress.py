@@ -1,0 +1,103 @@
+"""A pytest plug-in that prints a line for each test file, with the time left, and keeps how long each item took.
+
+The time left follows from the seconds that items took in the last run, which pytest's cache keeps; before there was
+one, every item counts alike.  Under xdist a file's line is printed when the last of its items has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+CACHE = "seconds"  # folder in pytest's cache: a file for each command line's tests
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # of xdist, whose controller sees all reports
+        config.pluginmanager.register(Progress(config), "progress")
+
+
+class Progress:
+    """The hooks of the process that reports."""
+
+    def __init__(self, config):
+        self.config = config
+        self.name = "+".join(Path(word).name for word in config.args).replace("::", ".")
+        self.cache = getattr(config, "cache", None)  # there is none under -p no:cacheprovider
+        self.last = self.cache.get(f"{CACHE}/{self.name}", {}) if self.cache else {}
+        self.seconds: Counter[str] = Counter()
+        self.outcomes: dict[str, Counter[str]] = {}  # of each file
+        self.items: list[str] = []
+        self.left: Counter[str] = Counter()  # items of each file
+        self.begin = time.monotonic()
+
+    def collect(self, items):
+        self.items = items
+        self.left = Counter(map(file_of, items))
+        self.begin = time.monotonic()
+
+    def pytest_collection_finish(self, session):
+        if session.items:
+            self.collect([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids):
+        if not self.items:
+            self.collect(ids)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_teststatus(self):
+        """Keep the reporter's letters off the terminal."""
+        category, _, word = yield
+        return category, "", word
+
+    def pytest_runtest_logreport(self, report):
+        file = file_of(report.nodeid)
+        outcomes = self.outcomes.setdefault(file, Counter())
+        if report.when == "call" or report.outcome != "passed":
+            outcomes[report.outcome] += 1
+        if report.failed:
+            self.write(f"FAILED {report.nodeid}", red=True)
+        self.seconds[report.nodeid] += report.duration
+        if report.when == "teardown":
+            self.left[file] -= 1
+            if self.left[file] == 0:
+                self.write(self.line(file, outcomes))
+
+    def line(self, file, outcomes):
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+        took = sum(seconds for item, seconds in self.seconds.items() if file_of(item) == file)
+        return f"{file:60} {counts:>24} {took:7.1f} s {minutes(self.time_left()):>8} left"
+
+    def time_left(self):
+        """Scale the last run's seconds of what is left by how fast this run has been so far."""
+        mean = sum(self.last.values()) / len(self.last) if self.last else 1.0
+        expected = [(self.last.get(item, mean), item in self.seconds) for item in self.items]
+        over = sum(seconds for seconds, is_over in expected if is_over)
+        ahead = sum(seconds for seconds, is_over in expected if not is_over)
+        return ahead * (time.monotonic() - self.begin) / over if over else 0.0
+
+    def write(self, line, **markup):
+        if reporter := self.config.pluginmanager.get_plugin("terminalreporter"):
+            reporter.write_line(line, **markup)
+
+    def pytest_sessionfinish(self):
+        if self.cache and self.seconds and is_whole(self.config):
+            self.cache.set(f"{CACHE}/{self.name}", dict(self.seconds))
+
+
+def file_of(item):
+    return item.partition("::")[0]
+
+
+def is_whole(config):
+    """Whether no item was deselected by hand, and this is the one process that writes."""
+    ranks = config.pluginmanager.get_plugin("ranks")
+    return not config.option.keyword and (ranks is None or ranks.world.rank == 0)
+
+
+def minutes(seconds):
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"

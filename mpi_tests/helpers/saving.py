@@ -1,0 +1,45 @@
+"""Write checkpoint after checkpoint until killed, from the newest one on.
+
+python -m mpi_tests.helpers.saving DIRECTORY
+"""
+
+import os
+import sys
+import time
+
+import torch
+
+import collectives
+from parallelism.checkpoint import Checkpoints, Extent, Part
+
+LENGTH = 1 << 19  # elements a rank: 2 MiB
+
+
+def state(step, rank=0, size=1, parts=1):
+    """What one of `size` ranks has at a step, of a parameter as long as `parts` are."""
+    length = LENGTH * parts
+    extent = Extent((length * size,), length * rank, length)
+    numbers = torch.arange(float(extent.begin), extent.end)
+    return Part("x", "parameter", extent, numbers + step)
+
+
+def main():
+    comm = collectives.world()
+    print(f"rank {comm.rank} {os.getpid()}", flush=True)
+    checkpoints = Checkpoints(sys.argv[1], comm, keep=2)
+    path, step = checkpoints.newest(), 0
+    if path:
+        part = state(0, comm.rank, comm.size)
+        step = checkpoints.load([part], path).step
+        assert torch.equal(part.tensor, state(step, comm.rank, comm.size).tensor)
+    while True:
+        step += 1
+        checkpoints.save(step, [state(step, comm.rank, comm.size)], {})
+        while not checkpoints.poll():
+            time.sleep(1e-3)
+        if comm.rank == 0:
+            print(f"whole {step}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

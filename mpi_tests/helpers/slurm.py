@@ -1,0 +1,113 @@
+"""Slurm on the rig: slurmctld on rig1, a slurmd on each host, as many cores a host as the rig gives it slots."""
+
+import re
+import secrets
+import shutil
+import subprocess
+import time
+
+from mpi_tests.helpers.launch import watched
+from mpi_tests.rig import NETWORK, STATE, job_environment, on
+
+FOLDER = STATE / "slurm"
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+CONF = f"""
+ClusterName=rig
+SlurmctldHost=rig1({NETWORK}.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={FOLDER}/munge.socket
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SlurmctldPidFile={FOLDER}/slurmctld.pid
+SlurmdPidFile={FOLDER}/slurmd-%n.pid
+SlurmdSpoolDir={FOLDER}/spool-%n
+StateSaveLocation={FOLDER}/state
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+SlurmdParameters=config_overrides
+PartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=YES
+"""
+
+
+def missing():
+    """The programs that there aren't."""
+    return [program for program in PROGRAMS if shutil.which(program) is None]
+
+
+class Slurm:
+    """Slurm on a rig that is up, inside a `with`."""
+
+    def __init__(self, rig):
+        self.rig = rig
+        self.environment = job_environment() | {"SLURM_CONF": f"{FOLDER}/slurm.conf"}
+        self.daemons = []
+
+    def __enter__(self):
+        self.configure()
+        self.start_munge()
+        self.start("rig1", "slurmctld", "-D")
+        for name in self.rig.names:
+            self.start(name, "slurmd", "-D", "-N", name)
+        idle = f"idle {self.rig.hosts}\n"
+        self.wait_for(lambda: self.run("sinfo", "-h", "-o", "%t %D").stdout == idle, "idle nodes")
+        return self
+
+    def __exit__(self, *_):
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+            daemon.wait()
+
+    def configure(self):
+        for folder in ("state", *(f"spool-{name}" for name in self.rig.names)):
+            (FOLDER / folder).mkdir(parents=True)
+        nodes = [
+            f"NodeName={name} NodeAddr={NETWORK}.{number} CPUs={self.rig.slots} RealMemory=4000\n"
+            for number, name in enumerate(self.rig.names, 1)
+        ]
+        (FOLDER / "slurm.conf").write_text(CONF + "".join(nodes))
+        # The hosts share a file system, and the default is a folder that each of them would make.
+        (FOLDER / "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n")
+
+    def start_munge(self):
+        """A munged of its own, that knows nothing of the machine's."""
+        key = FOLDER / "munge.key"
+        key.touch(0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        files = {"key-file": key.name, "pid-file": "munge.pid", "seed-file": "munge.seed", "socket": "munge.socket"}
+        options = [f"--{option}={FOLDER / name}" for option, name in files.items()]
+        self.start("rig1", "munged", "--foreground", *options)
+        self.wait_for((FOLDER / "munge.socket").exists, "munged")
+
+    def start(self, host, *command):
+        with (FOLDER / f"{command[0]}-{host}.log").open("w") as log:
+            files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self.daemons.append(subprocess.Popen(on(host, *command), env=self.environment, **files))
+
+    def run(self, *command, env=None, timeout=60):
+        """Run a command on rig1, as at a login node; hydra then asks Slurm how to start ranks, not the rig."""
+        plain = ("env", "-u", "HYDRA_LAUNCHER", "-u", "HYDRA_LAUNCHER_EXEC")
+        return watched(on("rig1", *plain, *command), self.environment | (env or {}), timeout)
+
+    def batch(self, *arguments, env=None, timeout=60):
+        """Submit a job, wait for its end, and return its state and its output."""
+        output = FOLDER / "output"
+        job = self.run("sbatch", "--parsable", "-o", output, *arguments, env=env).stdout.strip()
+        self.wait_for(lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), f"end of job {job}", timeout)
+        return self.state(job), output.read_text()
+
+    def state(self, job):
+        return re.search(r"JobState=(\w+)", self.run("scontrol", "show", "job", job).stdout)[1]
+
+    def wait_for(self, happened, what, patience_s=30):
+        deadline = time.monotonic() + patience_s
+        while not happened():
+            assert time.monotonic() < deadline, f"Slurm: no {what} after {patience_s} s\n{self.logs()}"
+            time.sleep(0.2)
+
+    def logs(self):
+        return "\n".join(f"{file.name}:\n{file.read_text()}" for file in sorted(FOLDER.glob("*.log")))

@@ -1,0 +1,128 @@
+"""Programs of plain torch.distributed, each of which gives numbers that no backend may change."""
+
+import copy
+import tempfile
+from collections.abc import Callable
+from inspect import getsource
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+
+STEPS, BATCH, WIDTH = 3, 4, 16
+INIT = """
+import torch, torch.distributed as dist
+import collectives.torch_backend
+dist.init_process_group("collectives")
+x = torch.ones(2)
+dist.all_reduce(x)
+print(dist.get_rank(), dist.get_world_size(), x.tolist())
+"""
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+
+
+def train(made: nn.Module) -> list[float]:
+    optimizer = torch.optim.AdamW(made.parameters(), lr=0.01)
+    losses = []
+    for step in range(STEPS):
+        x = batch(step)
+        loss = F.mse_loss(made(x), x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def ddp() -> list[float]:
+    return train(nn.parallel.DistributedDataParallel(model(), bucket_cap_mb=1e-3))
+
+
+def fsdp2() -> list[float]:
+    from torch.distributed.fsdp import fully_shard
+
+    made = model()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(made[0], mesh=mesh)
+    fully_shard(made, mesh=mesh)
+    return train(made)
+
+
+def tensor_parallel() -> list[float]:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    made = parallelize_module(model(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(1))
+    loss = F.mse_loss(made(x), x)
+    loss.backward()
+    gradient = made[0].weight.grad.full_tensor()
+    return [loss.item(), *gradient.flatten()[:5].tolist()]
+
+
+def pipelined(schedule: str) -> list[float]:
+    from torch.distributed import pipelining  # with its compiler takes 2 s to import
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(size)]
+    stage = pipelining.PipelineStage(layers[rank], rank, size, torch.device("cpu"))
+    run = getattr(pipelining, schedule)(stage, n_microbatches=4, loss_fn=F.mse_loss)
+    x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1))
+    for layer in layers:
+        nn.init.eye_(layer.weight)
+        nn.init.constant_(layer.bias, 0.1)
+    losses: list[torch.Tensor] = []
+    run.step(*[x] * (rank == 0), target=x if rank == size - 1 else None, losses=losses if rank == size - 1 else None)
+    return [*(loss.item() for loss in losses), *layers[rank].weight.grad.flatten()[:3].tolist()]
+
+
+def gpipe() -> list[float]:
+    return pipelined("ScheduleGPipe")
+
+
+def one_f_one_b() -> list[float]:
+    return pipelined("Schedule1F1B")
+
+
+def checkpoint() -> list[float]:
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    made = fully_shard(model(), mesh=mesh)
+    train(made)
+    dcp.save(get_model_state_dict(made), checkpoint_id=folder[0])
+    other = fully_shard(copy.deepcopy(model()), mesh=mesh)
+    state = get_model_state_dict(other)
+    dcp.load(state, checkpoint_id=folder[0])
+    return [x for tensor in state.values() for x in tensor.full_tensor().flatten()[:4].tolist()]
+
+
+PROGRAMS = (ddp, fsdp2, tensor_parallel, gpipe, one_f_one_b, checkpoint)
+
+
+def lacking(program: Callable) -> str:
+    """Why this version of torch cannot run a program on the CPU over any backend, or nothing."""
+    from torch.distributed import pipelining
+
+    first_messages = getattr(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", None)
+    if program in (fsdp2, checkpoint) and not hasattr(torch.cpu.Stream, "record_event"):
+        return "no FSDP2 on the CPU"
+    if program is one_f_one_b and not hasattr(pipelining.schedules, "_wait_batch_p2p"):
+        return "1F1B waits for one message of several, and hangs over gloo"
+    if program in (gpipe, one_f_one_b) and first_messages and "dtype" not in getsource(first_messages):
+        return "stages send 8 bytes to who receives 4"
+    return ""

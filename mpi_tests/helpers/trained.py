@@ -1,0 +1,134 @@
+"""What train.py's training comes to in any layout, and in one process by torch alone."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+
+from models.data import Windows, load_tokens, split
+from models.gpt import GPT, GPTConfig
+from models.hf import to_hugging_face
+from models.optimizer import learning_rate
+from parallelism.sampler import DistributedSampler
+from train import train
+from training.config import Config
+
+GLOBAL_BATCH = 24
+SMALL = Config(
+    val_fraction=0.002, n_layer=2, n_head=2, n_embd=32, block_size=16, max_iters=8, warmup_iters=2, eval_interval=4,
+    lr=1e-2, seed=7, sample_tokens=4, bucket_mb=0.02, out_dir="",
+)  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    records: list[dict]
+    weights: dict[str, np.ndarray]  # by Hugging Face's names
+
+    @property
+    def losses(self):
+        return [record["loss"] for record in self.records if "loss" in record]
+
+    @property
+    def validations(self):
+        return {record["iter"]: record["val_loss"] for record in self.records if "val_loss" in record}
+
+
+def config(dp_size: int, **changes) -> Config:
+    """That of this file with changes, at the same global batch where so many ranks share it."""
+    micro_batch_size = GLOBAL_BATCH // dp_size // changes.get("num_micro_batches", 1)
+    return replace(SMALL, **{"micro_batch_size": micro_batch_size, **changes})
+
+
+def on(comm, **changes) -> Outcome:
+    """Train on the ranks of `comm`, of which the axes of `changes` leave the rest to dp.  Collective."""
+    inner = [changes.get(axis, 1) for axis in ("pp", "sp", "tp")]
+    gpt, records = train(config(comm.size // prod(inner), **changes), comm)
+    return Outcome(records, numpy_of(gpt))
+
+
+def on_first(comm, size=1, **changes) -> Outcome:
+    """Train on the first ranks of `comm` only; all get what comes of it.  Collective."""
+    part = comm.split(0 if comm.rank < size else None)
+    outcome = None
+    if part:
+        outcome = on(part, **changes)
+        part.free()
+    return comm.mpi.bcast(outcome)
+
+
+def flags(config: Config) -> list[str]:
+    given = {k: v for k, v in vars(config).items() if v != vars(Config())[k]}
+    return [word for k, v in given.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
+
+
+def left_in(out_dir: Path) -> Outcome:
+    """What the files of a run say."""
+    records = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
+    return Outcome(records, load_file(out_dir / "model.safetensors"))
+
+
+def numpy_of(gpt: GPT) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in to_hugging_face(gpt).items()}
+
+
+def by_torch(comm) -> Outcome:
+    """What training is to come to; it is computed on one rank.  Collective."""
+    return comm.mpi.bcast(plain_training() if comm.rank == 0 else None)
+
+
+@cache
+def plain_training() -> Outcome:
+    """The same training without any of our parallel code: one process, whole batches, torch alone."""
+    train_ids, val_ids = split(load_tokens([]), SMALL.val_fraction, SMALL.block_size)
+    windows = Windows(train_ids, SMALL.block_size, SMALL.seed)
+    sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=SMALL.seed)
+    model = GPT(GPTConfig(256, SMALL.block_size, SMALL.n_layer, SMALL.n_head, SMALL.n_embd), seed=SMALL.seed)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    records = []
+    for iteration, share in zip(range(1, SMALL.max_iters + 1), sampler, strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(iteration, SMALL.lr, SMALL.warmup_iters, SMALL.max_iters)
+        optimizer.zero_grad()
+        loss = loss_of(model, windows, share)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), SMALL.grad_clip)
+        optimizer.step()
+        records.append({"iter": iteration, "loss": loss.item()})
+        if iteration % SMALL.eval_interval == 0:
+            records.append({"iter": iteration, "val_loss": validation(model, val_ids)})
+    return Outcome(records, numpy_of(model))
+
+
+@torch.no_grad()
+def validation(model: GPT, ids: np.ndarray) -> float:
+    windows = Windows(ids, SMALL.block_size, None)
+    return loss_of(model, windows, np.arange(len(windows))).item()
+
+
+def loss_of(model: GPT, windows: Windows, indices: np.ndarray) -> torch.Tensor:
+    return model(*map(torch.from_numpy, windows.batch(indices)))[1]
+
+
+def check_same(outcome: Outcome, expected: Outcome) -> None:
+    """Losses, validations and weights but for rounding, which differs where sums are taken in another order."""
+    np.testing.assert_allclose(outcome.losses, expected.losses, rtol=1e-5)
+    assert outcome.validations.keys() == expected.validations.keys()
+    np.testing.assert_allclose([*outcome.validations.values()], [*expected.validations.values()], rtol=1e-5)
+    assert outcome.weights.keys() == expected.weights.keys()
+    for name, weight in expected.weights.items():
+        np.testing.assert_allclose(outcome.weights[name], weight, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def check_bits(weights: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert weights.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert np.array_equal(weights[name], weight), name

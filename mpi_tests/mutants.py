@@ -1,0 +1,226 @@
+"""Put faults into a copy of the code, one by one, and run for each the few tests that ought to catch it.
+
+python -m mpi_tests.mutants
+python -m mpi_tests.mutants --only pipeline --out mutants.md
+python -m mpi_tests.mutants --tree ../another/checkout
+
+Fails where a fault survives its tests, is not to be found in its file exactly once, or its tests fail without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple, TypeVar
+
+from tqdm import tqdm
+
+from mpi_tests.mutants_list import MUTANTS, Mutant, Selection
+
+ROOT = Path(__file__).resolve().parent.parent
+CLEAN_LIMIT_S = 300.0  # of tests without a fault; with one, a few times what they took, and more
+SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0
+TERMINATION_S = 10.0
+PYTEST = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "--color=no")
+CAUGHT = "caught"
+
+Item, Result = TypeVar("Item", Mutant, Selection), TypeVar("Result")
+
+
+class Ended(NamedTuple):
+    """How a run of tests ended: `passed` if there were some and all passed, else `why` not."""
+
+    passed: bool
+    why: str
+    seconds: float
+
+
+class Verdict(NamedTuple):
+    """What became of a mutant: `CAUGHT`, or another word."""
+
+    word: str
+    why: str
+    seconds: float = 0.0
+
+
+def copy_tree(tree: Path, folder: Path) -> Path:
+    """Copy what git tracks in `tree`, and what it does not ignore, as it is now."""
+    listed = ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0"):
+        if name and (tree / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(tree / name, folder / name)
+    return folder
+
+
+def files_of(tree: Path, tests: Selection) -> list[str]:
+    """Return the test files of that name: where there is a folder with_ranks/, those in it, or those elsewhere."""
+    files = sorted((tree / "mpi_tests").rglob(tests.file))
+    if not files:
+        raise FileNotFoundError(f"no {tests.file} beneath {tree / 'mpi_tests'}")
+    chosen = [file for file in files if (file.parent.name == "with_ranks") == tests.need_ranks]
+    return list(map(str, chosen or files))
+
+
+def command(tree: Path, tests: Selection) -> list[str]:
+    """Return the command line that runs some tests of a tree."""
+    chosen = [*files_of(tree, tests), *(["-k", tests.keys] if tests.keys else [])]
+    if not tests.ranks:
+        return [sys.executable, *PYTEST, "-m", "not mpi", *chosen]
+    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}") or "mpirun"
+    return [mpirun, "-n", str(tests.ranks), sys.executable, *PYTEST, "--with-mpi", "--only-mpi", *chosen]
+
+
+def run(tree: Path, tests: Selection, limit_s: float = CLEAN_LIMIT_S, kernels: str = "kernels") -> Ended:
+    """Run some tests of a tree, in which the folder `kernels` keeps what Numba compiles."""
+    env = os.environ | {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / kernels)}
+    begin = time.monotonic()
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command(tree, tests), cwd=tree, env=env, **streams)
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            end(process)
+            return Ended(False, f"not over after {limit_s:.0f} s", time.monotonic() - begin)
+        output.seek(0)
+        why = failure(code, output.read())
+    return Ended(not why, why, time.monotonic() - begin)
+
+
+def failure(code: int, output: str) -> str:
+    """Return what failed in a run of pytest, by its exit status and output; nothing if tests ran and passed.
+
+    >>> failure(1, "FAILED test_a.py::test_b - assert 1 == 2")
+    'FAILED test_a.py::test_b - assert 1 == 2'
+    >>> failure(0, "3 skipped in 0.1s"), failure(0, "1 passed, 3 skipped in 0.1s")
+    ('no test ran', '')
+    """
+    if code:
+        lines = output.splitlines()
+        found = (line for start in ("FAILED", "ERROR ", "====") for line in lines if line.startswith(start))
+        return next(found, f"exit status {code}")
+    return "" if re.search(r"\b[1-9]\d* passed", output) else "no test ran"
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all that it, and those in turn, have started."""
+    children: list[str] = []
+    with suppress(OSError):
+        for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+            children += listed.read_text().split()
+    return [pid, *(member for child in children for member in family(int(child)))]
+
+
+def end(process: subprocess.Popen) -> None:
+    """End a process and its family: mpirun ends its ranks if it is asked, not if it is killed."""
+    members = family(process.pid)
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for member in members:
+            with suppress(ProcessLookupError):
+                os.kill(member, sign)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TERMINATION_S)
+
+
+def examine(clean: Mapping[Selection, Ended], tree: Path, mutant: Mutant) -> Verdict:
+    """Put a fault into a copy, run its tests until one fails, and take it out again; `clean` are runs without it."""
+    if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if not clean[tests].passed]:
+        return Verdict("BROKEN SELECTION", "; ".join(broken))
+    path = tree / mutant.file
+    text = path.read_text() if path.is_file() else ""
+    if text.count(mutant.old) != 1:
+        return Verdict("DOES NOT APPLY", f"is in the file {text.count(mutant.old)} times")
+    stat, begin = path.stat(), time.monotonic()
+    compiled = "njit" in text  # in a folder of its own, so that the faultless need not be compiled again
+    kernels, more_s = ("faulty_kernels", COMPILING_S) if compiled else ("kernels", MORE_S)
+    path.write_text(text.replace(mutant.old, mutant.new))
+    try:
+        for tests in mutant.tests:
+            ended = run(tree, tests, more_s + SLOWER * clean[tests].seconds, kernels)
+            if not ended.passed:
+                return Verdict(CAUGHT, ended.why, time.monotonic() - begin)
+        return Verdict("SURVIVED", "", time.monotonic() - begin)
+    finally:
+        path.write_text(text)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def spread(do: Callable[[Path, Item], Result], items: Iterable[Item], copies: Sequence[Path]) -> dict[Item, Result]:
+    """Do something with each item, in as many threads as there are copies; with those that need ranks in one."""
+    items, done = list(dict.fromkeys(items)), {}
+    bar = tqdm(total=len(items), unit="run", file=sys.stderr, disable=None)
+    for with_ranks, some in ((False, copies), (True, copies[:1])):
+        idle: SimpleQueue[Path] = SimpleQueue()
+        for copy in some:
+            idle.put(copy)
+
+        def within(item: Item, idle: SimpleQueue[Path] = idle) -> Result:
+            copy = idle.get()
+            try:
+                return do(copy, item)
+            finally:
+                idle.put(copy)
+
+        mine = [item for item in items if item.need_ranks == with_ranks]
+        with ThreadPoolExecutor(len(some)) as threads:
+            for item, result in zip(mine, threads.map(within, mine), strict=True):
+                done[item] = result
+                bar.write(f"{item}: {' '.join(map(str, result))}", file=sys.stderr)
+                bar.update()
+    bar.close()
+    return {item: done[item] for item in items}
+
+
+def examine_all(mutants: Sequence[Mutant], copies: Sequence[Path]) -> dict[Mutant, Verdict]:
+    """Run all the tests once without a fault, then examine the mutants."""
+    clean = spread(run, [tests for mutant in mutants for tests in mutant.tests], copies)
+    return spread(partial(examine, clean), mutants, copies)
+
+
+def table(verdicts: Mapping[Mutant, Verdict]) -> str:
+    """Return the verdicts in Markdown, and below how many mutants are caught."""
+    lines = ["| file | fault | tests | verdict | s |", "|---|---|---|---|---:|"]
+    for mutant, (word, why, seconds) in verdicts.items():
+        told = word if word == CAUGHT else f"**{word}** {why}".strip()
+        cells = mutant.file, f"`{mutant.fault}`", "<br>".join(map(str, mutant.tests)), told, f"{seconds:.0f}"
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+    return "\n".join([*lines, "", f"{num_caught(verdicts)} of {len(verdicts)} caught"])
+
+
+def num_caught(verdicts: Mapping[Mutant, Verdict]) -> int:
+    return sum(verdict.word == CAUGHT for verdict in verdicts.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tree", type=Path, default=ROOT, help="repository to be examined: this one")
+    parser.add_argument("-k", "--only", default="", help="what must be in a mutant's file, fault or tests")
+    parser.add_argument("--jobs", type=int, default=2, help="runs without ranks at a time: 2")
+    parser.add_argument("--out", type=Path, help="file for the table, too")
+    flags = parser.parse_args()
+    mutants = [mutant for mutant in MUTANTS if flags.only in f"{mutant} {' '.join(map(str, mutant.tests))}"]
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copies = [copy_tree(flags.tree, Path(folder, str(number))) for number in range(max(1, flags.jobs))]
+        verdicts = examine_all(mutants, copies)
+    print(table(verdicts))
+    if flags.out:
+        flags.out.write_text(f"{table(verdicts)}\n")
+    return num_caught(verdicts) < len(mutants)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,775 @@
+"""The mutants: plausible faults of one place each, and the few tests that ought to catch them; `mutants.py` tries them.
+
+`old` must be in the file exactly once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Selection(NamedTuple):
+    """Selection of a file, which is somewhere beneath mpi_tests/, by pytest's -k, on so many ranks; 0: without MPI."""
+
+    file: str
+    keys: str = ""
+    ranks: int = 0
+
+    def __str__(self) -> str:
+        """Name them in a line.
+
+        >>> print(Selection("test_zero.py", "sgd", ranks=2))
+        test_zero.py -k 'sgd' on 2 ranks
+        """
+        chosen = f" -k '{self.keys}'" if self.keys else ""
+        return f"{self.file}{chosen}{f' on {self.ranks} ranks' if self.ranks else ''}"
+
+    @property
+    def need_ranks(self) -> bool:
+        return self.ranks > 0
+
+
+class Mutant(NamedTuple):
+    """A fault: `new` in place of `old` in a file."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[Selection, ...]
+
+    @property
+    def fault(self) -> str:
+        """The fault in a short line.
+
+        >>> Mutant("a.py", "  wait(peer)", "", ()).fault
+        'wait(peer) -> nothing'
+        """
+        old, new = (" ".join(text.split()) or "nothing" for text in (self.old, self.new))
+        return f"{old} -> {new}"
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.fault}"
+
+    @property
+    def need_ranks(self) -> bool:
+        return any(tests.need_ranks for tests in self.tests)
+
+
+def mutant(file: str, old: str, new: str, *tests: tuple) -> Mutant:
+    return Mutant(file, old, new, tuple(Selection(*each) for each in tests))
+
+
+ALGORITHMS = [
+    mutant(
+        "collectives/algorithms/ring.py",
+        "first=rank - 1, take=Fold",
+        "first=rank, take=Fold",
+        ("test_schedule.py", "contract_holds and reduce_scatter-ring"),
+    ),
+    mutant(
+        "collectives/algorithms/recursive.py",
+        "Send(peer, block(peer, bit)), Fold",
+        "Send(peer, block(rank, bit)), Fold",
+        ("test_schedule.py", "contract_holds and recursive_halving"),
+    ),
+    mutant(
+        "collectives/algorithms/tree.py",
+        "Recv((rank - reach) % size, everything)",
+        "Recv((rank + reach) % size, everything)",
+        ("test_schedule.py", "contract_holds and broadcast-binomial"),
+    ),
+    mutant(
+        "collectives/algorithms/chain.py",
+        "[Recv(rank + 1, run) for run in nth(down + 1, size)",
+        "[Fold(rank + 1, run) for run in nth(down + 1, size)",
+        ("test_schedule.py", "contract_holds and all_reduce-chain"),
+    ),
+    mutant(
+        "collectives/algorithms/dissemination.py",
+        "range((size - 1).bit_length())",
+        "range(size.bit_length() - 1)",
+        ("test_schedule.py", "contract_holds and barrier-dissemination"),
+    ),
+    mutant(
+        "collectives/algorithms/double_tree.py",
+        "(1, 1) if size % 2 else (-1, -1)",
+        "(1, 1) if size % 2 else (1, 0)",
+        ("test_schedule.py", "cost_line and double_tree"),
+    ),
+    mutant(
+        "collectives/algorithms/bruck.py",
+        "((rank - slot) % size for slot in range(size))",
+        "((rank + slot) % size for slot in range(size))",
+        ("test_schedule.py", "contract_holds and all_to_all-bruck"),
+    ),
+    mutant(
+        "collectives/algorithms/direct.py",
+        "into(s, size, apart)) for s in others(rank, size))\n    yield meeting(size)",
+        "into(s, size, apart)) for s in others(rank, size))",
+        ("test_schedule.py", "contract_holds and all_reduce-two_shot"),
+    ),
+    mutant(
+        "collectives/algorithms/hierarchical.py",
+        "partial(across, root=column.index(root))",
+        "partial(across, root=0)",
+        ("test_hierarchical.py", "any_groups and broadcast"),
+    ),
+    mutant(
+        "collectives/schedule.py",
+        "starts = [i * length + min(i, extra)",
+        "starts = [i * length + max(0, i - parts + extra)",
+        ("test_schedule.py", "shares_are"),
+    ),
+    mutant(
+        "collectives/contract.py",
+        'if collective == "barrier":\n        check',
+        "if False:\n        check",
+        ("test_schedule.py", "check_catches and barrier"),
+    ),
+]
+
+RUNTIME = [
+    mutant(
+        "collectives/executor.py",
+        "at_once = fold_late or any(fold != sent for fold, sent in clashes)",
+        "at_once = fold_late",
+        ("test_device.py", "still_being_sent", 2),
+    ),
+    mutant(
+        "collectives/executor.py",
+        "if source < self.mpi.rank:",
+        "if source >= 0:",
+        ("test_collectives.py", "same_bits and 2-ranks and float32", 2),
+    ),
+    mutant(
+        "collectives/executor.py",
+        "self.ready.pop(index).synchronize()",
+        "self.ready.pop(index)",
+        ("test_device.py", "every_collective and 2-ranks and staged and 40", 2),
+    ),
+    mutant(
+        "collectives/plan.py",
+        'f"{self.name}{where}: {error}"',
+        'f"{self.name}: {error}"',
+        ("test_communicator.py", "error_of_mpi", 2),
+    ),
+    mutant(
+        "collectives/communicator.py",
+        "first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS",
+        "first_tag = 0",
+        ("test_communicator.py", "waited_for_in_any_order and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/communicator.py",
+        'phases.Fold(a.op, dtype, self.size if a.op == "avg" else 1)',
+        "phases.Fold(a.op, dtype, 1)",
+        ("test_data_parallel.py", "whole_batch and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/letter.py",
+        "if sent != self.wire.nbytes:",
+        "if sent > self.wire.nbytes:",
+        ("test_communicator.py", "of_another_size", 2),
+    ),
+    mutant(
+        "collectives/kernels.py",
+        "total[i] = lesser(a[i], b[i])",
+        "total[i] = greater(a[i], b[i])",
+        ("test_finite.py", "losses_come_before and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/kernels.py",
+        "while load_acquire(flags[peer]) < frame[MEETINGS]:",
+        "while load_acquire(flags[peer]) < frame[MEETINGS] - 1:",
+        ("test_direct.py", "come_when_they_like and 2-ranks and two_shot", 2),
+    ),
+    mutant(
+        "collectives/kernels.py",
+        "bits + np.uint32(0x7FFF) + ",
+        "bits + np.uint32(0x8000) + ",
+        ("test_direct.py", "rounded_once and 3-ranks", 3),
+        ("test_precision.py", "sums_are_rounded_once and 3-ranks", 3),
+    ),
+    mutant(
+        "collectives/kernels.py",
+        "memcpy(target + end, source + end, nbytes - end)",
+        "memcpy(target + end, source + end, 0)",
+        ("test_reproducible.py", "long_arrays and 3-ranks", 3),
+    ),
+    mutant(
+        "collectives/phases.py",
+        "return self.spot(rank, run[place], begin, (segment + turn) % TURNS)",
+        "return self.spot(rank, run[place], begin, segment % TURNS)",
+        ("test_direct.py", "come_when_they_like and 3-ranks and one_shot", 3),
+    ),
+    mutant(
+        "collectives/phases.py",
+        "min(step, length - segment * step)",
+        "step",
+        ("test_direct.py", "segments_follow and 2-ranks and two_shot", 2),
+    ),
+    mutant(
+        "collectives/memory.py",
+        "zip(self.blocks, used, strict=True) if not is_used]\n        fitting",
+        "zip(self.blocks, used, strict=True) if block.free]\n        fitting",
+        ("test_direct.py", "used_again and 2-ranks", 2),
+    ),
+]
+
+CHECKS = [
+    mutant(
+        "collectives/agreement.py",
+        'else f"{said}#{number}"',
+        'else f"{said}#"',
+        ("test_disagreement.py", "one_call_behind and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/agreement.py",
+        "if highest != -lowest:",
+        "if failure and highest != -lowest:",
+        ("test_disagreement.py", "different_things and 2-ranks and ops", 2),
+    ),
+    mutant(
+        "collectives/record.py",
+        "if call.number > max(",
+        "if call.number >= max(",
+        ("test_record.py", "only_counted"),
+    ),
+    mutant(
+        "collectives/watchdog.py",
+        "if overdue & self.since.keys():",
+        "if overdue:",
+        ("test_watchdog.py", "comes_while_the_others_ask"),
+    ),
+    mutant(
+        "collectives/hang.py",
+        "reports[r].numbers.get(label, 0) < number]",
+        "reports[r].numbers.get(label, 0) <= number]",
+        ("test_watchdog.py", "does_not_enter"),
+    ),
+    mutant(
+        "collectives/arguments.py",
+        "if len(counts) != self.size or min(counts) < 0:",
+        "if len(counts) != self.size:",
+        ("test_disagreement.py", "get_wrong and 2-ranks and below", 2),
+    ),
+    mutant(
+        "collectives/arguments.py",
+        "(row.in_order or not self.reproducible)",
+        "True",
+        ("test_reproducible.py", "every_length and 5-ranks", 5),
+        ("test_disagreement.py", "get_wrong and 2-ranks and order", 2),
+    ),
+    mutant(
+        "collectives/arrays.py",
+        'if dtype in HALVES and op not in ("min", "max") else dtype',
+        'if dtype in HALVES and op == "avg" else dtype',
+        ("test_precision.py", "sums_are_rounded_once and 3-ranks", 3),
+    ),
+    mutant(
+        "collectives/arrays.py",
+        ": use 'max' for any, 'min' for all, or cast to int32 to count",
+        "",
+        ("test_arrays.py", "ops_that_make_sense"),
+    ),
+]
+
+TOOLS = [
+    mutant(
+        "collectives/cost.py",
+        "return queue + far.alpha_s",
+        "return far.alpha_s",
+        ("test_cost.py", "shares_its_way_out"),
+    ),
+    mutant(
+        "collectives/cost.py",
+        "copying = work.copied * chunk_bytes * network.copy_s_per_byte",
+        "copying = work.copied * chunk_bytes * network.gamma_s_per_byte",
+        ("test_cost.py", "moves_of_shared_memory"),
+    ),
+    mutant(
+        "collectives/programs.py",
+        "return family if all(family.has(nth, self.of(ranks[nth])) for nth in some) else None",
+        "return family",
+        ("test_simulate.py", "families_are and all_reduce"),
+    ),
+    mutant(
+        "collectives/programs.py",
+        "folded += len(sources) * len(run)",
+        "folded += len(run)",
+        ("test_cost.py", "moves_of_shared_memory"),
+    ),
+    mutant(
+        "collectives/tuning.py",
+        "[2 * winners[-1][0]]",
+        "[winners[-1][0]]",
+        ("test_tuning.py", "nearest_measured"),
+    ),
+    mutant(
+        "collectives/tuning.py",
+        'if take(data, "version", int) != VERSION:',
+        'if not take(data, "version", int):',
+        ("test_tuning.py", "a_bad_file"),
+    ),
+    mutant(
+        "collectives/select.py",
+        "if once and nbytes < ONCE_BYTES:",
+        "if nbytes < ONCE_BYTES:",
+        ("test_tuning.py", "worth_binding"),
+    ),
+    mutant(
+        "collectives/draw.py",
+        "(m.end * scale, m.dest)",
+        "(m.end * scale, m.source)",
+        ("test_draw.py", "one_scale"),
+    ),
+    mutant(
+        "collectives/simulate/events.py",
+        "gates[way, at] = begin + keeps",
+        "gates[way, at] = begin",
+        ("test_simulate.py", "share_a_node_s_way"),
+    ),
+    mutant(
+        "collectives/bench/measure.py",
+        '(2 if collective == "all_reduce" else 1) * (size - 1) / size',
+        '(2 if collective == "all_reduce" else 1) * (size - 1)',
+        ("test_bench.py", "bus_bandwidth"),
+    ),
+    mutant(
+        "collectives/bench/timing.py",
+        'comm.all_reduce(times, op="max")',
+        'comm.all_reduce(times, op="min")',
+        ("test_bench.py", "slowest", 2),
+    ),
+    mutant(
+        "collectives/bench/changes.py",
+        "beyond = abs(self.log) - ",
+        "beyond = self.log - ",
+        ("test_compare.py", "faster_by_a_third"),
+    ),
+    mutant(
+        "collectives/doctor/memory.py",
+        "need, plenty = ranks * RANK_BYTES",
+        "need, plenty = RANK_BYTES",
+        ("test_doctor.py", "test_shared_memory"),
+    ),
+    mutant(
+        "collectives/doctor/launch.py",
+        "if not library.startswith(names):",
+        "if not library:",
+        ("test_doctor.py", "of_one_mpi"),
+    ),
+    mutant(
+        "collectives/torch_backend/reductions.py",
+        "(tensor.detach() * factor).to(tensor.dtype)",
+        "tensor.detach().clone()",
+        ("test_torch_backend.py", "sums_of_products and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/torch_backend/runner.py",
+        "same[1] and direct > 0, same[2]",
+        "direct > 0, same[2]",
+        ("test_torch_backend.py", "those_bound and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/torch_backend/order.py",
+        "stream.wait_event(self.made)",
+        "assert self.made",
+        ("test_torch_order.py",),
+    ),
+    mutant(
+        "hostfiles/link_mpi.py",
+        'Path(sys.prefix, "lib", names[0])',
+        'Path(sys.prefix, "lib", names[1])',
+        ("test_link_mpi.py", "by_the_name"),
+    ),
+]
+
+DIVIDED = [
+    mutant(
+        "parallelism/data_parallel.py",
+        '**{"op": "avg", **reduction}',
+        "**reduction",
+        ("test_data_parallel.py", "whole_batch and 2-ranks", 2),
+    ),
+    mutant(
+        "parallelism/data_parallel.py",
+        "bucket.missing = set(bucket.names)",
+        "bucket.missing = set()",
+        ("test_data_parallel.py", "whole_batch and 2-ranks", 2),
+    ),
+    mutant(
+        "parallelism/arena.py",
+        "comm.broadcast(self.parameters, root=0)",
+        "comm.broadcast(self.parameters, root=comm.size - 1)",
+        ("test_data_parallel.py", "start_from and 2-ranks", 2),
+    ),
+    mutant(
+        "parallelism/autograd.py",
+        "Conjugate.apply(x, same, axis.all_reduce)",
+        "Conjugate.apply(x, same, same)",
+        ("test_autograd.py", "2-ranks", 2),
+    ),
+    mutant(
+        "parallelism/tensor_parallel.py",
+        "num_real = min(max(vocab_size - begin, 0), logits.shape[-1])",
+        "num_real = logits.shape[-1]",
+        ("test_tensor_parallel.py", "every_gradient and 2-ranks", 2),
+    ),
+    mutant(
+        "parallelism/sequence.py",
+        "return Pair(everything, slice(None, half), causal=False)",
+        "return Pair(everything, slice(half, None), causal=False)",
+        ("test_sequence_parallel.py", "every_gradient and 2-ranks and plain and ring and not documents", 2),
+    ),
+    mutant(
+        "parallelism/ring_attention.py",
+        "dkv += coming_home.wait()",
+        "coming_home.wait()",
+        ("test_sequence_parallel.py", "every_gradient and 2-ranks and plain and ring and not documents", 2),
+    ),
+    mutant(
+        "parallelism/sequence_parallel.py",
+        "lambda gradient: size * gradient",
+        "lambda gradient: gradient",
+        ("test_sequence_parallel.py", "every_gradient and 2-ranks and plain and ring and not documents", 2),
+    ),
+    mutant(
+        "parallelism/exchange.py",
+        "counts[(self.rank + 1) % self.size]",
+        "counts[(self.rank - 1) % self.size]",
+        ("test_sequence_parallel.py", "every_gradient and 4-ranks and plain-ring and not documents", 4),
+    ),
+    mutant(
+        "parallelism/dropout.py",
+        "torch.arange(q.shape[1], device=q.device) + self.rank * q.shape[1]",
+        "torch.arange(q.shape[1], device=q.device)",
+        ("test_sequence_parallel.py", "dropout_is_the_same and 2-ranks and ulysses", 2),
+    ),
+    mutant(
+        "parallelism/mesh.py",
+        "if math.prod(lengths) != world_size:",
+        "if math.prod(lengths) > world_size:",
+        ("test_mesh.py", "multiply"),
+    ),
+    mutant(
+        "parallelism/clip.py",
+        "squares[:1] = tp.all_reduce(squares[:1].copy())",
+        "tp.all_reduce(squares)",
+        ("test_precision_training.py", "split_layers_and_stages and float16 and not bfloat16", 4),
+    ),
+    mutant(
+        "parallelism/sampler.py",
+        "taken.reshape(len(self), self.size, -1)[:, self.rank]",
+        "taken.reshape(len(self), -1, self.size)[:, :, self.rank]",
+        ("test_sampler.py", "equally_and_in_order"),
+    ),
+    mutant(
+        "parallelism/sampler.py",
+        "key=[self.seed, self.epoch]",
+        "key=[self.seed, 0]",
+        ("test_sampler.py", "epochs_differ"),
+    ),
+    mutant(
+        "parallelism/deferred.py",
+        "home.add_(gradient)",
+        "home.copy_(gradient)",
+        ("test_deferred.py", "weights_get"),
+    ),
+    mutant(
+        "parallelism/recompute.py",
+        "place.samples, place.positions = samples, positions",
+        "place.samples, place.positions = now",
+        ("test_recompute.py", "pipelines_with_dropout and gpipe"),
+    ),
+    mutant(
+        "parallelism/finite.py",
+        "self._first[0] = kind * self.comm.size + self.comm.rank",
+        "self._first[0] = kind * self.comm.size",
+        ("test_finite.py", "losses_come_before and 3-ranks", 3),
+    ),
+    mutant(
+        "parallelism/precision.py",
+        "self.good_steps = self.good_steps + 1 if finite else 0",
+        "self.good_steps = self.good_steps + finite",
+        ("test_precision_training.py", "loss_scale_grows"),
+    ),
+    mutant(
+        "parallelism/precision.py",
+        "originals[name].reshape(-1)[self.spans[name]] if name in originals else param.data.view(-1)",
+        "param.data.view(-1)",
+        ("test_precision_training.py", "before_they_were_rounded", 1),
+    ),
+]
+
+PIPELINES = [
+    mutant(
+        "parallelism/pipeline_schedule/looped.py",
+        "num_ahead = 2 * (num_ranks - 1 - rank) + 1",
+        "num_ahead = 2 * (num_ranks - rank) + 1",
+        ("test_pipeline_schedule.py", "interleaved_is_that_of_torch"),
+    ),
+    mutant(
+        "parallelism/pipeline_schedule/zero_bubble.py",
+        "if micro_batch >= rank else",
+        "if micro_batch > rank else",
+        ("test_pipeline_schedule.py", "is_proved and zb_h1"),
+    ),
+    mutant(
+        "parallelism/pipeline_schedule/proof.py",
+        "if alive > peak:",
+        "if alive > peak + 1:",
+        ("test_pipeline_schedule.py", "damage_is_found"),
+    ),
+    mutant(
+        "parallelism/pipeline_schedule/price.py",
+        "now_s = max(now_s, come_s)",
+        "now_s = come_s",
+        ("test_pipeline_price.py", "played_by_hand"),
+    ),
+    mutant(
+        "parallelism/partition.py",
+        "lambda others, cost: others + cost**2",
+        "lambda others, cost: others + cost",
+        ("test_partition.py", "cheaper_dearest"),
+    ),
+    mutant(
+        "parallelism/pipeline.py",
+        "torch.full_like(y, self.weights[micro_batch])",
+        "torch.full_like(y, 1 / len(self.weights))",
+        ("test_pipeline.py", "count_by_their_targets", 2),
+    ),
+    mutant(
+        "parallelism/pipeline_parallel.py",
+        "self.reduction.wait()\n        self.tied.sum_up()",
+        "self.reduction.wait()",
+        ("test_pipeline.py", "plain_model and 2-ranks and 1f1b", 2),
+    ),
+    mutant(
+        "parallelism/reduction.py",
+        "last = {action.stage: action for action in order if",
+        "last = {action.stage: action for action in reversed(order) if",
+        ("test_pipeline.py", "ranks_beside and 1f1b and 4-ranks", 4),
+    ),
+    mutant(
+        "parallelism/reduction.py",
+        "is_copy = comm.rank > 0",
+        "is_copy = False",
+        ("test_precision_training.py", "split_layers_and_stages and float16 and not bfloat16", 4),
+    ),
+]
+
+ZERO = [
+    mutant(
+        "parallelism/zero.py",
+        "run(self.across)",
+        "run([])",
+        ("test_zero.py", "groups_share_and_replicate and 4-ranks", 4),
+    ),
+    mutant(
+        "parallelism/zero.py",
+        "with self.waiting():\n            run(self.gathering)",
+        "with self.waiting():\n            run([])",
+        ("test_zero.py", "sgd and 2-ranks", 2),
+    ),
+    mutant(
+        "parallelism/zero_gradients.py",
+        "for user in self.users:\n                user.wait()",
+        "pass",
+        ("test_zero.py", "sgd and 2-ranks", 2),
+    ),
+    mutant(
+        "parallelism/zero_gradients.py",
+        "own.add_(chunk)",
+        "own.copy_(chunk)",
+        ("test_zero.py", "micro_batches_add_up and 2-ranks", 2),
+    ),
+    mutant(
+        "parallelism/zero_parameters.py",
+        "return 1 + index % 2 if index else 0",
+        "return 1 if index else 0",
+        ("test_zero.py", "only_then and 2-ranks", 2),
+    ),
+]
+
+CHECKPOINTS = [
+    mutant(
+        "parallelism/checkpoint/shards.py",
+        "if piece.blocks(block) != [piece.checksums[number]]:",
+        "if not piece.checksums:",
+        ("test_checkpoint_parts.py", "flipped_byte"),
+    ),
+    mutant(
+        "parallelism/checkpoint/shards.py",
+        "if crc32(head(self.path, self.entry.header_bytes)) != self.entry.header_checksum:",
+        "if not self.entry.header_checksum:",
+        ("test_checkpoint_parts.py", "flipped_byte"),
+    ),
+    mutant(
+        "parallelism/checkpoint/shards.py",
+        "    sync(path)\n    entry = Entry(",
+        "    entry = Entry(",
+        ("test_checkpoint_parts.py", "on_the_disk_before"),
+    ),
+    mutant(
+        "parallelism/checkpoint/index.py",
+        "if sealed(values) != text:",
+        "if not values:",
+        ("test_checkpoint_parts.py", "flipped_byte or index_that_is_none"),
+    ),
+    mutant(
+        "parallelism/checkpoint/lock.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        ("test_checkpoint.py", "two_runs_write", 2),
+    ),
+    mutant(
+        "parallelism/checkpoint/extent.py",
+        "(there < start + count)",
+        "(there <= start + count)",
+        ("test_checkpoint_parts.py", "two_have_in_common or others_read"),
+    ),
+    mutant(
+        "parallelism/checkpoint/folders.py",
+        "found(directory)[:-keep]",
+        "found(directory)[keep:]",
+        ("test_checkpoint_parts.py", "several_are_kept"),
+    ),
+]
+
+PLANNER = [
+    mutant(
+        "parallelism/planner/counts.py",
+        "width * (width + 2 * kv_width) + 9 * width * width",
+        "width * (width + 2 * kv_width) + 8 * width * width",
+        ("test_planner.py", "bytes_of_each_layout and 1f1b"),
+    ),
+    mutant(
+        "parallelism/planner/memory.py",
+        "precision.gradient / (owners if stage >= 2 else 1)",
+        "precision.gradient / (owners if stage >= 1 else 1)",
+        ("test_planner.py", "mixed_precision_is_as_published"),
+    ),
+    mutant(
+        "parallelism/planner/step.py",
+        "if zero_stage in (1, 2):",
+        "if zero_stage == 1:",
+        ("test_planner.py", "gather_what_they_have_updated"),
+    ),
+    mutant(
+        "parallelism/planner/replicas.py",
+        'collective = "reduce_scatter" if self.zero_stage else "all_reduce"',
+        'collective = "all_reduce"',
+        ("test_planner.py", "zero or hand or pipeline"),
+    ),
+]
+
+MODELS = [
+    mutant(
+        "models/gpt.py",
+        "return same.tril()[:, None]",
+        "return same[:, None]",
+        ("test_gpt.py", "documents_and_positions"),
+    ),
+    mutant(
+        "models/gpt.py",
+        'num_residuals = 2 * self.config.n_layer if name.endswith("c_proj.weight") else 1',
+        "num_residuals = 1",
+        ("test_gpt.py", "follow_gpt2"),
+    ),
+    mutant(
+        "models/hf.py",
+        '"layer_norm_epsilon": 1e-5',
+        '"layer_norm_epsilon": 1e-6',
+        ("test_hf.py", "config_file or formulas"),
+    ),
+    mutant(
+        "models/hf.py",
+        "if found != wanted:",
+        'if found == "absent":',
+        ("test_hf.py", "lacks or shapes or another"),
+    ),
+    mutant(
+        "models/data.py",
+        "ids[positions + 1].astype(np.int64)",
+        "ids[positions].astype(np.int64)",
+        ("test_data.py", "window"),
+    ),
+    mutant(
+        "models/data.py",
+        "if num_tokens != found:",
+        "if num_tokens < found:",
+        ("test_data.py",),
+    ),
+    mutant(
+        "models/report.py",
+        '"a" if self.goes_on else "w"',
+        '"w"',
+        ("test_report.py",),
+    ),
+    mutant(
+        "models/optimizer.py",
+        'if p.dim() < 2], "weight_decay": 0.0}',
+        'if p.dim() < 2], "weight_decay": weight_decay}',
+        ("test_optimizer.py",),
+    ),
+]
+
+TRAINING = [
+    mutant(
+        "training/device.py",
+        "node.index(comm.rank) % torch.cuda.device_count()",
+        "comm.rank % torch.cuda.device_count()",
+        ("test_training_device.py", "in_turn"),
+    ),
+    mutant(
+        "training/checks.py",
+        "if config.compile and others:",
+        "if config.compile and len(others) > 1:",
+        ("test_refusals.py", "settings and compile"),
+    ),
+    mutant(
+        "training/checks.py",
+        ": use a multiple of {together}, such as {nearest}, or another micro_batch_size",
+        "",
+        ("test_refusals.py", "settings and global_batch_size"),
+    ),
+    mutant(
+        "training/run.py",
+        "(loss * (self.scale.value / len(batches))).backward()",
+        "(loss * self.scale.value).backward()",
+        ("test_train.py", "gradient_accumulation", 2),
+    ),
+    mutant(
+        "training/run.py",
+        "mine, size = np.arange(self.dp.rank, len(windows), self.dp.size)",
+        "mine, size = np.arange(0, len(windows), self.dp.size)",
+        ("test_train.py", "those_of_one_process and 2-ranks", 2),
+    ),
+    mutant(
+        "training/saving.py",
+        "check_same(path, loaded.whole, self.same)",
+        "loaded.whole",
+        ("test_train.py", "cannot_go_on and 1-ranks", 1),
+    ),
+    mutant(
+        "train.py",
+        "if iteration == config.max_iters or iteration % config.eval_interval == 0:",
+        "if iteration % config.eval_interval == 0:",
+        ("test_train.py", "those_of_one_process and 2-ranks", 2),
+    ),
+]
+
+MUTANTS = [
+    *ALGORITHMS,
+    *RUNTIME,
+    *CHECKS,
+    *TOOLS,
+    *DIVIDED,
+    *PIPELINES,
+    *ZERO,
+    *CHECKPOINTS,
+    *PLANNER,
+    *MODELS,
+    *TRAINING,
+]

@@ -1,0 +1,104 @@
+"""Bad input to train.py and to a user's script: one clear line of rank 0, every rank exits non-zero, nothing hangs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpi_tests.helpers.launch import ROOT, environment, launch, refused
+
+TINY = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2, "--sample_tokens", 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--learning_rate", 1], "unrecognized arguments: --learning_rate 1; see --help"),
+        (["--tp", 2], "transformer.h.0.attn.c_attn: 1 heads can't be split over tp=2: use a tp of 1, or 2 heads"),
+    ],
+    ids=["by its flags", "by what they ask for"],
+)
+def test_train_py_refuses(tmp_path, flags, message):
+    """without_ranks/test_refusals.py has all messages."""
+    ended = launch(2, "python", "train.py", *TINY, "--out_dir", tmp_path / "out", *flags)
+    assert refused(ended) == f"error: {message}"
+    assert not ended.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def script(tmp_path: Path, body: str) -> Path:
+    lines = ["import sys, numpy as np, collectives", "comm = collectives.world()", *body.splitlines()]
+    path = tmp_path / "script.py"
+    path.write_text("\n".join(lines))
+    return path
+
+
+REFUSED = """
+def tell(call):
+    try:
+        call()
+    except collectives.InputError as error:
+        if comm.rank == 0:
+            print(error)
+
+tell(lambda: comm.all_reduce(np.ones(2 + comm.rank)))
+tell(lambda: comm.all_reduce(np.ones(2, ["f4", "f8"][comm.rank])))
+tell(lambda: comm.all_reduce(np.ones((4, 4))[:, 1]))
+collectives.world(levels=[4, 4])
+"""
+
+
+def test_arguments_that_do_not_fit(tmp_path):
+    """with_ranks/test_disagreement.py has all messages; here, a script goes on after some, and ends by another."""
+    ended = launch(2, "python", script(tmp_path, REFUSED))
+    assert "levels=[4, 4] must be positive integers, each smaller than the one" in refused(ended)
+    length, dtype, strides = ended.stdout.splitlines()
+    assert "ranks disagree: rank 0 calls all_reduce(2 elements, float64" in length
+    assert "rank 1 calls all_reduce(2 elements, float64" in dtype
+    assert "strides (32,) is not C-contiguous: pass a copy of it" in strides
+
+
+def test_a_rank_that_raises_ends_the_job_with_its_traceback(tmp_path):
+    body = """
+x = np.ones(1 << 20)
+comm.all_reduce(x)
+if comm.rank == 1:
+    raise KeyError("lost on rank 1")
+comm.all_reduce(x)
+"""
+    ended = launch(3, "python", script(tmp_path, body), timeout=60)  # a tenth of what the watchdog waits
+    assert ended.returncode != 0
+    assert "rank 1 of 3 failed and ends the job:" in ended.stderr
+    assert "KeyError: 'lost on rank 1'" in ended.stderr
+
+
+LAUNCHERS = {
+    "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    "Hydra": ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    "srun --mpi=pmi2": ("PMI_SIZE", "PMI_RANK", "SLURM_STEP_NUM_TASKS"),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_mpirun_of_another_mpi(launcher):
+    """Each process then finds itself alone: here, two that were told of each other, as that mpirun would."""
+    for rank in ("0", "1"):
+        told = dict(zip(LAUNCHERS[launcher], ("2", rank, "2"), strict=False))
+        command, env = [sys.executable, "examples/sum.py"], environment() | told
+        ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+        assert ended.returncode != 0
+        assert not ended.stdout
+        if rank == "0":
+            program = "srun" if "srun" in launcher else "mpirun"
+            assert f"{program} started 2 processes, but each is alone in the MPI of mpi4py, which is " in refused(ended)
+        else:
+            assert not ended.stderr
+
+
+def test_a_process_alone_in_a_batch_script():
+    """test_slurm.py has it for real."""
+    told = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "PBS_NP": "4", "LSB_DJOB_NUMPROC": "4"}
+    ended = subprocess.run([sys.executable, "examples/sum.py"], cwd=ROOT, env=environment() | told, capture_output=True)
+    assert ended.stdout == b"rank 0 of 1 has [1. 1. 1. 1.]\n"

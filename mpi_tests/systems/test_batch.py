@@ -1,0 +1,28 @@
+"""The batch scripts of PBS and LSF, told on this machine what those would tell them; test_slurm.py has a real Slurm."""
+
+import pytest
+
+from mpi_tests.helpers.hostfiles import FOLDER
+from mpi_tests.helpers.launch import ROOT, environment, watched
+
+SUM = "python examples/sum.py"
+BENCH = "python -m collectives.bench --collectives all_reduce --end 8 --repeats 1 --warmups 1"
+TOLD = {
+    "pbs.sh": {"PBS_JOBID": "1.host", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "hosts", "PBS_O_WORKDIR": ROOT},
+    "lsf.sh": {"LSB_JOBID": "1", "LSB_DJOB_HOSTFILE": "hosts", "LS_SUBCWD": ROOT},
+}
+
+
+@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="the batch scripts activate .venv: make .venv/installed")
+@pytest.mark.parametrize(
+    ("script", "command", "shown"),
+    [("pbs.sh", SUM, "rank 1 of 2 has"), ("lsf.sh", BENCH, "all_reduce"), ("pbs.sh", "python no.py", None)],
+)
+def test_a_job_on_two_slots_of_this_machine(tmp_path, script, command, shown):
+    (tmp_path / "hosts").write_text("localhost\nlocalhost\n")
+    told = {name: str(tmp_path / value if value == "hosts" else value) for name, value in TOLD[script].items()}
+    told["COMMAND"] = command
+    ended = watched(["env", f"--chdir={tmp_path}", "bash", FOLDER / script], environment() | told, 120)
+    output = ended.stdout + ended.stderr
+    assert (ended.returncode == 0) == (shown is not None), output
+    assert (shown or "no.py") in output

@@ -1,0 +1,116 @@
+"""Whole runs of the benchmark."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from collectives.bench.measure import bus_factor
+from collectives.bench.trial import places
+from mpi_tests.helpers.launch import launch, refused
+from mpi_tests.helpers.reference import COLLECTIVES, MOVES, ROOTED
+
+of_one_run = pytest.mark.xdist_group("bench")
+PLACES = [(collective, in_place) for collective in COLLECTIVES for in_place in places(collective)]
+TINY = ("-b", 64, "-e", "1K", "-f", 16, "-n", 3, "-w", 1)
+
+
+@pytest.fixture(scope="module")
+def run_of_all(tmp_path_factory):
+    """Every collective by auto and its peers, on a root that is not 0: output, document and CSV."""
+    folder = tmp_path_factory.mktemp("bench")
+    files = "--json", folder / "r.json", "--csv", folder / "r.csv"
+    ended = bench(3, "all", *TINY, "-r", 2, "--peers", "mpi,gloo,nccl", "-d", "float64", "-o", "max", *files)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    with (folder / "r.csv").open() as file:
+        return ended.stdout, json.loads((folder / "r.json").read_text()), list(csv.DictReader(file))
+
+
+def bench(num_ranks: int, *words, **more):
+    return launch(num_ranks, "python", "-m", "collectives.bench", *words, **more)
+
+
+@of_one_run
+def test_a_document_says_all(run_of_all):
+    _, data, _ = run_of_all
+    assert list(data) == [
+        "schema", "command", "started", "environment", "ranks", "nodes", "links", "results", "average_busbw_gbps"
+    ]  # fmt: skip
+    assert (data["schema"], data["ranks"], data["nodes"]) == (1, 3, [3])
+    around = data["environment"]
+    assert len(around["hosts"]) == len(around["binding"]) == 3
+    assert around["numpy"] == np.__version__
+    assert {"mpi", "python", "mpi4py", "torch", "cupy", "cores", "devices", "env", "git"} <= set(around)
+    assert "-d" in data["command"]
+    assert data["links"]["within"]["alpha_s"] > 0
+
+
+@of_one_run
+def test_results_are_complete_and_right(run_of_all):
+    _, data, _ = run_of_all
+    rows = data["results"]
+    assert {(r["collective"], r["in_place"]) for r in rows if r["name"] == "auto"} == {*PLACES, ("barrier", False)}
+    assert {r["name"] for r in rows} == {"auto", "mpi", "gloo"}
+    for r in rows:
+        assert r["wrong"] == 0
+        assert len(r["samples_us"]) == 3
+        assert r["median_us"] == pytest.approx(np.median(r["samples_us"]), abs=1e-3)
+        assert (r["op"], r["root"]) == (
+            "max" if r["collective"] not in (*MOVES, "barrier") else None,
+            2 if r["collective"] in ROOTED else None,
+        )
+        assert (r["model_us"] is None) == (r["name"] != "auto")
+        assert r["bytes"] == 8 * r["count"] or r["collective"] == "barrier"
+        factor = bus_factor(r["collective"], 3)
+        assert r["busbw_gbps"] == pytest.approx(r["bytes"] * factor / r["median_us"] * 1e-3, rel=1e-2, abs=1e-5)
+    assert sorted({r["bytes"] for r in rows if r["collective"] == "all_reduce"}) == [64, 1024]
+
+
+@of_one_run
+def test_csv_is_the_results_without_samples(run_of_all):
+    _, data, table = run_of_all
+    assert list(table[0]) == [key for key in data["results"][0] if key != "samples_us"]
+    for line, r in zip(table, data["results"], strict=True):
+        assert line == {key: "" if value is None else str(value) for key, value in r.items() if key != "samples_us"}
+
+
+@of_one_run
+def test_the_table_has_a_line_for_each_contestant(run_of_all):
+    output, data, _ = run_of_all
+    lines = [line.split() for line in output.splitlines() if not line.startswith(("#", "--peers"))]
+    assert len(lines) == len({(r["collective"], r["bytes"], r["name"]) for r in data["results"]})
+    first = lines[0]
+    assert first[:5] == ["64", "8", "float64", "max", "-1"]
+    assert first[5].endswith("*")
+    assert [first[9], first[13]] == ["0", "0"]
+    assert "--peers nccl: left out: it is not for --device cpu" in output
+    assert "# Wrong elements    : 0 OK" in output
+    assert max(map(len, output.splitlines())) <= 160
+
+
+def test_a_process_alone_works(tmp_path):
+    ended = bench(1, *TINY, "-c", 0, "all_gather", "--handicap", 1.5)
+    assert ended.returncode == 0, ended.stderr
+    assert "N/A" in ended.stdout
+    assert "not checked" in ended.stdout
+
+
+def test_too_little_bandwidth_fails():
+    ended = bench(2, *TINY, "--min-bw", 1e6)
+    assert ended.returncode == 1
+    assert "is below --min-bw 1e+06" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--csv", "{tmp}/none/r.csv"], "none/r.csv can't be written (No such file or directory): pass another path"),
+        (["-e", "100000G"], "use --end "),
+        (["-a", "two_shot", "-e", "8"], "algorithm 'two_shot' needs ranks of one node, but there are 2 nodes"),
+    ],
+)
+def test_bad_input_ends_all_ranks_with_a_line(tmp_path, words, message):
+    words = [word.format(tmp=tmp_path) for word in words]
+    env = {"COLLECTIVES_FAKE_NODES": "2x1"} if "two_shot" in words else {}
+    assert message in refused(bench(2, *words, env=env))

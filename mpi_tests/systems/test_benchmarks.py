@@ -1,0 +1,239 @@
+"""The benchmarks of split models, pipelines, data parallelism and plans run, in small, with what they count."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from models.gpt import GPT, GPTConfig
+from mpi_tests.helpers.launch import ROOT, environment, launch, refused
+
+IN_SMALL = {
+    "splitting.py": "--n_layer 1 --n_head 4 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
+    "pipelining.py": "--n_layer 4 --n_head 2 --n_embd 16 --vocab_size 16 --seq 8 --num_micro_batches 4 --repeats 1",
+    "data_parallelism.py": "--n_layer 4 --n_head 2 --n_embd 64 --vocab_size 32 --seq 8 --bucket_mb 0.5 --repeats 1",
+    "sharing.py": "--n_layer 2 --n_head 2 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
+    "planning.py": "--n_layer 4 --n_head 2 --n_embd 128 --block_size 8 --samples 4 --steps 3",
+    "gpt2.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64",
+    "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
+}
+
+
+def run(ranks, benchmark, path, *more):
+    words = [*IN_SMALL[benchmark].split(), *more]
+    ended = launch(ranks, sys.executable, f"benchmarks/{benchmark}", *words, "--output", path, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    document = json.loads(path.read_text())
+    assert document["ranks"] == ranks
+    assert f"benchmarks/{benchmark} {words[0]}" in document["command"]
+    assert document["versions"].keys() >= {"python", "numpy", "torch"}
+    return document["results"], ended.stdout
+
+
+def test_splitting(tmp_path):
+    results, output = run(2, "splitting.py", tmp_path / "splitting.json")
+    has_deepspeed = importlib.util.find_spec("deepspeed") is not None
+    tensor = [f"{way}: {whose}" for way in ("tp", "tp, sequence-parallel") for whose in ("ours", "torch")]
+    sequence = [f"sp, {mode}: ours" for mode in ("ring", "ulysses", "hybrid")]
+    assert list(results) == tensor + sequence + ["sp, ulysses: DeepSpeed"] * has_deepspeed
+    assert ("DeepSpeed is not here" in output) != has_deepspeed
+    for name, figures in results.items():
+        assert name in output
+        assert figures["tokens_per_s"] * figures["step_ms"] == pytest.approx(1e3 * 2 * 16)
+        assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
+
+
+def test_sharing(tmp_path):
+    results, output = run(2, "sharing.py", tmp_path / "sharing.json")
+    ours = [f"ZeRO {stage}: ours" for stage in (1, 2, 3)]
+    assert list(results) == ["DataParallel: ours", "DDP: torch", *ours, "FSDP2: torch"]
+    for name, figures in results.items():
+        assert name in output
+        assert figures["tokens_per_s"] * figures["step_ms"] == pytest.approx(1e3 * 2 * 16)
+        assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
+
+
+def test_gpt2(tmp_path):
+    results, output = run(1, "gpt2.py", tmp_path / "gpt2.json", "--no_compile", "--dtype", "float32")
+    assert list(results) == ["ours", "plain loop"]
+    for figures in results.values():
+        assert figures["tokens_per_s"] * figures["step_ms"] == pytest.approx(1e3 * 2 * 8)
+        a_token = 6 * (50304 * 16 + 12 * 16 * 16 + 3 * 16) + 12 * 16 * 8
+        assert figures["model_flops_per_s"] == pytest.approx(figures["tokens_per_s"] * a_token)
+        assert figures["share"] == pytest.approx(figures["model_flops_per_s"] / figures["matrix_flops_per_s"])
+    assert "goal: at least 45%" in output
+
+
+def test_torch_backend():
+    ended = launch(2, sys.executable, "benchmarks/torch_backend.py", "--rounds", "1", "--seconds", "0.001", timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    sizes = [int(nbytes) for nbytes in re.findall(r"^ *(\d+) +[\d.]+ +[\d.]+ +[\d.]+$", ended.stdout, re.MULTILINE)]
+    assert sizes == [1 << power for power in range(10, 27, 2)]
+    trained = re.findall(r"^ *(\w+) +(\w+) +[\d.]+ s, exposed +-?[\d.]+ s$", ended.stdout, re.MULTILINE)
+    assert trained == [(way, backend) for way in ("DDP", "FSDP2") for backend in ("collectives", "gloo")]
+
+
+def test_pipelining(tmp_path):
+    path = tmp_path / "pipelining.json"
+    results, output = run(2, "pipelining.py", path)
+    schedules = ("gpipe", "1f1b", "interleaved", "breadth_first", "zb_h1", "zb_v")
+    assert list(results) == [f"{model}, {schedule}" for model in ("sleep", "gpt") for schedule in schedules]
+    for name, figures in results.items():
+        assert f"| 2 | {name} | " in output
+        for whose in ("ours", "torch"):
+            assert figures[f"{whose}_overhead_ms"] == pytest.approx(figures[f"{whose}_ms"] - figures["price_ms"])
+    # 4 micro-batches on 2 ranks: sleeps of 5 ms, of which a whole backward pass has two
+    assert results["sleep, 1f1b"]["price_ms"] > 5 * 15
+    assert results["sleep, zb_h1"]["price_ms"] > 5 * 13
+    table = subprocess.run([sys.executable, "benchmarks/pipelining_table.py", path], cwd=ROOT, capture_output=True)
+    assert table.stdout.decode() in output
+
+
+WITHOUT_TIED = """
+import sys
+sys.path.insert(0, "benchmarks")
+import pipelining, pipelining_peers
+pipelining_peers.TorchPipeline.sum_up_tied = lambda self: None
+pipelining.main()
+"""
+
+
+def test_gradients_of_pipelines_are_compared():
+    words = [*IN_SMALL["pipelining.py"].split(), "--models", "gpt", "--schedules", "1f1b"]
+    ended = launch(2, sys.executable, "-c", WITHOUT_TIED, *words)
+    assert ended.returncode != 0
+    assert re.search(r"torch, 1f1b: the gradient of (transformer.wte|lm_head).weight is off by ", ended.stderr)
+
+
+def test_memory(tmp_path):
+    results, output = run(4, "memory.py", tmp_path / "memory.json")
+    of = {title.partition(",")[0]: title for title in results}
+    ring, *others = (rows for title, rows in results.items() if title.startswith("attention"))
+    model, loss = results[of["a GPT's parameters"]], results[of["loss of 256 tokens"]]
+    assert all(title in output for title in results)
+    for size in (1, 2, 4):
+        assert ring[f"sp {size}"]["kept"] == pytest.approx(ring["sp 1"]["kept"] / size)
+        for rows in others:  # q, k and v of other heads are kept beside what is exchanged
+            assert rows[f"sp {size}"]["kept"] < 1.3 * rows["sp 1"]["kept"] / size
+        for kind in ("parameters", "gradients"):  # norms and positions are on every rank
+            assert model[f"tp {size}"][kind] < 1.05 * model["tp 1"][kind] / size
+        assert loss[f"tp {size}"]["kept"] < 1.1 * loss["plain"]["kept"] / size
+        assert loss[f"tp {size}"]["peak"] < 1.5 * loss["plain"]["peak"] / size
+
+
+def test_data_parallelism(tmp_path):
+    picture = tmp_path / "ways.png"
+    results, output = run(4, "data_parallelism.py", tmp_path / "ways.json", "--picture", picture)
+    num_params = GPT(GPTConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=64)).num_params() + 8 * 64
+    mib = 4 * num_params / 2**20  # of the parameters
+    expected = {  # in this unit: sent and received, sent out of a group, held between steps
+        "parameter server": (5, 2, 4),
+        "all-reduce at the end": (3, 1.5, 4),
+        "in buckets, overlapped": (3, 1.5, 4),
+        "hierarchical": (3, 1, 4),
+        "ZeRO stage 1": (3, 1.5, 2.5),
+        "ZeRO stage 2": (3, 1.5, 1.75),
+        "ZeRO stage 3": (4.5, 2.25, 1),
+    }
+    assert list(results) == list(expected)
+    for name, figures in results.items():
+        assert name in output
+        counted = [figures[f"{what}_mib"] / mib for what in ("busiest", "out_of_group", "held")]
+        if name == "ZeRO stage 3":  # some parameters stay from the forward to the backward pass
+            assert 4 < counted[0] < 4.5
+            assert counted[1] == pytest.approx(counted[0] / 2)
+            counted[:2] = expected[name][:2]
+        assert counted == pytest.approx(expected[name], rel=0.02)
+        formulas = [figures[f"{what}_formula_mib"] / mib for what in ("busiest", "held")]
+        assert formulas == pytest.approx(expected[name][::2])
+        assert figures["peak_mib"] > figures["held_mib"]
+        assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
+    assert results["parameter server"]["peak_mib"] > (4 + 4) * mib  # with all ranks' gradients
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+SUMMED_UP = """
+import sys
+sys.path.insert(0, "benchmarks")
+import data_parallelism, data_parallelism_ways, torch
+data_parallelism_ways.torch.mean = torch.sum
+data_parallelism.main()
+"""
+
+
+def test_parameters_of_data_parallelism_are_compared():
+    ended = launch(2, sys.executable, "-c", SUMMED_UP, *IN_SMALL["data_parallelism.py"].split())
+    assert ended.returncode != 0
+    assert re.search(r"parameter server: .*weight is off by .* of what plain training has changed", ended.stderr)
+
+
+def test_planning(tmp_path):
+    asked = ["dp 4", "dp 4, zero 3", "tp 2, pp 2"]
+    results, output = run(4, "planning.py", tmp_path / "planning.json", "--layouts", *asked)
+    layouts = results["layouts"]
+    assert list(layouts) == asked
+    num_params = GPT(GPTConfig(vocab_size=256, block_size=8, n_layer=4, n_head=2, n_embd=128)).num_params() + 8 * 128
+    held = 16 * num_params / 2**20  # parameters, gradients and two moments, in MiB
+    for whose in ("predicted", "measured"):
+        assert held < layouts["dp 4"][f"{whose}_mib"]
+        assert held / 4 < layouts["dp 4, zero 3"][f"{whose}_mib"] < held
+        assert held / 4 < layouts["tp 2, pp 2"][f"{whose}_mib"] < held
+    for name, figures in layouts.items():
+        assert name in output
+        for unit in ("mib", "ms"):
+            ratio = figures[f"predicted_{unit}"] / figures[f"measured_{unit}"]
+            assert figures[f"predicted_to_measured_{unit}"] == pytest.approx(ratio)
+    for unit in ("mib", "ms"):
+        places = []
+        for whose in ("predicted", "measured"):
+            values = [figures[f"{whose}_{unit}"] for figures in layouts.values()]
+            places.append([sorted(values).index(value) for value in values])
+        squares = sum((a - b) ** 2 for a, b in zip(*places, strict=True))
+        assert results["correlation"][unit] == pytest.approx(1 - 6 * squares / (3 * (3**2 - 1)))
+
+
+REFUSED = {
+    ("splitting", "--seq 30"): "can't be split over sp=2 ranks in zigzag order: use a multiple of 4",
+    ("splitting", "--vocab_size 65"): "65 can't be split over 2 ranks by torch: use a multiple",
+    ("pipelining", "--n_layer 3"): "--n_layer 3 is too few for 4 stages: use 4 or more",
+    ("pipelining", "--num_micro_batches 5"): "5 can't be interleaved by torch on 2 ranks: use a multiple",
+    ("memory", "--modes ulysses --n_head 1"): "2 ranks can't exchange these heads, use a multiple",
+    ("data_parallelism", "--bucket_mb 0"): "bucket_mb=0.0 must be above 0",
+    ("planning", ""): "the layouts are of 4 ranks, not 2: start as many, as with mpirun -n 4",
+}
+PARSE = """
+import importlib, json, sys
+sys.path.insert(0, "benchmarks")
+reasons = []
+for benchmark, words in json.load(sys.stdin):
+    sys.argv = [benchmark, *words.split()]
+    try:
+        importlib.import_module(benchmark).parse(2)
+    except ValueError as error:
+        reasons.append(str(error))
+print(json.dumps(reasons))
+"""
+
+
+def test_flags_that_make_no_sense():
+    """As they are checked on 2 ranks, all in one process."""
+    command = [sys.executable, "-c", PARSE]
+    given = json.dumps(list(REFUSED))
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), input=given, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    for reason, message in zip(json.loads(ended.stdout), REFUSED.values(), strict=True):
+        assert message in reason
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "words", "message"),
+    [
+        ("gpt2.py", [], "this is of one rank, not of 2: start it without mpirun"),
+        ("memory.py", ["--output", "there/is/none.json"], "there is no folder there/is, so make it first"),
+    ],
+)
+def test_a_refusal_ends_all_ranks_with_a_line(benchmark, words, message):
+    assert message in refused(launch(2, sys.executable, f"benchmarks/{benchmark}", *words))

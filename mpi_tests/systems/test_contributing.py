@@ -1,0 +1,37 @@
+"""The commands that CONTRIBUTING.md tells its reader to run, run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpi_tests.helpers.launch import ROOT, environment
+
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+BLOCK = re.search(r"```bash\n(.*?)```", TEXT, re.DOTALL)[1]
+COMMANDS = [line.split("#")[0].strip() for line in BLOCK.splitlines()]
+
+
+def run(command):
+    path = {"PATH": f"{Path(sys.executable).parent}:{environment()['PATH']}"}
+    ended = subprocess.run(
+        command, shell=True, cwd=ROOT, env=environment() | path, capture_output=True, text=True, timeout=400
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_commands(command):
+    output = run(command.replace("--seconds 60", "--seconds 1"))
+    assert re.search(r"[1-9]\d* passed|[1-9]\d* collectives on 3 ranks as NumPy's", output)
+
+
+def test_targets_of_make():
+    assert COMMANDS[0] == "source .venv/bin/activate"
+    targets = re.findall(r"^    make (\S+)", TEXT, re.MULTILINE)
+    assert targets == ["test", "test-system", "lint", "mutants", "bench"]
+    for target in [*targets, "test-all"]:
+        assert run(f"make --dry-run --assume-old=.venv/installed --assume-old=.venv/kernels {target}")

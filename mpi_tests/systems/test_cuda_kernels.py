@@ -1,0 +1,153 @@
+import itertools
+import sys
+
+import numpy as np
+import pytest
+
+from collectives import arrays, cuda_kernels
+from collectives.arrays import FLOATS, HALVES, dtype_of
+from mpi_tests.helpers import cuda_on_cpu, gpu_kernels
+from mpi_tests.helpers.folds import ALIGNED, CASES, COUNTS, REAL, Guarded, check_fold, draw, folded, same
+from mpi_tests.helpers.gpu_kernels import CASTS, names
+from mpi_tests.helpers.reference import DTYPES, ops_of
+
+pytestmark = pytest.mark.xdist_group("kernels")  # so that they are compiled once
+THREADS = 4  # of a block, and 4 blocks: so few that each takes several pieces
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    source = cuda_kernels.SOURCE.read_text()
+    return cuda_on_cpu.build(source, dict.fromkeys(names(range(1, 9))), tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def cupy(built, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", built)
+    monkeypatch.setattr(cuda_kernels, "BLOCK_THREADS", THREADS)
+    monkeypatch.setattr(cuda_kernels, "BLOCKS_PER_MULTIPROCESSOR", 4)
+    built.launches.clear()
+    yield built
+    cuda_kernels.kernel.cache_clear()
+    cuda_kernels.num_multiprocessors.cache_clear()
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_folds_are_those_of_the_host(cupy, name):
+    dtype, rng, cases = dtype_of(name), np.random.default_rng(0), itertools.cycle(CASES)
+    for op, num, count in itertools.product(ops_of(name), range(1, 9), COUNTS):
+        case = next(cases)
+        check_fold(cupy, op, [draw(rng, count, dtype) for _ in range(num)], case)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int16", "complex64"])
+def test_more_sources_than_are_loaded_at_once(cupy, dtype):
+    rng = np.random.default_rng(1)
+    for num in (9, 11, 16, 64):
+        check_fold(cupy, "sum", [draw(rng, 200, dtype_of(dtype)) for _ in range(num)], ALIGNED)
+    assert {name[-2] for name, *_ in cupy.launches} == {"3", "1", "8"}
+
+
+def test_two_halves_are_folded_as_the_device_does(cupy):
+    for dtype in sorted(HALVES, key=str):
+        low, high = (draw(np.random.default_rng(seed), 1000, dtype) for seed in range(2))
+        for op in ops_of(str(dtype)):
+            got, want = np.empty_like(low), np.empty_like(low)
+            cuda_kernels.fold(op, got, [low, high])
+            arrays.host().fold(op, low, high, want)
+            same(got, want, op)
+
+
+@np.errstate(all="ignore")
+def near_ties(into, given):
+    """What is rounded to `into`: its own numbers, what is half-way between two, and what is next to that."""
+    of_16_bits = np.arange(1 << 16, dtype=np.uint16).view(into if into in HALVES else np.float16).astype(into)
+    numbers = np.concatenate([of_16_bits, draw(np.random.default_rng(2), 1000, into)])
+    ties = numbers.astype(np.float64) / 2 + np.nextafter(numbers, into.type(np.inf)).astype(np.float64) / 2
+    beside = [np.nextafter(ties.astype(given), given.type(side)) for side in (-np.inf, np.inf)]
+    return np.concatenate([numbers.astype(given), ties.astype(given), *beside])
+
+
+@pytest.mark.parametrize(("into", "given"), CASTS)
+def test_casts_round_as_numpy(cupy, into, given):
+    into, given = dtype_of(into), dtype_of(given)
+    x = near_ties(into, given)
+    out = Guarded(cupy, np.zeros(len(x), into), 1)
+    cuda_kernels.cast(out.array, Guarded(cupy, x, 1).array)
+    with np.errstate(all="ignore"):
+        same(out.get(), x.astype(into))
+
+
+def test_cast_to_the_same_is_a_copy(cupy):
+    for dtype in map(dtype_of, DTYPES):
+        x = draw(np.random.default_rng(3), 100, dtype)
+        out = np.zeros_like(x)
+        cuda_kernels.cast(out, x)
+        same(out, x)
+
+
+def test_sums_of_16_bits_may_stay_in_32(cupy):
+    sources = [draw(np.random.default_rng(seed), 100, dtype_of("bfloat16")) for seed in range(3)]
+    out = np.zeros(100, np.float32)
+    cuda_kernels.fold("sum", out, sources)
+    with np.errstate(all="ignore"):
+        same(out, folded("sum", [source.astype(np.float32) for source in sources]))
+
+
+@pytest.mark.parametrize("dtype", [*sorted(map(str, FLOATS)), *REAL])
+def test_divide(cupy, dtype):
+    for divisor in (1, 3, 7):
+        x = draw(np.random.default_rng(divisor), 500, dtype_of(dtype))
+        want = x.copy()
+        arrays.host().divide(want, divisor)
+        cuda_kernels.divide(x, divisor)
+        same(x, want)
+
+
+def test_launches(cupy):
+    """Kernel, grid and stream; a launch may be run again."""
+    x, y = np.ones(40, np.float32), np.ones(40, np.float32)
+    launch = cuda_kernels.folding("sum", x, [x, y])
+    launch()
+    launch(cupy.on("mine"))
+    assert (x == 3).all()
+    many = np.ones(10_000, np.float32)
+    cuda_kernels.fold("max", many, [many.ctypes.data, many])
+    cuda_kernels.divide(np.ones(0), 2)
+    name = "fold<Sum, float, float, 2>"
+    assert cupy.launches == [(name, 3, None), (name, 3, "mine"), ("fold<Max, float, float, 2>", 4, None)]
+
+
+def test_integers_are_addresses(cupy):
+    x, y = np.full(5, 7, np.int16), np.full(5, 2, np.int16)
+    cuda_kernels.fold("prod", x, [x.ctypes.data, y.ctypes.data])
+    assert x.tolist() == [14] * 5
+
+
+X = np.zeros(8, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sum", X, []), "0 sources: fold 1 to 64 at a time"),
+        (("sum", X, [X] * 65), "65 sources: fold 1 to 64 at a time"),
+        (("sum", X, [X[1:]]), "7 elements into 8: pass sources as long as out"),
+        (("sum", X[1:], [X[:-1]]), "a source overlaps out -4 bytes off: pass out itself, or memory of its own"),
+        (("sum", X, [X, np.zeros(8)]), "sources of float32 and float64: pass sources of one dtype"),
+        (("sum", np.zeros(8, int), [X]), "sources of float32 into int64: only floats are cast"),
+        (("sum", X, [X], 2), "op 'sum' with divisor 2: use 'avg'"),
+        (("avg", X, [X], 0), "op 'avg' with divisor 0: use 'avg' and a divisor of at least 1"),
+        (("mean", X, [X]), "op 'mean' is unknown"),
+        (("min", np.zeros(8, complex), [np.zeros(8, complex)]), "complex numbers have no order"),
+        (("sum", np.zeros(8, ">i4"), [np.zeros(8, ">i4")]), "dtype >i4 cannot be sent"),
+    ],
+)
+def test_bad_input(cupy, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        cuda_kernels.fold(*arguments)
+    assert cupy.launches == []
+
+
+def test_the_check_of_a_gpu(cupy):
+    assert gpu_kernels.check(counts=(9,)) == f"{len(cupy.launches)} folds of 15 dtypes, as on the host"

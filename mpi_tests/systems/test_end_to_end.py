@@ -1,0 +1,91 @@
+"""train.py as its user starts it: the few runs from end to end that `make test` has beside with_ranks/test_train.py."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch
+from mpi_tests.helpers.trained import SMALL, check_same, config, flags, left_in, plain_training
+
+LAST = SMALL.max_iters
+COMPILER = "torch._dynamo"  # takes 2 s to import, so that only --compile may
+
+
+def test_a_run_has_the_losses_of_one_process_and_leaves_its_files(tmp_path):
+    words = flags(config(2, out_dir=str(tmp_path)))
+    ended = launch(2, "python", "-X", "importtime", "train.py", *words, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "import time:" in ended.stderr
+    assert COMPILER not in ended.stderr
+    check_same(left_in(tmp_path), plain_training())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.json",
+        "loss.png",
+        "metrics.jsonl",
+        "model.safetensors",
+    ]
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    shown = [line.split("|")[0].strip() for line in ended.stdout.splitlines() if "grad norm" in line]
+    assert shown == [f"iter {i}/{LAST}" for i in range(1, LAST + 1)]
+    assert ended.stdout.count("val loss") == 2
+    assert f"{LAST}/{LAST} [" not in ended.stdout  # no progress bar
+
+
+def test_help_is_printed_once():
+    ended = launch(2, "python", "train.py", "--help")
+    assert ended.returncode == 0
+    assert ended.stdout.count("usage: train.py") == 1
+    assert "mpirun -n 2 python train.py" in ended.stdout
+
+
+def test_a_progress_bar_is_for_terminals():
+    command = [find_mpirun(), "-n", "2", sys.executable, "train.py", *flags(config(2, max_iters=3))]
+    screen, terminal = os.openpty()
+    ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), **ends) as run:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # how the end of a terminal reads
+            while part := os.read(screen, 1 << 16):
+                shown += part
+        os.close(screen)
+        assert run.wait(60) == 0, shown.decode()
+    assert b"3/3 [" in shown
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")
+def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
+    """The signal goes to one rank, at the first step; the run goes on in another layout."""
+    saving = {"checkpoint_dir": str(tmp_path / "checkpoints")}
+    endless = flags(config(2, **saving, max_iters=10**6, eval_interval=10**6))
+    command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *endless]
+    ends = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, **ends) as run:
+        for line in run.stdout:
+            if line.startswith("iter 1/"):
+                os.kill(ranks_with(endless)[-1], signal.SIGUSR1)
+                break
+        said = run.stdout.read()
+    assert run.returncode == 0, said
+    step = int(re.search(r"SIGUSR1: the run ends with a checkpoint of step (\d+)", said)[1])
+    layout = {"pp": 2, "num_micro_batches": 2, "zero_stage": 3}
+    words = flags(config(1, **saving, **layout, max_iters=step + 1, resume="auto"))
+    ended = launch(2, "python", "-X", "importtime", "train.py", *words, timeout=300)
+    assert f"iter {step + 1}/{step + 1} " in ended.stdout, ended.stderr
+    assert COMPILER not in ended.stderr
+
+
+def ranks_with(words):
+    """The processes that run train.py with these words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            if path.read_bytes().split(b"\0")[1:-1] == [b"train.py", *(word.encode() for word in words)]:
+                found.append(int(path.parent.name))
+    return found

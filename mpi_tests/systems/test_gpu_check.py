@@ -1,0 +1,78 @@
+"""The check of a GPU: what becomes of its checks, and all of them, in small, on the CPU in place of a device."""
+
+import subprocess
+import sys
+
+import pytest
+
+from mpi_tests.gpu_check.rows import NO_GOAL
+from mpi_tests.helpers.launch import ROOT, environment
+
+
+def run(module, *words):
+    command = [sys.executable, "-W", "error", "-m", module, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600)
+
+
+def test_whatever_becomes_of_a_check_the_others_are_done(tmp_path):
+    ended = run("mpi_tests.helpers.gpu_standins", "--device", "cpu", "--out", tmp_path / "table.md")
+    title, _, head, line, *rows = (tmp_path / "table.md").read_text().splitlines()
+    assert "the CPU in place of a device" in title
+    assert "numpy" in title
+    assert (head, line) == ("| check | goal | measured | verdict |", "|---|---|---|---|")
+    assert rows == [
+        "| sum | equal | on cpu / or not | passed |",
+        f"| speed | none | 1 | {NO_GOAL} |",
+        "| order | equal | 1 wrong | failed |",
+        "| lacks |  | no such thing here | skipped |",
+        "| raises | an end | RuntimeError: last line | crashed |",
+        "| dies | an end | signal 9: nothing was said | crashed |",
+        rows[-1],
+    ]
+    assert rows[-1].endswith("| too long |")
+    assert all(row in ended.stdout for row in rows)
+    assert ended.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "names"),
+    [
+        (["--only", "passes", "lacks"], 0, ["sum", "speed", "lacks"]),
+        (["--half", "1"], 1, ["sum", "speed", "order", "lacks"]),
+        (["--half", "2", "--only", "raises", "passes"], 1, ["raises"]),
+    ],
+)
+def test_some_of_the_checks(words, status, names):
+    ended = run("mpi_tests.helpers.gpu_standins", "--device", "cpu", *words)
+    rows = [line for line in ended.stdout.splitlines() if line.startswith("| ")][1:]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == names
+    assert ended.returncode == status
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--only", "order"], "invalid choice: 'order'"), (["--out", "there/is/none.md"], "there is no folder there/is")],
+)
+def test_flags_that_make_no_sense(words, message):
+    ended = run("mpi_tests.helpers.gpu_standins", "--device", "cpu", *words)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+
+
+def test_where_there_is_no_device():
+    cupy = pytest.importorskip("cupy") if "cupy" in sys.modules else None
+    if cupy and cupy.cuda.is_available():
+        pytest.skip("there is a GPU")
+    ended = run("mpi_tests.gpu_check")
+    assert (ended.returncode, ended.stdout.startswith("skipped: ")) == (0, True)
+
+
+def test_all_checks_on_the_cpu():
+    ended = run("mpi_tests.gpu_check", "--device", "cpu")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = [line.strip("| ").split(" | ") for line in ended.stdout.splitlines() if line.startswith("| ")][1:]
+    verdicts = {row[0]: row[-1] for row in rows}
+    assert {"doctor", "kernels"} == {name for name, verdict in verdicts.items() if verdict == "skipped"}
+    judged = ["every collective, 3 ranks", "stream order, 2 ranks", "3 iterations, one rank", "training, tp 2"]
+    assert [verdicts[name] for name in judged] == ["passed"] * 4
+    assert [verdicts[name] for name in ("all_reduce of 256 MiB, 4 ranks", "GPT-2 124M, one rank")] == [NO_GOAL] * 2

@@ -1,0 +1,32 @@
+"""NVIDIA's compiler takes every kernel."""
+
+import os
+
+import pytest
+
+from collectives import cuda_kernels
+from mpi_tests.helpers import nvrtc
+from mpi_tests.helpers.gpu_kernels import names
+
+pytestmark = pytest.mark.skipif(nvrtc.library() is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
+
+
+@pytest.mark.filterwarnings("default")
+def test_nvrtc_compiles_every_kernel():
+    """Each dtype and op for three generations of GPUs; with EVERY_KERNEL set, for every number of sources, too."""
+    nums = range(1, 9) if "EVERY_KERNEL" in os.environ else (5,)
+    chosen = sorted(set(names(nums)))
+    for shift, arch in enumerate(("sm_70", "sm_80", "sm_90")):
+        some = chosen if "EVERY_KERNEL" in os.environ else chosen[shift::3]
+        options = [*cuda_kernels.OPTIONS, f"--gpu-architecture={arch}", "-ftz=true"]  # the last by CuPy
+        code = nvrtc.ptx(cuda_kernels.SOURCE.read_text(), some, options)
+        assert code.count(".entry") == len(some)
+        assert "ld.global.cs.v4" in code  # 16 bytes at a time
+        assert ".local" not in code  # all loops are unrolled, and arrays in registers
+        assert "fma" not in code
+        assert ".ftz" not in code  # subnormal numbers stay
+
+
+def test_nvrtc_reports_what_is_wrong():
+    with pytest.raises(ValueError, match='identifier "Summ" is undefined'):
+        nvrtc.ptx(cuda_kernels.SOURCE.read_text(), ["fold<Summ, float, float, 2>"], cuda_kernels.OPTIONS)

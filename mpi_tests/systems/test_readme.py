@@ -1,0 +1,104 @@
+"""What the README tells its reader to run, run: in small where it would take minutes."""
+
+import json
+import platform
+import re
+import shlex
+
+import pytest
+import torch
+
+from mpi_tests.helpers.launch import launch
+from mpi_tests.helpers.readme import (
+    BLOCKS,
+    DRAWING,
+    EXAMINING,
+    HANGING,
+    MEASURING,
+    ON_GPUS,
+    PLANNING,
+    PREDICTING,
+    SEARCHING,
+    TRAINING,
+    example,
+    run,
+)
+
+IN_SMALL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
+IN_SMALL += " --val_fraction 0.002"
+
+
+def test_commands_for_gpus_say_what_there_lacks():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: they would take long")
+    checking, training = ON_GPUS
+    assert run(checking).stdout.startswith("skipped: ")
+    assert re.search("needs CuPy|no CUDA device|sees no CUDA device", run(training, fails=True).stderr)
+
+
+@pytest.mark.parametrize("command", TRAINING)
+def test_training_commands(command, tmp_path):
+    here = command.replace("trace.json", shlex.quote(f"{tmp_path}/trace.json"))
+    here = here.replace(" saved", f" {shlex.quote(str(tmp_path / 'saved'))}")
+    output = run(f"{here} {IN_SMALL} --out_dir {shlex.quote(str(tmp_path))}").stdout
+    assert "iter 2/2" in output
+    assert (tmp_path / "loss.png").exists()
+    assert (tmp_path / "trace.json").exists() == (tmp_path / "trace.png").exists() == ("--trace" in command)
+
+
+def test_the_planner_lists_layouts():
+    output = run(PLANNING).stdout
+    assert "8 x 8 ranks: InfiniBand NDR" in output
+    assert re.search(r"layouts fit, .*\n\n +step +tokens/s.*layout\n.*tokens|us .* dp \d+", output)
+
+
+def test_pipelines_are_drawn_as_shown_and_searched(tmp_path):
+    shown = next(text for _, text in BLOCKS if text.startswith("zb_h1: "))
+    assert run(DRAWING).stdout == shown
+    file = tmp_path / "my.csv"
+    assert "known:" in run(SEARCHING.replace("my.csv", shlex.quote(str(file)))).stdout
+    assert (
+        "my.csv holds: 4 ranks, 8 stages"
+        in run(f"python -m parallelism.pipeline_schedule check {shlex.quote(str(file))}").stdout
+    )
+
+
+def test_measuring_commands(tmp_path):
+    (measure,) = MEASURING
+    file = tmp_path / "results.json"
+    output = run(f"{measure.replace('results.json', shlex.quote(str(file)))} -b 1K -e 1K -n 2").stdout
+    assert "# Wrong elements    : 0 OK" in output
+    assert {row["name"] for row in json.loads(file.read_text())["results"]} == {"auto", "mpi", "gloo"}
+
+
+def test_predicting_commands(tmp_path):
+    predict, draw = PREDICTING
+    assert "65536 ranks of 8192 nodes" in run(f"{predict} --algorithms binomial hierarchical -b 1M -e 1M").stdout
+    picture = tmp_path / "ring.png"
+    output = run(draw.replace("-b 1M", "-b 1K -n 2").replace("ring.png", shlex.quote(str(picture)))).stdout
+    assert "all_reduce ring, 1K: planned, " in output
+    assert list(tmp_path.iterdir()) == [picture]
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("examples/sum.py", 3), ("examples/split.py", 2), ("examples/draw.py", 1)])
+def test_examples_do_what_the_readme_shows(name, ranks):
+    shown = example(name)
+    ended = launch(ranks, "python", name)
+    assert sorted(ended.stdout.splitlines()) == sorted(shown.splitlines()), ended.stderr
+
+
+def test_a_hanging_job_ends_as_the_readme_shows():
+    shown = example("examples/hang.py").splitlines()
+    ended = run(HANGING, fails=True)
+    begin = ended.stderr.index(shown[0])
+    lines = ended.stderr[begin:].splitlines()[: len(shown)]
+    assert [re.sub(r"\b\d+ s\b", "5 s", line) for line in lines] == shown
+
+
+def test_the_doctor_says_what_the_readme_shows():
+    """Its first line, and others on the same topics, of the same ranks; their facts are this machine's."""
+    shown = next(text for _, text in BLOCKS if text.startswith("ok       ranks: 4")).replace("node1", platform.node())
+    said = run(EXAMINING).stdout.splitlines()
+    assert said[0] == shown.splitlines()[0]
+    subjects = {re.sub(r"^\w+ +|: .*", "", line) for line in said}
+    assert {re.sub(r"^\w+ +|: .*", "", line) for line in shown.splitlines()} <= subjects

@@ -1,0 +1,172 @@
+"""The rig comes up over whatever is there, goes down whole, and says in a line why it can't be made."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mpi_tests import rig
+from mpi_tests.helpers.launch import ROOT, watched
+from mpi_tests.rig import Rig, RigError, UnavailableError, is_hydra, job_environment, on
+
+pytestmark = pytest.mark.xdist_group("rig")  # there is one rig at a time
+# Where a process ends at once, Open MPI's daemon may lose the news, and mpirun waits for ever.
+SLOWLY = "sleep 1; "
+COMMAND = (sys.executable, "-m", "mpi_tests.rig")
+README = (ROOT / "README.md").read_text()
+NETNS = Path("/run/netns")
+
+
+@pytest.fixture
+def allowed():
+    """Skip where there can't be a rig."""
+    try:
+        with Rig(hosts=1):
+            pass
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+def act(*arguments, **environment):
+    return watched([*COMMAND, *arguments], job_environment() | environment, 60)
+
+
+def namespaces():
+    return sorted(path.name for path in NETNS.glob("rig*"))
+
+
+def all_gone():
+    with rig.lock():  # another process may have a rig by now
+        return namespaces() == [] and not rig.STATE.exists()
+
+
+def refused(*arguments, **environment):
+    ended = act(*arguments, **environment)
+    assert ended.returncode == 1
+    assert all_gone()
+    assert ended.stderr.count("\n") == 1
+    return ended.stderr.rstrip().removeprefix("error: ")
+
+
+def wait_for(happened):
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def alive(pid):
+    status = Path("/proc", str(pid), "status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def test_hosts_have_names_and_memory_of_their_own(allowed):
+    with Rig(hosts=2, rate="none"):
+        for host in ("rig1", "rig2"):
+            asked = on(host, "sh", "-c", "hostname; touch /dev/shm/of_$(hostname); ls /dev/shm; getent hosts rig2")
+            told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+            assert told == [host, f"of_{host}", "10.77.0.2", "rig2"]
+    assert all_gone()
+
+
+def test_a_rig_that_died_leaves_nothing_behind(allowed):
+    """Half of it is missing, a name is taken by a file, and a process lives on."""
+    with rig.lock():
+        Rig(hosts=3).up()
+        survivor = subprocess.Popen(on("rig2", "sh", "-c", "echo there; sleep 1000"), stdout=subprocess.PIPE, text=True)
+        assert survivor.stdout.readline() == "there\n"
+        rig.ip("netns", "del", "rig3")
+        (NETNS / "rig7").touch()
+        (rig.STATE / "hosts").unlink()
+        Rig(hosts=2).up()
+        survivor.communicate(timeout=30)
+        assert survivor.returncode == -9
+        assert namespaces() == ["rig0", "rig1", "rig2"]
+        rig.down()
+        rig.down()
+    assert all_gone()
+
+
+@pytest.mark.parametrize("signal", ["TERM", "KILL"])
+def test_a_run_that_is_ended(allowed, signal):
+    """By SIGTERM it takes the rig down itself; after a SIGKILL the next start does."""
+    running = subprocess.Popen(
+        [*COMMAND, "run", "--hosts", "2", "--", "sleep", "1000"], env=job_environment(), cwd=ROOT
+    )
+    wait_for(lambda: {"rig1", "rig2"} <= set(namespaces()) and len(rig.processes("rig2")) > 2)
+    pids = rig.processes("rig1") + rig.processes("rig2")
+    subprocess.run(["kill", f"-{signal}", str(running.pid)], check=True)
+    running.wait(30)
+    if signal == "KILL":
+        with Rig(hosts=1):
+            assert namespaces() == ["rig0", "rig1"]
+    assert all_gone()
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def test_a_run_ends_as_its_command_does(allowed):
+    assert act("run", "--hosts", "2", "--", "sh", "-c", SLOWLY).returncode == 0
+    assert act("run", "--hosts", "2", "--", "sh", "-c", f"{SLOWLY} exit 3").returncode == 3
+    assert all_gone()
+
+
+def test_up_and_down(allowed):
+    assert act("up", "--hosts", "2").stdout.startswith("the rig is up: mpi_tests/rig_agent.sh rig1 mpirun --hostfile ")
+    assert act("down").returncode == 0
+    assert all_gone()
+
+
+def test_the_command_of_the_readme(allowed):
+    (command,) = re.findall(r"^python (-m mpi_tests.rig run .*)", README, re.MULTILINE)
+    ended = watched([sys.executable, *shlex.split(command)], job_environment(), 60)
+    shown = sorted(ended.stdout.splitlines())
+    assert shown == [f"rank {rank} of 8 has [36. 36. 36. 36.]" for rank in range(8)], ended.stderr
+
+
+def test_64_ranks_on_eight_hosts(allowed, tmp_path):
+    """The hostfile that is an example to edit, edited."""
+    assert "mpirun --hostfile hostfiles/8x8.txt -np 64 python train.py\n" in README
+    example = ROOT / "hostfiles" / f"8x8{'.mpich' if is_hydra() else ''}.txt"
+    (tmp_path / "hosts").write_text(example.read_text().replace("node", "rig"))
+    with Rig(hosts=8, slots=8) as made:
+        ended = made.launch("sh", "-c", f"{SLOWLY} hostname", hostfile=tmp_path / "hosts")
+    assert Counter(ended.stdout.split()) == {f"rig{number}": 8 for number in range(1, 9)}, ended.stderr
+
+
+def test_bad_input(allowed):
+    assert refused("up", "--hosts", "0") == refused("run", "--hosts", "0", "--", "true") == "--hosts 0: pass 1 to 200"
+    assert refused("up", "--slots", "-1") == "--slots -1: pass 1 or more"
+    assert refused("up", "--rate", "fast").endswith('tbf: illegal value for "rate": "fast"')
+
+
+def test_without_root(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UnavailableError, match="needs root"):
+        rig.lock()
+
+
+def test_without_tools(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UnavailableError, match=r"needs ip, tc, nsenter, .* install iproute2"):
+        rig.lock()
+
+
+def test_without_a_limit_of_rates(allowed, tmp_path):
+    (tmp_path / "tc").write_text("#!/bin/sh\necho 'Error: Specified qdisc kind is unknown.' >&2; exit 2")
+    (tmp_path / "tc").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert refused("up", **environment).endswith("Error: Specified qdisc kind is unknown.")
+    assert act("run", "--hosts", "1", "--rate", "none", "--", "sleep", "1", **environment).returncode == 0
+
+
+def test_a_broken_ip_is_no_reason_to_skip(allowed):
+    with pytest.raises(RigError, match="no-such-action") as caught:
+        rig.ip("no-such-action")
+    assert not isinstance(caught.value, UnavailableError)

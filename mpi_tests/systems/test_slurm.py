@@ -1,0 +1,85 @@
+"""Jobs under Slurm, with a slurmd on each of the rig's four hosts."""
+
+import sys
+
+import pytest
+
+from mpi_tests.helpers.launch import ROOT
+from mpi_tests.helpers.slurm import Slurm, missing
+from mpi_tests.helpers.torch_programs import INIT
+from mpi_tests.rig import is_hydra
+
+pytestmark = pytest.mark.xdist_group("rig")
+README = (ROOT / "README.md").read_text()
+SCRIPT = ROOT / "hostfiles" / "slurm.sh"
+NODES = "--nodes=4"  # in place of the number in the script
+TINY = "--max_iters 5 --n_layer 1 --n_head 1 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
+TINY += " --val_fraction 0.002"
+
+
+@pytest.fixture(scope="module")
+def slurm(rig):
+    if absent := missing():
+        pytest.skip(f"there is no {', '.join(absent)}: apt-get install --no-install-recommends slurm-wlm munge")
+    with Slurm(rig) as slurm:
+        yield slurm
+
+
+@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="the batch script activates .venv: make .venv/installed")
+class TestBatchScript:
+    def test_the_readme_submits_it(self):
+        assert (
+            '\nsbatch hostfiles/slurm.sh\nCOMMAND="python -m collectives.bench" sbatch hostfiles/slurm.sh\n' in README
+        )
+
+    def test_it_trains_on_four_nodes(self, slurm, tmp_path):
+        train = f"python train.py {TINY} --out_dir {tmp_path}"
+        state, output = slurm.batch(NODES, "--ntasks-per-node=1", SCRIPT, env={"COMMAND": train})
+        assert state == "COMPLETED", output
+        assert "batch 8 = dp 4 x" in output
+        assert "iter 5/5 | val loss" in output
+        assert (tmp_path / "model.safetensors").exists()
+
+    def test_its_ranks_are_where_slurm_says(self, slurm, tmp_path):
+        (tmp_path / "where.py").write_text("import collectives\nprint(collectives.world().topology.nodes)")
+        state, output = slurm.batch(
+            NODES, "--ntasks-per-node=2", SCRIPT, env={"COMMAND": f"python {tmp_path}/where.py"}
+        )
+        assert state == "COMPLETED", output
+        assert output.count("((0, 1), (2, 3), (4, 5), (6, 7))") == 8
+
+    def test_it_fails_as_its_command_does(self, slurm):
+        state, output = slurm.batch("--nodes=1", "--ntasks-per-node=1", SCRIPT, env={"COMMAND": "python missing.py"})
+        assert state == "FAILED"
+        assert "missing.py" in output
+
+
+@pytest.mark.parametrize("program", [("examples/sum.py",), ("-c", INIT)], ids=["collectives", "torch"])
+def test_ranks_that_do_not_know_of_each_other_stop(slurm, program):
+    ended = slurm.run("srun", "-N2", "-n4", "--mpi=none", "python", *program)
+    assert ended.returncode != 0
+    assert not ended.stdout
+    (line,) = [line for line in ended.stderr.splitlines() if not line.startswith("srun: ")]
+    assert line.startswith("error: srun started 4 processes, but each is alone in the MPI of mpi4py")
+    assert line.endswith(f"start them with srun --mpi={'pmi2' if is_hydra() else 'pmix'}, or with mpirun in its place")
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [(("examples/sum.py",), "rank {} of 4 has [10. 10. 10. 10.]"), (("-c", INIT), "{} 4 [4.0, 4.0]")],
+    ids=["collectives", "torch"],
+)
+def test_the_remedy(slurm, program, shown):
+    interface = "pmi2" if is_hydra() else "pmix"
+    stale = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "64"}
+    ended = slurm.run("srun", "-N2", "-n4", f"--mpi={interface}", "python", *program, env=stale)
+    if "can not load PMIx library" in ended.stderr:
+        pytest.skip("this Slurm has no PMIx: apt-get install --no-install-recommends libpmix-dev")
+    assert sorted(ended.stdout.splitlines()) == [shown.format(rank) for rank in range(4)], ended.stderr
+
+
+@pytest.mark.parametrize("inside", [("salloc", "-n4"), ("srun", "-n1")], ids=lambda words: words[0])
+def test_one_process_may_be_alone(slurm, inside):
+    """In the shell of an allocation of four, and as the one task of a step."""
+    ended = slurm.run(*inside, sys.executable, "examples/sum.py")
+    assert ended.stdout == "rank 0 of 1 has [1. 1. 1. 1.]\n", ended.stderr

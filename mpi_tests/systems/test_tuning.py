@@ -1,0 +1,62 @@
+"""The benchmark writes a tuning file, and scripts follow it."""
+
+import re
+import shlex
+
+from collectives import algorithms
+from collectives.cost import Network
+from collectives.tuning import Case, parse_tuning
+from mpi_tests.helpers.launch import ROOT, launch, refused
+from mpi_tests.helpers.readme import TUNING, run
+
+EXPLAIN = """
+if comm.rank == 0:
+    print(comm.explain("all_reduce", 1024))
+"""
+TINY = ("-b", "8", "-e", "1K", "-f", "128", "-n", "1", "-w", "0")
+
+
+def test_bench_tunes_and_a_script_follows(tmp_path):
+    """By the README's commands."""
+    file, script = tmp_path / "tuning.json", tmp_path / "script.py"
+    measure, follow = (command.replace("tuning.json", shlex.quote(str(file))) for command in TUNING)
+    ended = run(f"{measure} {shlex.join(TINY)}")
+    tuning = parse_tuning(file.read_text(), str(file))
+    assert tuning.environment["ranks"] == 4
+    assert {case[:3] for case in tuning.fastest} == {
+        (collective, memory, 4)
+        for collective in {row.collective for row in algorithms.REGISTRY}
+        for memory in (("ordinary",) if collective == "barrier" else ("symmetric", "ordinary"))
+    }
+    for case, ladder in tuning.fastest.items():
+        assert ladder[-1][0] == (0 if case.collective == "barrier" else 2048)
+    table = [line.split() for line in ended.stdout.splitlines()]
+    measured = {(words[0], words[3]) for words in table if words[1] in ("symmetric", "ordinary")}
+    assert measured == {(row.collective, row.name) for row in algorithms.REGISTRY if row.precondition.holds(4, True)}
+    assert sum(line.endswith(" <") for line in ended.stdout.splitlines()) == 8 * 2 * 2 + 1
+    assert tuning.network.between == Network().between  # one node cannot show it
+    assert tuning.network.within != Network().within
+
+    assert follow.endswith(" examples/sum.py")
+    script.write_text((ROOT / "examples" / "sum.py").read_text() + EXPLAIN)
+    output = run(follow.replace("examples/sum.py", shlex.quote(str(script)))).stdout
+    assert "rank 3 of 4 has" in output
+    algorithm = tuning.find(Case("all_reduce", "symmetric", 4, 1), 1024)
+    assert re.search(f"^all_reduce .* on 4 ranks of 1 node: {algorithm}$", output, re.MULTILINE)
+    assert f"measured to be the fastest ({file})" in output
+
+
+def test_bench_keeps_to_what_it_is_told(tmp_path):
+    flags = ("--collectives", "all_gather", "broadcast", "--algorithms", "ring", "bruck", "mpi")
+    ended = launch(2, "python", "-m", "collectives.bench", *TINY, *flags, "--tune", tmp_path / "t.json")
+    assert ended.returncode == 0, ended.stderr
+    rows = [line.split()[:4] for line in ended.stdout.splitlines() if " ordinary " in line]
+    assert rows == [
+        [*("all_gather", "ordinary"), nbytes, name] for nbytes in ("8", "1024") for name in ("ring", "bruck", "mpi")
+    ] + [["broadcast", "ordinary", nbytes, "mpi"] for nbytes in ("8", "1024")]
+    assert {case.collective for case in parse_tuning((tmp_path / "t.json").read_text(), "").fastest} == {"all_gather"}
+
+
+def test_a_script_under_a_bad_file(tmp_path):
+    ended = launch(2, "python", "examples/sum.py", env={"COLLECTIVES_TUNING": str(tmp_path / "none.json")})
+    assert refused(ended).endswith("none.json: can't be read (No such file or directory): check the path, or unset it")

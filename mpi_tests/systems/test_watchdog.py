@@ -1,0 +1,257 @@
+"""Jobs whose ranks wait for each other in vain: each ends, non-zero, with a report of where every rank is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mpi_tests.helpers.launch import launch
+
+# Starting up, and compiling, may take its time: `world` has the usual limit.
+BEGIN = """
+import os, signal, sys, threading, time, ctypes
+import numpy as np
+import collectives
+
+world = collectives.world()
+x = world.empty(8)
+world.plan("all_reduce", x, algorithm="one_shot")()
+world.barrier()
+comm = collectives.Communicator(world.mpi, check={check}, timeout_s=2)
+late = world.rank == 1
+def load():
+    time.sleep(60)  # load
+"""
+HEAD = "rank \\d+ has waited for 2 s, the limit by COLLECTIVES_TIMEOUT_S or timeout_s.*; this ends the job:"
+TIME = r"\d+ s"
+
+
+def run(folder: Path, body: str, check: bool = True, **env: str):
+    script = folder / "script.py"
+    script.write_text(BEGIN.format(check=check) + body)
+    return launch(3, "python", script, env=env)
+
+
+def line_of(folder: Path, text: str) -> str:
+    """As reports name the script's line that has `text` in it."""
+    lines = (folder / "script.py").read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if text in line]
+    return re.escape(f"{folder / 'script.py'}:{number}")
+
+
+def report(ended) -> list[str]:
+    """The lines of the one report, less its head."""
+    assert ended.returncode != 0, ended.stdout
+    lines = ended.stderr.splitlines()
+    heads = [number for number, line in enumerate(lines) if re.fullmatch(HEAD, line)]
+    assert len(heads) == 1, ended.stderr
+    words = ("rank ", "ranks disagree", "not arrived", "perhaps not arrived")
+    return [line for line in lines[heads[0] + 1 :] if line.startswith(words)]
+
+
+def matches(lines: list[str], *patterns: str) -> None:
+    assert len(lines) == len(patterns), lines
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.fullmatch(pattern, line), f"{line}\nis not\n{pattern}"
+
+
+def test_a_rank_that_does_not_enter_a_call(tmp_path):
+    body = """
+for _ in range(3):
+    comm.broadcast(x)  # before
+if not late:
+    comm.all_reduce(x)  # call
+"""
+    ended = run(tmp_path, body)
+    before, call = line_of(tmp_path, "# before"), line_of(tmp_path, "# call")
+    waits = rf"waits {TIME} in all_reduce #5 \(32 bytes of float32, {call}\), where the ranks agree on it, round "
+    rest = rf"; before: broadcast binomial #2-#4 \({before}\), Communicator #1 \(.*\)"
+    matches(
+        report(ended),
+        rf"rank 0 of 3 {waits}\d: .*{rest}",
+        rf"rank 1 of 3 has ended its program; its last: broadcast binomial #4 \(32 bytes of float32, {before}\), "
+        rf"ended {TIME} ago; before: broadcast binomial #2-#3 .*",
+        rf"rank 2 of 3 {waits}\d: .*{rest}",
+        "not arrived at all_reduce #5: rank 1",
+    )
+
+
+def test_a_rank_that_sleeps_in_its_own_code(tmp_path):
+    body = """
+plan = comm.plan("all_reduce", x, algorithm="ring")
+plan()  # before
+if late:
+    load()
+plan()  # call
+"""
+    ended = run(tmp_path, body)
+    waits = rf"waits {TIME} in all_reduce ring #4 \(32 bytes of float32, {line_of(tmp_path, '# call')}\)"
+    matches(
+        report(ended),
+        rf"rank 0 of 3 {waits}, round 1: fold \[0\] from rank 2; before: .*",
+        rf"rank 1 of 3 is not in a collective, but at {line_of(tmp_path, '# load')}; its last: all_reduce ring #3 "
+        rf"\(32 bytes of float32, {line_of(tmp_path, '# before')}\), ended {TIME} ago; before: plan all_reduce #2 .*",
+        rf"rank 2 of 3 {waits}, round 0: fold \[0\] from rank 1; before: .*",
+        "not arrived at all_reduce ring #4: rank 1",
+    )
+
+
+def test_a_direct_algorithm(tmp_path):
+    body = """
+plan = comm.plan("all_reduce", x, algorithm="one_shot")
+for _ in range(50):
+    plan()
+if late:
+    load()
+plan()  # call
+"""
+    ended = run(tmp_path, body)
+    waits = rf"waits {TIME} in all_reduce one_shot #53 \(32 bytes of float32, {line_of(tmp_path, '# call')}\), "
+    matches(
+        report(ended),
+        rf"rank 0 of 3 {waits}to meet rank 1; before: .*",
+        rf"rank 1 of 3 is not in a collective, but at {line_of(tmp_path, '# load')}; its last: "
+        rf"all_reduce one_shot #52 \(32 bytes of float32, .*\), ended {TIME} ago.*",
+        rf"rank 2 of 3 {waits}to meet rank 1; before: .*",
+        "not arrived at all_reduce one_shot #53: rank 1",
+    )
+
+
+def test_ranks_that_call_different_things_unchecked(tmp_path):
+    body = """
+if late:
+    comm.broadcast(x, algorithm="binomial", root=2)
+else:
+    comm.all_reduce(x, algorithm="ring")
+"""
+    *ranks, last = report(run(tmp_path, body, check=False))
+    assert len(ranks) == 3
+    assert re.match(rf"rank 1 of 3 waits {TIME} in broadcast binomial #2 .*, round \d: receive ", ranks[1])
+    assert re.match(rf"rank 2 of 3 waits {TIME} in all_reduce ring #2 ", ranks[2])
+    assert last == (
+        "ranks disagree: call #2 is all_reduce(8 elements, float32, op=sum, algorithm=ring) on ranks 0,2, "
+        "broadcast(8 elements, float32, root=2, algorithm=binomial) on rank 1"
+    )
+
+
+def test_a_part_from_split(tmp_path):
+    body = """
+part = comm.split(0 if comm.rank else 1)
+plan = part.plan("barrier", algorithm="dissemination")
+if not late:
+    plan()
+"""
+    zero, one, two, verdict = report(run(tmp_path, body))
+    assert "rank 0 of 3 has ended its program; its last: barrier dissemination #2 of split(color=1) #2 (" in zero
+    assert "rank 1 of 3 has ended its program; its last: plan barrier #1 of split(color=0) #2 (" in one
+    assert re.match(rf"rank 2 of 3 waits {TIME} in barrier dissemination #2 of split\(color=0\) #2 ", two)
+    assert ", round 0: receive [] from rank 0" in two  # of the part
+    assert verdict == "not arrived at barrier dissemination #2 of split(color=0) #2: rank 1"
+
+
+def test_a_message_that_nobody_sends(tmp_path):
+    body = """
+if late:
+    comm.recv(x, source=2, tag=7)  # recv
+"""
+    ended = run(tmp_path, body)
+    zero, one, two = report(ended)
+    assert re.match(rf"rank 1 of 3 waits {TIME} in recv from rank 2 with tag 7 \({line_of(tmp_path, '# recv')}\)", one)
+    assert "has ended its program" in zero
+    assert "has ended its program" in two
+
+
+def test_a_call_of_the_mpi_library(tmp_path):
+    body = """
+plan = comm.plan("barrier", algorithm="mpi")
+if late:
+    load()
+plan()
+"""
+    zero, _, _, verdict = report(run(tmp_path, body))
+    assert ", in the MPI library's own; before: plan barrier #2 (" in zero
+    assert verdict == "not arrived at barrier mpi #3: rank 1"
+
+
+def test_a_rank_that_is_stopped(tmp_path):
+    body = """
+if late:
+    os.kill(os.getpid(), signal.SIGSTOP)
+comm.barrier()
+"""
+    _, one, _, verdict = report(run(tmp_path, body))
+    assert one == "rank 1 of 3 does not answer: it is stopped, has died, or is in code that lets no other thread run"
+    assert verdict == "perhaps not arrived at barrier #2: rank 1"
+
+
+def test_without_threads_in_mpi_a_rank_tells_of_itself_only(tmp_path):
+    body = """
+import mpi4py
+mpi4py.rc.thread_level = "serialized"
+from mpi4py import MPI
+import collectives
+
+comm = collectives.world()
+if comm.rank != 1:
+    comm.barrier()
+"""
+    script = tmp_path / "script.py"
+    script.write_text(body)
+    ended = launch(3, "python", script, env={"COLLECTIVES_TIMEOUT_S": "2"})
+    assert ended.returncode != 0
+    assert "the others cannot be asked, since MPI was not started with THREAD_MULTIPLE; this ends the job:" in (
+        ended.stderr
+    )
+    assert re.search(rf"^rank [02] of 3 waits {TIME} in barrier #2 \(", ended.stderr, re.MULTILINE)
+
+
+def test_a_rank_that_comes_while_the_others_ask_for_it(tmp_path):
+    """Its C code keeps Python's lock, so that it cannot answer before."""
+    body = """
+if late:
+    ctypes.PyDLL(None).sleep(4)
+comm.barrier()
+"""
+    ended = run(tmp_path, body)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_job_that_ends_well_prints_nothing_and_leaves_no_thread(tmp_path):
+    body = """
+def watchdogs():
+    return [thread for thread in threading.enumerate() if "watchdog" in thread.name]
+assert len(watchdogs()) == 2
+silent = collectives.Communicator(world.mpi, timeout_s=0)
+silent.barrier()
+assert len(watchdogs()) == 2
+comm.split(0).all_reduce(x)
+comm.free()
+deadline = time.monotonic() + 30
+while len(watchdogs()) > 1 and time.monotonic() < deadline:
+    time.sleep(0.1)
+assert len(watchdogs()) == 1
+if late:
+    time.sleep(3)  # where the others have ended
+"""
+    ended = run(tmp_path, body)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_without_checks_a_rank_that_is_refused_ends_the_job(tmp_path):
+    ended = run(tmp_path, "world.all_reduce([1.0] if late else x)", COLLECTIVES_CHECK="0")
+    assert ended.returncode != 0
+    assert "rank 1 of 3 failed and ends the job:" in ended.stderr
+    assert "LoneInputError: all_reduce: list is no array: pass a NumPy or CuPy array or a torch tensor" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("COLLECTIVES_CHECK", "maybe", "error: COLLECTIVES_CHECK='maybe': write 1, 0, or every"),
+        ("COLLECTIVES_TIMEOUT_S", "x", "error: COLLECTIVES_TIMEOUT_S='x': write seconds, as in 600, or 0 for no limit"),
+    ],
+)
+def test_settings_that_cannot_be(tmp_path, name, value, words):
+    ended = run(tmp_path, "", **{name: value})
+    assert ended.returncode != 0
+    assert [line for line in ended.stderr.splitlines() if "error" in line.lower()] == [words]

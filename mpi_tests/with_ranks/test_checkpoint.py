@@ -1,0 +1,281 @@
+"""Checkpoints of several ranks: a GPT saved in one layout and loaded in another, and what cannot be written or read."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+import parallelism.checkpoint.checkpoints as module
+from collectives import InputError
+from models.gpt import GPTConfig
+from models.optimizer import adamw
+from mpi_tests.helpers.models import randomized
+from parallelism.checkpoint import Checkpoints, Extent, Part, Stop, make_states, model_parts, state_parts
+from parallelism.checkpoint.sharing import gather_texts
+from parallelism.mesh import Mesh
+from parallelism.pipeline_parallel import PipelineParallel
+from parallelism.pipeline_schedule import registry
+from parallelism.plan import gpt2_plan, parallelize
+from parallelism.reduction import tied_names
+from parallelism.stage import gpt2_layers
+
+CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=3, n_head=8, n_embd=16, bias=True, n_kv_head=4)
+LAYOUTS = {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 4: [(1, 1), (4, 1), (1, 4), (2, 2)]}  # pp, tp
+
+
+@pytest.fixture
+def folder(comm):
+    """One that all ranks share, made by the first: ranks that all clean up pytest's own get in each other's way."""
+    own = TemporaryDirectory() if comm.rank == 0 else None
+    yield Path(gather_texts(comm, own.name if own else "")[0]) / "checkpoints"
+    comm.barrier()
+    if own:
+        own.cleanup()
+
+
+@pytest.fixture
+def checkpoints(comm, folder):
+    made = Checkpoints(folder, comm)
+    yield made
+    made.release()
+
+
+class Held:
+    """What a rank of a layout has of a GPT and of its AdamW's states."""
+
+    def __init__(self, comm, pp, tp):
+        mesh = Mesh(comm, pp=pp, tp=tp)
+        model = randomized(CONFIG)
+        parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), mesh.tp)
+        tied = tied_names(model)
+        if pp > 1:
+            PipelineParallel(model, gpt2_layers(model), registry.make("1f1b", pp, pp), mesh)
+        optimizer = adamw(model.parameters(), 0.1, 0.1)
+        make_states(optimizer)
+        parts = model_parts(model, mesh.tp.rank, mesh.tp.size, tied)
+        self.parts = [*parts.values()]
+        for name, p in model.named_parameters():
+            states = optimizer.state[p]
+            states["exp_avg"].copy_(3 * p.detach())  # numbers that tell elements apart
+            states["step"].fill_(len(parts[name].name))
+            self.parts += state_parts(parts[name], states)
+        self.expected = [part.tensor.clone() for part in self.parts]
+
+    def clear(self):
+        for part in self.parts:
+            part.tensor.fill_(7)
+
+    def check(self):
+        for part, expected in zip(self.parts, self.expected, strict=True):
+            assert torch.equal(part.tensor, expected), str(part)
+
+
+@pytest.mark.sizes(1, 2, 4)
+def test_a_gpt_is_loaded_into_any_layout(comm, checkpoints):
+    every = {layout: Held(comm, *layout) for layout in LAYOUTS[comm.size]}
+    for step, (layout, saved) in enumerate(every.items()):
+        checkpoints.save(step, saved.parts, {"layout": layout}, own=comm.rank)
+        saved.clear()  # while it is written
+        checkpoints.wait()
+        path = checkpoints.newest()
+        for held in every.values():
+            held.clear()
+            loaded = checkpoints.load(held.parts, path)
+            held.check()
+            assert loaded == (path, step, {"layout": [*layout]}, comm.rank)
+
+
+@pytest.mark.sizes(4)
+def test_another_number_of_ranks_goes_on(comm, folder):
+    """4, then 3, then 4 again, the last of which finds no state of its own."""
+    for number, size in enumerate((4, 3, 4)):
+        ranks = comm.split(0 if comm.rank < size else None)
+        if ranks:
+            checkpoints, held = Checkpoints(folder, ranks), Held(ranks, 1, 1)
+            if number:
+                held.clear()
+                loaded = checkpoints.load(held.parts, checkpoints.newest())
+                held.check()
+                assert (loaded.step, loaded.own) == (number - 1, ranks.rank if ranks.rank < 3 or size < 4 else None)
+            checkpoints.save(number, held.parts, {}, own=ranks.rank)
+            checkpoints.close()
+            ranks.free()
+        comm.barrier()
+
+
+@pytest.mark.sizes(4)
+def test_a_rank_with_nothing_to_write_writes_no_file(comm, checkpoints, folder):
+    checkpoints.save(1, [Part("x", "parameter", Extent((3,), 0, 3), torch.ones(3))], {})  # which all ranks have
+    checkpoints.close()
+    comm.barrier()
+    assert len([*(folder / "00001-step-1").iterdir()]) == 2
+
+
+def ramp(comm, length=12, name="x"):
+    """A parameter of which each rank has a range."""
+    extent = Extent((comm.size * length,), comm.rank * length, length)
+    return Part(name, "parameter", extent, torch.arange(float(comm.size * length))[extent.begin : extent.end].clone())
+
+
+@pytest.mark.sizes(1, 2, 4)
+def test_training_goes_on_while_a_checkpoint_is_written(comm, checkpoints, monkeypatch):
+    """The last rank's shard is held up: the steps go on, and the checkpoint before is the newest."""
+    part = ramp(comm)
+    checkpoints.save(1, [part], {})
+    checkpoints.wait()
+    first = checkpoints.newest()
+    go, write = threading.Event(), module.write_shard
+    if comm.rank < comm.size - 1:
+        go.set()
+    monkeypatch.setattr(module, "write_shard", lambda *arguments: go.wait() and write(*arguments))
+    checkpoints.save(2, [part], {})
+    try:
+        for _ in range(3):
+            part.tensor.add_(1)  # after the copy was made
+            assert not checkpoints.poll()
+            assert checkpoints.newest() == first
+    finally:
+        go.set()
+    while not checkpoints.poll():
+        pass
+    loaded = checkpoints.load([part], checkpoints.newest())
+    assert loaded.step == 2
+    assert torch.equal(part.tensor, ramp(comm).tensor)
+
+
+@pytest.mark.sizes(2)
+def test_the_last_ones_are_kept(comm, checkpoints, folder):
+    for step in range(5):
+        checkpoints.save(step, [ramp(comm)], {})
+    checkpoints.close()
+    comm.barrier()
+    assert sorted(path.name for path in folder.iterdir()) == ["00003-step-2", "00004-step-3", "00005-step-4", "lock"]
+    assert (folder / "lock").read_text() == ""
+
+
+def refused(action, *arguments):
+    with pytest.raises(InputError) as raised:
+        action(*arguments)
+    return str(raised.value)
+
+
+def full(path, *_):
+    raise OSError(f"{path}: No space left on device")
+
+
+@pytest.mark.sizes(2, 4)
+def test_a_shard_that_cannot_be_written_is_named_by_all(comm, checkpoints, folder, monkeypatch):
+    checkpoints.save(1, [ramp(comm)], {})
+    with monkeypatch.context() as patch:
+        checkpoints.wait()
+        if comm.rank == 1:
+            patch.setattr(module, "write_shard", full)
+        checkpoints.save(2, [ramp(comm)], {})
+        file = folder / "00002-step-2.unfinished" / "rank-1.safetensors"
+        assert refused(checkpoints.wait) == f"rank 1: {file}: No space left on device"
+    comm.barrier()  # the first rank has removed what there was
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["00001-step-1"]
+    comm.barrier()
+    checkpoints.save(3, [ramp(comm)], {})
+    checkpoints.wait()
+    assert checkpoints.newest().name == "00003-step-3"
+
+
+@pytest.mark.sizes(2)
+def test_a_broken_one_is_passed_over_with_a_line(comm, folder):
+    lines = []
+    checkpoints = Checkpoints(folder, comm, say=lines.append)
+    assert checkpoints.newest() is None
+    for step in (1, 2):
+        checkpoints.save(step, [ramp(comm)], {})
+    checkpoints.wait()
+    file = folder / "00002-step-2" / "rank-1.safetensors"
+    comm.barrier()
+    if comm.rank == 0:
+        os.truncate(file, 99)
+    comm.barrier()
+    assert checkpoints.newest() == folder / "00001-step-1"
+    assert len(lines) == 1
+    assert f"rank 1: {file}: of 99 bytes" in lines[0]
+    assert f"{file}: of 99 bytes" in refused(checkpoints.load, [ramp(comm)], folder / "00002-step-2")
+    checkpoints.release()
+
+
+@pytest.mark.sizes(2)
+def test_another_model_is_refused_by_all(comm, checkpoints, folder):
+    checkpoints.save(1, [ramp(comm), ramp(comm, name="y")], {})
+    checkpoints.wait()
+    path = folder / "00001-step-1"
+    assert "has parameter of y, which this model has not" in refused(checkpoints.load, [ramp(comm)], path)
+    parts = [ramp(comm), ramp(comm, name="z" if comm.rank else "y")]
+    assert "rank 1: " in refused(checkpoints.load, parts, path)
+    assert "has no parameter of z" in refused(checkpoints.load, parts, path)
+    own = ramp(comm, length=6 if comm.rank else 12)
+    assert "parameter of x is (24,) of torch.float32, but here (12,)" in refused(checkpoints.load, [own], path)
+    assert "none/index.json: missing" in refused(checkpoints.load, [own], folder / "none")
+
+
+@pytest.mark.sizes(2)
+def test_what_cannot_be_saved(comm, checkpoints, folder):
+    assert "must be what JSON can hold" in refused(checkpoints.save, 1, [ramp(comm)], {"x": torch.zeros(2)})
+    half = [ramp(comm)] if comm.rank else []
+    checkpoints.save(2, half, {})
+    assert "parameter of x: all ranks' parts have 12 of 24 elements" in refused(checkpoints.wait)
+    assert checkpoints.newest() is None
+    assert "keep=0 checkpoints must be at least 1" in refused(Checkpoints, folder, comm, 0)
+
+
+@pytest.mark.sizes(2)
+def test_two_runs_write_to_one_directory(comm, checkpoints, folder):
+    message = refused(Checkpoints, folder, comm)
+    pid = gather_texts(comm, str(os.getpid()))[0]
+    assert f"rank 0: {folder}: another run writes there, process {pid} on " in message
+    checkpoints.close()
+    lines = []
+    Checkpoints(folder, comm, say=lines.append).close()
+    assert lines == []
+
+
+@pytest.mark.sizes(2)
+def test_what_a_dead_run_left_is_removed(comm, folder):
+    lines = []
+    if comm.rank == 0:
+        (folder / "00007-step-3.unfinished").mkdir(parents=True)
+        (folder / "lock").write_text(json.dumps({"pid": 12, "host": "node9", "since": "2026-01-01"}))
+    comm.barrier()
+    checkpoints = Checkpoints(folder, comm, say=lines.append)
+    said = "a run has died that wrote there, process 12 on node9, since 2026-01-01"
+    assert [said in line for line in lines] == [True] * (comm.rank == 0)
+    comm.barrier()
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+    comm.barrier()
+    checkpoints.save(4, [ramp(comm)], {})
+    checkpoints.close()
+    comm.barrier()
+    assert (folder / "00008-step-4").is_dir()  # a rank of the dead run that is late finds no folder to write to
+
+
+@pytest.mark.sizes(2)
+def test_ranks_must_share_the_directory(comm, folder):
+    message = f"rank 1: {folder / '1'} is not the first rank's: choose a folder that all hosts share"
+    assert refused(Checkpoints, folder / str(comm.rank), comm) == message
+    folder = gather_texts(comm, str(folder / "0"))[0]
+    Checkpoints(folder, comm).close()
+
+
+@pytest.mark.sizes(1, 2, 4)
+def test_a_signal_on_any_rank_is_heard_by_all(comm):
+    before = signal.getsignal(signal.SIGUSR1)
+    stop = Stop(comm)
+    assert stop.asked() == ""
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        if comm.rank == comm.size - 1:
+            os.kill(os.getpid(), number)
+        assert stop.asked() == number.name
+    stop.close()
+    assert signal.getsignal(signal.SIGUSR1) is before

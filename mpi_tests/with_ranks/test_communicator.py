@@ -1,0 +1,344 @@
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from collectives.arrays import dtype_of
+from mpi_tests.helpers.reference import COLLECTIVES, algorithms_of, expected, inputs, reduced, same
+
+LATE_S = 0.05
+
+
+def test_many_at_once_waited_for_in_any_order(comm):
+    for turn in range(comm.size):
+        xs = [inputs(comm.size, n * comm.size) for n in (1, 2, 3, 50)]
+        works = [comm.all_reduce(x[comm.rank].copy(), blocking=False, algorithm="ring") for x in xs]
+        works += [comm.all_to_all(xs[3][comm.rank], blocking=False)]
+        works += [comm.broadcast(xs[2][comm.rank].copy(), blocking=False)]
+        same(comm.all_reduce(xs[0][comm.rank].copy()), reduced(xs[0], "sum"))
+        works += [comm.barrier(blocking=False)]
+        wants = [reduced(x, "sum") for x in xs] + [expected("all_to_all", xs[3], comm.rank), xs[2][0]]
+        for i in np.random.default_rng([turn, comm.rank]).permutation(len(works)):
+            got = works[i].wait()
+            assert works[i].done()
+            if i < len(wants):
+                same(got, wants[i], i)
+
+
+def test_a_started_plan_moves_on_while_another_communicator_waits(comm):
+    part = comm.split(0)
+    x = np.full(5, comm.rank, np.int64)
+    work = comm.all_reduce(x, algorithm="ring", blocking=False)
+    if comm.rank % 2:
+        work.wait()
+        part.barrier()
+    else:
+        part.barrier()
+        work.wait()
+    assert x.tolist() == [sum(range(comm.size))] * 5
+    part.free()
+
+
+def test_communicators_do_not_mix_up_their_messages(mpi_comm):
+    from collectives import Communicator
+
+    comms = [Communicator(mpi_comm) for _ in range(3)]
+    xs = [np.full(4, 10.0**i * (mpi_comm.rank + 1)) for i in range(3)]
+    works = [comm.all_reduce(x, blocking=False) for comm, x in zip(comms, xs, strict=True)]
+    for work in works[:: -1 if mpi_comm.rank % 2 else 1]:
+        while not work.done():
+            for other in works:
+                other.done()
+    total = mpi_comm.size * (mpi_comm.size + 1) / 2
+    assert [x.tolist() for x in xs] == [[10.0**i * total] * 4 for i in range(3)]
+    for comm in comms:
+        comm.free()
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_plan_works_on_what_the_arrays_hold_when_it_runs(comm, collective):
+    for algorithm in algorithms_of(collective, comm.size):
+        x = np.zeros(2 * comm.size, np.float32)
+        plan = comm.plan(collective, x, algorithm=algorithm)
+        for run in range(5):
+            xs = [a + run for a in inputs(comm.size, 2 * comm.size)]
+            x[:] = xs[comm.rank]
+            got = plan() if run % 2 else plan.start().wait()
+            same(got, expected(collective, xs, comm.rank), (algorithm, run))
+        plan.free()
+
+
+def test_done_says_when(comm):
+    x = np.ones(3)
+    plan = comm.plan("all_reduce", x)
+    for _ in range(3):
+        x[:] = 1
+        if comm.rank == 0:
+            plan.start()
+            assert plan.done() == (comm.size == 1)
+        comm.mpi.Barrier()
+        if comm.rank != 0:
+            plan.start()
+        while not plan.done():
+            pass
+        assert x.tolist() == [comm.size] * 3
+
+
+def test_a_plan_runs_once_at_a_time(comm):
+    plan = comm.plan("barrier")
+    if comm.rank == 0:
+        plan.start()
+        if comm.size > 1:
+            for refused in (plan.start, plan, plan.free):
+                with pytest.raises(RuntimeError, match=r"barrier \w+ is under way.*: wait\(\) before"):
+                    refused()
+    comm.mpi.Barrier()
+    if comm.rank != 0:
+        plan.start()
+    plan.wait()
+    plan()
+    plan.free()
+    with pytest.raises(RuntimeError, match=r"barrier \w+ has been freed: make a new plan"):
+        plan.start()
+
+
+def test_auto_says_what_it_chose(comm):
+    for count in (1, 1 << 10, 1 << 16):
+        chosen = comm.plan("all_reduce", comm.empty(count, "float64")).name.removeprefix("all_reduce ")
+        assert comm.explain("all_reduce", 8 * count).startswith(
+            f"all_reduce of {8 * count} bytes on {comm.size} rank{'s' * (comm.size > 1)} of 1 node: {chosen}\n"
+        )
+    assert comm.plan("barrier", algorithm="mpi").name == "barrier mpi"
+
+
+def test_a_barrier_waits_for_the_last(comm):
+    for algorithm in algorithms_of("barrier", comm.size):
+        for late in {0, comm.size - 1}:
+            if comm.rank == late:
+                time.sleep(LATE_S)
+            entered = time.monotonic()  # one clock for all processes of a machine
+            comm.barrier(algorithm=algorithm)
+            left = time.monotonic()
+            assert left >= max(comm.mpi.allgather(entered)), (algorithm, late)
+
+
+def test_split(comm):
+    rank, size = comm.rank, comm.size
+    halves = comm.split(rank % 2, key=-rank)
+    members = [r for r in reversed(range(size)) if r % 2 == rank % 2]
+    assert (halves.rank, halves.size) == (members.index(rank), len(members))
+    assert halves.all_gather(np.array([rank])).tolist() == members
+    rest = comm.split(None if rank == 0 else 7)
+    if rank == 0:
+        assert rest is None
+    else:
+        assert rest.all_gather(np.array([rank])).tolist() == list(range(1, size))
+        rest.free()
+    same(comm.all_reduce(np.ones(2)), np.full(2, float(size)))
+    halves.free()
+
+
+def test_parts_work_side_by_side(comm):
+    part = comm.split(comm.rank // 2)
+    first = comm.rank // 2 * 2
+    mine = sum(r + 1 for r in range(first, min(first + 2, comm.size)))
+    every = comm.size * (comm.size + 1) / 2
+    for _ in range(5):
+        x, y = np.full(9, comm.rank + 1.0), np.full(9, comm.rank + 1.0)
+        works = [comm.all_reduce(x, blocking=False), part.all_reduce(y, blocking=False)]
+        for work in works[:: 1 if comm.rank % 3 else -1]:
+            work.wait()
+        assert (x == every).all()
+        assert (y == mine).all()
+    part.free()
+
+
+@pytest.mark.sizes(2, 3, proof=(8,))
+def test_send_and_recv(comm):
+    """Round the ring, odd ranks receiving first."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for count in (0, 1, 100_000):
+        for dtype in ("bfloat16", "int64"):
+            xs = inputs(comm.size, count, dtype)
+            got = np.zeros(count, dtype_of(dtype))
+            steps = [lambda x=xs[comm.rank]: comm.send(x, right, tag=3), lambda got=got: comm.recv(got, left, tag=3)]
+            for step in steps[:: -1 if comm.rank % 2 else 1]:
+                step()
+            same(got, xs[left])
+
+
+@pytest.mark.sizes(1, 2, 3)
+def test_messages_under_way(comm):
+    """Sent before any is received, and taken in another order; torch's memory is read and written in place."""
+    import torch
+
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    sent = [torch.full((100, 1000), 10.0 * tag + comm.rank) for tag in range(3)]
+    got = [torch.zeros(100, 1000) for _ in range(3)]
+    sends = [comm.send(x, right, tag=tag, blocking=False) for tag, x in enumerate(sent)]
+    recvs = [comm.recv(x, left, tag=tag, blocking=False) for tag, x in enumerate(got)]
+    for tag in (2, 0, 1):
+        assert recvs[tag].wait() is got[tag]
+        assert (got[tag] == 10 * tag + left).all()
+    for x, send in zip(sent, sends, strict=True):
+        assert send.wait() is x
+        assert send.done()
+
+
+@pytest.mark.sizes(1, 2)
+def test_tags_keep_messages_apart(comm):
+    """A rank of size 1 sends to itself."""
+    dest = comm.size - 1
+    with ThreadPoolExecutor(2) as pool:
+        if comm.rank == 0:
+            sends = [pool.submit(comm.send, np.full(50_000, float(tag)), dest, tag=tag) for tag in (1, 2)]
+        if comm.rank == dest:
+            for tag in (2, 1):
+                x = np.zeros((5, 10_000))
+                assert comm.recv(x, 0, tag=tag) is x
+                assert (x == tag).all()
+        if comm.rank == 0:
+            for send in sends:
+                send.result()
+
+
+@pytest.mark.sizes(2)
+def test_recv_of_another_size_is_refused(comm):
+    from collectives import CommunicationError
+
+    for count, error, words in (
+        (
+            5,
+            CommunicationError,
+            "recv from rank 0 with tag 0: x has 20 bytes, but rank 0 sent 16: pass an array of that size",
+        ),
+        (3, CommunicationError, "recv from rank 0 with tag 0: "),
+    ):
+        if comm.rank == 0:
+            comm.send(np.zeros(4, np.float32), 1)
+        else:
+            with pytest.raises(error, match=words):
+                comm.recv(np.zeros(count, np.float32), 0)
+    with pytest.raises(ValueError, match="dest 2 is no rank of this communicator: use 0 to 1"):
+        comm.send(np.zeros(1), 2)
+    with pytest.raises(ValueError, match="source -1 is no rank of this communicator: use 0 to 1"):
+        comm.recv(np.zeros(1), -1)
+
+
+@pytest.mark.sizes(2)
+def test_an_error_of_mpi_says_where(mpi_comm):
+    from collectives import CommunicationError, Communicator
+
+    comm = Communicator(mpi_comm, check=False)
+    plan = comm.plan("broadcast", np.zeros(8 if comm.rank == 0 else 4), algorithm="binomial")
+    if comm.rank == 0:
+        plan()
+    else:
+        with pytest.raises(CommunicationError, match=r"^broadcast binomial, round 0: receive \[0-1\] from rank 0: "):
+            plan()
+    assert comm.all_reduce(np.ones(1)) == 2
+    comm.free()
+
+
+def test_nodes(comm, monkeypatch):
+    from collectives import Communicator, InputError
+
+    assert comm.topology.nodes == (tuple(range(comm.size)),)
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"{comm.size}x1")
+    each = Communicator(comm.mpi)
+    assert each.topology.nodes == tuple((rank,) for rank in range(comm.size))
+    each.free()
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "3x3")
+    with pytest.raises(InputError, match=f"=3x3 does not make the {comm.size} ranks"):
+        Communicator(comm.mpi)
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "two")
+    with pytest.raises(InputError, match="write <nodes>x<ranks per node>, as in 2x4"):
+        Communicator(comm.mpi)
+
+
+@pytest.mark.sizes(4, 8)
+def test_parts_know_their_nodes(comm, monkeypatch):
+    from collectives import Communicator
+
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"2x{comm.size // 2}")
+    nodes = Communicator(comm.mpi)
+    assert nodes.topology.node_of == tuple(rank * 2 // comm.size for rank in range(comm.size))
+    across = nodes.split(comm.rank % (comm.size // 2))
+    within = nodes.split(comm.rank * 2 // comm.size)
+    assert across.topology.nodes == ((0,), (1,))
+    assert within.topology.nodes == (tuple(range(comm.size // 2)),)
+    for made in (across, within, nodes):
+        made.free()
+
+
+@pytest.mark.sizes(1, 3, 7, proof=(8,))
+def test_levels(mpi_comm):
+    from collectives import Communicator
+
+    comm = Communicator(mpi_comm, levels=[4, 2])
+    firsts = range(0, comm.size, 4)
+    fours = [range(first, min(first + 4, comm.size)) for first in firsts]
+    assert comm.topology.groups == tuple(
+        tuple(tuple(four[place : place + 2]) for place in range(0, len(four), 2)) for four in fours
+    )
+    assert comm.all_reduce(np.ones(3), algorithm="hierarchical").tolist() == [comm.size] * 3
+    part = comm.split(0)
+    assert part.topology.groups == part.topology.nodes == (tuple(range(comm.size)),)
+    part.free()
+    comm.free()
+
+
+def test_empty(comm):
+    for shape, dtype in ((3, "float32"), ((2, 5), "bfloat16"), ((), "int64"), ((0, 4), "bool")):
+        x = comm.empty(shape, dtype)
+        assert x.shape == np.empty(shape).shape
+        assert x.dtype == dtype_of(dtype)
+        x[...] = 1
+        assert comm.broadcast(x) is x
+    with pytest.raises(ValueError, match="device 'tpu' is unknown: use 'cpu', 'cuda'"):
+        comm.empty(3, device="tpu")
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "one_shot", "two_shot"])
+def test_a_started_plan_moves_on_by_itself(comm, algorithm):
+    x = comm.empty(1 << 16)
+    plan = comm.plan("all_reduce", x, algorithm=algorithm)
+    for _ in range(3):
+        x[:] = comm.rank
+        plan.start()
+        patience = time.monotonic() + 60
+        while plan.in_background and time.monotonic() < patience:
+            time.sleep(1e-3)  # as good as computing: nothing here asks the plan anything
+        assert not plan.in_background
+        assert (x == comm.size * (comm.size - 1) // 2).all()
+        assert plan.done()
+        plan.wait()
+
+
+def test_only_started_plans_have_a_thread(new_comm):
+    x = np.zeros(1 << 14)
+    new_comm.all_reduce(x)
+    new_comm.plan("all_reduce", x, algorithm="ring")()
+    assert new_comm._progress.background.thread is None
+    new_comm.all_reduce(x, algorithm="ring", blocking=False).wait()
+    assert (new_comm._progress.background.thread is None) == (new_comm.size == 1)
+
+
+@pytest.mark.sizes(2)
+def test_a_thread_that_still_knows_a_plan_from_its_last_run(comm):
+    """Another thread moves a plan on whenever it can, also while this one starts it again."""
+    plan = comm.plan("all_reduce", np.ones(200_000), algorithm="ring")
+    ended = threading.Event()
+
+    def move_on():
+        while not ended.is_set():
+            plan.advance()
+
+    with ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(move_on)
+        for _ in range(50):
+            plan()
+        ended.set()
+        moving.result()

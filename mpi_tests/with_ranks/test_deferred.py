@@ -1,0 +1,42 @@
+"""Weight gradients that are put off: none before, all afterwards, those of the plain model; what is kept meanwhile."""
+
+import pytest
+import torch
+
+from mpi_tests.helpers.models import CONFIG, TARGETS, TOKENS, close, each_mode, part, plain_gradients, randomized
+from parallelism.deferred import WeightGradients, deferring
+from parallelism.plan import gpt2_plan, parallelize
+
+
+@pytest.mark.sizes(1, 2, 4)
+@each_mode
+def test_split_layers(comm, sequence):
+    model, later, wanted = randomized(CONFIG), WeightGradients(), plain_gradients()
+    parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), comm, sequence=sequence)
+    with deferring(later):
+        _, loss = model(TOKENS, TARGETS)
+    loss.backward()
+    matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2 and ".h." in name}
+    assert len(matrices) == 8
+    assert all(p.grad is None for p in matrices.values())
+    later.add()
+    for name, p in model.named_parameters():
+        close(p.grad, part(p, wanted[name], comm))
+
+
+@pytest.mark.sizes(2)
+@each_mode
+def test_split_layers_in_bfloat16(comm, sequence):
+    results = []
+    for later in (None, WeightGradients()):
+        model = randomized(CONFIG).float()
+        parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), comm, sequence=sequence)
+        with torch.autocast("cpu", torch.bfloat16), deferring(later):
+            _, loss = model(TOKENS, TARGETS)
+        loss.backward()
+        if later:
+            later.add()
+        results.append([p.grad for p in model.parameters()])
+    for wanted, got in zip(*results, strict=True):
+        assert got.dtype == torch.float32
+        close(got, wanted, rtol=2**-7)

@@ -1,0 +1,154 @@
+"""Losses and gradients that are not finite: every rank says who had the first, and the step is done, skipped or not."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from collectives import InputError
+from mpi_tests.helpers.training import MODES, Training
+from parallelism.clip import clip_grad_norm
+from parallelism.deferred import WeightGradients
+from parallelism.finite import Guard
+from parallelism.precision import LossScale
+
+NAME = "transformer.h.1.attn.c_proj.weight"
+EARLIER = "transformer.h.0.mlp.c_fc.weight"  # in the forward pass: its gradient appears later
+
+
+def spoil(training, name, value):
+    """From now on, a gradient of this rank has a value in it."""
+
+    def spoilt(gradient):
+        gradient = gradient.clone()
+        gradient.view(-1)[3] = value
+        return gradient
+
+    params = dict(training.gpt.named_parameters())
+    if name in params:
+        params[name].register_hook(spoilt)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mode", ["float32", "bfloat16, gradients too"])
+@pytest.mark.sizes(1, 3)
+def test_the_first_rank_and_parameter_are_named_on_all(comm, mode, value):
+    training = Training(comm, MODES[mode])
+    for rank in {comm.size // 2, comm.size - 1}:
+        if comm.rank == rank:
+            spoil(training, NAME, value)
+            spoil(training, EARLIER, value)
+    before = training.weights()
+    training.step(7)
+    line = f"rank {comm.size // 2} has a gradient of {NAME} that is not finite"
+    assert training.said == [f"step 7: {line}; skipped"]
+    assert torch.equal(training.weights(), before)
+    training.guard.policy = "stop"
+    with pytest.raises(InputError, match=re.escape(f"step 8: {line}: lower the learning rate")):
+        training.step(8)
+    training.guard.policy = "ignore"
+    training.step(9)
+    assert not training.weights().isfinite().all()
+    training.free()
+
+
+@pytest.mark.parametrize("layout", [{"pp": 2, "dp": 2}, {"pp": 2, "tp": 2, "schedule": "zb_h1"}], ids=str)
+@pytest.mark.sizes(4)
+def test_gradients_of_stages(comm, layout):
+    training = Training(comm, MODES["float32"], **layout)
+    if comm.rank == 3:
+        spoil(training, "transformer.h.1.ln_2.weight", math.nan)
+    before = training.weights()
+    training.step(1)
+    assert training.said == ["step 1: rank 3 has a gradient of transformer.h.1.ln_2.weight that is not finite; skipped"]
+    assert torch.equal(training.weights(), before)
+    training.free()
+
+
+def spoil_product(monkeypatch, weight, value):
+    """From now on, the gradient of a weight that is put off has a value in it, and those of inputs have not."""
+    put_off = WeightGradients.put_off
+
+    def spoilt(self, given, bias, x, gradient):
+        if given is weight:
+            gradient = gradient.clone()
+            gradient.view(-1)[3] = value
+        put_off(self, given, bias, x, gradient)
+
+    monkeypatch.setattr(WeightGradients, "put_off", spoilt)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "bfloat16, gradients too"])
+@pytest.mark.sizes(4)
+def test_gradients_that_are_put_off(comm, monkeypatch, name, zero_stage):
+    training = Training(comm, MODES[name], pp=2, schedule="zb_h1", zero_stage=zero_stage)
+    if comm.rank == 3:
+        weight = training.gpt.get_parameter(NAME)
+        spoil_product(monkeypatch, weight, math.inf)
+    before = training.weights()
+    training.step(1)
+    assert training.said == [f"step 1: rank 3 has a gradient of {NAME} that is not finite; skipped"]
+    assert torch.equal(training.weights(), before)
+    training.free()
+
+
+class Found:
+    """A watch that has found what it is told."""
+
+    name = ""
+
+    def found(self):
+        found, self.name = self.name, ""
+        return found
+
+
+@pytest.mark.sizes(1, 2, 3)
+def test_losses_come_before_gradients_and_those_before_their_norm(comm):
+    said, watch, last = [], Found(), comm.size - 1
+    guard = Guard(comm, "skip", watch=watch, say=said.append)
+    assert guard.passes(1, 0.5, 2.0)
+    assert not said
+    watch.name = "a.weight" * (comm.rank == 0)
+    assert not guard.passes(2, math.nan if comm.rank == last else 1.0, math.inf)
+    watch.name = "a.weight" * (comm.rank == last)
+    assert not guard.passes(3, 1.0, 1.0)
+    assert not guard.passes(4, 1.0, math.inf)
+    assert guard.passes(5, 1.0, 1.0)
+    assert said == [
+        f"step 2: rank {last} has a loss of nan; skipped",
+        f"step 3: rank {last} has a gradient of a.weight that is not finite; skipped",
+        "step 4: the norm of the gradients is inf, but no rank's own gradients are to blame; skipped",
+    ]
+
+
+@pytest.mark.sizes(2)
+def test_a_loss_scale_is_blamed_while_it_can_fall(comm):
+    said, scale, watch = [], LossScale(4.0, lowest=1.0), Found()
+    guard = Guard(comm, "stop", scale, watch, said.append)
+    for _ in range(2):
+        watch.name = "a.weight" * comm.rank
+        assert not guard.passes(1, 1.0, math.inf)
+    assert [line.split("; ")[1] for line in said] == [f"skipped, the loss scale is {n} now" for n in (2, 1)]
+    with pytest.raises(InputError, match="rank 0 has a loss of inf: lower the learning rate, or let such steps be"):
+        guard.passes(2, math.inf if comm.rank == 0 else 1.0, 1.0)
+    watch.name = "a.weight"
+    with pytest.raises(InputError, match=r"rank 0 has a gradient of a\.weight"):
+        guard.passes(2, 1.0, math.nan)
+    scale.value = 2.0
+    with pytest.raises(InputError, match="rank 1 has a loss of nan"):
+        guard.passes(3, math.nan if comm.rank else 1.0, 1.0)
+
+
+@pytest.mark.sizes(1)
+def test_an_unknown_policy(comm):
+    with pytest.raises(ValueError, match="non-finite policy 'halt' is unknown: use stop, skip, ignore"):
+        Guard(comm, "halt")
+
+
+@pytest.mark.sizes(1)
+def test_norms_beyond_all_numbers_are_infinite(comm):
+    p = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    p.grad = torch.full((2,), 1e200, dtype=torch.float64)
+    assert clip_grad_norm([p], 1.0, comm) == math.inf

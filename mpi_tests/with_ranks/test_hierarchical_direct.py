@@ -1,0 +1,120 @@
+"""Hierarchies that are direct inside, on ranks: nodes that these play, and groups of uneven lengths."""
+
+import time
+
+import numpy as np
+import pytest
+
+from collectives import Communicator, InputError, algorithms
+from mpi_tests.helpers.plans import check_progress
+from mpi_tests.helpers.reference import REDUCTIONS, expected, inputs, ops_of, same
+
+COLLECTIVES = [row.collective for row in algorithms.REGISTRY if row.name == "hierarchical_direct"]
+ARRAYS = {"symmetric": lambda comm, x: comm.empty(len(x), x.dtype), "ordinary": lambda comm, x: np.empty_like(x)}
+NODES = {4: "2x2", 8: "4x2"}  # by size, on which others have
+LEVELS = {5: [3], 7: [4, 2]}
+
+each_collective = pytest.mark.parametrize("collective", COLLECTIVES)
+in_groups = pytest.mark.sizes(*NODES, *LEVELS)
+
+
+@pytest.fixture
+def over_groups(mpi_comm, monkeypatch):
+    """A communicator whose ranks play nodes, or are in uneven groups of one."""
+    if mpi_comm.size in NODES:
+        monkeypatch.setenv("COLLECTIVES_FAKE_NODES", NODES[mpi_comm.size])
+    comm = Communicator(mpi_comm, levels=LEVELS.get(mpi_comm.size))
+    yield comm
+    comm.free()
+
+
+@in_groups
+@pytest.mark.parametrize("memory", ARRAYS)
+@each_collective
+def test_runs_on_new_inputs(over_groups, collective, memory):
+    comm = over_groups
+    draws = np.random.default_rng(comm.rank)
+    for count in (0, comm.size, 60 * comm.size, *([60 * comm.size + 7] * (collective != "all_to_all"))):
+        first = inputs(comm.size, count)
+        x = ARRAYS[memory](comm, first[comm.rank])
+        plan = comm.plan(collective, x, algorithm="hierarchical_direct")
+        for run in range(6):
+            xs = [values + run for values in first]
+            if draws.random() < 0.3:
+                time.sleep(draws.random() * 2e-4)
+            x[:] = xs[comm.rank]
+            same(plan(), expected(collective, xs, comm.rank), (collective, count, memory, run))
+        plan.free()
+
+
+@in_groups
+def test_every_root(over_groups):
+    comm = over_groups
+    for root in range(comm.size):
+        x = comm.empty(comm.size + 1)
+        x[:] = comm.rank
+        assert (comm.broadcast(x, root=root, algorithm="hierarchical_direct") == root).all()
+
+
+@pytest.mark.sizes(4, 5, proof=(7, 8))
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name in REDUCTIONS])
+def test_every_dtype_and_op(over_groups, collective):
+    comm = over_groups
+    for dtype in ("float16", "bfloat16", "float32", "float64", "int8", "uint16", "int64", "complex64", "bool"):
+        for op in ops_of(dtype):
+            xs = inputs(comm.size, 3 * comm.size + 1, dtype, op)
+            want = expected(collective, xs, comm.rank, op)
+            x = comm.empty(len(xs[0]), dtype)
+            x[:] = xs[comm.rank]
+            got = getattr(comm, collective)(x, op=op, algorithm="hierarchical_direct")
+            np.testing.assert_allclose(got.astype(complex), want.astype(complex), rtol=1e-6)
+
+
+@in_groups
+def test_out_of_place_and_uneven_counts(over_groups):
+    comm = over_groups
+    counts = [3 * rank for rank in range(comm.size)]
+    xs = [np.arange(n) + 10.0 * rank for rank, n in enumerate(counts)]
+    for out in (comm.empty(sum(counts), "float64"), np.empty(sum(counts))):
+        x = xs[comm.rank].copy()
+        comm.all_gather(x, out=out, counts=counts, algorithm="hierarchical_direct")
+        same(out, np.concatenate(xs))
+        same(x, xs[comm.rank])
+    given = np.arange(float(sum(counts)))
+    begin = sum(counts[: comm.rank])
+    got = comm.reduce_scatter(given, counts=counts, algorithm="hierarchical_direct")
+    same(got, comm.size * np.arange(float(begin), begin + counts[comm.rank]))
+    same(given, np.arange(float(sum(counts))))
+
+
+@in_groups
+def test_plans_move_each_other_on(over_groups):
+    check_progress(over_groups, "hierarchical_direct")
+
+
+@pytest.mark.sizes(4)
+def test_nodes_of_one_rank_have_nothing_inside(mpi_comm, monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "4x1")
+    comm = Communicator(mpi_comm)
+    with pytest.raises(InputError, match="'hierarchical_direct' needs innermost groups of several ranks, each in one"):
+        comm.all_reduce(comm.empty(4), algorithm="hierarchical_direct")
+    assert "hierarchical_direct" not in comm.explain("all_reduce", 1 << 20)
+    comm.free()
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x2")
+    comm = Communicator(mpi_comm, levels=[3])
+    with pytest.raises(InputError, match="needs innermost groups of several ranks, each in one node: use auto, ring"):
+        comm.all_reduce(comm.empty(4), algorithm="hierarchical_direct")
+    comm.free()
+
+
+@pytest.mark.sizes(4)
+def test_auto_takes_it_between_nodes(mpi_comm, monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x2")
+    comm = Communicator(mpi_comm)
+    x = comm.empty(1 << 18)
+    x[:] = comm.rank
+    plan = comm.plan("all_reduce", x)
+    assert plan.name == "all_reduce hierarchical_direct"
+    assert (plan() == 6).all()
+    plan.free()
+    comm.free()

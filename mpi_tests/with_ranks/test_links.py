@@ -1,0 +1,58 @@
+"""Measured links: kept for a list of hosts, and used by `auto` there."""
+
+import json
+import platform
+
+import pytest
+
+from collectives import links
+from collectives.cost import NETWORK
+from collectives.links import Kept, Place
+from mpi_tests.helpers.networks import NETWORK_HERE
+
+
+@pytest.fixture
+def shared_folder(monkeypatch, tmp_path, mpi_comm):
+    monkeypatch.setenv("COLLECTIVES_LINKS", str(mpi_comm.bcast(tmp_path)))
+
+
+@pytest.mark.sizes(1, 4)
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_ranks_measure_the_same_and_auto_uses_it(mpi_comm, monkeypatch, shared_folder, nodes):
+    from collectives import Communicator
+    from collectives.bench.constants import measure
+
+    if mpi_comm.size > 1:
+        monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"{nodes}x{4 // nodes}")
+    comm = Communicator(mpi_comm)
+    assert "with default speeds" in comm.explain("all_reduce", 1 << 20)
+    network = measure(comm, 2, 1)
+    assert len(set(mpi_comm.allgather(network))) == 1
+    assert (network.between == NETWORK.between) == (len(comm.topology.nodes) == 1)
+    assert (network.nic is not None) == (mpi_comm.size == 4 and nodes == 2)
+    mpi_comm.Barrier()  # rank 0 has kept it
+    later = Communicator(mpi_comm)
+    assert "with the speeds measured on these hosts" in later.explain("all_reduce", 1 << 20)
+    part = later.split(0)
+    assert "with the speeds measured on these hosts" in part.explain("all_reduce", 1 << 20)
+    for made in (comm, part, later):
+        made.free()
+
+
+@pytest.mark.sizes(2)
+def test_a_broken_file_and_one_of_other_hosts_count_as_none(mpi_comm, shared_folder):
+    from mpi4py import MPI
+
+    from collectives import Communicator
+    from collectives.job import library_name
+
+    here = Place(((platform.node(), 2),), library_name(MPI))
+    for hosts in ([["elsewhere", 2]], None):
+        if mpi_comm.rank == 0:
+            links.keep(Kept(here, NETWORK_HERE))
+            data = json.loads(here.file.read_text()) | {"hosts": hosts}
+            here.file.write_text(json.dumps(data))
+        mpi_comm.Barrier()
+        comm = Communicator(mpi_comm)
+        assert "with default speeds" in comm.explain("all_reduce", 1 << 20)
+        comm.free()

@@ -1,0 +1,244 @@
+"""A pipeline against the plain model: loss and every gradient, of the whole batch in one."""
+
+import re
+from itertools import pairwise
+
+import pytest
+import torch
+
+from models.gpt import GPT, CrossEntropy, GPTConfig
+from parallelism.dropout import Place
+from parallelism.mesh import Mesh
+from parallelism.pipeline_parallel import PipelineParallel
+from parallelism.pipeline_schedule import registry
+from parallelism.pipeline_schedule.actions import WEIGHTS
+from parallelism.plan import gpt2_plan, parallelize
+from parallelism.recompute import recompute
+from parallelism.stage import Batch, gpt2_layers, loss_weights
+
+CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=16, n_head=2, n_embd=8, bias=True)
+SEQ = 6
+each_schedule = pytest.mark.parametrize("name", registry.names())
+
+
+def batches_of(count, samples=2):
+    """Micro-batches of a batch."""
+    ids = torch.randint(CONFIG.vocab_size, (count * samples, SEQ + 1), generator=torch.Generator().manual_seed(0))
+    numbers = torch.arange(count * samples).chunk(count)
+    return [
+        Batch(part[:, :-1], part[:, 1:].clone(), samples=of) for part, of in zip(ids.chunk(count), numbers, strict=True)
+    ]
+
+
+def together(batches):
+    tokens, targets, _, _, samples = zip(*batches, strict=True)
+    return Batch(torch.cat(tokens), torch.cat(targets), samples=torch.cat(samples))
+
+
+def plain_gradients(batches, dtype=torch.float64):
+    """Loss and gradients of the plain model on all of it."""
+    model, batch = GPT(CONFIG).to(dtype), together(batches)
+    _, loss = model(batch.tokens, batch.targets)
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
+
+
+def check(model, want, tolerance=1e-10):
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, want[name], rtol=tolerance, atol=tolerance * float(want[name].abs().max()))
+
+
+@pytest.fixture
+def piped(comm):
+    """Makes a model and its pipeline; gives their communicators back in the end, of which an MPI may have few."""
+    made = []
+
+    def make(name, count, dtype=torch.float64, model=None, prepare=lambda batch: None, **axes):
+        model = model or GPT(CONFIG).to(dtype)
+        mesh = Mesh(comm, **(axes or {"pp": comm.size}))
+        schedule = registry.make(name, mesh.pp.size, count)
+        pp = PipelineParallel(model, gpt2_layers(model), schedule, mesh, prepare=prepare)
+        made.append((pp, mesh))
+        return model, pp
+
+    yield make
+    for pp, mesh in made:
+        pp.tied.free()
+        mesh.free()
+
+
+@each_schedule
+@pytest.mark.sizes(1, 2, 4, proof=(3, 8))
+def test_loss_and_gradients_of_the_plain_model(comm, piped, name):
+    for count in sorted({1, comm.size, 2 * comm.size + 1}):
+        batches = batches_of(count)
+        want_loss, want = plain_gradients(batches)
+        model, pp = piped(name, count)
+        for _ in range(2):  # the second step must find nothing of the first
+            pp.arena.zero_grad()
+            loss = pp.step(batches)
+            assert loss == (pytest.approx(want_loss, rel=1e-10) if pp.has_loss else 0)
+            check(model, want)
+        losses = pp.pipeline.losses(batches[::-1])
+        assert len(losses) == count
+        assert sum(losses) == (pytest.approx(want_loss * count) if pp.has_loss else 0)
+
+
+@each_schedule
+@pytest.mark.sizes(4)
+def test_loss_and_gradients_in_float32(comm, piped, name):
+    batches = batches_of(4)
+    want_loss, want = plain_gradients(batches, torch.float32)
+    model, pp = piped(name, 4, torch.float32)
+    loss = pp.step(batches)
+    assert loss == (pytest.approx(want_loss, rel=1e-5) if pp.has_loss else 0)
+    check(model, want, 1e-5)
+
+
+@each_schedule
+@pytest.mark.sizes(3, 4)
+def test_as_many_activations_are_alive_as_stated(comm, piped, name):
+    count = 9
+    _, pp = piped(name, count)
+    stages, alive = pp.pipeline.stages.values(), []
+    for stage in stages:
+        forward = stage.forward
+
+        def counted(*given, forward=forward):
+            result = forward(*given)
+            alive.append(sum(stage.num_alive for stage in stages))
+            return result
+
+        stage.forward = counted
+    batches = batches_of(count)
+    pp.pipeline.form(batches[0])
+    alive.clear()
+    pp.step(batches)
+    assert max(alive) == pp.pipeline.schedule.peaks[comm.rank]
+    assert sum(stage.num_alive for stage in stages) == 0
+    if name == "1f1b":
+        assert max(alive) == comm.size - comm.rank
+    if name in ("gpipe", "breadth_first"):
+        assert max(alive) == count * len(stages)
+    if name == "zb_v":
+        assert max(alive) == 2 * comm.size
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_v"])
+@pytest.mark.sizes(4, proof=(8,))
+def test_data_parallel_ranks_beside(comm, piped, name):
+    """A dp rank has its own micro-batches, and all have the gradients of the whole batch."""
+    batches = batches_of(2 * comm.size // 2)
+    want_loss, want = plain_gradients(batches)
+    model, pp = piped(name, 2, dp=comm.size // 2, pp=2)
+    dp_rank = comm.rank // 2
+    loss = pp.step(batches[2 * dp_rank : 2 * dp_rank + 2])
+    losses = comm.all_reduce(torch.tensor([loss / (comm.size // 2)], dtype=torch.float64))
+    assert losses.item() == pytest.approx(want_loss, rel=1e-10)
+    check(model, want)
+
+
+@pytest.mark.sizes(4)
+def test_gradients_are_on_their_way_after_a_stages_last_backward_pass(comm, piped):
+    """Of a rank's two stages, the later one's while the earlier one still computes."""
+    _, pp = piped("interleaved", 2, dp=2, pp=2)
+    pipeline, starts = pp.pipeline, {}
+    after = pipeline.after
+
+    def watched(action):
+        after(action)
+        under_way = [a for a, plans in pp.reduction.plans.items() if any(plan._steps is not None for plan in plans)]
+        starts[action] = len(under_way)
+
+    pipeline.after = watched
+    started = []
+    for action, plans in pp.reduction.plans.items():
+        for plan in plans:
+            start = plan.start
+            plan.start = lambda start=start, action=action: (started.append(action), start())[1]
+    pp.step(batches_of(2))
+    order = [a for a in pipeline.schedule.orders[pipeline.comm.rank] if a.kind == "B"]
+    last = {a.stage: a for a in order}
+    assert set(started) == set(last.values())
+    first_ended = min(last.values(), key=order.index)
+    assert order.index(first_ended) < len(order) - 1  # there is more to compute after
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_h1", "zb_v"])
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.sizes(2)
+def test_dropout_and_recomputation_do_not_depend_on_the_layout(comm, piped, name, recomputed):
+    config = GPTConfig(vocab_size=19, block_size=8, n_layer=4, n_head=2, n_embd=8, dropout=0.3)
+    alone = comm.split(comm.rank)
+
+    def dropping():
+        model, place = GPT(config).double(), Place(seed=3)
+        parallelize(model, gpt2_plan(config.vocab_size, config.n_head), alone, place=place)
+        return model, place
+
+    batches = batches_of(3)
+    plain, place = dropping()
+    batch = together(batches)
+    place.samples = batch.samples
+    _, want = plain(batch.tokens, batch.targets)
+    want.backward()
+    model, place = dropping()
+    if recomputed:
+        for block in model.transformer.h:
+            recompute(block, place)
+
+    def prepare(batch):
+        place.samples = batch.samples
+
+    _, pp = piped(name, 3, model=model, prepare=prepare)
+    loss = pp.step(batches)
+    assert loss == (pytest.approx(want.item(), rel=1e-10) if pp.has_loss else 0)
+    check(model, {name: p.grad for name, p in plain.named_parameters(remove_duplicate=False)})
+
+
+@pytest.mark.sizes(2)
+def test_micro_batches_may_count_by_their_targets(comm, piped):
+    batches = batches_of(3)
+    batches[0].targets[:, 2:] = batches[1].targets[0] = CrossEntropy.ignored
+    want_loss, want = plain_gradients(batches)
+    model, pp = piped("1f1b", 3)
+    loss = pp.step(batches, loss_weights(batches, CrossEntropy.ignored))
+    assert loss == (pytest.approx(want_loss, rel=1e-10) if pp.has_loss else 0)
+    check(model, want)
+
+
+@pytest.mark.sizes(2)
+def test_what_a_rank_does_is_recorded(comm, piped):
+    _, pp = piped("zb_h1", 3)
+    pp.pipeline.form(batches_of(3)[0])
+    pp.pipeline.spans = []
+    pp.step(batches_of(3))
+    spans = pp.pipeline.spans
+    assert [span.what for span in spans if re.fullmatch(r"\d+[FBIW]\d+", span.what)] == [
+        str(action) for action in pp.pipeline.schedule.orders[comm.rank]
+    ]
+    assert {span.rank for span in spans} == {comm.rank}
+    assert all(a.begin_s <= a.end_s <= b.begin_s for a, b in pairwise(spans))
+    assert any(WEIGHTS in span.what for span in spans)
+    assert 0 < pp.pipeline.bubble() < 1
+
+
+@pytest.mark.sizes(2)
+def test_what_does_not_fit(comm, piped):
+    from collectives.errors import InputError
+
+    model = GPT(CONFIG)
+    mesh = Mesh(comm, pp=2)
+    for ranks, stages, words in (
+        (3, 3, "schedule 1f1b is for 3 ranks, but there are 2: make one for those"),
+        (2, 32, "32 stages can't be cut from 17 layers: use 1 to 17 stages"),
+    ):
+        name, each = ("1f1b", None) if stages == ranks else ("interleaved", stages // ranks)
+        schedule = registry.make(name, ranks, 4, each)
+        with pytest.raises(InputError, match=words):
+            PipelineParallel(model, gpt2_layers(model), schedule, mesh)
+    _, pp = piped("1f1b", 4)
+    with pytest.raises(
+        ValueError, match="3 micro-batches, but schedule 1f1b is for 4: pass as many, or make one for 3"
+    ):
+        pp.step(batches_of(3))

@@ -1,0 +1,52 @@
+"""train.py where the model lives on a device: nothing of the host's memory may meet it there."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mpi_tests.helpers.placement import pretending
+from train import train
+from training.config import Config
+
+pytestmark = [
+    pytest.mark.sizes(1),
+    pytest.mark.filterwarnings("ignore:.*CUDA is not available.*:UserWarning"),
+]
+
+SMALL = Config(
+    n_layer=2, n_head=2, n_embd=16, block_size=8, max_iters=2, warmup_iters=1, eval_interval=2, sample_tokens=2,
+    val_fraction=0.001, bucket_mb=0.005, out_dir="",
+)  # fmt: skip
+ALONE = [{}, {"zero_stage": 3}, {"dropout": 0.1}, {"dtype": "bfloat16", "master_weights": True}]
+
+
+def test_memories_do_not_meet(comm, monkeypatch):
+    with pretending(monkeypatch) as placement:
+        there, here = torch.ones(3, device="cuda"), torch.ones(3)
+        assert (there.device.type, here.device.type) == ("cuda", "cpu")
+        assert placement.has((there + 1).view(3, 1)[1:])
+        assert there.sum() * here[0] == 3
+        assert not placement.has(there.cpu())
+        assert placement.has(here.to("cuda"))
+        for meet in (lambda: there + here, lambda: there @ here, lambda: torch.cat([there, here])):
+            with pytest.raises(AssertionError, match="on cuda:0 and on the host"):
+                meet()
+        with pytest.raises(TypeError, match="numpy of a tensor on cuda:0"):
+            there.numpy()
+
+
+def test_training(comm, monkeypatch, tmp_path):
+    for changes in ALONE:
+        config = replace(SMALL, **changes)
+        want = weights(train(config, comm).gpt)
+        with pretending(monkeypatch) as placement:
+            gpt = train(replace(config, device="cuda"), comm).gpt
+            assert all(placement.has(p) for p in gpt.parameters())
+            got = [p.cpu() for p in gpt.parameters()]
+        monkeypatch.undo()
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True)), changes
+
+
+def weights(gpt):
+    return [p.detach().clone() for p in gpt.parameters()]

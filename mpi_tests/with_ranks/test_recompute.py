@@ -1,0 +1,42 @@
+"""Activation recomputation: less is kept, blocks run twice, gradients stay the same; with everything that it meets."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from models.gpt import GPTConfig
+from mpi_tests.helpers.models import close, each_mode, random_tokens, randomized
+from parallelism.deferred import WeightGradients, deferring
+from parallelism.dropout import Place
+from parallelism.plan import gpt2_plan, parallelize
+from parallelism.recompute import MODES, recompute_model
+
+TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
+each_kind = pytest.mark.parametrize("mode", MODES)
+
+
+def recomputing(model, place=None, mode="full"):
+    recompute_model(model, mode, place)
+    return model
+
+
+@pytest.mark.sizes(2, 4)
+@each_mode
+@pytest.mark.parametrize("puts_off", [False, True], ids=["", "put-off"])
+@each_kind
+def test_split_layers(comm, sequence, puts_off, mode):
+    config = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, dropout=0.2)
+    results = []
+    for wrap in (lambda model, place: model, partial(recomputing, mode=mode)):
+        model, later, place = randomized(config), WeightGradients() if puts_off else None, Place(seed=1)
+        parallelize(model, gpt2_plan(29, 4), comm, sequence=sequence, place=place)
+        with deferring(later):
+            _, loss = wrap(model, place)(TOKENS, TARGETS)
+        place.samples = torch.tensor([7, 8])
+        loss.backward()
+        if later:
+            later.add()
+        results.append([p.grad for p in model.parameters()])
+    for wanted, got in zip(*results, strict=True):
+        close(got, wanted)

@@ -1,0 +1,56 @@
+"""What does not fit is refused by all ranks of a run together, before anything is computed or written."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collectives import InputError
+from mpi_tests.helpers.folders import shared_folder
+from training.config import Config
+from training.layout import laid_out
+from training.run import Run
+
+pytestmark = pytest.mark.sizes(2, 3)
+
+SMALL = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8}
+INSIDE_A_FILE = f"{__file__}/out"
+
+
+def refusal(comm, begin, **settings):
+    """The words of all ranks, whose communicator works afterwards."""
+    with pytest.raises(InputError) as caught:
+        begin(Config(**{"out_dir": "", **SMALL, **settings}), comm)
+    texts = comm.mpi.allgather(str(caught.value))
+    assert texts == texts[:1] * comm.size
+    assert comm.all_reduce(np.ones(3)).tolist() == [comm.size] * 3
+    return texts[0]
+
+
+@pytest.fixture
+def folder(mpi_comm):
+    with shared_folder(mpi_comm) as folder:
+        yield folder
+
+
+def test_by_every_rank(comm, folder):
+    """without_ranks/test_refusals.py has all messages."""
+    out_dir = str(folder / "out")
+    words = refusal(comm, Run, tp=comm.size, out_dir=out_dir)
+    assert words.startswith(f"transformer.h.0.attn.c_attn: 1 heads can't be split over tp={comm.size}: ")
+    assert refusal(comm, Run, device="tpu", out_dir=out_dir).startswith("device 'tpu' is unknown")
+    assert not Path(out_dir).exists()
+
+
+def test_by_the_last_rank_alone(comm, folder):
+    last, out_dir = comm.size - 1, str(folder / "out")
+    data = ["no-such-file.txt"] if comm.rank == last else []
+    for begin in (Run, laid_out):
+        words = refusal(comm, begin, data=data, out_dir=out_dir)
+        assert words == f"rank {last}: no-such-file.txt: no such file; check the path"
+    assert not Path(out_dir).exists()
+
+
+def test_by_rank_0_which_writes(comm):
+    words = refusal(comm, Run, out_dir=INSIDE_A_FILE)
+    assert words.startswith(f"rank 0: out_dir {INSIDE_A_FILE} can't be written (Not a directory)")

@@ -1,0 +1,196 @@
+"""What a transformer layer sends, forwards and backwards, is what the papers say: collectives, messages and bytes.
+
+Each rank plays a node of its own, so that all goes by messages, and the executor's requests are counted.
+
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation Recomputation in Large
+Transformer Models", 2022, section 4.2; Jacobs et al., "DeepSpeed Ulysses", 2023, section 3.2; Liu et al., "Ring
+Attention", 2023, section 3.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from models.gpt import GPT, GPTConfig
+from parallelism.exchange import Exchange
+from parallelism.plan import gpt2_plan, parallelize
+from parallelism.sequence_parallel import SequenceParallel
+
+BATCH, SEQ, N_EMBD, N_HEAD, N_KV_HEAD = 2, 768, 192, 24, 8
+WIDTH_BYTES = 4 * N_EMBD
+WHOLE = BATCH * SEQ * WIDTH_BYTES  # bytes of b s h activations: long enough for algorithms that send the least
+ONE_MESSAGE = 1 << 30  # a segment as long as any move
+
+
+class Done(NamedTuple):
+    """A collective that was begun: by how many ranks, and on how many bytes of each."""
+
+    collective: str
+    size: int
+    nbytes: int
+
+
+class Traffic:
+    """Counts what this rank begins: collectives of exchanges, and messages of the executor."""
+
+    def __init__(self, monkeypatch):
+        from collectives import executor
+        from collectives.schedule import Send
+
+        self.forget()
+        bind, run = executor.Binder.request, executor.BoundRound.run
+        lengths = {}  # bytes of each request that sends; the request, so that no other gets its id
+
+        def counted_bind(binder, move, tag, wire):
+            request = bind(binder, move, tag, wire)
+            lengths[id(request)] = request, wire.nbytes if isinstance(move, Send) else None
+            return request
+
+        def counted_run(bound, device):
+            nbytes = [lengths[id(request)][1] for request in bound.requests()]
+            self.messages += [n for n in nbytes if n is not None]
+            yield from run(bound, device)
+
+        monkeypatch.setattr(executor.Binder, "request", counted_bind)
+        monkeypatch.setattr(executor.BoundRound, "run", counted_run)
+        for name in ("run", "start"):
+            monkeypatch.setattr(Exchange, name, self.counted(getattr(Exchange, name)))
+
+    def counted(self, begin):
+        def count(exchange, collective, x, **arguments):
+            if exchange.size > 1:
+                name = "shift" if "send_counts" in arguments else collective
+                self.collectives[Done(name, exchange.size, x.nbytes)] += 1
+            return begin(exchange, collective, x, **arguments)
+
+        return count
+
+    def forget(self):
+        self.collectives: Counter[Done] = Counter()
+        self.messages: list[int] = []
+
+
+@pytest.fixture
+def traffic(monkeypatch):
+    return Traffic(monkeypatch)
+
+
+@pytest.fixture
+def far_comm(mpi_comm, monkeypatch, traffic):
+    """A communicator of ranks on as many nodes, all of whose messages are counted."""
+    from collectives import Communicator
+
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"{mpi_comm.size}x1")
+    made = Communicator(mpi_comm, segment_bytes=ONE_MESSAGE)
+    yield made
+    made.free()
+
+
+def layer(tp, sp=None, sequence=False, n_kv_head=None):
+    """One transformer layer, split."""
+    config = GPTConfig(vocab_size=8, block_size=SEQ, n_layer=1, n_head=N_HEAD, n_embd=N_EMBD, n_kv_head=n_kv_head)
+    model = GPT(config)
+    parallelize(model, gpt2_plan(config.vocab_size, N_HEAD, n_kv_head), tp, sp, sequence)
+    return model.transformer.h[0]
+
+
+def passes(traffic, block, seq):
+    """What a forward and a backward pass through a layer begin, on so many of the tokens."""
+    x = torch.randn(BATCH, seq, N_EMBD, requires_grad=True)
+    block(x).sum().backward()  # binds the plans, which ranks agree on by messages, too
+    traffic.forget()
+    y = block(x)
+    forward = traffic.collectives, traffic.messages
+    traffic.forget()
+    y.sum().backward()
+    return forward, (traffic.collectives, traffic.messages)
+
+
+def least_bytes(done):
+    """What a rank must send at least, where all send as much."""
+    others = done.size - 1
+    match done.collective:
+        case "shift":
+            return done.nbytes
+        case "all_gather":
+            return others * done.nbytes
+        case "all_reduce":
+            return 2 * others * done.nbytes / done.size
+        case _:
+            return others * done.nbytes / done.size
+
+
+def check(counted, wanted):
+    """The collectives are those, and the messages carry what these must send: no more."""
+    collectives, messages = counted
+    assert collectives == wanted
+    assert sum(messages) == sum(number * least_bytes(done) for done, number in wanted.items())
+
+
+each_size = pytest.mark.sizes(2, 3, proof=(8,))
+
+
+@each_size
+def test_tensor_parallelism(far_comm, traffic):
+    """Two all-reduces of b s h forwards, two backwards."""
+    p = far_comm.size
+    forward, backward = passes(traffic, layer(far_comm), SEQ)
+    for counted in (forward, backward):
+        check(counted, {Done("all_reduce", p, WHOLE): 2})
+        assert sum(counted[1]) == 2 * 2 * (p - 1) / p * WHOLE
+
+
+@each_size
+def test_sequence_parallel_mode(far_comm, traffic):
+    """All-gathers and reduce-scatters in their place; x is gathered again for the gradient of a column-split weight.
+
+    Norms see a part of the tokens, so that the gradients of their h weights are summed up.
+    """
+    p = far_comm.size
+    gathering, scattering = Done("all_gather", p, WHOLE // p), Done("reduce_scatter", p, WHOLE)
+    forward, backward = passes(traffic, layer(far_comm, sequence=True), SEQ // p)
+    check(forward, {gathering: 2, scattering: 2})
+    assert sum(forward[1]) == 2 * 2 * (p - 1) / p * WHOLE
+    norms = Done("all_reduce", p, WIDTH_BYTES)
+    assert backward[0] == {gathering: 4, scattering: 2, norms: 2}
+    of_norms = [nbytes for nbytes in backward[1] if nbytes <= WIDTH_BYTES]
+    assert sum(backward[1]) - sum(of_norms) == 6 * (p - 1) / p * WHOLE
+
+
+@each_size
+def test_head_exchange(far_comm, traffic):
+    """Four all-to-alls forwards, of q, k, v and the result, and four backwards: 4 b s h / p, less what a rank keeps."""
+    p = far_comm.size
+    block = layer(far_comm.split(far_comm.rank), SequenceParallel(far_comm, "ulysses", "contiguous"))
+    for counted in passes(traffic, block, SEQ // p):
+        check(counted, {Done("all_to_all", p, WHOLE // p): 4})
+        assert len(counted[1]) == 4 * (p - 1)
+        assert sum(counted[1]) == 4 * WHOLE / p * (p - 1) / p
+
+
+@each_size
+@pytest.mark.parametrize("n_kv_head", [N_HEAD, N_KV_HEAD], ids=["", "grouped heads"])
+def test_ring(far_comm, traffic, n_kv_head):
+    """Keys and values go p - 1 steps; backwards again, and their gradients p steps, which is home."""
+    p = far_comm.size
+    block = layer(far_comm.split(far_comm.rank), SequenceParallel(far_comm, "ring"), n_kv_head=n_kv_head)
+    forward, backward = passes(traffic, block, SEQ // p)
+    kv_bytes = 2 * WHOLE // p * n_kv_head // N_HEAD
+    check(forward, {Done("shift", p, kv_bytes): p - 1})
+    assert forward[1] == [kv_bytes] * (p - 1)
+    check(backward, {Done("shift", p, kv_bytes): 2 * p - 1})
+    assert backward[1] == [kv_bytes] * (2 * p - 1)
+
+
+@pytest.mark.sizes(4, 8)
+def test_hybrid(far_comm, traffic):
+    """Pairs of ranks exchange heads, and rings of p / 2 ranks carry the keys and values of half the heads."""
+    p = far_comm.size
+    ring, kv_bytes = p // 2, 2 * WHOLE // p
+    block = layer(far_comm.split(far_comm.rank), SequenceParallel(far_comm, "hybrid"))
+    forward, backward = passes(traffic, block, SEQ // p)
+    exchanges = {Done("all_to_all", 2, WHOLE // p): 4}
+    check(forward, exchanges | {Done("shift", ring, kv_bytes): ring - 1})
+    check(backward, exchanges | {Done("shift", ring, kv_bytes): 2 * ring - 1})

@@ -1,0 +1,55 @@
+"""Stages played in one process, by every schedule, against the plain model: loss and every gradient."""
+
+from dataclasses import replace
+
+import pytest
+
+from mpi_tests.helpers.models import close, each_mode, randomized
+from mpi_tests.helpers.played import (
+    CONFIG,
+    Players,
+    batch_of,
+    micro_batches,
+    model_of,
+    whole_batch,
+)
+from parallelism.dropout import Place
+from parallelism.pipeline_schedule import registry
+from parallelism.sequence_parallel import SequenceParallel
+from parallelism.stage import Batch
+
+
+@pytest.mark.sizes(2, 4)
+@each_mode
+@pytest.mark.parametrize("name", ["interleaved", "zb_h1", "zb_v"])
+def test_split_layers(comm, sequence, name):
+    """The ranks that share layers do the same actions in the same order."""
+
+    def make():
+        return model_of(config, Place(), comm, sequence=sequence)
+
+    config, batch = replace(CONFIG, n_layer=4, n_kv_head=4), batch_of(6, seq=8)
+    players = Players(make, registry.make(name, 2, 3))
+    loss, gradients = players.play(micro_batches(batch, 3)), players.gradients()
+    wanted, whole = whole_batch(randomized(config), batch)
+    assert loss == pytest.approx(wanted, rel=1e-10)
+    shards = {name: getattr(p, "shard", None) for name, p in make().named_parameters()}
+    for name, gradient in whole.items():
+        own = shards[name].part(gradient, comm.rank, comm.size) if shards[name] else gradient
+        close(gradients[name], own, 1e-10)
+
+
+@pytest.mark.sizes(2)
+def test_split_sequences(comm):
+    """Targets that don't count are others in each rank's share of a sequence."""
+    sp, batch = SequenceParallel(comm), batch_of(6, seq=8)
+    own = [
+        Batch(sp.own(one.tokens), sp.own(one.targets), sp.positions(8), sp.own(one.documents))
+        for one in micro_batches(batch, 3)
+    ]
+    players = Players(lambda: model_of(CONFIG, Place(), comm.split(comm.rank), sp), registry.make("zb_v", 2, 3))
+    loss, gradients = players.play(own, sp.all.all_reduce), players.gradients()
+    wanted, whole = whole_batch(randomized(CONFIG), batch)
+    assert loss == pytest.approx(wanted, rel=1e-10)
+    for name, gradient in whole.items():
+        close(comm.all_reduce(gradients[name], op="avg"), gradient, 1e-10)

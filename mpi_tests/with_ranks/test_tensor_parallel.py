@@ -1,0 +1,120 @@
+"""Tensor parallelism against the plain GPT: loss, logits and every gradient."""
+
+import pytest
+import torch
+
+from models.gpt import GPT, CrossEntropy, GPTConfig
+from mpi_tests.helpers.models import close, each_mode, part, random_tokens, randomized
+from parallelism.plan import Column, Row, gpt2_plan, parallelize
+
+BATCH, SEQ = 2, 8
+WIDTHS = pytest.mark.sizes(1, 2, 4, proof=(8,))
+CONFIGS = {
+    "plain": GPTConfig(vocab_size=29, block_size=12, n_layer=2, n_head=8, n_embd=32),
+    "biases, grouped heads, odd vocabulary": GPTConfig(
+        vocab_size=37, block_size=SEQ, n_layer=2, n_head=16, n_embd=64, bias=True, n_kv_head=8
+    ),
+}
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def models(config, comm, sequence, seed_targets=1, label_smoothing=0.0):
+    """A plain model and a split one of the same weights."""
+    plain, split = randomized(config), randomized(config)
+    for model in (plain, split):
+        model.loss = CrossEntropy(label_smoothing)
+    plan = gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head)
+    parallelize(split, plan, comm, sequence=sequence)
+    return plain, split
+
+
+@WIDTHS
+@each_mode
+@each_config
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_loss_and_every_gradient_are_the_plain_models(comm, config, sequence, label_smoothing):
+    plain, split = models(config, comm, sequence, label_smoothing=label_smoothing)
+    tokens, targets = random_tokens(BATCH, SEQ), random_tokens(BATCH, SEQ, seed=1)
+    targets[0, 3:5] = -100
+    _, wanted = plain(tokens, targets)
+    logits, loss = split(tokens, targets)
+    assert logits.shape[-1] == -(-config.vocab_size // comm.size)
+    close(loss, wanted)
+    wanted.backward()
+    loss.backward()
+    gradients = {name: p.grad for name, p in plain.named_parameters()}
+    assert dict(split.named_parameters()).keys() == gradients.keys()
+    for name, p in split.named_parameters():
+        close(p.grad, part(p, gradients[name], comm))
+
+
+@WIDTHS
+@each_mode
+@each_config
+def test_evaluation_and_generation(comm, config, sequence):
+    plain, split = models(config, comm, sequence)
+    plain.eval(), split.eval()
+    tokens = random_tokens(BATCH, SEQ)
+    for got, wanted in zip(split(tokens, tokens), plain(tokens, tokens), strict=True):
+        close(got, wanted)
+
+
+@WIDTHS
+@each_mode
+@each_config
+def test_parts_make_the_whole(comm, config, sequence):
+    plain, split = models(config, comm, sequence)
+    wholes = dict(plain.named_parameters())
+    for name, p in split.named_parameters():
+        if shard := getattr(p, "shard", None):
+            parts = [shard.part(wholes[name], rank, comm.size) for rank in range(comm.size)]
+            assert torch.equal(parts[comm.rank], p)
+            assert torch.equal(shard.whole(parts), wholes[name])
+
+
+@WIDTHS
+def test_linear_layers_by_themselves(comm):
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
+    split = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
+    split.load_state_dict(plain.state_dict())
+    parallelize(split, {"0": Column(), "2": Row()}, comm)
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    close(split(x), plain(x))
+    gathering = torch.nn.Sequential(torch.nn.Linear(6, 16).double())
+    gathering.load_state_dict(plain[:1].state_dict())
+    parallelize(gathering, {"0": Column(gather_output=True)}, comm)
+    given, wanted = x.clone().requires_grad_(), x.clone().requires_grad_()
+    (gathering(given) ** 2).sum().backward()
+    (plain[:1](wanted) ** 2).sum().backward()
+    close(given.grad, wanted.grad)
+
+
+@pytest.mark.sizes(4)
+def test_what_cannot_be_split(comm):
+    from collectives import InputError
+
+    def refused(match, plan=None, **changes):
+        model = GPT(
+            GPTConfig(**({"vocab_size": 29, "block_size": 8, "n_layer": 1, "n_head": 6, "n_embd": 24} | changes))
+        )
+        config = model.config
+        with pytest.raises(InputError, match=match):
+            parallelize(model, plan or gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), comm)
+
+    refused(r"transformer\.h\.0\.attn\.c_attn: 6 heads can't be split over tp=4: use a tp of 1, 2, 3, 6, or 8 heads")
+    refused(r"c_attn: 2 heads can't be split over tp=4: use a tp of 1, 2, or 4 heads", n_head=8, n_kv_head=2)
+    refused(r"transformer\.wte: 3 tokens can't be split over tp=4: use fewer ranks", n_head=8, vocab_size=3)
+    refused(r"the plan names 'h\.\*\.mlp', but the model has transformer, transformer\.wte", {"h.*.mlp": Column()})
+
+
+@pytest.mark.sizes(2)
+def test_modules_without_a_plan_are_named(comm, capsys):
+    models(CONFIGS["plain"], comm, sequence=False)
+    assert capsys.readouterr().out == ""  # as that plan leaves nothing out
+    model = GPT(CONFIGS["plain"])
+    parallelize(model, {"transformer.h.*.mlp.c_fc": Column(), "transformer.h.*.mlp.c_proj": Row()}, comm)
+    line = capsys.readouterr().out
+    assert line.startswith("whole on every rank, as the plan leaves them out: transformer.wte, " * (comm.rank == 0))
+    assert ("transformer.h.0.attn.c_attn" in line) == (comm.rank == 0)
+    assert "mlp" not in line

@@ -1,0 +1,391 @@
+"""Training in every layout against a plain torch loop: losses, validations and weights.
+
+systems/test_end_to_end.py starts train.py as its user does.
+"""
+
+import gc
+import json
+import re
+import shutil
+import signal
+import threading
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from collectives import Communicator, InputError
+from models.flags import parse
+from models.hf import load_hugging_face, save_hugging_face
+from mpi_tests.helpers.folders import shared_folder
+from mpi_tests.helpers.hugging_face import of_hugging_face
+from mpi_tests.helpers.trained import (
+    SMALL,
+    by_torch,
+    check_bits,
+    check_same,
+    config,
+    on,
+    on_first,
+)
+from parallelism.checkpoint.stop import SIGNALS
+from train import train
+from training.config import Config
+
+LAST, HALF = SMALL.max_iters, SMALL.max_iters // 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_collections():
+    """At the end of each run Python's garbage is collected: what is there before need not be looked at each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def folder(mpi_comm):
+    with shared_folder(mpi_comm) as folder:
+        yield folder
+
+
+@pytest.mark.sizes(1, 2, 3, 4, 8)
+def test_losses_and_weights_are_those_of_one_process(comm):
+    expected = by_torch(comm)
+    check_same(on(comm), expected)
+    assert expected.losses[-1] < expected.losses[0] - 1
+
+
+LAYOUTS = {
+    "tp 2, sp 2, dp 2": {"tp": 2, "sp": 2, "dp": 2},
+    "sequence-parallel": {"tp": 2, "sp": 2, "sequence_parallel": True},
+    "ulysses": {"sp": 2, "sp_mode": "ulysses", "num_micro_batches": 3},
+    "hybrid": {"sp": 4, "sp_mode": "hybrid"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.sizes(8)
+def test_layers_and_sequences_may_be_split(comm, capsys, layout):
+    check_same(on(comm, **layout), by_torch(comm))
+    assert f"layers over tp {layout.get('tp', 1)}, sequences over sp {layout['sp']} by" in capsys.readouterr().out
+
+
+PIPELINES = {
+    "pp 2, tp 2, dp 2": {"pp": 2, "tp": 2, "dp": 2, "num_micro_batches": 3},
+    "pp 2, tp 2, sp 2": {"pp": 2, "tp": 2, "sp": 2, "sequence_parallel": True, "num_micro_batches": 4},
+    "pp 2, sp 2, dp 2": {"pp": 2, "sp": 2, "num_micro_batches": 2, "schedule": "zb_h1", "recompute": "full"},
+}
+
+
+@pytest.mark.parametrize("layout", PIPELINES.values(), ids=PIPELINES)
+@pytest.mark.sizes(8)
+def test_layers_may_be_shared_as_stages(comm, capsys, layout):
+    outcome, text = on(comm, **layout), capsys.readouterr().out
+    check_same(outcome, by_torch(comm))
+    assert f"2 stages over pp 2 by {layout.get('schedule', '1f1b')}" in text
+    assert all(0 < record["bubble"] < 1 for record in outcome.records if "loss" in record)
+    assert "| bubble " in text
+
+
+SHARING = {
+    "stage 1": {"zero_stage": 1},
+    "stage 2": {"zero_stage": 2, "num_micro_batches": 2, "zero_group": "2"},
+    "stage 3, recomputed": {"zero_stage": 3, "recompute": "full"},
+    "stage 3, tp 2": {"zero_stage": 3, "tp": 2, "dp": 2},
+    "stage 1, pp 2": {"zero_stage": 1, "pp": 2, "dp": 2, "num_micro_batches": 2},
+    "stage 2, pp 2": {"zero_stage": 2, "pp": 2, "dp": 2, "num_micro_batches": 3, "schedule": "zb_h1"},
+    "stage 3, pp 2": {"zero_stage": 3, "pp": 2, "dp": 2, "num_micro_batches": 2, "recompute": "full"},
+}
+
+
+@pytest.mark.parametrize("layout", SHARING.values(), ids=SHARING)
+@pytest.mark.sizes(4)
+def test_ranks_may_share_states_gradients_and_parameters(comm, layout):
+    check_same(on(comm, **layout), by_torch(comm))
+
+
+@pytest.mark.sizes(2)
+def test_micro_batches_are_gradient_accumulation(comm):
+    check_same(on(comm, num_micro_batches=4), by_torch(comm))
+    check_same(on(comm, micro_batch_size=4, global_batch_size=24), by_torch(comm))
+
+
+@pytest.mark.sizes(4)
+def test_the_planner_may_choose_the_layout(comm, capsys):
+    check_same(on(comm, layout="auto"), by_torch(comm))
+    said = re.findall(r"^layout .* is the best for 4 ranks$", capsys.readouterr().out, re.MULTILINE)
+    assert len(said) == (comm.rank == 0)
+
+
+@pytest.mark.sizes(4)
+def test_documents_do_not_depend_on_the_layout(comm):
+    lines = {"document_end": ord("\n")}
+    alone = on_first(comm, num_micro_batches=2, **lines)
+    check_same(on(comm, sp=2, **lines), alone)
+    assert not np.allclose(alone.losses, by_torch(comm).losses, rtol=1e-5)  # as lines attend to themselves only
+
+
+@pytest.mark.sizes(8)
+def test_dropout_does_not_depend_on_the_layout(comm):
+    alone = on_first(comm, num_micro_batches=2, dropout=0.2)
+    check_same(on(comm, tp=2, sp=2, dropout=0.2), alone)
+    assert not np.allclose(alone.losses, by_torch(comm).losses, rtol=1e-5)
+    assert alone.losses != on_first(comm, num_micro_batches=2, dropout=0.2, seed=8, max_iters=2).losses
+
+
+@pytest.mark.sizes(3)
+def test_the_same_layout_gives_the_same_bits_and_leaves_nothing_behind(comm, folder, capsys):
+    """But for memory that the communicator keeps to give out again."""
+    saving = {"checkpoint_dir": str(folder)}
+    first, text = on(comm, **saving), capsys.readouterr().out
+    before = left(comm)
+    second = on(comm, **saving)
+    assert left(comm) == before
+    assert (first.losses, first.validations) == (second.losses, second.validations)
+    check_bits(second.weights, first.weights)
+    if comm.rank > 0:  # the first may have a progress bar
+        shown = [line.split("|")[0].strip() for line in text.splitlines() if "grad norm" in line]
+        assert shown == [f"iter {i}/{LAST}" for i in range(1, LAST + 1)]
+        assert text.count("val loss") == 2
+    fields = {"iter", "loss", "grad_norm", "lr", "tokens_per_s", "flops_per_s", "compute_ms", "comm_ms"}
+    assert fields < first.records[0].keys()
+
+
+def left(comm):
+    """What a run could leave in the process: communicators, shared memory, threads, signals, torch's settings.
+
+    The communicator's thread, which starts when there is something to do, is not the run's.
+    """
+    gc.collect()
+    threads = {*threading.enumerate()} - {comm._progress.background.thread}
+    keys = {block.window.key for block in comm._memory.blocks}
+    return (
+        len(comm._calls.record.communicators),
+        sum(not block.free for block in comm._memory.blocks),
+        comm._family.windows.by_key.keys() - keys,
+        sorted(thread.name for thread in threads),
+        [signal.getsignal(number) for number in SIGNALS],
+        torch.get_float32_matmul_precision(),
+    )
+
+
+# --- checkpoints ---
+
+GOING_ON = {
+    "the same": (4, {"tp": 2, "pp": 2, "zero_stage": 1, "num_micro_batches": 2}),
+    "dp 4, stage 3": (4, {"zero_stage": 3}),
+    "one process": (1, {"num_micro_batches": 2}),
+    "pp 2, dp 2": (4, {"pp": 2, "dp": 2, "num_micro_batches": 2}),
+    "pp 2, dp 2, stage 3": (4, {"pp": 2, "dp": 2, "zero_stage": 3, "num_micro_batches": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(mpi_comm):
+    """Checkpoints of steps 4 and 8 of a run over tp and pp, and its weights."""
+    comm = Communicator(mpi_comm)
+    with shared_folder(mpi_comm) as folder:
+        saving = {"checkpoint_dir": str(folder), "checkpoint_interval": HALF}
+        yield folder, on(comm, **GOING_ON["the same"][1], **saving).weights
+    comm.free()
+
+
+@pytest.fixture
+def copied(comm, saved, folder):
+    """A copy of the checkpoints."""
+    path = folder / "checkpoints"
+    if comm.rank == 0:
+        shutil.copytree(saved[0], path)
+    comm.barrier()
+    return path
+
+
+def of_step(folder, step):
+    (path,) = folder.glob(f"*-step-{step}")
+    return str(path)
+
+
+@pytest.mark.parametrize("case", GOING_ON)
+@pytest.mark.sizes(4)
+def test_a_checkpoint_goes_on_in_any_layout(comm, saved, copied, case):
+    """From the middle on, as the run that was not stopped; in the same layout, bit for bit."""
+    size, layout = GOING_ON[case]
+    saving = {"checkpoint_dir": str(copied), "resume": of_step(copied, HALF), "checkpoints_kept": 1}
+    outcome = on_first(comm, size, **layout, **saving)
+    assert [record["iter"] for record in outcome.records if "loss" in record] == [*range(HALF + 1, LAST + 1)]
+    assert [path.name.partition("-")[2] for path in copied.glob("*step*")] == [f"step-{LAST}"]
+    if case == "the same":
+        check_bits(outcome.weights, saved[1])
+    for name, expected in saved[1].items():
+        np.testing.assert_allclose(outcome.weights[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+TOKENS = torch.randint(256, (3, SMALL.block_size), generator=torch.Generator().manual_seed(1))
+
+
+def exported(comm, checkpoints):
+    """Have one process resume the last checkpoint, with no step left to do, and export it; returns the logits."""
+    alone = comm.split(0 if comm.rank == 0 else None)
+    if not alone:
+        return None
+    gpt, records = train(config(1, checkpoint_dir=str(checkpoints), resume="auto"), alone)
+    alone.free()
+    assert not records
+    save_hugging_face(gpt, checkpoints)
+    return gpt.eval()(TOKENS)[0]
+
+
+@pytest.mark.sizes(4)
+@torch.no_grad()
+def test_a_checkpoint_of_tp_pp_and_zero_has_the_logits_of_a_gpt2(comm, saved, copied):
+    logits = exported(comm, copied)
+    if comm.rank == 0:
+        check_bits(load_file(copied / "model.safetensors"), saved[1])
+        assert torch.equal(load_hugging_face(copied).eval()(TOKENS)[0], logits)
+        tensors = {name: torch.from_numpy(array) for name, array in saved[1].items()}
+        np.testing.assert_allclose(logits, of_hugging_face(tensors, TOKENS, SMALL.n_head), atol=1e-5)
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.sizes(4)
+@torch.no_grad()
+def test_a_checkpoint_of_tp_pp_and_zero_becomes_a_gpt2_in_transformers(comm, copied):
+    logits = exported(comm, copied)
+    if comm.rank == 0:
+        from transformers import GPT2LMHeadModel
+
+        theirs = GPT2LMHeadModel.from_pretrained(copied).eval()
+        torch.testing.assert_close(theirs(TOKENS).logits, logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.sizes(2)
+def test_a_run_that_goes_on_has_the_loss_scale_and_all_ranks_weights(comm, folder):
+    """The scale has been good for all steps when both end."""
+    asked = {"zero_stage": 1, "dtype": "float16", "dropout": 0.1}
+    saving = {"checkpoint_dir": str(folder), "checkpoint_interval": HALF}
+    whole = on(comm, **asked, **saving)
+    resumed = on(comm, **asked, **saving, resume=of_step(folder, HALF))
+    check_bits(resumed.weights, whole.weights)
+    comm.barrier()
+    last = [json.loads((path / "index.json").read_text()) for path in folder.glob(f"*-step-{LAST}")]
+    assert [index["index"]["whole"]["loss_scale"] for index in last] == [[2.0**16, LAST]] * 2
+
+
+@pytest.mark.sizes(1, 2)
+def test_what_a_run_cannot_go_on_from(comm, folder):
+    on(comm, checkpoint_dir=str(folder), max_iters=1)
+    before = left(comm)
+    for changes, words in (
+        ({"seed": 8}, "seed was 7, but is 8: resume with the same"),
+        ({"n_embd": 16}, "transformer.wte.weight"),
+        ({"resume": str(folder)}, str(folder)),
+        ({"checkpoint_dir": ""}, "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
+    ):
+        with pytest.raises(InputError, match=re.escape(words)):
+            on(comm, **{"checkpoint_dir": str(folder), "resume": "auto", **changes})
+    assert left(comm) == before
+
+
+# --- precision ---
+
+HALVES = {
+    "float16, dp 2": ("float16", {}),
+    "bfloat16, pp 2": ("bfloat16", {"pp": 2, "num_micro_batches": 2}),
+    "bfloat16, stage 1": ("bfloat16", {"zero_stage": 1}),
+    "float16, stage 3": ("float16", {"zero_stage": 3}),
+}
+
+
+@pytest.mark.parametrize(("dtype", "layout"), HALVES.values(), ids=HALVES)
+@pytest.mark.sizes(2)
+def test_parameters_may_be_of_16_bits(comm, dtype, layout):
+    wide = by_torch(comm).losses
+    asked = {"dtype": dtype, "master_weights": True, "grad_dtype": dtype, "non_finite": "skip"}
+    outcome = on(comm, **asked, **layout, recompute="selective")
+    np.testing.assert_allclose(outcome.losses, wide, rtol=2e-3)
+    assert not np.allclose(outcome.losses, wide, rtol=1e-5)
+    assert all(weight.dtype == np.float32 for weight in outcome.weights.values())
+
+
+@pytest.mark.sizes(2)
+def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(comm, folder):
+    """Bit for bit in the same layout; float32 weights alone go on from them, too."""
+    half = {"dtype": "float16", "master_weights": True, "grad_dtype": "float16", "num_micro_batches": 2}
+    saving = {"checkpoint_dir": str(folder / "whole"), "checkpoint_interval": HALF}
+    whole = on(comm, **half, **saving, zero_stage=3)
+    resume = of_step(folder / "whole", HALF)
+    stages = {"pp": 2, "zero_stage": 1, "num_micro_batches": 2}
+    for name, asked in (("same", half | {"zero_stage": 3}), ("float32", stages)):
+        outcome = on(comm, **asked, checkpoint_dir=str(folder / name), resume=resume)
+        assert [record["iter"] for record in outcome.records if "loss" in record] == [*range(HALF + 1, LAST + 1)]
+        if name == "same":
+            check_bits(outcome.weights, whole.weights)
+        for key, expected in whole.weights.items():
+            np.testing.assert_allclose(outcome.weights[key], expected, rtol=0, atol=0.01, err_msg=key)
+
+
+@pytest.mark.sizes(2)
+def test_a_loss_that_is_not_finite_stops_the_run(comm):
+    before = left(comm)
+    words = r"^step \d: rank 0 has a (loss of nan|gradient of .* that is not finite): lower"
+    with pytest.raises(InputError, match=words):
+        on(comm, lr=1e30, warmup_iters=1)
+    assert left(comm) == before
+
+
+# --- what else train.py is asked for ---
+
+
+@pytest.mark.sizes(2)
+def test_a_run_may_begin_with_an_exported_models_weights(comm, folder):
+    gpt, records = train(config(2), comm)
+    if comm.rank == 0:
+        save_hugging_face(gpt, folder)
+    comm.barrier()
+    first = [record["loss"] for record in records if "loss" in record]
+    second = on(comm, init_from=str(folder), max_iters=1, warmup_iters=1)
+    assert second.losses[0] < first[0] - 1
+    assert second.validations[1] < by_torch(comm).validations[HALF]
+
+
+@pytest.mark.sizes(2)
+def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folder):
+    trace = folder / "trace.json"
+    asked = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
+    shape = {"n_layer": 4, "max_iters": 4, "num_micro_batches": 4}
+    alone = on_first(comm, **shape)
+    check_same(on(comm, pp=2, **shape, **asked), alone)
+    comm.barrier()
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    passes = [event["name"] for event in events if re.match(r"\d+[FBIW]\d+", event["name"])]
+    assert len(passes) == len(set(passes)) >= 2 * 4 * 4  # each of 4 stages, forward and backward, 4 micro-batches
+    assert (folder / "trace.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.sizes(2)
+def test_bin_tokens_config_file_and_dtypes(comm, folder, capsys):
+    file = folder / "small.toml"
+    if comm.rank == 0:
+        tokens = np.random.default_rng(0).integers(0, 300, 4000).astype(np.uint16)
+        tokens.tofile(folder / "tokens.bin")
+        file.write_text(
+            f"data = ['{folder}/tokens.bin']\nn_layer = 1\nn_head = 2\nn_embd = 8\nblock_size = 8\nmax_iters = 9\n"
+            "sample_tokens = 5\nmicro_batch_size = 4\nbias = true\nout_dir = ''\n"
+        )
+    comm.barrier()
+    for dtype in ("bfloat16", "float64"):
+        words = ["--config", str(file), "--max_iters", "4", "--dtype", dtype, "--peak_tflops", "1"]
+        gpt, records = train(parse(Config, "", words), comm)
+        assert len(records) == 5
+        assert next(gpt.parameters()).dtype == (torch.float64 if dtype == "float64" else torch.float32)
+        text = capsys.readouterr().out
+        assert "iter 4/4" in text
+        assert "MFU" in text
+        assert "vocabulary 50257" in text
+        if comm.rank == 0:
+            assert len(text.splitlines()[-1].split()) == 16 + 5  # tokens, of the prompt and of the sample

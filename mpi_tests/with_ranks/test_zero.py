@@ -1,0 +1,439 @@
+"""ZeRO's stages against plain data parallelism, step by step; and what a rank holds of it all."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from collectives import Communicator, InputError
+from models.gpt import GPT, GPTConfig
+from mpi_tests.helpers.models import share
+from parallelism.clip import clip_grad_norm
+from parallelism.data_parallel import DataParallel
+from parallelism.dropout import Place
+from parallelism.mesh import Mesh
+from parallelism.pipeline_parallel import PipelineParallel
+from parallelism.pipeline_schedule import registry
+from parallelism.plan import gpt2_plan, parallelize
+from parallelism.precision import Masters, Precision
+from parallelism.recompute import recompute
+from parallelism.stage import Batch, gpt2_layers
+from parallelism.zero import ShardedStates
+from parallelism.zero_bytes import counting, held, held_by_formula, sent_by_formula
+from parallelism.zero_gradients import ShardedGradients
+from parallelism.zero_parameters import ShardedParameters
+from parallelism.zero_units import Ranks
+
+SAMPLES = 24  # 1, 2, 3, 4 and 8 ranks can share them
+STAGES = (1, 2, 3)
+LAYERS = ["blocks.0", "blocks.1", "blocks.2"]
+SMALL_BUCKETS = 2e-3  # MiB: a few
+GPT_CONFIG = GPTConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=16)
+FLOAT32, MIXED = Precision(), Precision("bfloat16", master_weights=True, grad_dtype="bfloat16")
+
+each_stage = pytest.mark.parametrize("zero_stage", STAGES)
+
+
+class Block(nn.Module):
+    """With parameters of fewer elements than there are ranks, and frozen ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(10, 33), nn.Linear(33, 10)
+        self.gain = nn.Parameter(torch.full((1,), 0.5))
+        self.shift = nn.Parameter(torch.randn(3))
+        self.wide.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return {"x": x + self.gain * self.narrow(self.wide(x).tanh()) + self.shift.sum()}
+
+
+class Model(nn.Module):
+    """Some parameters are used only on request; and there is a buffer."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.enter, self.leave = nn.Linear(6, 10), nn.Linear(10, 1)
+        self.blocks = nn.ModuleList(Block() for _ in LAYERS)
+        self.extra = nn.Linear(1, 1)
+        self.frozen = nn.Parameter(torch.randn(40), requires_grad=False)
+        self.register_buffer("shift", torch.randn(1))
+
+    def forward(self, x, use_extra=True):
+        y = self.enter(x.to(self.frozen.dtype)) + self.frozen[:10]
+        for block in self.blocks:
+            y = block(y)["x"]
+        y = self.leave(y) + self.shift.to(y.dtype)
+        return (self.extra(y) if use_extra else y).square().mean()
+
+
+def batch(seed: int) -> torch.Tensor:
+    return torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def adamw(params):
+    params = list(params)
+    matrices, others = [p for p in params if p.dim() >= 2], [p for p in params if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=True)
+
+
+def sgd(params):
+    return torch.optim.SGD([{"params": list(params)}], lr=1e-2, momentum=0.9, weight_decay=0.01)
+
+
+class Run:
+    """A model that is trained with a stage of ZeRO, or without (0)."""
+
+    def __init__(
+        self,
+        comm,
+        zero_stage,
+        make=adamw,
+        group="all",
+        model=None,
+        layers=LAYERS,
+        tp=None,
+        count=False,
+        precision=FLOAT32,
+        **reduction,
+    ):
+        self.comm, self.tp = comm, tp or comm.split(comm.rank)
+        self.plain = model or Model(seed=comm.rank if zero_stage else 0)  # those of rank 0 are taken
+        self.whole, self.shard = nullcontext, None
+        if zero_stage == 0:
+            arena = precision.arena(self.plain, comm)
+            self.model = DataParallel(self.plain, comm, arena, SMALL_BUCKETS, **reduction)
+            self.masters = Masters.of(self.plain, arena)
+            self.optimizer = make(self.masters.pieces.values())
+            return
+        ranks, self.counters = Ranks.of(comm, group), []
+        if count:
+            ranks, self.counters = counting(ranks)
+        reduction |= precision.arena_dtypes
+        if zero_stage == 3:
+            self.model = ShardedParameters(self.plain, ranks, make, layers, **reduction)
+        else:
+            kind = ShardedStates if zero_stage == 1 else ShardedGradients
+            self.model = kind(self.plain, ranks, make, bucket_mb=SMALL_BUCKETS, **reduction)
+        self.masters, self.whole, self.shard = self.model.masters, self.model.whole, ranks.shard
+
+    def step(self, *inputs, clip=None, micro_batches=1, **options):
+        """Returns the loss of the rank's samples."""
+        self.model.zero_grad()
+        total = 0.0
+        for number, part in enumerate(zip(*(x.chunk(micro_batches) for x in inputs), strict=True), 1):
+            with nullcontext() if number == micro_batches else self.model.no_sync():
+                loss = self.model(*part, **options)
+                loss = loss[1] if isinstance(loss, tuple) else loss
+                (loss / micro_batches).backward()
+            total += loss.item() / micro_batches
+        self.masters.take_gradients()
+        if clip:
+            clip_grad_norm(self.masters.pieces.values(), clip, self.tp, shard=self.shard)
+        self.update()
+        return total
+
+    def update(self):
+        if self.shard:
+            self.model.update()
+        else:
+            self.optimizer.step()
+            self.masters.give_parameters()
+
+    def train(self, num_steps, **options):
+        """Returns the mean losses of all ranks' samples."""
+        losses = [self.step(share(self.comm, batch(seed)), **options) for seed in range(num_steps)]
+        return self.comm.all_reduce(np.array(losses), op="avg")
+
+    def parameters(self):
+        with self.whole(), self.masters.exact(self.plain, self.shard):
+            return {name: p.detach().clone() for name, p in self.plain.named_parameters()}
+
+
+def close(got, want, tolerance=1e-6):
+    assert got.keys() == want.keys()
+    for name, p in want.items():
+        torch.testing.assert_close(got[name], p, rtol=0, atol=tolerance * float(p.abs().max()), msg=name)
+
+
+def check_stages(comm, num_steps, make=adamw, stages=STAGES, group="all", **options):
+    plain = Run(comm, 0, make)
+    want = plain.train(num_steps, **options)
+    for zero_stage in stages:
+        run = Run(comm, zero_stage, make, group)
+        np.testing.assert_allclose(run.train(num_steps, **options), want, rtol=1e-6)
+        close(run.parameters(), plain.parameters())
+
+
+def equal(got, want):
+    assert got.keys() == want.keys()
+    assert [name for name in want if not torch.equal(got[name], want[name])] == []
+
+
+@pytest.mark.sizes(1, 2, 3, 4, 8)
+def test_fifty_steps_are_those_of_plain_data_parallelism(comm):
+    check_stages(comm, 50, clip=0.5)
+
+
+@pytest.mark.sizes(2, 3)
+def test_sgd_with_momentum(comm):
+    check_stages(comm, 20, sgd, clip=0.5)
+
+
+def check_bits(comm, num_steps, precision=FLOAT32):
+    plain = Run(comm, 0, reproducible=True, precision=precision)
+    want = plain.train(num_steps)
+    for zero_stage in STAGES:
+        run = Run(comm, zero_stage, reproducible=True, precision=precision)
+        assert run.train(num_steps).tolist() == want.tolist()
+        equal(run.parameters(), plain.parameters())
+        with run.whole():
+            equal(dict(run.plain.named_parameters()), dict(plain.plain.named_parameters()))
+
+
+@pytest.mark.sizes(1, 2, 3, 4, 8)
+def test_the_same_order_of_sums_gives_the_same_bits(comm):
+    check_bits(comm, 20)
+
+
+@pytest.mark.parametrize(("dtype", "grad_dtype"), [("bfloat16", "float32"), ("float16", "float16")])
+@pytest.mark.sizes(1, 3, 8)
+def test_master_weights_are_those_of_plain_data_parallelism(comm, dtype, grad_dtype):
+    """They begin as rank 0's, before they are rounded; frozen parameters are rounded and have none."""
+    check_bits(comm, 6, Precision(dtype, master_weights=True, grad_dtype=grad_dtype))
+
+
+@pytest.mark.sizes(1, 2, 3)
+def test_micro_batches_add_up(comm):
+    check_stages(comm, 5, micro_batches=4, clip=0.5)
+
+
+@pytest.mark.sizes(4, 8)
+def test_groups_share_and_replicate_across(comm):
+    """2 x 2 and 2 x 4."""
+    check_stages(comm, 4, group=comm.size // 2, micro_batches=3, clip=0.5)
+
+
+@pytest.mark.sizes(4)
+def test_nodes_are_groups(mpi_comm, monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x2")
+    comm = Communicator(mpi_comm)
+    ranks = Ranks.of(comm, "node")
+    same_node, across = (part.all_gather(np.array([comm.rank])).tolist() for part in (ranks.shard, ranks.replicate))
+    assert same_node == ([0, 1] if comm.rank < 2 else [2, 3])
+    assert across == ([0, 2] if comm.rank % 2 == 0 else [1, 3])
+
+
+@each_stage
+@pytest.mark.sizes(1, 2, 3)
+def test_parameters_that_a_pass_does_not_reach_count_as_zero(comm, zero_stage):
+    """On all ranks; and on all but one."""
+    plain, run = Run(comm, 0), Run(comm, zero_stage)
+    for everywhere in (False, True, False):
+        x, use_extra = share(comm, batch(1)), everywhere or comm.rank == 0
+        for asked in (False, use_extra):
+            plain.step(x, use_extra=asked)
+            run.step(x, use_extra=asked)
+    close(run.parameters(), plain.parameters())
+
+
+@each_stage
+@pytest.mark.sizes(1, 3, 8)
+def test_every_trained_element_has_one_owner(comm, zero_stage):
+    run = Run(comm, zero_stage)
+    owners = {name: np.zeros(p.numel()) for name, p in run.plain.named_parameters()}
+    whole = run.parameters()
+    masters = run.model.masters
+    for name, piece in masters.pieces.items():
+        owners[name][masters.spans[name]] += 1
+        assert torch.equal(piece.flatten(), whole[name].flatten()[masters.spans[name]])
+        assert piece.dim() == whole[name].dim()
+        assert set(run.model.optimizer.state[piece]) == set()
+    for name, p in run.plain.named_parameters():
+        assert np.all(comm.all_reduce(owners[name]) == p.requires_grad), name
+
+
+@each_stage
+@pytest.mark.sizes(2)
+def test_pieces_that_are_loaded_become_parameters(comm, zero_stage):
+    run = Run(comm, zero_stage)
+    run.train(1)
+    with torch.no_grad():
+        for name, piece in run.model.masters.pieces.items():
+            span = run.model.masters.spans[name]
+            piece.copy_(torch.arange(span.start, span.stop).view_as(piece))
+    run.model.gather()
+    for name, value in run.parameters().items():
+        if run.plain.get_parameter(name).requires_grad:
+            assert value.flatten().tolist() == list(range(value.numel())), name
+
+
+@pytest.mark.sizes(2)
+def test_gradients_are_cleared_between_reductions_of_stage_1(comm):
+    run = Run(comm, 1)
+    run.train(1)
+    with pytest.raises(RuntimeError, match=r"reduced to their owners: zero_grad\(\) before"):
+        run.model(share(comm, batch(0))).backward()
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+@pytest.mark.sizes(1, 4)
+def test_gradients_are_never_held_whole(comm, zero_stage):
+    run = Run(comm, zero_stage)
+    params = [p for p in run.plain.parameters() if p.requires_grad]
+    counts = []
+    for p in params:
+        p.register_hook(lambda _: counts.append(sum(q.numel() for q in params if q.grad is not None)))
+    run.train(2, micro_batches=2)
+    largest = max(sum(p.numel() for n, p in run.plain.named_parameters() if n in b.names) for b in run.model.buckets)
+    working = sum(len(array) for array, _ in run.model.gradients.working)
+    whole = sum(p.numel() for p in params)
+    assert max(counts) <= largest
+    assert largest <= working < 0.8 * whole
+    assert len(run.model.arrays[1]) < whole / comm.size + 16 * len(params)
+    assert all(p.grad is None for p in params)
+
+
+def storage_bytes(module):
+    return [p.untyped_storage().nbytes() for p in module.parameters()]
+
+
+@pytest.mark.sizes(1, 2)
+def test_parameters_are_there_when_they_are_used_and_only_then(comm):
+    run = Run(comm, 3)
+    seen, coming = [], []
+
+    def look(*_):
+        seen.append([i for i, block in enumerate(run.plain.blocks) if max(storage_bytes(block)) > 4])
+        coming.append([i for i, layer in enumerate(run.model.layers[1:]) if layer.slot.layer is layer])
+
+    for block in run.plain.blocks:
+        block.wide.register_forward_hook(look)
+        block.wide.register_full_backward_hook(look)
+    run.train(1)
+    assert seen == [[0], [1], [2], [2], [1], [0]]
+    assert coming == [[0, 1], [1, 2], [2], [1, 2], [0, 1], [0]]
+    assert set(storage_bytes(run.plain)) == {4}
+    assert all(p.isnan().all() for p in run.plain.parameters())
+
+
+@pytest.mark.sizes(1, 2)
+def test_without_gradients_nothing_stays(comm):
+    plain, run = Run(comm, 0), Run(comm, 3)
+    plain.train(1)
+    run.train(1)
+    with torch.no_grad():
+        for _ in range(2):
+            assert run.model(batch(0)).item() == pytest.approx(plain.model(batch(0)).item(), rel=1e-6)
+            assert set(storage_bytes(run.plain)) == {4}
+
+
+def tokens(comm, seed):
+    drawn = torch.randint(0, GPT_CONFIG.vocab_size, (SAMPLES, 9), generator=torch.Generator().manual_seed(seed))
+    mine = share(comm, drawn)
+    return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
+
+
+def gpt_layers(config):
+    return [f"transformer.h.{i}" for i in range(config.n_layer)]
+
+
+def gpt_run(comm, zero_stage, tp, recomputed):
+    model = GPT(GPT_CONFIG).double()
+    parallelize(model, gpt2_plan(GPT_CONFIG.vocab_size, GPT_CONFIG.n_head), tp)
+    for block in model.transformer.h if recomputed else ():
+        recompute(block, Place())
+    return Run(comm, zero_stage, model=model, layers=gpt_layers(GPT_CONFIG), tp=tp)
+
+
+@each_stage
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.sizes(2, 4)
+def test_split_layers_tied_and_recomputed(comm, zero_stage, recomputed):
+    mesh = Mesh(comm, tp=2)
+    runs = [gpt_run(mesh.dp, stage, mesh.tp, recomputed) for stage in (0, zero_stage)]
+    for seed in range(5):
+        for run in runs:
+            run.step(*tokens(mesh.dp, seed), clip=0.3, micro_batches=2)
+    close(runs[1].parameters(), runs[0].parameters(), 1e-10)
+
+
+def piped(comm, mesh, make_optimizer, group="all"):
+    model = GPT(GPT_CONFIG).double()
+    schedule = registry.make("1f1b", 2, 2)
+    pp = PipelineParallel(model, gpt2_layers(model), schedule, mesh, make_optimizer=make_optimizer, zero_group=group)
+    return model, pp
+
+
+@pytest.mark.parametrize("group", ["all", 1])
+@pytest.mark.sizes(2, 4, 8)
+def test_pipelines_share_states(comm, group):
+    """The embedding and the head are tied, over two ranks of the pipeline."""
+    mesh = Mesh(comm, pp=2)
+    plain_model, plain = piped(comm, mesh, None)
+    model, pp = piped(comm, mesh, adamw, group)
+    plain_optimizer, alone = adamw(plain_model.parameters()), comm.split(comm.rank)
+    ranks, norms, want = Ranks.of(mesh.along("dp", "sp"), group), [], []
+    for seed in range(5):
+        batches = [Batch(*pair) for pair in zip(*(x.chunk(2) for x in tokens(mesh.dp, seed)), strict=True)]
+        plain.step(batches)
+        pp.step(batches)
+        norms.append(clip_grad_norm(pp.zero.masters.pieces.values(), 0.3, alone, mesh.pp, ranks.shard))
+        want.append(clip_grad_norm(plain_model.parameters(), 0.3, alone, mesh.pp))
+        plain_optimizer.step()
+        pp.zero.update()
+        plain.zero_grad()
+        pp.zero_grad()
+    np.testing.assert_allclose(norms, want, rtol=1e-10)
+    assert len(pp.zero.masters.pieces) <= len(list(model.parameters()))
+    close(model.state_dict(), plain_model.state_dict(), 1e-10)
+
+
+@pytest.mark.parametrize("zero_stage", STAGES)
+@pytest.mark.parametrize(("precision", "each"), [(FLOAT32, (4, 4, 8)), (MIXED, (2, 2, 12))], ids=["float32", "mixed"])
+@pytest.mark.sizes(8)
+def test_bytes_are_those_of_the_formulas(comm, zero_stage, precision, each):
+    """In mixed precision, (2 + 2 + K) Psi with K = 12."""
+    config = GPTConfig(vocab_size=64, block_size=8, n_layer=12, n_head=2, n_embd=64)
+    model = GPT(config)
+    num_params = sum(p.numel() for p in model.parameters())
+    run = Run(comm, zero_stage, model=model, layers=gpt_layers(config), count=True, precision=precision)
+    for counter in run.counters:
+        counter.nbytes = 0
+    run.step(*tokens(comm, 0))
+    measured = held(*run.model.arrays, run.model.optimizer, run.model.masters)
+    for got, want in zip(measured, held_by_formula(zero_stage, num_params, comm.size, *each), strict=True):
+        assert got == pytest.approx(want, rel=0.05)
+    sent = comm.all_reduce(np.array([sum(counter.nbytes for counter in run.counters)]))[0] / comm.size
+    assert sent == pytest.approx(sent_by_formula(zero_stage, each[0] * num_params, comm.size), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        (["blocks.7"], "layer 'blocks.7' is no module of the model: it has enter, leave, blocks"),
+        (["blocks", "blocks.1"], "is in layer 'blocks' and layer 'blocks.1'"),
+        (["blocks.0", "nothing"], "layer 'nothing' has no parameters"),
+        (["enter"], "second.weight is in layer 'enter' and no layer"),
+    ],
+)
+@pytest.mark.sizes(1, 2)
+def test_layers_that_will_not_do_are_refused(comm, layers, words):
+    model = Model()
+    model.nothing, model.second = nn.Tanh(), nn.Linear(6, 10)
+    model.second.weight = model.enter.weight
+    with pytest.raises(InputError, match=words):
+        ShardedParameters(model, Ranks.of(comm), adamw, layers)
+
+
+@pytest.mark.parametrize("group", [0, 3, "rack"])
+@pytest.mark.sizes(4)
+def test_groups_that_do_not_divide_the_ranks_are_refused(comm, group):
+    with pytest.raises(
+        InputError, match=f"zero_group {group} does not divide 4 ranks: use all, node, or one of 1, 2, 4"
+    ):
+        Ranks.of(comm, group)

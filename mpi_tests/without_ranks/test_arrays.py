@@ -1,0 +1,127 @@
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from collectives import arrays
+from mpi_tests.helpers.fake_device import FakeDevice
+from mpi_tests.helpers.reference import COMPLEX, DTYPES, HALVES, UFUNCS, draw, ops_of
+
+
+def test_a_flat_view_shares_the_memory():
+    for shape in ((), (5,), (2, 3), (0, 4), (1, 1, 2)):
+        x = np.zeros(shape)
+        device, view = arrays.flat(x)
+        view[:] = 7
+        assert device is arrays.host()
+        assert view.shape == (x.size,)
+        assert (x == 7).all()
+    assert arrays.flat(np.zeros((4, 2))[1:3])[1].shape == (4,)
+
+
+def test_a_type_may_bring_its_device():
+    fake = FakeDevice(mpi_reads=False)
+    device, view = arrays.flat(fake.put(np.ones((2, 3))))
+    assert device is fake
+    assert view.shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        ([1.0], "list is no array: pass a NumPy or CuPy array or a torch tensor"),
+        (np.float32(1), "float32 is no array: pass "),
+        (np.zeros((3, 4))[:, 1:], r"shape \(3, 3\) and strides \(32, 8\) is not C-contiguous: pass a copy of it"),
+        (np.zeros((3, 4), order="F"), r"shape \(3, 4\) and strides \(8, 24\) is not C-contiguous"),
+        (np.zeros(3, ">i4"), "dtype >i4 cannot be sent; use one of bfloat16, bool, complex128, .*, uint8$"),
+        (np.array(["a"]), "dtype <U1 cannot be sent"),
+        (np.zeros(2, "f4,i4"), "cannot be sent"),
+    ],
+)
+def test_what_is_no_array_that_can_be_sent(x, message):
+    with pytest.raises(ValueError, match=message):
+        arrays.flat(x)
+
+
+def test_dtypes():
+    assert {str(dtype) for dtype in arrays.DTYPES} == set(DTYPES)
+    for name in DTYPES:
+        assert str(arrays.dtype_of(name)) == name
+        assert arrays.dtype_of(arrays.dtype_of(name)) == arrays.dtype_of(name)
+    for name, message in (("float8", "dtype 'float8' is unknown; use one of "), ("S3", "dtype |S3 cannot be sent")):
+        with pytest.raises(ValueError, match=message):
+            arrays.dtype_of(name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ops_that_make_sense(dtype):
+    for op in arrays.OPS:
+        if op in ops_of(dtype):
+            arrays.check_op(op, arrays.dtype_of(dtype))
+        else:
+            with pytest.raises(ValueError, match=f"op '{op}' of {dtype}.*(use|cast)"):
+                arrays.check_op(op, arrays.dtype_of(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fold_and_divide(dtype):
+    low, high = (draw(np.random.default_rng(seed), 50, dtype, 15) for seed in range(2))
+    device = arrays.host()
+    for op in ops_of(dtype):
+        out = device.empty(50, low.dtype)
+        device.fold(op, low, high, out)
+        assert np.array_equal(out, UFUNCS[op](low, high))
+    if "avg" in ops_of(dtype):
+        out = low.copy()
+        device.divide(out, 3)
+        wide = low.astype(np.complex128 if dtype in COMPLEX else np.float64) / 3
+        np.testing.assert_allclose(out.astype(wide.dtype), wide, rtol=2.0**-8 if dtype in HALVES else 1e-6)
+
+
+def test_folds_of_infinity_warn_of_nothing():
+    x = np.array([np.inf, 6e4, np.nan], np.float16)
+    arrays.host().fold("sum", x, -x, x)
+    assert np.isnan(x).tolist() == [True, False, True]
+    huge = np.full(2, 3e38, np.float32)
+    arrays.host().fold("sum", huge, huge, huge)
+    arrays.host().divide(huge, 2)
+    assert np.isinf(huge).all()
+
+
+def test_same_memory():
+    x = np.zeros(6)
+    assert arrays.same_memory(x[2:4], x[2:4])
+    assert not arrays.same_memory(x[2:4], x[2:5])
+    assert not arrays.same_memory(x[2:4], x[1:3])
+    fake = FakeDevice(mpi_reads=True).put(x)
+    assert arrays.same_memory(fake[:3], fake[:3])
+    assert not arrays.same_memory(fake[:3], fake[3:])
+
+
+def test_devices():
+    assert arrays.device("cpu") is arrays.host()
+    for name in ("tpu", "cuda:x", "cpu:0", "CUDA", ""):
+        with pytest.raises(ValueError, match=f"device '{name}' is unknown: use 'cpu', 'cuda' or 'cuda:<index>'"):
+            arrays.device(name)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_cuda_where_there_is_none(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ValueError, match=f"device '{name}' needs CuPy: pip install .*cuda12.*or use 'cpu'"):
+        arrays.device(name)
+    absent = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+    monkeypatch.setitem(sys.modules, "cupy", absent)
+    with pytest.raises(ValueError, match=f"device '{name}': this machine has no CUDA device or driver; use 'cpu'"):
+        arrays.device(name)
+
+
+def test_cupy_and_torch_are_imported_only_when_asked_for():
+    code = (
+        "import sys, mpi4py; mpi4py.rc.initialize = False; import numpy, collectives.communicator as c; "
+        "c.arrays.flat(numpy.zeros(3)); print({'cupy', 'torch'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "set()\n"

@@ -1,0 +1,74 @@
+"""Space-time diagrams of what is planned."""
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from collectives import draw
+from collectives.algorithms import find
+from collectives.bench import space_time
+from collectives.cost import Network
+from collectives.draw import Bar, Diagram, Line
+from collectives.schedule import Send
+from collectives.simulate.pictures import planned
+from mpi_tests.helpers.algorithm_costs import nodes_of
+
+SMALL = Diagram("small", 2, [Bar(0, 0.0, 1e-3, "wait"), Bar(1, 1e-3, 2e-3, "fold")], [Line(0, 1, 0.0, 1e-3)])
+
+
+def test_bars_and_lines_are_drawn_to_one_scale():
+    first, second = draw.figure([SMALL, SMALL._replace(bars=[], lines=[])]).axes
+    assert [(bar.get_x(), bar.get_width()) for bar in first.patches] == [(0.0, 1.0), (1.0, 1.0)]  # ms
+    (lines,) = first.collections
+    assert [line.tolist() for line in lines.get_segments()] == [[[0.0, 0.0], [1.0, 1.0]]]
+    assert first.get_xlim() == second.get_xlim()
+    assert (first.get_title(), first.get_xlabel()) == ("small", "time (ms)")
+    assert first.get_ylim() == (1.5, -0.5)
+
+
+def test_nothing_can_be_drawn():
+    (axes,) = draw.figure([Diagram("nothing", 1, [], [])]).axes
+    assert not axes.patches
+
+
+def test_a_picture_replaces_another_whole(tmp_path):
+    path = tmp_path / "picture.png"
+    path.write_text("an older one")
+    draw.save(draw.figure([SMALL]), str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/x.png", "."])
+def test_a_path_that_cannot_be_written_is_refused(name):
+    with pytest.raises(ValueError, match="can't be written"):
+        draw.refuse(name)
+
+
+@pytest.mark.parametrize("name", ["ring", "recursive_doubling", "hierarchical_direct"])
+def test_the_plan_has_every_message_and_every_round(name):
+    row, nodes = find("all_reduce", name), nodes_of(2, 2)
+    diagram = planned(row, 1 << 16, nodes, Network())
+    schedules = [row.rounds(rank, 4, 0, nodes) for rank in range(4)]
+    sends = [(r, m.to) for r, rounds in enumerate(schedules) for moves in rounds for m in moves if isinstance(m, Send)]
+    assert sorted((line.source, line.dest) for line in diagram.lines) == sorted(sends)
+    for rank, rounds in enumerate(schedules):
+        mine = sorted((bar.begin, bar.end) for bar in diagram.bars if bar.rank == rank and bar.kind != "fold")
+        assert len(mine) == sum(map(bool, rounds))
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(mine))
+    assert diagram.end == max(bar.end for bar in diagram.bars)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["all_reduce", "--algorithm", "rings"], "all_reduce has no algorithm 'rings'; it has auto, ring"),
+        (["all_gather", "--algorithm", "neighbor"], "algorithm 'neighbor' needs an even number of ranks, or one: on 3"),
+        (["all_reduce", "--algorithm", "ring", "-n", "0"], "argument -n/--repeats: '0' must be a whole number above 0"),
+    ],
+)
+def test_flags_that_make_no_sense(monkeypatch, words, message):
+    monkeypatch.setattr("sys.argv", ["space_time", *words])
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        space_time.parse(3)

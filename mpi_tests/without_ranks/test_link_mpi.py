@@ -1,0 +1,47 @@
+"""The environment loads the MPI library that belongs to the mpirun on the PATH."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpi_tests.helpers.launch import ROOT
+
+
+def link(tmp_path: Path, version: str, library: str) -> tuple[subprocess.CompletedProcess, Path]:
+    """Run link_mpi.py in a new environment, with an mpirun of that version and library under `system`."""
+    system, venv = tmp_path / "system", tmp_path / "venv"
+    for file, content in (
+        (system / "bin" / "mpirun", f"#!/bin/sh\necho '{version}'\n"),
+        (system / "lib" / library, ""),
+    ):
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+        file.chmod(0o755)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    path = {"PATH": f"{system / 'bin'}:/usr/bin:/bin"}
+    command = [venv / "bin" / "python", ROOT / "hostfiles" / "link_mpi.py"]
+    return subprocess.run(command, env=os.environ | path, capture_output=True, text=True), venv / "lib"
+
+
+@pytest.mark.parametrize(
+    ("version", "library", "name"),
+    [
+        ("mpirun (Open MPI) 4.1.4", "libmpi.so.40", "libmpi.so.40"),
+        ("HYDRA build details:", "libmpi.so.12", "libmpi.so.12"),
+        ("HYDRA build details:", "libmpich.so.12", "libmpi.so.12"),
+    ],
+)
+def test_the_library_is_linked_by_the_name_that_mpi4py_asks_for(tmp_path, version, library, name):
+    ended, folder = link(tmp_path, version, library)
+    assert ended.returncode == 0, ended.stderr
+    assert (folder / name).readlink() == tmp_path / "system" / "lib" / library
+
+
+@pytest.mark.parametrize("version", ["Unheard-of MPI 1.0", "mpirun (Open MPI) 4.1.4"])
+def test_an_mpirun_without_a_known_library_is_refused(tmp_path, version):
+    ended, _ = link(tmp_path, version, "libother.so")
+    assert ended.returncode != 0
+    assert f"no MPI library found beside {tmp_path}/system/bin/mpirun: take it off the PATH" in ended.stderr

@@ -1,0 +1,81 @@
+"""Measured links: kept for a list of hosts, and used by `auto` there."""
+
+import pytest
+
+from collectives import links
+from collectives.links import Kept, Place
+from mpi_tests.helpers.networks import NETWORK_HERE
+
+PLACE = Place((("a", 2), ("b", 1)), "MPICH 5.0.2")
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLLECTIVES_LINKS", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def test_what_is_kept_is_found_by_hosts_slots_and_mpi(folder):
+    assert not links.any_kept()
+    assert links.keep(Kept(PLACE, NETWORK_HERE)) == f"kept in {PLACE.file}"
+    assert links.any_kept()
+    assert links.parse(links.read(PLACE.file)) == Kept(PLACE, NETWORK_HERE)
+    for hosts, mpi in ((PLACE.hosts[::-1], PLACE.mpi), ((("a", 2), ("b", 2)), PLACE.mpi), (PLACE.hosts, "Open MPI")):
+        assert links.read(Place(hosts, mpi).file) == ""
+    newer = Kept(PLACE, NETWORK_HERE._replace(nic=None))
+    links.keep(newer)
+    assert links.latest() == newer
+    assert [path.suffix for path in folder.iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"version": 2}',
+        '{"version": 1, "hosts": [1], "mpi": "x", "network": {}}',
+        '{"version": 1, "hosts": [["a", "many"]], "mpi": "x", "network": {}}',
+        '{"version": 1, "hosts": [["a", 1]], "mpi": "x", "network": {"within": 3}}',
+    ],
+)
+def test_a_broken_file_counts_as_none_and_is_replaced(folder, broken):
+    folder.mkdir()
+    PLACE.file.write_text(broken)
+    assert links.parse(links.read(PLACE.file)) is None
+    assert links.latest() is None
+    links.keep(Kept(PLACE, NETWORK_HERE))
+    assert links.parse(links.read(PLACE.file)).network == NETWORK_HERE
+
+
+def test_a_folder_that_cannot_be_written_is_said(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COLLECTIVES_LINKS", str(tmp_path / "file" / "folder"))
+    assert links.keep(Kept(PLACE, NETWORK_HERE)).startswith(f"not kept ({PLACE.file}: ")
+    assert not links.any_kept()
+    assert links.read(PLACE.file) == ""
+    assert links.latest() is None
+
+
+def test_nothing_is_kept_where_that_is_not_wanted(monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_LINKS", "0")
+    assert PLACE.file is None
+    assert links.keep(Kept(PLACE, NETWORK_HERE)) == "not kept (COLLECTIVES_LINKS=0)"
+    assert not links.any_kept()
+    assert links.latest() is None
+
+
+def test_by_default_they_are_in_the_user_s_cache(monkeypatch):
+    monkeypatch.delenv("COLLECTIVES_LINKS")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/home/me/cache")
+    assert str(PLACE.file.parent) == "/home/me/cache/handwritten-collectives"
+
+
+def test_a_link_has_the_times_that_were_measured():
+    from collectives.bench.constants import link
+
+    alpha, beta = link(2e-5, 2e-5 + (1 << 22) * 8e-9, 1 << 22)
+    assert (alpha, beta) == (2e-5, pytest.approx(8e-9))
+    assert link(2e-5, 1e-5, 1 << 22).beta_s_per_byte > 0

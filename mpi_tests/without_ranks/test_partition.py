@@ -1,0 +1,112 @@
+"""Stages balanced by cost, against all ways to cut; and the costs, counted and measured."""
+
+import random
+import re
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.gpt import GPTConfig
+from mpi_tests.helpers.models import random_tokens, randomized
+from parallelism import measure
+from parallelism.partition import balance
+from parallelism.stage import Batch, Layer, gpt2_layers
+
+CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=3, n_head=4, n_embd=16, n_kv_head=2, bias=True)
+BATCH = Batch(random_tokens(2, 8), random_tokens(2, 8, seed=1))
+
+
+def every_cut(num_layers, num_stages):
+    for inner in combinations(range(1, num_layers), num_stages - 1):
+        yield [range(begin, end) for begin, end in pairwise((0, *inner, num_layers))]
+
+
+@pytest.mark.parametrize("num_layers", range(1, 9))
+def test_no_cut_has_a_cheaper_dearest_stage_nor_a_more_even_one_as_cheap(num_layers):
+    draw = random.Random(num_layers)
+    for num_stages in range(1, num_layers + 1):
+        for costs in ([1] * num_layers, [draw.randint(0, 5) for _ in range(num_layers)]):
+
+            def price(parts, costs=costs):
+                sums = [sum(costs[layer] for layer in part) for part in parts]
+                return max(sums), sum(x * x for x in sums)
+
+            assert price(balance(costs, num_stages)) == min(map(price, every_cut(num_layers, num_stages)))
+
+
+def test_measured_costs_are_no_integers():
+    """A limit that a sum of them misses by a rounding would leave nothing."""
+    draw = random.Random(0)
+    costs = [draw.random() for _ in range(40)]
+    for num_stages in range(1, 41):
+        parts = balance(costs, num_stages)
+        assert len(parts) == num_stages
+        assert [layer for part in parts for layer in part] == [*range(40)]
+
+
+@pytest.mark.parametrize("num_stages", [0, 5])
+def test_more_stages_than_layers(num_stages):
+    message = f"{num_stages} stages can't be cut from 4 layers: use 1 to 4 stages"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        balance([1, 2, 3, 4], num_stages)
+
+
+def flops(layers, batch):
+    """By layer, of a batch's forward pass, as torch counts them."""
+    x, counted = None, []
+    for layer in layers:
+        with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            x = layer.run(x, batch)
+        counted.append(counter.get_total_flops())
+    return counted
+
+
+@pytest.mark.parametrize("n_kv_head", [None, 2])
+def test_counted_costs_are_those_that_torch_counts(n_kv_head):
+    config = replace(CONFIG, n_kv_head=n_kv_head)
+    layers = gpt2_layers(randomized(config))
+    assert [layer.cost * BATCH.tokens.numel() for layer in layers] == flops(layers, BATCH)
+
+
+class Clock:
+    """Time that passes only where a layer says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def layer(self, forward, backward):
+        def run(x, batch):
+            self.now += forward
+            y = x + 1 if x is not None else torch.ones(2, requires_grad=True)
+            if y.requires_grad:
+                y.register_hook(lambda _: setattr(self, "now", self.now + backward))
+            return y
+
+        return Layer("", (), run, 0)
+
+
+def test_measured_costs(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(measure, "time", clock)
+    layers = [clock.layer(1, 2), clock.layer(3, 5)]
+    assert measure.measure(torch.nn.Module(), layers, BATCH) == [(1, 2, 0), (3, 5, 0)]
+
+
+def test_measuring_leaves_gradients_alone():
+    model = randomized(CONFIG)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before = {p: p.grad for p in model.parameters()}
+    times = measure.measure(model, gpt2_layers(model), BATCH)
+    assert len(times) == CONFIG.n_layer + 1
+    assert all(seconds > 0 for layer in times for seconds in layer)
+    for p in model.parameters():
+        assert p.grad is before[p]
+        assert (p.grad == 1).all()

@@ -1,0 +1,633 @@
+"""The planner: memory against real models and what autograd saves, times against sums by hand and schedules' prices."""
+
+import random
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from collectives.algorithms import find
+from collectives.cost import Link, Network, predict
+from collectives.simulate.fabrics import FABRICS
+from collectives.simulate.flags import in_nodes
+from models.config import GPTConfig
+from models.gpt import GPT
+from mpi_tests.helpers.launch import ROOT
+from parallelism.dropout import Dropout
+from parallelism.dropout import Place as Drawn
+from parallelism.mesh import AXES
+from parallelism.partition import balance
+from parallelism.pipeline_schedule import registry
+from parallelism.pipeline_schedule.actions import FORWARD, count_peaks
+from parallelism.pipeline_schedule.price import Costs, price
+from parallelism.plan import gpt2_plan, matching
+from parallelism.planner import Job, Layout, Machine, best
+from parallelism.planner.__main__ import __doc__ as described
+from parallelism.planner.__main__ import main
+from parallelism.planner.counts import block_kept, head_kept, precision_of
+from parallelism.planner.flags import asked
+from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
+from parallelism.planner.memory import Memory, alive, memory, outline, rank_params, shares
+from parallelism.planner.passes import Setting, of_stages
+from parallelism.planner.place import Group, Place
+from parallelism.planner.replicas import shown_s
+from parallelism.planner.report import command, missed, row, slower
+from parallelism.planner.search import Found, Planned, search
+from parallelism.planner.step import Step, Time, played
+from parallelism.sequence_parallel import DroppingAttention
+from parallelism.shard import Shard
+from parallelism.stage import cut, gpt2_layers
+
+SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
+LARGE = GPTConfig(vocab_size=50304, block_size=2048, n_layer=32, n_head=32, n_embd=4096)
+NDR = FABRICS["ndr"].network
+FREE = Network(Link(0, 0), Link(0, 0), 0, 0, 0)  # links that take no time
+SLOW = NDR._replace(between=Link(1e-3, 1e-8), nic=Link(1e-3, 1e-8))  # between nodes
+each_schedule = pytest.mark.parametrize("name", registry.names())
+
+
+def on(world_size, per_node=8, network=NDR, flops_per_s=5e14, memory_bytes=72e9):
+    return Machine(in_nodes(world_size, per_node), network, flops_per_s, memory_bytes)
+
+
+def step_of(job, layout, machine):
+    place = Place(layout, machine.node_of, machine.network, job.head_ranks(layout.sp))
+    setting = Setting(job, layout, place, machine.flops_per_s, machine.least_pass_s)
+    return Step(setting, of_stages(setting), machine.network.copy_s_per_byte)
+
+
+def same(value):
+    return pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+# What ranks hold
+
+
+def parted(model, config, tp):
+    """The model, of whose parameters each is as long as a rank's part of it: what `parallelize` makes."""
+    treated = {name: kind for pattern, kind in gpt2_plan(101, 4, 2).items() for name in matching(model, pattern)}
+    for name, kind in treated.items():
+        module, kind = model.get_submodule(name), type(kind).__name__
+        if kind in ("Column", "Row", "Vocabulary"):
+            dim = 1 if kind == "Row" else 0
+            whole = module.weight.shape[dim]
+            length = Shard(dim, whole, padded=kind == "Vocabulary").part_length(tp)
+            shape = [length if d == dim else n for d, n in enumerate(module.weight.shape)]
+            module.weight = torch.nn.Parameter(torch.empty(shape))
+            if kind == "Column" and module.bias is not None:
+                module.bias = torch.nn.Parameter(torch.empty(length))
+    model.lm_head.weight = model.transformer.wte.weight
+    return model
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@each_schedule
+def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, bias):
+    config = replace(SMALL, bias=bias)
+    job = Job(config, 4)
+    for pp, tp in product((1, 2), (1, 2)):
+        stages, _ = outline(name, pp, registry.REGISTRY[name].virtual_stages)
+        layout = Layout(pp=pp, tp=tp, schedule=name, virtual_stages=len(stages[0]))
+        for rank in range(pp):
+            model = parted(GPT(config), config, tp)
+            layers = gpt2_layers(model)
+            parts = balance([layer.cost for layer in layers], layout.num_stages)
+            cut(model, layers, {stage: parts[stage] for stage in stages[rank]})
+            assert rank_params(job, layout)[rank] == sum(p.numel() for p in model.parameters())
+
+
+def test_bytes_of_parameters_gradients_and_states():
+    """Of torch's own AdamW, after a step."""
+    job, model = Job(SMALL, 1), GPT(SMALL)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    model(tokens, tokens)[1].backward()
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    held = memory(job, Layout(), shares(job, Layout()), owners=1)
+    assert held.parameters == sum(p.nbytes for p in model.parameters())
+    assert held.gradients == sum(p.grad.nbytes for p in model.parameters())
+    assert held.optimizer == sum(state.nbytes for state in states)
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "per_param"),
+    [(0, 16), (1, 4 + 12 / 8), (2, 2 + 14 / 8), (3, 16 / 8)],
+)
+def test_mixed_precision_is_as_published(zero_stage, per_param):
+    """(2 + 2 + K) Psi with K = 12, shared by 8 ranks: ZeRO, figure 1."""
+    job = Job(SMALL, 8, dtype="bfloat16", master_weights=True, grad_dtype="bfloat16")
+    held = memory(job, Layout(dp=8, zero_stage=zero_stage), shares(job, Layout(dp=8)), owners=8)
+    total = held.parameters + held.gradients + held.optimizer
+    assert total == same(per_param * sum(p.numel() for p in GPT(SMALL).parameters()))
+
+
+def saved_bytes(function, module):
+    """Of what autograd keeps of a module's pass, by memory, without parameters."""
+    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    storages = {}
+
+    def keep(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = function()
+    assert result.requires_grad
+    return sum(storage.nbytes() for pointer, storage in storages.items() if pointer not in own)
+
+
+@pytest.mark.parametrize("n_kv_head", [4, 2])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_block_keeps_what_autograd_saves(recompute, n_kv_head):
+    config = replace(SMALL, n_kv_head=n_kv_head, bias=False)
+    block = GPT(config).transformer.h[0]
+    x = torch.randn(3, 32, 64, requires_grad=True)
+
+    def run():
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) if recompute == "full" else block(x)
+
+    job = Job(config, 3)
+    counted = block_kept(job, Layout(recompute=recompute, micro_batch_size=3)).nbytes(precision_of(job))
+    assert counted == pytest.approx(saved_bytes(run, block), rel=0.01)
+
+
+def test_dropout_keeps_masks_and_probabilities():
+    """Within a twentieth, in float32, where masks take as much as what they are of."""
+    config = replace(SMALL, n_kv_head=None, bias=False, dropout=0.5)
+    block = GPT(config).transformer.h[0]
+    block.attn.attend = DroppingAttention(block.attn.attend, Dropout(0.5, 0, Drawn()))
+    block.attn.resid_dropout, block.mlp.dropout = Dropout(0.5, 1, Drawn()), Dropout(0.5, 2, Drawn())
+    x = torch.randn(3, 32, 64, requires_grad=True)
+    saved = saved_bytes(lambda: block(x), block)
+    job = Job(config, 3)
+    counted = block_kept(job, Layout(micro_batch_size=3)).nbytes(precision_of(job))
+    assert counted == pytest.approx(saved, rel=0.05)
+
+
+def test_autocast_keeps_weights_in_16_bits_too():
+    """Within a tenth: of what autograd saves, norms and their results are in more than one dtype."""
+    block = GPT(SMALL).transformer.h[0]
+    x = torch.randn(3, 32, 64, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        saved = saved_bytes(lambda: block(x), block)
+    job = Job(SMALL, 3, dtype="bfloat16")
+    counted = block_kept(job, Layout(micro_batch_size=3)).nbytes(precision_of(job))
+    assert counted == pytest.approx(saved, rel=0.1)
+
+
+def test_the_head_keeps_what_autograd_saves():
+    gpt = GPT(SMALL)
+    x, targets = torch.randn(3, 32, 64, requires_grad=True), torch.zeros(3, 32, dtype=torch.int64)
+    saved = saved_bytes(lambda: gpt.loss(gpt.lm_head(gpt.transformer.ln_f(x)), targets), gpt)
+    job = Job(SMALL, 3)
+    assert head_kept(job, Layout(micro_batch_size=3)).nbytes(precision_of(job)) == pytest.approx(saved, rel=0.02)
+
+
+def test_16_bits_are_as_published():
+    """34 s b h with dropout's masks of one byte, 32 without; 16 of those s b h of the 24 a split is of."""
+    job = Job(replace(LARGE, n_head=1), 1, dtype="float16", master_weights=True)
+    for tp, sequence in ((1, False), (8, False), (8, True)):
+        kept = block_kept(job, Layout(tp=tp, sequence_parallel=sequence))._replace(float32=0)
+        parts = 8 + 24 / tp if not sequence else 32 / tp
+        assert kept.nbytes(precision_of(job)) == same(parts * 2048 * 4096)
+
+
+@each_schedule
+def test_activations_alive_are_the_schedules(name):
+    """Also where they are found from fewer micro-batches."""
+    row = registry.REGISTRY[name]
+    for pp, m, more in product((1, 2, 3, 4), (1, 2, 5, 16, 27), (0, 1)):
+        v = row.virtual_stages + more * row.more
+        made = registry.make(name, pp, m, v)
+        found = alive(name, pp, m, v)
+        assert tuple(max(map(sum, moments)) for moments in found) == count_peaks(made.orders)
+        weights = [random.Random(pp * m).random() for _ in range(pp * v)]
+        for order, moments, own in zip(made.orders, found, map(made.stages, range(pp)), strict=True):
+            now = most = 0.0
+            for action in order:
+                now += weights[action.stage] * (action.kind == FORWARD)
+                most = max(most, now)
+                now -= weights[action.stage] * (action.kind in "BW")
+            assert max(sum(n * weights[s] for n, s in zip(moment, own, strict=True)) for moment in moments) == same(
+                most
+            )
+
+
+# How long a step takes
+
+
+@each_schedule
+def test_a_pipeline_takes_what_its_schedule_takes(name):
+    """Alone, with links that take no time: the price by the costs of stages, also beyond what is played.
+
+    There zb_v's unequal stages make it less than a percent wrong.
+    """
+    config = replace(SMALL, n_layer=24)
+    for pp, m in ((2, 3), (4, 4), (4, 23), (3, 40)):
+        v = registry.REGISTRY[name].virtual_stages
+        layout = Layout(pp=pp, schedule=name, virtual_stages=v, num_micro_batches=m)
+        step = step_of(Job(config, m), layout, on(pp, network=FREE, flops_per_s=1e9))
+        forward, inputs, weights = (step.costs[:, kind].sum(1).tolist() for kind in range(3))
+        timeline = price(registry.make(name, pp, m, v), Costs(forward, inputs, weights))
+        played_out = name != "zb_v" or m < 4 * pp
+        assert step.time().total == (same if played_out else partial(pytest.approx, rel=0.01))(timeline.span_s)
+        assert step.least_s() <= timeline.span_s * (1 + 1e-9)
+        assert sum(forward + inputs + weights) == same(
+            3 * sum(layer.cost for layer in gpt2_layers(GPT(config))) * 32 / 1e9
+        )
+
+
+@pytest.mark.parametrize(("zero_stage", "dp", "zero"), [(0, 1, 0), (1, 1, 0), (2, 0.5, 0.5)])
+def test_stages_1_and_2_gather_what_they_have_updated(zero_stage, dp, zero):
+    """Where computing takes no time, on two ranks: half of all parameters each way."""
+    network, job = Network(Link(0, 0), Link(0, 1e-9), 0, 0, 0), Job(replace(SMALL, n_layer=8), 12)
+    layout = Layout(dp=2, zero_stage=zero_stage)
+    time = step_of(job, layout, on(2, 1, network, flops_per_s=1e30)).time()
+    whole_s = max(rank_params(job, layout)) * 4 * 1e-9
+    assert (time.dp / whole_s, time.zero / whole_s) == pytest.approx((dp, zero), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_h1"])
+def test_zero_in_a_pipeline_is_sent_for_each_micro_batch(name):
+    """Where computing takes no time: gradients, in stage 3 and twice the parameters; half of each between two ranks."""
+    config, m, per_byte = replace(SMALL, n_layer=8), 6, 1e-9
+    network = Network(Link(0, 0), Link(0, per_byte), 0, 0, 0)
+    layout = Layout(dp=2, pp=2, schedule=name, num_micro_batches=m)
+    layout = layout._replace(virtual_stages=registry.REGISTRY[name].virtual_stages)
+    job = Job(config, 2 * m)
+    half_s = max(rank_params(job, layout)) * 4 / 2 * per_byte
+    for zero_stage, passes in ((1, 0), (2, 1), (3, 3)):
+        step = step_of(job, layout._replace(zero_stage=zero_stage), on(4, 1, network, flops_per_s=1e30))
+        assert step.time().zero == pytest.approx(passes * m * half_s, rel=1e-6)
+        assert step.least_s() <= step.time().total * (1 + 1e-9)
+    busy = step_of(job, layout._replace(zero_stage=3), on(4, 1, network, flops_per_s=1e6))
+    assert busy.time().zero == 0
+
+
+def test_gradients_of_a_pipeline_go_stage_by_stage():
+    """Where computing takes no time: at most those of a rank's two stages, and of the tied vocabulary, show."""
+    config, start_s, per_byte = replace(SMALL, n_layer=8), 1e-3, 1e-9
+    job, layout = Job(config, 4), Layout(dp=2, pp=2, schedule="interleaved", num_micro_batches=2, virtual_stages=2)
+    network = Network(Link(0, 0), Link(start_s, per_byte), 0, 0, 0)
+    step = step_of(job, layout, on(4, 1, network, flops_per_s=1e30))
+    each = 2 * start_s + max(rank_params(job, layout)) * 4 * per_byte
+    tied_s = start_s + config.vocab_size * config.n_embd * 4 * per_byte
+    assert start_s < step.time().dp <= each + tied_s
+
+
+def test_zero_makes_pipelines_fit():
+    """What a rank holds is less with each stage."""
+    job, layout = Job(LARGE, 64), Layout(dp=8, pp=4, num_micro_batches=8)
+    held = [memory(job, layout._replace(zero_stage=stage), shares(job, layout), owners=8).total for stage in range(4)]
+    assert held == sorted(held, reverse=True)
+    fixed = {"dp": 8, "pp": 4, "recompute": "none", "micro_batch_size": 1, "schedule": "1f1b"}
+    machine = on(32, memory_bytes=(held[1] + held[2]) / 2)
+    found = search(job, machine, fixed)
+    assert found.best[0].layout.zero_stage >= 2
+
+
+def test_data_parallelism_by_hand():
+    """Three parts of a gradient, of which the first two go while the backward pass is on."""
+    config = GPTConfig(vocab_size=8, block_size=4, n_layer=2, n_head=1, n_embd=4)
+    network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0)
+    job = Job(config, 2, bucket_mb=208 * 4 / 2**20)
+    step = step_of(job, Layout(dp=2), on(2, 1, network, flops_per_s=1e6))
+    block = 12 * 16 + 8  # matrices and norms
+    backward_s = (2 * 2 * 12 * 16 + 2 * 4 * 4 * 4) * 4 / 1e6
+    head_s = 2 * 2 * 4 * 8 * 4 / 1e6
+
+    def reduce_s(params):
+        return predict(find("all_reduce", "recursive_doubling"), 4 * params, 2, ((0,), (1,)), network=network)
+
+    assert reduce_s(100) == same(1e-3 + 4e-4)
+    # The first block's gradients do not fill a bucket with the last norm's until the second one's are there.
+    ready = [(head_s, 4), (head_s + backward_s, block), (head_s + 2 * backward_s, block)]
+    first_s = ready[2][0] + reduce_s(4 + 2 * block)
+    end_s = max(first_s, ready[2][0]) + reduce_s(8 * 4 + 4 * 4)
+    assert step.time().dp == same(end_s - ready[2][0])
+    assert step.time().compute == same(1.5 * (ready[2][0]))
+
+
+def test_gradients_that_are_reduced_in_time_do_not_show():
+    assert shown_s([(1, 10), (5, 10), (6, 1)], 10, lambda params: params / 10) == same(6.1)
+    assert shown_s([(1, 10), (2, 30)], 10, lambda params: params / 10 + 1) == same(3 + 3 * 2)
+    assert shown_s([(1, 1), (2, 1)], 10, lambda params: params) == same(4)
+
+
+def test_tensor_parallelism_by_hand():
+    """Two sums a block forward; backward two of which the weights' products hide what they can."""
+    network = Network(Link(0, 0), Link(1e-3, 0), 0, 0, 0)
+    for flops_per_s, hides in ((1e15, False), (1e3, True)):
+        job = Job(replace(SMALL, n_kv_head=None), 1)
+        step = step_of(job, Layout(tp=2), on(2, 1, network, flops_per_s))
+        forward = 2 * SMALL.n_layer + 1 + 2  # and of the embedding, and two of the loss
+        backward = 0 if hides else 2 * SMALL.n_layer + 1
+        assert step.time().tp == pytest.approx((forward + backward) * 1e-3, rel=1e-6)
+
+
+def test_messages_between_stages_pass_between_nodes_or_within():
+    network = Network(Link(1e-6, 0), Link(1e-3, 0), 0, 0, 0)
+    config = replace(SMALL, n_layer=4)
+    for per_node, message_s in ((4, 1e-6), (2, 1e-3)):
+        layout = Layout(dp=1, pp=2, tp=2, num_micro_batches=1, micro_batch_size=1)
+        step = step_of(Job(config, 1), layout, on(4, per_node, network._replace(meet_s=0), 1e9))
+        plain = price(
+            registry.make("1f1b", 2, 1), Costs(*(step.costs[:, kind].sum(1).tolist() for kind in range(3)), message_s)
+        )
+        assert step.pipeline()[0] == same(plain.span_s)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_h1", "zb_v", "breadth_first"])
+def test_stages_of_which_a_rank_has_the_last_passes(name):
+    for pp, m in ((2, 5), (4, 9)):
+        v = registry.REGISTRY[name].virtual_stages
+        made = registry.make(name, pp, m, v)
+        costs = Costs(tuple(range(1, pp * v + 1)), 2.0, 1.0, 0.5)
+        timeline = price(made, costs)
+        span_s, ends = played(name, pp, m, v, costs)
+        assert span_s == timeline.span_s
+        assert ends == [
+            max(end for action, end in timeline.end_s.items() if action.stage == stage) for stage in range(pp * v)
+        ]
+
+
+# Where axes lie
+
+
+def test_groups_share_the_way_out_of_their_node():
+    """Four groups of one rank a node take as long as one group that sends four times as many bytes, all at once."""
+    network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0, nic=Link(1e-4, 5e-7))
+    place = Place(Layout(dp=2, tp=4), [0] * 4 + [1] * 4, network)
+    assert place.replicas.nodes == ((0,), (1,))
+    assert place.replicas.groups == 4
+    row = find("all_gather", "ring")
+    nbytes = 2000
+    alone = predict(row, nbytes, 2, ((0,), (1,)), network=network)
+    assert alone == same(1e-3 + 1000e-6)
+    assert place.replicas.seconds("all_gather", nbytes) == same(alone + 3 * (1e-4 + 1000 * 5e-7))
+    assert place.tp.nodes == ((0, 1, 2, 3),)
+
+
+def test_a_group_on_several_nodes_goes_by_levels():
+    """About as long as the whole schedule, hierarchical and direct in the nodes, is predicted to take."""
+    for size, length in ((16, 8), (64, 8), (32, 4)):
+        nodes = in_nodes(size, length)
+        for collective in ("all_reduce", "reduce_scatter", "all_gather"):
+            whole = predict(find(collective, "hierarchical_direct"), 1 << 28, size, nodes, network=NDR)
+            assert Group(nodes, NDR).seconds(collective, 1 << 28) == pytest.approx(whole, rel=0.1)
+
+
+def test_axes_lie_as_the_mesh_lays_them():
+    layout = Layout(dp=2, pp=3, sp=4, tp=2)
+    lengths = [getattr(layout, axis) for axis in AXES]
+    place = Place(layout, np.arange(48) // 8, NDR, parts=2)
+    for rank in range(48):
+        dp, pp, sp, tp = np.unravel_index(rank, lengths)
+        assert place.node_of[dp, pp, sp // 2, sp % 2, tp] == rank // 8
+    assert place.tp.nodes == ((0, 1),)
+    assert place.heads.nodes == ((0, 1),)
+    assert place.ring.leaving == 0
+    assert place.to_stage(0, 1).leaving == 8
+    assert [len(node) for node in place.replicas.nodes] == [4, 4]
+    assert place.owners["node"][0].size == 4
+
+
+# Which layouts there are
+
+
+def test_layouts_multiply_to_the_world_size_and_are_those_asked_for():
+    found = [*meshes(24, {"tp": 2})]
+    assert len(set(found)) == len(found) == sum(len(divisors(12 // pp)) for pp in divisors(12))
+    assert all(mesh.dp * mesh.pp * mesh.sp * mesh.tp == 24 and mesh.tp == 2 for mesh in found)
+    job = Job(SMALL, 48)
+    for layout in families(job, Layout(dp=4, pp=2, tp=2), {"schedule": "zb_v", "recompute": "none"}):
+        assert layout.dp * layout.micro_batch_size * layout.num_micro_batches == 48
+        assert (layout.schedule, layout.virtual_stages, layout.recompute) == ("zb_v", 2, "none")
+
+
+@pytest.mark.parametrize("mode", ["ring", "ulysses", "hybrid"])
+@pytest.mark.parametrize(("n_head", "n_kv_head"), [(4, 4), (12, 4), (6, 2), (8, 1)])
+def test_what_ranks_cannot_share_is_what_parallelize_refuses(mode, n_head, n_kv_head):
+    config = GPTConfig(vocab_size=16, block_size=24, n_layer=1, n_head=n_head, n_kv_head=n_kv_head, n_embd=24)
+    plan, model, job = gpt2_plan(16, n_head, n_kv_head), GPT(config), Job(config, 1, sp_mode=mode)
+    for tp, sp in product((1, 2, 3, 4, 6, 8), repeat=2):
+        parts = job.head_ranks(sp)
+        try:
+            for pattern, treatment in plan.items():
+                for name in matching(model, pattern):
+                    treatment.check(name, model.get_submodule(name), tp, parts)
+            refused = False
+        except ValueError:
+            refused = True
+        assert bool(refused_heads(job, Layout(sp=sp, tp=tp))) == refused, (tp, sp)
+
+
+def test_sequences_that_ranks_cannot_share():
+    job = Job(SMALL, 1)
+    assert [sp for sp in range(1, 33) if not refused_sequence(job, Layout(sp=sp))] == [1, 2, 4, 8, 16]
+    striped = job._replace(sp_order="striped")
+    assert [sp for sp in range(1, 33) if not refused_sequence(striped, Layout(sp=sp))] == [1, 2, 4, 8, 16, 32]
+
+
+def every_time(job, machine):
+    """Of all layouts that fit: what the search must have found the best of."""
+    times = {}
+    for mesh in meshes(machine.world_size, {}):
+        plan = search(job, machine, {axis: getattr(mesh, axis) for axis in AXES})
+        for planned in plan.best:
+            times[mesh] = planned.time.total
+    return times
+
+
+def test_the_search_leaves_out_nothing_that_is_better():
+    job, machine = Job(replace(SMALL, n_layer=6), 32), on(8, 4, SLOW._replace(between=Link(1e-5, 1e-9)), 1e11)
+    times = every_time(job, machine)
+    found = search(job, machine, number=4)
+    assert [planned.time.total for planned in found.best] == sorted(times.values())[:4]
+    for planned in found.best:
+        assert times[mesh_of(planned.layout)] == planned.time.total
+    slowest = found.best[0].time.total
+    draw = random.Random(0)
+    for _ in range(200):
+        mesh = draw.choice([mesh for mesh in times if mesh.pp * 2 <= 6])
+        layout = draw.choice([*families(job, mesh, {})])
+        if layout.num_stages <= 6 and not refused_heads(job, mesh):
+            assert step_of(job, layout, machine).time().total >= slowest * (1 - 1e-4)
+
+
+# What must hold of any prediction
+
+
+def test_faster_links_never_make_a_step_longer():
+    job = Job(replace(SMALL, n_layer=8, block_size=64), 64)
+    draw = random.Random(1)
+    layouts = [
+        layout._replace(zero_stage=draw.randrange(4), zero_group=draw.choice(("all", "node")))
+        for mesh in meshes(16, {})
+        if not refused_heads(job, mesh) and mesh.pp <= 8
+        for layout in draw.sample([*families(job, mesh, {})], 2)
+        if layout.num_stages <= 8
+    ]
+    assert len({layout.schedule for layout in layouts}) > 3
+    for layout in layouts:
+        times = []
+        for factor in (4.0, 2.0, 1.0, 0.5):
+            within, between, nic = (
+                Link(*(factor * cost for cost in link)) for link in (NDR.within, NDR.between, NDR.gate)
+            )
+            machine = on(16, 4, NDR._replace(within=within, between=between, nic=nic), 1e12)
+            times.append(step_of(job, layout, machine).time().total)
+        assert times == sorted(times, reverse=True), layout
+
+
+def test_more_memory_never_means_fewer_layouts():
+    job = Job(SMALL, 32)
+    plans = [search(job, on(8, 4, memory_bytes=memory)) for memory in (1e5, 1e6, 3e6, 1e7, 1e9)]
+    numbers = [plan.fitting for plan in plans]
+    assert numbers == sorted(numbers)
+    assert 0 == numbers[0] < numbers[1] < numbers[-1]
+    assert len({plan.fitting + plan.too_large for plan in plans}) == 1
+    bests = [plan.best[0].time.total for plan in plans[1:]]
+    assert bests == sorted(bests, reverse=True)
+
+
+PLAIN = {"recompute": "selective", "sequence_parallel": True}
+
+
+def test_tensor_parallelism_stays_in_a_node():
+    """Of a model that needs it: activations of one sample are more than a rank can hold."""
+    job = Job(replace(LARGE, n_embd=8192, n_head=64, n_layer=16, block_size=32768), 64)
+    machine, alone = on(64), PLAIN | {"sp": 1, "pp": 1}
+    found = best(job, machine, alone)
+    assert 1 < found.layout.tp <= 8
+    with pytest.raises(ValueError, match=r"none of \d+ layouts of 64 ranks fits into 72\.0 GB a rank; the nearest, "):
+        best(job, machine, alone | {"tp": 1})
+
+
+def test_over_slow_links_pipelines_or_replicas_win():
+    job, machine = Job(replace(LARGE, n_layer=16), 64, dtype="bfloat16", master_weights=True), on(16, 8, SLOW)
+    found = search(job, machine, PLAIN, number=3).best
+    assert all(planned.layout.tp <= 8 for planned in found)
+    assert all(planned.layout.dp * planned.layout.pp > 1 for planned in found)
+    assert found[0].time.total < best(job, machine, PLAIN | {"tp": 16}).time.total / 2
+
+
+def test_hundreds_of_ranks_are_planned():
+    job = Job(replace(LARGE, n_layer=48), 1024, dtype="bfloat16", master_weights=True)
+    layout = best(job, on(256), PLAIN).layout
+    assert layout.dp * layout.pp * layout.sp * layout.tp == 256
+
+
+# Its face
+
+
+def test_why_a_layout_is_slower():
+    held = Memory(4e9, 4e9, 8e9, 1e9, 0, 0)
+    first = Planned(Layout(dp=4), held, Time(1.0, 0, 0, 0, 0, 0.25, 0))
+    other = Planned(Layout(dp=2, tp=2), held, Time(1.0, 0.5, 0, 0, 0.25, 0, 0))
+    assert slower(other, first) == "40.0% slower: 500.0 ms more for sums between tp ranks"
+    assert re.sub(" +", " ", row(other, 7000)) == " 1.8 s 4.0k 17.0 GB 14.3% 28.6% compute dp 2 tp 2"
+    assert "  3: why" in [*missed(on(4), Found([first], 1, 1, [(Layout(), held)], Counter({"why": 3})))]
+    assert command(other.layout) == (
+        "--dp 2 --pp 1 --sp 1 --tp 2 --zero_stage 0 --zero_group all --recompute none --micro_batch_size 1 "
+        "--num_micro_batches 1"
+    )
+
+
+def test_gradients_of_fewer_bytes_take_less_time():
+    times = [
+        step_of(Job(SMALL, 2, "bfloat16", grad_dtype=grad_dtype), Layout(dp=2), on(2, 1)).time().dp
+        for grad_dtype in (None, "bfloat16")
+    ]
+    assert times[1] < times[0]
+
+
+def test_without_mpi_and_torch():
+    code = (
+        "import sys; sys.modules['mpi4py'] = sys.modules['torch'] = None; "
+        "from parallelism.planner.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    flags = ["--config", "configs/small.toml", "--hosts", "8", "--gpus", "8"]
+    run = subprocess.run([sys.executable, "-c", code, *flags], cwd=ROOT, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "8 x 8 ranks: InfiniBand NDR" in run.stdout
+    assert "max_iters, eval_interval, lr have no part in this" in run.stdout
+    assert re.search(r"\n +\d.* dp \d+", run.stdout)
+    assert "python train.py --dp" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ("--hosts 0", "--hosts 0: use 1 or more"),
+        ("--tp 3", "no layout of 8 ranks: none has the values asked for"),
+        ("--tp 8", "no layout of 8 ranks: n_head=4 and n_kv_head=4 can't be split over tp=8"),
+        ("--pp 8", "no layout of 8 ranks: n_layer=4 is fewer than 8 stages"),
+        ("--global_batch_size 3 --dp 8", "no layout of 8 ranks: global_batch_size=3 can't be shared by dp=8"),
+        ("--micro_batch_size 0", "micro_batch_size=0 must be at least 1"),
+        ("--fabric 100gbe", "--fabric 100gbe has no device: pass --tflops and --memory, or --measure"),
+        ("--tflops 0", "--tflops 0 must be above 0"),
+        ("--efficiency 1.5", "use an --efficiency above 0 and at most 1"),
+        ("--master_weights", "master_weights are kept beside 16-bit parameters, but dtype=float32: use bfloat16"),
+        ("--within 1 0", "--within: 0 GB/s must be above 0"),
+        ("--zero_stage 4", "invalid choice"),
+        ("--n_embd 190", "n_embd=190 can't be split over n_head=4"),
+        ("--config nowhere.toml", "nowhere.toml: can't be read"),
+        ("--schedule zb_v --virtual_stages 3 --pp 2", "schedule and virtual_stages don't go together"),
+        ("--number 0", "--number 0: use 1 or more"),
+        ("--bucket_mb 0", "bucket_mb=0.0 must be above 0"),
+    ],
+)
+def test_bad_input(capsys, flags, why):
+    assert main(flags.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert why in err
+    assert err.count("\n") == 1
+
+
+def test_bad_files(capsys, tmp_path):
+    for line, why in (
+        ("zero_stage = 7", "zero_stage=7 is unknown: use 0, 1, 2, 3"),
+        ("schedule = 'best'", "schedule='best' is unknown: use naive, gpipe, "),
+        ("tp = 'two'", "tp = 'two' must be of type int"),
+    ):
+        (tmp_path / "job.toml").write_text(line)
+        assert main(["--config", str(tmp_path / "job.toml")]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_what_a_file_says_of_layouts_stands(tmp_path):
+    (tmp_path / "job.toml").write_text("tp = 2\nmicro_batch_size = 4\nnum_micro_batches = 3\nlr = 1.0")
+    found = asked(["--config", str(tmp_path / "job.toml"), "--pp", "1", "--hosts", "2"], None)
+    assert found.fixed == {"pp": 1, "tp": 2}
+    assert found.job.global_batch_size == 16 * 4 * 3
+    assert asked(["--micro_batch_size", "4"], None).fixed == {"micro_batch_size": 4}
+
+
+@pytest.mark.parametrize("command", re.findall(r"^python -m parallelism.planner (.*)", described, re.MULTILINE))
+def test_commands_that_help_shows(command, capsys):
+    assert main(shlex.split(command)) == 0
+    assert "python train.py --dp" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_said(capsys):
+    assert main(["--memory", "0.002", "--spare", "0"]) == 2
+    _, err = capsys.readouterr()
+    number = int(re.search(r"none of (\d+) layouts of 8 ranks fits into 2.0 MB a rank; the nearest, ", err)[1])
+    assert "activations" in err
+    assert main(["--memory", "0.01", "--spare", "0"]) == 0
+    out, _ = capsys.readouterr()
+    fit, miss = map(int, re.search(r"(\d+) layouts fit, (\d+) don't", out).groups())
+    assert fit + miss == number
+    assert fit > 0 < miss
+    assert "of those that don't fit into 10.0 MB, the nearest:" in out

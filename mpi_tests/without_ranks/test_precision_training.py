@@ -1,0 +1,34 @@
+"""Training in each precision against float32, and what becomes of gradients that overflow."""
+
+import pytest
+
+from parallelism.precision import LossScale, Precision
+
+
+def test_the_loss_scale_grows_after_good_steps_and_falls_at_once():
+    scale, values = LossScale(8.0, growth_interval=3, lowest=2.0, highest=16.0), []
+    for finite in (True, True, False, True, True, True, True, True, True, False, False, False, False):
+        scale.update(finite)
+        values.append(scale.value)
+    assert values == [8, 8, 4, 4, 4, 8, 8, 8, 16, 8, 4, 2, 2]
+    for _ in range(9):
+        scale.update(True)
+    assert scale.value == 16
+    fixed = LossScale(1.0, growth_interval=None)
+    fixed.update(False)
+    assert fixed.value == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("int8",), "dtype=int8 is unknown: use float32, float64, bfloat16, float16"),
+        (("float32", True), "master_weights are kept beside 16-bit parameters, but dtype=float32: use bfloat16 or"),
+        (("float64", False, "float32"), "grad_dtype=float32 beside dtype=float64, master_weights=False: use float64"),
+        (("float16", False, "float16"), "beside dtype=float16, master_weights=False: use float32 or bfloat16"),
+        (("float16", True, "bfloat16"), "beside dtype=float16, master_weights=True: use float32 or float16"),
+    ],
+)
+def test_precisions_that_do_not_go_together(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Precision(*settings)

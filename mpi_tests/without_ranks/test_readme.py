@@ -1,0 +1,92 @@
+"""What the README says of commands, files and figures is so; ../systems/test_readme.py runs the commands."""
+
+import json
+import re
+import runpy
+import shlex
+import subprocess
+
+import pytest
+
+import train
+from mpi_tests.helpers.launch import ROOT
+from mpi_tests.helpers.readme import COMMANDS, README, TRAINING, TRIED
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def test_every_command_is_run_by_a_test():
+    others = ["make train", "make test", "source .venv/bin/activate"]
+    assert sorted(COMMANDS) == sorted([*others, *TRIED])
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--assume-old=.venv/installed train ARGS='--max_iters 2'", "mpirun -n 2 python train.py --max_iters 2"),
+        ("test", "--with-mpi"),
+    ],
+)
+def test_make_runs_what_the_readme_says(words, line):
+    ended = subprocess.run(["make", "--dry-run", *shlex.split(words)], cwd=ROOT, capture_output=True, text=True)
+    assert line in ended.stdout, ended.stderr
+    assert "`mpirun -n 2 python train.py`" in README
+
+
+def test_the_help_of_train_py_shows_commands_that_are_run():
+    shown = [line.strip() for line in train.__doc__.splitlines() if "mpirun" in line]
+    assert len(shown) == 5
+    assert set(shown) <= {"mpirun -n 2 python train.py", *TRAINING}
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
+def test_a_config_begins_with_the_command_that_runs_it(config):
+    command = config.read_text().splitlines()[0].removeprefix("# ")
+    assert command.endswith(f" --config configs/{config.name}")
+    assert command in TRAINING
+
+
+def test_its_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_its_figures_are_those_of_the_results():
+    runs = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("peers-*.json"))]
+    assert len(runs) == 4
+    for run in runs:
+        seconds = {r["bytes"]: r["seconds"] for r in run["results"] if r["collective"] == "all_reduce"}
+        names = "auto symmetric", "mpi", "gloo"
+        small, large = ([seconds[nbytes][name] for name in names] for nbytes in (1 << 16, 1 << 26))
+        cells = *(f"{s * 1e6:.0f}" for s in small), *(f"{s * 1e3:.1f}" for s in large)
+        assert f"| {run['mpi']} | {run['ranks']} | {' | '.join(cells)} |" in README
+    table = runpy.run_path(str(ROOT / "benchmarks" / "table.py"))["table"]
+    assert "\n".join(table(runs)) in (RESULTS / "README.md").read_text()
+
+
+def test_tables_of_the_rig_are_those_of_the_results():
+    table = runpy.run_path(str(ROOT / "benchmarks" / "rig.py"))["table"]
+    for name in ("rig-openmpi.json", "rig-openmpi-tuned.json"):
+        assert "\n".join(table(json.loads((RESULTS / name).read_text()))) in (RESULTS / "README.md").read_text()
+
+
+def test_tables_of_split_models_are_those_of_the_results():
+    for ranks in (2, 4):
+        for name, row in json.loads((RESULTS / f"splitting-openmpi-{ranks}.json").read_text())["results"].items():
+            cells = f"{row['tokens_per_s']:.0f} | {row['step_ms']:.1f} | {row['exposed_ms']:.1f}"
+            assert f"| {ranks} | {name} | {cells} |" in (RESULTS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("sharing-*.json")))
+def test_tables_of_data_parallelism_are_those_of_the_results(path):
+    run = json.loads(path.read_text())
+    for name, row in run["results"].items():
+        cells = " | ".join(f"{value:.1f}" for value in row.values())
+        assert f"| {run['ranks']} | {name} | {cells} |" in (path.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("pipelining-*.json")))
+def test_tables_of_pipelines_are_those_of_the_results(path):
+    run = json.loads(path.read_text())
+    table = runpy.run_path(str(ROOT / "benchmarks" / "pipelining_table.py"))["table"]
+    assert "\n".join(table(run["ranks"], run["results"])) in (path.parent / "README.md").read_text()

@@ -1,0 +1,168 @@
+"""Activation recomputation: less is kept, blocks run twice, gradients stay the same; with everything that it meets."""
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.gpt import GPT, GPTConfig
+from mpi_tests.helpers.models import close, random_tokens, randomized
+from mpi_tests.helpers.played import (
+    ALONE,
+    CONFIG,
+    DROPPING,
+    Players,
+    batch_of,
+    check_results,
+    dropping_results,
+    micro_batches,
+    model_of,
+)
+from parallelism.deferred import WeightGradients, deferring
+from parallelism.dropout import Place
+from parallelism.pipeline_schedule import registry
+from parallelism.plan import gpt2_plan, parallelize
+from parallelism.recompute import MODES, recompute_model
+
+TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
+each_kind = pytest.mark.parametrize("mode", MODES)
+
+
+def recomputing(model, place=None, mode="full"):
+    recompute_model(model, mode, place)
+    return model
+
+
+def gradients(model):
+    model(TOKENS, TARGETS)[1].backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def test_blocks_run_again_and_gradients_stay_the_same():
+    model, runs = randomized(CONFIG), []
+    for number, block in enumerate(model.transformer.h):
+        block.attn.register_forward_hook(lambda *_, number=number: runs.append(number))
+    got, wanted = gradients(recomputing(model)), gradients(randomized(CONFIG))
+    assert got.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert torch.equal(got[name], gradient)
+    assert runs == [*range(CONFIG.n_layer), *reversed(range(CONFIG.n_layer))]
+    with torch.no_grad():
+        model(TOKENS)
+    assert runs[2 * CONFIG.n_layer :] == [*range(CONFIG.n_layer)]
+
+
+def num_saved(model):
+    """How many tensors a forward pass keeps for the backward pass, but parameters."""
+    saved = []
+
+    def pack(x):
+        saved.append(x)
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        x = torch.randn(2, 8, CONFIG.n_embd, dtype=torch.float64, requires_grad=True)
+        for block in model.transformer.h:
+            x = block(x)
+    parameters = {p.data_ptr() for p in model.parameters()}
+    return len({x.data_ptr() for x in saved} - parameters)
+
+
+def test_nothing_within_a_block_is_kept():
+    assert num_saved(randomized(CONFIG)) > 10 * CONFIG.n_layer
+    assert num_saved(recomputing(randomized(CONFIG))) <= CONFIG.n_layer
+
+
+class Storages(TorchDispatchMode):
+    """The memory of the tensors that come up in this context, but parameters; some of it goes again."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.made, self.parameters = {}, {p.untyped_storage()._cdata for p in model.parameters()}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
+            if storage and storage._cdata not in self.parameters:
+                self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return result
+
+    def kept_bytes(self):
+        return sum(nbytes for storage, nbytes in self.made.values() if not storage.expired())
+
+
+def cost(mode, dropout):
+    """What a forward pass through a block keeps, in tensors as large as its input, and the backward pass's FLOPs."""
+    place, shape = Place(samples=torch.arange(2)), (2, 64, 64)
+    model = GPT(GPTConfig(vocab_size=8, block_size=64, n_layer=1, n_head=4, n_embd=64, dropout=dropout))
+    parallelize(model, gpt2_plan(8, 4), ALONE, place=place)
+    if mode:
+        recompute_model(model, mode, place)
+    x = torch.randn(shape, requires_grad=True)
+    with Storages(model) as storages:
+        y = model.transformer.h[0](x)
+    kept = storages.kept_bytes() / x.nbytes
+    with FlopCounterMode(display=False) as flops:
+        y.sum().backward()
+    return kept, flops.get_total_flops()
+
+
+def test_bytes_kept_and_work_done_again():
+    """Fused attention keeps no scores: there the GELU is what is worth it; with dropout of scores, these are."""
+    (kept, flops), (selective, selective_flops), (full, full_flops) = (cost(mode, 0.0) for mode in (None, *MODES[::-1]))
+    assert selective == pytest.approx(kept - 4, abs=0.1)
+    assert 15 < kept < 17
+    assert full <= 1  # the result
+    assert selective_flops == flops
+    assert full_flops == pytest.approx(flops * 3 / 2, rel=0.15)
+    scores = 64 * 4 / 64  # a matrix of scores: heads x seq x seq, in units of seq x n_embd
+    kept, flops = cost(None, 0.1)
+    selective, selective_flops = cost("selective", 0.1)
+    assert selective < kept - 4 - 2 * scores
+    attention_flops = 2 * 2 * 2 * 4 * 64 * 64 * 16  # two products for each of 2 x 4 heads
+    assert selective_flops <= flops + attention_flops
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@each_kind
+def test_torchs_own_dropout_draws_the_same_again(mode, dropout):
+    config = GPTConfig(**{**vars(CONFIG), "dropout": dropout})
+    torch.manual_seed(0)
+    wanted = gradients(randomized(config))
+    torch.manual_seed(0)
+    for name, gradient in gradients(recomputing(randomized(config), mode=mode)).items():
+        close(gradient, wanted[name])
+
+
+def test_an_unknown_mode():
+    with pytest.raises(ValueError, match="recompute mode 'some' is unknown: use full or selective"):
+        recompute_model(GPT(CONFIG), "some")
+
+
+@each_kind
+@pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb_h1", "zb_v"])
+def test_pipelines_with_dropout(name, mode):
+    """Other micro-batches go forward before one goes backward: dropout must be where it was, and stay where it is."""
+    place = Place(seed=3)
+    players = Players(lambda: recomputing(model_of(DROPPING, place), place, mode), registry.make(name, 2, 3), place)
+    batch = batch_of(6)
+    check_results(players, micro_batches(batch, 3), dropping_results(DROPPING, 6), 1e-10)
+    assert torch.equal(place.samples, batch.samples[-2:])
+
+
+@each_kind
+def test_bfloat16_and_putting_off(mode):
+    results = []
+    for make in (GPT, lambda config: recomputing(GPT(config), mode=mode)):
+        model, later = make(CONFIG), WeightGradients()
+        with torch.autocast("cpu", torch.bfloat16), deferring(later):
+            _, loss = model(TOKENS, TARGETS)
+        loss.backward()
+        later.add()
+        results.append([p.grad for p in model.parameters()])
+    for wanted, got in zip(*results, strict=True):
+        assert torch.equal(got, wanted)

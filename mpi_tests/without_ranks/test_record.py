@@ -1,0 +1,86 @@
+import sys
+
+from collectives.record import LENGTH, Call, Calls, Place, Record, caller, place_of, show_last
+from mpi_tests.helpers.launch import ROOT
+
+
+def shown(record):
+    return [f"{entry.call.name} #{entry.number}{entry.call.calls.label}" for entry in record.entries()]
+
+
+def ran_the_short_way(call, times):
+    """As a plan does."""
+    for _ in range(times):
+        call.number = call.calls.number = call.calls.number + 1
+
+
+def test_the_last_calls_are_kept_with_where_they_were_made():
+    record = Record()
+    calls = Calls(record, "", range(2))
+    for _ in range(LENGTH + 3):
+        with Call(calls, "barrier") as call:
+            assert call.under_way
+        line = sys._getframe().f_lineno - 2
+    assert not call.under_way
+    assert calls.number == LENGTH + 3
+    entries = record.entries()
+    assert [entry.number for entry in entries] == list(range(4, LENGTH + 4))
+    assert {entry.place for entry in entries} == {(__file__, line)}
+    assert show_last(entries, most=2) == f"barrier #4-#{LENGTH + 3} ({Place(__file__, line)})"
+
+
+def test_runs_that_are_only_counted_appear_where_they_belong():
+    record = Record()
+    world = Calls(record, "", range(4))
+    Call(world, "split").enter()
+    part = world.part(1, [2, 3])
+    assert part.members == [2, 3]
+    plan, other = Call(world, "all_reduce one_shot"), Call(part, "barrier direct")
+    record.expect_short_runs(plan)
+    record.expect_short_runs(other)
+    assert shown(record) == ["split #1"]
+    ran_the_short_way(plan, 5)
+    Call(world, "broadcast").enter()
+    Call(part, "barrier").enter()
+    ran_the_short_way(other, 2)
+    of_part = " of split(color=1) #1"
+    last = [f"barrier #1{of_part}", f"barrier direct #3{of_part}"]
+    assert shown(record) == ["split #1", "all_reduce one_shot #6", "broadcast #7", *last]
+    for _ in range(LENGTH):
+        plan.enter()
+    ran_the_short_way(plan, 9)
+    first, last = 7 + 1, 7 + LENGTH + 9
+    of_world = [entry for entry in record.entries() if entry.call.calls is world]
+    assert show_last(of_world, most=1).startswith(f"all_reduce one_shot #{first}-#{last} (")
+    del plan, other, of_world
+    record.ring.clear()
+    assert shown(record) == []
+
+
+def entered_from(path):
+    """Where a collective was called, as the log has it, when a function of the file `path` has called it."""
+    code = compile("def enter():\n    return caller(sys._getframe())", str(path), "exec")
+    names = {"caller": caller, "sys": sys}
+    exec(code, names)
+    return names["enter"]()
+
+
+def test_no_file_of_the_library_is_the_caller():
+    """Wherever it lies; files of the programs in the package are callers like a user's."""
+    package = ROOT / "collectives"
+    programs = [path.parent for path in package.rglob("__main__.py")]
+    assert {path.name for path in programs} == {"bench", "doctor", "simulate"}
+    files = list(package.rglob("*.py"))
+    assert len({path.parent for path in files}) > 4
+    for path in files:
+        file, line = entered_from(path)
+        if any(path.is_relative_to(program) for program in programs):
+            assert (file, line) == (str(path), 2)
+        else:
+            assert file == __file__, path
+
+
+def test_places():
+    assert caller(sys._getframe()) == (__file__, sys._getframe().f_lineno)
+    assert str(Place("/elsewhere/a.py", 3)) == "/elsewhere/a.py:3"
+    assert place_of(0) is None

@@ -1,0 +1,229 @@
+"""What train.py refuses, message by message: what a rank looks at by itself, before the first message to others.
+
+with_ranks/test_refusals.py: all ranks refuse together; systems/test_bad_input.py: what a user then sees.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from collectives.topology import Topology
+from models.flags import parse
+from training.checks import check, prepare_out_dir
+from training.config import Config
+from training.device import own_device
+from training.layout import job_of
+
+SMALL = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2]
+TWO_BLOCKS = ["--n_layer", 2]
+FILES = {
+    "empty.txt": b"",
+    "latin.txt": "abc\u00e9def".encode("latin-1"),
+    "short.txt": b"too short",
+    "words.txt": b"some words " * 20,
+    "missing.csv": b"0F0,0B0\n1F0",
+    "other.csv": b"0F0,0B0",
+    "bad.toml": b"learning_rate = 1",
+    "type.toml": b"n_layer = 'two'",
+    "broken.toml": b"n_layer =",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def begin(words, nodes=(0, 0)):
+    """Do what rank 0 does with flags until it computes or hears of others; `nodes` are those of the ranks."""
+    topology = Topology.from_ids(nodes)
+    config = parse(Config, "", [str(word) for word in words])
+    config = replace(config, device=own_device(config.device, SimpleNamespace(rank=0, topology=topology)))
+    inputs = check(config, topology)
+    prepare_out_dir(config, rank=0)
+    return inputs
+
+
+def refusal(folder, flags, nodes=(0, 0)):
+    """The message, once it is sure that nothing was written."""
+    before = sorted(folder.rglob("*"))
+    out_dir = [] if "--out_dir" in flags else ["--out_dir", folder / "out"]
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        begin([str(word).format(tmp=folder) for word in [*SMALL, *out_dir, *flags]], nodes)
+    assert sorted(folder.rglob("*")) == before
+    return str(caught.value)
+
+
+def test_what_fits_is_made_on_every_rank(folder):
+    flags = ["--pp", 2, *TWO_BLOCKS, "--num_micro_batches", 3, "--micro_batch_size", 2, "--out_dir", folder / "new/out"]
+    inputs = begin([*SMALL, *flags], nodes=(0, 0, 1, 1))
+    assert (inputs.num_micro_batches, inputs.batch_size, inputs.tokens.vocab_size) == (3, 12, 256)
+    assert (inputs.schedule.name, inputs.schedule.num_stages, inputs.gpt.config.n_layer) == ("1f1b", 2, 2)
+    assert len(inputs.windows.ids) + len(inputs.val_ids) == len(inputs.tokens.ids)
+    assert list((folder / "new").rglob("*")) == [folder / "new/out"]
+
+
+COMMAND_LINES = [
+    (["--lr", "fast"], "argument --lr: invalid float value: 'fast'; see --help"),
+    (["--learning_rate", 1], "unrecognized arguments: --learning_rate 1; see --help"),
+    (["--sp_mode", "rings"], "argument --sp_mode: invalid choice: 'rings'"),
+    (["--config", "{tmp}/bad.toml"], "bad.toml: learning_rate is no setting; there are data, "),
+    (["--config", "{tmp}/type.toml"], "type.toml: n_layer = 'two' must be of type int"),
+    (["--config", "{tmp}/broken.toml"], "broken.toml: not TOML: Invalid value (at end of document)"),
+    (["--config", "{tmp}/none.toml"], "none.toml: can't be read (No such file or directory); check the path"),
+]
+DATA = [
+    (["--data", "no-such-file.txt"], "no-such-file.txt: no such file; check the path"),
+    (["--data", "{tmp}/empty.txt"], "empty.txt: empty; pass a file with text in it"),
+    (["--data", "{tmp}/latin.txt"], "latin.txt: byte 3 is not UTF-8; convert it"),
+    (["--data", "{tmp}/short.txt"], "too few for block_size=8; pass a longer text"),
+    (["--data", "{tmp}/words.txt", "--block_size", 64], "are too few for block_size=64; use block_size=21 or less"),
+    (
+        ["--data", "{tmp}/words.txt", "--micro_batch_size", 16],
+        "num_samples=23 don't fill one batch of batch_size=32: use a smaller batch",
+    ),
+    (["--val_fraction", 1], "val_fraction=1.0 must be between 0 and 1, for example 0.1"),
+    (["--seed", -1], "seed=-1 must be from 0 to 2**63 - 1"),
+    (["--init_from", "{tmp}"], "config.json: no such file; pass a directory written by save_hugging_face"),
+]
+SETTINGS = [
+    (["--max_iters", 0], "max_iters=0 must be at least 1"),
+    (["--micro_batch_size", 0], "micro_batch_size=0 must be at least 1"),
+    (["--bucket_mb", 0], "bucket_mb=0.0 must be above 0"),
+    (["--n_embd", 9, "--n_head", 2], "n_embd=9 can't be split over n_head=2: use 8 or 10"),
+    (["--n_head", 4, "--n_kv_head", 3], "n_head=4 can't share n_kv_head=3 evenly: use one of 1, 2, 4"),
+    (["--dropout", 1], "dropout=1.0 must be at least 0 and below 1"),
+    (["--master_weights"], "master_weights are kept beside 16-bit parameters, but dtype=float32: use bfloat16 or"),
+    (["--grad_dtype", "float16"], "grad_dtype=float16 beside dtype=float32, master_weights=False: use float32 or"),
+    (["--compile", "--tp", 2], "compile is of models that ranks compute whole, not with tp=2: leave it out"),
+    (["--device", "tpu"], "device 'tpu' is unknown: use 'cpu', 'cuda'"),
+    (["--checkpoint_interval", -1], "checkpoint_interval=-1 must be at least 0"),
+    (["--checkpoint_interval", 1], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
+    (["--resume", "auto"], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
+]
+LAYOUTS = [
+    (["--dp", 3], "mesh dp=3 x pp=1 x sp=1 x tp=1 makes 3 ranks, but mpirun started 2: change the axes, or start"),
+    (["--tp", 3], "pp=1 x sp=1 x tp=3 = 3 does not divide the 2 ranks of this job"),
+    (["--tp", 0], "mesh axis tp=0 must be at least 1"),
+    (
+        ["--global_batch_size", 5, "--micro_batch_size", 2],
+        "global_batch_size=5 can't be shared by dp=2 ranks in "
+        "micro-batches of 2: use a multiple of 4, such as 4, or another micro_batch_size",
+    ),
+    (["--tp", 2], "transformer.h.0.attn.c_attn: 1 heads can't be split over tp=2: use a tp of 1, or 2 heads"),
+    (["--tp", 2, "--n_head", 2, "--n_kv_head", 1], "transformer.h.0.attn.c_attn: 1 heads can't be split over tp=2"),
+    (["--sp", 2, "--block_size", 6], "a sequence of 6 tokens can't be split over sp=2 ranks in zigzag order: use"),
+    (["--sp", 2, "--sp_mode", "ulysses"], "transformer.h.0.attn.attend: 1 query heads can't be exchanged by 2 ranks"),
+    (["--sp", 2, "--sp_mode", "hybrid", "--sp_heads", 3], "sp=2 ranks can't be divided in groups of 3"),
+    (
+        ["--tp", 2, "--n_head", 2, "--sequence_parallel", "--block_size", 7],
+        "block_size=7 leaves 1 of a rank's 7 tokens over from tp=2 with --sequence_parallel: use a multiple of 2",
+    ),
+    (["--zero_stage", 1, "--zero_group", 3], "zero_group 3 does not divide 2 ranks: use all, node, or one of 1, 2"),
+    (["--zero_stage", 1, "--zero_group", "rack"], "zero_group rack does not divide 2 ranks: use all, node, or one"),
+]
+PIPELINES = [
+    (["--n_layer", 1], "pp=2 with schedule=1f1b makes 2 stages of n_layer=1 blocks: use at most 1 stages, or more"),
+    (["--schedule", "fifo"], "schedule='fifo' is no file, and none of naive, gpipe, 1f1b, "),
+    (["--virtual_stages", 2], "schedule '1f1b' takes 1 stages a rank, not 2: for 2, use interleaved"),
+    (["--schedule", "{tmp}/missing.csv"], "missing.csv, line 2, behind the last cell: "),
+    (["--schedule", "{tmp}/other.csv"], "other.csv is for pp=1 and num_micro_batches=1, not for 2 and 1: use those"),
+    (["--max_alive", 2], "max_alive=2 limits a searched schedule, not 1f1b: use schedule=search"),
+    (["--schedule", "search", "--max_alive", 0], "a limit of 0 activations: a rank has one alive"),
+    (["--pp", 1, "--trace", "trace.json"], "trace=trace.json is of a pipeline: use pp of 2 or more, or leave it out"),
+    (["--trace", "{tmp}/none/trace.json"], "none/trace.json can't be written: pass a path in a folder that is there"),
+    (["--trace", "{tmp}"], " can't be written: pass a path in a folder that is there"),
+]
+
+
+def cases(*groups):
+    """Each named by its flags."""
+    rows = [row for group in groups for row in group]
+    words = [[Path(str(word)).name.lstrip("-") or "{tmp}" for word in flags] for flags, _ in rows]
+    return [pytest.param(*row, id=" ".join(word)) for row, word in zip(rows, words, strict=True)]
+
+
+@pytest.mark.parametrize(("flags", "message"), cases(COMMAND_LINES, DATA, SETTINGS, LAYOUTS))
+def test_settings(folder, flags, message):
+    assert message in refusal(folder, flags)
+
+
+@pytest.mark.parametrize(("flags", "message"), cases(PIPELINES))
+def test_settings_of_pipelines(folder, flags, message):
+    assert message in refusal(folder, ["--pp", 2, *TWO_BLOCKS, *flags])
+
+
+def test_sequences_of_sp_ranks_that_tp_ranks_share(folder):
+    flags = ["--sp", 2, "--tp", 4, "--n_head", 4, "--n_embd", 16, "--sequence_parallel", "--block_size", 12]
+    message = "block_size=12 leaves 2 of a rank's 6 tokens over from tp=4 with --sequence_parallel: use a multiple of 8"
+    assert refusal(folder, flags, nodes=[0] * 8) == message
+
+
+@pytest.mark.parametrize(
+    ("flags", "nodes", "lengths"),
+    [
+        ([], (0, 0, 1), "2, 1"),
+        (["--sp", 2], (0, 0, 0, 1), "3, 1"),
+        (["--tp", 2, "--n_head", 2], (0, 0, 0, 0, 1, 1), "2, 1"),
+        (["--pp", 2, *TWO_BLOCKS], (0, 0, 0, 0, 1, 1), "2, 1"),
+    ],
+    ids=["dp", "dp and sp", "dp of tp", "dp of pp"],
+)
+def test_nodes_of_different_lengths_as_groups(folder, flags, nodes, lengths):
+    """The nodes' parts of those ranks that have the same part of the model."""
+    flags = ["--zero_stage", 1, "--zero_group", "node", *flags]
+    message = f"zero_group node: nodes have {lengths} ranks: start as many on each, or use all"
+    assert refusal(folder, flags, nodes) == message
+    begin([*SMALL, *flags, "--out_dir", ""], nodes=(0, 0, 1, 1))
+
+
+def test_a_device_that_is_not_there(folder):
+    if cuda_is_available():
+        pytest.skip("this machine has a CUDA device")
+    assert "device 'cuda'" in refusal(folder, ["--device", "cuda"])
+
+
+def cuda_is_available():
+    try:
+        import cupy
+    except ImportError:
+        return False
+    return cupy.cuda.is_available()
+
+
+def test_an_out_dir_within_a_file(folder):
+    flags = ["--out_dir", "{tmp}/empty.txt/out"]
+    assert "can't be written (Not a directory): pass another --out_dir" in refusal(folder, flags)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_out_dir_without_permission(folder):
+    folder.chmod(0o500)
+    assert "can't be written (Permission denied): pass another --out_dir" in refusal(folder, [])
+
+
+def test_only_rank_0_looks_where_the_run_writes(folder):
+    config = Config(pp=2, n_layer=2, out_dir=f"{folder}/empty.txt/out", trace=f"{folder}/none/trace.json")
+    check(config, Topology.from_ids([0, 0]), rank=1)
+    assert prepare_out_dir(config, rank=1) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": ["no-such-file.txt"]}, "no-such-file.txt: no such file; check the path"),
+        ({"n_embd": 9, "n_head": 2}, "n_embd=9 can't be split over n_head=2: use 8 or 10"),
+        ({"grad_dtype": "float8"}, "grad_dtype=float8 beside dtype=float32"),
+        ({"micro_batch_size": 0}, "micro_batch_size=0 must be at least 1"),
+    ],
+    ids=["data", "n_embd", "grad_dtype", "micro_batch_size"],
+)
+def test_what_no_layout_fits(settings, message):
+    """test_planner.py has what fits some."""
+    with pytest.raises(ValueError, match=message):
+        job_of(Config(layout="auto", **settings), world_size=2)

@@ -1,0 +1,19 @@
+"""Which of the numbers of ranks that launchers tell do not fit."""
+
+import pytest
+
+from collectives.torch_backend.rendezvous import misfits
+
+
+@pytest.mark.parametrize(
+    ("told", "odd"),
+    [
+        ([(1, 2), (0, 2)], []),
+        ([(0, 3), (1, 3), (0, 3)], [2]),
+        ([(0, 1), (0, 1)], [0, 1]),
+        ([(0, 2), (-1, -1)], [1]),
+        ([(0, 2), (2, 2)], [1]),
+    ],
+)
+def test_numbers_of_ranks_that_misfit(told, odd):
+    assert misfits(told) == odd

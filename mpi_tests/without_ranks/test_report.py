@@ -1,0 +1,148 @@
+import io
+import json
+import math
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from models.files import replacing
+from models.report import Metrics, Report, iteration_line, loss_figure, peak_memory_mib, smoothed
+
+EXAMPLE = Metrics(12, 300, 2.3456, 0.89, 9.99e-4, 12345, 34.5e9, None, 120, 12, 512)
+
+
+def metrics(iter_num, loss):
+    return EXAMPLE._replace(iter=iter_num, loss=loss)
+
+
+def test_the_line_of_an_iteration():
+    assert iteration_line(EXAMPLE) == (
+        "iter 12/300 | loss 2.3456 | grad norm 0.89 | lr 9.99e-04 | 12.3k tok/s | 34.5 GFLOP/s | "
+        "compute 120 ms | comm 12 ms | mem 512 MiB"
+    )
+    assert "34.5 GFLOP/s | MFU 41.3% | compute" in iteration_line(EXAMPLE._replace(mfu=0.4131))
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(0, "0.0"), (999.9, "999.9"), (999.96, "1.0k"), (1e6, "1.0M"), (5.5e14, "550.0T"), (2e19, "20000.0P")],
+)
+def test_rates_get_a_prefix(rate, text):
+    assert f"| {text} tok/s |" in iteration_line(EXAMPLE._replace(tokens_per_s=rate))
+
+
+def run(out_dir, progress=False, goes_on=False):
+    with Report(out_dir, max_iters=300, vocab_size=64, progress=progress, goes_on=goes_on) as report:
+        report.iteration(metrics(1, 4.0))
+        report.iteration(metrics(2, 3.0))
+        report.validation(2, 3.5)
+
+
+def test_records_and_lines(tmp_path, capsys):
+    run(str(tmp_path))
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert records == [metrics(1, 4.0)._asdict(), metrics(2, 3.0)._asdict(), {"iter": 2, "val_loss": 3.5}]
+    lines = [iteration_line(metrics(1, 4.0)), iteration_line(metrics(2, 3.0)), "iter 2/300 | val loss 3.5000"]
+    assert capsys.readouterr().out.splitlines() == lines
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loss.png", "metrics.jsonl"]
+
+
+def test_a_record_is_in_the_file_at_once(tmp_path):
+    with Report(str(tmp_path), max_iters=300, vocab_size=64, progress=False) as report:
+        report.iteration(metrics(1, 4.0))
+        assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 4.0
+
+
+def test_without_a_directory_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run(None)
+    assert list(tmp_path.iterdir()) == []
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_terminal_gets_a_progress_bar_below_the_lines(capsys):
+    run(None, progress=True)
+    out, err = capsys.readouterr()
+    assert iteration_line(metrics(2, 3.0)) in out
+    assert "0/300" in out
+    assert "2/300 [" in out
+    assert err == ""
+
+
+def test_an_error_still_draws_the_loss(tmp_path):
+    def broken_run():
+        with Report(str(tmp_path), max_iters=300, vocab_size=64, progress=False) as report:
+            report.iteration(metrics(1, 4.0))
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        broken_run()
+    assert matplotlib.image.imread(tmp_path / "loss.png").shape[2] == 4
+
+
+def test_a_new_run_starts_a_new_record(tmp_path):
+    run(str(tmp_path))
+    run(str(tmp_path))
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_resumed_run_adds_to_the_record(tmp_path):
+    run(str(tmp_path))
+    run(str(tmp_path), goes_on=True)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def test_the_figure_shows_the_records():
+    records = [{"iter": 1, "loss": 4.0}, {"iter": 2, "loss": 3.0}, {"iter": 2, "val_loss": 3.5}]
+    (axes,) = loss_figure(records, vocab_size=64).axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("iteration", "loss (nats per token)")
+    faint, smooth, val, uniform = axes.lines
+    np.testing.assert_allclose(faint.get_xydata(), [(1, 4), (2, 3)])
+    np.testing.assert_allclose(smooth.get_xydata(), [(1, 4), (2, 3)])
+    np.testing.assert_allclose(val.get_xydata(), [(2, 3.5)])
+    np.testing.assert_allclose(uniform.get_ydata(), math.log(64))
+    assert uniform.get_linestyle() == "--"
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["training, smoothed", "validation", "uniform guess over 64"]
+
+
+def test_smoothing_does_not_lag():
+    ramp = np.linspace(5, 1, 200)
+    np.testing.assert_allclose(smoothed(ramp.tolist()), ramp)
+    spike = [0.0] * 60 + [3.0] + [0.0] * 59
+    np.testing.assert_allclose(smoothed(spike), [0.0] * 57 + [3 / 7] * 7 + [0.0] * 56, atol=1e-15)
+
+
+def test_a_run_without_records_can_be_drawn():
+    file = io.BytesIO()
+    loss_figure([], vocab_size=64).savefig(file, format="png")
+    assert file.getvalue().startswith(b"\x89PNG")
+
+
+def test_replacing_is_all_or_nothing(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def half_write():
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        half_write()
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "old"
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_peak_memory_is_what_the_kernel_shows():
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    kib = int(status["VmHWM"].removesuffix("kB"))
+    # getrusage also counts what the parent held when it started this process.
+    assert 0.95 * kib / 1024 <= peak_memory_mib() <= 20 * kib / 1024

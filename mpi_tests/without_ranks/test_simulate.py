@@ -1,0 +1,375 @@
+"""Simulations: against a plain one that is written down here, against closed forms, and from the command line."""
+
+import random
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from collectives.algorithms import REGISTRY, Algorithm, Reach, find
+from collectives.cost import Link, Network, predict
+from collectives.executor import SEGMENT_BYTES
+from collectives.programs import Programs
+from collectives.schedule import Fold, Meet, PullFold, Push, Recv, Send
+from collectives.simulate.__main__ import main
+from collectives.simulate.exact import Simulation, UnmatchedError, simulate
+from collectives.simulate.fabrics import FABRICS
+from mpi_tests.helpers.algorithm_costs import nodes_of
+from mpi_tests.helpers.launch import ROOT
+
+ACROSS = [row for row in REGISTRY if row.reach <= Reach.NODES]
+NETWORK = Network(Link(3e-6, 7e-10), Link(3e-5, 7e-9), 4e-10, 5e-10, 2e-6, nic=Link(2e-6, 4e-9))
+each_across = pytest.mark.parametrize("row", ACROSS, ids=lambda row: f"{row.collective}-{row.name}")
+
+
+def same(seconds):
+    return pytest.approx(seconds, rel=1e-9, abs=0)
+
+
+class Plain:
+    """Every rank's schedule, move by move; times are whole numbers, so that what comes at once does so exactly."""
+
+    def __init__(self, row, nodes, network, chunk, root=0):
+        self.size, self.network, self.chunk = sum(map(len, nodes)), network, chunk
+        self.node_of = {rank: number for number, node in enumerate(nodes) for rank in node}
+        self.nodes = nodes
+        self.schedules = [row.rounds(rank, self.size, root, nodes) for rank in range(self.size)]
+        self.ends = [0] * self.size  # of the rounds so far
+        self.free = {}  # from when on each way out and in is
+        self.events = []
+        self.posted = {}  # when both ends of a message of a round are there
+        self.open = {}  # (rank, round): messages that have not come; when the last of the others did; folds
+        self.meetings = {}
+
+    def run(self):
+        for rank in range(self.size):
+            self.go_on(rank, 0)
+        while self.events:
+            event = min(self.events)
+            self.events.remove(event)
+            self.handle(*event)
+        assert not self.open
+        return self.ends
+
+    def crowd(self, rank, number):
+        busy = sum(bool(self.schedules[other][number]) for other in self.nodes[self.node_of[rank]])
+        return max(1, busy / self.network.cores)
+
+    def go_on(self, rank, number):
+        while number < len(self.schedules[rank]):
+            moves, crowd, net = self.schedules[rank][number], self.crowd(rank, number), self.network
+            for move in moves:
+                match move:
+                    case PullFold(sources, _, run):
+                        self.ends[rank] += crowd * len(sources) * len(run) * self.chunk * net.gamma_s_per_byte
+                    case Send() | Recv() | Fold() | Meet():
+                        pass
+                    case _:
+                        self.ends[rank] += crowd * len(move.run) * self.chunk * net.copy_s_per_byte
+            if moves and isinstance(moves[0], Meet):
+                self.meet(rank, number, moves[0].ranks, crowd)
+                return
+            wires = {}
+            for move in moves:
+                if isinstance(move, Send | Recv | Fold):
+                    ends = (rank, move.to) if isinstance(move, Send) else (move.source, rank)
+                    length, folded = wires.get(ends, (0, 0))
+                    wires[ends] = length + len(move.run), folded + len(move.run) * isinstance(move, Fold)
+            if wires:
+                self.open[rank, number] = [len(wires), self.ends[rank], 0, 0]
+                for ends, (length, folded) in wires.items():
+                    self.post(number, *ends, length, folded, self.ends[rank])
+                return
+            number += 1
+
+    def meet(self, rank, number, ranks, crowd):
+        here = self.meetings.setdefault((number, ranks), [])
+        here.append(self.ends[rank])
+        if len(here) == len(ranks):
+            for other in ranks:
+                self.ends[other] = max(here) + crowd * self.network.meet_s
+            for other in ranks:
+                self.go_on(other, number + 1)
+
+    def post(self, number, source, dest, length, folded, time):
+        key = number, source, dest
+        if key not in self.posted:
+            self.posted[key] = length, folded, time
+            return
+        other_length, other_folded, other_time = self.posted.pop(key)
+        assert length == other_length
+        self.events.append((max(time, other_time), "1 out", source, dest, length, folded + other_folded, number))
+
+    def handle(self, time, way, source, dest, length, folded, number):
+        net, nbytes = self.network, length * self.chunk
+        if self.node_of[source] == self.node_of[dest]:
+            takes = self.crowd(source, number) * (net.within.alpha_s + nbytes * net.within.beta_s_per_byte)
+            gate, keeps = (way, "rank", source if way == "1 out" else dest), takes
+        else:
+            takes = net.between.alpha_s + nbytes * net.between.beta_s_per_byte
+            gate = way, "node", self.node_of[source if way == "1 out" else dest]
+            keeps = net.nic.alpha_s + nbytes * net.nic.beta_s_per_byte
+        begin = max(time, self.free.get(gate, 0))
+        self.free[gate] = begin + keeps
+        if way == "1 out":
+            self.events.append((begin, "2 in", source, dest, length, folded, number))
+        else:
+            self.arrive(source, number, begin + takes, 0, 0)
+            far = self.node_of[source] != self.node_of[dest]
+            self.arrive(dest, number, begin + takes, folded * (not far), folded * far)
+
+    def arrive(self, rank, number, time, near, far):
+        state = self.open[rank, number]
+        state[:] = state[0] - 1, max(state[1], time), state[2] + near, state[3] + far
+        if state[0] == 0:
+            del self.open[rank, number]
+            net = self.network
+            early = min(state[3] * self.chunk, net.segment_bytes)
+            late = (state[3] * self.chunk - early) * max(0, net.gamma_s_per_byte - net.between.beta_s_per_byte)
+            folding = (state[2] * self.chunk + early) * net.gamma_s_per_byte + late
+            self.ends[rank] = state[1] + self.crowd(rank, number) * folding
+            self.go_on(rank, number + 1)
+
+
+def whole_network(rng, cores=1 << 20):
+    """Speeds in whole seconds, and a crowd that halves nothing."""
+    within, between, nic = (Link(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(3))
+    more = {"nic": nic, "segment_bytes": rng.randint(1, 40), "cores": cores}
+    return Network(within, between, *(rng.randint(1, 9) for _ in range(3)), **more)
+
+
+@each_across
+def test_every_rank_ends_when_a_plain_simulation_says(row):
+    rng = random.Random(row.name)
+    for lengths in ((1,), (4,), (1, 1, 1), (2, 2, 2, 2), (3, 1, 2), (4, 4), (2,) * 8, (5, 5, 2)):
+        nodes, size = nodes_of(*lengths), sum(lengths)
+        if not row.precondition.holds(size, True):
+            continue
+        for cores in (1 << 20, 1):
+            network, chunk, root = whole_network(rng, cores), rng.randint(0, 5), rng.randrange(size)
+            expected = Plain(row, nodes, network, chunk, root).run()
+            assert simulate(row, chunk * size, nodes, network, root).ends.tolist() == expected, (lengths, network)
+
+
+@each_across
+@pytest.mark.parametrize("lengths", [(8,) * 8, (6,) * 6, (33,), (1,) * 20, (5, 5, 2)], ids=str)
+def test_families_are_what_each_rank_does_by_itself(row, lengths):
+    nodes, size = nodes_of(*lengths), sum(lengths)
+    if row.precondition.holds(size, True):
+        programs = Programs(row, nodes)
+        network = NETWORK._replace(cores=2)
+        guessed, alone = (Simulation(programs, network.cores, guess) for guess in (True, False))
+        assert guessed.run(1 << 20, network).ends.tolist() == alone.run(1 << 20, network).ends.tolist()
+        assert guessed.guess, "the guess was given up"
+
+
+def test_long_schedules_are_few_families():
+    nodes = nodes_of(*[8] * 16)
+    for name, most in (("ring", 1), ("hierarchical", 8), ("double_tree", 40), ("chain", 40)):
+        programs = Programs(find("all_reduce", name), nodes)
+        families = list(programs.families())
+        assert sorted(rank for family in families for rank in family.ranks) == list(range(128))
+        assert len(families) <= most, name
+
+
+def test_a_message_without_a_counterpart_is_told():
+    lone = Algorithm("all_reduce", "lone", lambda rank, size: iter([(Send(1, range(1)),) if rank == 0 else ()]))
+    with pytest.raises(UnmatchedError, match="lone on 2 ranks: rank 0 waits for ever in round 0"):
+        simulate(lone, 8, nodes_of(2), NETWORK)
+
+
+@pytest.mark.parametrize("p", [1, 2, 5, 8, 16])
+def test_closed_forms_between_nodes(p):
+    nodes, n, far = nodes_of(*[1] * p), 1 << 16, NETWORK.between
+    ring = 2 * (p - 1) * (far.alpha_s + n / p * far.beta_s_per_byte) + n * (p - 1) / p * NETWORK.gamma_s_per_byte
+    tree = (p - 1).bit_length() * (far.alpha_s + n * far.beta_s_per_byte)
+    for by in (lambda row: simulate(row, n, nodes, NETWORK).seconds, lambda row: predict(row, n, p, nodes, 0, NETWORK)):
+        assert by(find("all_reduce", "ring")) == same(ring)
+        assert by(find("broadcast", "binomial")) == same(tree)
+
+
+SYNCHRONOUS = [("all_reduce", "ring"), ("all_reduce", "recursive_doubling"), ("all_reduce", "rabenseifner")]
+SYNCHRONOUS += [("all_gather", "neighbor"), ("all_gather", "bruck"), ("barrier", "dissemination")]
+SYNCHRONOUS += [("all_to_all", "pairwise"), ("reduce", "binomial"), ("all_reduce", "two_shot"), ("scatter", "direct")]
+
+
+@pytest.mark.parametrize(("collective", "name"), SYNCHRONOUS)
+def test_by_round_is_exact_where_all_wait_for_each_other(collective, name):
+    row, nodes = find(collective, name), nodes_of(16)
+    for cores in (2, 1 << 20):
+        network = NETWORK._replace(cores=cores)
+        exact = simulate(row, 1 << 24, nodes, network).seconds
+        if name != "binomial" or cores > 16:  # in which nobody waits for those that share a core
+            assert exact == same(predict(row, 1 << 24, 16, nodes, 0, network))
+
+
+@each_across
+def test_by_round_is_not_faster_and_not_much_slower(row):
+    if row.collective == "barrier":
+        return
+    for lengths in ((8, 8, 8, 8), (1,) * 16, (4,) * 8):
+        nodes, size = nodes_of(*lengths), sum(lengths)
+        exact = simulate(row, 1 << 22, nodes, NETWORK).seconds
+        assert 0.95 * exact <= predict(row, 1 << 22, size, nodes, 0, NETWORK) <= 2.1 * exact, lengths
+
+
+def shift_by_4(rank, size):
+    """All ranks of 2 nodes of 4 send to the other node."""
+    peer = (rank + 4) % 8
+    yield Send(peer, range(8)), Recv(peer, range(8))
+
+
+def test_messages_share_a_node_s_way_out_and_in():
+    row, n = Algorithm("all_reduce", "shift", shift_by_4), 8000
+    outcome = simulate(row, n, nodes_of(4, 4), NETWORK, record=True)
+    queue = NETWORK.nic.alpha_s + n * NETWORK.nic.beta_s_per_byte
+    alone = NETWORK.between.alpha_s + n * NETWORK.between.beta_s_per_byte
+    assert sorted(set(outcome.ends.tolist())) == [same(nth * queue + alone) for nth in range(4)]
+    assert predict(row, n, 8, nodes_of(4, 4), 0, NETWORK) == same(3 * queue + alone)
+    one_pair_fills_it = NETWORK._replace(nic=None)
+    seconds = simulate(row, n, nodes_of(4, 4), one_pair_fills_it).seconds
+    assert seconds == same(NETWORK.between.alpha_s + 4 * n * NETWORK.between.beta_s_per_byte)
+
+
+def test_most_of_a_long_fold_goes_on_while_its_message_comes():
+    n = 64 << 20
+    seconds = simulate(find("reduce", "binomial"), n, nodes_of(1, 1), NETWORK).seconds
+    message = NETWORK.between.alpha_s + n * NETWORK.between.beta_s_per_byte
+    assert seconds == same(message + SEGMENT_BYTES * NETWORK.gamma_s_per_byte)
+    assert Network().segment_bytes == SEGMENT_BYTES
+    slow = NETWORK._replace(gamma_s_per_byte=2 * NETWORK.between.beta_s_per_byte)
+    seconds = simulate(find("reduce", "binomial"), n, nodes_of(1, 1), slow).seconds
+    first = SEGMENT_BYTES * NETWORK.between.beta_s_per_byte
+    assert seconds == same(NETWORK.between.alpha_s + first + n * slow.gamma_s_per_byte)
+
+
+@pytest.mark.parametrize("p", [4096, 65536])
+def test_thousands_of_ranks_exactly(p):
+    nodes, n = nodes_of(*[8] * (p // 8)), 1000
+    near, far = (link.alpha_s + n * link.beta_s_per_byte for link in (NETWORK.within, NETWORK.between))
+    outcome = simulate(find("broadcast", "binomial"), n, nodes, NETWORK)
+    assert outcome.seconds == same(3 * near + ((p - 1).bit_length() - 3) * far)
+    assert predict(find("broadcast", "binomial"), n, p, nodes, 0, NETWORK) == same(outcome.seconds)
+
+
+def run(capsys, *words):
+    status = main([str(word) for word in words])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_the_table_has_each_algorithm_and_the_fastest_of_each_size(capsys):
+    status, out, _ = run(capsys, "all_gather", "--topology", "4x2", "-b", "8", "-e", "1M", "-f", "1024")
+    head, *rows = out.splitlines()[2:]
+    assert status == 0
+    assert head.split()[1:] == [row.name for row in ACROSS if row.collective == "all_gather"]
+    assert [row.split()[0] for row in rows] == ["8", "8K"]
+    nodes = nodes_of(2, 2, 2, 2)
+    for row, nbytes in zip(rows, (8, 8192), strict=True):
+        seconds = [simulate(find("all_gather", name), nbytes, nodes, Network()).seconds for name in head.split()[1:]]
+        assert [float(word) for word in row.replace("<", "").split()[1:]] == pytest.approx(
+            [s * 1e6 for s in seconds], abs=0.051
+        )
+        assert float(re.search(r"([\d.]+) <", row)[1]) == pytest.approx(min(seconds) * 1e6, abs=0.051)
+
+
+def test_flags_set_the_network(capsys):
+    speeds = shlex.split("--within 1 10 --between 5 2 --nic 1 4 --fold 8 --copy 16 --meet 3 --cores 4")
+    words = ["--topology", "2x2", "--algorithms", "ring", "-b", "1M", "-e", "1M"]
+    links = Link(1e-6, 1e-10), Link(5e-6, 5e-10)
+    network = Network(*links, 1.25e-10, 6.25e-11, 3e-6, cores=4, nic=Link(1e-6, 2.5e-10))
+    seconds = simulate(find("all_reduce", "ring"), 1 << 20, nodes_of(2, 2), network).seconds
+    assert f"{seconds * 1e6:.1f} <" in run(capsys, *words, *speeds)[1]
+
+
+def test_by_round_beyond_a_thousand_ranks(capsys):
+    status, out, _ = run(capsys, "broadcast", "--ranks", 65536, "--algorithms", "binomial", "hierarchical", "-b", "1K")
+    assert status == 0
+    assert "65536 ranks of 8192 nodes" in out
+    assert "by round" in out
+    assert "predicted exactly" in run(capsys, "broadcast", "--ranks", 2048, "--algorithms", "binomial", "--exact")[1]
+
+
+def test_pictures(capsys, tmp_path):
+    times, story = tmp_path / "times.png", tmp_path / "story.png"
+    words = [
+        "--topology",
+        "2x2",
+        "--algorithms",
+        "ring",
+        "-b",
+        "1K",
+        "-e",
+        "1M",
+        "--plot",
+        times,
+        "--space-time",
+        story,
+    ]
+    assert run(capsys, *words)[0] == 0
+    assert {path.read_bytes()[1:4] for path in tmp_path.iterdir()} == {b"PNG"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sum"], "collective 'sum' is unknown: use one of all_reduce, reduce_scatter"),
+        (["--algorithms", "rings"], "all_reduce has no algorithm 'rings'; it has auto, ring, recursive_doubling"),
+        (["all_gather", "--algorithms", "neighbor", "--topology", "3x1"], "algorithm 'neighbor' needs an even number"),
+        (
+            ["--algorithms", "two_shot", "--topology", "2x2"],
+            "algorithm 'two_shot' needs shared memory, which",
+        ),
+        (["--topology", "2y2"], "--topology '2y2': write nodes x ranks, as 512x8, or ndr, 100gbe, slingshot, measured"),
+        (["--topology", "2x2", "--ranks", "5"], "--topology 2x2 has 4 ranks, but --ranks says 5: leave that out"),
+        (["--topology", "measured"], "--topology measured: nothing is kept: run python -m collectives.bench"),
+        (["--ranks", "0"], "--ranks 0: use 1 or more"),
+        (["--root", "8"], "--root 8: there are ranks 0 to 7"),
+        (["-b", "2M", "-e", "1M"], "--begin 2097152 is above --end 1048576: exchange them"),
+        (["-f", "1"], "--factor 1: use 2 or more"),
+        (["--between", "1", "0"], "--between: 0 GB/s must be above 0"),
+        (["--cores", "0"], "--cores 0: use 1 or more"),
+        (["--exact", "--by-round"], "--exact and --by-round: choose one"),
+        (["--space-time", "x.png"], "--space-time draws one algorithm, exactly: name it by --algorithms"),
+        (
+            ["--plot", "no/such/folder.png"],
+            "no/such/folder.png can't be written: pass a path in",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(capsys, words, message):
+    status, out, err = run(capsys, *words)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["-b", "x"], ["--within", "a", "3"], ["--fold", "-1"], ["--meet", "inf"]])
+def test_no_number(capsys, words):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert repr(next(w for w in words if w in ("x", "a", "-1", "inf"))) in capsys.readouterr().err
+
+
+def test_every_fabric_has_sources():
+    text = (ROOT / "collectives" / "simulate" / "fabrics.py").read_text()
+    for name, fabric in FABRICS.items():
+        assert fabric.network.gate.beta_s_per_byte <= fabric.network.between.beta_s_per_byte, name
+        assert f'"{name}": Fabric(' in text
+    assert len(re.findall(r"# .*(nvidia|nersc|gist\.github|arXiv|NCCL|DGX|datasheet)", text, re.IGNORECASE)) >= 8
+
+
+def test_no_mpi_is_needed():
+    code = "import sys; sys.modules['mpi4py'] = None; from collectives.simulate.__main__ import main; main(['barrier'])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "dissemination" in ended.stdout
+
+
+def test_a_push_counts_as_a_copy():
+    def pushes(rank, size):
+        yield (Push(1 - rank, range(1), range(1)),) if rank == 0 else ()
+
+    row = Algorithm("all_reduce", "pushes", pushes)
+    assert simulate(row, 2000, nodes_of(2), NETWORK).seconds == same(1000 * NETWORK.copy_s_per_byte)

@@ -1,0 +1,176 @@
+"""Stages played in one process, by every schedule, against the plain model: loss and every gradient."""
+
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from models.gpt import GPT
+from mpi_tests.helpers.algorithm_costs import LARGEST
+from mpi_tests.helpers.models import random_tokens, randomized, tensors_alive
+from mpi_tests.helpers.played import (
+    CONFIG,
+    DROPPING,
+    IGNORED,
+    Players,
+    batch_of,
+    check_results,
+    dropping_results,
+    micro_batches,
+    model_of,
+    whole_batch,
+)
+from parallelism.dropout import Place
+from parallelism.partition import balance
+from parallelism.pipeline_schedule import registry
+from parallelism.stage import Batch, cut, gpt2_layers, loss_weights
+
+each_schedule = pytest.mark.parametrize("name", registry.names())
+
+
+@each_schedule
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4] + [8] * (LARGEST >= 64))
+@pytest.mark.parametrize("more", [-1, 0, 2])
+def test_loss_and_every_gradient_are_the_whole_batchs(name, num_ranks, more):
+    """Micro-batches fewer than, as many as and more than ranks; grouped heads, biases, dropout, documents."""
+    num_micro_batches = max(1, num_ranks + more)
+    schedule, place = registry.make(name, num_ranks, num_micro_batches), Place(seed=3)
+    config = replace(DROPPING, n_layer=max(9, schedule.num_stages))
+    players = Players(lambda: model_of(config, place), schedule, place)
+    batch = batch_of(2 * num_micro_batches)
+    check_results(
+        players, micro_batches(batch, num_micro_batches), dropping_results(config, 2 * num_micro_batches), 1e-10
+    )
+
+
+@each_schedule
+def test_float32_is_the_plain_model(name):
+    batch = batch_of(10)
+    players = Players(lambda: model_of(CONFIG).float(), registry.make(name, 4, 5))
+    check_results(players, micro_batches(batch, 5), whole_batch(model_of(CONFIG), batch), 1e-5)
+
+
+def cut_at(model, schedule, rank):
+    layers = gpt2_layers(model)
+    parts = balance([layer.cost for layer in layers], schedule.num_stages)
+    return cut(model, layers, {stage: parts[stage] for stage in schedule.stages(rank)})
+
+
+def names(model, **options):
+    return [name for name, _ in model.named_parameters(**options)]
+
+
+def test_a_cut_model_has_its_stages_parameters_alone():
+    whole, schedule = randomized(CONFIG), registry.make("1f1b", 3, 1)
+    held = []
+    for rank in range(3):
+        model = randomized(CONFIG)
+        cut_at(model, schedule, rank)
+        assert set(model.state_dict()) == set(names(model))
+        for name, p in model.named_parameters():
+            assert torch.equal(p, whole.get_parameter(name))
+        held += names(model)
+        positions = whole.transformer.wpe.weight.numel() if rank == 0 else 0
+        assert model.num_params() == sum(p.numel() for p in model.parameters()) - positions
+    assert held[-1] == "lm_head.weight"  # tied to the first rank's wte.weight
+    assert held[:-1] == names(whole)
+    assert whole.num_params() == GPT(CONFIG).num_params()
+
+
+def test_tied_parameters_on_one_rank_stay_one():
+    model, schedule = randomized(CONFIG), registry.make("zb_v", 4, 1)
+    stages = cut_at(model, schedule, 0)
+    assert [*stages] == [0, 7]
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert "lm_head.weight" not in names(model)
+    assert "lm_head.weight" in names(model, remove_duplicate=False)
+
+
+def test_another_ranks_module_says_so():
+    model = randomized(CONFIG)
+    cut_at(model, registry.make("1f1b", 2, 1), 1)
+    with pytest.raises(RuntimeError, match=r"transformer\.wte is of another stage, on another rank"):
+        model(batch_of(2).tokens)
+
+
+def test_evaluation_keeps_nothing():
+    place, batch = Place(), batch_of(2)
+    players = Players(lambda: model_of(DROPPING, place), registry.make("1f1b", 3, 1), place)
+    plain, x = model_of(DROPPING, place).eval(), None
+    for model in players.models:
+        model.eval()
+    with torch.no_grad():
+        for number in range(3):
+            x = players.stages[number].forward(0, x, batch)
+            assert not x.requires_grad
+            assert players.stages[number].num_alive == 0
+        _, wanted = plain(batch.tokens, batch.targets, batch.positions, batch.documents)
+    assert torch.equal(x, wanted)
+
+
+def test_activations_go_with_the_backward_pass():
+    """Outputs once they are sent, the graph with the part for inputs; what is kept then, test_deferred counts."""
+    refs = []
+
+    class Saved:
+        def __init__(self, x):
+            self.x = x
+            refs.append(weakref.ref(self))
+
+    stage = Players(lambda: randomized(CONFIG), registry.make("zb_h1", 2, 1)).stages[0]
+    with saved_tensors_hooks(Saved, lambda saved: saved.x):
+        y = stage.forward(0, None, batch_of(2))
+    assert sum(ref() is not None for ref in refs) > 5 * CONFIG.n_layer
+    gradient, place = torch.ones_like(y), y.untyped_storage().data_ptr()
+    assert place in tensors_alive()
+    del y
+    assert place not in tensors_alive()
+    stage.backward_inputs(0, gradient)
+    assert not any(ref() for ref in refs)
+    assert stage.num_alive == 1
+    stage.backward_weights(0)
+    assert stage.num_alive == 0
+
+
+def test_gradients_of_stages_stay_in_place():
+    """As views of one array, to which passes of all kinds add."""
+    schedule, batch = registry.make("zb_v", 2, 3), batch_of(6)
+    players = Players(lambda: randomized(CONFIG), schedule)
+    arrays = []
+    for model in players.models:
+        flat = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+        begin = 0
+        for p in model.parameters():
+            p.grad = flat[begin : begin + p.numel()].view(p.shape)
+            begin += p.numel()
+        arrays.append(flat)
+    check_results(players, micro_batches(batch, 3), whole_batch(randomized(CONFIG), batch), 1e-10)
+    for model, flat in zip(players.models, arrays, strict=True):
+        assert torch.equal(flat, torch.cat([p.grad.flatten() for p in model.parameters()]))
+
+
+def test_micro_batches_without_targets():
+    """They have no part in the loss, whose weights go by the numbers of targets."""
+    batch = batch_of(6)
+    batch.targets[2:4] = IGNORED
+    batches = micro_batches(batch, 3)
+    count = (batch.targets != IGNORED).sum(1).tolist()
+    assert loss_weights(batches, IGNORED) == [sum(count[:2]) / sum(count), 0, sum(count[4:]) / sum(count)]
+    assert loss_weights(batches[1:2], IGNORED) == [0]
+    assert loss_weights(batches, IGNORED, lambda counts: counts + torch.tensor([0, 6, 0]))[1] == 6 / (6 + sum(count))
+    players = Players(lambda: randomized(CONFIG), registry.make("1f1b", 2, 3))
+    check_results(players, batches, whole_batch(randomized(CONFIG), batch), 1e-10)
+
+
+def test_a_sequence_must_fit():
+    stage = Players(lambda: randomized(CONFIG), registry.make("1f1b", 2, 1)).stages[0]
+    tokens = random_tokens(1, 9)
+    with pytest.raises(ValueError, match="a sequence of 9 tokens: pass 1 to block_size=8"):
+        stage.forward(0, None, Batch(tokens, tokens))
+
+
+def test_layers():
+    layers = gpt2_layers(randomized(replace(CONFIG, n_layer=3)))
+    assert [layer.name for layer in layers] == ["embedding, block 0", "block 1", "block 2", "head"]

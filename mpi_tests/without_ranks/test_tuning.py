@@ -1,0 +1,149 @@
+"""The tuning file: what is in it, what follows from it, and what is said of a bad one."""
+
+import json
+import re
+
+import pytest
+
+from collectives import algorithms, select
+from collectives.algorithms import Reach
+from collectives.tuning import Tuning, limits, parse_tuning, to_json
+from mpi_tests.helpers.algorithm_costs import nodes_of
+from mpi_tests.helpers.networks import MEASURED, NETWORK, TUNING
+
+
+def candidates(collective: str, size: int = 4, equal: bool = True, reach=Reach.MESSAGES, **once) -> tuple:
+    return select.usable(algorithms.rows(collective, size, equal), reach, 1000, **once)
+
+
+def test_a_file_says_what_was_measured():
+    text = to_json(TUNING)
+    read = parse_tuning(text, "t.json")
+    assert (read.network, read.source, read.environment) == (NETWORK, "t.json", TUNING.environment)
+    assert read.fastest == MEASURED
+    assert json.loads(text)["fastest"][0] == {
+        "collective": "all_reduce", "memory": "ordinary", "ranks": 4, "nodes": 1,
+        "up_to_bytes": [[1000, "binomial"], [1 << 20, "double_tree"]],
+    }  # fmt: skip
+    assert parse_tuning(to_json(Tuning()), "").fastest == {}
+
+
+def test_a_size_counts_as_the_nearest_measured():
+    assert limits([(8, "ring"), (800, "binomial"), (80_000, "binomial"), (8_000_000, "ring")]) == (
+        (80, "ring"), (800_000, "binomial"), (16_000_000, "ring")
+    )  # fmt: skip
+    assert limits([(0, "dissemination")]) == ((0, "dissemination"),)
+
+
+def choose(nbytes: int, collective: str = "all_reduce", lengths=(4,), equal=True, **more) -> str:
+    rows = candidates(collective, sum(lengths), equal)
+    return select.choose(collective, nbytes, rows, sum(lengths), nodes_of(*lengths), TUNING, **more)
+
+
+def model(nbytes: int, collective: str = "all_reduce", lengths=(4,), equal=True) -> str:
+    rows = candidates(collective, sum(lengths), equal)
+    return select.ranking(nbytes, rows, sum(lengths), nodes_of(*lengths), NETWORK)[0][0]
+
+
+def test_what_was_measured_is_followed_and_nothing_else():
+    assert [choose(nbytes) for nbytes in (0, 1000, 1001, 1 << 20)] == ["binomial"] * 2 + ["double_tree"] * 2
+    assert choose(8, memory="symmetric") == "ring" != model(8)
+    assert choose((1 << 20) + 1) == model((1 << 20) + 1) != "double_tree"
+    for lengths in ((3,), (2, 2), (5,)):
+        assert choose(8, lengths=lengths) == model(8, lengths=lengths) != "binomial"
+    assert choose(8, "broadcast") == model(8, "broadcast")
+    assert choose(1 << 19, "all_to_all") == "bruck" != choose(1 << 19, "all_to_all", equal=False)
+
+
+def test_the_model_ranks_all_there_are():
+    names = [name for name, _ in select.ranking(1 << 20, candidates("all_gather", 3), 3, nodes_of(3))]
+    assert sorted(names) == sorted(row.name for row in candidates("all_gather", 3))
+    assert "mpi" not in names
+    assert model(64, lengths=(8,)) == "recursive_doubling"
+    assert model(1 << 26, lengths=(8,)) in ("ring", "rabenseifner")
+    assert model(1 << 26, lengths=(8, 8)) == "hierarchical"
+    assert model(1 << 26, lengths=(1,)) == algorithms.names("all_reduce")[0]  # of equal ones, the first
+
+
+def test_what_is_in_reach_and_worth_binding_is_usable():
+    near, far = candidates("all_reduce", reach=Reach.ARRAYS), candidates("all_reduce")
+    assert [row.name for row in near] == algorithms.names("all_reduce", 4)
+    assert {row.reach for row in far} == {Reach.MESSAGES} != {row.reach for row in near}
+    assert candidates("all_reduce", reach=Reach.ARRAYS, once=True) == far
+    for nbytes in (8, 1 << 24):
+        best = select.ranking(nbytes, near, 4, nodes_of(4))[0][0]
+        assert algorithms.find("all_reduce", best).reach
+        assert select.ranking(nbytes, near, 1, nodes_of(1))[0] == ("ring", 0)
+
+
+def test_explanations():
+    def explain(nbytes, tuning):
+        rows = candidates("broadcast") if tuning is None else candidates("all_reduce")
+        collective = rows[0].collective
+        return select.explain(collective, nbytes, rows, 4, nodes_of(4), tuning or Tuning()).splitlines()
+
+    lines = explain(1000, TUNING)
+    assert lines[0] == "all_reduce of 1000 bytes on 4 ranks of 1 node: binomial"
+    assert lines[1] == "measured to be the fastest (t.json); the cost model, with the speeds measured, says:"
+    names = [line.split()[2] for line in lines[2:]]
+    assert names == [name for name, _ in select.ranking(1000, candidates("all_reduce"), 4, nodes_of(4), NETWORK)]
+    assert [line.split()[2] for line in lines if line.endswith(" <")] == ["binomial"]
+    assert lines[2].split()[:2] == ["2.5", "us"]  # recursive doubling: 2 alpha + 2000 (beta + gamma)
+    assert explain(1 << 24, TUNING)[1] == "not measured (t.json); by the cost model, with the speeds measured:"
+    lines = explain(8, None)
+    assert lines[0] == "broadcast of 8 bytes on 4 ranks of 1 node: binomial"
+    assert lines[1] == "not measured (COLLECTIVES_TUNING names no file); by the cost model, with default speeds:"
+
+
+def change(*path, to):
+    """TUNING's file with one value changed, or left out."""
+    data = json.loads(to_json(TUNING))
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    if to is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = to
+    return json.dumps(data)
+
+
+BAD = {
+    "no JSON": ("{,}", "not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))"),
+    "nothing": ("", "not JSON (Expecting value: line 1 column 1 (char 0))"),
+    "another thing": ("[]", "'version' is missing"),
+    "another version": (change("version", to=2), "version is 2, but must be 1"),
+    "no network": (change("network", to=None), "'network' is missing"),
+    "no speed": (change("network", "within", "alpha_s", to=None), "'alpha_s' is null, but must be a number above 0"),
+    "a speed of 0": (change("network", "meet_s", to=0), "'meet_s' is 0, but must be a number above 0"),
+    "a speed in words": (change("network", "cores", to="two"), "'cores' is \"two\", but must be a number above 0"),
+    "rows of another type": (change("fastest", to={}), "'fastest' is {}, but must be of type list"),
+    "a row of another type": (change("fastest", 0, to=7), "'collective' is missing"),
+    "ranks in words": (change("fastest", 0, "ranks", to="4"), "'ranks' is \"4\", but must be of type int"),
+    "unknown algorithm": (
+        change("fastest", 0, "up_to_bytes", 1, 1, to="rign"),
+        f"all_reduce has no algorithm 'rign': it has {', '.join(algorithms.names('all_reduce'))}",
+    ),
+    "the MPI library's": (
+        change("fastest", 3, "up_to_bytes", 0, 1, to="mpi"),
+        f"barrier has no algorithm 'mpi': it has {', '.join(algorithms.names('barrier'))}",
+    ),
+    "unknown collective": (
+        change("fastest", 1, "collective", to="allreduce"),
+        "allreduce has no algorithm 'ring': it has none",
+    ),
+    "no pair": (
+        change("fastest", 0, "up_to_bytes", 0, to=[8]),
+        "'up_to_bytes' has [8], but must have pairs of bytes and a name",
+    ),
+    "descending": (change("fastest", 0, "up_to_bytes", 1, 0, to=999), "'up_to_bytes' of all_reduce does not ascend"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD.values(), ids=BAD)
+def test_a_bad_file(text, reason):
+    words = (
+        f"COLLECTIVES_TUNING=t.json: {reason}: make it anew by python -m collectives.bench --tune t.json, or unset it"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        parse_tuning(text, "t.json")

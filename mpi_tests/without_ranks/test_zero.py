@@ -1,0 +1,24 @@
+"""ZeRO's stages against plain data parallelism, step by step; and what a rank holds of it all."""
+
+import pytest
+
+from parallelism.zero_units import Unit, groups_of
+
+
+def test_nodes_of_several_lengths_are_refused():
+    with pytest.raises(ValueError, match="nodes have 2, 1 ranks"):
+        groups_of("node", 3, [(0, 1), (2,)])
+    assert groups_of("node", 4, [(0, 2), (1, 3)]) == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_chunks_are_whole_lines_and_cover_a_unit(size):
+    slices = {"a": slice(32, 35), "b": slice(48, 149), "c": slice(160, 161)}
+    unit = Unit.of(slices, 16, size)
+    assert unit.place == slice(32, 176)
+    assert sum(unit.counts) == 144
+    assert all(count % 16 == 0 for count in unit.counts)
+    assert max(unit.counts) - min(unit.counts) <= 16
+    for name, place in slices.items():
+        spans = [unit.cut(rank)[name][0] for rank in range(size) if name in unit.cut(rank)]
+        assert [i for span in spans for i in range(span.start, span.stop)] == list(range(place.stop - place.start))

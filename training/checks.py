@@ -1,0 +1,183 @@
+"""What of a run's settings does not fit: together, to the data, or to the ranks there are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives.draw import refuse
+from collectives.topology import Topology
+from models.data import Tokens, Windows, load_tokens, split
+from models.gpt import GPT
+from models.hf import initialize
+from parallelism.data_parallel import num_bytes
+from parallelism.mesh import groups_along, mesh_shape
+from parallelism.pipeline_schedule import files, registry
+from parallelism.pipeline_schedule.actions import Schedule
+from parallelism.pipeline_schedule.search import limits_of
+from parallelism.plan import treatments
+from parallelism.precision import Precision
+from parallelism.sampler import DistributedSampler
+from parallelism.sequence_parallel import shares_of
+from parallelism.zero_units import groups_of
+from training.config import SEARCH, Config, make_model, picture_of, plan_of, zero_group
+
+
+class Inputs(NamedTuple):
+    """What a run begins with, the same on every rank."""
+
+    tokens: Tokens
+    windows: Windows  # to train on
+    val_ids: np.ndarray
+    num_micro_batches: int  # of a rank
+    batch_size: int  # of all ranks
+    schedule: Schedule
+    precision: Precision
+    gpt: GPT  # whole
+
+
+def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
+    """Make what a run on the ranks of `topology` begins with, without a message between them; nothing is written.
+
+    Rank 0 looks at where the run's trace will be written, too.
+
+    Raises: ValueError for what does not fit.
+    """
+    check_counts(config)
+    check_compile(config)
+    check_saving(config)
+    check_trace(config, rank)
+    precision = Precision(config.dtype, config.master_weights, config.grad_dtype)
+    shape = mesh_shape(len(topology.node_of), config.dp, config.pp, config.sp, config.tp)
+    head_ranks = check_sequences(config, shape)
+    check_zero_group(config, shape, topology)
+    tokens = load_tokens(config.data)
+    train_ids, val_ids = split(tokens, config.val_fraction, config.block_size)
+    windows = Windows(train_ids, config.block_size, config.seed)
+    number = num_micro_batches(config, shape["dp"])
+    batch_size = shape["dp"] * config.micro_batch_size * number
+    DistributedSampler(len(windows), batch_size, rank=0, size=shape["dp"])  # refuses an epoch without steps
+    schedule = make_schedule(config, number)
+    gpt = make_model(config, tokens.vocab_size)
+    if config.init_from:
+        initialize(gpt, config.init_from)
+    treatments(gpt, plan_of(config, tokens.vocab_size), shape["tp"], head_ranks)  # refuses what can't be divided
+    return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, gpt)
+
+
+def check_counts(config: Config) -> None:
+    for name in ("micro_batch_size", "num_micro_batches", "max_iters", "eval_interval"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
+    num_bytes(config.bucket_mb)
+
+
+def check_compile(config: Config) -> None:
+    """Refuse what torch.compile would cut into pieces at each collective, or leave out."""
+    whole = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute": ("none",)}
+    others = [f"{name}={getattr(config, name)}" for name in whole if getattr(config, name) not in whole[name]]
+    if config.compile and others:
+        raise ValueError(f"compile is of models that ranks compute whole, not with {', '.join(others)}: leave it out")
+
+
+def check_saving(config: Config) -> None:
+    if config.checkpoint_interval < 0:
+        raise ValueError(f"checkpoint_interval={config.checkpoint_interval} must be at least 0")
+    if not config.checkpoint_dir and (config.resume or config.checkpoint_interval):
+        raise ValueError("resume and checkpoint_interval are about checkpoints: set checkpoint_dir")
+
+
+def check_trace(config: Config, rank: int) -> None:
+    if config.trace and config.pp == 1:
+        raise ValueError(f"trace={config.trace} is of a pipeline: use pp of 2 or more, or leave it out")
+    if config.trace and rank == 0:
+        refuse(config.trace)
+        refuse(picture_of(config.trace))
+
+
+def check_sequences(config: Config, shape: dict[str, int]) -> int:
+    """Refuse sequences that sp and tp ranks cannot share; returns how many sp ranks exchange heads."""
+    sp, tp, length = shape["sp"], shape["tp"], config.block_size
+    shares = shares_of(length, sp, config.sp_mode, config.sp_order, config.sp_heads)
+    if config.sequence_parallel and (rest := length // sp % tp):
+        raise ValueError(
+            f"block_size={length} leaves {rest} of a rank's {length // sp} tokens over from tp={tp} with "
+            f"--sequence_parallel: use a multiple of {sp * tp}"
+        )
+    return shares.parts
+
+
+def check_zero_group(config: Config, shape: dict[str, int], topology: Topology) -> None:
+    """Refuse groups that do not divide the ranks with the same part of the model."""
+    for ranks in groups_along(shape, "dp", "sp"):
+        nodes = Topology.from_ids([topology.node_of[rank] for rank in ranks]).nodes
+        groups_of(zero_group(config), len(ranks), nodes)
+
+
+def num_micro_batches(config: Config, dp_size: int) -> int:
+    """How many micro-batches a rank computes a step: as set, or what makes up the global batch."""
+    if config.global_batch_size is None:
+        return config.num_micro_batches
+    together = dp_size * config.micro_batch_size
+    if config.global_batch_size < 1 or config.global_batch_size % together:
+        nearest = max(1, round(config.global_batch_size / together)) * together
+        raise ValueError(
+            f"global_batch_size={config.global_batch_size} can't be shared by dp={dp_size} ranks in micro-batches of "
+            f"{config.micro_batch_size}: use a multiple of {together}, such as {nearest}, or another micro_batch_size"
+        )
+    return config.global_batch_size // together
+
+
+def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
+    """The pipeline's schedule, for which there must be as many ranks, micro-batches and layers.
+
+    Where one is to be searched, another of as many stages.
+    """
+    name = config.schedule
+    if config.max_alive is not None and name != SEARCH:
+        raise ValueError(f"max_alive={config.max_alive} limits a searched schedule, not {name}: use schedule={SEARCH}")
+    if name == SEARCH:
+        name = "1f1b" if config.virtual_stages in (None, 1) else "interleaved"
+        limits_of(config.max_alive, config.pp, num_micro_batches, config.virtual_stages or 1)
+    if name in registry.names():
+        schedule = registry.make(name, config.pp, num_micro_batches, config.virtual_stages)
+    elif os.path.exists(name):
+        schedule = read_schedule(config, num_micro_batches)
+    else:
+        raise ValueError(f"schedule={name!r} is no file, and none of {', '.join(registry.names())}, {SEARCH}")
+    if schedule.num_stages > config.n_layer:
+        raise ValueError(
+            f"pp={config.pp} with schedule={config.schedule} makes {schedule.num_stages} stages of n_layer="
+            f"{config.n_layer} blocks: use at most {config.n_layer} stages, or more blocks"
+        )
+    return schedule
+
+
+def read_schedule(config: Config, num_micro_batches: int) -> Schedule:
+    schedule = files.read(config.schedule)
+    asked = config.pp, num_micro_batches
+    if (schedule.num_ranks, schedule.num_micro_batches) != asked:
+        raise ValueError(
+            f"schedule={config.schedule} is for pp={schedule.num_ranks} and num_micro_batches="
+            f"{schedule.num_micro_batches}, not for {asked[0]} and {asked[1]}: use those, or another schedule"
+        )
+    return schedule
+
+
+def prepare_out_dir(config: Config, rank: int) -> str | None:
+    """Rank 0 makes sure, before hours are spent, that it can write there."""
+    if not config.out_dir or rank:
+        return None
+    probe = Path(config.out_dir) / ".writable"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"out_dir {config.out_dir} can't be written ({error.strerror}): pass another --out_dir"
+        ) from None
+    return config.out_dir
