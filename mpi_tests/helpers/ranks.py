@@ -25,6 +25,7 @@ from array import array
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +50,15 @@ def pytest_addoption(parser):
     group = parser.getgroup("ranks")
     group.addoption("--rank-timeout", type=float, default=120.0, help="seconds that a test may take")
     group.addoption("--rank-grace", type=float, default=20.0, help="seconds it may go on after a failure")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """Give each rank a folder for `tmp_path` of its own: in a common one, ranks would delete each other's."""
+    if config.getoption("with_mpi") or config.getoption("only_mpi"):
+        own = TemporaryDirectory(prefix="rank-")
+        config.option.basetemp = own.name
+        config.add_cleanup(own.cleanup)
 
 
 @pytest.hookimpl(trylast=True)  # the terminal reporter must be there
@@ -107,7 +117,8 @@ class Ranks:
         self.communicators: dict[int, Communicator] = {}
         self.collect_errors: list[pytest.CollectReport] = []
         self.next_items: dict[pytest.Item, pytest.Item | None] = {}
-        config.add_cleanup(self.world.close)
+        self.has_dropped = False  # a communicator
+        config.add_cleanup(self.close)
         if self.world.rank != 0:
             config.pluginmanager.unregister(name="terminalreporter")
             config.pluginmanager.register(pytest.TerminalReporter(config, io.StringIO()), "terminalreporter")
@@ -229,9 +240,21 @@ class Ranks:
         elif not all(votes[:num_ranks]):
             report.outcome = "failed"
             report.longrepr = f"{where}, and others passed: {report.longreprtext}"
-        if report.failed and (comm := self.communicators.pop(num_ranks, None)) and comm._watchdog:
-            comm._watchdog.stop()  # and never freed: a rank may still be in one of its collectives
+        if report.failed and (comm := self.communicators.pop(num_ranks, None)):
+            self.has_dropped = True  # and never frees it: a rank may still be in one of its collectives
+            if comm._watchdog:
+                comm._watchdog.stop()
         return reports
+
+    def close(self):
+        """Free the session's communicators; where one was dropped, end the job, as MPI_Finalize might never do."""
+        for comm in self.communicators.values():
+            comm.free()
+        self.world.close()
+        if self.has_dropped:
+            sys.stdout.flush()
+            self.world.comm.Barrier()
+            self.world.comm.Abort(1)
 
     def pytest_internalerror(self, excrepr):
         self.world.abort(f"internal error\n{excrepr}")

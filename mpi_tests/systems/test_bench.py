@@ -11,7 +11,6 @@ from collectives.bench.trial import places
 from mpi_tests.helpers.launch import launch, refused
 from mpi_tests.helpers.reference import COLLECTIVES, MOVES, ROOTED
 
-of_one_run = pytest.mark.xdist_group("bench")
 PLACES = [(collective, in_place) for collective in COLLECTIVES for in_place in places(collective)]
 TINY = ("-b", 64, "-e", "1K", "-f", 16, "-n", 3, "-w", 1)
 
@@ -31,7 +30,6 @@ def bench(num_ranks: int, *words, **more):
     return launch(num_ranks, "python", "-m", "collectives.bench", *words, **more)
 
 
-@of_one_run
 def test_a_document_says_all(run_of_all):
     _, data, _ = run_of_all
     assert list(data) == [
@@ -46,7 +44,6 @@ def test_a_document_says_all(run_of_all):
     assert data["links"]["within"]["alpha_s"] > 0
 
 
-@of_one_run
 def test_results_are_complete_and_right(run_of_all):
     _, data, _ = run_of_all
     rows = data["results"]
@@ -67,7 +64,6 @@ def test_results_are_complete_and_right(run_of_all):
     assert sorted({r["bytes"] for r in rows if r["collective"] == "all_reduce"}) == [64, 1024]
 
 
-@of_one_run
 def test_csv_is_the_results_without_samples(run_of_all):
     _, data, table = run_of_all
     assert list(table[0]) == [key for key in data["results"][0] if key != "samples_us"]
@@ -75,7 +71,6 @@ def test_csv_is_the_results_without_samples(run_of_all):
         assert line == {key: "" if value is None else str(value) for key, value in r.items() if key != "samples_us"}
 
 
-@of_one_run
 def test_the_table_has_a_line_for_each_contestant(run_of_all):
     output, data, _ = run_of_all
     lines = [line.split() for line in output.splitlines() if not line.startswith(("#", "--peers"))]

@@ -11,7 +11,6 @@ from mpi_tests.helpers.folds import ALIGNED, CASES, COUNTS, REAL, Guarded, check
 from mpi_tests.helpers.gpu_kernels import CASTS, names
 from mpi_tests.helpers.reference import DTYPES, ops_of
 
-pytestmark = pytest.mark.xdist_group("kernels")  # so that they are compiled once
 THREADS = 4  # of a block, and 4 blocks: so few that each takes several pieces
 
 

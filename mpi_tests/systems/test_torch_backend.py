@@ -105,7 +105,6 @@ assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 """
 
 
-@pytest.mark.xdist_group("rig")
 def test_several_hosts(rig):
     """The first has a variable that the others have not."""
     done = rig.launch(sys.executable, "-c", ON_HOSTS + INIT, env={"MASTER_ADDR": "nowhere.invalid"})

@@ -237,6 +237,21 @@ if late:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
+def test_a_job_ends_with_memory_that_is_not_freed(tmp_path):
+    """Rank 0 has freed a window of its own, so that its MPI knows the others by other handles than rank 1's."""
+    body = """
+alone = world.split(0 if world.rank == 0 else None)
+own = alone.empty(1 << 20) if alone else None
+first = world.empty(1 << 20)
+del own
+if alone:
+    alone.free()
+second = world.empty(1 << 20)
+"""
+    ended = run(tmp_path, body)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 def test_without_checks_a_rank_that_is_refused_ends_the_job(tmp_path):
     ended = run(tmp_path, "world.all_reduce([1.0] if late else x)", COLLECTIVES_CHECK="0")
     assert ended.returncode != 0

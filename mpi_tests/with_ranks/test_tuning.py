@@ -1,7 +1,6 @@
 """The tuning file: what is in it, who follows it, and what is said of a bad one."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -16,20 +15,13 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.fixture
-def folder():
-    """A rank's own: tmp_path's parent is shared, and all ranks would clean it up at once in the end."""
-    with TemporaryDirectory() as name:
-        yield Path(name)
-
-
 @pytest.mark.sizes(1, 4)
-def test_auto_follows_the_file_of_rank_0(comm, monkeypatch, folder):
+def test_auto_follows_the_file_of_rank_0(comm, monkeypatch, tmp_path):
     """Launchers pass on few variables, and a file may be on one machine only: rank 0's are all ranks'."""
     from collectives import Communicator
 
-    other = write(folder / "other.json", "not even JSON")
-    monkeypatch.setenv("COLLECTIVES_TUNING", write(folder / "t.json", to_json(TUNING)) if comm.rank == 0 else other)
+    other = write(tmp_path / "other.json", "not even JSON")
+    monkeypatch.setenv("COLLECTIVES_TUNING", write(tmp_path / "t.json", to_json(TUNING)) if comm.rank == 0 else other)
     tuned = Communicator(comm.mpi)
     measured = comm.size == 4
     assert (tuned.plan("all_reduce", np.zeros(125)).name == "all_reduce binomial") == measured
@@ -37,7 +29,7 @@ def test_auto_follows_the_file_of_rank_0(comm, monkeypatch, folder):
     assert (tuned.plan("all_reduce", tuned.empty(125)).name == "all_reduce ring") == measured or comm.size == 1
     assert tuned.plan("all_to_all", np.zeros(8), send_counts=[8 // comm.size] * comm.size).name != "all_to_all bruck"
     assert tuned.all_reduce(np.ones(3)).tolist() == [comm.size] * 3
-    words = f"{'measured to be the fastest' if measured else 'not measured'} ({folder / 't.json'})"
+    words = f"{'measured to be the fastest' if measured else 'not measured'} ({tmp_path / 't.json'})"
     assert comm.rank or tuned.explain("all_reduce", 1000).splitlines()[1].startswith(words)
     assert len(set(comm.mpi.allgather(tuned.explain("all_reduce", 1000)))) == 1
     pairs = tuned.split(comm.rank // 2)
@@ -47,15 +39,15 @@ def test_auto_follows_the_file_of_rank_0(comm, monkeypatch, folder):
 
 
 @pytest.mark.sizes(1, 3)
-def test_all_ranks_refuse_a_bad_file_in_the_same_words(comm, monkeypatch, folder):
+def test_all_ranks_refuse_a_bad_file_in_the_same_words(comm, monkeypatch, tmp_path):
     from collectives import Communicator
 
-    write(folder / "bad.json", "{}")
+    write(tmp_path / "bad.json", "{}")
     for name, words in (
         ("missing.json", "can't be read (No such file or directory)"),
         ("bad.json", "'version' is missing"),
     ):
-        path = folder / name
+        path = tmp_path / name
         monkeypatch.setenv("COLLECTIVES_TUNING", str(path))
         with pytest.raises(InputError) as caught:
             Communicator(comm.mpi)

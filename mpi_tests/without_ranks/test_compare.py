@@ -15,7 +15,6 @@ from collectives.bench.documents import main
 from mpi_tests.helpers.documents import NAMES, document, noisy, row
 from mpi_tests.helpers.launch import ROOT
 
-pytestmark = pytest.mark.xdist_group("compare")  # documents are made once
 SEEDS = 30
 SCALES = (0.05, 0.15)
 each_scale = pytest.mark.parametrize("scale", SCALES)
