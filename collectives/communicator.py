@@ -1,6 +1,7 @@
 """The user's face: a communicator's collectives on NumPy, CuPy and torch arrays."""
 
 import math
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from collectives.errors import InputError, LoneInputError
 from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Vector
 from collectives.footing import Footing
 from collectives.fuse import Fused, Parts
-from collectives.job import library_name
+from collectives.job import after_fork, library_name
 from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
 from collectives.point_to_point import Mailbox, PointToPoint, RecvMessage, SendMessage
@@ -35,10 +36,13 @@ from collectives.topology import Topology, refuse_levels
 from collectives.tuning import Tuning, parse_tuning, read_tuning
 from collectives.watchdog import Watchdog
 
-# What ranks agree by before they know the topology.
 LARGEST_ARRAY_BYTES = 1 << 46
+# What ranks agree by before they know the topology.
 BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
+
+
+os.register_at_fork(after_in_child=after_fork)
 
 
 class Family(NamedTuple):

@@ -2,6 +2,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -377,6 +378,15 @@ def test_empty(comm):
         assert comm.broadcast(x) is x
     with pytest.raises(ValueError, match="device 'tpu' is unknown: use 'cpu', 'cuda'"):
         comm.empty(3, device="tpu")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads what is mapped in /proc")
+def test_memory_has_no_name_that_a_dead_job_would_leave(comm):
+    x = comm.empty(1 << 20)
+    ours = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/collectives-" in line]
+    assert ours
+    assert all(line.endswith("(deleted)") for line in ours)
+    del x
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "one_shot", "two_shot"])
