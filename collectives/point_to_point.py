@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from collectives.executor import LARGEST_MESSAGE_BYTES, Messages
 from collectives.schedule import Round
 
 EAGER_BYTES = 4032  # with its envelope, of a size that MPI sends without waiting for the receiver
-ENVELOPE = np.dtype([("dtype", "i8"), ("nbytes", "i8"), ("tag", "i8")])
-CODES = sorted(DTYPES, key=str)  # a dtype's place in this list travels
+ENVELOPE = Struct("qqq")  # dtype, bytes, and tag of the payload
+CODES: dict[np.dtype, int] = {dtype: code for code, dtype in enumerate(sorted(DTYPES, key=str))}
 
 
 class Mailbox:
@@ -51,7 +52,7 @@ class PointToPoint:
     def __init__(self, mailbox: Mailbox, device: Device, view: Any, peer: int, tag: int):
         mailbox.check_tag(tag)
         self.mailbox, self.peer, self.tag = mailbox, peer, tag
-        self.dtype, self.memory = view.dtype, as_bytes(view)
+        self.code, self.memory = CODES[view.dtype], as_bytes(view)
         self.wire = self.memory if device.mpi_reads else device.host(self.memory.nbytes)
 
     def run(self, device: Device) -> Iterator[Messages]:
@@ -71,10 +72,7 @@ class SendMessage(PointToPoint):
         device.synchronize()
         mpi, nbytes, tag = self.mailbox.mpi, self.wire.nbytes, self.mailbox.payload_tag()
         is_inside = nbytes <= EAGER_BYTES and isinstance(self.wire, np.ndarray)
-        first = np.empty(ENVELOPE.itemsize + nbytes * is_inside, np.uint8)
-        first[: ENVELOPE.itemsize].view(ENVELOPE)[0] = CODES.index(self.dtype), nbytes, tag
-        if is_inside:
-            first[ENVELOPE.itemsize :] = self.wire
+        first = ENVELOPE.pack(self.code, nbytes, tag) + (self.wire.tobytes() if is_inside else b"")
         payload = [] if is_inside else parts(self.wire)
         requests = [mpi.Isend([first, MPI.BYTE], self.peer, self.tag)]
         yield Messages(requests + [mpi.Isend([part, MPI.BYTE], self.peer, tag) for part in payload])
@@ -86,29 +84,32 @@ class RecvMessage(PointToPoint):
     def run(self, device: Device) -> Iterator[Messages]:
         device.synchronize()
         mpi, status = self.mailbox.mpi, MPI.Status()
-        first = np.empty(ENVELOPE.itemsize + EAGER_BYTES, np.uint8)
+        first = bytearray(ENVELOPE.size + EAGER_BYTES)
         yield Messages([mpi.Irecv([first, MPI.BYTE], self.peer, self.tag)], [status])
         self.peer = status.Get_source()
-        code, nbytes, tag = first[: ENVELOPE.itemsize].view(ENVELOPE)[0].tolist()
-        fits = (CODES[code], nbytes) == (self.dtype, self.wire.nbytes)
-        inside = first[ENVELOPE.itemsize : status.Get_count(MPI.BYTE)]
-        if not len(inside):
+        code, nbytes, tag = ENVELOPE.unpack_from(first)
+        fits = (code, nbytes) == (self.code, self.wire.nbytes)
+        is_inside = status.Get_count(MPI.BYTE) > ENVELOPE.size
+        if not is_inside:
             payload = self.wire if fits else np.empty(nbytes, np.uint8)
             yield Messages([mpi.Irecv([part, MPI.BYTE], self.peer, tag) for part in parts(payload)])
         if not fits:
-            raise CommunicationError(self.mismatch(CODES[code], nbytes))
+            raise CommunicationError(self.mismatch(code, nbytes))
         source = self.wire
-        if len(inside):
+        if is_inside:
             source = self.wire if isinstance(self.wire, np.ndarray) else device.host(nbytes)
-            source[:] = inside
+            source[:] = np.frombuffer(first, np.uint8, nbytes, ENVELOPE.size)
         if source is not self.memory:
             device.copy(self.memory, source)
             device.synchronize()  # `source` goes with the plan
 
-    def mismatch(self, dtype: np.dtype, nbytes: int) -> str:
-        own = f"x has {len(self.memory) // self.dtype.itemsize} elements of {self.dtype}"
-        sent = f"rank {self.peer} sent {nbytes // dtype.itemsize} of {dtype}"
-        return f"{own}, but {sent}: receive into an array of that length and dtype"
+    def mismatch(self, code: int, nbytes: int) -> str:
+        dtypes = list(CODES)
+        own, sent = dtypes[self.code], dtypes[code]
+        return (
+            f"x has {len(self.memory) // own.itemsize} elements of {own}, but rank {self.peer} sent "
+            f"{nbytes // sent.itemsize} of {sent}: receive into an array of that length and dtype"
+        )
 
 
 def parts(payload: Any) -> list[Any]:

@@ -167,7 +167,7 @@ RUNTIME = [
     ),
     mutant(
         "collectives/point_to_point.py",
-        "fits = (CODES[code], nbytes) == (self.dtype, self.wire.nbytes)",
+        "fits = (code, nbytes) == (self.code, self.wire.nbytes)",
         "fits = nbytes == self.wire.nbytes",
         ("test_communicator.py", "of_another_length_or_dtype", 2),
     ),
