@@ -23,7 +23,7 @@ from collectives.schedule import Round
 
 EAGER_BYTES = 4032  # with its envelope, of a size that MPI sends without waiting for the receiver
 ENVELOPE = Struct("qqq")  # dtype, bytes, and tag of the payload
-CODES: dict[np.dtype, int] = {dtype: code for code, dtype in enumerate(sorted(DTYPES, key=str))}
+CODES: dict[Any, int] = {dtype: code for code, dtype in enumerate(sorted(DTYPES, key=str))}
 
 
 class Mailbox:
