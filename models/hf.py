@@ -155,14 +155,22 @@ def named(name: str) -> str:
 
 
 def read_config(path: Path) -> GPTConfig:
-    values = json.loads(path.read_text())
+    try:
+        values = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error}); get the file again") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: a {type(values).__name__}, but settings by name are wanted; get the file again")
     for key, expected in FIXED.items():
         if values.get(key, expected) != expected:
             raise ValueError(f"{path}: {key} is {values[key]!r}; only {expected!r} can be loaded")
     if missing := FIELDS.keys() - values.keys():
         raise ValueError(f"{path}: no {min(missing)}; pass a directory written by save_hugging_face")
     fields = {ours: values[theirs] for theirs, ours in FIELDS.items()}
-    return GPTConfig(**fields, n_kv_head=values.get("n_kv_head"))
+    try:
+        return GPTConfig(**fields, n_kv_head=values.get("n_kv_head"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def check_shapes(path: Path, tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):

@@ -18,6 +18,10 @@ def main() -> int:
         from collectives.bench import documents
 
         return documents.main()
+    from collectives import job
+
+    sys.excepthook = job.end_job
+    job.start_mpi()  # ahead of what imports it
     from collectives.bench import run
 
     return run.main()

@@ -568,23 +568,28 @@ def test_without_mpi_and_torch():
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ("--hosts 0", "--hosts 0: use 1 or more"),
+        ("--hosts 0", "argument --hosts: '0' must be a whole number from 1 to 131072 ranks; see --help"),
+        ("--hosts 999999999999", "'999999999999' must be a whole number from 1 to 131072 ranks"),
+        ("--hosts 99999 --gpus 99999", "--hosts 99999 x --gpus 99999 makes 9999800001 ranks: use 131072 at most"),
         ("--tp 3", "no layout of 8 ranks: none has the values asked for"),
         ("--tp 8", "no layout of 8 ranks: n_head=4 and n_kv_head=4 can't be split over tp=8"),
         ("--pp 8", "no layout of 8 ranks: n_layer=4 is fewer than 8 stages"),
         ("--global_batch_size 3 --dp 8", "no layout of 8 ranks: global_batch_size=3 can't be shared by dp=8"),
-        ("--micro_batch_size 0", "micro_batch_size=0 must be at least 1"),
+        ("--micro_batch_size 0", "micro_batch_size=0 must be from 1 to 1000000 samples"),
         ("--fabric 100gbe", "--fabric 100gbe has no device: pass --tflops and --memory, or --measure"),
-        ("--tflops 0", "--tflops 0 must be above 0"),
-        ("--efficiency 1.5", "use an --efficiency above 0 and at most 1"),
+        ("--tflops 0", "argument --tflops: '0' must be a number above 0 and at most 1000000 TFLOP/s"),
+        ("--efficiency 1.5", "argument --efficiency: '1.5' must be a number above 0 and at most 1"),
         ("--master_weights", "master_weights are kept beside 16-bit parameters, but dtype=float32: use bfloat16"),
-        ("--within 1 0", "--within: 0 GB/s must be above 0"),
+        ("--within 1 0", "--within 1 0: 0 must be above 0 and at most 1000000000 GB/s"),
         ("--zero_stage 4", "invalid choice"),
         ("--n_embd 190", "n_embd=190 can't be split over n_head=4"),
         ("--config nowhere.toml", "nowhere.toml: can't be read"),
         ("--schedule zb_v --virtual_stages 3 --pp 2", "schedule and virtual_stages don't go together"),
-        ("--number 0", "--number 0: use 1 or more"),
-        ("--bucket_mb 0", "bucket_mb=0.0 must be above 0"),
+        ("--number 0", "argument --number: '0' must be a whole number from 1 to 1000"),
+        ("--bucket_mb 0", "bucket_mb=0.0 must be above 0 and at most 65536 MiB"),
+        ("--bucket_mb nan", "bucket_mb=nan must be above 0"),
+        ("--n_layer 99999999999", "n_layer=99999999999 must be from 1 to 10000"),
+        ("--memory nan", "argument --memory: 'nan' must be a number above 0"),
     ],
 )
 def test_bad_input(capsys, flags, why):
@@ -599,7 +604,9 @@ def test_bad_files(capsys, tmp_path):
     for line, why in (
         ("zero_stage = 7", "zero_stage=7 is unknown: use 0, 1, 2, 3"),
         ("schedule = 'best'", "schedule='best' is unknown: use naive, gpipe, "),
-        ("tp = 'two'", "tp = 'two' must be of type int"),
+        ("tp = 'two'", "tp='two' must be of type int"),
+        ("[model]\nn_layer = 3", "job.toml: [model] is a table, but settings stand in none: write them without its"),
+        ("bucket_mb = nan", "job.toml: bucket_mb=nan must be above 0"),
     ):
         (tmp_path / "job.toml").write_text(line)
         assert main(["--config", str(tmp_path / "job.toml")]) == 2
