@@ -23,8 +23,7 @@ def world(levels: Sequence[int] | None = None) -> "Communicator":
     Raises: InputError for an environment variable that can't be, without an MPI library, or where mpirun and mpi4py
     belong to different ones, or srun has not told the ranks of each other, so that each finds itself alone.
     """
-    sys.excepthook = end_job
-    mpi = start_mpi()
+    mpi = begin()
     if environment.launched_size() > 1 and mpi.COMM_WORLD.size == 1:
         raise other_mpi(mpi)
     if refusals := [*filter(None, mpi.COMM_WORLD.allgather(environment.refusal()))]:
@@ -32,6 +31,12 @@ def world(levels: Sequence[int] | None = None) -> "Communicator":
     from collectives.communicator import Communicator
 
     return Communicator(mpi.COMM_WORLD, levels=levels)
+
+
+def begin() -> Any:
+    """Start MPI; from here on `end_job` tells what nobody catches."""
+    sys.excepthook = end_job
+    return start_mpi()
 
 
 def start_mpi() -> Any:

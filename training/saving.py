@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -75,10 +76,10 @@ class Saving:
         loaded = self.checkpoints.load(self.state(), path)
         with self.run.mesh.comm.agreed("resume"):
             check_same(path, loaded.whole, self.same)
-        scale = self.run.scale
-        scale.value, scale.good_steps = loaded.whole["loss_scale"]
-        if loaded.whole["layout"] == self.layout and loaded.own is not None:
-            set_random_state(loaded.own)
+            scale = self.run.scale
+            scale.value, scale.good_steps = loss_scale(path, loaded.whole)
+            if loaded.whole.get("layout") == self.layout and loaded.own is not None:
+                set_random_state(loaded.own)
         self.run.spread()
         return loaded.step
 
@@ -94,3 +95,11 @@ class Saving:
         """Wait until what is being written is written; then leave the folder and signals to others."""
         self.checkpoints.wait()
         self.taken.close()
+
+
+def loss_scale(path: Any, whole: Mapping[str, Any]) -> tuple[float, int]:
+    """Raises: ValueError for what is none."""
+    match whole.get("loss_scale"):
+        case [float(value), int(good_steps)] if 0 < value < math.inf:
+            return value, good_steps
+    raise ValueError(f"{path}: loss_scale={whole.get('loss_scale')!r} is none: resume from another checkpoint")

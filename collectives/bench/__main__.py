@@ -20,8 +20,7 @@ def main() -> int:
         return documents.main()
     from collectives import job
 
-    sys.excepthook = job.end_job
-    job.start_mpi()  # ahead of what imports it
+    job.begin()  # ahead of what imports MPI
     from collectives.bench import run
 
     return run.main()

@@ -3,6 +3,11 @@
 mpirun -n 4 python -m collectives.bench.constants
 """
 
+if __name__ == "__main__":  # ahead of what imports MPI
+    from collectives import job
+
+    job.begin()
+
 import json
 from collections.abc import Callable, Sequence
 

@@ -3,6 +3,11 @@
 mpirun -n 4 python -m collectives.bench.space_time all_reduce --algorithm ring -b 1M --output ring.png
 """
 
+if __name__ == "__main__":  # ahead of what imports MPI
+    from collectives import job
+
+    job.begin()
+
 import argparse
 import os
 import sys
