@@ -79,7 +79,10 @@ def save_hugging_face(model: GPT, directory: str | Path):
     with replacing(directory / "config.json") as temporary:
         temporary.write_text(json.dumps(hugging_face_config(model.config), indent=2) + "\n")
     with replacing(directory / "model.safetensors") as temporary:
-        save_file(to_hugging_face(model), temporary, metadata={"format": "pt"})
+        try:
+            save_file(to_hugging_face(model), temporary, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{directory / 'model.safetensors'} can't be written: {error}") from None
         shutil.copymode(directory / "config.json", temporary)  # safetensors leaves it to its owner alone
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -177,19 +176,3 @@ def read_schedule(config: Config, num_micro_batches: int) -> Schedule:
             f"{schedule.num_micro_batches}, not for {asked[0]} and {asked[1]}: use those, or another schedule"
         )
     return schedule
-
-
-def prepare_out_dir(config: Config, rank: int) -> str | None:
-    """Rank 0 makes sure, before hours are spent, that it can write there."""
-    if not config.out_dir or rank:
-        return None
-    probe = Path(config.out_dir) / ".writable"
-    try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"out_dir {config.out_dir} can't be written ({error.strerror}): pass another --out_dir"
-        ) from None
-    return config.out_dir

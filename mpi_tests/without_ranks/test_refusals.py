@@ -17,10 +17,11 @@ from collectives.topology import Topology
 from models.config import GPTConfig
 from models.flags import parse
 from models.hf import hugging_face_config
-from training.checks import check, prepare_out_dir
+from training.checks import check
 from training.config import Config
 from training.device import own_device
 from training.layout import job_of
+from training.out_dir import own_out_dir, prepare_out_dir
 
 SMALL = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2]
 TWO_BLOCKS = ["--n_layer", 2]
@@ -250,7 +251,23 @@ def test_an_out_dir_without_permission(folder):
 def test_only_rank_0_looks_where_the_run_writes(folder):
     config = Config(pp=2, n_layer=2, out_dir=f"{folder}/empty.txt/out", trace=f"{folder}/none/trace.json")
     check(config, Topology.from_ids([0, 0]), rank=1)
-    assert prepare_out_dir(config, rank=1) is None
+    prepare_out_dir(config, rank=1)
+
+
+def test_a_run_writes_where_no_other_has(tmp_path, monkeypatch):
+    """To the folder asked for, else to a numbered one; a run that goes on, to that of the run before."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(asked, before=""):
+        folder = Path(own_out_dir(asked, before))
+        folder.mkdir(exist_ok=True)
+        (folder / "metrics.jsonl").touch()
+        return str(folder)
+
+    assert [run("out"), run("out"), run("out/"), run("other")] == ["out", "out-2", "out-3", "other"]
+    assert [run("out", "out"), run("out", "out-2"), run("other", "out-2")] == ["out", "out-2", "other-2"]
+    Path("out-4").mkdir()  # which another run has just made
+    assert [run("out", "gone"), run("."), run(".")] == ["out-5", ".", f"{tmp_path}-2"]
 
 
 @pytest.mark.parametrize(

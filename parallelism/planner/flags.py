@@ -22,6 +22,7 @@ from parallelism.planner.counts import ITEMSIZES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, Job, Layout
 from parallelism.planner.machine import DEVICES, SPARE, Machine
 from parallelism.planner.memory import in_bytes
+from parallelism.planner.report import as_flag
 from parallelism.sequence import ORDERS
 
 EFFICIENCY, LEAST_PASS_US = 0.5, 50.0  # nowhere stated: what is usual
@@ -87,23 +88,28 @@ class Asked(NamedTuple):
     fixed: dict[str, Any]
     number: int
     words: list[str]
+    command: str  # of train.py on as many ranks, less the layout
+    written: list[str]  # settings that its file has
 
 
 def asked(arguments: Sequence[str] | None, description: str | None) -> Asked:
     """Raises: ValueError for what makes no sense, with the remedy."""
     flags = parser(description).parse_args(arguments)
-    settings, fixed, others = settings_of(flags)
+    settings, fixed, given, written = settings_of(flags)
     nodes, network, links = place(flags)
     job = job_of(settings, sum(map(len, nodes)))
     machine, ranks = machine_of(flags, job, nodes, network)
     words = [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks]
-    if others:
+    if others := [name for name in written if not hasattr(settings, name)]:
         words.append(f"{flags.config}: {', '.join(others)} have no part in this")
-    return Asked(job, machine, fixed, flags.number, words)
+    own = {"config": flags.config} if flags.config else {}
+    own |= {name: value for name, value in given.items() if name not in (*Layout._fields, "vocab_size")}
+    train = ["mpirun", "-n", str(machine.world_size), "python train.py", *(as_flag(*each) for each in own.items())]
+    return Asked(job, machine, fixed, flags.number, words, " ".join(train), written)
 
 
-def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], list[str]]:
-    """Those of the flags, else of the file; those of them that a layout must have; and the file's others.
+def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], dict[str, Any], list[str]]:
+    """Those of the flags, else of the file; those of them that a layout must have; the flags'; what the file names.
 
     A micro_batch_size in the file, which train.py needs, makes the samples of a step; layouts may have another.
     """
@@ -114,7 +120,7 @@ def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], li
     settings = Settings(**{**known, **given})
     asked_for = {*known, *given} - {"num_micro_batches"} - ({"micro_batch_size"} - {*given})
     fixed = {name: getattr(settings, name) for name in Layout._fields if name in asked_for}
-    return settings, fixed, [name for name in written if name not in hints]
+    return settings, fixed, given, list(written)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
