@@ -60,11 +60,12 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
                 if run.saving and (signal := run.saving.after(iteration)):
                     report.show(f"{signal}: the run ends with a checkpoint of step {iteration}")
                     break
-        if run.saving:
-            run.saving.close()
+            if run.saving:  # ahead of drawing
+                run.saving.close()
         gpt = run.whole()
         if comm.rank == 0:
             print(run.sample(gpt))
+        with comm.agreed("weights"):
             if run.out_dir:
                 save_hugging_face(gpt, run.out_dir)
     return Trained(gpt, report.records)

@@ -1,8 +1,14 @@
 """What the project learns from outside, in one place: environment variables, and who started this process."""
 
 import os
+import re
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
+
+from collectives.settings import Range
+
+CORES, THREADS, SECONDS = Range(1, 2**16), Range(1, 2**16), Range(0, 10**8, unit="s")
 
 # What launchers tell a process they started: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.  What a batch
 # script runs by itself is no rank: Slurm tells it SLURM_NTASKS and a SLURM_PROCID of 0, but no step.  PBS and LSF tell
@@ -40,18 +46,22 @@ def foreign_library() -> str | None:
 
 def cores() -> int:
     """How many cores this machine has for the job: COLLECTIVES_CORES, where it shares them with other hosts."""
-    return max(1, first_int(("COLLECTIVES_CORES",), os.cpu_count() or 1))
+    try:
+        return stated_cores() or os.cpu_count() or 1
+    except ValueError:
+        return os.cpu_count() or 1
 
 
 def stated_cores() -> int | None:
     """COLLECTIVES_CORES, if it is set.
 
-    Raises: ValueError for another value than a number above 0, which `cores` passes over.
+    Raises: ValueError for a value that `cores` passes over.
     """
     text = os.environ.get("COLLECTIVES_CORES")
-    if text and not (text.isdigit() and int(text)):
-        raise ValueError(f"COLLECTIVES_CORES={text!r}: write a number of cores, or unset it")
-    return int(text) if text else None
+    try:
+        return CORES.whole(text) if text else None
+    except ArgumentTypeError as error:
+        raise ValueError(f"COLLECTIVES_CORES={error}: write a number of cores, or unset it") from None
 
 
 def crowded(local_ranks: int = 1) -> bool:
@@ -82,7 +92,24 @@ def on_terminal() -> bool:
 
 def threads_per_rank() -> int:
     """Compute threads a rank may use: OMP_NUM_THREADS, else 1, since a node usually has a rank for each core."""
-    return first_int(("OMP_NUM_THREADS",), 1)
+    try:
+        return stated_threads() or 1
+    except ValueError:
+        return 1
+
+
+def stated_threads() -> int | None:
+    """OMP_NUM_THREADS, if it is set; of a list, as OpenMP has it for threads within threads, the first.
+
+    Raises: ValueError for a value that `threads_per_rank` passes over.
+    """
+    text = os.environ.get("OMP_NUM_THREADS")
+    if not text:
+        return None
+    try:
+        return THREADS.whole(text.partition(",")[0].strip())
+    except ArgumentTypeError as error:
+        raise ValueError(f"OMP_NUM_THREADS={error}: write threads a rank, as in 1, or unset it") from None
 
 
 def fake_nodes() -> tuple[int, int] | None:
@@ -93,9 +120,9 @@ def fake_nodes() -> tuple[int, int] | None:
     text = os.environ.get("COLLECTIVES_FAKE_NODES")
     if not text:
         return None
-    nodes, _, ranks = text.partition("x")
-    if not (nodes.isdigit() and ranks.isdigit()):
+    if not re.fullmatch(r"[1-9]\d{0,8}x[1-9]\d{0,8}", text, re.ASCII):
         raise ValueError(f"COLLECTIVES_FAKE_NODES={text!r}: write <nodes>x<ranks per node>, as in 2x4")
+    nodes, _, ranks = text.partition("x")
     return int(nodes), int(ranks)
 
 
@@ -106,12 +133,26 @@ def tuning_file() -> Path | None:
 
 
 def links_folder() -> Path | None:
-    """COLLECTIVES_LINKS=folder: where measured links are kept, by default in the user's cache; 0: nowhere."""
+    """COLLECTIVES_LINKS=folder: where measured links are kept, by default in the user's cache; 0: nowhere.
+
+    `stated_links_folder` refuses what is no folder.
+    """
     text = os.environ.get("COLLECTIVES_LINKS")
     if text == "0":
         return None
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(text or os.path.join(cache, "handwritten-collectives"))
+
+
+def stated_links_folder() -> Path | None:
+    """The same.
+
+    Raises: ValueError for what is there and is no folder.
+    """
+    folder = links_folder()
+    if folder and folder.exists() and not folder.is_dir():
+        raise ValueError(f"COLLECTIVES_LINKS={str(folder)!r} is no folder: name one, or write 0 to keep nothing")
+    return folder
 
 
 def check() -> bool | str:
@@ -135,8 +176,9 @@ def timeout_s() -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1
-    if not seconds >= 0:
-        raise ValueError(f"COLLECTIVES_TIMEOUT_S={text!r}: write seconds, as in 600, or 0 for no limit")
+    if seconds not in SECONDS:
+        words = f"write seconds, as in 600, or 0 for no limit (at most {SECONDS.most})"
+        raise ValueError(f"COLLECTIVES_TIMEOUT_S={text!r}: {words}")
     return seconds
 
 
@@ -158,9 +200,19 @@ SETTINGS = {
     "COLLECTIVES_CHECK": check,
     "COLLECTIVES_TIMEOUT_S": timeout_s,
     "COLLECTIVES_CORES": stated_cores,
-    "COLLECTIVES_LINKS": links_folder,
+    "COLLECTIVES_LINKS": stated_links_folder,
     "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
 }
+
+
+def refusal() -> str:
+    """What is wrong with the first variable whose value can't be; empty for nothing."""
+    try:
+        for read in (*SETTINGS.values(), stated_threads):
+            read()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 # What Open MPI's mpirun sets itself, of each job.

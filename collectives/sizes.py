@@ -3,6 +3,7 @@
 import re
 from argparse import ArgumentTypeError
 
+MOST_BYTES = 1 << 50
 SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
@@ -12,10 +13,11 @@ def num_bytes(text: str) -> int:
     >>> num_bytes("8"), num_bytes("64K")
     (8, 65536)
     """
-    match = re.fullmatch(r"(\d+)([KMG]?)", text, re.ASCII)
-    if match is None:
-        raise ArgumentTypeError(f"{text!r} is no size: write one like 8, 64K, 1M or 1G")
-    return int(match[1]) << SUFFIXES[match[2]]
+    match = re.fullmatch(r"(\d{1,20})([KMG]?)", text, re.ASCII)
+    nbytes = int(match[1]) << SUFFIXES[match[2]] if match else MOST_BYTES + 1
+    if nbytes > MOST_BYTES:
+        raise ArgumentTypeError(f"{text!r} is no size: write one like 8, 64K, 1M or 1G, at most {MOST_BYTES >> 30}G")
+    return nbytes
 
 
 def size_in_words(nbytes: int) -> str:

@@ -1,26 +1,29 @@
 """The shape of a GPT."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+from collectives.settings import Range, check
+from models.ranges import DROPOUT, HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
+
+
+def number(default: Any, values: Range) -> Any:
+    return field(default=default, metadata={"range": values})
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    vocab_size: int = 256
-    block_size: int = 128
-    n_layer: int = 4
-    n_head: int = 4
-    n_embd: int = 192
-    dropout: float = 0.0
+    vocab_size: int = number(256, VOCABULARY)
+    block_size: int = number(128, LENGTH)
+    n_layer: int = number(4, LAYERS)
+    n_head: int = number(4, HEADS)
+    n_embd: int = number(192, WIDTH)
+    dropout: float = number(0.0, DROPOUT)
     bias: bool = False
-    n_kv_head: int | None = None  # heads of keys and values, each shared by as many of queries; None: n_head
+    n_kv_head: int | None = number(None, HEADS)  # of keys and values, each shared by as many of queries; None: n_head
 
     def __post_init__(self):
-        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "n_kv_head"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+        check(self)
         if rest := self.n_embd % self.n_head:
             below, above = self.n_embd - rest, self.n_embd - rest + self.n_head
             sizes = f"{below} or {above}" if below else f"{above}"

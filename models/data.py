@@ -1,6 +1,7 @@
 """Tokens from text or .bin files, and the windows of them that a model is trained on."""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,6 +94,8 @@ def check_llmc(path: str, header: np.ndarray, num_bytes: int):
 @contextmanager
 def reading(path: str) -> Iterator[None]:
     try:
+        if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
+            raise ValueError(f"{path}: no regular file; pass one that every rank can read from its beginning")
         yield
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file; check the path") from None

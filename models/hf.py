@@ -79,7 +79,10 @@ def save_hugging_face(model: GPT, directory: str | Path):
     with replacing(directory / "config.json") as temporary:
         temporary.write_text(json.dumps(hugging_face_config(model.config), indent=2) + "\n")
     with replacing(directory / "model.safetensors") as temporary:
-        save_file(to_hugging_face(model), temporary, metadata={"format": "pt"})
+        try:
+            save_file(to_hugging_face(model), temporary, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{directory / 'model.safetensors'} can't be written: {error}") from None
         shutil.copymode(directory / "config.json", temporary)  # safetensors leaves it to its owner alone
 
 
@@ -155,14 +158,22 @@ def named(name: str) -> str:
 
 
 def read_config(path: Path) -> GPTConfig:
-    values = json.loads(path.read_text())
+    try:
+        values = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error}); get the file again") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: a {type(values).__name__}, but settings by name are wanted; get the file again")
     for key, expected in FIXED.items():
         if values.get(key, expected) != expected:
             raise ValueError(f"{path}: {key} is {values[key]!r}; only {expected!r} can be loaded")
     if missing := FIELDS.keys() - values.keys():
         raise ValueError(f"{path}: no {min(missing)}; pass a directory written by save_hugging_face")
     fields = {ours: values[theirs] for theirs, ours in FIELDS.items()}
-    return GPTConfig(**fields, n_kv_head=values.get("n_kv_head"))
+    try:
+        return GPTConfig(**fields, n_kv_head=values.get("n_kv_head"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def check_shapes(path: Path, tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):

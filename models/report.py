@@ -5,6 +5,8 @@ import math
 import resource
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -64,7 +66,8 @@ class Report:
     """Print iterations and validations, and record them in `out_dir`; None writes no files.
 
     metrics.jsonl gets a record each, at once: the fields of `Metrics`, or iter and val_loss; if the run goes on, behind
-    those of before. loss.png is drawn on leaving, also after an error.
+    those of before. loss.png is drawn on leaving, also after an error.  What can't be written, as on a full disk, is
+    said once, and the run goes on.
     """
 
     def __init__(self, out_dir: str | None, max_iters: int, vocab_size: int, progress: bool, goes_on: bool = False):
@@ -84,18 +87,34 @@ class Report:
         )
         self.records: list[dict[str, Any]] = []
         self.file: TextIO | None = None
+        self.said: set[str] = set()
 
     def __enter__(self):
         if self.out_dir is not None:
-            self.file = (self.out_dir / "metrics.jsonl").open("a" if self.goes_on else "w")
+            with self.writing("metrics.jsonl") as path:
+                self.file = path.open("a" if self.goes_on else "w")
         return self
 
     def __exit__(self, *exc_info):
         self.bar.close()
-        if self.out_dir is not None and self.file is not None:
-            self.file.close()
-            with replacing(self.out_dir / "loss.png") as temporary:
+        if self.out_dir is not None:
+            with self.writing("metrics.jsonl"):
+                if self.file is not None:
+                    self.file.close()
+            with self.writing("loss.png") as path, replacing(path) as temporary:
                 loss_figure(self.records, self.vocab_size).savefig(temporary, format="png")
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """Say, once, what can't be written."""
+        assert self.out_dir is not None
+        path = self.out_dir / name
+        try:
+            yield path
+        except OSError as error:
+            if name not in self.said:
+                self.show(f"{path} can't be written ({error.strerror}): the run goes on without it")
+                self.said.add(name)
 
     def iteration(self, metrics: Metrics):
         self.show(iteration_line(metrics))
@@ -115,7 +134,8 @@ class Report:
     def record(self, record: dict[str, Any]):
         self.records.append(record)
         if self.file is not None:
-            print(json.dumps(record), file=self.file, flush=True)
+            with self.writing("metrics.jsonl"):
+                print(json.dumps(record), file=self.file, flush=True)
 
 
 def loss_figure(records: list[dict[str, Any]], vocab_size: int):

@@ -631,8 +631,8 @@ CHECKPOINTS = [
     ),
     mutant(
         "parallelism/checkpoint/folders.py",
-        "found(directory)[:-keep]",
-        "found(directory)[keep:]",
+        "while paths and whole < keep:",
+        "while paths and whole < keep - 1:",
         ("test_checkpoint_parts.py", "several_are_kept"),
     ),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -137,7 +138,7 @@ class DataParallel(Overlapped):
 
 
 def num_bytes(bucket_mb: float) -> int:
-    if bucket_mb <= 0:
+    if not 0 < bucket_mb < math.inf:
         raise ValueError(f"bucket_mb={bucket_mb} must be above 0")
     return int(bucket_mb * 2**20)
 

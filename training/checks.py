@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,17 +12,18 @@ from collectives.topology import Topology
 from models.data import Tokens, Windows, load_tokens, split
 from models.gpt import GPT
 from models.hf import initialize
-from parallelism.data_parallel import num_bytes
 from parallelism.mesh import groups_along, mesh_shape
 from parallelism.pipeline_schedule import files, registry
 from parallelism.pipeline_schedule.actions import Schedule
 from parallelism.pipeline_schedule.search import limits_of
 from parallelism.plan import treatments
+from parallelism.planner import Job, Layout
+from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.precision import Precision
 from parallelism.sampler import DistributedSampler
 from parallelism.sequence_parallel import shares_of
 from parallelism.zero_units import groups_of
-from training.config import SEARCH, Config, make_model, picture_of, plan_of, zero_group
+from training.config import SEARCH, Config, make_model, picture_of, plan_of, shape_of, zero_group
 
 
 class Inputs(NamedTuple):
@@ -46,7 +46,6 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
 
     Raises: ValueError for what does not fit.
     """
-    check_counts(config)
     check_compile(config)
     check_saving(config)
     check_trace(config, rank)
@@ -55,6 +54,8 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     head_ranks = check_sequences(config, shape)
     check_zero_group(config, shape, topology)
     tokens = load_tokens(config.data)
+    check_vocabulary(config, tokens)
+    check_memory(config, tokens.vocab_size, topology)
     train_ids, val_ids = split(tokens, config.val_fraction, config.block_size)
     windows = Windows(train_ids, config.block_size, config.seed)
     number = num_micro_batches(config, shape["dp"])
@@ -68,11 +69,23 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, gpt)
 
 
-def check_counts(config: Config) -> None:
-    for name in ("micro_batch_size", "num_micro_batches", "max_iters", "eval_interval"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
-    num_bytes(config.bucket_mb)
+def check_vocabulary(config: Config, tokens: Tokens) -> None:
+    end, last = config.document_end, tokens.vocab_size - 1
+    if end is not None and end > last:
+        raise ValueError(f"document_end={end} is no token of {tokens.name}: use one from 0 to {last}")
+
+
+def check_memory(config: Config, vocab_size: int, topology: Topology) -> None:
+    """Refuse a model that a host can't hold as often as it has ranks, each of which begins with the whole."""
+    (num_params,) = rank_params(Job(shape_of(config, vocab_size), 1), Layout())
+    ranks = max(map(len, topology.nodes))
+    needed = num_params * 4 * ranks  # it is made of float32
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"n_layer={config.n_layer} and n_embd={config.n_embd} make {num_params:,} parameters, {in_bytes(needed)} "
+            f"for {ranks} ranks of a host that has {in_bytes(there)}: use a smaller model, or fewer ranks a host"
+        )
 
 
 def check_compile(config: Config) -> None:
@@ -84,8 +97,6 @@ def check_compile(config: Config) -> None:
 
 
 def check_saving(config: Config) -> None:
-    if config.checkpoint_interval < 0:
-        raise ValueError(f"checkpoint_interval={config.checkpoint_interval} must be at least 0")
     if not config.checkpoint_dir and (config.resume or config.checkpoint_interval):
         raise ValueError("resume and checkpoint_interval are about checkpoints: set checkpoint_dir")
 
@@ -165,19 +176,3 @@ def read_schedule(config: Config, num_micro_batches: int) -> Schedule:
             f"{schedule.num_micro_batches}, not for {asked[0]} and {asked[1]}: use those, or another schedule"
         )
     return schedule
-
-
-def prepare_out_dir(config: Config, rank: int) -> str | None:
-    """Rank 0 makes sure, before hours are spent, that it can write there."""
-    if not config.out_dir or rank:
-        return None
-    probe = Path(config.out_dir) / ".writable"
-    try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"out_dir {config.out_dir} can't be written ({error.strerror}): pass another --out_dir"
-        ) from None
-    return config.out_dir

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from collectives.settings import check
+from models import ranges
 from models.gpt import GPT, GPTConfig
 from parallelism.finite import POLICIES
 from parallelism.pipeline_schedule import registry
@@ -26,27 +28,40 @@ def flag(default: Any, text: str, **more: Any) -> Any:
 
 @dataclass
 class Config:
+    """A run's settings, as flags, in a TOML file, or in Python.
+
+    Raises: ValueError for what a setting can't be.
+    """
+
     data: list[str] = flag(list, "UTF-8 text files, or .bin files of uint16 tokens; none: Python's language reference")
-    val_fraction: float = flag(0.1, "part of the data, at its end, that is held back for validation")
+    val_fraction: float = flag(
+        0.1, "part of the data, at its end, that is held back for validation", range=ranges.FRACTION
+    )
     out_dir: str = flag("out", "where metrics.jsonl, loss.png and the weights go; none if empty")
-    seed: int = flag(1337, "of the initial weights and of the order of the samples")
-    n_layer: int = flag(4, "blocks")
-    n_head: int = flag(4, "attention heads")
-    n_kv_head: int | None = flag(None, "heads of keys and values, each shared by as many of queries: n_head")
-    n_embd: int = flag(192, "width")
-    block_size: int = flag(128, "tokens a sample")
-    document_end: int | None = flag(None, "token that ends a document, whose tokens attend to no other's")
-    dropout: float = flag(0.0, "dropout probability")
+    seed: int = flag(1337, "of the initial weights and of the order of the samples", range=ranges.SEED)
+    n_layer: int = flag(4, "blocks", range=ranges.LAYERS)
+    n_head: int = flag(4, "attention heads", range=ranges.HEADS)
+    n_kv_head: int | None = flag(
+        None, "heads of keys and values, each shared by as many of queries: n_head", range=ranges.HEADS
+    )
+    n_embd: int = flag(192, "width", range=ranges.WIDTH)
+    block_size: int = flag(128, "tokens a sample", range=ranges.LENGTH)
+    document_end: int | None = flag(
+        None, "token that ends a document, whose tokens attend to no other's", range=ranges.TOKEN
+    )
+    dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
     bias: bool = flag(False, "biases in linear layers and norms")
-    micro_batch_size: int = flag(8, "samples a rank computes at once")
-    num_micro_batches: int = flag(1, "micro-batches a rank computes before it updates the weights")
-    global_batch_size: int | None = flag(None, "samples a step: sets num_micro_batches")
-    max_iters: int = flag(600, "steps")
-    eval_interval: int = flag(200, "steps between validations; one follows the last step anyway")
-    lr: float = flag(3e-3, "learning rate after warm-up; falls to a tenth along a cosine")
-    warmup_iters: int = flag(50, "steps of linear warm-up")
-    weight_decay: float = flag(0.1, "AdamW's, of matrices")
-    grad_clip: float = flag(1.0, "largest norm of the gradient; 0: no limit")
+    micro_batch_size: int = flag(8, "samples a rank computes at once", range=ranges.SAMPLES)
+    num_micro_batches: int = flag(
+        1, "micro-batches a rank computes before it updates the weights", range=ranges.MICRO_BATCHES
+    )
+    global_batch_size: int | None = flag(None, "samples a step: sets num_micro_batches", range=ranges.SAMPLES)
+    max_iters: int = flag(600, "steps", range=ranges.COUNT)
+    eval_interval: int = flag(200, "steps between validations; one follows the last step anyway", range=ranges.COUNT)
+    lr: float = flag(3e-3, "learning rate after warm-up; falls to a tenth along a cosine", range=ranges.LEARNING_RATE)
+    warmup_iters: int = flag(50, "steps of linear warm-up", range=ranges.COUNT_OR_NONE)
+    weight_decay: float = flag(0.1, "AdamW's, of matrices", range=ranges.WEIGHT_DECAY)
+    grad_clip: float = flag(1.0, "largest norm of the gradient; 0: no limit", range=ranges.NORM)
     dtype: str = flag("float32", "of 16 bits: to compute in, with float32 weights", choices=DTYPES)
     master_weights: bool = flag(False, "parameters are of 16 bits, too, with float32 ones for the optimizer beside")
     grad_dtype: str | None = flag(None, "in which gradients are reduced: float32, or of 16 bits")
@@ -55,13 +70,17 @@ class Config:
     device: str = flag("cpu", "cpu, cuda (a node's GPUs in turn), or cuda:<index>")
     compile: bool = flag(False, "let torch.compile fuse what a rank computes of a whole model")
     layout: str = flag("given", "by the flags that follow, or as the planner finds best", choices=("given", "auto"))
-    dp: int | None = flag(None, "ranks in data parallel: those that the other axes leave")
-    pp: int = flag(1, "ranks in pipeline parallel, which have stages of the model, one after the other")
+    dp: int | None = flag(None, "ranks in data parallel: those that the other axes leave", range=ranges.RANKS)
+    pp: int = flag(
+        1, "ranks in pipeline parallel, which have stages of the model, one after the other", range=ranges.RANKS
+    )
     schedule: str = flag(
         "1f1b", f"in which order stages compute: {', '.join(registry.names())}, search, or a file of actions"
     )
-    virtual_stages: int | None = flag(None, "stages on each pp rank, in schedules of several: 2")
-    max_alive: int | None = flag(None, "activations alive on a pp rank in a searched schedule: its stages times pp")
+    virtual_stages: int | None = flag(None, "stages on each pp rank, in schedules of several: 2", range=ranges.STAGES)
+    max_alive: int | None = flag(
+        None, "activations alive on a pp rank in a searched schedule: its stages times pp", range=ranges.COUNT
+    )
     balance: str = flag("counted", "by what costs stages are made even", choices=("counted", "measured"))
     trace: str = flag(
         "", f"file for what pp ranks do in the run's step {TRACED} (Chrome's trace format), and beside it a PNG"
@@ -75,19 +94,26 @@ class Config:
         0, "dp ranks share: 1: the optimizer's states, 2: and gradients, 3: and parameters", choices=(0, 1, 2, 3)
     )
     zero_group: str = flag("all", "who shares by ZeRO: all, each node's ranks, or groups of so many")
-    tp: int = flag(1, "ranks in tensor parallel, which split layers")
+    tp: int = flag(1, "ranks in tensor parallel, which split layers", range=ranges.RANKS)
     sequence_parallel: bool = flag(False, "between split layers, tp ranks have parts of the sequence")
-    sp: int = flag(1, "ranks in sequence parallel, which split sequences")
+    sp: int = flag(1, "ranks in sequence parallel, which split sequences", range=ranges.RANKS)
     sp_mode: str = flag("ring", "how sp ranks meet in attention; hybrid: heads in groups, rings across", choices=MODES)
     sp_order: str = flag("zigzag", "which tokens of a sequence go to which sp rank", choices=ORDERS)
-    sp_heads: int | None = flag(None, "ranks of a group in hybrid mode, which exchange heads: 2")
-    bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together")
+    sp_heads: int | None = flag(None, "ranks of a group in hybrid mode, which exchange heads: 2", range=ranges.RANKS)
+    bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together", range=ranges.MEBIBYTES)
     checkpoint_dir: str = flag("", "where checkpoints go, for any layout to go on from; none if empty")
-    checkpoint_interval: int = flag(0, "steps from one to the next; one follows the last step, or a signal, anyway")
-    checkpoints_kept: int = flag(3, "of which the oldest go")
+    checkpoint_interval: int = flag(
+        0, "steps from one to the next; one follows the last step, or a signal, anyway", range=ranges.COUNT_OR_NONE
+    )
+    checkpoints_kept: int = flag(3, "of which the oldest go", range=ranges.COUNT)
     resume: str = flag("", "checkpoint to go on from; auto: the newest whole one in checkpoint_dir, if there is one")
-    peak_tflops: float | None = flag(None, "of one device, to report model FLOP/s as a share of it (MFU)")
-    sample_tokens: int = flag(200, "tokens of text to generate in the end")
+    peak_tflops: float | None = flag(
+        None, "of one device, to report model FLOP/s as a share of it (MFU)", range=ranges.TFLOPS
+    )
+    sample_tokens: int = flag(200, "tokens of text to generate in the end", range=ranges.COUNT_OR_NONE)
+
+    def __post_init__(self):
+        check(self)
 
 
 def zero_group(config: Config) -> str | int:

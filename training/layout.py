@@ -9,7 +9,6 @@ from models.data import load_tokens
 from parallelism.planner import Job
 from parallelism.planner.ranks import best_layout
 from parallelism.precision import Precision
-from training.checks import check_counts
 from training.config import Config, shape_of
 from training.device import own_device
 
@@ -36,7 +35,6 @@ def job_of(config: Config, world_size: int) -> Job:
 
     Raises: ValueError for what fits no layout.
     """
-    check_counts(config)
     Precision(config.dtype, config.master_weights, config.grad_dtype)
     model = shape_of(config, load_tokens(config.data).vocab_size)
     batch = config.global_batch_size or world_size * config.micro_batch_size * config.num_micro_batches

@@ -49,9 +49,10 @@ from parallelism.zero_gradients import ShardedGradients
 from parallelism.zero_parameters import ShardedParameters
 from parallelism.zero_pipeline import LayerSharing
 from parallelism.zero_units import Ranks
-from training.checks import check, prepare_out_dir
+from training.checks import check
 from training.config import SEARCH, TRACED, Config, make_model, picture_of, plan_of, zero_group
 from training.device import own_device, set_matrix_precision
+from training.out_dir import own_out_dir, prepare_out_dir
 from training.saving import Saving
 
 
@@ -68,7 +69,7 @@ class Run:
             config = replace(config, device=own_device(config.device, comm))
             inputs = check(config, comm.topology, comm.rank)
         with comm.agreed():
-            self.out_dir = prepare_out_dir(config, comm.rank)
+            prepare_out_dir(config, comm.rank)
         self.matrix_precision = torch.get_float32_matmul_precision()  # of before
         set_matrix_precision(config.dtype)
         self.config = config
@@ -105,6 +106,9 @@ class Run:
         except InputError:
             self.close()
             raise
+        with comm.agreed():
+            before = self.saving.out_dir if self.saving else ""
+            self.out_dir = own_out_dir(config.out_dir, before) if config.out_dir and comm.rank == 0 else None
         self.progress_bar = comm.rank == 0 and environment.on_terminal()
 
     def __enter__(self) -> Run:
@@ -222,6 +226,8 @@ class Run:
             f"GPT of {self.num_params:,} parameters; batch {self.sampler.batch_size} = {batch} "
             f"x num_micro_batches {self.num_micro_batches}",
         ]
+        if self.out_dir and self.out_dir != self.config.out_dir:
+            lines.append(f"out_dir {self.out_dir}, as {self.config.out_dir} has what another run has left")
         if self.mesh.tp.size * self.mesh.sp.size > 1:
             lines.append(f"layers over tp {self.mesh.tp.size}, sequences over sp {self.mesh.sp.size} by {self.sp}")
         if isinstance(self.model, PipelineParallel):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ AUTO = "auto"  # the newest whole checkpoint, if there is one
 class Saving:
     """Writes checkpoints of a run, and begins it with one, in the folder that its settings say.  Collective.
 
-    `first` is the step that comes first: 1, or after that of the checkpoint.
+    `first` is the step that comes first: 1, or after that of the checkpoint, whose run wrote to `out_dir`.
 
     Raises: InputError for a folder that another run writes to, a checkpoint of another model or of other data, or none
     where one is named.
@@ -41,6 +42,7 @@ class Saving:
         comm, config = run.mesh.comm, run.config
         self.interval = config.checkpoint_interval
         self.same = {"data": fingerprint(run.tokens.ids), "batch_size": run.sampler.batch_size, "seed": config.seed}
+        self.out_dir = ""
         with ExitStack() as refused:
             self.stop = Stop(comm)
             refused.callback(self.stop.close)
@@ -59,7 +61,8 @@ class Saving:
 
     def whole(self) -> dict[str, Any]:
         scale = self.run.scale
-        return {**self.same, "layout": self.layout, "loss_scale": [scale.value, scale.good_steps]}
+        own = {"layout": self.layout, "loss_scale": [scale.value, scale.good_steps], "out_dir": self.run.out_dir or ""}
+        return {**self.same, **own}
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -75,11 +78,12 @@ class Saving:
         loaded = self.checkpoints.load(self.state(), path)
         with self.run.mesh.comm.agreed("resume"):
             check_same(path, loaded.whole, self.same)
-        scale = self.run.scale
-        scale.value, scale.good_steps = loaded.whole["loss_scale"]
-        if loaded.whole["layout"] == self.layout and loaded.own is not None:
-            set_random_state(loaded.own)
+            scale = self.run.scale
+            scale.value, scale.good_steps = loss_scale(path, loaded.whole)
+            if loaded.whole.get("layout") == self.layout and loaded.own is not None:
+                set_random_state(loaded.own)
         self.run.spread()
+        self.out_dir = str(loaded.whole.get("out_dir", self.run.config.out_dir))
         return loaded.step
 
     def after(self, step: int) -> str:
@@ -94,3 +98,11 @@ class Saving:
         """Wait until what is being written is written; then leave the folder and signals to others."""
         self.checkpoints.wait()
         self.taken.close()
+
+
+def loss_scale(path: Any, whole: Mapping[str, Any]) -> tuple[float, int]:
+    """Raises: ValueError for what is none."""
+    match whole.get("loss_scale"):
+        case [float(value), int(good_steps)] if 0 < value < math.inf:
+            return value, good_steps
+    raise ValueError(f"{path}: loss_scale={whole.get('loss_scale')!r} is none: resume from another checkpoint")

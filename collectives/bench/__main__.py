@@ -18,6 +18,9 @@ def main() -> int:
         from collectives.bench import documents
 
         return documents.main()
+    from collectives import job
+
+    job.begin()  # ahead of what imports MPI
     from collectives.bench import run
 
     return run.main()

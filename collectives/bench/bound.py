@@ -62,3 +62,14 @@ def on_wire(collective: str, nodes: Sequence[Sequence[int]]) -> float:
         case "all_to_all":
             return max(length * (size - length) / size for length in lengths)
     return (size - min(lengths)) / size
+
+
+def bus_factor(collective: str, size: int) -> float:
+    """What nccl-tests multiplies bytes of vector a second by, for the bytes that a rank's link carries.
+
+    >>> [bus_factor(name, 4) for name in ("all_reduce", "all_gather", "broadcast")]
+    [1.5, 0.75, 1.0]
+    """
+    if collective in ("broadcast", "reduce"):
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (size - 1) / size

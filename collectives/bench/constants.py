@@ -3,6 +3,11 @@
 mpirun -n 4 python -m collectives.bench.constants
 """
 
+if __name__ == "__main__":  # ahead of what imports MPI
+    from collectives import job
+
+    job.begin()
+
 import json
 from collections.abc import Callable, Sequence
 
@@ -39,9 +44,14 @@ def main() -> None:
 
 
 def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
-    """The machine's speeds, kept for later jobs on these hosts.  Collective; every rank gets the same."""
+    """The machine's speeds, kept for later jobs on these hosts.  Collective; every rank gets the same.
+
+    Rank 0 says so where they can't be believed, and so are not kept.
+    """
     network = speeds(comm, repeats, warmups)
-    keep(comm, network)
+    where = keep(comm, network)
+    if comm.rank == 0 and links.doubt(network):
+        print(f"# links: {where}", flush=True)
     return network
 
 

@@ -54,13 +54,35 @@ def read(path: str | Path) -> Document:
 
     Raises: ValueError with the file's name, what is wrong with it, and the remedy.
     """
+    from collectives.bench import peer_runs  # which makes documents of this module
+
     try:
-        return parse(json.loads(Path(path).read_text()), str(path))
+        data = json.loads(Path(path).read_text())
     except OSError as error:
         raise ValueError(f"{path}: can't be read ({error.strerror}): check the path") from None
     except (ValueError, RecursionError) as error:
-        reason = f"not JSON ({error})" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
-        raise ValueError(f"{path}: {reason}: measure it anew by python -m collectives.bench") from None
+        raise ValueError(f"{path}: not JSON ({error}): measure it anew by python -m collectives.bench") from None
+    is_peer_run = peer_runs.is_peer_run(data)
+    if not is_peer_run and (what := other_kind(data)):
+        raise ValueError(f"{path}: {what}")
+    try:
+        return (peer_runs.parse_peer_run if is_peer_run else parse)(data, str(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: measure it anew by python -m collectives.bench") from None
+
+
+def other_kind(data: Any) -> str:
+    """What a file of ours holds, if that is no collectives' times, and what takes it; empty for others."""
+    if not isinstance(data, dict) or "schema" in data:
+        return ""
+    if "fastest" in data:
+        return "a tuning file, which has no times: it is for COLLECTIVES_TUNING, or for --from with --tune-openmpi"
+    if "results" in data:
+        program = next((word for word in str(data.get("command", "")).split() if word.endswith(".py")), "a program")
+        return (
+            f"results of {program}, which are no times of collectives by size: --plots and --compare take those alone"
+        )
+    return ""
 
 
 def parse(data: Any, path: str) -> Document:

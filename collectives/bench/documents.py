@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from collectives.bench import compare, openmpi_rules, plots
+from collectives.settings import Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, draw or convert; the exit status is 1 where something got slower, 2 for bad input."""
-    parser = argparse.ArgumentParser("python -m collectives.bench", description=__doc__)
+    parser = Parser("python -m collectives.bench", description=__doc__)
     add_flags(parser.add_argument)
-    flags = parser.parse_args(arguments)
     try:
-        return work(flags)
+        return work(parser.parse_args(arguments))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -12,43 +12,18 @@ from collectives.algorithms import ROOTED
 from collectives.arguments import OPERANDS, REDUCTIONS
 from collectives.bench import documents
 from collectives.bench.trial import Setting
-from collectives.sizes import ladder, num_bytes
+from collectives.settings import Parser, Range
+from collectives.sizes import MOST_BYTES, ladder, num_bytes
 from collectives.tuning import MEMORIES
 
 QUICK = ["auto", "mpi"]
 PEERS = ("mpi", "gloo", "nccl")
 ALL = "all"
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that raises where argparse would end the process, so that ranks can agree on the error first."""
-
-    def error(self, message: str):
-        raise ValueError(f"{message}; see --help")
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
-    return int(text)
-
-
-def count(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 0 or above")
-    return int(text)
-
-
-def step(text: str) -> int:
-    if not num_bytes(text):
-        raise argparse.ArgumentTypeError(f"{text!r} would never end: use 1 or more")
-    return num_bytes(text)
-
-
-def factor(text: str) -> float:
-    if not text.replace(".", "", 1).isdigit() or float(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number, 1 or above")
-    return float(text)
+# In nccl-tests' spelling, where that is another.
+NCCL_DTYPES = {"half": "float16", "float": "float32", "double": "float64"}
+RUNS, STEPS, FACTORS = Range(1, 10**6), Range(1, MOST_BYTES), Range(2, 2**30)
+SIZES = Range(1, 10_000)
+HANDICAPS, BANDWIDTHS = Range(1, 1000), Range(0, 10**9, unit="GB/s")
 
 
 def collective(text: str) -> str:
@@ -61,6 +36,18 @@ def collective(text: str) -> str:
     name = plain.get(text.replace("_", ""))
     if name is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no collective: use all, {', '.join(OPERANDS)}")
+    return name
+
+
+def dtype(text: str) -> str:
+    """A dtype's name, in nccl-tests' spelling, too, where `float` is of 32 bits.
+
+    >>> dtype("float"), dtype("double"), dtype("int8")
+    ('float32', 'float64', 'int8')
+    """
+    name = NCCL_DTYPES.get(text, text)
+    if name not in (known := [*map(str, arrays.DTYPES), ALL]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no dtype: use {', '.join([*known, *NCCL_DTYPES])}")
     return name
 
 
@@ -78,8 +65,6 @@ def parse(size: int) -> argparse.Namespace:
     """
     flags = parser().parse_args()
     flags.collectives = chosen_collectives(flags)
-    if flags.factor < 2:
-        raise ValueError("--factor 1 would never end: use 2 or more")
     if flags.begin > flags.end:
         raise ValueError(f"--begin {flags.begin} is above --end {flags.end}: exchange them")
     if not 0 <= flags.root < size:
@@ -94,13 +79,16 @@ def parse(size: int) -> argparse.Namespace:
     check_algorithms(flags, size)
     flags.memories = memories(flags)
     flags.sizes = range(flags.begin, flags.end + 1, flags.step) if flags.step else sizes(flags)
+    if len(flags.sizes) not in SIZES:
+        raise ValueError(
+            f"--step {flags.step} makes {len(flags.sizes)} sizes: use a longer one, for {SIZES.most} at most"
+        )
     flags.settings = settings(flags)
     return flags
 
 
 def parser() -> Parser:
-    name, form = "python -m collectives.bench", argparse.RawDescriptionHelpFormatter
-    made = Parser(name, None, sys.modules["__main__"].__doc__, formatter_class=form)
+    made = Parser("python -m collectives.bench", None, sys.modules["__main__"].__doc__)
     add = made.add_argument
     add("names", nargs="*", type=collective, metavar="COLLECTIVE", help="all_reduce, ..., or all (all_reduce)")
     add("--collectives", nargs="+", type=collective, metavar="NAME", help="the same")
@@ -108,14 +96,28 @@ def parser() -> Parser:
     add("-b", "--begin", type=num_bytes, default="8", help="smallest vector, as in 8, 64K, 1M (8)")
     add("-e", "--end", type=num_bytes, default="64M", help="largest vector (64M)")
     ladder = made.add_mutually_exclusive_group()
-    ladder.add_argument("-f", "--factor", type=positive, default=4, help="from one size to the next (4)")
-    ladder.add_argument("-i", "--step", type=step, help="bytes from one size to the next, instead of a factor")
-    add("-n", "--iters", "--repeats", dest="repeats", type=positive, default=20, help="timed runs (20)")
-    add("-w", "--warmup_iters", "--warmups", dest="warmups", type=count, default=3, help="runs before those (3)")
-    add("-c", "--check", type=count, default=1, help="runs whose results are checked (1)")
-    add("-d", "--dtype", default="float32", help="or all (float32)")
+    ladder.add_argument("-f", "--factor", type=FACTORS.whole, default=4, help="from one size to the next (4)")
+    ladder.add_argument("-i", "--step", type=STEPS.whole, help="bytes from one size to the next, instead of a factor")
+    add("-n", "--iters", "--repeats", dest="repeats", type=RUNS.whole, default=20, help="timed runs (20)")
+    add(
+        "-w",
+        "--warmup_iters",
+        "--warmups",
+        dest="warmups",
+        type=RUNS._replace(least=0).whole,
+        default=3,
+        help="runs before those (3)",
+    )
+    add("-c", "--check", type=RUNS._replace(least=0).whole, default=1, help="runs whose results are checked (1)")
+    add(
+        "-d",
+        "--dtype",
+        default="float32",
+        type=dtype,
+        help="float32, float in nccl-tests' spelling, ..., or all (float32)",
+    )
     add("-o", "--op", default="sum", help=f"{', '.join(arrays.OPS)}, or all (sum)")
-    add("-r", "--root", type=count, default=0, help="of collectives that have one (0)")
+    add("-r", "--root", type=RUNS._replace(least=0).whole, default=0, help="of collectives that have one (0)")
     add("--device", default="cpu", help="cpu or cuda (cpu)")
     add("--memory", choices=[*MEMORIES, "both"], help="arrays from comm.empty, or others (symmetric)")
     add("--peers", type=peers, default=[], metavar="NAMES", help="to time as well: mpi,gloo,nccl")
@@ -123,8 +125,14 @@ def parser() -> Parser:
     add("--csv", type=Path, metavar="FILE", help="write the results")
     add("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING, of all there is")
     documents.add_flags(add)
-    add("--min-bw", type=float, metavar="GB/s", help="fail if the average bus bandwidth is below")
-    add("--handicap", type=factor, default=1.0, metavar="F", help="make our runs F times as long, to try --compare")
+    add("--min-bw", type=BANDWIDTHS.number, metavar="GB/s", help="fail if the average bus bandwidth is below")
+    add(
+        "--handicap",
+        type=HANDICAPS.number,
+        default=1.0,
+        metavar="F",
+        help="make our runs F times as long, to try --compare",
+    )
     return made
 
 

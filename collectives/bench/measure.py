@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives import algorithms, select
-from collectives.bench.bound import bound_s, shared_device_bound_s
+from collectives.bench.bound import bound_s, bus_factor, shared_device_bound_s
 from collectives.bench.flags import ALL, PEERS
 from collectives.bench.peers import peer_call
 from collectives.bench.timing import samples, stretched
@@ -63,17 +63,6 @@ class Result:
     @property
     def bound_percent(self) -> float | None:
         return None if self.bound_s is None else 100 * self.bound_s / self.median_s
-
-
-def bus_factor(collective: str, size: int) -> float:
-    """What nccl-tests multiplies bytes of vector a second by, for the bytes that a rank's link carries.
-
-    >>> [bus_factor(name, 4) for name in ("all_reduce", "all_gather", "broadcast")]
-    [1.5, 0.75, 1.0]
-    """
-    if collective in ("broadcast", "reduce"):
-        return 1.0
-    return (2 if collective == "all_reduce" else 1) * (size - 1) / size
 
 
 class Contestant(NamedTuple):

@@ -5,6 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from errno import EISDIR
 from functools import cache
 from pathlib import Path
 
@@ -67,10 +68,15 @@ def refuse_unwritable(flags: Namespace) -> None:
     for flag in ("tune", "tune_openmpi", "json", "csv"):
         if path := getattr(flags, flag):
             try:
+                if path.is_dir():
+                    raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
                 unfinished(path).touch()
                 unfinished(path).unlink()
             except OSError as error:
-                raise ValueError(f"--{flag} {path} can't be written ({error.strerror}): pass another path") from None
+                words = f"--{flag.replace('_', '-')} {path} can't be written ({error.strerror})"
+                raise ValueError(f"{words}: pass another path") from None
+    if flags.plots and flags.plots.exists() and not flags.plots.is_dir():
+        raise ValueError(f"--plots {flags.plots} is no folder: pass another path")
 
 
 def unfinished(path: Path) -> Path:

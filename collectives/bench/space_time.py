@@ -3,6 +3,11 @@
 mpirun -n 4 python -m collectives.bench.space_time all_reduce --algorithm ring -b 1M --output ring.png
 """
 
+if __name__ == "__main__":  # ahead of what imports MPI
+    from collectives import job
+
+    job.begin()
+
 import argparse
 import os
 import sys
@@ -16,12 +21,13 @@ import collectives
 from collectives import algorithms, draw
 from collectives.algorithms import Algorithm
 from collectives.bench import constants
-from collectives.bench.flags import Parser, positive
+from collectives.bench.flags import RUNS
 from collectives.bench.trial import Trial, element_counts
 from collectives.communicator import Communicator
 from collectives.draw import Bar, Diagram, Line
 from collectives.plan import Plan, Step, Waitable
 from collectives.schedule import Send
+from collectives.settings import Parser
 from collectives.simulate.pictures import planned
 from collectives.sizes import num_bytes, size_in_words
 
@@ -70,11 +76,10 @@ def parse(size: int) -> argparse.Namespace:
     Raises: ValueError for what makes no sense, with the remedy.
     """
     parser = Parser("python -m collectives.bench.space_time", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("collective", choices=list(dict.fromkeys(row.collective for row in algorithms.REGISTRY)))
     parser.add_argument("--algorithm", required=True, metavar="NAME")
     parser.add_argument("-b", "--bytes", type=num_bytes, default="1M", help="the vector, as in 64K (1M)")
-    parser.add_argument("-n", "--repeats", type=positive, default=11, help="of which the median is drawn (11)")
+    parser.add_argument("-n", "--repeats", type=RUNS.whole, default=11, help="of which the median is drawn (11)")
     parser.add_argument("-o", "--output", default="space_time.png", metavar="FILE", help="(space_time.png)")
     flags = parser.parse_args()
     algorithms.find(flags.collective, flags.algorithm).check(size)

@@ -6,7 +6,6 @@ mpirun -n 4 python -m collectives.doctor --json doctor.json
 
 import argparse
 import json
-import math
 import os
 import platform
 import sys
@@ -18,15 +17,22 @@ from collectives import environment
 from collectives.doctor.finding import Setting, problem
 from collectives.doctor.report import Line, summary
 from collectives.doctor.run import alone, is_launched, local_report, of_job
+from collectives.settings import Parser, Range
 
+SECONDS = Range(0, 3600, open="above", unit="s")
 UNDER_MPIRUN = "To examine ranks and hosts: mpirun -n 4 python -m collectives.doctor, with --hostfile for several hosts"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     is_first = environment.launched_rank() == 0
     if not is_first:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # rank 0 speaks for all
-    flags = parse(is_first)
+    try:
+        flags = parse(arguments)
+    except ValueError as error:
+        if is_first:
+            print(f"error: {error}", file=sys.stderr)
+        return 2
     ranks = environment.first_int(environment.LOCAL_RANKS, environment.cores())
     setting = Setting(limit_s=flags.timeout, local_ranks=ranks)
     report = local_report(setting)
@@ -37,27 +43,14 @@ def main() -> int:
     return int(any(line.finding.verdict == "problem" for line in lines))
 
 
-def parse(is_first: bool) -> argparse.Namespace:
-    what = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m collectives.doctor", description=__doc__, formatter_class=what)
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Raises: ValueError for what makes no sense."""
+    parser = Parser("python -m collectives.doctor", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
-    parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="how long a trial may take (30)")
-    if not is_first:
-        sys.stderr, errors = sys.stdout, sys.stderr
-    flags = parser.parse_args()
-    if not is_first:
-        sys.stderr = errors
-    return flags
-
-
-def seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be seconds above 0, as in 30")
-    return number
+    parser.add_argument(
+        "--timeout", type=SECONDS.number, default=30.0, metavar="S", help="how long a trial may take (30)"
+    )
+    return parser.parse_args(arguments)
 
 
 def written(path: Path, lines: Sequence[Line]) -> list[Line]:

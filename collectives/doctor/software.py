@@ -93,11 +93,13 @@ def tuning(setting: Setting) -> Iterator[Finding]:
 
 def threads(setting: Setting) -> Iterator[Finding]:
     """How many threads a rank may compute with, by OMP_NUM_THREADS."""
-    text = os.environ.get("OMP_NUM_THREADS")
-    if text is None:
+    try:
+        number = environment.stated_threads()
+    except ValueError as error:
+        yield problem(*halves(error))
+        return
+    if number is None:
         remedy = "set OMP_NUM_THREADS=1 where there is a rank for each core; mpirun -x takes it to other hosts"
         yield note("OMP_NUM_THREADS is not set, NumPy's linear algebra takes all cores in each rank", remedy)
-    elif not text.isdigit() or int(text) < 1:
-        yield problem(f"OMP_NUM_THREADS={text!r} is no number", "set it to cores a rank, as in OMP_NUM_THREADS=1")
     else:
-        yield ok(f"OMP_NUM_THREADS={text}")
+        yield ok(f"OMP_NUM_THREADS={number}")

@@ -24,8 +24,8 @@ Times = dict[str, list[float]]  # seconds by algorithm, for each size
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    flags = parser(__doc__).parse_args(arguments)
     try:
+        flags = parser(__doc__).parse_args(arguments)
         asked = job(flags)
         if flags.space_time and (len(asked.rows) > 1 or not asked.exact):
             raise ValueError("--space-time draws one algorithm, exactly: name it by --algorithms, on fewer ranks")

@@ -1,20 +1,23 @@
 """The simulation's command line, and the network that it describes."""
 
 import argparse
-import math
 import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from collectives import algorithms, links
 from collectives.algorithms import Algorithm, Reach
 from collectives.cost import NETWORK, Link, Network, Nodes
+from collectives.settings import Parser, Range
 from collectives.simulate.fabrics import FABRICS
 from collectives.sizes import ladder, num_bytes
 
 COLLECTIVES = tuple(dict.fromkeys(row.collective for row in algorithms.REGISTRY))
 EXACT_RANKS = 1024  # up to which every rank is followed, unless flags say otherwise
+RANKS = Range(1, 2**17, unit="ranks")  # whose schedules can be looked at in minutes
+FACTOR, CORES = Range(2, 2**30), Range(1, 2**16)
+TIME, SPEED = Range(0, 10**9, unit="us"), Range(0, 10**9, open="above", unit="GB/s")
 
 
 class Job(NamedTuple):
@@ -33,13 +36,11 @@ class Job(NamedTuple):
         return sum(map(len, self.nodes))
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        "python -m collectives.simulate", None, description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser(description: str | None) -> Parser:
+    made = Parser("python -m collectives.simulate", None, description)
     fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
     made.add_argument("collective", nargs="?", default="all_reduce", help="(all_reduce)")
-    made.add_argument("--ranks", type=int, metavar="N", help="as many as the topology has, by default")
+    made.add_argument("--ranks", type=RANKS.whole, metavar="N", help="as many as the topology has, by default")
     made.add_argument(
         "--topology",
         default="ndr",
@@ -48,8 +49,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--algorithms", nargs="+", metavar="NAME", help="these only")
     made.add_argument("-b", "--begin", type=num_bytes, default="8", help="smallest vector, as in 8, 64K, 1M (8)")
     made.add_argument("-e", "--end", type=num_bytes, default="256M", help="largest vector (256M)")
-    made.add_argument("-f", "--factor", type=int, default=8, help="from one size to the next (8)")
-    made.add_argument("--root", type=int, default=0, help="of collectives that have one (0)")
+    made.add_argument("-f", "--factor", type=FACTOR.whole, default=8, help="from one size to the next (8)")
+    made.add_argument("--root", type=RANKS._replace(least=0).whole, default=0, help="of collectives that have one (0)")
     add_network_flags(made)
     made.add_argument("--exact", action="store_true", help=f"follow every rank: up to {EXACT_RANKS}, by default")
     made.add_argument("--by-round", action="store_true", help="a round takes as long as its slowest rank: beyond that")
@@ -62,23 +63,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def add_network_flags(made: argparse.ArgumentParser) -> None:
     """What `with_flags` takes."""
-    for name, words in (("within", "in a node"), ("between", "between nodes")):
-        made.add_argument(f"--{name}", nargs=2, type=number, metavar=("US", "GB/s"), help=f"a message {words}")
-    made.add_argument("--nic", nargs=2, type=number, metavar=("US", "GB/s"), help="of a node, for all its ranks")
-    made.add_argument("--fold", type=number, metavar="GB/s", help="how fast a rank folds")
-    made.add_argument("--copy", type=number, metavar="GB/s", help="how fast it copies")
-    made.add_argument("--meet", type=number, metavar="US", help="for a node's ranks to meet")
-    made.add_argument("--cores", type=int, metavar="N", help="of a node")
-
-
-def number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number, 0 or above")
-    return value
+    add = made.add_argument
+    for name, words in (("within", "in a node"), ("between", "between nodes"), ("nic", "of a node, for all its ranks")):
+        add(f"--{name}", nargs=2, type=float, metavar=("US", "GB/s"), help=f"a message {words}")
+    add("--fold", type=SPEED.number, metavar="GB/s", help="how fast a rank folds")
+    add("--copy", type=SPEED.number, metavar="GB/s", help="how fast it copies")
+    add("--meet", type=TIME.number, metavar="US", help="for a node's ranks to meet")
+    add("--cores", type=CORES.whole, metavar="N", help="of a node")
 
 
 def job(flags: argparse.Namespace) -> Job:
@@ -88,8 +79,6 @@ def job(flags: argparse.Namespace) -> Job:
     """
     if flags.collective not in COLLECTIVES:
         raise ValueError(f"collective {flags.collective!r} is unknown: use one of {', '.join(COLLECTIVES)}")
-    if flags.factor < 2:
-        raise ValueError(f"--factor {flags.factor}: use 2 or more")
     if flags.begin > flags.end:
         raise ValueError(f"--begin {flags.begin} is above --end {flags.end}: exchange them")
     if flags.exact and flags.by_round:
@@ -106,19 +95,24 @@ def job(flags: argparse.Namespace) -> Job:
 
 def topology(text: str, ranks: int | None) -> tuple[Nodes, Network, str]:
     """The nodes' ranks, the speeds, and both in words."""
-    if ranks is not None and ranks < 1:
-        raise ValueError(f"--ranks {ranks}: use 1 or more")
     if text in FABRICS:
         fabric = FABRICS[text]
         return in_nodes(ranks or fabric.ranks_per_node, fabric.ranks_per_node), fabric.network, fabric.words
     if text == "measured":
         return measured(ranks)
-    if not (match := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)):
+    if not (match := re.fullmatch(r"([1-9]\d{0,19})x([1-9]\d{0,19})", text, re.ASCII)):
         raise ValueError(f"--topology {text!r}: write nodes x ranks, as 512x8, or {', '.join([*FABRICS, 'measured'])}")
     num_nodes, length = int(match[1]), int(match[2])
+    refuse_too_many(num_nodes * length, f"--topology {text}")
     if ranks not in (None, num_nodes * length):
         raise ValueError(f"--topology {text} has {num_nodes * length} ranks, but --ranks says {ranks}: leave that out")
     return in_nodes(num_nodes * length, length), NETWORK, "default speeds, but for what flags say"
+
+
+def refuse_too_many(ranks: int, what: str) -> None:
+    """Raise ValueError for more ranks than can be looked at."""
+    if ranks not in RANKS:
+        raise ValueError(f"{what} makes {ranks} ranks: use {RANKS.most} at most")
 
 
 def measured(ranks: int | None) -> tuple[Nodes, Network, str]:
@@ -146,33 +140,27 @@ def in_nodes(ranks: int, length: int) -> Nodes:
 
 def with_flags(network: Network, flags: argparse.Namespace) -> Network:
     """The speeds with those that flags give instead."""
-    given: dict[str, float | int | Link] = {}
+    given: dict[str, Any] = {}
     for name in ("within", "between", "nic"):
         if pair := getattr(flags, name):
-            given[name] = Link(pair[0] * 1e-6, seconds_a_byte(f"--{name}", pair[1]))
+            given[name] = link(f"--{name}", *pair)
     if flags.between and not flags.nic:
-        given["nic"] = Link(0.0, seconds_a_byte("--between", flags.between[1]))
+        given["nic"] = given["between"]._replace(alpha_s=0.0)
     for name, field in (("fold", "gamma_s_per_byte"), ("copy", "copy_s_per_byte")):
         if (rate := getattr(flags, name)) is not None:
-            given[field] = seconds_a_byte(f"--{name}", rate)
+            given[field] = 1e-9 / rate
     if flags.meet is not None:
         given["meet_s"] = flags.meet * 1e-6
     if flags.cores is not None:
-        if flags.cores < 1:
-            raise ValueError(f"--cores {flags.cores}: use 1 or more")
         given["cores"] = flags.cores
-    for name, value in given.items():
-        if min(value if isinstance(value, Link) else (value,)) < (name == "cores"):
-            raise ValueError(
-                f"--{name.removesuffix('_s')} {value}: speeds and times can't be below 0, nor cores below 1"
-            )
     return Network(**{**network._asdict(), **given})
 
 
-def seconds_a_byte(flag: str, gbps: float) -> float:
-    if not gbps > 0:
-        raise ValueError(f"{flag}: {gbps:g} GB/s must be above 0")
-    return 1e-9 / gbps
+def link(flag: str, latency_us: float, gbps: float) -> Link:
+    for value, values in ((latency_us, TIME), (gbps, SPEED)):
+        if value not in values:
+            raise ValueError(f"{flag} {latency_us:g} {gbps:g}: {value:g} must be {values}")
+    return Link(latency_us * 1e-6, 1e-9 / gbps)
 
 
 def chosen(collective: str, names: Sequence[str] | None, nodes: Nodes) -> tuple[Algorithm, ...]:

@@ -144,4 +144,4 @@ def test_under_an_mpirun_of_another_mpi():
 def test_flags_that_cannot_be():
     ended = alone("--timeout", "soon")
     assert ended.returncode == 2
-    assert "argument --timeout: 'soon' must be seconds above 0, as in 30" in ended.stderr
+    assert "argument --timeout: 'soon' must be a number above 0 and at most 3600 s; see --help" in ended.stderr

@@ -3,8 +3,10 @@
 systems/test_end_to_end.py starts train.py as its user does.
 """
 
+import errno
 import gc
 import json
+import os
 import re
 import shutil
 import signal
@@ -17,6 +19,7 @@ import torch
 from safetensors.numpy import load_file
 
 from collectives import Communicator, InputError
+from models import hf, report
 from models.flags import parse
 from models.hf import load_hugging_face, save_hugging_face
 from mpi_tests.helpers.folders import shared_folder
@@ -30,6 +33,7 @@ from mpi_tests.helpers.trained import (
     on,
     on_first,
 )
+from parallelism.checkpoint.index import sealed
 from parallelism.checkpoint.stop import SIGNALS
 from train import train
 from training.config import Config
@@ -289,6 +293,38 @@ def test_what_a_run_cannot_go_on_from(comm, folder):
         with pytest.raises(InputError, match=re.escape(words)):
             on(comm, **{"checkpoint_dir": str(folder), "resume": "auto", **changes})
     assert left(comm) == before
+    with pytest.raises(InputError, match="loss_scale=None is none: resume from another checkpoint"):
+        on(comm, checkpoint_dir=str(folder), resume=forged(comm, folder))
+    assert (folder / "lock").read_text() == ""
+    assert left(comm) == before
+
+
+def forged(comm, folder):
+    """The checkpoint of a run, less what is needed of it, with a checksum that is right."""
+    (path,) = folder.glob("*/index.json")
+    if comm.rank == 0:
+        values = json.loads(path.read_text())["index"]
+        del values["whole"]["loss_scale"]
+        path.write_text(sealed(values))
+    comm.barrier()
+    return str(path.parent)
+
+
+@pytest.mark.sizes(1, 2)
+def test_a_full_disk_of_out_dir_stops_no_checkpoint(comm, folder, monkeypatch, capsys):
+    """The last one is whole before the loss is drawn, and the run's end is one line."""
+    finished, whole = folder / "saved" / "00001-step-1", []
+
+    def full(*arguments, **more):
+        whole.append(finished.exists())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(report, "loss_figure", full)
+    monkeypatch.setattr(hf, "save_file", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        on(comm, checkpoint_dir=str(finished.parent), out_dir=str(folder / "out"), max_iters=1)
+    assert whole == [True, True] * (comm.rank == 0)
+    assert ("loss.png can't be written (No space left on device)" in capsys.readouterr().out) == (comm.rank == 0)
 
 
 # --- precision ---

@@ -150,11 +150,11 @@ def test_peers_have_no_handicap():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-b", "3Q"], "argument -b/--begin: '3Q' is no size: write one like 8, 64K, 1M or 1G; see --help"),
+        (["-b", "3Q"], "argument -b/--begin: '3Q' is no size: write one like 8, 64K, 1M or 1G, at most 1048576G"),
         (["-b", "2K", "-e", "1K"], "--begin 2048 is above --end 1024: exchange them"),
-        (["-n", "0"], "argument -n/--iters/--repeats: '0' must be a whole number above 0; see --help"),
-        (["-i", "0"], "argument -i/--step: '0' would never end: use 1 or more"),
-        (["-f", "1"], "--factor 1 would never end: use 2 or more"),
+        (["-n", "0"], "argument -n/--iters/--repeats: '0' must be a whole number from 1 to 1000000; see --help"),
+        (["-i", "0"], "argument -i/--step: '0' must be a whole number from 1 to"),
+        (["-f", "1"], "argument -f/--factor: '1' must be a whole number from 2 to 1073741824"),
         (["barrier", "--algorithms", "ring"], "--algorithms ring: there are dissemination, direct, auto, mpi, all"),
         (
             ["all_gather", "-a", "neighbor"],
@@ -164,11 +164,15 @@ def test_peers_have_no_handicap():
         (["-r", "3"], "--root 3: there are ranks 0 to 2"),
         (["-o", "avg", "-d", "int8"], "op 'avg' of int8 would not be whole"),
         (["-o", "mean", "-d", "all"], "op 'mean' is unknown: use one of sum, "),
-        (["-d", "float8"], "dtype 'float8' is unknown; use one of "),
+        (["-d", "float8"], "argument -d/--dtype: 'float8' is no dtype: use "),
         (["--peers", "mpi,rccl"], "argument --peers: 'rccl' is no peer: use mpi, gloo, nccl"),
-        (["--handicap", "0.9"], "argument --handicap: '0.9' must be a number, 1 or above"),
+        (["--handicap", "0.9"], "argument --handicap: '0.9' must be a number from 1 to 1000"),
         (["--tune", "t.json", "-d", "all"], "--tune: a tuning file is of one dtype and op: name them"),
         (["--device", "tpu"], "device 'tpu' is unknown"),
+        (["--min-bw", "nan"], "argument --min-bw: 'nan' must be a number from 0 to 1000000000 GB/s"),
+        (["-e", "1G", "-i", "1"], "--step 1 makes 1073741817 sizes: use a longer one, for 10000 at most"),
+        (["-n", "9" * 9], "argument -n/--iters/--repeats: '999999999' must be a whole number from 1 to 1000000"),
+        (["-e", "9" * 20 + "G"], f"argument -e/--end: '{'9' * 20}G' is no size"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
@@ -183,6 +187,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(mo
     reason = f"{flag} {path} can't be written (No such file or directory): pass another path"
     with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
         run.refuse_unwritable(parsed(monkeypatch, flag, str(path)))
+    with pytest.raises(ValueError, match=r"can't be written \(Is a directory\): pass another path"):
+        run.refuse_unwritable(parsed(monkeypatch, flag, str(tmp_path)))
 
 
 def parsed(monkeypatch, *words, size=4):
@@ -198,6 +204,15 @@ def test_default_flags(monkeypatch):
     assert tuning.algorithms == ["all"]
     assert {setting.memory for setting in tuning.settings} == {"symmetric", "ordinary"}
     assert {setting.collective for setting in tuning.settings} == {*COLLECTIVES, "barrier"}
+
+
+@pytest.mark.parametrize(
+    ("spelling", "dtype"), [("half", "float16"), ("float", "float32"), ("double", "float64"), ("uint8", "uint8")]
+)
+def test_dtypes_are_spelled_as_in_nccl_tests(monkeypatch, spelling, dtype):
+    """Source: NVIDIA/nccl-tests, src/common.cu, test_typenames."""
+    (setting,) = parsed(monkeypatch, "-d", spelling).settings
+    assert str(setting.dtype) == dtype
 
 
 def test_flags_of_nccl_tests(monkeypatch):

@@ -31,7 +31,7 @@ from parallelism.checkpoint import (
 )
 from parallelism.checkpoint.extent import meet
 from parallelism.checkpoint.folders import UNFINISHED, commit, found, keep_last, newest, next_number, remove_unfinished
-from parallelism.checkpoint.index import Index
+from parallelism.checkpoint.index import Index, sealed
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.checkpoint.sharing import identity, writers
@@ -397,6 +397,73 @@ def test_several_are_kept(tmp_path):
     keep_last(tmp_path, 2)
     assert found(tmp_path) == paths[3:]
     assert len([*tmp_path.iterdir()]) == 3
+
+
+def test_broken_ones_do_not_count_among_those_kept(tmp_path):
+    """Four ways to be broken, one of which only reading tells, as a run that goes on has."""
+    paths = [save(tmp_path, ranks_of(Layout(1, 1, 1)), number, 10 * number) for number in range(8)]
+    (paths[3] / "index.json").unlink()
+    (paths[4] / "rank-0.safetensors").unlink()
+    os.truncate(paths[5] / "rank-0.safetensors", 100)
+    keep_last(tmp_path, 3, broken={paths[6]})
+    assert found(tmp_path) == paths[1:]
+    keep_last(tmp_path, 1)
+    assert found(tmp_path) == paths[7:]
+
+
+def forged(*keys, value=None, remove=False):
+    """An index in which what the keys lead to is another value."""
+
+    def forge(values):
+        for key in keys[:-1]:
+            values = values[key]
+        if remove:
+            del values[keys[-1]]
+        else:
+            values[keys[-1]] = value
+
+    return pytest.param(forge, id=f"{'-'.join(map(str, keys))}={value!r:.20}")
+
+
+# file, nbytes, header_checksum, pieces; name, kind, dtype, extent, length, block_bytes, checksums.
+PIECE = ("entries", 0, 3, 0)
+FORGERIES = [
+    *(forged(key, remove=True) for key in ("step", "whole", "own", "entries", "format")),
+    *(forged("entries", value=value) for value in (None, 3, [3], [[]], {"a": 1})),
+    *(forged("step", value=value) for value in ("x", -1, True, None)),
+    *(forged("whole", value=value) for value in ([], None)),
+    forged("own", value=3),
+    forged("more", value=3),
+    *(forged("entries", 0, 0, value=value) for value in (3, None, "../rank-0.safetensors", "/etc/passwd")),
+    *(forged("entries", 0, place, value=value) for place in (1, 2) for value in ("x", -1, 1.5)),
+    *(forged("entries", 0, 3, value=value) for value in (None, 3, [3], [[]])),
+    *(forged(*PIECE, place, value=value) for place in range(7) for value in (None, -1, "x", [], [-1], 1 << 70)),
+    *(forged(*PIECE, 3, place, value=value) for place in (0, 1, 2, 3) for value in (-1, "x", [], [-1], 1 << 70)),
+    forged(*PIECE, 6, value=[]),
+    forged(*PIECE, 6, value=["a"]),
+    forged(*PIECE, 2, value="nn"),
+    forged(*PIECE, 5, value=0),
+]
+
+
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_a_forged_index_is_refused_in_a_line(tmp_path, forge):
+    """Its checksum is right, its content is no run's."""
+    path = save(tmp_path, ranks_of(Layout(1, 1, 1))) / "index.json"
+    values = json.loads(path.read_text())["index"]
+    forge(values)
+    path.write_text(sealed(values))
+    with pytest.raises((ValueError, OSError), match=f"{path}: not what |rank-0.safetensors: .* not contain") as caught:
+        Checkpoint(path.parent).verify()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"torch": "?"}, {"torch": 3}, {"numpy": {}}, {"python": [3, [], None]}])
+def test_a_forged_random_state(change):
+    state = random_state()
+    with pytest.raises(ValueError, match="no state of random numbers that a run has saved"):
+        set_random_state(state | change)
+    set_random_state(state)
 
 
 def test_shards_that_are_no_whole_make_no_checkpoint(tmp_path):

@@ -201,7 +201,7 @@ def without(data, name):
     [
         ('{"schema": 1,', "not JSON (Expecting property name"),
         ("[]", "'schema' is missing"),
-        ("[" * 100000, "maximum recursion depth"),
+        ("[" * 100000, "not JSON (maximum recursion depth"),
         (json.dumps(document([], schema=2)), "schema is 2, but this build reads 1"),
         (json.dumps(without(document([]), "results")), "'results' is missing"),
         (json.dumps(document([], nodes=[1, 1])), "'nodes' is [1, 1], but must have the ranks of each node, 4 in all"),

@@ -350,7 +350,7 @@ def test_numba(monkeypatch, ended, verdict, words):
         ("COLLECTIVES_TIMEOUT_S", "-1", "COLLECTIVES_TIMEOUT_S='-1'"),
         ("COLLECTIVES_FAKE_NODES", "2", "COLLECTIVES_FAKE_NODES='2'"),
         ("COLLECTIVES_CUDA_AWARE", "yes", "COLLECTIVES_CUDA_AWARE='yes'"),
-        ("COLLECTIVES_CORES", "0", "COLLECTIVES_CORES='0'"),
+        ("COLLECTIVES_CORES", "0", "COLLECTIVES_CORES='0' must be a whole number from 1 to 65536"),
         ("COLLECTIVES_TIMEOUT", "5", "COLLECTIVES_TIMEOUT is no setting"),
     ],
 )
@@ -385,7 +385,9 @@ def test_the_tuning_file(tmp_path, monkeypatch):
     assert "make it anew" in finding.remedy
 
 
-@pytest.mark.parametrize(("value", "verdict"), [(None, "note"), ("all", "problem"), ("0", "problem"), ("2", "ok")])
+@pytest.mark.parametrize(
+    ("value", "verdict"), [(None, "note"), ("all", "problem"), ("0", "problem"), ("2", "ok"), ("2,1", "ok")]
+)
 def test_threads(monkeypatch, value, verdict):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if value is not None:

@@ -1,8 +1,11 @@
 """Measured links: kept for a list of hosts, and used by `auto` there."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from collectives import links
+from collectives.cost import Link
 from collectives.links import Kept, Place
 from mpi_tests.helpers.networks import NETWORK_HERE
 
@@ -48,6 +51,40 @@ def test_a_broken_file_counts_as_none_and_is_replaced(folder, broken):
     assert links.latest() is None
     links.keep(Kept(PLACE, NETWORK_HERE))
     assert links.parse(links.read(PLACE.file)).network == NETWORK_HERE
+
+
+BUSY = [
+    ({"meet_s": 0.041}, "a meeting in a node took 41 ms"),
+    ({"within": Link(0.0021, 1e-9)}, "a message in a node took 2.1 ms"),
+    ({"copy_s_per_byte": 1e-7}, "a rank copied 10 MB/s"),
+    ({"gamma_s_per_byte": 1e-8}, "a rank folded 100 MB/s"),
+]
+
+
+@pytest.mark.parametrize(("speeds", "why"), BUSY, ids=[why for _, why in BUSY])
+def test_speeds_of_a_busy_machine_are_neither_kept_nor_believed(folder, monkeypatch, speeds, why):
+    busy = Kept(PLACE, NETWORK_HERE._replace(**speeds))
+    assert links.keep(busy) == (
+        f"not kept ({why}, as where others use the cores): measure again when the machine is quiet"
+    )
+    assert not links.any_kept()
+    with monkeypatch.context() as before:
+        before.setattr(links, "doubt", lambda network: "")  # as in earlier versions
+        links.keep(busy)
+        assert links.latest() == busy
+    assert links.latest() is None
+    assert links.parse(links.read(PLACE.file)) is None
+
+
+def test_a_busy_machine_is_said_in_one_line(monkeypatch, capsys):
+    from collectives.bench import constants
+
+    busy, where = NETWORK_HERE._replace(meet_s=0.041), "not kept (a meeting in a node took 41 ms)"
+    monkeypatch.setattr(constants, "speeds", lambda *arguments: busy)
+    monkeypatch.setattr(constants, "keep", lambda *arguments: where)
+    for rank in (0, 1):
+        assert constants.measure(SimpleNamespace(rank=rank), 1, 1) == busy
+    assert capsys.readouterr().out == f"# links: {where}\n"
 
 
 def test_a_folder_that_cannot_be_written_is_said(monkeypatch, tmp_path):

@@ -18,7 +18,9 @@ from collectives.algorithms import find
 from collectives.cost import Link, Network, predict
 from collectives.simulate.fabrics import FABRICS
 from collectives.simulate.flags import in_nodes
+from collectives.topology import Topology
 from models.config import GPTConfig
+from models.flags import parse
 from models.gpt import GPT
 from mpi_tests.helpers.launch import ROOT
 from parallelism.dropout import Dropout
@@ -45,6 +47,8 @@ from parallelism.planner.step import Step, Time, played
 from parallelism.sequence_parallel import DroppingAttention
 from parallelism.shard import Shard
 from parallelism.stage import cut, gpt2_layers
+from training.checks import check
+from training.config import Config
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
 LARGE = GPTConfig(vocab_size=50304, block_size=2048, n_layer=32, n_head=32, n_embd=4096)
@@ -562,29 +566,34 @@ def test_without_mpi_and_torch():
     assert "8 x 8 ranks: InfiniBand NDR" in run.stdout
     assert "max_iters, eval_interval, lr have no part in this" in run.stdout
     assert re.search(r"\n +\d.* dp \d+", run.stdout)
-    assert "python train.py --dp" in run.stdout
+    assert "\nmpirun -n 64 python train.py --config configs/small.toml --dp" in run.stdout
 
 
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ("--hosts 0", "--hosts 0: use 1 or more"),
+        ("--hosts 0", "argument --hosts: '0' must be a whole number from 1 to 131072 ranks; see --help"),
+        ("--hosts 999999999999", "'999999999999' must be a whole number from 1 to 131072 ranks"),
+        ("--hosts 99999 --gpus 99999", "--hosts 99999 x --gpus 99999 makes 9999800001 ranks: use 131072 at most"),
         ("--tp 3", "no layout of 8 ranks: none has the values asked for"),
         ("--tp 8", "no layout of 8 ranks: n_head=4 and n_kv_head=4 can't be split over tp=8"),
         ("--pp 8", "no layout of 8 ranks: n_layer=4 is fewer than 8 stages"),
         ("--global_batch_size 3 --dp 8", "no layout of 8 ranks: global_batch_size=3 can't be shared by dp=8"),
-        ("--micro_batch_size 0", "micro_batch_size=0 must be at least 1"),
+        ("--micro_batch_size 0", "micro_batch_size=0 must be from 1 to 1000000 samples"),
         ("--fabric 100gbe", "--fabric 100gbe has no device: pass --tflops and --memory, or --measure"),
-        ("--tflops 0", "--tflops 0 must be above 0"),
-        ("--efficiency 1.5", "use an --efficiency above 0 and at most 1"),
+        ("--tflops 0", "argument --tflops: '0' must be a number above 0 and at most 1000000 TFLOP/s"),
+        ("--efficiency 1.5", "argument --efficiency: '1.5' must be a number above 0 and at most 1"),
         ("--master_weights", "master_weights are kept beside 16-bit parameters, but dtype=float32: use bfloat16"),
-        ("--within 1 0", "--within: 0 GB/s must be above 0"),
+        ("--within 1 0", "--within 1 0: 0 must be above 0 and at most 1000000000 GB/s"),
         ("--zero_stage 4", "invalid choice"),
         ("--n_embd 190", "n_embd=190 can't be split over n_head=4"),
         ("--config nowhere.toml", "nowhere.toml: can't be read"),
         ("--schedule zb_v --virtual_stages 3 --pp 2", "schedule and virtual_stages don't go together"),
-        ("--number 0", "--number 0: use 1 or more"),
-        ("--bucket_mb 0", "bucket_mb=0.0 must be above 0"),
+        ("--number 0", "argument --number: '0' must be a whole number from 1 to 1000"),
+        ("--bucket_mb 0", "bucket_mb=0.0 must be above 0 and at most 65536 MiB"),
+        ("--bucket_mb nan", "bucket_mb=nan must be above 0"),
+        ("--n_layer 99999999999", "n_layer=99999999999 must be from 1 to 1000"),
+        ("--memory nan", "argument --memory: 'nan' must be a number above 0"),
     ],
 )
 def test_bad_input(capsys, flags, why):
@@ -599,7 +608,9 @@ def test_bad_files(capsys, tmp_path):
     for line, why in (
         ("zero_stage = 7", "zero_stage=7 is unknown: use 0, 1, 2, 3"),
         ("schedule = 'best'", "schedule='best' is unknown: use naive, gpipe, "),
-        ("tp = 'two'", "tp = 'two' must be of type int"),
+        ("tp = 'two'", "tp='two' must be of type int"),
+        ("[model]\nn_layer = 3", "job.toml: [model] is a table, but settings stand in none: write them without its"),
+        ("bucket_mb = nan", "job.toml: bucket_mb=nan must be above 0"),
     ):
         (tmp_path / "job.toml").write_text(line)
         assert main(["--config", str(tmp_path / "job.toml")]) == 2
@@ -617,7 +628,27 @@ def test_what_a_file_says_of_layouts_stands(tmp_path):
 @pytest.mark.parametrize("command", re.findall(r"^python -m parallelism.planner (.*)", described, re.MULTILINE))
 def test_commands_that_help_shows(command, capsys):
     assert main(shlex.split(command)) == 0
-    assert "python train.py --dp" in capsys.readouterr().out
+    assert re.search(r"\nmpirun -n \d+ python train.py .*--dp", capsys.readouterr().out)
+
+
+def test_the_command_at_the_end_can_be_pasted(capsys, tmp_path):
+    """train.py takes it, and then has the settings that were planned for, on as many ranks."""
+    file = tmp_path / "my job.toml"
+    file.write_text("schedule = 'zb_v'\nsequence_parallel = true\nn_layer = 2\nglobal_batch_size = 24\nlr = 0.1\n")
+    flags = ["--config", str(file), "--gpus", "2", "--tp", "1", "--n_embd", "64", "--bias", "--no-sequence_parallel"]
+    assert main(flags) == 0
+    mpirun, option, ranks, python, script, *words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert (mpirun, option, ranks, python, script) == ("mpirun", "-n", "2", "python", "train.py")
+    config = parse(Config, "", words)
+    assert (config.n_layer, config.n_embd, config.bias, config.lr, config.sequence_parallel) == (
+        2,
+        64,
+        True,
+        0.1,
+        False,
+    )
+    inputs = check(config, Topology.from_ids([0, 0]))
+    assert inputs.batch_size == 24
 
 
 def test_what_does_not_fit_is_said(capsys):

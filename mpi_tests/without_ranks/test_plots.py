@@ -1,15 +1,18 @@
 """Pictures of documents: through their axes, what is drawn is what the documents say."""
 
 import json
+import re
+from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pytest
 
 from collectives.bench import plots
-from collectives.bench.document import parse
+from collectives.bench.document import parse, read
 from collectives.bench.documents import main
 from mpi_tests.helpers.documents import document, row
+from mpi_tests.helpers.launch import ROOT
 
 TIMES = {"ring": {8: 20.0, 1024: 30.0}, "binomial": {8: 10.0, 1024: 40.0}, "mpi": {8: 5.0, 1024: 6.0}}
 
@@ -103,3 +106,42 @@ def test_bad_folders_and_documents(tmp_path, capsys):
     assert "error: documents named a, a: pictures are named after them" in capsys.readouterr().err
     assert main(["--plots", str(tmp_path), "--from", str(tmp_path / "b.json")]) == 2
     assert list(tmp_path.iterdir()) == [tmp_path / "a.json"]
+
+
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+OF_COLLECTIVES = [path for path in RESULTS if re.match(r"peers-|rig-(?!openmpi-tuning)", path.name)]
+
+
+@pytest.mark.parametrize("path", OF_COLLECTIVES, ids=lambda path: path.stem)
+def test_published_results_are_read_and_compared(path, capsys):
+    """Each with itself, which is equal."""
+    assert len(read(path).rows) >= 6
+    assert main(["--compare", str(path), str(path)]) == 0
+    assert "equal, as far as the noise lets see" in capsys.readouterr().out
+
+
+def test_published_results_are_drawn(tmp_path):
+    path = next(path for path in OF_COLLECTIVES if path.name == "peers-openmpi-2.json")
+    found = read(path)
+    small = found._replace(rows=[row for row in found.rows if row.group.collective == "broadcast"])
+    assert {row.group.name for row in small.rows} == {"auto", "mpi", "gloo"}
+    paths = plots.save(tmp_path, [small])
+    assert {Path(path).name.partition("-")[0] for path in paths} == {"bandwidth", "latency", "fastest"}
+    measured = json.loads(path.read_text())["results"]
+    (of_1_kib,) = (result for result in measured if (result["collective"], result["bytes"]) == ("all_reduce", 1024))
+    there = [row for row in found.rows if (row.group.collective, row.nbytes) == ("all_reduce", 1024)]
+    rows = {(row.group.name, row.group.memory, row.group.dtype): row for row in there}
+    assert rows["auto", "ordinary", "float32"].median_us == pytest.approx(of_1_kib["seconds"]["auto ordinary"] * 1e6)
+    assert rows["auto", "symmetric", "bfloat16"].median_us == pytest.approx(of_1_kib["seconds"]["auto bfloat16"] * 1e6)
+    assert rows["mpi", "ordinary", "float32"].median_us == pytest.approx(of_1_kib["seconds"]["mpi"] * 1e6)
+
+
+@pytest.mark.parametrize("path", sorted({*RESULTS} - {*OF_COLLECTIVES}), ids=lambda path: path.stem)
+def test_published_results_of_other_kinds_say_what_they_are(path, capsys):
+    words = (
+        "a tuning file, which has no times" if "tuning" in path.name else "which are no times of collectives by size"
+    )
+    for flags in (["--plots", "out", "--from", str(path)], ["--compare", str(path), str(path)]):
+        assert main(flags) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert words in line

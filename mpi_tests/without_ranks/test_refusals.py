@@ -3,22 +3,29 @@
 with_ranks/test_refusals.py: all ranks refuse together; systems/test_bad_input.py: what a user then sees.
 """
 
+import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_type_hints
 
 import pytest
 
+from collectives.settings import value_type
 from collectives.topology import Topology
+from models.config import GPTConfig
 from models.flags import parse
-from training.checks import check, prepare_out_dir
+from models.hf import hugging_face_config
+from training.checks import check
 from training.config import Config
 from training.device import own_device
 from training.layout import job_of
+from training.out_dir import own_out_dir, prepare_out_dir
 
 SMALL = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2]
 TWO_BLOCKS = ["--n_layer", 2]
+HUGGING_FACE = hugging_face_config(GPTConfig())
 FILES = {
     "empty.txt": b"",
     "latin.txt": "abc\u00e9def".encode("latin-1"),
@@ -29,12 +36,25 @@ FILES = {
     "bad.toml": b"learning_rate = 1",
     "type.toml": b"n_layer = 'two'",
     "broken.toml": b"n_layer =",
+    "bytes.toml": b"n_layer = \xff",
+    "deep.toml": b"n_layer = " + b"[" * 5000,
+    "stage.toml": b"zero_stage = 7",
+    "layout.toml": b"layout = 'foo'",
+    "recompute.toml": b"recompute = 'foo'",
+    "data.toml": b"data = [1]",
+    "nan.toml": b"lr = nan",
+    "table.toml": b"[model]\nn_layer = 2",
+    "list/config.json": b"[]",
+    "broken/config.json": b"{",
+    "words/config.json": json.dumps(HUGGING_FACE | {"n_layer": "two"}).encode(),
+    "negative/config.json": json.dumps(HUGGING_FACE | {"n_embd": -1}).encode(),
 }
 
 
 @pytest.fixture
 def folder(tmp_path):
     for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     return tmp_path
 
@@ -73,9 +93,20 @@ COMMAND_LINES = [
     (["--learning_rate", 1], "unrecognized arguments: --learning_rate 1; see --help"),
     (["--sp_mode", "rings"], "argument --sp_mode: invalid choice: 'rings'"),
     (["--config", "{tmp}/bad.toml"], "bad.toml: learning_rate is no setting; there are data, "),
-    (["--config", "{tmp}/type.toml"], "type.toml: n_layer = 'two' must be of type int"),
+    (["--config", "{tmp}/type.toml"], "type.toml: n_layer='two' must be of type int"),
     (["--config", "{tmp}/broken.toml"], "broken.toml: not TOML: Invalid value (at end of document)"),
     (["--config", "{tmp}/none.toml"], "none.toml: can't be read (No such file or directory); check the path"),
+    (["--config", "/dev/zero"], "/dev/zero: no file of settings; check the path"),
+    (["--config", "{tmp}/bytes.toml"], "bytes.toml: not TOML: 'utf-8' codec can't decode byte 0xff"),
+    (["--config", "{tmp}/deep.toml"], "deep.toml: not TOML: "),
+    (["--config", "{tmp}/stage.toml"], "stage.toml: zero_stage=7 is unknown: use 0, 1, 2, 3"),
+    (["--config", "{tmp}/layout.toml"], "layout.toml: layout='foo' is unknown: use given, auto"),
+    (["--config", "{tmp}/recompute.toml"], "recompute.toml: recompute='foo' is unknown: use none, full, selective"),
+    (["--config", "{tmp}/data.toml"], "data.toml: data=[1] must be of type list of str"),
+    (["--config", "{tmp}/nan.toml"], "nan.toml: lr=nan must be above 0 and at most 100"),
+    (["--config", "{tmp}/table.toml"], "table.toml: [model] is a table, but settings stand in none: write them"),
+    (["--foo\nbar"], "unrecognized arguments: --foo bar; see --help"),
+    (["--out_dir", "a\nb"], r"out_dir='a\nb' has characters that are no text: leave them out"),
 ]
 DATA = [
     (["--data", "no-such-file.txt"], "no-such-file.txt: no such file; check the path"),
@@ -87,29 +118,39 @@ DATA = [
         ["--data", "{tmp}/words.txt", "--micro_batch_size", 16],
         "num_samples=23 don't fill one batch of batch_size=32: use a smaller batch",
     ),
-    (["--val_fraction", 1], "val_fraction=1.0 must be between 0 and 1, for example 0.1"),
-    (["--seed", -1], "seed=-1 must be from 0 to 2**63 - 1"),
+    (["--val_fraction", 1], "val_fraction=1.0 must be above 0 and below 1"),
+    (["--seed", -1], f"seed=-1 must be from 0 to {2**63 - 1}"),
     (["--init_from", "{tmp}"], "config.json: no such file; pass a directory written by save_hugging_face"),
+    (["--init_from", "{tmp}/list"], "list/config.json: a list, but settings by name are wanted; get the file again"),
+    (["--init_from", "{tmp}/broken"], "broken/config.json: not JSON (Expecting property name"),
+    (["--init_from", "{tmp}/words"], "words/config.json: n_layer='two' must be of type int"),
+    (["--init_from", "{tmp}/negative"], "negative/config.json: n_embd=-1 must be from 1 to 1048576"),
+    (["--document_end", 999], "document_end=999 is no token of Python language reference: use one from 0 to 255"),
+    (["--data", "/dev/zero"], "/dev/zero: no regular file; pass one that every rank can read from its beginning"),
 ]
 SETTINGS = [
-    (["--max_iters", 0], "max_iters=0 must be at least 1"),
-    (["--micro_batch_size", 0], "micro_batch_size=0 must be at least 1"),
-    (["--bucket_mb", 0], "bucket_mb=0.0 must be above 0"),
+    (["--max_iters", 0], "max_iters=0 must be from 1 to 1000000000"),
+    (["--micro_batch_size", 0], "micro_batch_size=0 must be from 1 to 1000000 samples"),
+    (["--bucket_mb", 0], "bucket_mb=0.0 must be above 0 and at most 65536 MiB"),
     (["--n_embd", 9, "--n_head", 2], "n_embd=9 can't be split over n_head=2: use 8 or 10"),
     (["--n_head", 4, "--n_kv_head", 3], "n_head=4 can't share n_kv_head=3 evenly: use one of 1, 2, 4"),
     (["--dropout", 1], "dropout=1.0 must be at least 0 and below 1"),
     (["--master_weights"], "master_weights are kept beside 16-bit parameters, but dtype=float32: use bfloat16 or"),
     (["--grad_dtype", "float16"], "grad_dtype=float16 beside dtype=float32, master_weights=False: use float32 or"),
+    (
+        ["--n_layer", 1000, "--n_embd", 1 << 20, "--val_fraction", 0.5],
+        "n_layer=1000 and n_embd=1048576 make 13,194,141,908,336,640 parameters, 105553.1 TB for 2 ",
+    ),
     (["--compile", "--tp", 2], "compile is of models that ranks compute whole, not with tp=2: leave it out"),
     (["--device", "tpu"], "device 'tpu' is unknown: use 'cpu', 'cuda'"),
-    (["--checkpoint_interval", -1], "checkpoint_interval=-1 must be at least 0"),
+    (["--checkpoint_interval", -1], "checkpoint_interval=-1 must be from 0 to 1000000000"),
     (["--checkpoint_interval", 1], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
     (["--resume", "auto"], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
 ]
 LAYOUTS = [
     (["--dp", 3], "mesh dp=3 x pp=1 x sp=1 x tp=1 makes 3 ranks, but mpirun started 2: change the axes, or start"),
     (["--tp", 3], "pp=1 x sp=1 x tp=3 = 3 does not divide the 2 ranks of this job"),
-    (["--tp", 0], "mesh axis tp=0 must be at least 1"),
+    (["--tp", 0], "tp=0 must be from 1 to 131072 ranks"),
     (
         ["--global_batch_size", 5, "--micro_batch_size", 2],
         "global_batch_size=5 can't be shared by dp=2 ranks in "
@@ -134,7 +175,7 @@ PIPELINES = [
     (["--schedule", "{tmp}/missing.csv"], "missing.csv, line 2, behind the last cell: "),
     (["--schedule", "{tmp}/other.csv"], "other.csv is for pp=1 and num_micro_batches=1, not for 2 and 1: use those"),
     (["--max_alive", 2], "max_alive=2 limits a searched schedule, not 1f1b: use schedule=search"),
-    (["--schedule", "search", "--max_alive", 0], "a limit of 0 activations: a rank has one alive"),
+    (["--schedule", "search", "--max_alive", 0], "max_alive=0 must be from 1 to 1000000000"),
     (["--pp", 1, "--trace", "trace.json"], "trace=trace.json is of a pipeline: use pp of 2 or more, or leave it out"),
     (["--trace", "{tmp}/none/trace.json"], "none/trace.json can't be written: pass a path in a folder that is there"),
     (["--trace", "{tmp}"], " can't be written: pass a path in a folder that is there"),
@@ -210,7 +251,23 @@ def test_an_out_dir_without_permission(folder):
 def test_only_rank_0_looks_where_the_run_writes(folder):
     config = Config(pp=2, n_layer=2, out_dir=f"{folder}/empty.txt/out", trace=f"{folder}/none/trace.json")
     check(config, Topology.from_ids([0, 0]), rank=1)
-    assert prepare_out_dir(config, rank=1) is None
+    prepare_out_dir(config, rank=1)
+
+
+def test_a_run_writes_where_no_other_has(tmp_path, monkeypatch):
+    """To the folder asked for, else to a numbered one; a run that goes on, to that of the run before."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(asked, before=""):
+        folder = Path(own_out_dir(asked, before))
+        folder.mkdir(exist_ok=True)
+        (folder / "metrics.jsonl").touch()
+        return str(folder)
+
+    assert [run("out"), run("out"), run("out/"), run("other")] == ["out", "out-2", "out-3", "other"]
+    assert [run("out", "out"), run("out", "out-2"), run("other", "out-2")] == ["out", "out-2", "other-2"]
+    Path("out-4").mkdir()  # which another run has just made
+    assert [run("out", "gone"), run("."), run(".")] == ["out-5", ".", f"{tmp_path}-2"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +276,7 @@ def test_only_rank_0_looks_where_the_run_writes(folder):
         ({"data": ["no-such-file.txt"]}, "no-such-file.txt: no such file; check the path"),
         ({"n_embd": 9, "n_head": 2}, "n_embd=9 can't be split over n_head=2: use 8 or 10"),
         ({"grad_dtype": "float8"}, "grad_dtype=float8 beside dtype=float32"),
-        ({"micro_batch_size": 0}, "micro_batch_size=0 must be at least 1"),
+        ({"micro_batch_size": 0}, "micro_batch_size=0 must be from 1 to"),
     ],
     ids=["data", "n_embd", "grad_dtype", "micro_batch_size"],
 )
@@ -227,3 +284,25 @@ def test_what_no_layout_fits(settings, message):
     """test_planner.py has what fits some."""
     with pytest.raises(ValueError, match=message):
         job_of(Config(layout="auto", **settings), world_size=2)
+
+
+NUMBERS = [field for field in fields(Config) if value_type(get_type_hints(Config)[field.name]) in (int, float)]
+
+
+@pytest.mark.parametrize("field", [field for field in NUMBERS if "choices" not in field.metadata], ids=lambda f: f.name)
+def test_every_number_has_ends(field, tmp_path):
+    """Beyond which flags, files and Python alike refuse it, with the value and what it may be."""
+    values = field.metadata["range"]
+    for number in (values.least - 1, values.most * 2 + 1, float("nan")):
+        file = tmp_path / "job.toml"
+        file.write_text(f"{field.name} = {number}")
+        ways = (
+            lambda number=number: Config(**{field.name: number}),
+            lambda file=file: parse(Config, "", ["--config", str(file)]),
+            lambda number=number: parse(Config, "", [f"--{field.name}={number}"]),
+        )
+        for way in ways:
+            with pytest.raises(ValueError, match=f"{field.name}.* (must be |invalid int value)") as caught:
+                way()
+            assert str(number) in str(caught.value)
+            assert "\n" not in str(caught.value)

@@ -1,11 +1,14 @@
+import errno
 import io
 import json
 import math
+import os
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from models.files import replacing
 from models.report import Metrics, Report, iteration_line, loss_figure, peak_memory_mib, smoothed
@@ -80,6 +83,20 @@ def test_an_error_still_draws_the_loss(tmp_path):
     with pytest.raises(RuntimeError, match="out of memory"):
         broken_run()
     assert matplotlib.image.imread(tmp_path / "loss.png").shape[2] == 4
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full, a disk that is always full")
+def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path, capsys, monkeypatch):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+
+    def full(*arguments, **more):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    run(str(tmp_path), goes_on=True)
+    said = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
+    reason = "can't be written (No space left on device): the run goes on without it"
+    assert said == [f"{tmp_path}/metrics.jsonl {reason}", f"{tmp_path}/loss.png {reason}"]
 
 
 def test_a_new_run_starts_a_new_record(tmp_path):

@@ -64,13 +64,14 @@ class Checkpoints:
     def __init__(self, directory: str | Path, comm: Communicator, keep: int = 3, say: Callable[[str], None] = print):
         self.directory, self.comm, self.keep, self.say = Path(directory), comm, keep, say
         self._pending: Pending | None = None
+        self._broken: set[Path] = set()  # that have been passed over
         with comm.agreed("Checkpoints"):
             if keep < 1:
                 raise ValueError(f"keep={keep} checkpoints must be at least 1")
             self._lock = self._take_lock() if comm.rank == 0 else None
         try:
             self._number = self._first_number()
-        except InputError:
+        except BaseException:
             self._release_lock()
             raise
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -151,7 +152,7 @@ class Checkpoints:
                 entries, own = zip(*map(json.loads, texts), strict=True)
                 written = [entry for entry in map(Entry.from_json, entries) if entry.pieces]
                 commit(pending.folder, Index(pending.step, pending.whole, own, written))
-                keep_last(self.directory, self.keep)
+                keep_last(self.directory, self.keep, self._broken)
 
     def newest(self) -> Path | None:
         """The last whole checkpoint, each shard of which some rank has read; None if there is none."""
@@ -161,8 +162,10 @@ class Checkpoints:
         return newest([self.directory / name for name in names.splitlines()], self._check, self.say)
 
     def _check(self, path: Path) -> None:
+        self._broken.add(path)
         with self.comm.agreed("newest"):
             Checkpoint(path).verify(self.comm.rank, self.comm.size)
+        self._broken.remove(path)
 
     def load(self, parts: Iterable[Part], path: str | Path) -> Loaded:
         """Fill parts from a checkpoint of the same model, of any layout; each rank reads what it asks for.

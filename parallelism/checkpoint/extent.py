@@ -34,7 +34,8 @@ class Extent(NamedTuple):
         Raises: ValueError for a whole that has no such shard, or a shard that has no such range.
         """
         runs = self._shard_runs(self.shard) if self.shard else np.array([[0, 0, math.prod(self.shape)]])
-        if not 0 <= self.begin <= self.end <= (among := self.shard_length()):
+        among = self.shard_length()
+        if not 0 <= self.begin <= self.end <= among:
             raise ValueError(f"elements {self.begin} to {self.end} are not all among a part's {among}")
         begins = np.maximum(runs[:, 0], self.begin)
         ends = np.minimum(runs[:, 0] + runs[:, 2], self.end)

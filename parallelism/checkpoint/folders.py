@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
 from parallelism.checkpoint.index import INDEX, Index, check_complete
@@ -70,13 +70,28 @@ def next_number(directory: Path) -> int:
     return max((int(match[1]) for match in matches if match), default=0) + 1
 
 
+def looks_whole(path: Path) -> bool:
+    try:
+        Checkpoint(path).check_files()
+    except (ValueError, OSError):
+        return False
+    return True
+
+
 def remove_unfinished(directory: Path) -> None:
     for path in directory.glob(f"*{UNFINISHED}"):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def keep_last(directory: Path, keep: int) -> None:
-    """Remove all but the last checkpoints.  One that is half removed doesn't look like one."""
-    for path in found(directory)[:-keep]:
+def keep_last(directory: Path, keep: int, broken: Container[Path] = ()) -> None:
+    """Remove what comes before the last checkpoints that are whole, as far as is seen without reading their shards.
+
+    Those known as `broken` don't count.  One that is half removed doesn't look like one.
+    """
+    paths, whole = found(directory), 0
+    while paths and whole < keep:
+        path = paths.pop()
+        whole += path not in broken and looks_whole(path)
+    for path in paths:
         os.replace(path, path.with_name(path.name + UNFINISHED))
     remove_unfinished(directory)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from parallelism.checkpoint.shards import Entry
+from parallelism.checkpoint.shards import Entry, is_count
 
 FORMAT = 1
 INDEX = "index.json"
@@ -34,11 +34,26 @@ class Index(NamedTuple):
             values = json.loads(text)["index"]
             if sealed(values) != text:
                 raise ValueError("not what was written, by its checksum")
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, RecursionError):
             raise ValueError("not what was written") from None
+        if not isinstance(values, dict) or "format" not in values:
+            raise ValueError("not what was written")
         if values["format"] != FORMAT:
             raise ValueError(f"of format {values['format']}, but this program reads {FORMAT}")
-        return cls(**values)._replace(entries=[Entry.from_json(entry) for entry in values["entries"]])
+        try:
+            index = cls(**values)._replace(entries=[Entry.from_json(entry) for entry in values["entries"]])
+            index.check()
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"not what a run writes ({type(error).__name__}: {error})") from None
+        return index
+
+    def check(self) -> None:
+        """Raise ValueError for what no run writes, though its checksum is right."""
+        if not (is_count(self.step) and isinstance(self.whole, dict) and isinstance(self.own, list)):
+            raise ValueError("the step, or what is small, is of another type")
+        for entry in self.entries:
+            entry.check()
+        check_complete(self.entries)
 
 
 def sealed(values: Any) -> str:

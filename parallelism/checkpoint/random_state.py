@@ -24,6 +24,14 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
+    """Raises: ValueError for what `random_state` has not given."""
+    try:
+        _set_random_state(state)
+    except (LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"no state of random numbers that a run has saved ({error})") from None
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(unpacked(state["torch"]))
     if state["cuda"]:
         torch.cuda.set_rng_state(unpacked(state["cuda"]))

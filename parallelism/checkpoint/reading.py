@@ -25,7 +25,7 @@ class Checkpoint:
             raise ValueError(f"{path}: missing; pass the folder of a whole checkpoint")
         try:
             self.index = Index.unsealed(path.read_text())
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise ValueError(f"{path}: {error}") from None
         self.readers = [ShardReader(self.folder, entry) for entry in self.index.entries]
         self.pieces: dict[tuple[str, str], list[tuple[ShardReader, Piece]]] = defaultdict(list)
@@ -40,6 +40,14 @@ class Checkpoint:
         """
         for reader in self.readers[rank::size]:
             reader.verify()
+
+    def check_files(self) -> None:
+        """Look for the shards, without reading them.
+
+        Raises: ValueError that names the file that is missing, or not as long as it was written.
+        """
+        for reader in self.readers:
+            reader.check_file()
 
     def check(self, parts: Iterable[Part]) -> None:
         """Raise ValueError where parts are of another model."""

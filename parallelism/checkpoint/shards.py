@@ -71,6 +71,18 @@ class Piece(NamedTuple):
     def nbytes(self) -> int:
         return self.length * self.torch_dtype.itemsize
 
+    def check(self) -> None:
+        """Raise ValueError for what can't be in a shard file."""
+        texts, numbers = (self.name, self.kind, self.dtype), (self.length, self.block_bytes, *self.checksums)
+        if not (all(isinstance(text, str) for text in texts) and all(map(is_count, numbers))):
+            raise ValueError(f"{self.name}: names are no texts, or lengths and checksums no whole numbers")
+        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise ValueError(f"{self.name}: {self.dtype!r} is no dtype")
+        if not self.block_length > 0 or len(self.checksums) != max(1, -(-self.length // self.block_length)):
+            raise ValueError(f"{self.key}: {len(self.checksums)} checksums for {self.length} elements")
+        if self.runs[:, 2].sum() != self.length:
+            raise ValueError(f"{self.key}: {self.length} elements, but its extent has others")
+
     def blocks(self, flat: Tensor) -> list[int]:
         """The checksums of a tensor's blocks."""
         return [crc32(memoryview(block.view(torch.uint8).numpy())) for block in flat.split(self.block_length)]
@@ -89,9 +101,20 @@ class Entry(NamedTuple):
         file, nbytes, header_checksum, pieces = values
         return cls(file, nbytes, header_checksum, [Piece.from_json(piece) for piece in pieces])
 
+    def check(self) -> None:
+        """Raise ValueError for what is no shard file of a checkpoint's folder."""
+        if Path(self.file).name != self.file or not (is_count(self.nbytes) and is_count(self.header_checksum)):
+            raise ValueError(f"{self.file!r} of {self.nbytes!r} bytes is no shard file")
+        for piece in self.pieces:
+            piece.check()
+
     @property
     def header_bytes(self) -> int:
         return self.nbytes - sum(piece.nbytes for piece in self.pieces)
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 @contextmanager
@@ -144,16 +167,20 @@ class ShardReader:
     def __init__(self, folder: Path, entry: Entry):
         self.path, self.entry = folder / entry.file, entry
 
-    @cached_property
-    def file(self) -> Any:
+    def check_file(self) -> None:
         if not self.path.is_file():
             raise ValueError(f"{self.path}: missing")
         nbytes = self.path.stat().st_size
         if nbytes != self.entry.nbytes:
             raise ValueError(f"{self.path}: of {nbytes} bytes, but {self.entry.nbytes} were written")
+
+    @cached_property
+    def file(self) -> Any:
+        self.check_file()
         if crc32(head(self.path, self.entry.header_bytes)) != self.entry.header_checksum:
             raise ValueError(f"{self.path}: the header is not what was written, by its checksum")
-        return safe_open(self.path, "pt")
+        with naming(self.path):
+            return safe_open(self.path, "pt")
 
     def block(self, piece: Piece, number: int) -> Tensor:
         begin = number * piece.block_length

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from parallelism.planner.flags import asked
-from parallelism.planner.report import report
+from parallelism.planner.report import command, report
 from parallelism.planner.search import nothing, search
 
 
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not found.best:
             raise ValueError(nothing(found, what.machine))
         print("\n".join(report(what.job, what.machine, found)))
+        print(what.command, command(found.best[0].layout, what.written))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

