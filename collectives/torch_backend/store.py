@@ -75,11 +75,13 @@ class Table:
 class Server(threading.Thread):
     """Rank 0's thread, which answers until every other rank has said goodbye.
 
-    Not a daemon: Python waits for it when the program has ended, before MPI is ended.
+    It is waited for when the program has ended, and not before: until then its process frees what all ranks free
+    together.
     """
 
     def __init__(self, comm: MPI.Comm):
-        super().__init__(name="collectives store")
+        super().__init__(name="collectives store", daemon=True)
+        atexit.register(self.join)  # before mpi4py ends MPI, and after the store's own goodbye
         self.comm, self.table = comm, Table()
         self.waiting: list[Waiting] = []
         self.replies: list[MPI.Request] = []
@@ -87,8 +89,8 @@ class Server(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        main, sleep_s = threading.main_thread(), SHORTEST_SLEEP_S
-        while self.num_left < self.comm.size - 1 or (main.is_alive() and not self.closed):
+        sleep_s = SHORTEST_SLEEP_S
+        while self.num_left < self.comm.size - 1 or not self.closed:
             status = MPI.Status()
             message = self.comm.improbe(tag=REQUEST, status=status)
             if message:
@@ -131,7 +133,7 @@ class MPIStore(Base):
         self._tags = count()
         self._closed = False
         self.server = Server(self.comm) if self.comm.rank == 0 else None
-        atexit.register(self.close)  # before mpi4py ends MPI
+        atexit.register(self.close)
 
     def ask(self, operation: str, *arguments: Any, keys: tuple[str, ...] = (), limit_s: float | None = None) -> Any:
         """Raises: DistStoreError where keys are still missing when time is up."""
