@@ -123,7 +123,9 @@ class Runner(Base):
     def submit(self, execute: Callable[[Run], None], tensors: Tensors, options: Any) -> Work:
         """Do what makes calls, all of which run in one way, or have it done in its turn."""
         if not getattr(options, "asyncOp", True) and self.line.free:
-            execute(partial(at_once, time.monotonic()))
+            made_s = time.monotonic()
+            with self.line.running:
+                execute(partial(at_once, made_s))
             return self.finished
         work = Pending(execute, tensors)
         self.line.add(work)

@@ -174,6 +174,7 @@ class Line:
         self.calls: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
         self.turn, self.counting = threading.Lock(), threading.Lock()
+        self.running = threading.Lock()  # held by the thread that runs a call, one of these or a caller's
         self.num_free = 0  # threads that are in no continuation
         self.latest: Pending | None = None
 
@@ -209,7 +210,8 @@ class Line:
             if pending is None:
                 self.calls.put(None)  # for the other threads
             else:
-                pending.execute()
+                with self.running:
+                    pending.execute()
             return pending
 
     def end(self) -> None:
