@@ -86,6 +86,7 @@ def test_dtypes_and_ops(size, dtype):
         dist.ReduceOp.PRODUCT: every.prod(0).to(dtype),
         dist.ReduceOp.MIN: every.amin(0),
         dist.ReduceOp.MAX: every.amax(0),
+        dist.ReduceOp.AVG: every.sum(0).div(size, rounding_mode=None if dtype.is_floating_point else "trunc").to(dtype),
     }
     for op, reduced in expected.items():
         x = every[dist.get_rank()].clone()
@@ -478,7 +479,9 @@ def test_monitored_barrier_of_rank_0_alone(size):
     group = dist.group.WORLD
     if dist.get_rank() == 0:
         for name_all, late in ((False, "Rank 1"), (True, "Ranks 1, 2, 3")):
-            with pytest.raises(dist.DistBackendError, match=rf"\[Rank 0\]: {late} failed to pass monitoredBarrier in 100 ms"):
+            with pytest.raises(
+                dist.DistBackendError, match=rf"\[Rank 0\]: {late} failed to pass monitoredBarrier in 100 ms"
+            ):
                 group.monitored_barrier(timedelta(seconds=0.1), wait_all_ranks=name_all)
         with pytest.raises(dist.DistBackendError, match="Rank 0 timed out in monitoredBarrier after 0 ms"):
             group.monitored_barrier(timedelta(0))

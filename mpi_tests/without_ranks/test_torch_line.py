@@ -3,6 +3,7 @@
 import threading
 import time
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -21,10 +22,7 @@ def test_continuations_may_wait_for_calls_behind_their_own(line):
     """Each of four for the next one: as PowerSGD's, which reduces again what came of the reduction before."""
     order = []
     calls = [work.Pending(lambda run, number=number: order.append(number), []) for number in range(5)]
-    ends = [
-        call.get_future().then(lambda _, behind=behind: behind.over.wait(2))
-        for call, behind in zip(calls, calls[1:], strict=False)
-    ]
+    ends = [call.get_future().then(lambda _, behind=behind: behind.over.wait(2)) for call, behind in pairwise(calls)]
     for call in calls:
         line.add(call)
     assert [end.wait() for end in ends] == [True] * 4
