@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import index
 from typing import Any
 
 import numpy as np
 
 from collectives.algorithms import ROOTED, Algorithm, Reach, rows
-from collectives.arrays import BFLOAT16, check_op, flat, is_a, same_memory, writable
+from collectives.arrays import BFLOAT16, check_op, flat, is_a, overlap, same_memory, writable
 from collectives.device import Device, host
 from collectives.schedule import shares
 
@@ -46,8 +47,8 @@ class Arguments:
     reproducible: bool = False
 
     def __post_init__(self) -> None:
-        if self.collective in ROOTED and not 0 <= self.root < self.size:
-            raise ValueError(f"root {self.root} is no rank of this communicator: use 0 to {self.size - 1}")
+        if self.collective in ROOTED:
+            check_rank("root", self.root, self.size)
         self.device: Device
         self.flat: Any
         self.device, self.flat = (host(), None) if self.collective == "barrier" else flat(self.given)
@@ -76,9 +77,12 @@ class Arguments:
     def checked_counts(self, name: str, given: Sequence[int] | None) -> list[int] | None:
         if given is None:
             return None
-        counts = [int(n) for n in given]
+        try:
+            counts = [index(n) for n in given]
+        except TypeError:
+            counts = []
         if len(counts) != self.size or min(counts) < 0:
-            raise ValueError(f"{name}={counts} must be {self.size} counts, one for each rank, none below 0")
+            raise ValueError(f"{name}={given} must be {self.size} integers, one for each rank, none below 0")
         return counts
 
     @property
@@ -145,6 +149,12 @@ class Operands:
     outputs: list[Any]
 
 
+def check_rank(name: str, rank: Any, size: int) -> None:
+    """Raises: ValueError for what is no rank of a communicator of that size."""
+    if not isinstance(rank, int | np.integer) or not 0 <= rank < size:
+        raise ValueError(f"{name} {rank!r} is out of range: use a rank from 0 to {size - 1}")
+
+
 def checked_wire_dtype(wire_dtype: Any, dtype: np.dtype) -> np.dtype:
     if str(wire_dtype) != "bfloat16":
         raise ValueError(f"wire_dtype {wire_dtype!r} is not supported: use 'bfloat16', or None")
@@ -165,6 +175,12 @@ def check_writable(view: Any, name: str) -> None:
         raise ValueError(f"{name} is read-only: pass an array that may be written")
 
 
+def check_overlap(x: Any, out: Any, x_part: Any, out_part: Any, allowed: str) -> None:
+    """Refuse an `out` that overlaps `x`, unless those parts of them are the same memory: then the call is in place."""
+    if overlap(x, out) and not same_memory(x_part, out_part):
+        raise ValueError(f"out overlaps x: pass {allowed}, an out with memory of its own, or none")
+
+
 def even(count: int, size: int) -> list[int]:
     """Lengths of `size` chunks of `count` elements, the first ones one longer where it must be."""
     return [len(share) for share in shares(count, size)]
@@ -175,8 +191,8 @@ def split(array: Any, counts: Sequence[int]) -> list[Any]:
     return [array[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]
 
 
-def only(index: int, view: Any, size: int) -> list[Any]:
-    return [view if i == index else None for i in range(size)]
+def only(place: int, view: Any, size: int) -> list[Any]:
+    return [view if i == place else None for i in range(size)]
 
 
 def all_reduce_operands(a: Arguments) -> Operands:
@@ -184,6 +200,7 @@ def all_reduce_operands(a: Arguments) -> Operands:
     if a.out is None:
         check_writable(a.flat, "x")
     result, out = (a.x, a.flat) if a.out is None else a.output(len(a.flat))
+    check_overlap(a.flat, out, a.flat, out, "x itself")
     return Operands(result, a.flat, out, counts, split(a.flat, counts), split(out, counts))
 
 
@@ -192,13 +209,17 @@ def reduce_scatter_operands(a: Arguments) -> Operands:
     if sum(counts) != len(a.flat):
         raise ValueError(f"counts={counts} add up to {sum(counts)}, but x has {len(a.flat)} elements")
     result, out = a.output(counts[a.rank])
-    return Operands(result, a.flat, out, counts, split(a.flat, counts), only(a.rank, out, a.size))
+    inputs = split(a.flat, counts)
+    check_overlap(a.flat, out, inputs[a.rank], out, f"chunk {a.rank} of x")
+    return Operands(result, a.flat, out, counts, inputs, only(a.rank, out, a.size))
 
 
 def all_gather_operands(a: Arguments) -> Operands:
     counts = gathered_counts(a)
     result, out = a.output(sum(counts))
-    return Operands(result, a.flat, out, counts, only(a.rank, a.flat, a.size), split(out, counts))
+    outputs = split(out, counts)
+    check_overlap(a.flat, out, a.flat, outputs[a.rank], f"an out whose chunk {a.rank} is x")
+    return Operands(result, a.flat, out, counts, only(a.rank, a.flat, a.size), outputs)
 
 
 def gathered_counts(a: Arguments) -> list[int]:
@@ -216,8 +237,10 @@ def all_to_all_operands(a: Arguments) -> Operands:
         raise ValueError(f"send_counts={send_counts} add up to {sum(send_counts)}, but x has {len(a.flat)} elements")
     recv_counts = list(a.recv_counts or send_counts)
     result, out = a.output(sum(recv_counts))
-    if same_memory(out, a.flat) and len(out):
-        raise ValueError("all_to_all cannot work in place: pass an out of its own, or none")
+    if overlap(a.flat, out):
+        raise ValueError(
+            "out overlaps x: all_to_all does not work in place; pass an out with memory of its own, or none"
+        )
     return Operands(result, a.flat, out, send_counts, split(a.flat, send_counts), split(out, recv_counts))
 
 
@@ -248,6 +271,8 @@ def scatter_operands(a: Arguments) -> Operands:
         raise ValueError(f"counts={counts} add up to {sum(counts)}, but x has {a.total} elements")
     result, out = a.output(counts[a.rank])
     inputs = split(a.flat, counts) if a.rank == a.root else [None] * a.size
+    if a.rank == a.root:
+        check_overlap(a.flat, out, inputs[a.rank], out, f"chunk {a.rank} of x")
     return Operands(result, a.flat if a.rank == a.root else None, out, counts, inputs, only(a.rank, out, a.size))
 
 

@@ -1,8 +1,9 @@
 """The one place that knows NumPy from CuPy from torch: flat views of their arrays, dtypes and ops."""
 
-import math
 import sys
+from collections.abc import Iterable, Sequence
 from functools import cache
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -115,8 +116,10 @@ def flat(x: Any) -> "tuple[Device, Any]":
     """
     if hasattr(x, "__collectives_device__"):
         view_device, view = x.__collectives_device__, x
+    elif isinstance(x, np.ma.MaskedArray):
+        raise ValueError("masked array: pass x.filled(...), or x.data with what the mask covers")
     elif isinstance(x, np.ndarray):
-        view_device, view = host(), x
+        view_device, view = host(), np.asarray(x)  # of a subclass, its memory
     elif is_a(x, "cupy", "ndarray"):
         view_device, view = cuda(x.device.id), x
     elif is_a(x, "torch", "Tensor"):
@@ -173,6 +176,11 @@ def same_memory(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and a.nbytes == b.nbytes and pointer(a) == pointer(b))
 
 
+def overlap(a: Any, b: Any) -> bool:
+    """Whether two flat views of one device share memory."""
+    return a.nbytes > 0 < b.nbytes and pointer(a) < pointer(b) + b.nbytes and pointer(b) < pointer(a) + a.nbytes
+
+
 def pointer(x: Any) -> int:
     return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
 
@@ -182,5 +190,15 @@ def as_bytes(x: Any) -> Any:
     return x.view(np.uint8)
 
 
-def count(shape: int | tuple[int, ...]) -> int:
-    return shape if isinstance(shape, int) else math.prod(shape)
+def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """A shape as NumPy takes it: an integer, or one for each dimension.
+
+    Raises: ValueError for what is no shape.
+    """
+    try:
+        lengths = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+    except TypeError:
+        raise ValueError(f"shape {shape!r} is not of integers: pass an integer, or one for each dimension") from None
+    if min(lengths, default=0) < 0:
+        raise ValueError(f"shape {shape!r} is below 0: pass lengths of 0 or more")
+    return lengths

@@ -1,12 +1,13 @@
 """A thread that moves started plans on while their process computes."""
 
-import atexit
 import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpi4py import MPI
+
+from collectives.job import at_exit
 
 if TYPE_CHECKING:
     from collectives.plan import Plan
@@ -34,7 +35,7 @@ class Background:
         if self.allowed and self.thread is None:
             self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
             self.thread.start()
-            atexit.register(self.end)  # before mpi4py ends MPI
+            at_exit(self.end)  # before mpi4py ends MPI
         self.work.set()
 
     def end(self) -> None:

@@ -1,5 +1,7 @@
 """The user's face: a communicator's collectives on NumPy, CuPy and torch arrays."""
 
+import math
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ from mpi4py import MPI
 from collectives import algorithms, arrays, environment, footing, links, memory, phases, select, system
 from collectives.agreement import NUM_CLAIMS, Agreement
 from collectives.algorithms import Reach
-from collectives.arguments import OPERANDS, TAKES, Arguments, Operands
+from collectives.arguments import OPERANDS, TAKES, Arguments, Operands, check_rank, check_writable
 from collectives.baseline import NativePlan, check_native
 from collectives.bind import BINDERS, Room
 from collectives.cost import NETWORK, Network, on_device
@@ -24,19 +26,23 @@ from collectives.errors import InputError, LoneInputError
 from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Vector
 from collectives.footing import Footing
 from collectives.fuse import Fused, Parts
-from collectives.job import library_name
-from collectives.letter import Letter, RecvLetter, SendLetter
+from collectives.job import after_fork, library_name
 from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
+from collectives.point_to_point import Mailbox, PointToPoint, RecvMessage, SendMessage
 from collectives.record import Call, Calls, Record
 from collectives.schedule import Round, in_parts
 from collectives.topology import Topology, refuse_levels
 from collectives.tuning import Tuning, parse_tuning, read_tuning
 from collectives.watchdog import Watchdog
 
+LARGEST_ARRAY_BYTES = 1 << 46
 # What ranks agree by before they know the topology.
 BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
+
+
+os.register_at_fork(after_in_child=after_fork)
 
 
 class Family(NamedTuple):
@@ -76,12 +82,12 @@ class Communicator:
         calls: Calls | None = None,
     ):
         self.mpi = mpi_comm.Dup()
-        self._letters = mpi_comm.Dup()  # send and recv: their tags are the caller's
         self.rank, self.size = self.mpi.rank, self.mpi.size
         self.segment_bytes = segment_bytes
         self._calls = calls or Calls(Record(), "", range(self.size))
         self._num_tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
         self._num_plans = 0
+        self._mailbox = Mailbox(mpi_comm.Dup(), self._num_tags)
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self._family = family or Family(Progress(environment.crowded(shared.size)), Windows())
         self._progress = self._family.progress
@@ -198,7 +204,7 @@ class Communicator:
         self._calls.close()
         self._agreement.free()
         self.mpi.Free()
-        self._letters.Free()
+        self._mailbox.mpi.Free()
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: str = "cpu") -> Any:
         """A new array, uninitialised, in memory that every rank of the node reaches.  Collective.
@@ -210,8 +216,10 @@ class Communicator:
         Raises: InputError on every rank where there is no such device, or not so much memory.
         """
         with self.agreed("empty"):
-            view_device, count, known = arrays.device(device), arrays.count(shape), arrays.dtype_of(dtype)
-        return self._new(view_device, count, known).reshape(shape)
+            view_device, lengths, known = arrays.device(device), arrays.shape_of(shape), arrays.dtype_of(dtype)
+            if (count := math.prod(lengths)) * known.itemsize > LARGEST_ARRAY_BYTES:
+                raise ValueError(f"shape {shape!r} of {known} is of more memory than a process can address")
+        return self._new(view_device, count, known).reshape(lengths)
 
     def _new(self, device: Device, count: int, dtype: np.dtype) -> Any:
         if device is host():
@@ -501,29 +509,30 @@ class Communicator:
         """Send an array to rank `dest`, which receives it with the same tag.
 
         With blocking=False: work to wait for, until which `x` must stay as it is.
+
+        Raises: ValueError for a rank or a tag that is out of range, or an array that cannot be sent.
         """
-        self._check_peer("dest", dest)
-        return self._deliver(SendLetter, x, dest, tag, f"send to rank {dest} with tag {tag}", blocking)
+        check_rank("dest", dest, self.size)
+        return self._message(SendMessage, x, dest, tag, f"send to rank {dest} with tag {tag}", blocking)
 
     def recv(self, x: Any, source: int | None, tag: int = 0, blocking: bool = True) -> Any:
-        """Receive rank `source`'s array of that tag into `x`, of the same size; returns `x`, or work to wait for.
+        """Receive rank `source`'s array of that tag into `x`; returns `x`, or work to wait for.
 
         With source=None it is the first of that tag that comes, from any rank.
 
-        Raises: CommunicationError where what was sent is of another size.
+        Raises: CommunicationError where what was sent is of another length or dtype; the message is gone then, and `x`
+        is as it was.  ValueError for a rank or a tag that is out of range, or an array that cannot be written.
         """
         if source is None:
-            return self._deliver(RecvLetter, x, MPI.ANY_SOURCE, tag, f"recv from any rank with tag {tag}", blocking)
-        self._check_peer("source", source)
-        return self._deliver(RecvLetter, x, source, tag, f"recv from rank {source} with tag {tag}", blocking)
+            return self._message(RecvMessage, x, MPI.ANY_SOURCE, tag, f"recv from any rank with tag {tag}", blocking)
+        check_rank("source", source, self.size)
+        return self._message(RecvMessage, x, source, tag, f"recv from rank {source} with tag {tag}", blocking)
 
-    def _check_peer(self, name: str, peer: int) -> None:
-        if not 0 <= peer < self.size:
-            raise ValueError(f"{name} {peer} is no rank of this communicator: use 0 to {self.size - 1}")
-
-    def _deliver(self, kind: type[Letter], x: Any, peer: int, tag: int, words: str, blocking: bool) -> Any:
+    def _message(self, kind: type[PointToPoint], x: Any, peer: int, tag: int, words: str, blocking: bool) -> Any:
         device, view = arrays.flat(x)
-        plan = Plan(words, x, self._progress, device, [kind(self._letters, device, view, peer, tag)])
+        if kind is RecvMessage:
+            check_writable(view, "x")
+        plan = Plan(words, x, self._progress, device, [kind(self._mailbox, device, view, peer, tag)])
         plan.words = words
         if not blocking and peer >= 0 and peer not in self.topology.nodes[self.topology.node_of[self.rank]]:
             return plan.start()

@@ -117,7 +117,7 @@ class DeviceMemory(SymmetricMemory):
                     failure = one_line(error)
         return found, failure
 
-    def free_windows(self, windows: list[Window]) -> None:
+    def close_windows(self, windows: list[Window]) -> None:
         self.close_all([window.handle for window in windows])
 
     def close_all(self, mappings: Sequence[Mapping]) -> None:
@@ -132,7 +132,7 @@ class DeviceMemory(SymmetricMemory):
         """Close what is opened of others; the own memory goes when no array uses it any more.  Collective."""
         windows = {block.window.key: block.window for block in self.blocks}
         self.blocks = []
-        self.free_windows([self.windows.by_key.pop(key) for key in windows])
+        self.close_windows([self.windows.by_key.pop(key) for key in windows])
         self.node_comm.Free()
 
     def probe(self) -> bool:
@@ -145,7 +145,7 @@ class DeviceMemory(SymmetricMemory):
         self.agree_max([0])
         failure = failure or attempt(lambda: self.compare(window))
         failed = self.on_any(failure)
-        self.free_windows([window])
+        self.close_windows([window])
         return not failed
 
     def compare(self, window: Window) -> None:

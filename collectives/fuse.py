@@ -1,10 +1,11 @@
 """Several small arrays as one: copied together, sent at once, copied back."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from collectives.arguments import Arguments, check_writable, split
-from collectives.arrays import flat
+from collectives.arrays import flat, overlap, pointer
 from collectives.device import Device
 from collectives.plan import Plan
 
@@ -29,6 +30,9 @@ class Parts:
         self.device: Device = devices[0]
         self.dtype = one_of([view.dtype for view in self.views], "dtype", str)
         self.lengths = [len(view) for view in self.views]
+        in_order = sorted((view for view in self.views if len(view)), key=pointer)
+        if any(overlap(*views) for views in pairwise(in_order)):
+            raise ValueError("arrays overlap: pass each part of memory once")
 
     def __str__(self) -> str:
         return f"fuse({self.lengths}, {self.dtype}, {self.device.name})"

@@ -1,9 +1,11 @@
 """How a job begins, and how it ends when a rank fails."""
 
+import atexit
+import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +40,7 @@ def start_mpi() -> Any:
         import mpi4py
 
         environment.before_mpi()
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
     from mpi4py import MPI
 
     if not MPI.Is_initialized():
@@ -49,7 +51,47 @@ def start_mpi() -> Any:
             # Said by every rank of a launcher that mpi4py does not expect; world() says it once.
             warnings.filterwarnings("ignore", "suspicious MPI execution environment")
             MPI.Init_thread()
+            if not mpi4py_ends_mpi():
+                at_exit(end_mpi)
     return MPI
+
+
+def at_exit(function: Callable[..., Any], *arguments: Any) -> None:
+    """Have a function called when this process ends, and not when one does that was forked from it."""
+    process = os.getpid()
+    atexit.register(lambda: os.getpid() == process and function(*arguments))
+
+
+def mpi4py_ends_mpi() -> bool:
+    """Whether mpi4py does it at the end of the process, whichever that is: it was imported before `world()`."""
+    import mpi4py
+
+    return mpi4py.rc.finalize is not False
+
+
+def end_mpi() -> None:
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def refuse_exit() -> None:
+    """End a forked process that mpi4py would have end MPI, for which it would wait for ever, as would its parent."""
+    print(
+        f"process {os.getpid()} was forked from an MPI rank, and its end would be that of MPI: end it by "
+        "os._exit(status), or have collectives.world() start MPI before mpi4py.MPI is imported",
+        file=sys.stderr,
+        flush=True,
+    )
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def after_fork() -> None:
+    """In the child."""
+    if mpi4py_ends_mpi():
+        atexit.register(refuse_exit)
 
 
 def other_mpi(mpi: Any) -> InputError:
@@ -82,7 +124,29 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
             print(f"error: {error}", file=sys.stderr, flush=True)
         return
     lines = "".join(traceback.format_exception(kind, error, trace))
+    if started and (dead := dead_ranks()):
+        lines += f"{show_dead(dead)}\n"
     of = "" if alone else f" of {MPI.COMM_WORLD.size}"
     print(f"rank {rank}{of} failed and ends the job:\n{lines}", file=sys.stderr, flush=True)
     if started:
         MPI.COMM_WORLD.Abort(1)
+
+
+def dead_ranks() -> list[int]:
+    """The ranks of the job that MPI knows to have died, where it goes on without them: `mpirun --with-ft ulfm`."""
+    from mpi4py import MPI
+
+    try:
+        dead = MPI.COMM_WORLD.Get_failed()
+    except (AttributeError, NotImplementedError, MPI.Exception):  # of older ones
+        return []
+    return list(MPI.Group.Translate_ranks(dead, range(dead.size), MPI.COMM_WORLD.Get_group()))
+
+
+def show_dead(ranks: Sequence[int]) -> str:
+    """As in "rank 1 has died".
+
+    >>> show_dead([1]), show_dead([1, 4])
+    ('rank 1 has died', 'ranks 1, 4 have died')
+    """
+    return f"rank {ranks[0]} has died" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have died"

@@ -1,10 +1,11 @@
-"""Symmetric memory: arrays that every rank of a node reaches, in MPI shared windows.
+"""Symmetric memory: arrays that every rank of a node reaches, in files that they map.
 
 `collectives.device_memory` has the same on devices.
 """
 
-import atexit
+import mmap
 import os
+import tempfile
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,9 +17,7 @@ from collectives.arrays import pointer
 from collectives.errors import InputError
 
 PAGE_BYTES = 4096
-LINE_BYTES = 64  # where arrays begin
 SLAB_BYTES = 1 << 20  # blocks of up to a sixteenth of it share a window
-SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass
@@ -78,9 +77,6 @@ class Windows:
     by_key: dict[int, Window] = field(default_factory=dict)
     num_made: int = 0
 
-    def __post_init__(self) -> None:
-        atexit.register(free_at_exit, self.by_key)
-
     def place(self, view: Any) -> Place:
         """Where a flat array lies; its address with key 0, if that is in no window."""
         address = pointer(view)
@@ -88,17 +84,6 @@ class Windows:
             if 0 <= address - window.address < window.nbytes:
                 return Place(window.key, address - window.address)
         return Place(0, address)
-
-
-def free_at_exit(windows: dict[int, Window]) -> None:
-    """Free what the program has not, in the order of creation, which is the same on all ranks.  Collective.
-
-    MPI_Finalize frees windows in the order of their handles.  Where a handle was used twice, that order differs between
-    ranks, and each waits for another.
-    """
-    for window in windows.values():
-        if isinstance(window.handle, MPI.Win) and not MPI.Is_finalized():
-            window.handle.Free()
 
 
 class SymmetricMemory:
@@ -149,28 +134,38 @@ class SymmetricMemory:
         return [Block(window, i * nbytes, nbytes) for i in range(number)]
 
     def make_window(self, key: int, nbytes: int) -> Window:
-        """Memory for every rank of the node.  Collective."""
-        self.check_space(nbytes)
-        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
-        handle = MPI.Win.Allocate_shared(nbytes + LINE_BYTES, 1, info, self.node_comm)
-        info.Free()
-        starts = [handle.Shared_query(rank)[0].address for rank in range(self.node_comm.size)]
-        bases = {world: -(-at // LINE_BYTES) * LINE_BYTES for world, at in zip(self.world_ranks, starts, strict=True)}
-        return Window(key, bases[self.world_ranks[self.node_comm.rank]], nbytes, bases, handle)
+        """Map memory for every rank of the node, one part after the other.  Collective.
 
-    def free_windows(self, windows: list[Window]) -> None:
-        for window in windows:
-            window.handle.Free()
+        It is a file without a name, which goes with the last process that has it mapped: nothing need be freed.
+
+        Raises: InputError on every rank where one is refused it.
+        """
+        self.check_space(nbytes)
+        part = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+        created = create_file(part * self.node_comm.size) if self.node_comm.rank == 0 else None
+        path, failure = self.node_comm.bcast(created)
+        mapping, failure = map_file(path) if path else (None, failure)
+        (failed,) = self.agree_max([mapping is None])
+        if self.node_comm.rank == 0 and path:
+            os.unlink(path)
+        if failed:
+            raise InputError(f"no {nbytes >> 20} MiB that ranks share: {failure or 'another rank was refused them'}")
+        first = pointer(mapping)
+        bases = {world: first + i * part for i, world in enumerate(self.world_ranks)}
+        return Window(key, bases[self.world_ranks[self.node_comm.rank]], nbytes, bases, mapping)
+
+    def close_windows(self, windows: list[Window]) -> None:
+        """Give back what a window has beside its memory.  Collective."""
 
     def check_space(self, nbytes: int) -> None:
         """Refuse, on all ranks, what a node's shared memory cannot hold: using it would be the end of the process."""
         need = nbytes * self.node_comm.size
-        there = os.statvfs(SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else None
-        left = there.f_bavail * there.f_frsize if there else need
+        there = os.statvfs(shared_folder())
+        left = there.f_bavail * there.f_frsize
         (lacking,) = self.agree_max([need - left])
         if lacking > 0:
             raise InputError(
-                f"a node's shared memory lacks {-(-lacking // 2**20)} MiB for this: enlarge {SHARED_MEMORY}, "
+                f"a node's shared memory lacks {-(-lacking // 2**20)} MiB for this: enlarge {shared_folder()}, "
                 "or use ordinary arrays"
             )
 
@@ -180,13 +175,38 @@ class SymmetricMemory:
         keys = dict.fromkeys(block.window.key for block in unused if block.window.key not in in_use)
         self.blocks = [block for block in self.blocks if block.window.key not in keys]
         if keys:
-            self.free_windows([self.windows.by_key.pop(key) for key in keys])
+            self.close_windows([self.windows.by_key.pop(key) for key in keys])
 
     def free(self) -> None:
         """Give back what no array uses any more.  Collective."""
         used = self.agree_max([0, *(not block.free for block in self.blocks)])[1:]
         self.release([block for block, is_used in zip(self.blocks, used, strict=True) if not is_used])
         self.node_comm.Free()
+
+
+def shared_folder() -> str:
+    """The folder whose files are memory; where the system has none, one for files that go."""
+    return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+
+
+def create_file(nbytes: int) -> tuple[str, str]:
+    """Create a file for ranks to share; returns its path, or "" and why there is none."""
+    try:
+        file, path = tempfile.mkstemp(prefix="collectives-", dir=shared_folder())
+        os.ftruncate(file, nbytes)
+        os.close(file)
+    except OSError as error:
+        return "", str(error)
+    return path, ""
+
+
+def map_file(path: str) -> tuple[np.ndarray | None, str]:
+    """Map a file as bytes, or say why not."""
+    try:
+        with open(path, "r+b") as file:
+            return np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8), ""
+    except OSError as error:
+        return None, str(error)
 
 
 def array(lease: Lease, count: int, dtype: np.dtype) -> np.ndarray:

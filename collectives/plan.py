@@ -277,7 +277,7 @@ class Plan:
         assert self._steps is not None
         try:
             awaited = next(self._steps, None)
-        except FAILURES as error:
+        except Exception as error:  # whatever it is, the run is over, and who waits for it must hear of it
             self._fail(error)
             return
         if awaited is None:

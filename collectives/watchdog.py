@@ -18,6 +18,7 @@ from typing import Any
 from mpi4py import MPI
 
 from collectives import hang
+from collectives.job import dead_ranks, show_dead
 from collectives.plan import Plan, Wait
 from collectives.record import Calls
 
@@ -64,8 +65,9 @@ class Watchdog:
                     self.look()
             if not self.alone:
                 self.leave()
-        except MPI.Exception:
-            return  # the rank itself meets this error where it can be handled
+        except MPI.Exception as error:
+            if dead := dead_ranks():  # for which ranks that read shared memory would wait for ever
+                self.last_words(f"rank {self.rank}: {show_dead(dead)} ({error}); this ends the job")
 
     def look(self) -> None:
         """Answer who asks; and sound the alarm, if it is time."""
@@ -140,7 +142,10 @@ class Watchdog:
         if self.alone:
             limit += "; the others cannot be asked, since MPI was not started with THREAD_MULTIPLE"
         account = hang.account(reports, [self.rank] if self.alone else range(self.size), self.size)
-        words = f"rank {self.rank} has waited for {limit}; this ends the job:\n{account}"
+        self.last_words(f"rank {self.rank} has waited for {limit}; this ends the job:\n{account}")
+
+    def last_words(self, words: str) -> None:
+        """Print them and end the job."""
         print(words, file=sys.stderr, flush=True)
         time.sleep(LAST_WORDS_S)
         if self.alone:

@@ -1,82 +1,218 @@
 """Run collectives drawn at random against NumPy, for as long as asked.
 
-mpirun -n 3 python -m mpi_tests.fuzz --seconds 60
-mpirun -n 3 python -m mpi_tests.fuzz --seed 7 --only 1234    # one case again
+mpirun -n 4 python -m mpi_tests.fuzz --seconds 60
+mpirun -n 4 python -m mpi_tests.fuzz --seed 7 --only 1234    # one case again
 
-Every rank draws the same cases.  The first wrong result ends the job, naming the case.
+A case is drawn on every rank alike: the collective, dtype, op, lengths, algorithm, the ranks and nodes that take part,
+the memory, form and overlap of the arrays, and how it is called.  Some cannot be: they must be refused on all ranks.
+The first wrong result ends the job with the case's number.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import sys
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import collectives
-from mpi_tests.helpers.reference import (
-    COLLECTIVES,
-    DTYPES,
-    HALVES,
-    REDUCTIONS,
-    ROOTED,
-    algorithms_of,
-    expected,
-    inputs,
-    ops_of,
-)
+from collectives.algorithms import Reach, rows
+from collectives.arrays import dtype_of
+from mpi_tests.helpers.reference import COLLECTIVES, DTYPES, HALVES, REDUCTIONS, ROOTED, draw, ops_of, reduced
+
+COUNTED = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")  # they take lengths of chunks
+FORMS = ("flat", "flat", "flat", "shaped", "matrix")  # of x, as often
+FAULTS = ("overlap", "strided", "masked")
+CASES_A_BATCH = 20  # from one look at the clock to the next
 
 
 class Case(NamedTuple):
-    """One collective and everything that it is called with."""
+    """One collective and everything that it is called with; `counts` are what each rank sends to each, or gives."""
 
     collective: str
     algorithm: str
     dtype: str
     op: str
-    count: int
+    counts: tuple[tuple[int, ...], ...]
+    are_passed: bool  # the counts; otherwise they are those without
     root: int
+    layout: str
+    size: int
     is_symmetric: bool
-    is_plan: bool
+    form: str
+    has_out: bool
+    in_place: bool
+    run: str  # call, plan or work
+    reproducible: bool
+    fault: str  # of rank `root`'s arrays, or none
+    seed: str
 
 
-def draw_case(seed: int, number: int, size: int) -> Case:
+def draw_case(seed: int, number: int, reaches: dict[tuple[str, int], Reach]) -> Case:
     """Draw the case of this number: small and long arrays, as many of each magnitude.
 
-    >>> draw_case(1, 2, 4) == draw_case(1, 2, 4)
+    `reaches` says how far ranks reach for each layout and number of ranks that there may be.
+
+    >>> reaches = {("one node", 4): Reach.ARRAYS}
+    >>> draw_case(1, 2, reaches) == draw_case(1, 2, reaches)
     True
     """
     draws = random.Random(f"{seed}-{number}")
+    layout, size = draws.choice(sorted(reaches))
     collective, dtype = draws.choice(COLLECTIVES), draws.choice(DTYPES)
     op = draws.choice(ops_of(dtype)) if collective in REDUCTIONS else "sum"
-    names = algorithms_of(collective, size)
-    if dtype in HALVES and collective in REDUCTIONS:
-        names.remove("mpi")
-    count = int(2 ** draws.uniform(0, 17)) - 1
+    are_passed = collective in COUNTED and draws.random() < 0.5
+    reproducible = collective in REDUCTIONS and draws.random() < 0.2
+    able = rows(collective, size, equal=not (are_passed and collective == "all_to_all"))
+    usable = [row for row in able if row.reach <= reaches[layout, size]]
+    names = [row.name for row in usable if row.in_order or not reproducible]
+    if not reproducible and not (dtype in HALVES and collective in REDUCTIONS):
+        names.append("mpi")
+    counts = draw_counts(draws, collective, size, are_passed)
+    can_fail = collective not in ("broadcast", "scatter") and min(min(row) for row in counts) > 2
+    fault = draws.choice(FAULTS) if can_fail and draws.random() < 0.1 else ""
+    has_out = collective != "broadcast" and (bool(fault) or draws.random() < 0.5)
+    return Case(
+        collective=collective,
+        algorithm=draws.choice([*names, "auto"]),
+        dtype=dtype,
+        op=op,
+        counts=counts,
+        are_passed=are_passed,
+        root=draws.randrange(size) if collective in ROOTED else 0,
+        layout=layout,
+        size=size,
+        is_symmetric=draws.random() < 0.5,
+        form=draws.choice(FORMS),
+        has_out=has_out,
+        in_place=has_out and collective != "all_to_all" and draws.random() < 0.4,
+        run=draws.choice(("call", "call", "plan", "work")),
+        reproducible=reproducible,
+        fault=fault,
+        seed=f"{seed}-{number}",
+    )
+
+
+def draw_counts(draws: random.Random, collective: str, size: int, are_passed: bool) -> tuple[tuple[int, ...], ...]:
+    """Each rank's row: the chunks that it gives, or, of a gather, the one."""
+    longest = int(2 ** draws.uniform(0, 16))
+    if collective in ("all_gather", "gather"):
+        equal = draws.randrange(longest)
+        return tuple((draws.randrange(longest) if are_passed else equal,) for _ in range(size))
     if collective == "all_to_all":
-        count -= count % size
-    root = draws.randrange(size) if collective in ROOTED else 0
-    return Case(collective, draws.choice(names), dtype, op, count, root, draws.random() < 0.5, draws.random() < 0.3)
+        equal = draws.randrange(longest) // size
+        return tuple(tuple(draws.randrange(longest) if are_passed else equal for _ in range(size)) for _ in range(size))
+    total = draws.randrange(longest)
+    chunks = tuple(len(part) for part in np.array_split(np.empty(total), size))
+    if are_passed:
+        chunks = tuple(draws.randrange(longest) for _ in range(size))
+    return (chunks,) * size
 
 
-def result(comm: collectives.Communicator, case: Case, x: np.ndarray) -> np.ndarray | None:
-    """Return what the collective returns, of a plan's second run."""
-    arguments: dict[str, object] = {"algorithm": case.algorithm}
+def inputs(case: Case) -> list[np.ndarray]:
+    """Every rank's x: whole numbers so small that no dtype rounds a sum or a product of them on 8 ranks."""
+    largest = 2 if case.op == "prod" else 15
+    numbers = [int(part) for part in case.seed.split("-")]
+    return [
+        draw(np.random.default_rng([*numbers, rank]), sum(case.counts[rank]), case.dtype, largest)
+        for rank in range(case.size)
+    ]
+
+
+def expected(case: Case, xs: list[np.ndarray], rank: int) -> np.ndarray | None:
+    """What the collective returns on a rank; None where nothing."""
+    is_root = rank == case.root
+    match case.collective:
+        case "all_reduce":
+            return reduced(xs, case.op)
+        case "reduce":
+            return reduced(xs, case.op) if is_root else xs[rank]
+        case "reduce_scatter":
+            return chunk(reduced(xs, case.op), case.counts[0], rank)
+        case "all_gather":
+            return np.concatenate(xs)
+        case "gather":
+            return np.concatenate(xs) if is_root else None
+        case "all_to_all":
+            return np.concatenate([chunk(x, row, rank) for x, row in zip(xs, case.counts, strict=True)])
+        case "broadcast":
+            return xs[case.root]
+        case "scatter":
+            return chunk(xs[case.root], case.counts[0], rank)
+    raise AssertionError(case.collective)
+
+
+def chunk(x: np.ndarray, counts: tuple[int, ...], rank: int) -> np.ndarray:
+    return x[sum(counts[:rank]) : sum(counts[: rank + 1])]
+
+
+def new(comm: collectives.Communicator, case: Case, count: int) -> np.ndarray:
+    """Memory of this case's kind, some elements into an allocation."""
+    if case.is_symmetric:
+        longest = max(map(sum, case.counts)) * (case.size if count > max(map(sum, case.counts)) else 1)
+        return comm.empty(max(longest, count) + 3, case.dtype)[3 : 3 + count]
+    return np.empty(count, dtype_of(case.dtype))
+
+
+def arrays(comm: collectives.Communicator, case: Case, x: np.ndarray, want: np.ndarray | None) -> tuple[Any, Any]:
+    """Return x and out, filled as the case says."""
+    own, out = new(comm, case, len(x)), None
+    if case.has_out:
+        out = new(comm, case, len(want) if want is not None else 0)
+    if case.in_place and want is not None and out is not None:
+        match case.collective:
+            case "all_reduce" | "reduce":
+                out = own
+            case "reduce_scatter" | "scatter":
+                out = chunk(own, case.counts[0], comm.rank)
+            case "all_gather" | "gather":
+                own = chunk(out, tuple(sum(row) for row in case.counts), comm.rank)
+    own[:] = x
+    return shaped(own, case.form), out
+
+
+def is_root(comm: collectives.Communicator, case: Case) -> bool:
+    return comm.rank == case.root
+
+
+def shaped(x: np.ndarray, form: str) -> np.ndarray:
+    if form == "shaped" and len(x) % 2 == 0:
+        return x.reshape(2, -1)
+    return x.view(np.matrix) if form == "matrix" else x
+
+
+def arguments(case: Case, rank: int, out: Any) -> dict[str, Any]:
+    """What is passed beside x."""
+    passed: dict[str, Any] = {"algorithm": case.algorithm}
     if case.collective in REDUCTIONS:
-        arguments["op"] = case.op
+        passed |= {"op": case.op, "reproducible": case.reproducible}
     if case.collective in ROOTED:
-        arguments["root"] = case.root
-    array = comm.empty(len(x), case.dtype) if case.is_symmetric else x.copy()
-    array[:] = x
-    if not case.is_plan:
-        return getattr(comm, case.collective)(array, **arguments)
-    plan = comm.plan(case.collective, array, **arguments)
+        passed["root"] = case.root
+    if case.has_out:
+        passed["out"] = out
+    if case.are_passed and case.collective == "all_to_all":
+        passed["send_counts"] = case.counts[rank]
+    elif case.are_passed:
+        gives_one = case.collective in ("all_gather", "gather")
+        passed["counts"] = [row[0] for row in case.counts] if gives_one else case.counts[0]
+    return passed
+
+
+def run(comm: collectives.Communicator, case: Case, x: Any, out: Any, values: np.ndarray) -> Any:
+    """Return what the collective returns, of a plan's second run."""
+    passed = arguments(case, comm.rank, out)
+    if case.run == "call":
+        return getattr(comm, case.collective)(x, **passed)
+    if case.run == "work":
+        return getattr(comm, case.collective)(x, blocking=False, **passed).wait()
+    plan = comm.plan(case.collective, x, **passed)
     plan()
-    array[:] = x
+    np.asarray(x).reshape(-1)[:] = values
     got = plan()
     plan.free()
     return got
@@ -84,17 +220,64 @@ def result(comm: collectives.Communicator, case: Case, x: np.ndarray) -> np.ndar
 
 def difference(comm: collectives.Communicator, case: Case) -> str:
     """Run a case; return what is wrong with its result on this rank, or nothing."""
-    xs = inputs(comm.size, case.count, case.dtype, case.op)
-    wanted = {"root": case.root} if case.collective in ROOTED else {}
-    want = expected(case.collective, xs, comm.rank, case.op, **wanted)
-    got = result(comm, case, xs[comm.rank])
+    xs = inputs(case)
+    want = expected(case, xs, comm.rank)
+    x, out = arrays(comm, case, xs[comm.rank], want)
+    if case.fault:
+        if is_root(comm, case):
+            x, out = faulty(case, xs[comm.rank], len(want))
+        try:
+            run(comm, case, x, out, xs[comm.rank])
+        except collectives.InputError:
+            return ""
+        return f"{case.fault} is not refused"
+    got = run(comm, case, x, out, xs[comm.rank])
     if got is None or want is None:
         return "" if got is want else f"got {got}, not {want}"
+    if case.has_out and case.collective != "broadcast" and (case.collective != "reduce" or is_root(comm, case)):
+        if got is not out:
+            return "what is returned is not out"
+        if not case.in_place and not np.array_equal(np.asarray(x).reshape(-1), xs[comm.rank]):
+            return "x has changed"
+    return unlike(np.asarray(got).reshape(-1), want, exact=case.op != "avg")
+
+
+def unlike(got: np.ndarray, want: np.ndarray, exact: bool) -> str:
+    """Say where two arrays differ; NumPy rounds an average's quotient differently for complex numbers."""
     if (got.shape, got.dtype) != (want.shape, want.dtype):
         return f"got {got.dtype} {got.shape}, not {want.dtype} {want.shape}"
-    exact = case.op != "avg"  # whose quotient NumPy rounds differently for complex numbers
     wrong = np.flatnonzero(got != want if exact else abs(got.astype(complex) - want) > 1e-2 * abs(want.astype(complex)))
     return f"wrong in {len(wrong)} of {len(want)} elements, the first at {wrong[0]}" if len(wrong) else ""
+
+
+def faulty(case: Case, values: np.ndarray, out_count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return an x and an out that cannot be."""
+    memory = np.zeros(2 * len(values) + out_count, values.dtype)
+    x, out = memory[: len(values)], memory[-out_count:]
+    if case.fault == "overlap":
+        out = memory[1 : 1 + out_count]
+    elif case.fault == "strided":
+        x = memory[: 2 * len(values) : 2]
+    x[:] = values
+    return np.ma.array(x) if case.fault == "masked" else x, out
+
+
+def communicators(comm: collectives.Communicator) -> dict[tuple[str, int], collectives.Communicator | None]:
+    """For each layout and number of ranks, a communicator of so many of the first ones; None on the others."""
+    whole = {"one node": comm, "groups": collectives.Communicator(comm.mpi, levels=[2])}
+    for name, nodes in (("two nodes", 2), ("a rank a node", comm.size)):
+        if comm.size % nodes == 0:
+            os.environ["COLLECTIVES_FAKE_NODES"] = f"{nodes}x{comm.size // nodes}"
+            whole[name] = collectives.Communicator(comm.mpi, segment_bytes=4096)
+    os.environ.pop("COLLECTIVES_FAKE_NODES", None)
+    sizes = range(1, comm.size + 1)
+    return {(name, size): whole[name].split(0 if comm.rank < size else None) for name in whole for size in sizes}
+
+
+def reach(part: collectives.Communicator | None) -> Reach:
+    if part is None or len(part.topology.nodes) == 1:
+        return Reach.ARRAYS
+    return Reach.NODES if part.topology.has_groups_in_nodes else Reach.MESSAGES
 
 
 def main() -> None:
@@ -104,17 +287,24 @@ def main() -> None:
     parser.add_argument("--only", type=int, help="number of the one case to run")
     args = parser.parse_args()
     comm = collectives.world()
+    comms = communicators(comm)
+    reaches = comm.mpi.bcast({which: reach(part) for which, part in comms.items()})  # rank 0 is in all
     deadline, first, more = time.monotonic() + args.seconds, args.only or 0, np.ones(1, np.int8)
     for number in itertools.count(first):
-        case = draw_case(args.seed, number, comm.size)
-        if wrong := difference(comm, case):
-            sys.exit(f"case {number} of --seed {args.seed}, rank {comm.rank}: {wrong}: {case}")
+        case = draw_case(args.seed, number, reaches)
+        part = comms[case.layout, case.size]
+        if part and (wrong := difference(part, case)):
+            print(
+                f"case {number} of --seed {args.seed}, rank {comm.rank}: {wrong}: {case}", file=sys.stderr, flush=True
+            )
+            comm.mpi.Abort(1)
+        if args.only is None and (number + 1) % CASES_A_BATCH:
+            continue
         more[0] = time.monotonic() < deadline and args.only is None
-        comm.broadcast(more, root=0)
-        if not more[0]:
+        if not comm.broadcast(more, root=0)[0]:
             break
     if comm.rank == 0:
-        print(f"{number + 1 - first} collectives on {comm.size} ranks as NumPy's, --seed {args.seed}")
+        print(f"{number + 1 - first} collectives on up to {comm.size} ranks as NumPy's, --seed {args.seed}")
 
 
 if __name__ == "__main__":

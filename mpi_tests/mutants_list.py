@@ -166,10 +166,10 @@ RUNTIME = [
         ("test_data_parallel.py", "whole_batch and 2-ranks", 2),
     ),
     mutant(
-        "collectives/letter.py",
-        "if sent != self.wire.nbytes:",
-        "if sent > self.wire.nbytes:",
-        ("test_communicator.py", "of_another_size", 2),
+        "collectives/point_to_point.py",
+        "fits = (CODES[code], nbytes) == (self.dtype, self.wire.nbytes)",
+        "fits = nbytes == self.wire.nbytes",
+        ("test_communicator.py", "of_another_length_or_dtype", 2),
     ),
     mutant(
         "collectives/kernels.py",

@@ -9,7 +9,7 @@ from pathlib import Path
 from collectives.bench.measure import names_of
 from collectives.bench.trial import places
 from collectives.communicator import Communicator
-from collectives.memory import SHARED_MEMORY
+from collectives.memory import shared_folder
 from collectives.sizes import size_in_words
 
 CHECKING = 3  # vectors' worth of memory, to fill arrays and compare results
@@ -36,9 +36,9 @@ def needs(size: int, flags: Namespace) -> Iterator[tuple[str, int, int]]:
     """Of each kind of memory: its name, how much there is, and how many vectors a rank keeps in it at a time."""
     for setting in flags.settings if flags.device == "cpu" else ():
         arrays = sum(1 if in_place else 2 for in_place in places(setting.collective))
-        if setting.memory == "symmetric" and os.path.isdir(SHARED_MEMORY):
-            there = os.statvfs(SHARED_MEMORY)
-            yield SHARED_MEMORY, there.f_bavail * there.f_frsize, arrays
+        if setting.memory == "symmetric":
+            there = os.statvfs(shared_folder())
+            yield shared_folder(), there.f_bavail * there.f_frsize, arrays
         contestants = len(names_of(setting.collective, size, flags)) * len(places(setting.collective))
         yield "memory that is available", available(), arrays + contestants + CHECKING
 

@@ -1,11 +1,12 @@
 """Jobs whose ranks wait for each other in vain: each ends, non-zero, with a report of where every rank is."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from mpi_tests.helpers.launch import launch
+from mpi_tests.helpers.launch import environment, find_mpirun, launch, watched
 
 # Starting up, and compiling, may take its time: `world` has the usual limit.
 BEGIN = """
@@ -250,6 +251,60 @@ second = world.empty(1 << 20)
 """
     ended = run(tmp_path, body)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("first", ["collectives", "mpi4py"])
+def test_a_process_that_is_forked_from_a_rank_ends_by_itself(tmp_path, first):
+    """Where mpi4py has started MPI, it would end it in the child, too: that is refused."""
+    imports = "from mpi4py import MPI\n" * (first == "mpi4py")
+    script = tmp_path / "script.py"
+    script.write_text(
+        imports
+        + """
+import os, sys
+import numpy as np
+import collectives
+
+comm = collectives.world()
+x = comm.empty(1 << 16)
+comm.all_reduce(x, blocking=False).wait()
+if (child := os.fork()) == 0:
+    sys.exit(3)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+comm.all_reduce(x)
+if comm.rank == 0:
+    print(status)
+"""
+    )
+    ended = launch(2, "python", script)
+    assert ended.returncode == 0
+    if first == "collectives":
+        assert (ended.stdout, ended.stderr) == ("3\n", "")
+    else:
+        assert ended.stdout == "1\n"
+        assert ended.stderr.count("was forked from an MPI rank, and its end would be that of MPI: end it by ") == 2
+
+
+def test_a_rank_that_dies_where_mpi_goes_on_without_it(tmp_path):
+    """The others wait in shared memory, where MPI can't tell them."""
+    if "Open MPI" not in watched([find_mpirun(), "--version"], environment(), 60).stdout:
+        pytest.skip("needs Open MPI, which goes on without a rank that has died")
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, signal, time
+import collectives
+
+comm = collectives.world()
+plan = comm.plan("all_reduce", comm.empty(8), algorithm="one_shot")
+plan()
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    plan()
+""")
+    ended = watched([find_mpirun(), "--with-ft", "ulfm", "-n", 3, sys.executable, script], environment(), 60)
+    assert ended.returncode != 0
+    assert re.search(r"rank [02]: rank 1 has died \(MPI_ERR.*\); this ends the job", ended.stderr)
 
 
 def test_without_checks_a_rank_that_is_refused_ends_the_job(tmp_path):

@@ -1,6 +1,8 @@
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -205,26 +207,103 @@ def test_tags_keep_messages_apart(comm):
 
 
 @pytest.mark.sizes(2)
-def test_recv_of_another_size_is_refused(comm):
+@pytest.mark.parametrize("length", [4, 100_000])
+def test_recv_of_another_length_or_dtype_is_refused(comm, length):
+    """What was sent is gone then, x is as it was, and the next message comes."""
     from collectives import CommunicationError
 
-    for count, error, words in (
-        (
-            5,
-            CommunicationError,
-            "recv from rank 0 with tag 0: x has 20 bytes, but rank 0 sent 16: pass an array of that size",
-        ),
-        (3, CommunicationError, "recv from rank 0 with tag 0: "),
-    ):
+    for count, dtype in ((length + 1, "float32"), (length - 1, "float32"), (length, "int32"), (length // 2, "float64")):
         if comm.rank == 0:
-            comm.send(np.zeros(4, np.float32), 1)
+            comm.send(np.ones(length, np.float32), 1, tag=5)
+            comm.send(np.full(length, 2.0, np.float32), 1, tag=5)
         else:
-            with pytest.raises(error, match=words):
-                comm.recv(np.zeros(count, np.float32), 0)
-    with pytest.raises(ValueError, match="dest 2 is no rank of this communicator: use 0 to 1"):
-        comm.send(np.zeros(1), 2)
-    with pytest.raises(ValueError, match="source -1 is no rank of this communicator: use 0 to 1"):
-        comm.recv(np.zeros(1), -1)
+            x, sent = np.zeros(count, dtype), np.zeros(length, np.float32)
+            with pytest.raises(CommunicationError) as caught:
+                comm.recv(x, 0, tag=5)
+            assert str(caught.value) == (
+                f"recv from rank 0 with tag 5: x has {count} elements of {dtype}, but rank 0 sent {length} of float32: "
+                "receive into an array of that length and dtype"
+            )
+            assert not x.any()
+            assert (comm.recv(sent, 0, tag=5) == 2).all()
+    comm.barrier()
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("length", [4, 100_000])
+def test_messages_of_one_tag_are_taken_in_the_order_of_the_receives(comm, length):
+    """From any rank or from one, with several under way."""
+    xs = [np.full(length, float(i)) for i in range(6)]
+    if comm.rank == 0:
+        works = [comm.send(x, 1, blocking=False) for x in xs]
+    else:
+        got = [np.zeros(length) for _ in xs]
+        works = [comm.recv(x, None if i % 2 else 0, blocking=False) for i, x in enumerate(got)]
+    for work in works[::-1]:
+        work.wait()
+    assert comm.rank == 0 or [x[-1] for x in got] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.sizes(2)
+def test_messages_that_cannot_be(comm):
+    """They are refused on the rank that asks, and the communicator goes on."""
+    unwritable = np.zeros(4)
+    unwritable.flags.writeable = False
+    largest = comm._num_tags // 2 - 1
+    for call, words in (
+        (lambda: comm.recv(unwritable, 0), "x is read-only: pass an array that may be written"),
+        (lambda: comm.send(np.zeros(4), 2), "dest 2 is out of range: use a rank from 0 to 1"),
+        (lambda: comm.recv(np.zeros(4), -1), "source -1 is out of range: use a rank from 0 to 1"),
+        (lambda: comm.send(np.zeros(4), 0.5), "dest 0.5 is out of range: use a rank from 0 to 1"),
+        (
+            lambda: comm.send(np.zeros(4), 1, 1 << 40),
+            f"tag {1 << 40} is out of range: use an integer from 0 to {largest}",
+        ),
+        (lambda: comm.recv(np.zeros(4), 1, -1), f"tag -1 is out of range: use an integer from 0 to {largest}"),
+        (lambda: comm.recv(np.zeros(4), 1, "a"), f"tag 'a' is out of range: use an integer from 0 to {largest}"),
+        (lambda: comm.send(np.ma.zeros(4), 1), "masked array: pass x.filled(...), or x.data with what the mask covers"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+            call()
+    assert comm.all_reduce(np.ones(1)) == 2
+    if comm.rank == 0:
+        comm.send(np.ones(4), 1, largest)
+    else:
+        assert comm.recv(np.zeros(4), 0, largest).all()
+
+
+@pytest.mark.sizes(2)
+def test_long_messages_go_in_parts(comm, monkeypatch):
+    """Each of as much as MPI counts: 1 GiB, here 1 KiB."""
+    from collectives import point_to_point
+
+    monkeypatch.setattr(point_to_point, "LARGEST_MESSAGE_BYTES", 1024)
+    x = np.arange(10_001, dtype=np.int16)
+    if comm.rank == 0:
+        comm.send(x, 1)
+    else:
+        assert (comm.recv(np.zeros_like(x), 0) == x).all()
+
+
+def test_a_plan_that_fails_on_its_way_leaves_the_communicator_as_it_was(comm):
+    from collectives import CommunicationError
+
+    plan = comm.plan("barrier")
+    plan.enclose([(np.zeros(3), np.zeros(2))], [], None)  # a copy that cannot be
+    with pytest.raises(CommunicationError, match=r"^barrier .*could not broadcast"):
+        plan()
+    assert comm.all_reduce(np.ones(1)) == comm.size
+
+
+@pytest.mark.parametrize("subclass", [np.matrix, np.recarray])
+def test_of_a_subclass_the_memory_is_taken(comm, subclass):
+    x = np.arange(6.0).reshape(2, 3).view(subclass)
+    assert comm.all_reduce(x) is x
+    assert x.tolist() == [[0, comm.size, 2 * comm.size], [3 * comm.size, 4 * comm.size, 5 * comm.size]]
+    gathered = comm.all_gather(x, algorithm="ring")
+    assert gathered.tolist() == np.tile(np.asarray(x).ravel(), comm.size).tolist()
+    scattered = comm.reduce_scatter(np.arange(2.0 * comm.size).reshape(2, -1).view(subclass), algorithm="ring")
+    assert scattered.tolist() == [2 * comm.rank * comm.size, (2 * comm.rank + 1) * comm.size]
 
 
 @pytest.mark.sizes(2)
@@ -299,6 +378,15 @@ def test_empty(comm):
         assert comm.broadcast(x) is x
     with pytest.raises(ValueError, match="device 'tpu' is unknown: use 'cpu', 'cuda'"):
         comm.empty(3, device="tpu")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads what is mapped in /proc")
+def test_memory_has_no_name_that_a_dead_job_would_leave(comm):
+    x = comm.empty(1 << 20)
+    ours = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/collectives-" in line]
+    assert ours
+    assert all(line.endswith("(deleted)") for line in ours)
+    del x
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "one_shot", "two_shot"])

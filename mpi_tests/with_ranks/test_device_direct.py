@@ -244,7 +244,7 @@ def test_memory_is_reused_and_freed(comm):
     small = comm._new(device, 3, np.dtype("float32"))  # nothing that is unused fits: all of it goes
     assert len(device.allocations) == 1
     assert len(device.opened) == comm.size - 1
-    comm._on_device.free_windows([])
+    comm._on_device.close_windows([])
     assert small.memory.view(np.uint8).tolist() == [0x7F] * 12
 
 

@@ -175,6 +175,29 @@ def test_one_rank_with_a_wrong_out(comm, make, message):
     assert refused(comm, lambda: comm.all_reduce(np.zeros(6), out=out)) == f"rank 1: all_reduce: {message}"
 
 
+# Of memory `b`: x and out that overlap by all but one element, on every rank.
+OVERLAPS = {
+    "all_reduce": (lambda n, b: (b[:n], b[1 : n + 1]), "x itself"),
+    "reduce": (lambda n, b: (b[1 : n + 1], b[:n]), "x itself"),
+    "reduce_scatter": (lambda n, b: (b[:n], b[n // 2 : n // 2 + 1]), "chunk 0 of x"),
+    "all_gather": (lambda n, b: (b[1:2], b[: 2 * n][:n]), "an out whose chunk 0 is x"),
+    "gather": (lambda n, b: (b[1:2], b[: 2 * n][:n]), "an out whose chunk 0 is x"),
+    "scatter": (lambda n, b: (b[:n], b[n // 2 : n // 2 + 1]), "chunk 0 of x"),
+    "all_to_all": (lambda n, b: (b[:n], b[n - 1 : 2 * n - 1]), "does not work in place"),
+}
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("collective", OVERLAPS)
+def test_an_out_that_overlaps_x_on_one_rank(comm, collective):
+    make, words = OVERLAPS[collective]
+    n = comm.size
+    x, out = make(n, np.zeros(3 * n)) if comm.rank == 0 else (part.copy() for part in make(n, np.zeros(3 * n)))
+    said = refused(comm, lambda: getattr(comm, collective)(x, out=out))
+    assert said.startswith(f"rank 0: {collective}: out overlaps x: ")
+    assert words in said
+
+
 # Calls that are wrong on every rank alike: then no rank is named.
 WRONG = {
     "op": (
@@ -197,9 +220,35 @@ WRONG = {
         lambda comm: comm.all_reduce(np.zeros(4), algorithm="rign"),
         "all_reduce has no algorithm 'rign'; it has auto, ring, recursive_doubling, rabenseifner, ",
     ),
-    "root": (lambda comm: comm.broadcast(np.zeros(4), root=8), "root 8 is no rank of this communicator: use 0 to "),
-    "root below 0": (lambda comm: comm.reduce(np.zeros(4), root=-1), "root -1 is no rank of this communicator: use 0"),
-    "root of another type": (lambda comm: comm.broadcast(np.zeros(4), root=None), "'NoneType'"),
+    "root": (lambda comm: comm.broadcast(np.zeros(4), root=8), "root 8 is out of range: use a rank from 0 to "),
+    "root below 0": (lambda comm: comm.reduce(np.zeros(4), root=-1), "root -1 is out of range: use a rank from 0"),
+    "root of another type": (lambda comm: comm.broadcast(np.zeros(4), root=None), "root None is out of range: use "),
+    "root between two ranks": (lambda comm: comm.reduce(np.zeros(4), root=0.5), "root 0.5 is out of range: use a rank"),
+    "a masked array": (
+        lambda comm: comm.all_reduce(np.ma.zeros(4)),
+        "all_reduce: masked array: pass x.filled(...), or x.data with what the mask covers",
+    ),
+    "empty of a length below 0": (lambda comm: comm.empty(-5), "shape -5 is below 0: pass lengths of 0 or more"),
+    "empty of a dimension below 0": (
+        lambda comm: comm.empty((2, -5)),
+        "shape (2, -5) is below 0: pass lengths of 0 or",
+    ),
+    "empty of half an element": (
+        lambda comm: comm.empty(2.5),
+        "shape 2.5 is not of integers: pass an integer, or one for each dimension",
+    ),
+    "empty of a name": (
+        lambda comm: comm.empty("ab"),
+        "shape 'ab' is not of integers: pass an integer, or one for each",
+    ),
+    "empty of more than there can be": (
+        lambda comm: comm.empty((1 << 40, 1 << 40)),
+        "of float32 is of more memory than a process can address",
+    ),
+    "fused arrays that overlap": (
+        lambda comm: (lambda x: comm.fuse([x[:5], x[4:]]))(np.zeros(9)),
+        "fuse: arrays overlap: pass each part of memory once",
+    ),
     "halves by MPI": (
         lambda comm: comm.all_reduce(np.zeros(4, "float16"), algorithm="mpi"),
         "algorithm 'mpi' cannot reduce float16: MPI's own sums of it are wrong or absent; use another algorithm",
@@ -208,9 +257,13 @@ WRONG = {
         lambda comm: comm.reduce_scatter(np.zeros(4), counts=[4]),
         "counts=[4] must be ",
     ),
+    "counts that are not whole": (
+        lambda comm: comm.reduce_scatter(np.zeros(4), counts=[4 / comm.size] * comm.size),
+        " integers, one for each rank, none below 0",
+    ),
     "counts below 0": (
         lambda comm: comm.reduce_scatter(np.zeros(4), counts=[5, -1] + [0] * (comm.size - 2)),
-        " counts, one for each rank, none below 0",
+        " integers, one for each rank, none below 0",
     ),
     "counts of another sum": (
         lambda comm: comm.reduce_scatter(np.zeros(4), counts=[3] * comm.size),
@@ -226,7 +279,7 @@ WRONG = {
     ),
     "all_to_all in place": (
         lambda comm: (lambda x: comm.all_to_all(x, out=x))(np.zeros(comm.size)),
-        "all_to_all cannot work in place: pass an out of its own, or none",
+        "out overlaps x: all_to_all does not work in place; pass an out with memory of its own, or none",
     ),
     "an algorithm that needs equal chunks": (
         lambda comm: comm.all_to_all(np.zeros(comm.size), send_counts=[1] * comm.size, algorithm="bruck"),

@@ -114,6 +114,17 @@ def test_same_memory():
     assert not arrays.same_memory(fake[:3], fake[3:])
 
 
+def test_overlap():
+    x = np.zeros(6)
+    for a, b in ((x[:3], x[2:]), (x, x[3:4]), (x[2:3], x), (x, x)):
+        assert arrays.overlap(a, b)
+    for a, b in ((x[:3], x[3:]), (x[4:], x[:4]), (x, x.copy()), (x, x[3:3]), (x[3:3], x)):
+        assert not arrays.overlap(a, b)
+    fake = FakeDevice(mpi_reads=True).put(x)
+    assert arrays.overlap(fake[:3], fake[2:])
+    assert not arrays.overlap(fake[:3], fake[3:])
+
+
 def test_devices():
     assert arrays.device("cpu") is arrays.host()
     for name in ("tpu", "cuda:x", "cpu:0", "CUDA", ""):

@@ -1,0 +1,115 @@
+"""A message from one rank to another, as the one step of a plan.
+
+Each message begins with an envelope: dtype, size, and the tag of its payload.  A payload of up to `EAGER_BYTES` lies in
+the envelope; a longer one follows in messages of at most 1 GiB, under a tag of its own, so that the receiver reads what
+was sent before it takes it into the caller's array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.arrays import DTYPES, as_bytes
+from collectives.device import Device
+from collectives.errors import CommunicationError
+from collectives.executor import LARGEST_MESSAGE_BYTES, Messages
+from collectives.schedule import Round
+
+EAGER_BYTES = 4032  # with its envelope, of a size that MPI sends without waiting for the receiver
+ENVELOPE = np.dtype([("dtype", "i8"), ("nbytes", "i8"), ("tag", "i8")])
+CODES = sorted(DTYPES, key=str)  # a dtype's place in this list travels
+
+
+class Mailbox:
+    """A communicator for messages from rank to rank: the lower half of its tags is the caller's."""
+
+    def __init__(self, mpi: MPI.Comm, num_tags: int):
+        self.mpi, self.num_tags = mpi, num_tags // 2
+        self.num_sent = count()
+
+    def payload_tag(self) -> int:
+        """Return a tag for a payload, which no other of this rank has that is under way."""
+        return self.num_tags + next(self.num_sent) % self.num_tags
+
+    def check_tag(self, tag: int) -> None:
+        """Raises: ValueError for a tag that messages cannot have."""
+        if not isinstance(tag, int | np.integer) or not 0 <= tag < self.num_tags:
+            raise ValueError(f"tag {tag!r} is out of range: use an integer from 0 to {self.num_tags - 1}")
+
+
+class PointToPoint:
+    """An array of one side: its own memory, or host memory that is copied in before or out after."""
+
+    moves: Round = ()
+    number = 0
+
+    def __init__(self, mailbox: Mailbox, device: Device, view: Any, peer: int, tag: int):
+        mailbox.check_tag(tag)
+        self.mailbox, self.peer, self.tag = mailbox, peer, tag
+        self.dtype, self.memory = view.dtype, as_bytes(view)
+        self.wire = self.memory if device.mpi_reads else device.host(self.memory.nbytes)
+
+    def run(self, device: Device) -> Iterator[Messages]:
+        raise NotImplementedError
+
+    def requests(self) -> Sequence[MPI.Prequest]:
+        return ()
+
+    def awaits(self) -> str:
+        return ""
+
+
+class SendMessage(PointToPoint):
+    def run(self, device: Device) -> Iterator[Messages]:
+        if self.wire is not self.memory:
+            device.copy(self.wire, self.memory)
+        device.synchronize()
+        mpi, nbytes, tag = self.mailbox.mpi, self.wire.nbytes, self.mailbox.payload_tag()
+        is_inside = nbytes <= EAGER_BYTES and isinstance(self.wire, np.ndarray)
+        first = np.empty(ENVELOPE.itemsize + nbytes * is_inside, np.uint8)
+        first[: ENVELOPE.itemsize].view(ENVELOPE)[0] = CODES.index(self.dtype), nbytes, tag
+        if is_inside:
+            first[ENVELOPE.itemsize :] = self.wire
+        payload = [] if is_inside else parts(self.wire)
+        requests = [mpi.Isend([first, MPI.BYTE], self.peer, self.tag)]
+        yield Messages(requests + [mpi.Isend([part, MPI.BYTE], self.peer, tag) for part in payload])
+
+
+class RecvMessage(PointToPoint):
+    """From rank `peer`, or any; `peer` is then whom it came from."""
+
+    def run(self, device: Device) -> Iterator[Messages]:
+        device.synchronize()
+        mpi, status = self.mailbox.mpi, MPI.Status()
+        first = np.empty(ENVELOPE.itemsize + EAGER_BYTES, np.uint8)
+        yield Messages([mpi.Irecv([first, MPI.BYTE], self.peer, self.tag)], [status])
+        self.peer = status.Get_source()
+        code, nbytes, tag = first[: ENVELOPE.itemsize].view(ENVELOPE)[0].tolist()
+        fits = (CODES[code], nbytes) == (self.dtype, self.wire.nbytes)
+        inside = first[ENVELOPE.itemsize : status.Get_count(MPI.BYTE)]
+        if not len(inside):
+            payload = self.wire if fits else np.empty(nbytes, np.uint8)
+            yield Messages([mpi.Irecv([part, MPI.BYTE], self.peer, tag) for part in parts(payload)])
+        if not fits:
+            raise CommunicationError(self.mismatch(CODES[code], nbytes))
+        source = self.wire
+        if len(inside):
+            source = self.wire if isinstance(self.wire, np.ndarray) else device.host(nbytes)
+            source[:] = inside
+        if source is not self.memory:
+            device.copy(self.memory, source)
+            device.synchronize()  # `source` goes with the plan
+
+    def mismatch(self, dtype: np.dtype, nbytes: int) -> str:
+        own = f"x has {len(self.memory) // self.dtype.itemsize} elements of {self.dtype}"
+        sent = f"rank {self.peer} sent {nbytes // dtype.itemsize} of {dtype}"
+        return f"{own}, but {sent}: receive into an array of that length and dtype"
+
+
+def parts(payload: Any) -> list[Any]:
+    return [payload[i : i + LARGEST_MESSAGE_BYTES] for i in range(0, len(payload), LARGEST_MESSAGE_BYTES)]
