@@ -34,8 +34,8 @@ def world(levels: Sequence[int] | None = None) -> "Communicator":
     return Communicator(mpi.COMM_WORLD, levels=levels)
 
 
-def start_mpi() -> Any:
-    """Import mpi4py.MPI and start it, unless the launcher is one that this MPI library would not start under."""
+def import_mpi() -> Any:
+    """Import mpi4py.MPI, and set what MPI reads when it starts, but do not start it."""
     if "mpi4py.MPI" not in sys.modules:
         import mpi4py
 
@@ -43,6 +43,12 @@ def start_mpi() -> Any:
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
     from mpi4py import MPI
 
+    return MPI
+
+
+def start_mpi() -> Any:
+    """Import mpi4py.MPI and start it, unless the launcher is one that this MPI library would not start under."""
+    MPI = import_mpi()  # noqa: N806  as everyone calls it
     if not MPI.Is_initialized():
         foreign = environment.foreign_library()
         if foreign and foreign in MPI.Get_library_version():

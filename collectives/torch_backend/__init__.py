@@ -9,9 +9,13 @@ Ranks, their number and how they find each other come from MPI, unless env:// or
 
 import torch.distributed as dist
 
-from collectives.torch_backend.group import create_group
-from collectives.torch_backend.rendezvous import offer_mpi
-from collectives.torch_backend.store import MPIStore
+from collectives.job import import_mpi
+
+import_mpi()  # before the modules below do, by which MPI would start
+
+from collectives.torch_backend.group import create_group  # noqa: E402
+from collectives.torch_backend.rendezvous import offer_mpi  # noqa: E402
+from collectives.torch_backend.store import MPIStore  # noqa: E402
 
 __all__ = ["MPIStore"]
 

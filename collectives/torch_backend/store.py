@@ -1,6 +1,5 @@
 """torch's store of keys and values, kept by rank 0 and reached by MPI's messages."""
 
-import atexit
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from mpi4py import MPI
+
+from collectives.job import at_exit
 
 REQUEST, FIRST_REPLY, NUM_REPLIES = 0, 1, 10_000  # tags
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 2e-3
@@ -81,7 +82,7 @@ class Server(threading.Thread):
 
     def __init__(self, comm: MPI.Comm):
         super().__init__(name="collectives store", daemon=True)
-        atexit.register(self.join)  # before mpi4py ends MPI, and after the store's own goodbye
+        at_exit(self.join)  # before MPI is ended, and after the store's own goodbye
         self.comm, self.table = comm, Table()
         self.waiting: list[Waiting] = []
         self.replies: list[MPI.Request] = []
@@ -133,7 +134,7 @@ class MPIStore(Base):
         self._tags = count()
         self._closed = False
         self.server = Server(self.comm) if self.comm.rank == 0 else None
-        atexit.register(self.close)
+        at_exit(self.close)
 
     def ask(self, operation: str, *arguments: Any, keys: tuple[str, ...] = (), limit_s: float | None = None) -> Any:
         """Raises: DistStoreError where keys are still missing when time is up."""
@@ -157,7 +158,6 @@ class MPIStore(Base):
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)
         if self.server:
             self.server.closed = True
         else:
