@@ -103,8 +103,6 @@ def check_op(op: str, dtype: np.dtype) -> None:
         raise ValueError(f"op {op!r} of bool: use 'max' for any, 'min' for all, or cast to int32 to count")
     if dtype in COMPLEX and op in ("min", "max"):
         raise ValueError(f"op {op!r} of {dtype}: complex numbers have no order; use 'sum', 'prod' or 'avg'")
-    if dtype in INTEGERS and op == "avg":
-        raise ValueError(f"op 'avg' of {dtype} would not be whole: use 'sum' and divide, or cast to float64")
     if op in BIT_OPS and dtype in FLOATS | COMPLEX:
         raise ValueError(f"op {op!r} of {dtype}: it is of integers and bool; use another, or pass a view of integers")
 

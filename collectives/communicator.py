@@ -291,6 +291,9 @@ class Communicator:
 
         In place: `x` holds the result and is returned.  With `out`, `x` is left alone and `out` returned.
 
+        `op` is "sum", "prod", "min", "max", "avg", "band", "bor" or "bxor".  "avg" divides the sum by the number of
+        ranks: of integers toward zero, and the sum wraps before, as NCCL does it.
+
         16-bit floats are summed up in float32 and rounded once; messages carry the float32 sums, twice the bytes.
 
         wire_dtype="bfloat16" sends float32 in half the bytes: each rank sums up in float32, but rounds to bfloat16

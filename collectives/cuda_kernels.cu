@@ -112,13 +112,22 @@ template <> struct To<Bfloat16> {
 };
 
 struct Plain {
-    template <typename T> static __device__ T end(T x, double) { return x; }
+    template <typename Out, typename T> static __device__ T end(T x, double) { return x; }
 };
 struct Sum : Plain {
     template <typename T> static __device__ T of(T a, T b) { return add(a, b); }
 };
 struct Avg : Sum {
-    template <typename T> static __device__ T end(T x, double divisor) { return divide(x, To<T>::of(divisor)); }
+    template <typename Out> static __device__ float end(float x, double divisor) {
+        return divide(x, To<float>::of(divisor));
+    }
+    template <typename Out> static __device__ double end(double x, double divisor) { return divide(x, divisor); }
+    template <typename Out, typename T> static __device__ Out end(T x, double divisor) {  // integers: toward zero
+        Out sum = static_cast<Out>(x);
+        if (static_cast<Out>(-1) < static_cast<Out>(0))
+            return static_cast<Out>(static_cast<long long>(sum) / static_cast<long long>(divisor));
+        return static_cast<Out>(static_cast<unsigned long long>(sum) / static_cast<unsigned long long>(divisor));
+    }
 };
 struct Prod : Plain {
     template <typename T> static __device__ T of(T a, T b) { return multiply(a, b); }
@@ -206,7 +215,7 @@ template <typename Op, typename In, typename Out, int SOURCES> struct Folding {
         for (int b = 0; b < BLOCKS; b++) {
             Block<Out, N> result;
 #pragma unroll
-            for (int i = 0; i < N; i++) result.at[i] = To<Out>::of(Op::end(sums[b][i], task.divisor));
+            for (int i = 0; i < N; i++) result.at[i] = To<Out>::of(Op::template end<Out>(sums[b][i], task.divisor));
             result.store(reinterpret_cast<Out*>(task.out) + at + b * step);
         }
     }

@@ -72,7 +72,7 @@ def cast(out: Any, source: Any, stream: Any = None) -> None:
 
 
 def divide(x: Any, divisor: int, stream: Any = None) -> None:
-    """x /= divisor, in place, for floats and complex numbers; 16-bit floats in float32."""
+    """x /= divisor, in place; 16-bit floats in float32, integers toward zero."""
     folding("avg", x, [x], divisor)(stream)
 
 
@@ -83,8 +83,8 @@ def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Laun
     numbers of `out`'s dtype.  Sources of floats may be of another float dtype than `out`, one for all.  Only "avg" has
     a divisor.
 
-    16-bit floats are folded and divided in float32, and rounded once.  Integers wrap.  "min" and "max" of a NaN and a
-    number are NaN.
+    16-bit floats are folded and divided in float32, and rounded once.  Integers wrap, and are divided toward zero.
+    "min" and "max" of a NaN and a number are NaN.
 
     Raises: ValueError for what doesn't go together.
     """
@@ -148,8 +148,9 @@ def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int,
     """
     parts = 2 if into in arrays.COMPLEX and op != "prod" else 1  # complex numbers are folded as twice as many real ones
     together = max(n for n in range(1, MAX_TOGETHER + 1) if num_sources % n == 0)
-    functor = "Sum" if op == "avg" and divisor == 1 else op.capitalize()
-    name = f"fold<{functor}, {number(given, op)}, {number(into, op)}, {together}>"
+    if op == "avg" and divisor == 1:
+        op = "sum"
+    name = f"fold<{op.capitalize()}, {number(given, op)}, {number(into, op)}, {together}>"
     return Plan(name, count * parts, [into.itemsize // parts, *[given.itemsize // parts] * num_sources])
 
 
@@ -160,7 +161,7 @@ def number(dtype: np.dtype, op: str) -> str:
     if dtype in arrays.COMPLEX:
         part = "float" if dtype.itemsize == 8 else "double"
         return f"Complex<{part}>" if op == "prod" else part
-    return (SIGNED if dtype.kind == "i" and op in ("min", "max") else UNSIGNED)[dtype.itemsize]
+    return (SIGNED if dtype.kind == "i" and op in ("min", "max", "avg") else UNSIGNED)[dtype.itemsize]
 
 
 def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from collectives.arrays import COMPLEX, HALVES, UFUNCS, sum_dtype
+from collectives.arrays import COMPLEX, HALVES, INTEGERS, UFUNCS, sum_dtype
 
 
 class Event(Protocol):
@@ -85,9 +85,13 @@ class Device:
 
     @np.errstate(all="ignore")
     def divide(self, x: Any, divisor: int) -> None:
-        """x /= divisor, in place; 16-bit floats in float32."""
+        """x /= divisor, in place; 16-bit floats in float32, integers toward zero, as NCCL does."""
         if x.dtype in HALVES:
             x[...] = (x.astype(np.float32) / np.float32(divisor)).astype(x.dtype)
+        elif x.dtype in INTEGERS:
+            wide = x.astype(f"{x.dtype.kind}8", copy=False)  # which any divisor fits into
+            by = wide.dtype.type(divisor)
+            x[...] = (wide - self.xp.fmod(wide, by)) // by
         else:
             parts = x.view(x.real.dtype)  # of complex numbers: rounded once each
             parts /= parts.dtype.type(divisor)

@@ -43,7 +43,7 @@ def begin() -> Any:
 
 def start_mpi() -> Any:
     """Import mpi4py.MPI and start it, unless the launcher is one that this MPI library would not start under."""
-    MPI = load_mpi()  # noqa: N806
+    MPI = import_mpi()  # noqa: N806  as everyone calls it
     if not MPI.Is_initialized():
         foreign = environment.foreign_library()
         if foreign and foreign in MPI.Get_library_version():
@@ -95,8 +95,8 @@ def after_fork() -> None:
         atexit.register(refuse_exit)
 
 
-def load_mpi() -> Any:
-    """Import mpi4py.MPI, which starts nothing yet.
+def import_mpi() -> Any:
+    """Import mpi4py.MPI, and set what MPI reads when it starts, but do not start it.
 
     Raises: InputError where there is none, or it finds no MPI library.
     """

@@ -209,14 +209,21 @@ def compile_differing(a, b):
 
 
 def quotient(a, divisor):
-    """A number by a whole one, rounded correctly."""
+    """A number by a whole one, rounded correctly, or toward zero if it is an integer."""
 
 
 @overload(quotient, inline="always")
 def compile_quotient(a, divisor):
     if isinstance(a, types.Complex):
         return lambda a, divisor: complex(a.real / divisor, a.imag / divisor)
+    if isinstance(a, types.Integer):
+        return signed_quotient if a in types.signed_domain else lambda a, divisor: np.uint64(a) // np.uint64(divisor)
     return lambda a, divisor: a / divisor
+
+
+def signed_quotient(a, divisor):
+    floor = a // divisor
+    return floor + ((floor < 0) & (floor * divisor != a))
 
 
 # Two operands' fold, by where the result goes: a loop over arrays that may overlap would not be vectorised.

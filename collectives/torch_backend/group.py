@@ -18,6 +18,7 @@ from collectives.torch_backend import monitored, reductions
 from collectives.torch_backend.call import Call, Tensors, caller
 from collectives.torch_backend.letters import Delivery
 from collectives.torch_backend.runner import Runner
+from collectives.torch_backend.untraced import untraced
 
 RedOp: Any = ReduceOp.RedOpType
 BIT_OPS = {RedOp.BAND: "band", RedOp.BOR: "bor", RedOp.BXOR: "bxor"}
@@ -56,6 +57,7 @@ def part(of: Any, ranks: Sequence[int], name: str) -> Communicator:
     return comm
 
 
+@untraced
 class Group(Runner):
     """torch's calls, as it makes them: with lists of one tensor each; see `torch.distributed` for what they do.
 

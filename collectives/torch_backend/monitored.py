@@ -1,4 +1,4 @@
-"""A barrier that says who has not come, in words that programs may know from gloo."""
+"""A barrier that says who has not come, in gloo's words, which programs may look for."""
 
 import time
 from datetime import timedelta
@@ -23,10 +23,10 @@ def wait_for_others(store: dist.Store, size: int, turn: str, limit_s: float, nam
     deadline_s = time.monotonic() + limit_s
     late = [r for r in range(1, size) if awaited(store, f"{turn}: {r}", deadline_s - time.monotonic()) is None]
     missing = ", ".join(map(str, late if name_all else late[:1]))
-    who = f"Rank{'s' * (name_all and len(late) > 1)} {missing} failed to pass"
-    failure = f"{who} monitoredBarrier within {limit_s:g} s" if missing else ""
+    who = f"[Rank 0]: Rank{'s' * name_all} {missing} failed to pass"
+    failure = f"{who} monitoredBarrier in {1e3 * limit_s:g} ms" if missing else ""
     if failure and limit_s <= 0:
-        failure = f"Rank 0 timed out in monitoredBarrier: its time limit is {limit_s:g} s"
+        failure = f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {1e3 * limit_s:g} ms"
     store.set(f"{turn}: over", failure)
     return failure
 

@@ -123,7 +123,9 @@ class Runner(Base):
     def submit(self, execute: Callable[[Run], None], tensors: Tensors, options: Any) -> Work:
         """Do what makes calls, all of which run in one way, or have it done in its turn."""
         if not getattr(options, "asyncOp", True) and self.line.free:
-            execute(at_once)
+            made_s = time.monotonic()
+            with self.line.running:
+                execute(partial(at_once, made_s))
             return self.finished
         work = Pending(execute, tensors)
         self.line.add(work)
@@ -134,16 +136,15 @@ class Runner(Base):
     def execute(self, call: Call, options: Any, run: Run) -> None:
         """Run a call to its end; what goes wrong is torch's kind of error."""
 
-        def limit_s() -> float:
-            limit_s = seconds(getattr(options, "timeout", None))
-            return self.limit_s if limit_s == math.inf else limit_s
-
+        limit_s = seconds(getattr(options, "timeout", None))
+        if limit_s == math.inf:
+            limit_s = self.limit_s
         if self.failure:
             raise dist.DistBackendError(f"{call.said}: {self.failure}")
         try:
             self.agreed(call, lambda plan: run(plan, limit_s))
         except TimeoutError:
-            within = f"within its timeout of {limit_s():g} s"
+            within = f"within its timeout of {limit_s:g} s"
             self.fail(f"{call.said} was not over {within}: not all {self.comm.size} ranks have come")
             raise dist.DistBackendError(self.failure) from None
         except InputError as error:

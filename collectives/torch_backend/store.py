@@ -1,6 +1,5 @@
 """torch's store of keys and values, kept by rank 0 and reached by MPI's messages."""
 
-import atexit
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from mpi4py import MPI
+
+from collectives.job import at_exit
 
 REQUEST, FIRST_REPLY, NUM_REPLIES = 0, 1, 10_000  # tags
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 2e-3
@@ -75,11 +76,13 @@ class Table:
 class Server(threading.Thread):
     """Rank 0's thread, which answers until every other rank has said goodbye.
 
-    Not a daemon: Python waits for it when the program has ended, before MPI is ended.
+    It is waited for when the program has ended, and not before: until then its process frees what all ranks free
+    together.
     """
 
     def __init__(self, comm: MPI.Comm):
-        super().__init__(name="collectives store")
+        super().__init__(name="collectives store", daemon=True)
+        at_exit(self.join)  # before MPI is ended, and after the store's own goodbye
         self.comm, self.table = comm, Table()
         self.waiting: list[Waiting] = []
         self.replies: list[MPI.Request] = []
@@ -87,8 +90,8 @@ class Server(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        main, sleep_s = threading.main_thread(), SHORTEST_SLEEP_S
-        while self.num_left < self.comm.size - 1 or (main.is_alive() and not self.closed):
+        sleep_s = SHORTEST_SLEEP_S
+        while self.num_left < self.comm.size - 1 or not self.closed:
             status = MPI.Status()
             message = self.comm.improbe(tag=REQUEST, status=status)
             if message:
@@ -131,7 +134,7 @@ class MPIStore(Base):
         self._tags = count()
         self._closed = False
         self.server = Server(self.comm) if self.comm.rank == 0 else None
-        atexit.register(self.close)  # before mpi4py ends MPI
+        at_exit(self.close)
 
     def ask(self, operation: str, *arguments: Any, keys: tuple[str, ...] = (), limit_s: float | None = None) -> Any:
         """Raises: DistStoreError where keys are still missing when time is up."""
@@ -155,7 +158,6 @@ class MPIStore(Base):
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)
         if self.server:
             self.server.closed = True
         else:

@@ -21,13 +21,14 @@ SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
 BUSY = 0.25  # part of a moment that others compute, above which they need the core
 IDLE_S = 1e-3  # for how long nobody is taken to compute
 
-Run = Callable[[Plan, Callable[[], float]], None]  # runs a plan, for so many seconds at most
+Run = Callable[[Plan, float], None]  # runs a plan, which must end so many seconds after its call was made
 
 
-def at_once(plan: Plan, limit_s: Callable[[], float]) -> None:
+def at_once(made_s: float, plan: Plan, limit_s: float) -> None:
+    """Run a plan of a call that was made at that time."""
     if not plan.run_short():
         plan.begin()
-        plan.wait(limit_s())
+        plan.wait(max(0, made_s + limit_s - time.monotonic()))
 
 
 class Finished(Base):
@@ -72,6 +73,7 @@ class Pending(Finished):
         self.order = device and Order(device)
         self.future: Future = Future(devices=[device] if device else None)
         self.over = threading.Event()
+        self.made_s = time.monotonic()
         self.awaited = False
         self.error: BaseException | None = None
 
@@ -105,12 +107,15 @@ class Pending(Finished):
         except Exception as error:  # raised where it is waited for
             self.error = error
         self.over.set()
+
+    def set_future(self) -> None:
+        """Run the future's continuations, too, which may wait for other calls."""
         if self.error is None:
             self.future.set_result(self.tensors)
         else:
             self.future.set_exception(self.error)
 
-    def gently(self, plan: Plan, limit_s: Callable[[], float]) -> None:
+    def gently(self, plan: Plan, limit_s: float) -> None:
         """Run a plan and leave the core to who computes, until somebody waits, or nobody computes.
 
         C++ that waits for the future does not say so: what shows is that this process's other threads do nothing.
@@ -119,8 +124,8 @@ class Pending(Finished):
         if plan.device.is_async:  # and any thread may have ended the plan, on its own stream
             plan.device.synchronize()
 
-    def move(self, plan: Plan, limit_s: Callable[[], float]) -> None:
-        deadline_s, sleep_s = time.monotonic() + limit_s(), SHORTEST_SLEEP_S
+    def move(self, plan: Plan, limit_s: float) -> None:
+        deadline_s, sleep_s = self.made_s + limit_s, SHORTEST_SLEEP_S
         plan.begin()
         while not self.awaited:
             if plan.done():
@@ -159,11 +164,18 @@ def seconds(timeout: timedelta | None) -> float:
 
 
 class Line:
-    """Runs calls one after the other, in a thread of its own; while it is free, a caller may run one himself."""
+    """Runs calls one after the other, in threads of its own; while it is free, a caller may run one himself.
+
+    One thread has the turn to run a call.  It gives that up before it sets the call's future, so that a continuation
+    may wait for calls behind its own: while all threads are in continuations, one more is started.
+    """
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
-        self.thread: threading.Thread | None = None
+        self.threads: list[threading.Thread] = []
+        self.turn, self.counting = threading.Lock(), threading.Lock()
+        self.running = threading.Lock()  # held by the thread that runs a call, one of these or a caller's
+        self.num_free = 0  # threads that are in no continuation
         self.latest: Pending | None = None
 
     @property
@@ -172,19 +184,40 @@ class Line:
 
     def add(self, pending: Pending) -> None:
         self.latest = pending
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._run, name="collectives group", daemon=True)
-            self.thread.start()
+        self._have_free(0)
         self.calls.put(pending)
 
+    def _have_free(self, change: int) -> None:
+        """Count a thread that enters a continuation or leaves it; start one where none is free."""
+        with self.counting:
+            self.num_free += change
+            if self.num_free == 0:
+                self.num_free = 1
+                self.threads.append(threading.Thread(target=self._run, name="collectives group", daemon=True))
+                self.threads[-1].start()
+
     def _run(self) -> None:
-        while pending := self.calls.get():
-            pending.execute()
+        while pending := self._execute_next():
+            self._have_free(-1)
+            pending.set_future()
             del pending
+            self._have_free(1)
+
+    def _execute_next(self) -> Pending | None:
+        """Run the next call; returns it, or None at the end."""
+        with self.turn:
+            pending = self.calls.get()
+            if pending is None:
+                self.calls.put(None)  # for the other threads
+            else:
+                with self.running:
+                    pending.execute()
+            return pending
 
     def end(self) -> None:
-        """Return when all calls are over."""
-        if self.thread is not None:
+        """Return when all calls are over, and what follows them."""
+        if self.threads:
             self.calls.put(None)
-            self.thread.join()
-            self.thread = None
+            for thread in self.threads:
+                thread.join()
+            self.calls, self.threads, self.num_free = queue.SimpleQueue(), [], 0

@@ -27,7 +27,7 @@ def ops_of(dtype: str) -> tuple[str, ...]:
         return ("min", "max", *BITS)
     if dtype in COMPLEX:
         return ("sum", "prod", "avg")
-    return ("sum", "prod", "min", "max", *(("avg",) if dtype in FLOATS else BITS))
+    return ("sum", "prod", "min", "max", "avg", *(() if dtype in FLOATS else BITS))
 
 
 def inputs(size: int, count: int, dtype: str = "float32", op: str = "sum") -> list[np.ndarray]:
@@ -52,7 +52,9 @@ def widened(x: np.ndarray) -> np.ndarray:
 
 def reduced(xs: list[np.ndarray], op: str) -> np.ndarray:
     total = UFUNCS[op].reduce([widened(x) for x in xs])
-    return (total / len(xs) if op == "avg" else total).astype(xs[0].dtype)
+    if op == "avg":
+        total = np.trunc(total / len(xs)) if xs[0].dtype.kind in "iu" else total / len(xs)
+    return total.astype(xs[0].dtype)
 
 
 def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", root: int = 0) -> np.ndarray | None:

@@ -48,6 +48,23 @@ def ddp() -> list[float]:
     return train(nn.parallel.DistributedDataParallel(model(), bucket_cap_mb=1e-3))
 
 
+def power_sgd() -> list[float]:
+    """Its hook waits, in continuations of futures, for reductions that it makes there."""
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    made = nn.parallel.DistributedDataParallel(model())
+    made.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2), powerSGD_hook)
+    return train(made)
+
+
+def compiled() -> list[float]:
+    """Its buffers are broadcast amid the forward pass."""
+    made = nn.Sequential(model(), nn.BatchNorm1d(WIDTH))
+    losses = train(torch.compile(nn.parallel.DistributedDataParallel(made), backend="eager"))
+    torch.compiler.reset()
+    return losses
+
+
 def fsdp2() -> list[float]:
     from torch.distributed.fsdp import fully_shard
 
@@ -111,7 +128,7 @@ def checkpoint() -> list[float]:
     return [x for tensor in state.values() for x in tensor.full_tensor().flatten()[:4].tolist()]
 
 
-PROGRAMS = (ddp, fsdp2, tensor_parallel, gpipe, one_f_one_b, checkpoint)
+PROGRAMS = (ddp, power_sgd, compiled, fsdp2, tensor_parallel, gpipe, one_f_one_b, checkpoint)
 
 
 def lacking(program: Callable) -> str:

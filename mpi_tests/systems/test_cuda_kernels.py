@@ -9,7 +9,7 @@ from collectives.arrays import FLOATS, HALVES, dtype_of
 from mpi_tests.helpers import cuda_on_cpu, gpu_kernels
 from mpi_tests.helpers.folds import ALIGNED, CASES, COUNTS, REAL, Guarded, check_fold, draw, folded, same
 from mpi_tests.helpers.gpu_kernels import CASTS, names
-from mpi_tests.helpers.reference import DTYPES, ops_of
+from mpi_tests.helpers.reference import DTYPES, INTEGERS, ops_of
 
 THREADS = 4  # of a block, and 4 blocks: so few that each takes several pieces
 
@@ -93,7 +93,7 @@ def test_sums_of_16_bits_may_stay_in_32(cupy):
         same(out, folded("sum", [source.astype(np.float32) for source in sources]))
 
 
-@pytest.mark.parametrize("dtype", [*sorted(map(str, FLOATS)), *REAL])
+@pytest.mark.parametrize("dtype", [*sorted(map(str, FLOATS)), *REAL, *INTEGERS])
 def test_divide(cupy, dtype):
     for divisor in (1, 3, 7):
         x = draw(np.random.default_rng(divisor), 500, dtype_of(dtype))

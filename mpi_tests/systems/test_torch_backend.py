@@ -29,11 +29,12 @@ for program in {programs}:
 
 
 def test_the_guide_s_programs():
-    """One after the other in one job, after what shows that init needs nothing."""
+    """One after the other in one job, between two that show that init needs nothing, nor the end."""
     programs = [f"{INIT}\ndist.destroy_process_group()", guide()["DistributedDataParallel"]]
     if not lacking(fsdp2):
         programs.append(guide()["FSDP2"])
-    assert shown(ONE_AFTER_THE_OTHER.format(programs=programs)) == ["0 2 [2.0, 2.0]", "1 2 [2.0, 2.0]"]
+    lines = ["0 2 [2.0, 2.0]"] * 2 + ["1 2 [2.0, 2.0]"] * 2
+    assert shown(ONE_AFTER_THE_OTHER.format(programs=[*programs, INIT])) == lines
 
 
 ACCELERATED = """
@@ -60,6 +61,11 @@ def test_accelerate_in_the_guide_as_over_gloo():
     lines = shown(ONE_AFTER_THE_OTHER.format(programs=[ours, FORGOTTEN, gloo]))
     assert len(lines) == 20
     assert lines[::2] == lines[1::2]
+
+
+def test_the_trainer_in_the_guide():
+    pytest.importorskip("transformers")
+    assert shown(f"{guide()['Hugging Face Trainer']}\nprint(arguments.world_size)").count("2") == 2
 
 
 INHERITED = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "64", "SLURM_NTASKS": "64", "SLURM_PROCID": "5"}

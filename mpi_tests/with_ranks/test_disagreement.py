@@ -204,10 +204,6 @@ WRONG = {
         lambda comm: comm.all_reduce(np.zeros(4), op="mean"),
         "op 'mean' is unknown: use one of sum, prod, min, max",
     ),
-    "avg of integers": (
-        lambda comm: comm.all_reduce(np.zeros(4, "int32"), op="avg"),
-        "op 'avg' of int32 would not be whole: use 'sum' and divide, or cast to float64",
-    ),
     "sum of bool": (
         lambda comm: comm.reduce(np.zeros(4, bool)),
         "op 'sum' of bool: use 'max' for any, 'min' for all, or cast to int32 to count",

@@ -44,6 +44,8 @@ def left_to_right(xs, op):
     with np.errstate(all="ignore"):
         for x in wide[1:]:
             total = fold(op, total, x)
+        if op == "avg" and total.dtype.kind in "iu":
+            return np.array([abs(x) // len(xs) * (1 if x > 0 else -1) for x in total.tolist()], total.dtype)
         if op == "avg":
             parts = total.view(total.real.dtype)
             total = (parts / parts.dtype.type(len(xs))).view(total.dtype)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from collectives import arrays
+from collectives import arrays, kernels
 from mpi_tests.helpers.fake_device import FakeDevice
-from mpi_tests.helpers.reference import COMPLEX, DTYPES, HALVES, UFUNCS, draw, ops_of
+from mpi_tests.helpers.reference import COMPLEX, DTYPES, HALVES, INTEGERS, UFUNCS, draw, ops_of
 
 
 def test_a_flat_view_shares_the_memory():
@@ -77,7 +77,21 @@ def test_fold_and_divide(dtype):
         out = low.copy()
         device.divide(out, 3)
         wide = low.astype(np.complex128 if dtype in COMPLEX else np.float64) / 3
+        wide = np.trunc(wide) if dtype in INTEGERS else wide
         np.testing.assert_allclose(out.astype(wide.dtype), wide, rtol=2.0**-8 if dtype in HALVES else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("divisor", [2, 3, 7, 200])
+def test_integers_are_divided_toward_zero(dtype, divisor):
+    """On the host, and in compiled programs; as Python's own integers, whose size has no end."""
+    known = np.iinfo(dtype)
+    numbers = [known.min, known.min + 1, -8 % 256 if known.min == 0 else -8, 0, 1, 100, known.max - 1, known.max]
+    want = [abs(x) // divisor * (1 if x >= 0 else -1) for x in numbers]
+    for divide in (arrays.host().divide, kernels.divide):
+        x = np.array(numbers, dtype)
+        divide(x, divisor)
+        assert x.tolist() == want
 
 
 def test_folds_of_infinity_warn_of_nothing():

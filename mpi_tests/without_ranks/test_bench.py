@@ -162,7 +162,7 @@ def test_peers_have_no_handicap():
         ),
         (["allsum"], "argument COLLECTIVE: 'allsum' is no collective: use all, all_reduce, "),
         (["-r", "3"], "--root 3: there are ranks 0 to 2"),
-        (["-o", "avg", "-d", "int8"], "op 'avg' of int8 would not be whole"),
+        (["-o", "avg", "-d", "bool"], "op 'avg' of bool: use 'max' for any"),
         (["-o", "mean", "-d", "all"], "op 'mean' is unknown: use one of sum, "),
         (["-d", "float8"], "argument -d/--dtype: 'float8' is no dtype: use "),
         (["--peers", "mpi,rccl"], "argument --peers: 'rccl' is no peer: use mpi, gloo, nccl"),

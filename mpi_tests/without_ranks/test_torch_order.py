@@ -48,7 +48,7 @@ def test_a_call_comes_after_its_callers_work_and_ends_with_its_own(streams):
     def run(gently):
         assert threading.current_thread() is not threading.main_thread()
         streams.asked.append(f"run on {streams.current.stream.name}")
-        gently(plan, lambda: 60.0)
+        gently(plan, 60.0)
 
     device = SimpleNamespace(is_async=True, synchronize=lambda: streams.asked.append("synchronize device"))
     plan = SimpleNamespace(device=device, begin=lambda: None, done=lambda: True, wait=lambda limit_s: None)

@@ -1,0 +1,21 @@
+"""What importing the backend for torch does to MPI."""
+
+import subprocess
+import sys
+
+from mpi_tests.helpers.launch import environment
+
+PROGRAM = """
+import os
+import collectives.torch_backend
+from mpi4py import MPI
+assert not MPI.Is_initialized()
+print(os.environ["OMPI_MCA_mpi_yield_when_idle"])
+"""
+
+
+def test_it_sets_what_mpi_reads_and_does_not_start_it():
+    """Processes that import a rank's program, as those that load its data do, are no ranks."""
+    crowded = {"COLLECTIVES_CORES": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment() | crowded, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

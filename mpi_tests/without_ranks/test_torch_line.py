@@ -1,0 +1,77 @@
+"""The threads that run a group's asynchronous calls: their order, their continuations, their time limits."""
+
+import threading
+import time
+from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from collectives.torch_backend import work
+
+
+@pytest.fixture
+def line():
+    line = work.Line()
+    yield line
+    line.end()
+
+
+def test_continuations_may_wait_for_calls_behind_their_own(line):
+    """Each of four for the next one: as PowerSGD's, which reduces again what came of the reduction before."""
+    order = []
+    calls = [work.Pending(lambda run, number=number: order.append(number), []) for number in range(5)]
+    ends = [call.get_future().then(lambda _, behind=behind: behind.over.wait(2)) for call, behind in pairwise(calls)]
+    for call in calls:
+        line.add(call)
+    assert [end.wait() for end in ends] == [True] * 4
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_a_continuation_may_make_calls(line):
+    second = work.Pending(lambda run: None, [])
+    first = work.Pending(lambda run: None, [])
+    end = first.get_future().then(lambda _: line.add(second) or second.over.wait(2))
+    line.add(first)
+    assert end.wait()
+
+
+def test_calls_run_one_at_a_time(line):
+    alone = threading.Lock()
+
+    def run(_):
+        assert alone.acquire(blocking=False)
+        time.sleep(1e-3)
+        alone.release()
+
+    calls = [work.Pending(run, []) for _ in range(20)]
+    for call in calls:
+        line.add(call)
+    assert all(call.wait() for call in calls)
+
+
+def test_a_failure_is_the_future_s_too(line):
+    def fail(_):
+        raise ValueError("seven")
+
+    call = work.Pending(fail, [])
+    line.add(call)
+    with pytest.raises(ValueError, match="seven"):
+        call.wait()
+    with pytest.raises(ValueError, match="seven"):
+        call.get_future().wait()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_time_runs_from_when_a_call_is_made(is_async):
+    """A plan of a call that has been queued for longer than it may take gets no time of its own."""
+    limits = []
+    device = SimpleNamespace(is_async=False)
+    plan = SimpleNamespace(device=device, run_short=lambda: False, begin=lambda: None, wait=limits.append)
+    pending = work.Pending(lambda run: None, [])
+    pending.awaited = True
+    pending.made_s -= 10
+    run = pending.gently if is_async else partial(work.at_once, pending.made_s)
+    run(plan, 9.0)
+    assert limits == [0]
