@@ -76,8 +76,7 @@ class Table:
 class Server(threading.Thread):
     """Rank 0's thread, which answers until every other rank has said goodbye.
 
-    It is waited for when the program has ended, and not before: until then its process frees what all ranks free
-    together.
+    It is waited for at exit, before MPI is ended.
     """
 
     def __init__(self, comm: MPI.Comm):
