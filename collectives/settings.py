@@ -59,8 +59,9 @@ class Range(NamedTuple):
 class Parser(argparse.ArgumentParser):
     """A parser that raises where argparse would end the process, so that ranks can agree on the error first."""
 
-    def __init__(self, *args: Any, **more: Any):
-        super().__init__(*args, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+    def __init__(self, prog: str | None = None, description: str | None = None, allow_abbrev: bool = True):
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, description=description, allow_abbrev=allow_abbrev, formatter_class=form)
 
     def error(self, message: str):
         raise ValueError(f"{' '.join(message.split())}; see --help")

@@ -20,7 +20,7 @@ def parse(kind: type[C], description: str, arguments: Sequence[str] | None = Non
 
     Raises: ValueError for an unknown flag or key, or a value that can't be.
     """
-    parser = Parser(description=description)
+    parser = Parser(description=description, allow_abbrev=False)
     parser.add_argument("--config", type=Path, help="a TOML file of these settings; flags come before it")
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]

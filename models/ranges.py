@@ -4,6 +4,7 @@ from collectives.settings import Range
 
 COUNT = Range(1, 10**9)
 COUNT_OR_NONE = Range(0, 10**9)
+TEXT = Range(0, 10**6, unit="tokens")
 SEED = Range(0, 2**63 - 1)
 TOKEN = Range(0, 2**16 - 1)
 VOCABULARY = Range(1, 2**20, unit="tokens")

@@ -110,7 +110,7 @@ class Config:
     peak_tflops: float | None = flag(
         None, "of one device, to report model FLOP/s as a share of it (MFU)", range=ranges.TFLOPS
     )
-    sample_tokens: int = flag(200, "tokens of text to generate in the end", range=ranges.COUNT_OR_NONE)
+    sample_tokens: int = flag(200, "tokens of text to generate in the end", range=ranges.TEXT)
 
     def __post_init__(self):
         check(self)

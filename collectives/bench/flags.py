@@ -88,7 +88,7 @@ def parse(size: int) -> argparse.Namespace:
 
 
 def parser() -> Parser:
-    made = Parser("python -m collectives.bench", None, sys.modules["__main__"].__doc__)
+    made = Parser("python -m collectives.bench", sys.modules["__main__"].__doc__)
     add = made.add_argument
     add("names", nargs="*", type=collective, metavar="COLLECTIVE", help="all_reduce, ..., or all (all_reduce)")
     add("--collectives", nargs="+", type=collective, metavar="NAME", help="the same")

@@ -37,7 +37,7 @@ class Job(NamedTuple):
 
 
 def parser(description: str | None) -> Parser:
-    made = Parser("python -m collectives.simulate", None, description)
+    made = Parser("python -m collectives.simulate", description)
     fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
     made.add_argument("collective", nargs="?", default="all_reduce", help="(all_reduce)")
     made.add_argument("--ranks", type=RANKS.whole, metavar="N", help="as many as the topology has, by default")

@@ -124,7 +124,7 @@ def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], di
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    made = Parser("python -m parallelism.planner", description=description)
+    made = Parser("python -m parallelism.planner", description, allow_abbrev=False)
     made.add_argument("--config", type=Path, help="a TOML file of train.py's settings; flags come before it")
     add = made.add_argument
     add("--number", type=Range(1, 1000).whole, default=5, help="of meshes that are shown, the best ones (5)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from math import isqrt
 from typing import Any, NamedTuple
 
 from models.config import GPTConfig
@@ -70,7 +71,8 @@ class Job(NamedTuple):
 
 
 def divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def mesh_of(layout: Layout) -> Layout:

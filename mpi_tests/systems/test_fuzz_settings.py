@@ -1,0 +1,46 @@
+"""A short run of the settings drawn at random, and what it says when a command is wrong."""
+
+import sys
+
+import pytest
+
+from mpi_tests import fuzz_settings
+from mpi_tests.fuzz_settings import Case, draw_case, outcome, wrong
+from mpi_tests.helpers.launch import ROOT, environment, watched
+
+PATIENCE_S = 60  # for one case, on a machine that does other things
+
+
+def test_commands_run_or_refuse_in_one_line():
+    words = [sys.executable, "-m", "mpi_tests.fuzz_settings", "--seconds", 40, "--limit", PATIENCE_S]
+    ended = watched(words, environment() | {"PYTHONPATH": str(ROOT)}, 180)
+    assert ended.returncode == 0, ended.stderr
+    assert " cases of --seed 0: " in ended.stdout
+
+
+def test_a_failure_names_its_case(monkeypatch, capsys):
+    """One case again is the same; tracebacks, several lines, and what is absurd and taken are told."""
+    number = next(n for n in range(100) if draw_case(3, n).absurd and not draw_case(3, n).is_process)
+    monkeypatch.setattr("sys.argv", ["fuzz_settings", "--seed", "3", "--only", str(number)])
+    for fault, words in (
+        (lambda *_: (0, ""), f"case {number} of --seed 3: "),
+        (lambda *_: (1, "error: what else\n"), "ends with status 1"),
+        (lambda *_: (2, "usage: x\nerror: this is too much\n"), "ends with status 2"),
+        (lambda *_: 1 / 0, "a traceback: ZeroDivisionError"),
+    ):
+        monkeypatch.setattr(fuzz_settings, "outcome", fault)
+        with pytest.raises(SystemExit, match=words) as caught:
+            fuzz_settings.main()
+        assert f"--seed=3 --only={number}" in str(caught.value)
+    monkeypatch.setattr(fuzz_settings, "outcome", outcome)
+    fuzz_settings.main()
+    assert "1 cases of --seed 3: " in capsys.readouterr().out
+
+
+def test_what_takes_too_long_is_told(monkeypatch):
+    def endless(*_):
+        while True:
+            pass
+
+    monkeypatch.setattr(fuzz_settings, "in_process", endless)
+    assert wrong(Case("doctor", ()), limit_s=0.1) == ("not over after 0.1 s", "")
