@@ -21,5 +21,6 @@ __all__ = ["MPIStore"]
 
 dist.Backend.register_backend("collectives", create_group, extended_api=True, devices=["cpu", "cuda"])
 # torch's flight recorder, from 2.15 on, finds in groups of backends of its own what a group in Python has not.
-getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("collectives")
+recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+recording.add("collectives")
 offer_mpi()
