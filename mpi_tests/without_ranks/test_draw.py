@@ -67,7 +67,7 @@ def test_the_plan_has_every_message_and_every_round(name):
         (["all_gather", "--algorithm", "neighbor"], "algorithm 'neighbor' needs an even number of ranks, or one: on 3"),
         (
             ["all_reduce", "--algorithm", "ring", "-n", "0"],
-            "argument -n/--repeats: '0' must be a whole number from 1 to 1000000",
+            "argument -n/--repeats: '0' must be a whole number from 1 to ",
         ),
     ],
 )
