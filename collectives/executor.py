@@ -34,7 +34,8 @@ class Messages(NamedTuple):
     def test(self) -> bool:
         return MPI.Request.Testall(self.requests, self.statuses)
 
-    linger = test
+    def linger(self) -> bool:
+        return self.test()
 
 
 class Vector:
