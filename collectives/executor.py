@@ -29,12 +29,13 @@ class Messages(NamedTuple):
 
     requests: Sequence[MPI.Request]
     statuses: list[MPI.Status] | None = None
+    met: int = 0
 
     def test(self) -> bool:
         return MPI.Request.Testall(self.requests, self.statuses)
 
-    def wait(self) -> None:
-        MPI.Request.Waitall(self.requests, self.statuses)
+    def linger(self) -> bool:
+        return self.test()
 
 
 class Vector:

@@ -17,8 +17,10 @@ BFLOAT16, FLOAT16 = range(2)
 WAITING, ENDED, FAILED = range(3)  # what `run` returns
 
 # A frame: all that a program of one rank needs to run, and where it was left.
-PLACE, ARRIVED, MEETINGS, TURN, POLLS, CROWDED, FLAGS, NUM_FLAGS, WORK, CODE, CODE_END, OTHER, OTHER_END = range(13)
-VECTORS = 13  # space for the arguments of a system call
+PLACE, ARRIVED, MEETINGS, TURN, SPINS, SPUN, YIELDS, FLAGS, NUM_FLAGS, WORK, CODE, CODE_END, OTHER, OTHER_END = range(
+    14
+)
+VECTORS = 14  # space for the arguments of a system call
 FRAME_LENGTH = VECTORS + 4
 
 LINE_BYTES = 64
@@ -410,19 +412,26 @@ def through_system(pid, here, there, nbytes, vectors, write):
 
 @njit
 def meet(frame, flags):
-    """Show the others that this rank is here; whether all of them are, too, after so many looks."""
+    """Show the others that this rank is here; whether all of them are, too.
+
+    It looks SPINS times in all the calls of one meeting, then gives up the core between looks, YIELDS times in a call.
+    """
     if not frame[ARRIVED]:
         frame[ARRIVED] = 1
+        frame[SPUN] = 0
         frame[MEETINGS] += 1
         store_release(flags[0], frame[MEETINGS])
-    polls = frame[POLLS]
+    spun, yields = frame[SPUN], frame[YIELDS]
     for peer in range(1, len(flags)):
         while load_acquire(flags[peer]) < frame[MEETINGS]:
-            polls -= 1
-            if polls < 0:
-                return False
-            if frame[CROWDED]:
+            if spun < frame[SPINS]:
+                spun += 1
+            elif yields > 0:
+                yields -= 1
                 sched_yield()
+            else:
+                frame[SPUN] = spun
+                return False
     frame[ARRIVED] = 0
     return True
 

@@ -19,7 +19,9 @@ from collectives.errors import CommunicationError
 from collectives.record import Call
 from collectives.schedule import Round, show
 
-SPINS = 1000  # polls that only give up the core, before a waiting rank sleeps
+SPIN_S = 5e-5  # how long who waits looks and looks, before giving up the core between looks
+YIELD_S = 1e-2  # from when on it sleeps
+SLEPT_SHARE = 1 / 64  # of what it has waited by then, so that it is late by as little
 LONGEST_SLEEP_S = 1e-3
 FAILURES = (MPI.Exception, CommunicationError)
 
@@ -32,8 +34,12 @@ class Waitable(Protocol):
     def test(self) -> bool:
         """Move on without waiting; whether it is over."""
 
-    def wait(self) -> None:
-        """Return when it is over."""
+    def linger(self) -> bool:
+        """The same, and perhaps stay for a moment."""
+
+    @property
+    def met(self) -> int:
+        """Grows when it has moved on."""
 
 
 class Step(Protocol):
@@ -65,7 +71,7 @@ class Progress:
     """Waits for requests, and keeps this process's other started plans moving meanwhile."""
 
     def __init__(self, crowded: bool):
-        self.crowded = crowded  # waiting ranks must give up the core
+        self.crowded = crowded  # there are more ranks than cores: who looks and looks keeps others from coming
         self.started: list[Plan] = []
         self.background = Background(self.started)
         self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
@@ -97,26 +103,24 @@ class Progress:
 
     def _wait(self, awaited: Waitable, waiting: "Plan | None", deadline_s: float) -> None:
         others = [plan for plan in self.started if plan is not waiting]
-        if not self.crowded and not others and deadline_s == math.inf:
-            awaited.wait()
-            return
-        spins = 0
-        while not awaited.test():
+        look = awaited.test if others else awaited.linger
+        met, since_s = awaited.met, time.monotonic()
+        while not look():
             for plan in others:
                 plan.advance()
-            spins += 1
-            if time.monotonic() > deadline_s:
+            now_s = time.monotonic()
+            if now_s > deadline_s:
                 raise TimeoutError
-            if self.crowded:
-                relax(spins)
+            if met != awaited.met:
+                met, since_s = awaited.met, now_s
+            self.relax(now_s - since_s)
 
-
-def relax(spins: int) -> None:
-    """Give up the core: at first for a moment, then for up to a millisecond."""
-    if spins < SPINS:
-        os.sched_yield()
-    else:
-        time.sleep(min(LONGEST_SLEEP_S, 1e-5 * 2 ** min(spins - SPINS, 10)))
+    def relax(self, waited_s: float) -> None:
+        """Leave the core to others that want it, the more the longer nothing has moved."""
+        if waited_s > YIELD_S:
+            time.sleep(min(LONGEST_SLEEP_S, SLEPT_SHARE * waited_s))
+        elif self.crowded or waited_s > SPIN_S:
+            os.sched_yield()
 
 
 class Plan:
@@ -168,7 +172,7 @@ class Plan:
 
     def run_short(self) -> bool:
         """Run it the short way, for small arrays, if there is one and the others come at once; whether that was all."""
-        if not (self._only and not self._progress.started and self._only.try_long()):
+        if not (self._only and not self._progress.started and self._only.linger()):
             return False
         call = self.call
         if call:  # counted only

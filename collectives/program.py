@@ -18,9 +18,9 @@ from collectives.phases import LINE_BYTES, TURNS, Cut, Fold, Layout, Space, Spot
 from collectives.schedule import Parts, Round, show_ranks
 
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
-POLLS = 20_000  # looks before a waiting program gives control back; where ranks must give up the core:
-POLLS_CROWDED = 100
-BRIEF_POLLS = 20  # of who only looks in
+SPINS = 150_000  # looks, some 50 us, before a waiting program gives up the core
+YIELDS = 20  # of the core, before it gives control back
+BRIEF_SPINS = 20  # of who only looks in
 
 FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
 BIT_OPCODES = {"band": kernels.BAND, "bor": kernels.BOR, "bxor": kernels.BXOR}
@@ -104,8 +104,8 @@ class Program:
         work = np.empty(2 * kernels.BLOCK_BYTES, np.uint8)
         self.keep: list[Any] = [codes, work]
         self.frame = np.zeros(kernels.FRAME_LENGTH, np.int64)
-        self.frame[kernels.POLLS] = POLLS_CROWDED if crowded else POLLS
-        self.frame[kernels.CROWDED] = crowded
+        self.frame[kernels.SPINS] = 0 if crowded else SPINS
+        self.frame[kernels.YIELDS] = YIELDS
         self.frame[kernels.FLAGS : kernels.WORK + 1] = flags.ctypes.data, len(flags), work.ctypes.data
         for turn in range(TURNS):
             code = codes[turn % len(codes)]
@@ -117,12 +117,14 @@ class Program:
 
     def test(self) -> bool:
         """Run on as far as the others have come; whether that was the end, or a pause."""
-        polls, self.frame[kernels.POLLS] = self.frame[kernels.POLLS], BRIEF_POLLS
-        ended = self.try_long()
-        self.frame[kernels.POLLS] = polls
+        limits = slice(kernels.SPINS, kernels.YIELDS + 1)
+        spins, spun, yields = self.frame[limits].tolist()
+        self.frame[limits] = BRIEF_SPINS, spun, 0
+        ended = self.linger()
+        self.frame[kernels.SPINS], self.frame[kernels.YIELDS] = spins, yields
         return ended
 
-    def try_long(self) -> bool:
+    def linger(self) -> bool:
         """Run on, and stay for a while where others are to come; whether that was the end, or a pause."""
         answer = kernels.run(*self.arguments)
         if answer == kernels.FAILED:
@@ -130,10 +132,6 @@ class Program:
         if answer == kernels.WAITING and self.meanwhile:
             self.meanwhile()
         return answer == kernels.ENDED
-
-    def wait(self) -> None:
-        while not self.try_long():
-            pass
 
     def run(self, device: Device) -> Iterator["Program"]:
         if not self.test():

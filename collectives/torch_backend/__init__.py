@@ -20,7 +20,7 @@ from collectives.torch_backend.store import MPIStore  # noqa: E402
 __all__ = ["MPIStore"]
 
 dist.Backend.register_backend("collectives", create_group, extended_api=True, devices=["cpu", "cuda"])
-# torch's flight recorder, from 2.15 on, finds in groups of backends of its own what a group in Python has not.
-recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
-recording.add("collectives")
+# From 2.15 on torch's flight recorder asks groups for backends, which one in Python has not, unless told to pass it by.
+if passed_by := getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None):
+    passed_by.add("collectives")
 offer_mpi()

@@ -383,6 +383,7 @@ def test_empty(comm):
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads what is mapped in /proc")
 def test_memory_has_no_name_that_a_dead_job_would_leave(comm):
     x = comm.empty(1 << 20)
+    comm.barrier()
     ours = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/collectives-" in line]
     assert ours
     assert all(line.endswith("(deleted)") for line in ours)

@@ -1,0 +1,62 @@
+"""How ranks wait: they spin, then yield the core, then sleep, however many ranks were counted at start."""
+
+import math
+
+import numpy as np
+import pytest
+
+from collectives import kernels, plan
+from collectives.plan import Progress
+from collectives.program import BRIEF_SPINS, SPINS, Program
+
+
+class Late:
+    """What comes at the end of `times`, each how long a look at it takes, and moves on where it says so."""
+
+    def __init__(self, clock, times, moves=()):
+        self.clock, self.times, self.moves, self.met = clock, iter(times), moves, 0
+
+    def test(self):
+        self.met += self.clock.now_s in self.moves
+        self.clock.now_s += next(self.times, math.inf)
+        return self.clock.now_s == math.inf
+
+    linger = test
+
+
+class Clock:
+    def __init__(self, monkeypatch):
+        self.now_s, self.done = 0.0, []
+        monkeypatch.setattr(plan.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(plan.time, "sleep", lambda s: self.done.append(f"sleep {1e3 * s:g} ms"))
+        monkeypatch.setattr(plan.os, "sched_yield", lambda: self.done.append("yield"))
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_wait_spins_then_yields_then_sleeps(monkeypatch, crowded, is_timed):
+    clock = Clock(monkeypatch)
+    late = Late(clock, [2e-5, 2e-5, 2e-5, 5e-3, 15e-3, 12.0])
+    Progress(crowded).wait(late, deadline_s=60.0 if is_timed else math.inf)
+    first = ["yield", "yield"] if crowded else []
+    assert clock.done == [*first, "yield", "yield", f"sleep {1e3 * 20.06e-3 / 64:g} ms", "sleep 1 ms"]
+
+
+def test_what_moves_on_is_waited_for_anew(monkeypatch):
+    clock = Clock(monkeypatch)
+    Progress(crowded=False).wait(Late(clock, [0.5, 1e-5], moves=[0.5]))
+    assert clock.done == ["sleep 1 ms"]
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_program_spins_once_in_a_meeting_then_yields(crowded):
+    own, other = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    flags = np.array([own.ctypes.data, other.ctypes.data], np.int64)
+    program = Program([np.array([kernels.MEET, 2], np.int64)], flags, np.dtype("float32"), crowded)
+    for _ in range(3):
+        assert not program.linger()
+        assert program.frame[kernels.SPUN] == (0 if crowded else SPINS)
+    other[0] = 1
+    assert program.linger()
+    assert not program.test()
+    assert program.frame[kernels.SPUN] == BRIEF_SPINS
