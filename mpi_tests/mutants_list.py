@@ -330,7 +330,7 @@ TOOLS = [
         ("test_simulate.py", "share_a_node_s_way"),
     ),
     mutant(
-        "collectives/bench/measure.py",
+        "collectives/bench/bound.py",
         '(2 if collective == "all_reduce" else 1) * (size - 1) / size',
         '(2 if collective == "all_reduce" else 1) * (size - 1)',
         ("test_bench.py", "bus_bandwidth"),
