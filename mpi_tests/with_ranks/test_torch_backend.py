@@ -22,6 +22,9 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+GLOO: list[dist.ProcessGroup] = []  # kept: a thread of gloo's that gave its group up last would abort, joining itself
+
+
 @contextmanager
 def world(mpi_comm, backend="collectives"):
     """A default group of the test's ranks."""
@@ -31,6 +34,8 @@ def world(mpi_comm, backend="collectives"):
     dist.init_process_group(
         backend, store=store, rank=mpi_comm.rank, world_size=mpi_comm.size, timeout=timedelta(seconds=60)
     )
+    if backend == "gloo":
+        GLOO.append(dist.group.WORLD)
     try:
         yield
     finally:
