@@ -73,7 +73,6 @@ def before_mpi() -> None:
     """Set what the MPI library reads when it starts.  Call before mpi4py.MPI is imported."""
     if crowded():
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # as in hostfiles/mpi.env
 
 
 def on_terminal() -> bool:

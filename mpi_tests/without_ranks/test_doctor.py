@@ -117,10 +117,10 @@ def test_a_child_that_cannot_be_started():
 def test_a_child_of_a_rank_is_in_a_job_of_its_own(monkeypatch):
     for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_FD", "SLURM_JOB_ID"):
         monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("OMPI_MCA_osc", "^ucx")
+    monkeypatch.setenv("OMPI_MCA_pml", "^ucx")
     fresh = child.fresh_environment()
     assert settings.launched_size() == 1
-    assert fresh["OMPI_MCA_osc"] == "^ucx"
+    assert fresh["OMPI_MCA_pml"] == "^ucx"
     assert not [name for name in fresh if name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_FD", "SLURM_JOB_ID")]
 
 
