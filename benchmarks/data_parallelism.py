@@ -38,7 +38,7 @@ from wire import Traffic, Wire
 
 import collectives
 from collectives import draw
-from collectives.bench.flags import Parser, positive
+from collectives.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
 from parallelism.data_parallel import num_bytes
 from parallelism.zero import Zero

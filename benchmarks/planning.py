@@ -23,7 +23,7 @@ from peers import MPI
 
 import collectives
 from collectives.bench.constants import speeds
-from collectives.bench.flags import Parser, positive
+from collectives.settings import Parser, positive
 from models.data import load_tokens
 from parallelism.planner import Job, Layout, Machine, Planned, best
 from parallelism.planner.ranks import machine

@@ -28,7 +28,7 @@ from torch import Tensor
 from turns import Contestant
 
 import collectives
-from collectives.bench.flags import Parser, positive
+from collectives.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
 from parallelism.exchange import Exchange
 from parallelism.plan import gpt2_plan, parallelize

@@ -56,6 +56,9 @@ class Range(NamedTuple):
         return number
 
 
+positive = Range(1, 1_000_000).whole
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises where argparse would end the process, so that ranks can agree on the error first."""
 
