@@ -144,13 +144,13 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     rank = environment.launched_rank() if alone else MPI.COMM_WORLD.rank
     if issubclass(kind, InputError) and not issubclass(kind, LoneInputError):
         if rank == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {error}", file=sys.__stderr__, flush=True)  # torch's hook, around this one, keeps sys.stderr
         sys.exit(2)
     lines = "".join(traceback.format_exception(kind, error, trace))
     if started and (dead := dead_ranks()):
         lines += f"{show_dead(dead)}\n"
     of = "" if alone else f" of {MPI.COMM_WORLD.size}"
-    print(f"rank {rank}{of} failed and ends the job:\n{lines}", file=sys.stderr, flush=True)
+    print(f"rank {rank}{of} failed and ends the job:\n{lines}", file=sys.__stderr__, flush=True)
     if started:
         MPI.COMM_WORLD.Abort(1)
 
