@@ -24,10 +24,14 @@ class Binding:
 
 
 class Room(NamedTuple):
-    """Where a schedule may work: whether in the caller's arrays, which is the same on all ranks; and in new ones."""
+    """Where a schedule may work: whether in the caller's arrays, which is the same on all ranks; and in new ones.
+
+    Where `together`, all ranks allocate new ones, or none.
+    """
 
     callers: bool
     empty: Callable[[int, Any], Any]
+    together: bool
 
 
 def copies(target: Any, source: Any) -> list[tuple[Any, Any]]:
@@ -50,7 +54,8 @@ def bind_all_reduce(a: Arguments, o: Operands, room: Room) -> Binding:
 
 
 def bind_reduce_scatter(a: Arguments, o: Operands, room: Room) -> Binding:
-    if room.callers and same_memory(o.out, o.inputs[a.rank]) and len(o.out) and is_wide(a):
+    in_place = same_memory(o.out, o.inputs[a.rank]) and len(o.out)  # perhaps on some ranks only
+    if room.callers and not room.together and in_place and is_wide(a):
         return Binding(Vector((o.given, o.counts)), o.result, reduced=o.out)
     work = partial_results(a, room)
     vector = Vector((work, o.counts))

@@ -689,7 +689,9 @@ class Communicator:
         algorithm = algorithm or BOOKKEEPING[a.collective]
         row = algorithms.find(a.collective, algorithm)
         in_nodes = footing if row.reach else None
-        room = Room(in_nodes.shared, partial(self._new, a.device)) if in_nodes else Room(True, a.device.empty)
+        room = Room(True, a.device.empty, together=False)
+        if in_nodes:
+            room = Room(in_nodes.shared, partial(self._new, a.device), together=True)
         binding = BINDERS[a.collective](a, operands or OPERANDS[a.collective](a), room)
         self._num_plans += 1  # the same on every rank, since binding is collective
         first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS

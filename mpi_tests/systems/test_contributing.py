@@ -26,9 +26,7 @@ def run(command):
 @pytest.mark.parametrize("command", COMMANDS[1:])
 def test_commands(command):
     output = run(command.replace("--seconds 60", "--seconds 1"))
-    assert re.search(
-        r"[1-9]\d* passed|[1-9]\d* collectives on up to 3 ranks as|[1-9]\d* cases of --seed", output
-    )
+    assert re.search(r"[1-9]\d* passed|[1-9]\d* collectives on up to 3 ranks as|[1-9]\d* cases of --seed", output)
 
 
 def test_targets_of_make():

@@ -88,6 +88,20 @@ def test_out_of_place_and_uneven_counts(over_groups):
 
 
 @in_groups
+def test_in_place_on_some_ranks_only(over_groups):
+    """Where a rank's chunk is empty, or it passes an out of its own, it works as the others do."""
+    comm = over_groups
+    for counts, elsewhere in (([0] + [3] * (comm.size - 1), ()), ([3] * comm.size, (1, 2))):
+        begin, end = sum(counts[: comm.rank]), sum(counts[: comm.rank + 1])
+        for _ in range(5):
+            x = comm.empty(sum(counts), "int64")
+            x[:] = np.arange(len(x)) + comm.rank
+            want = (comm.size * np.arange(len(x)) + sum(range(comm.size)))[begin:end]
+            out = np.zeros(end - begin, np.int64) if comm.rank in elsewhere else x[begin:end]
+            same(comm.reduce_scatter(x, out=out, counts=counts, algorithm="hierarchical_direct"), want)
+
+
+@in_groups
 def test_plans_move_each_other_on(over_groups):
     check_progress(over_groups, "hierarchical_direct")
 
