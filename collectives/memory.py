@@ -191,11 +191,14 @@ def shared_folder() -> str:
 
 def create_file(nbytes: int) -> tuple[str, str]:
     """Create a file for ranks to share; returns its path, or "" and why there is none."""
+    path = ""
     try:
         file, path = tempfile.mkstemp(prefix="collectives-", dir=shared_folder())
-        os.ftruncate(file, nbytes)
         os.close(file)
+        os.truncate(path, nbytes)
     except OSError as error:
+        if path:
+            os.unlink(path)
         return "", str(error)
     return path, ""
 

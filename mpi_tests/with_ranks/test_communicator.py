@@ -380,6 +380,24 @@ def test_empty(comm):
         comm.empty(3, device="tpu")
 
 
+@pytest.mark.sizes(1, 2)
+def test_memory_that_is_refused_leaves_no_file(new_comm, monkeypatch, tmp_path):
+    from collectives import InputError, memory
+
+    def refuse(*_):
+        raise OSError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "shared_folder", lambda: tmp_path)
+        patch.setattr(memory.os, "truncate", refuse)
+        with pytest.raises(InputError, match=r"^no 1 MiB that ranks share: no room$"):
+            new_comm.empty(1 << 18)
+    assert not list(tmp_path.iterdir())
+    x = new_comm.empty(1 << 18)
+    x[:] = 1
+    assert (new_comm.all_reduce(x) == new_comm.size).all()
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads what is mapped in /proc")
 def test_memory_has_no_name_that_a_dead_job_would_leave(comm):
     x = comm.empty(1 << 20)
