@@ -11,7 +11,7 @@ from collectives.errors import InputError
 from collectives.plan import Plan
 from collectives.record import Call, Place
 
-NUM_CLAIMS = 8
+NUM_CLAIMS = 9
 
 
 class Side(NamedTuple):
@@ -32,13 +32,18 @@ class Agreement:
         self.rank, self.size, self.bind_plan = rank, size, bind_plan
         self.digest = np.zeros(2 + NUM_CLAIMS, np.int64)
         self.extremes = bind_plan(Arguments("all_reduce", rank, size, self.digest, op="max"))
+        self.gate: Callable[[], None] = lambda: None  # lets ranks know that are about to run what they have bound
 
-    def check(self, said: str, failure: str, claims: Sequence[int] = (), call: Call | None = None) -> list[int]:
+    def check(
+        self, said: str, failure: str, claims: Sequence[int] = (), call: Call | None = None, gated: bool = False
+    ) -> list[int]:
         """Raise InputError on all ranks where one has a failure, or not all have said the same.  Collective.
 
         Ranks that say it in a `call` must be at the same number.  Returns the elementwise maximum of the ranks'
         `claims`, of which there may be up to `NUM_CLAIMS`.
         """
+        if not gated:
+            self.gate()
         number = str(call.number) if call else ""
         text = f"!{failure}" if failure else f"{said}#{number}"
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
@@ -83,6 +88,18 @@ class Agreement:
         lengths = self.gather_ints(len(data))
         every = self.bind_plan(Arguments("all_gather", self.rank, self.size, data, counts=lengths))()
         return [part.tobytes().decode() for part in np.split(every, np.cumsum(lengths)[:-1])]
+
+    def exchange(self, mine: Sequence[int]) -> list[int]:
+        """From each rank the integer that it has for this one.  Collective."""
+        data = np.array(mine, np.int64)
+        return self.bind_plan(Arguments("all_to_all", self.rank, self.size, data))().tolist()
+
+    def same(self, binding: int, number: int) -> bool:
+        """Whether all ranks have found the same, and something, in calls of the same number.  Collective."""
+        key = binding << 32 | number if binding else 0
+        self.digest[:] = key, -key, *[0] * NUM_CLAIMS
+        highest, lowest = self.extremes().tolist()[:2]
+        return highest == -lowest and key != 0
 
     def free(self) -> None:
         self.extremes.free()

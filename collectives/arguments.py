@@ -1,7 +1,7 @@
 """What a collective's arguments mean: what each rank gives and gets, chunk by chunk, checked as far as one rank can."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import index
 from typing import Any
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from collectives.algorithms import ROOTED, Algorithm, Reach, rows
-from collectives.arrays import BFLOAT16, check_op, flat, is_a, overlap, same_memory, writable
+from collectives.arrays import BFLOAT16, check_op, flat, is_a, overlap, pointer, same_memory, writable
 from collectives.device import Device, host
 from collectives.schedule import shares
 
+IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce", "barrier"})  # without an `out`
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
 # What each collective takes besides `x` and `algorithm`.
@@ -118,6 +119,23 @@ class Arguments:
             self.collective in ROOTED
         )
         return f"{self.collective}({', '.join([*said, *self.asked, f'algorithm={algorithm}'])})"
+
+    def lent(self, o: "Operands") -> "Arguments":
+        """The same call on the same memory, without keeping the caller's arrays; the result's is its `out`."""
+        views = self.flat if self.x is not None else None, None if o.out is o.given else o.out
+        x, out = (None if view is None else self.borrow(pointer(view), view) for view in views)
+        return replace(self, x=x, out=out)
+
+    def moved(self, place: tuple[int, int]) -> "Arguments":
+        """The same call on memory at two other addresses."""
+        x, out = (
+            None if view is None else self.borrow(address, view)
+            for address, view in zip(place, (self.x, self.out), strict=True)
+        )
+        return replace(self, x=x, out=out)
+
+    def borrow(self, address: int, like: Any) -> Any:
+        return self.device.borrow(address, len(like), like.dtype)
 
     def output(self, count: int) -> tuple[Any, Any]:
         """The caller's `out`, or a new array: as the caller sees it, and flat."""

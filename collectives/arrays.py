@@ -182,7 +182,13 @@ def overlap(a: Any, b: Any) -> bool:
 
 
 def pointer(x: Any) -> int:
+    """The address of a flat array."""
     return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+
+
+def address_of(x: Any) -> int:
+    """The same, 0 for no array."""
+    return 0 if x is None else pointer(x)
 
 
 def as_bytes(x: Any) -> Any:

@@ -4,34 +4,30 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives import algorithms, arrays, environment, footing, links, memory, phases, select, system
-from collectives.agreement import NUM_CLAIMS, Agreement
-from collectives.algorithms import Reach
-from collectives.arguments import OPERANDS, TAKES, Arguments, Operands, check_rank, check_writable
-from collectives.baseline import NativePlan, check_native
-from collectives.bind import BINDERS, Room
-from collectives.cost import NETWORK, Network, on_device
+from collectives import arrays, environment, links, memory
+from collectives.agreement import Agreement
+from collectives.arguments import OPERANDS, check_rank, check_writable
+from collectives.binding import bookkeeping
+from collectives.cost import NETWORK, Network
 from collectives.device import Device, SharingDevice, host
 from collectives.device_memory import DeviceMemory
-from collectives.errors import InputError, LoneInputError
-from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS, Binder, Vector
-from collectives.footing import Footing
+from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS
 from collectives.fuse import Fused, Parts
 from collectives.job import after_fork, library_name
 from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
 from collectives.point_to_point import Mailbox, PointToPoint, RecvMessage, SendMessage
 from collectives.record import Call, Calls, Record
-from collectives.schedule import Round, in_parts
+from collectives.resolve import Resolver
 from collectives.topology import Topology, refuse_levels
 from collectives.tuning import Tuning, parse_tuning, read_tuning
 from collectives.watchdog import Watchdog
@@ -91,7 +87,7 @@ class Communicator:
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self._family = family or Family(Progress(environment.crowded(shared.size)), Windows())
         self._progress = self._family.progress
-        self._agreement = Agreement(self.rank, self.size, self._bind_messages)
+        self._agreement = Agreement(self.rank, self.size, partial(bookkeeping, self))
         said = f"Communicator(segment_bytes={segment_bytes}{'' if levels is None else f', {levels=}'})"
         self._agreement.check(said, refuse_segment(segment_bytes) or refuse_levels(levels))
         self.check, self.timeout_s = self._settings(check, timeout_s)
@@ -101,9 +97,16 @@ class Communicator:
         self._tuning = tuning or self._read_tuning()
         self._memory = SymmetricMemory(self.mpi, self._node, self._family.windows, self._agreement.highest)
         self._on_device: DeviceMemory | None = None
+        self._resolver = Resolver(self)
+        self._call, self._agreement.gate = self._resolver.run, self._resolver.gate
         self._watchdog: Watchdog | None = None
         if family is None and self.timeout_s:
             self._watchdog = Watchdog(self.mpi, self._num_tags, self._calls, self._progress.waits, self.timeout_s)
+
+    def _next_tags(self) -> int:
+        """The first of the tags of a new plan: the same on every rank, since binding is collective."""
+        self._num_plans += 1
+        return self._num_plans % (self._num_tags // TAGS) * TAGS
 
     def _settings(self, check: bool | str | None, timeout_s: float | None) -> tuple[bool | str, float]:
         """What was passed, else what the environment says; refused on all ranks where it will not do."""
@@ -309,8 +312,7 @@ class Communicator:
         >>> collectives.world().all_reduce(np.ones(3))
         array([1., 1., 1.])
         """
-        asked = {"wire_dtype": wire_dtype, "reproducible": reproducible}
-        return self._run(blocking, "all_reduce", x, op=op, out=out, algorithm=algorithm, **asked)
+        return self._call("all_reduce", x, out, blocking, (op, wire_dtype, reproducible, algorithm))
 
     def reduce_scatter(
         self,
@@ -331,8 +333,7 @@ class Communicator:
 
         `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
-        asked = {"wire_dtype": wire_dtype, "reproducible": reproducible}
-        return self._run(blocking, "reduce_scatter", x, out=out, op=op, counts=counts, algorithm=algorithm, **asked)
+        return self._call("reduce_scatter", x, out, blocking, (op, counts, wire_dtype, reproducible, algorithm))
 
     def all_gather(
         self,
@@ -347,7 +348,7 @@ class Communicator:
         Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.  `x` may be this rank's
         chunk of `out` itself.
         """
-        return self._run(blocking, "all_gather", x, out=out, counts=counts, algorithm=algorithm)
+        return self._call("all_gather", x, out, blocking, (counts, algorithm))
 
     def all_to_all(
         self,
@@ -362,12 +363,11 @@ class Communicator:
 
         Chunks are equal, or have `send_counts`; then all ranks pass them, and `recv_counts` may be left out.
         """
-        counts = {"send_counts": send_counts, "recv_counts": recv_counts}
-        return self._run(blocking, "all_to_all", x, out=out, algorithm=algorithm, **counts)
+        return self._call("all_to_all", x, out, blocking, (send_counts, recv_counts, algorithm))
 
     def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto", blocking: bool = True) -> Any:
         """Every rank's `x` becomes the root's; returns `x`."""
-        return self._run(blocking, "broadcast", x, root=root, algorithm=algorithm)
+        return self._call("broadcast", x, None, blocking, (root, algorithm))
 
     def reduce(
         self,
@@ -385,8 +385,7 @@ class Communicator:
 
         `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
-        asked = {"wire_dtype": wire_dtype, "reproducible": reproducible}
-        return self._run(blocking, "reduce", x, root=root, op=op, out=out, algorithm=algorithm, **asked)
+        return self._call("reduce", x, out, blocking, (root, op, wire_dtype, reproducible, algorithm))
 
     def gather(
         self,
@@ -401,7 +400,7 @@ class Communicator:
 
         Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.
         """
-        return self._run(blocking, "gather", x, root=root, out=out, counts=counts, algorithm=algorithm)
+        return self._call("gather", x, out, blocking, (root, counts, algorithm))
 
     def scatter(
         self,
@@ -417,60 +416,20 @@ class Communicator:
         Chunks have `counts` elements, by default as equal as can be, the first ones one longer.  Other ranks' `x`
         is not read; with an `out` it may be None, and then chunks without `counts` must be equal.
         """
-        return self._run(blocking, "scatter", x, root=root, out=out, counts=counts, algorithm=algorithm)
+        return self._call("scatter", x, out, blocking, (root, counts, algorithm))
 
     def barrier(self, algorithm: str = "auto", blocking: bool = True) -> Any:
         """Return only when every rank has called it."""
-        return self._run(blocking, "barrier", None, algorithm=algorithm)
+        return self._call("barrier", None, None, blocking, (algorithm,))
 
-    def plan(self, collective: str, x: Any = None, *, algorithm: str = "auto", **arguments: Any) -> Plan:
+    def plan(self, collective: str, x: Any = None, **arguments: Any) -> Plan:
         """Bind a collective to its arrays once, to be run often: `plan()`, or `plan.start()` and `plan.wait()`.
 
         Binding is collective; the further arguments are those of the method of that name.
 
         Raises: InputError on every rank where one rank's arguments are wrong or ranks ask for different things.
         """
-        with Call(self._calls, f"plan {collective}") as call:
-            plan = self._plan(call, collective, x, algorithm, arguments, once=False)
-        runs = call.of_plan(plan.name)
-        runs.compare = self._agreement.compare if self.check == "every" else None
-        return plan.recorded_as(runs)
-
-    def _plan(self, call: Call, collective: str, x: Any, algorithm: str, arguments: dict[str, Any], once: bool) -> Plan:
-        said = failure = ""
-        claims = [0] * NUM_CLAIMS
-        fused = x if isinstance(x, Fused) else None
-        try:
-            if collective not in OPERANDS:
-                raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
-            if strange := [name for name in arguments if name not in TAKES[collective]]:
-                raise ValueError(f"takes no {strange[0]}: it takes {', '.join(TAKES[collective])}")
-            a = Arguments(collective, self.rank, self.size, fused.buffer if fused else x, **arguments)
-            if fused:
-                fused.check(a)
-            if algorithm == "mpi":
-                check_native(a)
-            elif algorithm != "auto":
-                algorithms.find(collective, algorithm).check(self.size, equal=a.send_counts is None)
-            a.check_algorithm(algorithm)
-            layout = f" of {fused.layout}" if fused else ""
-            said = call.describe(collective, a.describe(algorithm) + layout, a.flat)
-            operands = OPERANDS[collective](a) if a.send_counts is None else None
-            claims = footing.claims(a, operands, self._family.windows, once)
-        except REFUSALS as error:
-            failure = f"{collective}: {error}"
-        if self.check:
-            claims = self._agreement.check(said, failure, claims, call)
-        elif failure:
-            raise LoneInputError(failure)
-        operands = operands or self._exchange_counts(a)
-        if algorithm == "mpi":
-            plan: Plan = NativePlan(a, operands, self.mpi, self._progress)
-        else:
-            plan = self._bind(a, operands, algorithm, footing.footing(collective, claims))
-        if fused:
-            fused.enclose(plan, a)
-        return plan
+        return self._resolver.plan(collective, x, arguments)
 
     def explain(self, collective: str, nbytes: int = 0) -> str:
         """Which algorithm a plan takes by `auto`, for a vector of `nbytes` from `empty`, why, and what the model says.
@@ -479,29 +438,7 @@ class Communicator:
         """
         if collective not in OPERANDS:
             raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
-        far = Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
-        reach = far if len(self.topology.nodes) > 1 else Reach.ARRAYS
-        memory = "ordinary" if collective == "barrier" else "symmetric"
-        return select.explain(*self._case(collective, nbytes, reach, memory))
-
-    def _case(
-        self,
-        collective: str,
-        nbytes: int,
-        reach: Reach,
-        memory: str,
-        equal: bool = True,
-        once: bool = False,
-        suits: Callable[[algorithms.Algorithm], bool] = lambda row: True,
-        tuning: Tuning | None = None,
-    ) -> tuple:
-        """What `select` decides by."""
-        rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
-        if self.topology.is_flat:  # with nothing to compose
-            rows = [row for row in rows if row.reach != Reach.NODES]
-        candidates = select.usable(rows, reach, nbytes, once)
-        nodes, groups = self.topology.nodes, self.topology.groups
-        return collective, nbytes, candidates, self.size, nodes, tuning or self._tuning, memory, groups
+        return self._resolver.binder.explain(collective, nbytes)
 
     # --- point to point ---
 
@@ -560,156 +497,6 @@ class Communicator:
             except (ValueError, OSError, MemoryError) as error:
                 failure = str(error) or type(error).__name__
             self._agreement.check(name, failure, call=call if self.check else None)
-
-    # --- binding ---
-
-    def _run(self, blocking: bool, collective: str, x: Any, **arguments: Any) -> Any:
-        with Call(self._calls, collective) as call:
-            plan = self._plan(call, collective, x, arguments.pop("algorithm"), arguments, once=blocking)
-        call.name, call.under_way = plan.name, True  # until the plan has ended: its run is not counted again
-        plan.call = call
-        if not blocking:
-            return plan.start()
-        plan.begin()
-        result = plan.wait()
-        plan.free()
-        return result
-
-    def _exchange_counts(self, a: Arguments) -> Operands:
-        """Of an all-to-all of uneven chunks: ask the other ranks how much will come."""
-        sends = np.array(a.send_counts, np.int64)
-        incoming = self._bind_messages(Arguments("all_to_all", self.rank, self.size, sends))().tolist()
-        with self.agreed("counts of all_to_all"):
-            if a.recv_counts not in (None, incoming):
-                raise ValueError(
-                    f"all_to_all: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
-                )
-            a.recv_counts = incoming
-            return OPERANDS["all_to_all"](a)
-
-    def _bind(self, a: Arguments, operands: Operands, algorithm: str, footing: Footing) -> Plan:
-        shared = None if footing.on_host else self._device_memory(a.device)
-        reach = self._reach(footing, shared)
-        equal = a.send_counts is None
-        if algorithm == "auto":
-            memory = "symmetric" if footing.symmetric else "ordinary"
-            tuning = self._tuning if footing.on_host else self._tuning_on_device
-            case = self._case(a.collective, footing.nbytes, reach, memory, equal, footing.once, a.suits, tuning)
-            algorithm = select.choose(*case)
-        row = algorithms.find(a.collective, algorithm)
-        if row.reach > reach:
-            raise InputError(f"{a.collective}: {self._out_of_reach(row, a, footing, shared)}")
-        if row.reach >= Reach.STAGES:
-            return self._bind_direct(row, a, operands, footing, shared)
-        return self._bind_messages(a, operands, algorithm, footing, shared)
-
-    def _reach(self, footing: Footing, shared: DeviceMemory | None) -> Reach:
-        """How far the ranks reach into each other's memory."""
-        if not footing.on_host and shared is None:
-            return Reach.MESSAGES
-        if len(self.topology.nodes) > 1:
-            return Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
-        if footing.symmetric or not footing.nbytes or (footing.on_host and self._reads_processes):
-            return Reach.ARRAYS
-        return Reach.STAGES
-
-    @cached_property
-    def _tuning_on_device(self) -> Tuning:
-        return Tuning(on_device(self.network))
-
-    @cached_property
-    def _reads_processes(self) -> bool:
-        """Whether every rank may read and write the others' memory through the system.  Collective."""
-        rows = self._agreement.gather_rows(system.invitation())
-        return not any(self._agreement.highest([not system.accept(rows.tolist())]))
-
-    def _out_of_reach(
-        self, row: algorithms.Algorithm, a: Arguments, footing: Footing, shared: DeviceMemory | None
-    ) -> str:
-        if not footing.on_host and shared is None:
-            why = "arrays in host memory, or devices whose memory the ranks may share"
-        elif row.reach == Reach.NODES:
-            why = "innermost groups of several ranks, each in one node"
-        elif len(self.topology.nodes) > 1:
-            why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
-        else:
-            why = "arrays from comm.empty, as the system lets no process read another's memory"
-        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self._reach(footing, shared)))}"
-
-    def _bind_direct(
-        self, row: algorithms.Algorithm, a: Arguments, o: Operands, footing: Footing, shared: DeviceMemory | None
-    ) -> Plan:
-        dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
-        fold = phases.Fold(a.op, dtype, self.size if a.op == "avg" else 1)
-        views = o.inputs if a.collective == "broadcast" else o.inputs + o.outputs
-        cut = phases.cut(row, footing.chunk_bytes, self.size, footing.on_host)
-        rounds = row.rounds(self.rank, self.size, a.root, ())
-        bound = self._program_binder(shared).bind([rounds], views, fold, self.rank, cut)
-        only = None if shared else bound
-        return Plan(f"{a.collective} {row.name}", o.result, self._progress, a.device, [bound], only=only)
-
-    def _bind_parts(
-        self, schedule: Sequence[Round], vector: Vector, num_shared: int, op: str, shared: DeviceMemory | None
-    ) -> Any:
-        """The direct parts of a schedule as one program, which pauses after each.  Collective."""
-        parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
-        views = [vector.view(range(chunk, chunk + 1)) for chunk in range(len(vector.places))]
-        chunk_bytes = max(view.nbytes for view in views)
-        probe = partial(self.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
-        return self._program_binder(shared, meanwhile=probe).bind(
-            parts,
-            views[:num_shared],
-            phases.Fold(op, views[0].dtype, divisor=1),
-            self.rank,
-            phases.whole(chunk_bytes * self.size),
-            scratch=views[num_shared:],
-        )
-
-    @cached_property
-    def _world_ranks(self) -> list[int]:
-        ranks = range(self.size)
-        return list(MPI.Group.Translate_ranks(self.mpi.Get_group(), ranks, MPI.COMM_WORLD.Get_group()))
-
-    def _program_binder(self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None) -> Any:
-        from collectives.device_program import DeviceProgramBinder  # which bring the compiler
-        from collectives.program import ProgramBinder
-
-        crowded, gather_rows = self._progress.crowded, self._agreement.gather_rows
-        known = self._world_ranks, self._memory, gather_rows, crowded, meanwhile
-        return DeviceProgramBinder(shared, *known) if shared else ProgramBinder(*known)
-
-    def _bind_messages(
-        self,
-        a: Arguments,
-        operands: Operands | None = None,
-        algorithm: str = "",
-        footing: Footing | None = None,
-        shared: DeviceMemory | None = None,
-    ) -> Plan:
-        algorithm = algorithm or BOOKKEEPING[a.collective]
-        row = algorithms.find(a.collective, algorithm)
-        in_nodes = footing if row.reach else None
-        room = Room(True, a.device.empty, together=False)
-        if in_nodes:
-            room = Room(in_nodes.shared, partial(self._new, a.device), together=True)
-        binding = BINDERS[a.collective](a, operands or OPERANDS[a.collective](a), room)
-        self._num_plans += 1  # the same on every rank, since binding is collective
-        first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS
-        binder = Binder(self.mpi, first_tag, a.device, a.op, self.segment_bytes, a.wire_dtype)
-        schedule = row.rounds(self.rank, self.size, a.root, self.topology.groups if row.over_nodes else ())
-        num_shared = len(binding.vector.places)
-        binding.vector.add_scratch(schedule, a.device)
-        program = self._bind_parts(schedule, binding.vector, num_shared, a.op, shared) if in_nodes else None
-        rounds: list[Any] = []
-        for direct, part in in_parts(schedule):
-            rounds += [program] if direct else [binder.bind(i, moves, binding.vector) for i, moves in part if moves]
-        if a.wire_dtype is not None and binding.reduced is not None:
-            rounds.append(binder.rounding(len(schedule), binding.reduced))
-        plan = Plan(f"{a.collective} {algorithm}", binding.result, self._progress, a.device, rounds)
-        plan.before, plan.after = binding.before, binding.after
-        if a.op == "avg" and binding.reduced is not None:
-            plan.divide = binding.reduced, self.size
-        return plan
 
 
 def refuse_segment(segment_bytes: int) -> str:

@@ -4,6 +4,7 @@
 above works on flat arrays, slices of them, and these operations.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Protocol
@@ -36,6 +37,13 @@ class Device:
     def empty(self, count: int, dtype: np.dtype) -> Any:
         """A new flat array, uninitialised."""
         return self.xp.empty(count, dtype)
+
+    def borrow(self, address: int, count: int, dtype: np.dtype) -> Any:
+        """Memory of this process as a flat array that does not keep it: who uses it knows that it is there."""
+        if not count:
+            return np.empty(0, dtype)
+        memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+        return np.ndarray(count, dtype, memory)
 
     def host(self, nbytes: int) -> np.ndarray:
         """Bytes of host memory for MPI to read and write in place of the device's."""
@@ -154,6 +162,9 @@ class SharingDevice(Device):
     def at(self, address: int, count: int, dtype: np.dtype, owner: Any) -> Any:
         """The memory at an address as a flat array, which keeps `owner`."""
         raise NotImplementedError
+
+    def borrow(self, address: int, count: int, dtype: np.dtype) -> Any:
+        return self.at(address, count, dtype, None)
 
     def shared_event(self) -> Any:
         """An event that is recorded again and again, and that other processes can wait for."""

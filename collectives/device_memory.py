@@ -132,7 +132,7 @@ class DeviceMemory(SymmetricMemory):
         """Close what is opened of others; the own memory goes when no array uses it any more.  Collective."""
         windows = {block.window.key: block.window for block in self.blocks}
         self.blocks = []
-        self.close_windows([self.windows.by_key.pop(key) for key in windows])
+        self.close_windows([self.windows.remove(key) for key in windows])
         self.node_comm.Free()
 
     def probe(self) -> bool:

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from collectives import kernels
+from collectives.arrays import address_of
+from collectives.channel import Channel
 from collectives.device import Device, SharingDevice
 from collectives.device_memory import DeviceMemory
-from collectives.memory import Place
-from collectives.phases import LINE_BYTES, TURNS, Cut, Fold, Spot, Walk, peers_of
+from collectives.memory import Lease
+from collectives.phases import NUM_REGISTERS, SCRATCH, STAGING, TURNS, Chunk, Cut, Fold, Space, Spot, Walk, peers_of
 from collectives.plan import Waitable
-from collectives.program import Program, ProgramBinder, compile_for
+from collectives.program import Memory, Program, ProgramBinder, compile_for
 from collectives.schedule import Parts, Round
 
 Operation = Callable[[], None]
@@ -28,17 +30,17 @@ BYTE = np.dtype(np.uint8)
 class DeviceCompiler(Walk):
     """Writes phases as operations, whose arrays are made once."""
 
-    def __init__(self, device: SharingDevice, *arguments: Any):
+    def __init__(self, device: SharingDevice, registers: Sequence[int], *arguments: Any):
         super().__init__(*arguments)
-        self.device = device
+        self.device, self.registers = device, registers
         self.parts: list[Part] = []
 
-    def compile(self, parts: Parts, turn: int) -> list[Part]:
+    def compile(self, parts: Parts) -> list[Part]:
         self.parts = [[[]]]
-        self.walk(parts, turn)
+        self.walk(parts)
         return self.parts
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         self.parts[-1].append([])
 
     def pause(self) -> None:
@@ -61,7 +63,8 @@ class DeviceCompiler(Walk):
 
     def array(self, spot: Spot, nbytes: int, dtype: np.dtype) -> Any:
         assert not spot.pid, "another rank's array is not in memory that this one has opened"
-        return self.device.at(spot.address, nbytes // dtype.itemsize, dtype, None)
+        address = self.registers[spot.register] + spot.offset
+        return self.device.at(address, nbytes // dtype.itemsize, dtype, None)
 
 
 class Meeting:
@@ -124,26 +127,54 @@ class DeviceProgramBinder(ProgramBinder):
         self.device_memory, self.device = device_memory, device_memory.device
 
     def bind(  # type: ignore[override]  # a program of another kind
-        self, parts: Parts, views: list[Any], fold: Fold, rank: int, cut: Cut, scratch: Sequence[Any] = ()
+        self,
+        parts: Parts,
+        arrays: Sequence[Any],
+        chunks: Sequence[Chunk],
+        fold: Fold,
+        rank: int,
+        cut: Cut,
+        channel: Channel | None = None,
+        binding: int = 0,
     ) -> DeviceProgram:
-        """As `bind`, for arrays on devices."""
+        """As `bind`, for arrays on devices: these, and no others."""
         rounds = [moves for part in parts for moves in part]
-        space = self.space(rounds, [*views, *scratch], cut, fold)
+        space = Space.of(rounds, [chunk.length for chunk in chunks], len(self.world_ranks), cut, fold.dtype)
         lease = self.device_memory.allocate(TURNS * space.turn_bytes)
         meeting = self.meeting(rounds, rank)
-        layouts = self.layouts(space, views, scratch, rank, Place(lease.block.window.key, lease.block.offset))
+        rows = self.exchange(arrays, chunks, space, space.turn_bytes)
         compile_for(BYTE)
-        compiler = DeviceCompiler(self.device, rank, layouts, space, cut, fold)
-        turns = range(TURNS) if cut.num_segments % 2 else range(1)
-        return DeviceProgram([compiler.compile(parts, turn) for turn in turns], meeting, [lease, views, scratch])
+        ranks = meeting.arrival.channel.ranks
+        layouts = self.layouts(ranks, rows, chunks)
+        programs = []
+        for turn in range(TURNS) if cut.num_segments % 2 else range(1):
+            registers = self.registers(ranks, rows, lease, turn)
+            registers[SCRATCH] = address_of(arrays[SCRATCH])
+            programs.append(DeviceCompiler(self.device, registers, rank, layouts, space, cut, fold).compile(parts))
+        return DeviceProgram(programs, meeting, [lease, *arrays])
+
+    def registers(
+        self, ranks: Sequence[int], rows: Sequence[tuple[Memory, list[int]]], lease: Lease, turn: int
+    ) -> list[int]:
+        """The addresses in all registers of these ranks, for a run that begins with a staging buffer."""
+        registers = [0] * NUM_REGISTERS * len(ranks)
+        block = lease.block
+        for nth, rank in enumerate(ranks):
+            known = rows[rank][0]
+            addresses = known.address, known.out_address
+            for index, (distance, address) in enumerate(zip(self.bases(rank, known), addresses, strict=True)):
+                registers[nth * NUM_REGISTERS + index] = address + (distance or 0)
+            first = nth * NUM_REGISTERS + STAGING
+            stage = block.window.bases[self.world_ranks[rank]] + block.offset
+            pair = stage + turn * known.turn_bytes, stage + (1 - turn) * known.turn_bytes
+            registers[first : first + TURNS] = pair
+        return registers
 
     def meeting(self, rounds: Sequence[Round], rank: int) -> Meeting:
-        lease = self.memory.allocate(LINE_BYTES)
-        flags = self.flags(rounds, rank, lease)
+        channel = Channel(self.memory, self.world_ranks, [rank, *peers_of(rounds, rank)])
         if self.memory.node_comm.rank == 0:
             compile_for(BYTE)  # the others find it on disk then
-        code = np.array([kernels.MEET, 2], np.int64)
-        arrival = Program([code], flags, BYTE, self.crowded, self.meanwhile)
-        arrival.keep.append(lease)
-        arrival.peers = peers_of(rounds, rank)
-        return Meeting(self.device, self.device_memory, arrival, [self.world_ranks[peer] for peer in arrival.peers])
+        code = np.array([kernels.BARRIER, 2], np.int64)
+        arrival = Program(code, channel, BYTE, self.oversubscribed, self.meanwhile, binding=1)
+        arrival.keep.append(channel.lease)
+        return Meeting(self.device, self.device_memory, arrival, [self.world_ranks[peer] for peer in channel.ranks[1:]])

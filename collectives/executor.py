@@ -52,13 +52,13 @@ class Vector:
         array, begin, _ = self.places[run.start]
         return array[begin : self.places[run.stop - 1][2]]
 
-    def add_scratch(self, schedule: Schedule, device: Device) -> None:
+    def add_scratch(self, schedule: Schedule, empty: Callable[[int, Any], Any]) -> None:
         """Add working space for the chunks that a schedule uses beyond the collective's own, each like the first."""
         num_chunks = max((m.run.stop for moves in schedule for m in moves if not isinstance(m, Meet)), default=0)
         num_chunks -= len(self.places)
         if num_chunks > 0:
             array, begin, end = self.places[0]
-            scratch = device.empty(num_chunks * (end - begin), array.dtype)
+            scratch = empty(num_chunks * (end - begin), array.dtype)
             self.places += Vector((scratch, [end - begin] * num_chunks)).places
 
 
@@ -164,7 +164,7 @@ class BoundRound(NamedTuple):
         return f"round {self.number}: {', '.join(dict.fromkeys(map(show, pending or self.moves)))}"
 
 
-class Binder:
+class RequestBinder:
     """Turns moves over chunks into requests over memory, with the `TAGS` tags from `first_tag` on.
 
     Numbers travel as `wire_dtype`, if that is not None: then a rank rounds what it sends in its own vector, too, so

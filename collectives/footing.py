@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from collectives.arguments import Arguments, Operands
+from collectives.arrays import pointer
 from collectives.device import host
 from collectives.memory import Windows
 
@@ -17,21 +18,20 @@ class Footing(NamedTuple):
     chunk_bytes: int  # its longest chunk
     symmetric: bool  # what ranks would read of each other lies in symmetric memory
     on_host: bool
-    once: bool  # no plan: bound for a single run
     shared: bool  # the array in which messages work lies in symmetric memory
 
 
-def claims(a: Arguments, o: Operands | None, windows: Windows, once: bool) -> list[int]:
+def claims(a: Arguments, o: Operands | None, windows: Windows) -> list[int]:
     """What this rank knows, as integers whose maximum over the ranks makes the footing."""
     counts = a.send_counts or (o.counts if o else [])
     itemsize = 0 if a.flat is None else a.flat.dtype.itemsize
     read, worked_in = (keys(views, windows) for views in (read_by_others(a), working_array(a, o)))
-    return [sum(counts) * itemsize, max(counts, default=0) * itemsize, *read, a.device is not host(), once, *worked_in]
+    return [sum(counts) * itemsize, max(counts, default=0) * itemsize, *read, a.device is not host(), *worked_in]
 
 
 def keys(views: list[Any], windows: Windows) -> tuple[int, int]:
     """Of the windows in which arrays lie: the highest, and the negated lowest."""
-    found = [windows.place(view).key for view in views if len(view)]
+    found = [windows.key_at(pointer(view)) for view in views if len(view)]
     return (max(found), -min(found)) if found else (NEUTRAL, NEUTRAL)
 
 
@@ -50,10 +50,10 @@ def working_array(a: Arguments, o: Operands | None) -> list[Any]:
 
 
 def footing(collective: str, claims: Sequence[int]) -> Footing:
-    nbytes, chunk_bytes, *read, not_on_host, once, highest, negated = claims
+    nbytes, chunk_bytes, *read, not_on_host, highest, negated = claims
     shared = in_one(highest, negated)
     symmetric = in_one(*read) and (shared or collective != "all_reduce")
-    return Footing(nbytes, chunk_bytes, symmetric, not not_on_host, bool(once), shared)
+    return Footing(nbytes, chunk_bytes, symmetric, not not_on_host, shared)
 
 
 def in_one(highest: int, negated: int) -> bool:

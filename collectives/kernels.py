@@ -1,7 +1,11 @@
 """Compiled code that runs direct schedules: an interpreter of *programs*, which copy, fold and meet in shared memory.
 
-A program is an array of integers, instruction after instruction: opcode, length, operands.  Memory is given as
-addresses.  It runs without Python's lock and gives control back when it waits long, to be called again.
+A program is an array of integers, instruction after instruction: opcode, length, operands.  Memory is given as a
+register, which holds an address, and an offset; so a program runs on whatever arrays a call brings.  At the first
+barrier of a run the ranks tell each other the addresses of their arrays, and which collective they run, as which of
+their calls: where that differs, the run ends there, on all ranks.
+
+It runs without Python's lock and gives control back when it waits long, to be called again.
 
 Numba compiles it for a dtype when that is first used, and keeps the result on disk.
 """
@@ -11,19 +15,46 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
-MEET, COPY, STREAM, FOLD, FOLD16, PEEK, POKE, PAUSE = range(8)
+from collectives.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHARED, OUT
+
+BARRIER, COPY, STREAM, REDUCE, REDUCE16, READ, WRITE, PAUSE = range(8)
 SUM, PROD, MIN, MAX, BAND, BOR, BXOR = range(7)
 BFLOAT16, FLOAT16 = range(2)
-WAITING, ENDED, FAILED = range(3)  # what `run` returns
+WAITING, ENDED, FAILED, MISMATCH = range(4)  # what `run` returns
 
 # A frame: all that a program of one rank needs to run, and where it was left.
-PLACE, ARRIVED, MEETINGS, TURN, SPINS, SPUN, YIELDS, FLAGS, NUM_FLAGS, WORK, CODE, CODE_END, OTHER, OTHER_END = range(
-    14
-)
-VECTORS = 14  # space for the arguments of a system call
+(
+    PLACE,  # the next instruction
+    RUNNING,  # whether the program has begun
+    FIRST,  # whether its first barrier is still to come
+    ARRIVED,  # whether this rank has come to the barrier at hand
+    TURN,  # which of the staging buffers the run begins with
+    SPINS,
+    SPUN,
+    YIELDS,
+    CHANNEL,  # address of the channel's state
+    SLOTS,
+    NUM_SLOTS,
+    WORK,
+    CODE,
+    CODE_LENGTH,
+    REGISTERS,
+    BASES,
+    BINDING,
+    NUMBER,
+    ODD,  # whether a run uses the staging buffers an odd number of times
+) = range(19)
+VECTORS = 19  # space for the arguments of a system call
 FRAME_LENGTH = VECTORS + 4
 
-LINE_BYTES = 64
+# A channel's state on this rank: how many barriers it has come to, and with which staging buffer the next run begins.
+NUM_BARRIERS, NEXT_TURN, STATE_LENGTH = range(3)
+
+# A rank's slot, a cache line of shared memory, of which it has two, for barriers of even and of odd number: the number
+# of the latest one that it has come to; then which collective it runs, as which of its calls, on arrays at which
+# addresses.
+SLOT_BINDING, SLOT_NUMBER, SLOT_ARRAYS = 8, 16, 24
+
 BLOCK_BYTES = 1 << 13  # what a fold sums up at a time, in the first cache
 
 memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
@@ -315,22 +346,30 @@ def divide(total, divisor):
         total[i] = quotient(total[i], divisor)
 
 
+@njit(inline="always")
+def address(code, registers, at):
+    """The address of a memory operand."""
+    return registers[code[at]] + code[at + 1]
+
+
 @njit
-def fold(code, at, like, work):
+def reduce(code, at, registers, like, work):
     """target = source0 op source1 op ..., in this order, block by block; the target may be one of the sources."""
-    target, count, op, divisor = code[at + 2], code[at + 3], code[at + 4], code[at + 5]
-    first, num_sources = at + 7, code[at + 1] - 7
+    target = address(code, registers, at + 2)
+    count, op, divisor = code[at + 4], code[at + 5], code[at + 6]
+    first, num_sources = at + 8, (code[at + 1] - 8) // 2
     own = num_sources  # which of the sources is the target
     for index in range(num_sources):
-        if code[first + index] == target:
+        if address(code, registers, first + 2 * index) == target:
             own = index
+    source0, source1 = address(code, registers, first), address(code, registers, first + 2)
     size = size_of(like)
     step = BLOCK_BYTES // size
     for begin in range(0, count, step):
         here, length = begin * size, min(step, count - begin)
         result = carray(pointer_to(target + here, like), length)
-        a = carray(pointer_to(code[first] + here, like), length)
-        b = carray(pointer_to(code[first + 1] + here, like), length)
+        a = carray(pointer_to(source0 + here, like), length)
+        b = carray(pointer_to(source1 + here, like), length)
         total = result if own < 2 or own == num_sources else carray(pointer_to(work, like), length)
         if own == 0:
             fold_left(op, total, b)
@@ -343,7 +382,8 @@ def fold(code, at, like, work):
                 fold_right(op, result, total)
                 total = result
             else:
-                fold_left(op, total, carray(pointer_to(code[first + index] + here, like), length))
+                source = address(code, registers, first + 2 * index)
+                fold_left(op, total, carray(pointer_to(source + here, like), length))
         if divisor > 1:
             divide(result, divisor)
 
@@ -381,19 +421,21 @@ def narrow_down(form, narrow, wide):
 
 
 @njit
-def fold16(code, at, work):
+def reduce16(code, at, registers, work):
     """The same of 16-bit floats, summed up in float32 and rounded once."""
-    target, count, op, divisor, form = code[at + 2], code[at + 3], code[at + 4], code[at + 5], code[at + 6]
-    first, num_sources = at + 7, code[at + 1] - 7
+    target = address(code, registers, at + 2)
+    count, op, divisor, form = code[at + 4], code[at + 5], code[at + 6], code[at + 7]
+    first, num_sources = at + 8, (code[at + 1] - 8) // 2
     bits, number = np.uint16(0), np.float32(0)
     step = BLOCK_BYTES // 4
     for begin in range(0, count, step):
         here, length = 2 * begin, min(step, count - begin)
         total = carray(pointer_to(work, number), length)
         more = carray(pointer_to(work + BLOCK_BYTES, number), length)
-        widen(form, total, carray(pointer_to(code[first] + here, bits), length))
+        widen(form, total, carray(pointer_to(address(code, registers, first) + here, bits), length))
         for index in range(1, num_sources):
-            widen(form, more, carray(pointer_to(code[first + index] + here, bits), length))
+            source = address(code, registers, first + 2 * index)
+            widen(form, more, carray(pointer_to(source + here, bits), length))
             fold_left(op, total, more)
         if divisor > 1:
             divide(total, divisor)
@@ -411,19 +453,37 @@ def through_system(pid, here, there, nbytes, vectors, write):
 
 
 @njit
-def meet(frame, flags):
-    """Show the others that this rank is here; whether all of them are, too.
+def load(address):
+    return carray(pointer_to(address, np.int64(0)), 1)[0]
 
-    It looks SPINS times in all the calls of one meeting, then gives up the core between looks, YIELDS times in a call.
+
+@njit
+def publish(frame, slot, registers):
+    """Tell the other ranks what this one runs: in its slot, before it shows there that it has come."""
+    line = carray(pointer_to(slot, np.int64(0)), LINE_BYTES // 8)
+    line[SLOT_BINDING // 8], line[SLOT_NUMBER // 8] = frame[BINDING], frame[NUMBER]
+    for index in range(NUM_SHARED):
+        line[SLOT_ARRAYS // 8 + index] = registers[ARRAY + index]
+
+
+@njit
+def barrier(frame, channel, slots, registers):
+    """Show the others that this rank has come; whether all of them have, too.
+
+    It looks SPINS times in all the calls of one barrier, then gives up the core between looks, YIELDS times in a call.
     """
     if not frame[ARRIVED]:
         frame[ARRIVED] = 1
         frame[SPUN] = 0
-        frame[MEETINGS] += 1
-        store_release(flags[0], frame[MEETINGS])
+        channel[NUM_BARRIERS] += 1
+        slot = slots[0] + channel[NUM_BARRIERS] % 2 * LINE_BYTES
+        if frame[FIRST]:
+            publish(frame, slot, registers)
+        store_release(slot, channel[NUM_BARRIERS])
+    number = channel[NUM_BARRIERS]
     spun, yields = frame[SPUN], frame[YIELDS]
-    for peer in range(1, len(flags)):
-        while load_acquire(flags[peer]) < frame[MEETINGS]:
+    for peer in range(1, len(slots)):
+        while load_acquire(slots[peer] + number % 2 * LINE_BYTES) < number:
             if spun < frame[SPINS]:
                 spun += 1
             elif yields > 0:
@@ -436,40 +496,76 @@ def meet(frame, flags):
     return True
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
-def run(frame_address, like):
-    """Run a program from where it was left, until a pause, its end, or until it has waited for as long as it may.
+@njit
+def take_over(frame, channel, slots, registers):
+    """Take the addresses of the others' arrays from their slots; whether all ranks run the same."""
+    frame[FIRST] = 0
+    bases = carray(pointer_to(frame[BASES], np.int64(0)), NUM_SHARED * len(slots))
+    same = frame[BINDING] != 0
+    for peer in range(1, len(slots)):
+        slot = slots[peer] + channel[NUM_BARRIERS] % 2 * LINE_BYTES
+        same &= load(slot + SLOT_BINDING) == frame[BINDING]
+        same &= load(slot + SLOT_NUMBER) == frame[NUMBER]
+        for index in range(NUM_SHARED):
+            there = load(slot + SLOT_ARRAYS + 8 * index)
+            registers[NUM_REGISTERS * peer + ARRAY + index] = bases[NUM_SHARED * peer + index] + there
+    return same
 
-    `like`: a number of the dtype to be folded.  Returns WAITING, ENDED, or FAILED where another process's memory
-    cannot be reached.
+
+@njit(nogil=True, error_model="numpy", cache=True)
+def run(frame_address, like, number, array, out):
+    """Run a program on arrays at two addresses, or go on with a run, until a pause or its end, or until it has waited
+    for as long as it may.
+
+    `like`: a number of the dtype to be reduced.  `number` is compared with that of the other ranks.  Returns WAITING;
+    ENDED; MISMATCH where ranks run different programs, or as another number: nothing has been done then; or FAILED
+    where another process's memory cannot be reached.
     """
-    frame = carray(pointer_to(frame_address, np.int64(0)), FRAME_LENGTH)
-    turn = CODE + 2 * frame[TURN]
-    code = carray(pointer_to(frame[turn], np.int64(0)), frame[turn + 1])
-    flags = carray(pointer_to(frame[FLAGS], np.int64(0)), frame[NUM_FLAGS])
+    integer = np.int64(0)
+    frame = carray(pointer_to(frame_address, integer), FRAME_LENGTH)
+    channel = carray(pointer_to(frame[CHANNEL], integer), STATE_LENGTH)
+    slots = carray(pointer_to(frame[SLOTS], integer), frame[NUM_SLOTS])
+    code = carray(pointer_to(frame[CODE], integer), frame[CODE_LENGTH])
+    begins = not frame[RUNNING]
+    if begins:
+        frame[RUNNING] = frame[FIRST] = 1
+        frame[NUMBER], frame[TURN] = number, channel[NEXT_TURN]
+    num_registers = NUM_REGISTERS * len(slots)
+    registers = carray(pointer_to(frame[REGISTERS] + frame[TURN] * num_registers * 8, integer), num_registers)
+    if begins:
+        registers[ARRAY], registers[OUT] = array, out
     at = frame[PLACE]
     while at < len(code):
         opcode = code[at]
-        if opcode == MEET:
-            if not meet(frame, flags):
+        if opcode == BARRIER:
+            if not barrier(frame, channel, slots, registers):
                 frame[PLACE] = at
                 return WAITING
-        elif opcode == COPY:
-            memcpy(code[at + 2], code[at + 3], code[at + 4])
-        elif opcode == STREAM:
-            stream(code[at + 2], code[at + 3], code[at + 4])
-        elif opcode == FOLD:
-            fold(code, at, like, frame[WORK])
-        elif opcode == FOLD16:
-            fold16(code, at, frame[WORK])
+            if frame[FIRST] and not take_over(frame, channel, slots, registers):
+                frame[PLACE] = frame[RUNNING] = 0
+                return MISMATCH
+        elif opcode in (COPY, STREAM):
+            target, source = address(code, registers, at + 2), address(code, registers, at + 4)
+            if target == source:
+                pass
+            elif opcode == COPY:
+                memcpy(target, source, code[at + 6])
+            else:
+                stream(target, source, code[at + 6])
+        elif opcode == REDUCE:
+            reduce(code, at, registers, like, frame[WORK])
+        elif opcode == REDUCE16:
+            reduce16(code, at, registers, frame[WORK])
         elif opcode == PAUSE:
             frame[PLACE] = at + code[at + 1]
             return ENDED
-        elif not through_system(
-            code[at + 5], code[at + 2], code[at + 3], code[at + 4], frame[VECTORS:], opcode == POKE
-        ):
-            return FAILED
+        else:
+            here, there = address(code, registers, at + 2), address(code, registers, at + 4)
+            if not through_system(code[at + 7], here, there, code[at + 6], frame[VECTORS:], opcode == WRITE):
+                frame[PLACE] = frame[RUNNING] = 0
+                return FAILED
         at += code[at + 1]
-    frame[PLACE] = 0
-    frame[TURN] = 1 - frame[TURN]
+    frame[PLACE] = frame[RUNNING] = 0
+    if frame[ODD]:
+        channel[NEXT_TURN] = 1 - channel[NEXT_TURN]
     return ENDED

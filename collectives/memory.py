@@ -7,6 +7,7 @@ import mmap
 import os
 import tempfile
 import weakref
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -76,14 +77,34 @@ class Windows:
 
     by_key: dict[int, Window] = field(default_factory=dict)
     num_made: int = 0
+    begins: list[int] = field(default_factory=list)  # addresses, in their order
+    ends: list[int] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)
 
-    def place(self, view: Any) -> Place:
-        """Where a flat array lies; its address with key 0, if that is in no window."""
-        address = pointer(view)
-        for window in self.by_key.values():
-            if 0 <= address - window.address < window.nbytes:
-                return Place(window.key, address - window.address)
-        return Place(0, address)
+    def window_of(self, view: Any) -> Window | None:
+        """The window in which a flat array lies, if it lies in one."""
+        return self.by_key.get(self.key_at(pointer(view)))
+
+    def key_at(self, address: int) -> int:
+        """The key of the window in which an address is, or 0."""
+        nth = bisect_right(self.begins, address) - 1
+        return self.keys[nth] if nth >= 0 and address < self.ends[nth] else 0
+
+    def add(self, window: Window) -> None:
+        self.by_key[window.key] = window
+        self.num_made += 1
+        self.sort()
+
+    def remove(self, key: int) -> Window:
+        window = self.by_key.pop(key)
+        self.sort()
+        return window
+
+    def sort(self) -> None:
+        windows = sorted(self.by_key.values(), key=lambda window: window.address)
+        self.begins = [window.address for window in windows]
+        self.ends = [window.address + window.nbytes for window in windows]
+        self.keys = [window.key for window in windows]
 
 
 class SymmetricMemory:
@@ -129,8 +150,7 @@ class SymmetricMemory:
         """A new window, as one block or, where they are small, as many."""
         number = self.slab_bytes // nbytes if nbytes <= self.slab_bytes // 16 else 1
         window = self.make_window(key, number * nbytes)
-        self.windows.by_key[key] = window
-        self.windows.num_made += 1
+        self.windows.add(window)
         return [Block(window, i * nbytes, nbytes) for i in range(number)]
 
     def make_window(self, key: int, nbytes: int) -> Window:
@@ -175,7 +195,7 @@ class SymmetricMemory:
         keys = dict.fromkeys(block.window.key for block in unused if block.window.key not in in_use)
         self.blocks = [block for block in self.blocks if block.window.key not in keys]
         if keys:
-            self.close_windows([self.windows.by_key.pop(key) for key in keys])
+            self.close_windows([self.windows.remove(key) for key in keys])
 
     def free(self) -> None:
         """Give back what no array uses any more.  Collective."""

@@ -3,12 +3,12 @@
 Long chunks are cut into segments, and the phases are run as a pipeline: at each step, phase j works on segment
 step - j, so that one meeting a step serves all of them, and what one phase leaves in the cache the next one finds
 there.  Segments do not overlap, so a schedule that is right for one is right for all.  A stage has room for two
-segments, used in turn, across runs as well.
+segments, used in turn, across runs as well.  Memory is written down as registers: a run's say where it is.
 
 `collectives.program` writes phases as programs for the host, `collectives.device_program` as work on a device.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,22 +26,32 @@ NEVER = 1 << 62
 LINE_BYTES = 64
 TURNS = 2  # how many segments a stage has room for
 
+# Registers of a rank hold addresses: of the arrays of its call, of which the others know the first `NUM_SHARED`, of
+# memory of its own, and of its staging buffers, the one to begin with first.
+ARRAY, OUT, SCRATCH, BOUNCE, STAGING, NEXT_STAGING, NUM_REGISTERS = range(7)
+NUM_SHARED = 2
+
 
 class Spot(NamedTuple):
-    """Where some bytes are: at an address of this process, or of process `pid` where that is not 0."""
+    """Where some bytes are: from an address on that a register holds, of process `pid` where that is not 0.
+
+    Registers of all ranks are counted through.
+    """
 
     pid: int
-    address: int
+    register: int
+    offset: int
 
     def after(self, nbytes: int) -> "Spot":
-        return Spot(self.pid, self.address + nbytes)
+        return self._replace(offset=self.offset + nbytes)
 
 
-class Layout(NamedTuple):
-    """A rank's working vector as another one finds it: where each chunk begins, and how far turns are apart."""
+class Chunk(NamedTuple):
+    """A chunk of this rank's vector: from which byte on of the array in which register, and its length in elements."""
 
-    chunks: list[Spot]
-    turn_bytes: int
+    register: int
+    offset: int
+    length: int
 
 
 class Fold(NamedTuple):
@@ -98,10 +108,11 @@ def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
 class Walk:
     """Goes through the phases of one rank, and has each piece of work written down.
 
-    `lengths` are the own chunks' in elements; chunks from `width` on are stages, which hold a segment at a time.
+    `layouts` say of each rank where its chunks begin; `lengths` are the own chunks' in elements.  Chunks from `width`
+    on are stages, which hold a segment at a time: each in two registers, one after the other, for segments in turn.
     """
 
-    def __init__(self, rank: int, layouts: list[Layout], space: "Space", cut: Cut, fold: Fold):
+    def __init__(self, rank: int, layouts: Mapping[int, Sequence[Spot]], space: "Space", cut: Cut, fold: Fold):
         self.rank, self.layouts, self.lengths, self.width = rank, layouts, space.lengths, space.width
         self.num_segments, self.streamed_bytes, self.fold = cut.num_segments, cut.streamed_bytes, fold
 
@@ -111,33 +122,33 @@ class Walk:
     def reduce(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
         raise NotImplementedError
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         raise NotImplementedError
 
     def pause(self) -> None:
         raise NotImplementedError
 
-    def walk(self, parts: Parts, turn: int) -> None:
+    def walk(self, parts: Parts) -> None:
         """The phases of each part, with pauses between the parts."""
         for nth, part in enumerate(parts):
             if nth:
                 self.pause()
-            self.pipeline(phases_of(part), turn)
+            self.pipeline(phases_of(part))
 
-    def pipeline(self, phases: list[list[Move]], turn: int) -> None:
-        """All steps of a pipeline, the first segment being the stages' turn `turn`."""
+    def pipeline(self, phases: list[list[Move]]) -> None:
+        """All steps of a pipeline."""
         num_steps = self.num_segments + len(phases) - 1
         for step in range(num_steps):
             for index in reversed(range(len(phases))):
                 if 0 <= step - index < self.num_segments:
                     for move in phases[index]:
-                        self.write(move, step - index, turn)
+                        self.write(move, step - index)
             if step < num_steps - 1:
-                self.meet()
+                self.barrier()
 
-    def write(self, move: Move, segment: int, turn: int) -> None:
+    def write(self, move: Move, segment: int) -> None:
         def spot(rank: int, run: range, place: int, begin: int) -> Spot:
-            return self.spot(rank, run[place], begin, (segment + turn) % TURNS)
+            return self.spot(rank, run[place], begin, segment % TURNS)
 
         assert not isinstance(move, Send | Recv | FoldMessage | Meet)
         me = self.rank
@@ -166,8 +177,8 @@ class Walk:
                 yield place, segment * step, min(step, length - segment * step)
 
     def spot(self, rank: int, chunk: int, begin: int, turn: int) -> Spot:
-        layout = self.layouts[rank]
-        return layout.chunks[chunk].after(turn * layout.turn_bytes if chunk >= self.width else begin)
+        first = self.layouts[rank][chunk]
+        return first._replace(register=first.register + turn) if chunk >= self.width else first.after(begin)
 
 
 class Space(NamedTuple):

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from threading import get_ident
@@ -24,6 +24,11 @@ YIELD_S = 1e-2  # from when on it sleeps
 SLEPT_SHARE = 1 / 64  # of what it has waited by then, so that it is late by as little
 LONGEST_SLEEP_S = 1e-3
 FAILURES = (MPI.Exception, CommunicationError)
+
+
+def nothing() -> None:
+    pass
+
 
 CopyPair = tuple[Any, Any]  # target, source
 
@@ -65,6 +70,10 @@ class Wait(NamedTuple):
     thread: int
     plan: "Plan | None"
     words: str
+
+
+class MismatchError(CommunicationError):
+    """Ranks have come to one barrier from different calls.  Nothing has been done yet, on any of them."""
 
 
 class Progress:
@@ -143,8 +152,10 @@ class Plan:
         self.name, self.result = name, result
         self.call: Call | None = None  # as which runs are recorded, if they are
         self.words = ""  # what it is, where it is no collective
-        self._only = only  # a program of all the rounds, where nothing is to be done before or after
+        self.only = only  # a program of all the rounds, where nothing is to be done before or after
         self.device, self.rounds = device, rounds
+        self.keep: Any = None  # memory that the rounds work on
+        self.prepare: Callable[[], None] = nothing  # to be called ahead of a run, where rounds serve several plans
         self.before: list[CopyPair] = []  # ahead of the rounds
         self.after: list[CopyPair] = []
         self.divide: tuple[Any, int] | None = None
@@ -161,7 +172,7 @@ class Plan:
     def enclose(self, before: Iterable[CopyPair], after: Iterable[CopyPair], result: Any) -> None:
         """Add copies ahead of all else and after it; runs return `result` then."""
         self.before, self.after = [*before, *self.before], [*self.after, *after]
-        self.result, self._only = result, None
+        self.result, self.only = result, None
 
     def __call__(self, limit_s: float = math.inf) -> Any:
         """Run the collective; returns the result's array.  `limit_s` is as in `wait`."""
@@ -172,7 +183,7 @@ class Plan:
 
     def run_short(self) -> bool:
         """Run it the short way, for small arrays, if there is one and the others come at once; whether that was all."""
-        if not (self._only and not self._progress.started and self._only.linger()):
+        if not (self.only and not self._progress.started and self.only.linger()):
             return False
         call = self.call
         if call:  # counted only
@@ -252,8 +263,8 @@ class Plan:
         """Have runs recorded, and compared if the call says so."""
         self.call = call
         if call.compare:
-            self._only = None
-        elif self._only:
+            self.only = None
+        elif self.only:
             call.calls.record.expect_short_runs(call)
         return self
 
@@ -265,7 +276,7 @@ class Plan:
         """Give the persistent requests back to MPI.  The plan cannot be run after."""
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is under way: wait() before free()")
-        self._freed, self._only = True, None
+        self._freed, self.only = True, None
         requests = [request for bound in self.rounds for request in bound.requests()]
         if requests and not self.device.mpi_reads:
             self.device.synchronize()  # copies out of the host memory that goes with the plan
@@ -326,5 +337,7 @@ class Plan:
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
+        if failure is not None and isinstance(failure.__cause__, MismatchError):
+            raise failure.__cause__
         if failure is not None:
             raise failure

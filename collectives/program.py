@@ -1,21 +1,36 @@
 """Compiles direct rounds to programs: schedules of one node's ranks that read each other's memory on the host."""
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives import kernels, memory
-from collectives.arrays import BFLOAT16, pointer
+from collectives import kernels
+from collectives.arrays import BFLOAT16, address_of, pointer
+from collectives.channel import Channel
 from collectives.device import Device
 from collectives.errors import CommunicationError
-from collectives.memory import Lease, Place, SymmetricMemory
-from collectives.phases import LINE_BYTES, TURNS, Cut, Fold, Layout, Space, Spot, Walk, peers_of
-from collectives.schedule import Parts, Round, show_ranks
+from collectives.memory import SymmetricMemory
+from collectives.phases import (
+    BOUNCE,
+    NUM_REGISTERS,
+    NUM_SHARED,
+    SCRATCH,
+    STAGING,
+    TURNS,
+    Chunk,
+    Cut,
+    Fold,
+    Space,
+    Spot,
+    Walk,
+    peers_of,
+)
+from collectives.plan import MismatchError
+from collectives.schedule import Parts, show_ranks
 
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
 SPINS = 150_000  # looks, some 50 us, before a waiting program gives up the core
@@ -34,15 +49,14 @@ class Compiler(Walk):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.code: list[int] = []
-        self.bounce: list[np.ndarray] = []
+        self.num_bounced = 0  # sources that are reduced at once and come by way of a buffer
 
-    def compile(self, parts: Parts, turn: int) -> np.ndarray:
-        self.code = []
-        self.walk(parts, turn)
+    def compile(self, parts: Parts) -> np.ndarray:
+        self.walk(parts)
         return np.array(self.code, np.int64)
 
-    def meet(self) -> None:
-        self.instruction(kernels.MEET)
+    def barrier(self) -> None:
+        self.instruction(kernels.BARRIER)
 
     def pause(self) -> None:
         self.instruction(kernels.PAUSE)
@@ -52,24 +66,23 @@ class Compiler(Walk):
 
     def copy(self, target: Spot, source: Spot, nbytes: int) -> None:
         if source.pid:
-            self.instruction(kernels.PEEK, target.address, source.address, nbytes, source.pid)
+            self.instruction(kernels.READ, *target[1:], *source[1:], nbytes, source.pid)
         elif target.pid:
-            self.instruction(kernels.POKE, source.address, target.address, nbytes, target.pid)
+            self.instruction(kernels.WRITE, *source[1:], *target[1:], nbytes, target.pid)
         elif target != source:
             opcode = kernels.STREAM if nbytes >= self.streamed_bytes else kernels.COPY
-            self.instruction(opcode, target.address, source.address, nbytes)
+            self.instruction(opcode, *target[1:], *source[1:], nbytes)
 
     def reduce(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
         if not any(source.pid for source in sources):
             self.add(target, sources, nbytes)
             return
-        if not self.bounce:
-            self.bounce = [np.empty(PIECE_BYTES, np.uint8) for _ in sources]
+        self.num_bounced = max(self.num_bounced, len(sources))
         for begin in range(0, nbytes, PIECE_BYTES):
             length = min(PIECE_BYTES, nbytes - begin)
             here = []
-            for source, buffer in zip(sources, self.bounce, strict=True):
-                brought = Spot(0, buffer.ctypes.data) if source.pid else source.after(begin)
+            for nth, source in enumerate(sources):
+                brought = Spot(0, BOUNCE, nth * PIECE_BYTES) if source.pid else source.after(begin)
                 self.copy(brought, source.after(begin), length)
                 here.append(brought)
             self.add(target.after(begin), here, length)
@@ -79,56 +92,79 @@ class Compiler(Walk):
         if len(sources) == 1:
             self.copy(target, sources[0], nbytes)
             return
-        opcode = kernels.FOLD16 if dtype in FORMS else kernels.FOLD
-        numbers = target.address, nbytes // dtype.itemsize, OPCODES[op], divisor, FORMS.get(dtype, 0)
-        self.instruction(opcode, *numbers, *(source.address for source in sources))
+        opcode = kernels.REDUCE16 if dtype in FORMS else kernels.REDUCE
+        numbers = nbytes // dtype.itemsize, OPCODES[op], divisor, FORMS.get(dtype, 0)
+        self.instruction(opcode, *target[1:], *numbers, *chain(*(source[1:] for source in sources)))
 
 
 class Program:
     """A program of this rank, run again and again, from pause to pause; waited for as messages are.
 
-    `meanwhile` is done now and then while it waits.
+    `addresses` are those of its two arrays, which may be others at each run; `number`, if not 0, that of the run, which
+    ranks compare.  `meanwhile` is done now and then while it waits.
     """
 
     number, moves = 0, ()
 
     def __init__(
         self,
-        codes: list[np.ndarray],
-        flags: np.ndarray,
+        code: np.ndarray,
+        channel: Channel,
         dtype: np.dtype,
-        crowded: bool,
+        oversubscribed: bool,
         meanwhile: Callable[[], Any] | None = None,
+        binding: int = 0,
+        is_odd: bool = False,
     ):
-        self.meanwhile = meanwhile
+        self.channel, self.meanwhile = channel, meanwhile
+        num_slots = len(channel.slots)
+        self.registers = np.zeros((TURNS, num_slots, NUM_REGISTERS), np.int64)
+        self.bases = np.zeros((num_slots, NUM_SHARED), np.int64)
         work = np.empty(2 * kernels.BLOCK_BYTES, np.uint8)
-        self.keep: list[Any] = [codes, work]
+        self.keep: list[Any] = [code, work]
         self.frame = np.zeros(kernels.FRAME_LENGTH, np.int64)
-        self.frame[kernels.SPINS] = 0 if crowded else SPINS
+        self.frame[kernels.SPINS] = 0 if oversubscribed else SPINS
         self.frame[kernels.YIELDS] = YIELDS
-        self.frame[kernels.FLAGS : kernels.WORK + 1] = flags.ctypes.data, len(flags), work.ctypes.data
-        for turn in range(TURNS):
-            code = codes[turn % len(codes)]
-            place = kernels.CODE + 2 * turn
-            self.frame[place : place + 2] = code.ctypes.data, len(code)
-        self.arguments = self.frame.ctypes.data, like(dtype)
-        self.flags = flags
-        self.peers: list[int] = []  # whose flags come after the own one
+        self.frame[kernels.CHANNEL] = channel.state.ctypes.data
+        self.frame[kernels.SLOTS : kernels.WORK + 1] = channel.slots.ctypes.data, num_slots, work.ctypes.data
+        self.frame[kernels.CODE : kernels.CODE_LENGTH + 1] = code.ctypes.data, len(code)
+        self.frame[kernels.REGISTERS : kernels.BASES + 1] = self.registers.ctypes.data, self.bases.ctypes.data
+        self.frame[kernels.BINDING], self.frame[kernels.ODD] = binding, is_odd
+        self.arguments: tuple = (self.frame.ctypes.data, like(dtype), 0, 0, 0)
+
+    @property
+    def binding(self) -> int:
+        """Of the programs on its channel, which one it is."""
+        return int(self.frame[kernels.BINDING])
+
+    @binding.setter
+    def binding(self, binding: int) -> None:
+        self.frame[kernels.BINDING] = binding
+
+    def use(self, number: int, *addresses: int) -> None:
+        """Work on other arrays from the next run on, which has that number."""
+        self.arguments = (*self.arguments[:2], number, *addresses)
 
     def test(self) -> bool:
         """Run on as far as the others have come; whether that was the end, or a pause."""
         limits = slice(kernels.SPINS, kernels.YIELDS + 1)
         spins, spun, yields = self.frame[limits].tolist()
         self.frame[limits] = BRIEF_SPINS, spun, 0
-        ended = self.linger()
-        self.frame[kernels.SPINS], self.frame[kernels.YIELDS] = spins, yields
-        return ended
+        try:
+            return self.linger()
+        finally:
+            self.frame[kernels.SPINS], self.frame[kernels.YIELDS] = spins, yields
 
     def linger(self) -> bool:
-        """Run on, and stay for a while where others are to come; whether that was the end, or a pause."""
+        """Run on, and stay for a while where others are to come; whether that was the end, or a pause.
+
+        Raises: MismatchError where the ranks run different programs.
+        """
         answer = kernels.run(*self.arguments)
         if answer == kernels.FAILED:
             raise CommunicationError("the memory of another rank cannot be reached any more: has it ended?")
+        if answer == kernels.MISMATCH:
+            raise MismatchError("ranks run different programs")
         if answer == kernels.WAITING and self.meanwhile:
             self.meanwhile()
         return answer == kernels.ENDED
@@ -141,22 +177,34 @@ class Program:
         return []
 
     def awaits(self) -> str:
-        late = [peer for peer, count in zip(self.peers, self.counts(), strict=True) if count < self.met]
+        late = self.channel.late()
         return f"to meet rank{'s' * (len(late) > 1)} {show_ranks(late)}" if late else "on its way"
 
     @property
     def met(self) -> int:
-        """How many meetings this rank has come to, in all runs."""
-        return int(self.frame[kernels.MEETINGS])
-
-    def counts(self) -> list[int]:
-        """The same of its peers, as they show it at this moment."""
-        return [ctypes.c_int64.from_address(address).value for address in self.flags[1:].tolist()]
+        """How many barriers this rank has come to, in all runs."""
+        return self.channel.num_barriers
 
 
 def like(dtype: np.dtype) -> Any:
-    """A number for which the kernels are compiled: bools are folded as bytes, 16-bit floats by code of their own."""
+    """A number for which the kernels are compiled: bools are reduced as bytes, 16-bit floats by code of their own."""
     return np.dtype(np.float32 if dtype in FORMS else np.uint8 if dtype == np.dtype(bool) else dtype).type(0)
+
+
+class Memory(NamedTuple):
+    """What a rank tells the others of its memory, so that they find it: of its process, and of each shared array.
+
+    An array lies in the window `key` of symmetric memory, which begins at an address of the process; or in none, 0.
+    """
+
+    pid: int
+    turn_bytes: int
+    key: int
+    window: int
+    address: int
+    out_key: int
+    out_window: int
+    out_address: int
 
 
 class ProgramBinder:
@@ -167,67 +215,121 @@ class ProgramBinder:
         world_ranks: Sequence[int],
         memory: SymmetricMemory,
         gather_rows: Callable,
-        crowded: bool,
+        agree_max: Callable,
+        oversubscribed: bool,
         meanwhile: Callable[[], Any] | None = None,
     ):
-        self.world_ranks, self.memory, self.gather_rows = world_ranks, memory, gather_rows
-        self.crowded, self.meanwhile = crowded, meanwhile
+        self.world_ranks, self.memory, self.gather_rows, self.agree_max = world_ranks, memory, gather_rows, agree_max
+        self.oversubscribed, self.meanwhile = oversubscribed, meanwhile
 
     def bind(
-        self, parts: Parts, views: list[Any], fold: Fold, rank: int, cut: Cut, scratch: Sequence[Any] = ()
+        self,
+        parts: Parts,
+        arrays: Sequence[Any],
+        chunks: Sequence[Chunk],
+        fold: Fold,
+        rank: int,
+        cut: Cut,
+        channel: Channel | None = None,
+        binding: int = 0,
     ) -> Program:
-        """Collective: `views` are the chunks of the own vector, None where it has none; stages come behind them.
+        """A program for arrays like these: the input, the result, and one that no other rank reads; None for none.
 
-        Or `scratch`: chunks that no other rank reads.
+        On a channel of its own, or on one that it shares with others, among which it is `binding`.  Collective.
         """
         rounds = [moves for part in parts for moves in part]
-        space = self.space(rounds, [*views, *scratch], cut, fold)
-        lease = self.memory.allocate(LINE_BYTES + TURNS * space.turn_bytes)
-        flags = self.flags(rounds, rank, lease)
-        begin = Place(lease.block.window.key, lease.block.offset + LINE_BYTES)
+        space = Space.of(rounds, [chunk.length for chunk in chunks], len(self.world_ranks), cut, fold.dtype)
+        if channel is None:
+            ranks = [rank, *peers_of(rounds, rank)]
+            channel = Channel(self.memory, self.world_ranks, ranks, space.turn_bytes)
+        else:
+            channel.reserve(space.turn_bytes, self.agree_max)
         if self.memory.node_comm.rank == 0:
             compile_for(fold.dtype)  # the others find it on disk then
-        layouts = self.layouts(space, views, scratch, rank, begin)
+        rows = self.exchange(arrays, chunks, space, channel.turn_bytes)
         compile_for(fold.dtype)
-        compiler = Compiler(rank, layouts, space, cut, fold)
-        turns = range(TURNS) if cut.num_segments % 2 else range(1)  # the next run goes on where this one ends
-        codes = [compiler.compile(parts, turn) for turn in turns]
-        program = Program(codes, flags, fold.dtype, self.crowded, self.meanwhile)
-        program.keep += [lease, compiler.bounce, views, scratch]
-        program.peers = peers_of(rounds, rank)
+        compiler = Compiler(rank, self.layouts(channel.ranks, rows, chunks), space, cut, fold)
+        code = compiler.compile(parts)
+        is_odd = cut.num_segments % 2 == 1
+        program = Program(code, channel, fold.dtype, self.oversubscribed, self.meanwhile, binding or 1, is_odd)
+        self.fill(program, rows, channel)
+        program.keep.append(channel.staging)
+        own = program.registers[:, 0]
+        if compiler.num_bounced:
+            bounce = np.empty(compiler.num_bounced * PIECE_BYTES, np.uint8)
+            program.keep.append(bounce)
+            own[:, BOUNCE] = bounce.ctypes.data
+        if arrays[SCRATCH] is not None:
+            program.keep.append(arrays[SCRATCH])
+            own[:, SCRATCH] = pointer(arrays[SCRATCH])
+        program.use(0, *map(address_of, arrays[:NUM_SHARED]))
         return program
 
-    def space(self, rounds: Sequence[Round], chunks: list[Any], cut: Cut, fold: Fold) -> Space:
-        lengths = [0 if view is None else len(view) for view in chunks]
-        return Space.of(rounds, lengths, len(self.world_ranks), cut, fold.dtype)
+    def gate(self, channel: Channel) -> Program:
+        """A program of one barrier, at which ranks compare what they are about to run."""
+        dtype = np.dtype(np.uint8)
+        if self.memory.node_comm.rank == 0:
+            compile_for(dtype)
+        self.agree_max([0])
+        return Program(np.array([kernels.BARRIER, 2], np.int64), channel, dtype, self.oversubscribed)
 
-    def layouts(self, space: Space, views: list[Any], scratch: Sequence[Any], rank: int, begin: Place) -> list[Layout]:
-        """Where every rank's chunks, and its stages, which begin at `begin`, are for this process.  Collective."""
-        stages = [Place(begin.key, begin.offset + before) for before in accumulate(space.steps[:-1], initial=0)]
-        places = [Place(0, 0) if view is None else self.memory.windows.place(view) for view in views]
-        rows = self.gather_rows([os.getpid(), space.turn_bytes, *chain(*places, *stages[: len(space.steps)])])
-        layouts = [self.layout(other, row.tolist(), mine=other == rank) for other, row in enumerate(rows)]
-        layouts[rank].chunks[len(views) : len(views)] = [Spot(0, pointer(view)) for view in scratch]
+    def exchange(
+        self, arrays: Sequence[Any], chunks: Sequence[Chunk], space: Space, turn_bytes: int
+    ) -> list[tuple[Memory, list[int]]]:
+        """What every rank says of its memory, and of where its chunks and then its stages begin.  Collective."""
+        places = []
+        for array in arrays[:NUM_SHARED]:
+            window = self.memory.windows.window_of(array) if array is not None and len(array) else None
+            places += [window.key, window.address] if window else [0, 0]
+            places.append(address_of(array))
+        stages = list(accumulate(space.steps[:-1], initial=0))[: len(space.steps)]
+        row = [*Memory(os.getpid(), turn_bytes, *places), *(chunk.offset for chunk in chunks), *stages]
+        width = len(Memory._fields)
+        return [(Memory(*words[:width]), words[width:]) for words in self.gather_rows(row).tolist()]
+
+    def layouts(
+        self, ranks: Sequence[int], rows: Sequence[tuple[Memory, list[int]]], chunks: Sequence[Chunk]
+    ) -> dict[int, list[Spot]]:
+        """Where the chunks and stages of these ranks are, whose registers come one after the other."""
+        layouts: dict[int, list[Spot]] = {}
+        for nth, rank in enumerate(ranks):
+            known, offsets = rows[rank]
+            pids = [0 if nth == 0 or base is not None else known.pid for base in self.bases(rank, known)]
+            spots = []
+            for place, offset in enumerate(offsets):
+                register = chunks[place].register if place < len(chunks) else STAGING
+                pid = pids[register] if register < NUM_SHARED else 0
+                spots.append(Spot(pid, nth * NUM_REGISTERS + register, offset))
+            layouts[rank] = spots
         return layouts
 
-    def layout(self, rank: int, row: list[int], mine: bool) -> Layout:
-        """A rank's chunks as this process finds them."""
-        pid, turn_bytes, *places = row
-        chunks = []
-        for key, offset in zip(places[::2], places[1::2], strict=True):
-            window = self.memory.windows.by_key.get(key)
-            base = window.bases.get(self.world_ranks[rank]) if window else None
-            chunks.append(Spot(0 if mine else pid, offset) if base is None else Spot(0, base + offset))
-        return Layout(chunks, turn_bytes)
+    def bases(self, rank: int, known: Memory) -> list[int | None]:
+        """For each shared array of a rank: how far its memory is from where the rank itself has it; None if unknown."""
+        places = (known.key, known.window), (known.out_key, known.out_window)
+        return [self.distance(rank, key, window) for key, window in places]
 
-    def flags(self, rounds: Sequence[Round], rank: int, lease: Lease) -> np.ndarray:
-        """Addresses of the counts of meetings: the own one, which begins at 0, then those of the ranks to meet."""
-        memory.array(lease, 1, np.dtype(np.int64))[:] = 0
-        bases, offset = lease.block.window.bases, lease.block.offset
-        return np.array([bases[self.world_ranks[r]] + offset for r in (rank, *peers_of(rounds, rank))], np.int64)
+    def distance(self, rank: int, key: int, address: int) -> int | None:
+        window = self.memory.windows.by_key.get(key)
+        base = window.bases.get(self.world_ranks[rank]) if window else None
+        return None if base is None else base - address
+
+    def fill(self, program: Program, rows: Sequence[tuple[Memory, list[int]]], channel: Channel) -> None:
+        """Put into a program's registers where the ranks' staging buffers are, and how to find their arrays."""
+        key, offset = channel.begin
+        window = self.memory.windows.by_key[key]
+        for nth, rank in enumerate(channel.ranks):
+            known = rows[rank][0]
+            program.bases[nth] = [base or 0 for base in self.bases(rank, known)]
+            stage = window.bases[self.world_ranks[rank]] + offset
+            for turn in range(TURNS):
+                pair = stage + turn * known.turn_bytes, stage + (1 - turn) * known.turn_bytes
+                program.registers[turn, nth, STAGING : STAGING + TURNS] = pair
 
 
 @cache
 def compile_for(dtype: np.dtype) -> None:
     """Compile the kernels, or load them from disk."""
-    Program([np.empty(0, np.int64)], np.zeros(1, np.int64), dtype, crowded=False).test()
+    frame = np.zeros(kernels.FRAME_LENGTH, np.int64)
+    line = np.zeros(16, np.int64)
+    frame[[kernels.CHANNEL, kernels.SLOTS, kernels.REGISTERS, kernels.CODE]] = line.ctypes.data
+    kernels.run(frame.ctypes.data, like(dtype), 0, 0, 0)

@@ -10,14 +10,11 @@ from collectives.tuning import Case, Tuning
 
 UNTUNED = Tuning()
 CACHE_BYTES = 1 << 22
-ONCE_BYTES = 1 << 16  # below this, a call without a plan goes by messages: more costs more to bind than it saves
 Candidates = tuple[Algorithm, ...]  # rows of one collective that can be run
 
 
-def usable(rows: Sequence[Algorithm], reach: Reach, nbytes: int, once: bool = False) -> Candidates:
-    """The rows within reach, and worth binding for a single run if that is `once`."""
-    if once and nbytes < ONCE_BYTES:
-        reach = Reach.MESSAGES
+def usable(rows: Sequence[Algorithm], reach: Reach) -> Candidates:
+    """The rows within reach."""
     return tuple(row for row in rows if row.reach <= reach)
 
 

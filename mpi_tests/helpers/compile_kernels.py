@@ -16,7 +16,7 @@ DTYPES = [*"bBhHiIlLfdFD", "?"]
 
 def compile_for(char: str) -> None:
     """Load the kernels for a dtype from Numba's cache, or compile them into it."""
-    kernels.run.compile((numba.int64, numba.typeof(like(np.dtype(char)))))
+    kernels.run.compile((numba.int64, numba.typeof(like(np.dtype(char))), *[numba.int64] * 3))
 
 
 def main() -> None:

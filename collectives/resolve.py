@@ -1,0 +1,336 @@
+"""One path for every call: check its arguments, agree on it with the other ranks, choose an algorithm, bind it.
+
+What is bound for calls is kept by their signature: the collective, its options, and of each array dtype, length and
+kind of memory, but not its address.  A later call of the same signature runs it on its own arrays.  That all ranks
+have found the same is compared when it runs, at its first barrier; where they have not, all of them resolve their
+calls again, together, and say there whether they disagree.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from collectives import algorithms, footing
+from collectives.agreement import NUM_CLAIMS
+from collectives.algorithms import Reach
+from collectives.arguments import OPERANDS, TAKES, Arguments, Operands, like
+from collectives.arrays import address_of, flat
+from collectives.baseline import NativePlan, check_native
+from collectives.binding import Binder, Choice, MessageBinder
+from collectives.device import host
+from collectives.errors import LoneInputError
+from collectives.fuse import Fused
+from collectives.plan import MismatchError, Plan
+from collectives.record import Call, caller
+from collectives.signature import Signature, Signed, Unsigned, hashable, sign
+
+if TYPE_CHECKING:
+    from collectives.channel import Channel
+    from collectives.communicator import Communicator
+    from collectives.program import Program
+
+REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
+MOST_BOUND = 4096  # signatures of which what is bound is kept
+MOST_BOUND_ON_DEVICES = 64  # the same of arrays on devices, which are bound where they lie
+MOST_PLACES = 8  # for which messages of one signature are bound
+OPTIONS = {name: (*(option for option in takes if option != "out"), "algorithm") for name, takes in TAKES.items()}
+
+
+class Resolved(NamedTuple):
+    """A call on which the ranks agree: its arguments on this rank, and how it is to be done."""
+
+    a: Arguments
+    operands: Operands
+    choice: Choice | None  # None for the MPI library's own
+    fused: Fused | None
+    number: int  # of what is bound for it: the same on all ranks
+
+
+class Bound:
+    """What is bound for calls of one signature.
+
+    `number` is the same on all ranks, and no other's.  A direct program takes arrays' addresses as they come; a
+    schedule of messages is bound to them, by `rebind`.  `new` makes a call's result, where that is a new array.
+    """
+
+    def __init__(self, number: int, call: Call, plan: Plan | None, resolved: Resolved):
+        self.number, self.call, self.plan = number, call, plan
+        self.program: Program | None = plan.only if plan else None
+        self.rebind: Callable[[tuple[int, int]], Plan] | None = None
+        self.places: dict[tuple[int, int], Plan] = {}  # plans by addresses
+        a, o = resolved.a, resolved.operands
+        self.has_result = o.result is not None
+        is_new = self.has_result and o.result is not a.x and o.result is not a.out
+        self.new: Callable[[Any], Any] | None = partial(like, a.device, count=len(o.out)) if is_new else None
+
+
+class Resolver:
+    """Resolves the calls of one communicator, and keeps what is bound for them."""
+
+    def __init__(self, comm: Communicator):
+        self.comm, self.calls, self.progress, self.check = comm, comm._calls, comm._progress, comm.check
+        self.windows, self.agreement = comm._family.windows, comm._agreement
+        self.binder = Binder(comm)
+        self.bound: dict[Signature, Bound] = {}
+        self.bound_on_devices: dict[Signature, Bound] = {}
+        self.num_bound = 0
+
+    # --- calls ---
+
+    def run(self, collective: str, x: Any, out: Any, blocking: bool, options: tuple) -> Any:
+        """Run a collective once; `options` are the values of what it takes besides `out`, in the order of `OPTIONS`.
+
+        Returns the result's array, or with blocking=False work to wait for.
+        """
+        if not blocking:
+            return self.start(collective, x, out, options)
+        try:
+            signed = sign(self.windows, collective, x, out, options)
+            bound = self.find(signed)
+        except Unsigned:
+            return self.run_unsigned(collective, x, out, options)
+        if bound is None:
+            return self.run_first(signed, collective, x, out, options)
+        call, calls = bound.call, self.calls
+        call.number = calls.number = calls.number + 1
+        call.place = caller(sys._getframe(2))
+        calls.record.ring.append(call.entry())
+        try:
+            if bound.new is None or out is not None:
+                self.execute(bound, signed.address, signed.out_address)
+                return (x if out is None else out) if bound.has_result else None
+            result = bound.new(x)
+            self.execute(bound, signed.address, address_of(flat(result)[1]))
+        except MismatchError:
+            calls.number -= 1
+            calls.record.ring.pop()
+            return self.run_first(signed, collective, x, out, options, compared=True)
+        return result
+
+    def find(self, signed: Signed) -> Bound | None:
+        bound = self.bound if signed.on_host else self.bound_on_devices
+        try:
+            return bound.get(signed.signature)
+        except TypeError:  # an option is a list
+            return bound.get(hashable(signed.signature))
+
+    def execute(self, bound: Bound, address: int, out_address: int) -> None:
+        """Run what is bound on arrays at two addresses, as a call that has been entered.
+
+        Raises: MismatchError on all ranks where one of them would run something else; then nothing is done.
+        """
+        number, program, plan = bound.call.number * bool(self.check), bound.program, bound.plan
+        if program is not None:
+            program.use(number, address, out_address)
+            if not self.progress.started and program.linger():
+                return
+        else:
+            self.compare(bound.number, number)
+            plan = plan or self.plan_at(bound, (address, out_address))
+            plan.prepare()
+        assert plan is not None
+        plan.call, bound.call.under_way = bound.call, True  # so that its run is not counted again
+        plan.begin()
+        plan.wait()
+
+    def plan_at(self, bound: Bound, place: tuple[int, int]) -> Plan:
+        """The plan of a schedule of messages for arrays at two addresses."""
+        plan = bound.places.get(place)
+        if plan is None:
+            assert bound.rebind is not None
+            if len(bound.places) == MOST_PLACES:
+                del bound.places[next(iter(bound.places))]
+            plan = bound.places[place] = bound.rebind(place)
+        return plan
+
+    def run_first(
+        self, signed: Signed, collective: str, x: Any, out: Any, options: tuple, compared: bool = False
+    ) -> Any:
+        """Resolve a call, keep what is bound for its signature, and run it."""
+        arguments = {"out": out} if "out" in TAKES[collective] else {}
+        arguments |= dict(zip(OPTIONS[collective], options, strict=True))
+        with Call(self.calls, collective) as call:
+            resolved = self.resolve(call, collective, x, arguments, compared)
+            bound = self.bind_call(call, signed, resolved)
+            o = resolved.operands
+            self.execute(bound, address_of(o.given), address_of(o.out))
+        return o.result
+
+    def run_unsigned(self, collective: str, x: Any, out: Any, options: tuple) -> Any:
+        plan = self.plan_once(collective, x, out, options)
+        plan.begin()
+        result = plan.wait()
+        plan.free()
+        return result
+
+    def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
+        return self.plan_once(collective, x, out, options).start()
+
+    def plan_once(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
+        """A plan for one run, which is counted as this call."""
+        arguments = {"out": out} if "out" in TAKES[collective] else {}
+        arguments |= dict(zip(OPTIONS[collective], options, strict=True))
+        with Call(self.calls, collective) as call:
+            plan = self.bind(self.resolve(call, collective, x, arguments))
+        call.name, call.under_way = plan.name, True  # until the plan has ended: its run is not counted again
+        plan.call = call
+        return plan
+
+    def plan(self, collective: str, x: Any, arguments: dict[str, Any]) -> Plan:
+        """A plan to be run often."""
+        with Call(self.calls, f"plan {collective}") as call:
+            plan = self.bind(self.resolve(call, collective, x, arguments))
+        runs = call.of_plan(plan.name)
+        runs.compare = self.agreement.compare if self.check == "every" else None
+        return plan.recorded_as(runs)
+
+    # --- resolving ---
+
+    def resolve(
+        self, call: Call, collective: str, x: Any, arguments: dict[str, Any], compared: bool = False
+    ) -> Resolved:
+        """Check a call, agree on it with the other ranks, and choose how to do it.  Collective.
+
+        `compared`: the ranks have found out already that not all have bound the same.
+
+        Raises: InputError on every rank where one has wrong arguments, or not all make the same call.
+        """
+        said = failure = ""
+        claims = [0] * NUM_CLAIMS
+        fused = x if isinstance(x, Fused) else None
+        algorithm = arguments.get("algorithm", "auto")
+        try:
+            a = self.arguments(collective, fused.buffer if fused else x, algorithm, arguments)
+            if fused:
+                fused.check(a)
+            layout = f" of {fused.layout}" if fused else ""
+            said = call.describe(collective, a.describe(algorithm) + layout, a.flat)
+            operands = OPERANDS[collective](a) if a.send_counts is None else None
+            claims = [*footing.claims(a, operands, self.windows), self.num_bound + 1]
+        except REFUSALS as error:
+            failure = f"{collective}: {error}"
+        if self.check:
+            claims = self.agreement.check(said, failure, claims, call, gated=compared)
+        elif failure:
+            raise LoneInputError(failure)
+        elif not compared:
+            self.gate()
+        self.num_bound = claims.pop()
+        operands = operands or self.exchange_counts(a)
+        choice = None
+        if algorithm != "mpi":
+            choice = self.binder.choose(a, algorithm, footing.footing(collective, claims))
+        return Resolved(a, operands, choice, fused, self.num_bound)
+
+    def arguments(self, collective: str, x: Any, algorithm: str, arguments: dict[str, Any]) -> Arguments:
+        """A call's arguments, checked as far as one rank can."""
+        if collective not in OPERANDS:
+            raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
+        others = {name: value for name, value in arguments.items() if name != "algorithm"}
+        if strange := [name for name in others if name not in TAKES[collective]]:
+            raise ValueError(f"takes no {strange[0]}: it takes {', '.join(TAKES[collective])}")
+        a = Arguments(collective, self.comm.rank, self.comm.size, x, **others)
+        if algorithm == "mpi":
+            check_native(a)
+        elif algorithm != "auto":
+            algorithms.find(collective, algorithm).check(self.comm.size, equal=a.send_counts is None)
+        a.check_algorithm(algorithm)
+        return a
+
+    def exchange_counts(self, a: Arguments) -> Operands:
+        """Of an all-to-all of uneven chunks: ask the other ranks how much will come."""
+        assert a.send_counts is not None
+        incoming = self.agreement.exchange(a.send_counts)
+        with self.comm.agreed("counts of all_to_all"):
+            if a.recv_counts not in (None, incoming):
+                raise ValueError(
+                    f"all_to_all: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
+                )
+            a.recv_counts = incoming
+            return OPERANDS["all_to_all"](a)
+
+    # --- binding ---
+
+    def bind(self, resolved: Resolved) -> Plan:
+        """A plan for the arrays of a call.  Collective."""
+        a, o, choice, fused, _ = resolved
+        if choice is None:
+            plan: Plan = NativePlan(a, o, self.comm.mpi, self.progress)
+        else:
+            plan = self.binder.plan(a, o, choice)
+        if fused:
+            fused.enclose(plan, a)
+        return plan
+
+    def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
+        """What calls of a signature have in common, which is kept for the next one.  Collective."""
+        o, choice, number = resolved.operands, resolved.choice, resolved.number
+        a = resolved.a.lent(o)  # so that no array of the caller's is kept
+        collective = a.collective
+        plan = rebind = None
+        if choice is not None and choice.row.reach >= Reach.STAGES and signed.on_host:
+            plan = self.binder.direct(a, OPERANDS[collective](a), choice, self.channel, number)
+        elif signed.on_host:
+            rebind = partial(self.rebind, a, choice and MessageBinder(self.comm, collective, choice, self.binder))
+        else:
+            plan = self.bind(resolved._replace(a=a, operands=OPERANDS[collective](a)))
+        name = f"{collective} {choice.row.name if choice else 'mpi'}"
+        bound = Bound(number, call.of_plan(name), plan, resolved)
+        bound.rebind = rebind
+        bound.call.number = call.number
+        kept, most = (self.bound, MOST_BOUND) if signed.on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
+        if len(kept) >= most:
+            del kept[next(iter(kept))]
+        kept[hashable(signed.signature)] = bound
+        return bound
+
+    def rebind(self, a: Arguments, messages: MessageBinder | None, place: tuple[int, int]) -> Plan:
+        """A plan like that of `a` for arrays at two other addresses."""
+        a = a.moved(place)
+        operands = OPERANDS[a.collective](a)
+        return messages.plan(a, operands) if messages else NativePlan(a, operands, self.comm.mpi, self.progress)
+
+    # --- comparing what ranks have found ---
+
+    def compare(self, binding: int, number: int) -> None:
+        """Wait for the other ranks, and see that all have found the same; 0 for who has found nothing.  Collective.
+
+        Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
+        """
+        if len(self.comm.topology.nodes) > 1:
+            if not self.agreement.same(binding, number):
+                raise MismatchError("ranks have bound different collectives")
+            return
+        program, plan = self.gate_plan
+        program.binding = binding
+        program.use(number, 0, 0)
+        if self.progress.started or not program.linger():
+            plan.begin()
+            plan.wait()
+
+    def gate(self) -> None:
+        """Let ranks that would run what they have bound know that this one has to agree first.  Collective."""
+        try:
+            self.compare(0, 0)
+        except MismatchError:
+            return
+
+    @cached_property
+    def gate_plan(self) -> tuple[Program, Plan]:
+        """What does no more than to compare.  Collective."""
+        program = self.binder.programs(None).gate(self.channel)
+        return program, Plan("agreement", None, self.progress, host(), [program])
+
+    @cached_property
+    def channel(self) -> Channel:
+        """Where calls meet, one after the other.  Collective."""
+        from collectives.channel import Channel
+
+        comm = self.comm
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        channel = Channel(comm._memory, self.binder.world_ranks, [comm.rank, *others])
+        self.agreement.highest([0])  # all have cleared their slots
+        return channel

@@ -1,0 +1,94 @@
+"""What decides how a call is run: its signature, which has everything but the addresses of its arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.arguments import IN_PLACE
+from collectives.arrays import flat
+from collectives.device import host
+from collectives.memory import Windows
+
+C_CONTIGUOUS, WRITEABLE = 0x1, 0x400  # of NumPy's flags
+
+Signature = tuple[Hashable, ...]
+
+
+class Unsigned(Exception):  # noqa: N818  not an error: such a call is resolved each time that it is made
+    """Arguments that have no signature: they will not do, or are bound where they lie."""
+
+
+class Signed(NamedTuple):
+    """A call's signature, the addresses of its arrays, `out` being `x` where there is none; and whether on the host."""
+
+    signature: Signature
+    address: int
+    out_address: int
+    on_host: bool
+
+
+def sign(windows: Windows, collective: str, x: Any, out: Any, options: tuple) -> Signed:
+    """Raises: Unsigned."""
+    described, address = describe(windows, x)
+    on_host = described[0] != "device"
+    if out is None:
+        if not on_host and collective not in IN_PLACE:
+            raise Unsigned  # its result will lie elsewhere each time
+        return Signed((collective, options, described), address, address, on_host)
+    out_described, out_address = describe(windows, out)
+    overlap = None
+    if x is not None and out_address < address + x.nbytes and address < out_address + out.nbytes:
+        overlap = out_address - address
+    return Signed((collective, options, described, out_described, overlap), address, out_address, on_host)
+
+
+def describe(windows: Windows, x: Any) -> tuple[tuple, int]:
+    """What decides of an array; and its address."""
+    kind = type(x)
+    if kind is np.ndarray:
+        flags = x.flags.num & (C_CONTIGUOUS | WRITEABLE)
+        if not flags & C_CONTIGUOUS:
+            raise Unsigned
+        address = MPI.Get_address(x) if x.size else 0
+        return (x.dtype, x.size, flags, windows.key_at(address)), address
+    if x is None:
+        return (None,), 0
+    torch = sys.modules.get("torch")
+    if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and x.is_cpu:
+        return describe_tensor(windows, x, torch.strided)
+    try:
+        device, view = flat(x)
+    except (ValueError, TypeError, RuntimeError):
+        raise Unsigned from None
+    if device is host():
+        return describe(windows, view)
+    address = view.data.ptr
+    writable = getattr(view.flags, "writeable", True)
+    return ("device", device.place, view.dtype, len(view), writable, address, windows.key_at(address)), address
+
+
+def describe_tensor(windows: Windows, x: Any, strided: Any) -> tuple[tuple, int]:
+    if x.layout is not strided or not x.is_contiguous() or x.is_conj() or x.is_neg():
+        raise Unsigned
+    address = x.data_ptr()
+    return (x.dtype, x.numel(), windows.key_at(address)), address
+
+
+def hashable(signature: Signature) -> Signature:
+    """The same with options that were lists as tuples.
+
+    Raises: Unsigned where that is not enough.
+    """
+    collective, options, *arrays = signature
+    assert isinstance(options, tuple)
+    try:
+        options = tuple(tuple(option) if isinstance(option, list | np.ndarray) else option for option in options)
+        hash(options)
+    except TypeError:
+        raise Unsigned from None
+    return (collective, options, *arrays)
