@@ -199,6 +199,7 @@ class Communicator:
         not even in plans of parts that came from this one by `split`.  Those are no longer watched, either.
         """
         with Call(self._calls, "free"):
+            self._resolver.free()
             self._memory.free()
             if self._on_device:
                 self._on_device.free()

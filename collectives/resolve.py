@@ -187,6 +187,11 @@ class Resolver:
         runs.compare = self.agreement.compare if self.check == "every" else None
         return plan.recorded_as(runs)
 
+    def free(self) -> None:
+        """Let go what is bound, and its memory."""
+        self.bound.clear()
+        self.bound_on_devices.clear()
+
     # --- resolving ---
 
     def resolve(

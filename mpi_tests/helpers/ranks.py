@@ -250,8 +250,9 @@ class Ranks:
         """Free the session's communicators; where one was dropped, end the job, as MPI_Finalize might never do."""
         for comm in self.communicators.values():
             comm.free()
+        has_dropped = self.world.highest(int(self.has_dropped))
         self.world.close()
-        if self.has_dropped:
+        if has_dropped:
             sys.stdout.flush()
             self.world.comm.Barrier()
             self.world.comm.Abort(1)

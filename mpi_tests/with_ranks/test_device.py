@@ -137,12 +137,12 @@ def test_send_and_recv(comm, mpi_reads):
 def after_a_round(comm, mode, values, moves):
     """What three chunks of five hold after a round of moves in segments of two."""
     from collectives.arrays import host
-    from collectives.executor import Binder, Vector
+    from collectives.executor import RequestBinder, Vector
     from collectives.plan import Plan, Progress
 
     device = host() if mode == "host" else FakeDevice(mode == "read-by-mpi")
     x = values.copy() if mode == "host" else device.put(values)
-    bound = Binder(comm.mpi, 0, device, "sum", segment_bytes=8).bind(0, moves, Vector((x, [5, 5, 5])))
+    bound = RequestBinder(comm.mpi, 0, device, "sum", segment_bytes=8).bind(0, moves, Vector((x, [5, 5, 5])))
     Plan("round", x, Progress(crowded=True), device, [bound])()
     return x if mode == "host" else device.get(x)
 

@@ -215,20 +215,20 @@ def test_a_forgotten_meeting_shows(comm, shares, monkeypatch):
 @pytest.mark.sizes(2)
 def test_a_forgotten_offset_shows(comm, monkeypatch):
     """A handle is of a whole allocation, wherever an array lies in it."""
-    from collectives.memory import Place, Windows
+    from collectives import program
 
     device = FakeDevice()
     xs = inputs(2, 40)
     first, x = (symmetric(comm, device, xs[comm.rank]) for _ in range(2))
     assert device.export_memory(first.data.ptr) == device.export_memory(x.data.ptr)
     assert first.data.ptr != x.data.ptr
-    place = Windows.place
+    window_of = comm._family.windows.window_of
     for forgets in (False, True):
         if forgets:
-            monkeypatch.setattr(Windows, "place", lambda *given: Place(place(*given).key, 0))
+            monkeypatch.setattr(program, "address_of", lambda array: 0 if array is None else window_of(array).address)
         device.fill(first, np.zeros(40))
         device.fill(x, xs[comm.rank])
-        got = device.get(comm.all_reduce(x, algorithm="two_shot"))
+        got = device.get(comm.plan("all_reduce", x, algorithm="two_shot")())
         right = comm.mpi.allgather(np.array_equal(got, reduced(xs, "sum")))
         assert all(right) != forgets
 

@@ -40,7 +40,7 @@ class Traffic:
         from collectives.schedule import Send
 
         self.forget()
-        bind, run = executor.Binder.request, executor.BoundRound.run
+        bind, run = executor.RequestBinder.request, executor.BoundRound.run
         lengths = {}  # bytes of each request that sends; the request, so that no other gets its id
 
         def counted_bind(binder, move, tag, wire):
@@ -53,7 +53,7 @@ class Traffic:
             self.messages += [n for n in nbytes if n is not None]
             yield from run(bound, device)
 
-        monkeypatch.setattr(executor.Binder, "request", counted_bind)
+        monkeypatch.setattr(executor.RequestBinder, "request", counted_bind)
         monkeypatch.setattr(executor.BoundRound, "run", counted_run)
         for name in ("run", "start"):
             monkeypatch.setattr(Exchange, name, self.counted(getattr(Exchange, name)))
