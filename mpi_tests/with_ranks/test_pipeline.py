@@ -1,5 +1,6 @@
 """A pipeline against the plain model: loss and every gradient, of the whole batch in one."""
 
+import math
 import re
 from itertools import pairwise
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from models.gpt import GPT, CrossEntropy, GPTConfig
+from parallelism.clip import clip_grad_norm
 from parallelism.dropout import Place
 from parallelism.mesh import Mesh
 from parallelism.pipeline_parallel import PipelineParallel
@@ -136,6 +138,21 @@ def test_data_parallel_ranks_beside(comm, piped, name):
     losses = comm.all_reduce(torch.tensor([loss / (comm.size // 2)], dtype=torch.float64))
     assert losses.item() == pytest.approx(want_loss, rel=1e-10)
     check(model, want)
+
+
+@pytest.mark.sizes(2)
+def test_the_norm_counts_tied_gradients_once(comm, piped):
+    """Those of the embedding, which is the head, too: the first and the last stage have them."""
+    batches = batches_of(2)
+    _, want = plain_gradients(batches)
+    norms = {name: float(gradient.norm()) for name, gradient in want.items() if name != "lm_head.weight"}
+    model, pp = piped("1f1b", 2)
+    pp.step(batches)
+    alone = comm.split(comm.rank)
+    norm = clip_grad_norm(model.parameters(), math.inf, alone, pp.pipeline.comm)
+    alone.free()
+    assert norms["transformer.wte.weight"] > 0.01 * math.hypot(*norms.values())
+    assert norm == pytest.approx(math.hypot(*norms.values()), rel=1e-10)
 
 
 @pytest.mark.sizes(4)
