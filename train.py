@@ -20,7 +20,7 @@ from collectives import environment
 from models.flags import parse
 from models.gpt import GPT
 from models.hf import save_hugging_face
-from models.report import Report
+from models.report import TrainingReport
 from training.config import Config
 from training.layout import laid_out
 from training.run import Run
@@ -50,7 +50,7 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
     """
     with Run(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
         print(run.announcement(), flush=True)
-        with Report(
+        with TrainingReport(
             run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1
         ) as report:
             for iteration, share in zip(range(run.first, config.max_iters + 1), run.shares(), strict=False):

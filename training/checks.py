@@ -9,7 +9,7 @@ import numpy as np
 
 from collectives.draw import refuse
 from collectives.topology import Topology
-from models.data import Tokens, Windows, load_tokens, split
+from models.data import Tokens, TokenWindows, load_tokens, split
 from models.gpt import GPT
 from models.hf import initialize
 from parallelism.mesh import groups_along, mesh_shape
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
     """What a run begins with, the same on every rank."""
 
     tokens: Tokens
-    windows: Windows  # to train on
+    windows: TokenWindows  # to train on
     val_ids: np.ndarray
     num_micro_batches: int  # of a rank
     batch_size: int  # of all ranks
@@ -57,7 +57,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     check_vocabulary(config, tokens)
     check_memory(config, tokens.vocab_size, topology)
     train_ids, val_ids = split(tokens, config.val_fraction, config.block_size)
-    windows = Windows(train_ids, config.block_size, config.seed)
+    windows = TokenWindows(train_ids, config.block_size, config.seed)
     number = num_micro_batches(config, shape["dp"])
     batch_size = shape["dp"] * config.micro_batch_size * number
     DistributedSampler(len(windows), batch_size, rank=0, size=shape["dp"])  # refuses an epoch without steps

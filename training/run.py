@@ -19,7 +19,7 @@ import torch
 import collectives
 from collectives import InputError, environment
 from collectives.errors import LoneInputError
-from models.data import Windows, documents
+from models.data import TokenWindows, documents
 from models.gpt import GPT, flops_per_token
 from models.optimizer import adamw, learning_rate
 from models.report import Metrics, peak_memory_mib
@@ -347,7 +347,7 @@ class Run:
     @torch.no_grad()
     def validate(self) -> float:
         """Mean loss in nats a token over the held-back part, shared by the ranks."""
-        windows = Windows(self.val_ids, self.config.block_size, seed=None)
+        windows = TokenWindows(self.val_ids, self.config.block_size, seed=None)
         self.sums[:] = 0  # loss, samples
         self.gpt.eval()
         mine, size = np.arange(self.dp.rank, len(windows), self.dp.size), self.config.micro_batch_size
@@ -378,7 +378,7 @@ class Run:
         ids = drawn[0].tolist()
         return bytes(ids).decode(errors="replace") if self.tokens.is_text else " ".join(map(str, ids))
 
-    def batch(self, windows: Windows, indices: np.ndarray, first_sample: int = 0) -> Batch:
+    def batch(self, windows: TokenWindows, indices: np.ndarray, first_sample: int = 0) -> Batch:
         """This rank's tokens of some samples, which have numbers from `first_sample` on, by which dropout draws."""
         inputs, targets = map(torch.from_numpy, windows.batch(indices))
         end = self.config.document_end

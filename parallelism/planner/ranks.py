@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from models.config import GPTConfig
-from models.gpt import Block
+from models.gpt import TransformerBlock
 from parallelism.planner.layout import Job, Layout
 from parallelism.planner.machine import SPARE, Machine
 from parallelism.planner.memory import Memory
@@ -60,7 +60,7 @@ def flops_per_s(job: Job, device: str = "cpu") -> float:
 
 def least_pass_s(device: str = "cpu") -> float:
     """Of a block of nearly nothing."""
-    block = Block(GPTConfig(n_embd=2, n_head=1)).to(device)
+    block = TransformerBlock(GPTConfig(n_embd=2, n_head=1)).to(device)
     x = torch.ones(1, 2, 2, device=device)
     return seconds(lambda: block(x), device)
 
