@@ -23,7 +23,7 @@ from models.hf import save_hugging_face
 from models.report import TrainingReport
 from training.config import Config
 from training.layout import laid_out
-from training.run import Run
+from training.run import TrainingRun
 
 
 class Trained(NamedTuple):
@@ -48,7 +48,7 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
 
     Raises: InputError for settings that don't fit together or to the data, before anything is computed.
     """
-    with Run(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
+    with TrainingRun(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
         print(run.announcement(), flush=True)
         with TrainingReport(
             run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1

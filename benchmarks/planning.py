@@ -28,7 +28,7 @@ from models.data import load_tokens
 from parallelism.planner import Job, Layout, Machine, Planned, best
 from parallelism.planner.ranks import machine
 from training.config import Config, shape_of
-from training.run import Run
+from training.run import TrainingRun
 
 RANKS = 4
 LAYOUTS = {
@@ -80,7 +80,7 @@ def measured(config: Config, world: collectives.Communicator, num_steps: int) ->
     """MiB of the rank that has most, and median seconds of the slowest one.  Collective."""
     MPI.COMM_WORLD.Barrier()
     before = settled() - of_others()
-    run = Run(config, world.split(0))  # whose memory is its own
+    run = TrainingRun(config, world.split(0))  # whose memory is its own
     settled()
     steps_s = [timed(run, *each) for each in enumerate(islice(run.shares(), WARMUPS + num_steps), 1)]
     MPI.COMM_WORLD.Barrier()
@@ -88,7 +88,7 @@ def measured(config: Config, world: collectives.Communicator, num_steps: int) ->
     return MPI.COMM_WORLD.allreduce(grown, MPI.MAX), float(np.median(steps_s[WARMUPS:]))
 
 
-def timed(run: Run, iteration: int, share: np.ndarray) -> float:
+def timed(run: TrainingRun, iteration: int, share: np.ndarray) -> float:
     """Seconds of the slowest rank."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()

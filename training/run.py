@@ -56,7 +56,7 @@ from training.out_dir import own_out_dir, prepare_out_dir
 from training.saving import Saving
 
 
-class Run:
+class TrainingRun:
     """A training run on one rank: the data and its share of it, the model, and how a step is done.
 
     Making one is collective, and raises InputError for settings that don't fit.  At the end of `with`, it is closed.
@@ -111,7 +111,7 @@ class Run:
             self.out_dir = own_out_dir(config.out_dir, before) if config.out_dir and comm.rank == 0 else None
         self.progress_bar = comm.rank == 0 and environment.on_terminal()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> TrainingRun:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:

@@ -22,7 +22,7 @@ from parallelism.checkpoint import (
 )
 
 if TYPE_CHECKING:
-    from training.run import Run
+    from training.run import TrainingRun
 
 AUTO = "auto"  # the newest whole checkpoint, if there is one
 
@@ -36,7 +36,7 @@ class Saving:
     where one is named.
     """
 
-    def __init__(self, run: Run, parts: dict[str, Part]):
+    def __init__(self, run: TrainingRun, parts: dict[str, Part]):
         self.run = run
         self.parts = {name: part._replace(tensor=torch.empty(0)) for name, part in parts.items()}  # where they belong
         comm, config = run.mesh.comm, run.config
