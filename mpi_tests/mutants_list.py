@@ -607,8 +607,8 @@ CHECKPOINTS = [
     ),
     mutant(
         "parallelism/checkpoint/shards.py",
-        "    sync(path)\n    entry = Entry(",
-        "    entry = Entry(",
+        "    sync(path)\n    entry = ShardEntry(",
+        "    entry = ShardEntry(",
         ("test_checkpoint_parts.py", "on_the_disk_before"),
     ),
     mutant(

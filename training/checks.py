@@ -16,8 +16,8 @@ from parallelism.mesh import groups_along, mesh_shape
 from parallelism.pipeline_schedule import files, registry
 from parallelism.pipeline_schedule.actions import Schedule
 from parallelism.pipeline_schedule.search import limits_of
-from parallelism.plan import treatments
-from parallelism.planner import Job, Layout
+from parallelism.plan import strategies
+from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.precision import Precision
 from parallelism.sampler import DistributedSampler
@@ -65,7 +65,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     gpt = make_model(config, tokens.vocab_size)
     if config.init_from:
         initialize(gpt, config.init_from)
-    treatments(gpt, plan_of(config, tokens.vocab_size), shape["tp"], head_ranks)  # refuses what can't be divided
+    strategies(gpt, plan_of(config, tokens.vocab_size), shape["tp"], head_ranks)  # refuses what can't be divided
     return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, gpt)
 
 
@@ -77,7 +77,7 @@ def check_vocabulary(config: Config, tokens: Tokens) -> None:
 
 def check_memory(config: Config, vocab_size: int, topology: Topology) -> None:
     """Refuse a model that a host can't hold as often as it has ranks, each of which begins with the whole."""
-    (num_params,) = rank_params(Job(shape_of(config, vocab_size), 1), Layout())
+    (num_params,) = rank_params(TrainingJob(shape_of(config, vocab_size), 1), ParallelLayout())
     ranks = max(map(len, topology.nodes))
     needed = num_params * 4 * ranks  # it is made of float32
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -27,8 +27,8 @@ from parallelism.arena import Arena
 from parallelism.checkpoint import model_parts
 from parallelism.clip import clip_grad_norm
 from parallelism.data_parallel import DataParallel
-from parallelism.dropout import Place
-from parallelism.finite import Guard, Watch
+from parallelism.dropout import BatchPosition
+from parallelism.finite import GradientMonitor, StepGuard
 from parallelism.measure import agreed, measure, message_s, stage_costs
 from parallelism.mesh import Mesh
 from parallelism.partition import balance
@@ -36,7 +36,7 @@ from parallelism.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline_schedule.price import Span, price
 from parallelism.pipeline_schedule.search import search
 from parallelism.plan import parallelize
-from parallelism.precision import Masters
+from parallelism.precision import MasterWeights
 from parallelism.recompute import recompute_model
 from parallelism.reduction import tied_names
 from parallelism.sampler import DistributedSampler
@@ -44,11 +44,11 @@ from parallelism.sequence_parallel import SequenceParallel
 from parallelism.shard import fill, wholes
 from parallelism.stage import Batch, Layer, gpt2_layers
 from parallelism.trace import gather, measured, save_picture, save_trace
-from parallelism.zero import ShardedStates, StateSharing, Zero
+from parallelism.zero import OptimizerShard, ShardedStates, Zero
 from parallelism.zero_gradients import ShardedGradients
 from parallelism.zero_parameters import ShardedParameters
-from parallelism.zero_pipeline import LayerSharing
-from parallelism.zero_units import Ranks
+from parallelism.zero_pipeline import ShardedLayers
+from parallelism.zero_units import ShardGroups
 from training.checks import check
 from training.config import SEARCH, TRACED, Config, make_model, picture_of, plan_of, zero_group
 from training.device import own_device, set_matrix_precision
@@ -80,14 +80,14 @@ class TrainingRun:
         self.mesh = Mesh(comm, dp=config.dp, pp=config.pp, sp=config.sp, tp=config.tp)
         self.dp, self.replicas = self.mesh.dp, self.mesh.along("dp", "sp")
         self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
-        self.place = Place(config.seed)
+        self.place = BatchPosition(config.seed)
         self.sampler = DistributedSampler(
             len(self.windows), inputs.batch_size, self.dp.rank, self.dp.size, seed=config.seed
         )
         self.positions = self.place.positions = self.sp.positions(config.block_size)
         self.parallelize()
         self.computing = partial(self.precision.computing, config.device)
-        watch = Watch(self.gpt) if config.non_finite != "ignore" else None
+        monitor = GradientMonitor(self.gpt) if config.non_finite != "ignore" else None
         tied = tied_names(self.gpt)
         parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)  # before ZeRO takes them away
         self.make_optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
@@ -96,7 +96,7 @@ class TrainingRun:
         self.masters = self.zero.masters if self.zero else self.own_update()
         self.optimizer = self.zero.optimizer if self.zero else self.make_optimizer(self.own_weights)
         self.scale = self.precision.loss_scale()
-        self.guard = Guard(comm, config.non_finite, self.scale, watch)
+        self.guard = StepGuard(comm, config.non_finite, self.scale, monitor)
         if config.pp > 1:
             parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)
         self.sums = np.zeros(2)  # loss, samples
@@ -155,7 +155,7 @@ class TrainingRun:
         if config.zero_stage == 0:
             arena = self.precision.arena(self.gpt, self.mesh.comm, config.device)
             return DataParallel(self.gpt, self.replicas, arena, config.bucket_mb, wire_dtype=self.precision.wire_dtype)
-        given = self.gpt, Ranks.of(self.replicas, zero_group(config)), self.make_optimizer
+        given = self.gpt, ShardGroups.of(self.replicas, zero_group(config)), self.make_optimizer
         if config.zero_stage == 3:
             layers = [f"transformer.h.{number}" for number in range(config.n_layer)]
             return ShardedParameters(*given, layers, config.device, **self.reduced)
@@ -167,17 +167,17 @@ class TrainingRun:
         """In what parameters and gradients are held, and how gradients travel."""
         return {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
 
-    def shared_update(self) -> Zero | StateSharing | LayerSharing | None:
+    def shared_update(self) -> Zero | OptimizerShard | ShardedLayers | None:
         """What of ZeRO there is."""
         if isinstance(self.model, PipelineParallel):
             return self.model.zero
         return self.model if isinstance(self.model, Zero) else None
 
-    def own_update(self) -> Masters:
+    def own_update(self) -> MasterWeights:
         """What the optimizer updates where ranks share nothing."""
         arena = self.model.arena
         assert isinstance(arena, Arena)
-        return Masters.of(self.gpt, arena)
+        return MasterWeights.of(self.gpt, arena)
 
     @property
     def shard(self) -> collectives.Communicator | None:

@@ -9,7 +9,7 @@ import torch
 
 from models.gpt import GPT, CrossEntropy, GPTConfig
 from parallelism.clip import clip_grad_norm
-from parallelism.dropout import Place
+from parallelism.dropout import BatchPosition
 from parallelism.mesh import Mesh
 from parallelism.pipeline_parallel import PipelineParallel
 from parallelism.pipeline_schedule import registry
@@ -189,7 +189,7 @@ def test_dropout_and_recomputation_do_not_depend_on_the_layout(comm, piped, name
     alone = comm.split(comm.rank)
 
     def dropping():
-        model, place = GPT(config).double(), Place(seed=3)
+        model, place = GPT(config).double(), BatchPosition(seed=3)
         parallelize(model, gpt2_plan(config.vocab_size, config.n_head), alone, place=place)
         return model, place
 
