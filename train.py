@@ -20,10 +20,10 @@ from collectives import environment
 from models.flags import parse
 from models.gpt import GPT
 from models.hf import save_hugging_face
-from models.report import Report
+from models.report import TrainingReport
 from training.config import Config
 from training.layout import laid_out
-from training.run import Run
+from training.run import TrainingRun
 
 
 class Trained(NamedTuple):
@@ -48,9 +48,9 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
 
     Raises: InputError for settings that don't fit together or to the data, before anything is computed.
     """
-    with Run(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
+    with TrainingRun(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
         print(run.announcement(), flush=True)
-        with Report(
+        with TrainingReport(
             run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1
         ) as report:
             for iteration, share in zip(range(run.first, config.max_iters + 1), run.shares(), strict=False):

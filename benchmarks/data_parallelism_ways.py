@@ -17,10 +17,10 @@ from models.optimizer import AdamW, Optimizer
 from parallelism.arena import Arena
 from parallelism.data_parallel import DataParallel
 from parallelism.zero import ShardedStates
-from parallelism.zero_bytes import Held, held, held_by_formula, sent_by_formula
+from parallelism.zero_bytes import HeldBytes, held, held_by_formula, sent_by_formula
 from parallelism.zero_gradients import ShardedGradients
 from parallelism.zero_parameters import ShardedParameters
-from parallelism.zero_units import Ranks
+from parallelism.zero_units import ShardGroups
 
 EVERYTHING_MB = 1e6  # of a bucket that is as large as any model
 LR, EPS, WEIGHT_DECAY = 1e-3, 1e-3, 1e-2
@@ -44,7 +44,7 @@ class Way:
         self.update()
         return loss.detach()
 
-    def held(self) -> Held:
+    def held(self) -> HeldBytes:
         return held(*self.arrays, self.optimizer)
 
 
@@ -99,7 +99,7 @@ def hierarchical(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
 
 
 def shared(gpt: GPT, wire: Wire | Communicator, bucket_mb: float = 4.0, zero_stage: int = 1) -> Way:
-    given = gpt, Ranks(wire, wire), adamw
+    given = gpt, ShardGroups(wire, wire), adamw
     if zero_stage == 3:
         model = ShardedParameters(*given, [f"transformer.h.{number}" for number in range(gpt.config.n_layer)])
     else:
@@ -117,7 +117,7 @@ class Kind(NamedTuple):
     through: Callable[[float, int], float]
     zero_stage: int = 0
 
-    def held(self, num_params: int, num_ranks: int) -> Held:
+    def held(self, num_params: int, num_ranks: int) -> HeldBytes:
         return held_by_formula(self.zero_stage, num_params, num_ranks)
 
 

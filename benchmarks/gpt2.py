@@ -31,7 +31,7 @@ from models.optimizer import BETAS, decay_groups, learning_rate
 from parallelism.precision import DTYPES, HALVES
 from training.config import Config, make_model
 from training.device import set_matrix_precision
-from training.run import Run
+from training.run import TrainingRun
 
 SHARE_GOAL = 0.45  # of the matrix rate
 VOCABULARY = 50304  # GPT-2's, padded to a multiple of 64
@@ -41,7 +41,7 @@ MATRIX_REPEATS = 10
 class Ours:
     """A step of train.py on one rank."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: TrainingRun):
         self.run, self.shares, self.iteration = run, run.shares(), 0
 
     def steps(self, number: int) -> float:
@@ -55,7 +55,7 @@ class Ours:
 class Plain:
     """A step of a loop of torch alone.  Source: nanoGPT, train.py."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: TrainingRun):
         self.config, self.windows, self.shares, self.iteration = run.config, run.windows, run.shares(), 0
         self.model = make_model(run.config, run.tokens.vocab_size).to(run.config.device)
         groups = decay_groups(self.model.parameters(), run.config.weight_decay)
@@ -160,7 +160,7 @@ def make_data(args: argparse.Namespace, path: Path) -> None:
     tokens.tofile(path)
 
 
-def measured(run: Run, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+def measured(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Of each contestant, after a turn in which what is needed is loaded and compiled, and losses compared."""
     contestants = {"ours": Ours(run), "plain loop": Plain(run)}
     device, config = run.config.device, run.config
@@ -211,7 +211,7 @@ def main() -> None:
     set_matrix_precision(args.dtype)
     with tempfile.TemporaryDirectory() as folder:
         make_data(args, Path(folder) / "tokens.bin")
-        run = Run(config_of(args, f"{folder}/tokens.bin"), comm)
+        run = TrainingRun(config_of(args, f"{folder}/tokens.bin"), comm)
         found = measured(run, args)
     names = ["step, ms", "tokens/s", "model TFLOP/s", "matrix TFLOP/s", "share"]
     units = [1, 1, 1e12, 1e12, 1]

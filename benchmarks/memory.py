@@ -28,7 +28,7 @@ import collectives
 from collectives.settings import Parser, positive
 from models.gpt import GPT, CausalSelfAttention, CrossEntropy, GPTConfig
 from parallelism.plan import Loss, Vocabulary, gpt2_plan, parallelize
-from parallelism.sequence import Shares
+from parallelism.sequence import TokenShards
 from parallelism.sequence_parallel import MODES, SequenceAttention, SequenceParallel
 
 SIZES = (1, 2, 4, 8)
@@ -162,7 +162,7 @@ def parse(size: int) -> argparse.Namespace:
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
     largest = max(number for number in SIZES if number <= size)
-    Shares(args.seq, largest).check()
+    TokenShards(args.seq, largest).check()
     GPTConfig(n_head=args.n_head, n_embd=args.n_embd)
     if set(args.modes) - {"ring"} and args.n_head % largest:
         raise ValueError(f"--n_head {args.n_head}: {largest} ranks can't exchange these heads, use a multiple")

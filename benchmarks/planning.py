@@ -25,24 +25,24 @@ import collectives
 from collectives.bench.constants import speeds
 from collectives.settings import Parser, positive
 from models.data import load_tokens
-from parallelism.planner import Job, Layout, Machine, Planned, best
+from parallelism.planner import Machine, ParallelLayout, PlannedLayout, TrainingJob, best
 from parallelism.planner.ranks import machine
 from training.config import Config, shape_of
-from training.run import Run
+from training.run import TrainingRun
 
 RANKS = 4
 LAYOUTS = {
-    "dp 4": Layout(dp=4),
-    "dp 4, zero 1": Layout(dp=4, zero_stage=1),
-    "dp 4, zero 2": Layout(dp=4, zero_stage=2),
-    "dp 4, zero 3": Layout(dp=4, zero_stage=3),
-    "dp 4, recomputed": Layout(dp=4, recompute="full"),
-    "dp 2, tp 2": Layout(dp=2, tp=2),
-    "dp 2, sp 2": Layout(dp=2, sp=2),
-    "dp 2, pp 2": Layout(dp=2, pp=2),
-    "tp 4": Layout(tp=4),
-    "pp 4": Layout(pp=4),
-    "tp 2, pp 2": Layout(tp=2, pp=2),
+    "dp 4": ParallelLayout(dp=4),
+    "dp 4, zero 1": ParallelLayout(dp=4, zero_stage=1),
+    "dp 4, zero 2": ParallelLayout(dp=4, zero_stage=2),
+    "dp 4, zero 3": ParallelLayout(dp=4, zero_stage=3),
+    "dp 4, recomputed": ParallelLayout(dp=4, recompute="full"),
+    "dp 2, tp 2": ParallelLayout(dp=2, tp=2),
+    "dp 2, sp 2": ParallelLayout(dp=2, sp=2),
+    "dp 2, pp 2": ParallelLayout(dp=2, pp=2),
+    "tp 4": ParallelLayout(tp=4),
+    "pp 4": ParallelLayout(pp=4),
+    "tp 2, pp 2": ParallelLayout(tp=2, pp=2),
 }
 WARMUPS = 2  # steps
 PROBES = 5, 1  # measurements of each link, and those before
@@ -63,7 +63,7 @@ class Figures(NamedTuple):
         }
 
 
-def sized(layout: Layout, samples: int) -> Layout:
+def sized(layout: ParallelLayout, samples: int) -> ParallelLayout:
     """With micro-batches, of all samples at once, or as many as there are samples for a pipeline."""
     own = samples // layout.dp
     return layout._replace(
@@ -71,7 +71,7 @@ def sized(layout: Layout, samples: int) -> Layout:
     )
 
 
-def predicted(job: Job, found: Machine, layout: Layout) -> Planned:
+def predicted(job: TrainingJob, found: Machine, layout: ParallelLayout) -> PlannedLayout:
     """The only layout with all of these values."""
     return best(job, found._replace(memory_bytes=float("inf")), layout._asdict())
 
@@ -80,7 +80,7 @@ def measured(config: Config, world: collectives.Communicator, num_steps: int) ->
     """MiB of the rank that has most, and median seconds of the slowest one.  Collective."""
     MPI.COMM_WORLD.Barrier()
     before = settled() - of_others()
-    run = Run(config, world.split(0))  # whose memory is its own
+    run = TrainingRun(config, world.split(0))  # whose memory is its own
     settled()
     steps_s = [timed(run, *each) for each in enumerate(islice(run.shares(), WARMUPS + num_steps), 1)]
     MPI.COMM_WORLD.Barrier()
@@ -88,7 +88,7 @@ def measured(config: Config, world: collectives.Communicator, num_steps: int) ->
     return MPI.COMM_WORLD.allreduce(grown, MPI.MAX), float(np.median(steps_s[WARMUPS:]))
 
 
-def timed(run: Run, iteration: int, share: np.ndarray) -> float:
+def timed(run: TrainingRun, iteration: int, share: np.ndarray) -> float:
     """Seconds of the slowest rank."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()
@@ -131,7 +131,7 @@ def main() -> None:
         args = parse(comm.size)
         shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
         plain = Config(out_dir="", **shape)
-        job = Job(shape_of(plain, load_tokens(plain.data).vocab_size), args.samples)
+        job = TrainingJob(shape_of(plain, load_tokens(plain.data).vocab_size), args.samples)
         layouts = {name: sized(LAYOUTS[name], args.samples) for name in args.layouts}
     found = machine(comm, job)._replace(network=speeds(comm, *PROBES))
     with comm.agreed("planning"):

@@ -30,9 +30,9 @@ from turns import Contestant
 import collectives
 from collectives.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
-from parallelism.exchange import Exchange
+from parallelism.exchange import TensorCollectives
 from parallelism.plan import gpt2_plan, parallelize
-from parallelism.sequence import Shares
+from parallelism.sequence import TokenShards
 from parallelism.sequence_parallel import SequenceParallel
 
 RTOL = 1e-4  # of float32's sums in another order
@@ -75,9 +75,9 @@ class Silence:
 
     def __init__(self):
         self.results: dict[tuple, Tensor] = {}
-        self.run = Exchange.run
+        self.run = TensorCollectives.run
 
-    def result(self, exchange: Exchange, collective: str, x: Tensor, **arguments: Any) -> Tensor:
+    def result(self, exchange: TensorCollectives, collective: str, x: Tensor, **arguments: Any) -> Tensor:
         key = exchange, collective, x.shape, x.dtype, *arguments.values()
         if key not in self.results:
             self.results[key] = self.run(exchange, collective, x, **arguments)
@@ -85,13 +85,13 @@ class Silence:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        def run(exchange: Exchange, *args: Any, **arguments: Any) -> Tensor:
+        def run(exchange: TensorCollectives, *args: Any, **arguments: Any) -> Tensor:
             return self.result(exchange, *args, **arguments)
 
-        def start(exchange: Exchange, *args: Any, **arguments: Any) -> Over:
+        def start(exchange: TensorCollectives, *args: Any, **arguments: Any) -> Over:
             return Over(self.result(exchange, *args, **arguments))
 
-        with mock.patch.multiple(Exchange, run=run, start=start):
+        with mock.patch.multiple(TensorCollectives, run=run, start=start):
             yield
 
 
@@ -171,7 +171,7 @@ def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
     parser.add_argument("--repeats", type=positive, default=15)
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
-    Shares(args.seq, size).check()
+    TokenShards(args.seq, size).check()
     if args.vocab_size % size:
         raise ValueError(f"--vocab_size {args.vocab_size} can't be split over {size} ranks by torch: use a multiple")
     shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}

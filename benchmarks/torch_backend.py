@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 import collectives.torch_backend  # noqa: F401  registers the backend
 from models.config import GPTConfig
-from models.gpt import GPT, Block
+from models.gpt import GPT, TransformerBlock
 
 BACKENDS = ("collectives", "gloo")
 LARGEST_BYTES = 64 << 20
@@ -72,7 +72,7 @@ def as_it_is(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Ten
 
 def wrap_fsdp2(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Module:
     mesh = DeviceMesh.from_group(group, "cpu")
-    for block in [module for module in model.modules() if isinstance(module, Block)]:
+    for block in [module for module in model.modules() if isinstance(module, TransformerBlock)]:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 

@@ -1,7 +1,7 @@
 import torch
 
 import collectives
-from parallelism.plan import Column, Row, parallelize
+from parallelism.plan import ColumnParallel, RowParallel, parallelize
 
 comm = collectives.world()
 torch.manual_seed(0)
@@ -9,6 +9,6 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Li
 x = torch.randn(2, 5, 8)  # (batch, seq, width)
 expected = model(x)
 
-parallelize(model, {"0": Column(), "2": Row()}, comm)  # outputs of the first, inputs of the last
+parallelize(model, {"0": ColumnParallel(), "2": RowParallel()}, comm)  # outputs of the first, inputs of the last
 same = torch.allclose(model(x), expected, atol=1e-6)
 print(f"rank {comm.rank} has {len(model[0].weight)} of 32 rows; the result is {'the same' if same else 'another'}")

@@ -113,7 +113,7 @@ def bin_vocab_size(ids: np.ndarray) -> int:
 
 
 def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids to train on and, from the end, the ids to validate on, enough for `Windows` of each."""
+    """Return the ids to train on and, from the end, the ids to validate on, enough for `TokenWindows` of each."""
     if not 0 < val_fraction < 1:
         raise ValueError(f"val_fraction={val_fraction} must be between 0 and 1, for example 0.1")
     num_val = int(len(tokens.ids) * val_fraction)
@@ -128,7 +128,7 @@ def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[np.ndar
     return tokens.ids[:num_train], tokens.ids[num_train:]
 
 
-class Windows:
+class TokenWindows:
     """Windows that tile `ids`, in each epoch from another phase in [0, block_size).
 
     Their number is the same in every epoch: it is that at the largest phase. With seed=None the phase

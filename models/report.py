@@ -62,7 +62,7 @@ def peak_memory_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-class Report:
+class TrainingReport:
     """Print iterations and validations, and record them in `out_dir`; None writes no files.
 
     metrics.jsonl gets a record each, at once: the fields of `Metrics`, or iter and val_loss; if the run goes on, behind

@@ -555,7 +555,7 @@ PIPELINES = [
         "parallelism/reduction.py",
         "is_copy = comm.rank > 0",
         "is_copy = False",
-        ("test_precision_training.py", "split_layers_and_stages and float16 and not bfloat16", 4),
+        ("test_pipeline.py", "norm_counts_tied", 2),
     ),
 ]
 
@@ -607,8 +607,8 @@ CHECKPOINTS = [
     ),
     mutant(
         "parallelism/checkpoint/shards.py",
-        "    sync(path)\n    entry = Entry(",
-        "    entry = Entry(",
+        "    sync(path)\n    entry = ShardEntry(",
+        "    entry = ShardEntry(",
         ("test_checkpoint_parts.py", "on_the_disk_before"),
     ),
     mutant(

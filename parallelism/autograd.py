@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from parallelism.exchange import Exchange
+from parallelism.exchange import TensorCollectives
 
 Function = Callable[[Tensor], Tensor]
 
@@ -32,37 +32,37 @@ class Conjugate(torch.autograd.Function):
         return ctx.undo(gradient), None, None
 
 
-def copy(x: Tensor, axis: Exchange) -> Tensor:
+def copy(x: Tensor, axis: TensorCollectives) -> Tensor:
     """The same tensor, as every rank has it; gradients are summed up over the ranks."""
     return Conjugate.apply(x, same, axis.all_reduce)
 
 
-def reduce(x: Tensor, axis: Exchange) -> Tensor:
+def reduce(x: Tensor, axis: TensorCollectives) -> Tensor:
     """The sum over the ranks; the gradient, the same on every rank, is each addend's."""
     return Conjugate.apply(x, axis.all_reduce, same)
 
 
-def split(x: Tensor, axis: Exchange, dim: int = 0) -> Tensor:
+def split(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """This rank's part of what every rank has; parts of the gradient are gathered."""
     return Conjugate.apply(x, parted(axis, dim), gathered(axis, dim))
 
 
-def gather(x: Tensor, axis: Exchange, dim: int = 0) -> Tensor:
+def gather(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """All ranks' parts; the gradient, the same on every rank, is split."""
     return Conjugate.apply(x, gathered(axis, dim), parted(axis, dim))
 
 
-def all_gather(x: Tensor, axis: Exchange, dim: int = 0) -> Tensor:
+def all_gather(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """All ranks' parts; gradients, of which each rank has its own, are summed up and split."""
     return Conjugate.apply(x, gathered(axis, dim), summed(axis, dim))
 
 
-def reduce_scatter(x: Tensor, axis: Exchange, dim: int = 0) -> Tensor:
+def reduce_scatter(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """This rank's part of the sum over the ranks; parts of the gradient are gathered."""
     return Conjugate.apply(x, summed(axis, dim), gathered(axis, dim))
 
 
-def all_to_all(x: Tensor, axis: Exchange, split_dim: int, join_dim: int) -> Tensor:
+def all_to_all(x: Tensor, axis: TensorCollectives, split_dim: int, join_dim: int) -> Tensor:
     """Part d along `split_dim` goes to rank d; what comes is joined along `join_dim`, in the order of the ranks."""
     return Conjugate.apply(x, exchanged(axis, split_dim, join_dim), exchanged(axis, join_dim, split_dim))
 
@@ -71,14 +71,14 @@ def same(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
-def parted(axis: Exchange, dim: int) -> Function:
+def parted(axis: TensorCollectives, dim: int) -> Function:
     def function(x: Tensor) -> Tensor:
         return part_of(x, axis, dim).contiguous()
 
     return function
 
 
-def part_of(x: Tensor, axis: Exchange, dim: int) -> Tensor:
+def part_of(x: Tensor, axis: TensorCollectives, dim: int) -> Tensor:
     """This rank's part along a dim.
 
     Raises: ValueError where the parts would not be equal.
@@ -88,11 +88,11 @@ def part_of(x: Tensor, axis: Exchange, dim: int) -> Tensor:
     return x.chunk(axis.size, dim)[axis.rank]
 
 
-def gathered(axis: Exchange, dim: int) -> Function:
+def gathered(axis: TensorCollectives, dim: int) -> Function:
     return along(dim, axis.all_gather)
 
 
-def summed(axis: Exchange, dim: int) -> Function:
+def summed(axis: TensorCollectives, dim: int) -> Function:
     return along(dim, axis.reduce_scatter)
 
 
@@ -105,7 +105,7 @@ def along(dim: int, collective: Function) -> Function:
     return function
 
 
-def exchanged(axis: Exchange, split_dim: int, join_dim: int) -> Function:
+def exchanged(axis: TensorCollectives, split_dim: int, join_dim: int) -> Function:
     def function(x: Tensor) -> Tensor:
         parts = torch.stack(x.chunk(axis.size, split_dim))  # (size, ...)
         return torch.cat(axis.all_to_all(parts).unbind(), join_dim)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from parallelism.waiting import Waiting
+from parallelism.waiting import ExposedTime
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
@@ -34,7 +34,7 @@ class Bucket:
         self.plan.wait()
 
 
-class Overlapped(Waiting, nn.Module):
+class BucketedReducer(ExposedTime, nn.Module):
     """A module whose gradients are reduced in buckets while the backward pass goes on.
 
     Buckets start in their order, each once all its gradients have appeared; those under way move on each time one
@@ -109,7 +109,7 @@ class Overlapped(Waiting, nn.Module):
         self._in_backward = False
 
 
-class DataParallel(Overlapped):
+class DataParallel(BucketedReducer):
     """A module whose gradients, after each backward pass, are the average over the ranks of `comm`.
 
     Parameters and gradients live in `arena`; rank 0's initial parameters and buffers are broadcast.  Gradients are

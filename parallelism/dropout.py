@@ -19,7 +19,7 @@ BITS = 24  # of a random number
 
 
 @dataclass
-class Place:
+class BatchPosition:
     """Which samples and tokens of the whole batch a rank computes; set by whoever gives it the batch.
 
     `samples` are numbers that no other sample of the run has, (batch); `positions` the tokens' places in the sequence,
@@ -38,7 +38,7 @@ class Dropout(nn.Module):
     heads, those from `first_head(heads)` on.
     """
 
-    def __init__(self, p: float, layer: int, place: Place, rank: int = 0, split_sequence: bool = False):
+    def __init__(self, p: float, layer: int, place: BatchPosition, rank: int = 0, split_sequence: bool = False):
         super().__init__()
         self.p, self.layer, self.place, self.rank, self.split_sequence = p, layer, place, rank, split_sequence
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collectives import Communicator, Plan
 
 
-class Slot(NamedTuple):
+class BoundCollective(NamedTuple):
     """A plan, and torch's views of the memory from where it takes its input and to where it puts its result."""
 
     plan: Plan
@@ -21,20 +21,20 @@ class Slot(NamedTuple):
     result: Tensor
 
 
-class Pending:
+class CollectiveWork:
     """A collective under way; `wait()` gives the result, a tensor of its own."""
 
-    def __init__(self, slot: Slot, idle: list[Slot]):
-        self.slot, self.idle = slot, idle
+    def __init__(self, bound: BoundCollective, free_plans: list[BoundCollective]):
+        self.bound, self.free_plans = bound, free_plans
 
     def wait(self) -> Tensor:
-        self.slot.plan.wait()
-        result = self.slot.result.clone()
-        self.idle.append(self.slot)
+        self.bound.plan.wait()
+        result = self.bound.result.clone()
+        self.free_plans.append(self.bound)
         return result
 
 
-class Exchange:
+class TensorCollectives:
     """The collectives of `comm` on tensors, which stay as they are.
 
     Every rank must ask for the same collectives of the same shapes in the same order: the first of a shape binds a
@@ -46,7 +46,7 @@ class Exchange:
 
     def __init__(self, comm: Communicator):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self._idle: dict[tuple, list[Slot]] = defaultdict(list)
+        self._free_plans: dict[tuple, list[BoundCollective]] = defaultdict(list)
 
     def all_reduce(self, x: Tensor, **arguments: Any) -> Tensor:
         return self.run("all_reduce", x, **arguments)
@@ -60,7 +60,7 @@ class Exchange:
     def all_to_all(self, x: Tensor) -> Tensor:
         return self.run("all_to_all", x)
 
-    def start_shift(self, x: Tensor) -> Pending:
+    def start_shift(self, x: Tensor) -> CollectiveWork:
         """Begin to send a tensor to the next rank, round a ring; what comes is the one before's."""
         counts = [0] * self.size
         counts[(self.rank + 1) % self.size] = x.numel()
@@ -68,33 +68,33 @@ class Exchange:
 
     def run(self, collective: str, x: Tensor, **arguments: Any) -> Tensor:
         pending = self._given(collective, x, arguments)
-        pending.slot.plan.begin()  # not started: no thread need move it on, as this one waits
+        pending.bound.plan.begin()  # not started: no thread need move it on, as this one waits
         return pending.wait()
 
-    def start(self, collective: str, x: Tensor, **arguments: Any) -> Pending:
+    def start(self, collective: str, x: Tensor, **arguments: Any) -> CollectiveWork:
         """Begin a collective, which goes on while this process computes."""
         pending = self._given(collective, x, arguments)
-        pending.slot.plan.start()
+        pending.bound.plan.start()
         return pending
 
     def forget(self) -> None:
         """Let the plans go, and their memory."""
-        self._idle.clear()
+        self._free_plans.clear()
 
-    def _given(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> Pending:
-        """An idle plan, with its input in place."""
-        idle = self._idle[collective, x.shape, x.dtype, x.device, *arguments.values()]
-        slot = idle.pop() if idle else self._bind(collective, x, arguments)
-        slot.given.copy_(x)
-        return Pending(slot, idle)
+    def _given(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> CollectiveWork:
+        """A free plan, with its input in place."""
+        free = self._free_plans[collective, x.shape, x.dtype, x.device, *arguments.values()]
+        bound = free.pop() if free else self._bind(collective, x, arguments)
+        bound.given.copy_(x)
+        return CollectiveWork(bound, free)
 
-    def _bind(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> Slot:
+    def _bind(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> BoundCollective:
         given = self._empty(x.shape, x)
         if collective == "all_reduce":
-            return Slot(self.comm.plan(collective, given, **arguments), given, given)
+            return BoundCollective(self.comm.plan(collective, given, **arguments), given, given)
         shape = x.shape if "send_counts" in arguments else self._result_shape(collective, x.shape)
         out = self._empty(shape, x)
-        return Slot(self.comm.plan(collective, given, out=out, **arguments), given, out)
+        return BoundCollective(self.comm.plan(collective, given, out=out, **arguments), given, out)
 
     def _empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         return to_torch(self.comm.empty(shape, str(like.dtype).removeprefix("torch."), str(like.device)))

@@ -23,7 +23,7 @@ LOSS, GRADIENT, NORM, NOTHING = range(4)  # what is not finite; the first that a
 WORDS_BYTES = 256
 
 
-class Watch:
+class GradientMonitor:
     """Looks at the gradients of a model's parameters as they appear, before they are summed up with other ranks'.
 
     To be made before whatever reduces them.  Those that are put off it sees once they are added.  Costs a sum of each
@@ -53,7 +53,7 @@ class Watch:
         return next(name for name, total in sums.items() if not total.isfinite())
 
 
-class Guard:
+class StepGuard:
     """Says whether a step may update the weights, the same on all ranks of `comm`, and tells a loss scale.  Collective.
 
     Where a loss or gradient is not finite, by `policy` the run is stopped, or the step is skipped, and `say` is given
@@ -68,13 +68,13 @@ class Guard:
         comm: Communicator,
         policy: str = "stop",
         scale: LossScale | None = None,
-        watch: Watch | None = None,
+        monitor: GradientMonitor | None = None,
         say: Callable[[str], None] = print,
     ):
         if policy not in POLICIES:
             raise ValueError(f"non-finite policy {policy!r} is unknown: use {', '.join(POLICIES)}")
         self.comm, self.policy, self.say = comm, policy, say
-        self.scale, self.watch = scale or LossScale(1.0, None), watch
+        self.scale, self.monitor = scale or LossScale(1.0, None), monitor
         self._first = np.zeros(1, np.int64)
         self._agree = comm.plan("all_reduce", self._first, op="min")
 
@@ -107,7 +107,7 @@ class Guard:
         return kind, "" if kind == NOTHING else self._told(words, rank)
 
     def _own(self, loss: float, norm: float) -> tuple[int, str]:
-        name = self.watch.found() if self.watch else ""
+        name = self.monitor.found() if self.monitor else ""
         if not math.isfinite(loss):
             return LOSS, f"rank {self.comm.rank} has a loss of {loss}"
         if name:

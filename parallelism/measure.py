@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collectives import Communicator
 
 
-class Times(NamedTuple):
+class LayerTimes(NamedTuple):
     """Seconds of a layer's passes: forward, and backward for inputs and for weights."""
 
     forward: float
@@ -31,7 +31,7 @@ def measure(
     batch: Batch,
     prepare: Callable[[Batch], None] = nothing,
     repeats: int = 3,
-) -> list[Times]:
+) -> list[LayerTimes]:
     """The shortest times of each layer on a batch.  Gradients stay as they are.
 
     Collective where ranks share layers; each then has times of its own.
@@ -50,7 +50,7 @@ def measure(
     for layer in layers:
         stage = Stage(layer, prepare, splits=True)
         runs = [passes(stage, x, batch) for _ in range(repeats)]
-        found.append(Times(*map(min, zip(*runs, strict=True))))
+        found.append(LayerTimes(*map(min, zip(*runs, strict=True))))
         with torch.no_grad():
             x = stage.forward(0, x, batch)
     for p, gradient in gradients.items():
@@ -58,10 +58,10 @@ def measure(
     return found
 
 
-def agreed(times: Sequence[Times], comm: Communicator) -> list[Times]:
+def agreed(times: Sequence[LayerTimes], comm: Communicator) -> list[LayerTimes]:
     """Their means over the ranks, the same on all.  Collective."""
     means = comm.broadcast(comm.all_reduce(np.array(times), op="avg"))
-    return [Times(*row) for row in means.tolist()]
+    return [LayerTimes(*row) for row in means.tolist()]
 
 
 def message_s(x: Tensor, comm: Communicator, repeats: int = 5) -> float:
@@ -75,25 +75,26 @@ def message_s(x: Tensor, comm: Communicator, repeats: int = 5) -> float:
     return float(comm.all_reduce(shortest, op="min")[0])
 
 
-def stage_costs(times: Sequence[Times], parts: Sequence[range], message: float) -> Costs:
+def stage_costs(times: Sequence[LayerTimes], parts: Sequence[range], message: float) -> Costs:
     """Of the stages that have these layers each.
 
-    >>> stage_costs([Times(1, 2, 3), Times(1, 1, 1), Times(4, 4, 4)], [range(0, 2), range(2, 3)], message=0.5)
+    >>> times = [LayerTimes(1, 2, 3), LayerTimes(1, 1, 1), LayerTimes(4, 4, 4)]
+    >>> stage_costs(times, [range(0, 2), range(2, 3)], message=0.5)
     Costs(forward=[2, 4], inputs=[3, 4], weights=[4, 4], message=0.5)
     """
-    stages = [Times(*map(sum, zip(*times[part.start : part.stop], strict=True))) for part in parts]
+    stages = [LayerTimes(*map(sum, zip(*times[part.start : part.stop], strict=True))) for part in parts]
     forward, inputs, weights = map(list, zip(*stages, strict=True))
     return Costs(forward, inputs, weights, message)
 
 
-def passes(stage: Stage, x: Tensor | None, batch: Batch) -> Times:
+def passes(stage: Stage, x: Tensor | None, batch: Batch) -> LayerTimes:
     begin = now(batch.tokens)
     y = stage.forward(0, x, batch)
     forward = now(y)
     stage.backward_inputs(0, torch.ones_like(y))
     inputs = now(y)
     stage.backward_weights(0)
-    return Times(forward - begin, inputs - forward, now(y) - inputs)
+    return LayerTimes(forward - begin, inputs - forward, now(y) - inputs)
 
 
 def now(x: Tensor) -> float:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
-from parallelism.pipeline_schedule.messages import Message, Post, Put, Take, program
+from parallelism.pipeline_schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
 from parallelism.pipeline_schedule.price import Span
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Pass:
         self.pipeline, self.schedule, self.batches, self.weights = pipeline, schedule, batches, weights
         self.forms = [pipeline.form(batch) for batch in batches]
         self.losses = [0.0] * len(batches)
-        self.coming: dict[Message, Any] = {}
+        self.coming: dict[StageMessage, Any] = {}
         self.leaving: list[Any] = []
         self.held: dict[tuple[bool, int, int], Tensor] = {}  # activations, or gradients, for a stage and micro-batch
 
@@ -152,12 +152,12 @@ class Pass:
         following = iter(self.schedule.orders[self.pipeline.comm.rank][1:])
         for op in program(self.schedule, self.pipeline.comm.rank):
             match op:
-                case Post(message):
+                case PostRecv(message):
                     self.coming[message] = self.receive(message)
-                case Take(message):
+                case WaitRecv(message):
                     self.spend(f"wait for {message}", self.coming[message].wait)
                     self.held[message[:3]] = self.coming.pop(message).result
-                case Put(message):
+                case StartSend(message):
                     self.leaving = [work for work in self.leaving if not work.done()]  # whose memory may go
                     self.leaving.append(self.send(message))
                 case _:
@@ -177,15 +177,15 @@ class Pass:
             self.pipeline.spans.append(Span(self.pipeline.comm.rank, what, begin, end))
         return end - begin
 
-    def receive(self, message: Message) -> Any:
+    def receive(self, message: StageMessage) -> Any:
         x = self.forms[message.micro_batch][message.stage + message.is_gradient].empty(self.pipeline.device)
         return self.pipeline.comm.recv(x, message.source, self.tag(message), blocking=False)
 
-    def send(self, message: Message) -> Any:
+    def send(self, message: StageMessage) -> Any:
         x = self.held.pop(message[:3]).contiguous()
         return self.pipeline.comm.send(x, message.dest, self.tag(message), blocking=False)
 
-    def tag(self, message: Message) -> int:
+    def tag(self, message: StageMessage) -> int:
         """Of its own within a step."""
         return (2 * message.stage + message.is_gradient) * len(self.batches) + message.micro_batch
 

@@ -15,18 +15,18 @@ from parallelism.arena import Arena
 from parallelism.partition import balance
 from parallelism.pipeline import Pipeline
 from parallelism.pipeline_schedule.actions import WEIGHTS
-from parallelism.reduction import Parts, Reduction, Tied, TiedGradients, runs, tied_names
+from parallelism.reduction import Parts, StageReducer, Tied, TiedGradients, runs, tied_names
 from parallelism.stage import Batch, Layer, cut
-from parallelism.zero import MakeOptimizer, StateSharing
-from parallelism.zero_pipeline import LayerGradients, LayerParameters, LayerSharing, Owned
-from parallelism.zero_units import Ranks, Unit
+from parallelism.zero import MakeOptimizer, OptimizerShard
+from parallelism.zero_pipeline import LocalParameters, ShardedLayerGradients, ShardedLayerParameters, ShardedLayers
+from parallelism.zero_units import FlatParam, ShardGroups
 
 if TYPE_CHECKING:
     from collectives import Communicator
     from parallelism.mesh import Mesh
     from parallelism.pipeline_schedule.actions import Schedule
 
-SHARING = {2: LayerGradients, 3: LayerParameters}
+SHARING = {2: ShardedLayerGradients, 3: ShardedLayerParameters}
 
 
 class PipelineParallel:
@@ -68,13 +68,13 @@ class PipelineParallel:
         order = schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         dtypes: Any = {"dtype": dtype, "grad_dtype": grad_dtype}
-        self.zero: StateSharing | LayerSharing | None = None
-        self.reduction: Reduction | LayerSharing  # what is done before and after each action
+        self.zero: OptimizerShard | ShardedLayers | None = None
+        self.reduction: StageReducer | ShardedLayers  # what is done before and after each action
         in_stages = partial(cut, model, stages=self.parts, prepare=prepare, splits=splits)
-        self.ranks = ranks = Ranks.of(mesh.along("dp", "sp"), zero_group)
+        self.ranks = ranks = ShardGroups.of(mesh.along("dp", "sp"), zero_group)
         if make_optimizer and zero_stage > 1:
             stages = in_stages([self._watched(*each) for each in enumerate(layers)], appeared=self._appeared)
-            own = Owned.of(model, layers, self.parts, tied, mesh.pp)
+            own = LocalParameters.of(model, layers, self.parts, tied, mesh.pp)
             self.reduction = self.zero = SHARING[zero_stage](own, ranks, make_optimizer, device, **dtypes, **reduction)
             self.tied = self.zero.tied
         else:
@@ -92,32 +92,32 @@ class PipelineParallel:
     def _average(self, parts: Parts, tied: Tied, comm: Communicator, pp: Communicator, **reduction: Any) -> None:
         """Every rank gets all gradients."""
         gradients, slices = self.arena.gradients, self.arena.slices
-        units = [Unit.of(part, self.arena.line, 1) for _, part in parts]
+        units = [FlatParam.of(part, self.arena.line, 1) for _, part in parts]
         plans = [comm.plan("all_reduce", gradients[unit.place], **{"op": "avg", **reduction}) for unit in units]
-        self.reduction = Reduction([action for action, _ in parts], plans)
+        self.reduction = StageReducer([action for action, _ in parts], plans)
         self.tied = TiedGradients(tied, self.model, gradients, slices, pp)
 
     def _share_states(
-        self, parts: Parts, tied: Tied, ranks: Ranks, pp: Communicator, make: MakeOptimizer, **reduction: Any
+        self, parts: Parts, tied: Tied, ranks: ShardGroups, pp: Communicator, make: MakeOptimizer, **reduction: Any
     ) -> None:
         """Every rank gets those of its chunks, which are the same on all `pp` ranks that have a tied parameter."""
-        units = [Unit.of(part, self.arena.line, ranks.shard.size) for _, part in parts]
+        units = [FlatParam.of(part, self.arena.line, ranks.shard.size) for _, part in parts]
         chunks = {name: unit.chunks[ranks.shard.rank] for unit in units for name in unit.slices}
         self.tied = TiedGradients(tied, self.model, self.arena.gradients, chunks, pp)  # marks what is a copy
-        self.zero = StateSharing(self.model, self.arena, units, ranks, make, **reduction)
-        self.reduction = Reduction([action for action, _ in parts], self.zero.reducing, self.zero.across)
+        self.zero = OptimizerShard(self.model, self.arena, units, ranks, make, **reduction)
+        self.reduction = StageReducer([action for action, _ in parts], self.zero.reducing, self.zero.across)
 
     def _watched(self, number: int, layer: Layer) -> Layer:
         """A layer whose gradients, and parameters, are shared."""
 
         def run(x, batch):
-            assert isinstance(self.zero, LayerSharing)
+            assert isinstance(self.zero, ShardedLayers)
             return self.zero.layer(number, layer.run, x, batch)
 
         return layer._replace(run=run)
 
     def _appeared(self, weight: Tensor) -> None:
-        assert isinstance(self.zero, LayerSharing)
+        assert isinstance(self.zero, ShardedLayers)
         self.zero.appeared(weight)
 
     @property
@@ -134,7 +134,7 @@ class PipelineParallel:
 
     def zero_grad(self) -> None:
         """Clear the gradients, in place."""
-        (self.zero if isinstance(self.zero, LayerSharing) else self.arena).zero_grad()
+        (self.zero if isinstance(self.zero, ShardedLayers) else self.arena).zero_grad()
 
 
 def within(context: Callable[[], AbstractContextManager], layer: Layer) -> Layer:

@@ -1,4 +1,4 @@
-"""Plans: which modules of a plain model get which treatment, by patterns of their names."""
+"""Plans: which modules of a plain model get which strategy, by patterns of their names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import nn
 
-from parallelism.dropout import Dropout, Place
-from parallelism.exchange import Exchange
+from parallelism.dropout import BatchPosition, Dropout
+from parallelism.exchange import TensorCollectives
 from parallelism.sequence_parallel import (
     DroppingAttention,
     SequenceAttention,
@@ -39,7 +39,7 @@ class Axes(NamedTuple):
 
     tp: Axis
     sp: SequenceParallel | None
-    place: Place
+    place: BatchPosition
     parts: dict[nn.Parameter, nn.Parameter]  # of vocabularies, to which several modules may be tied
 
     @property
@@ -48,7 +48,7 @@ class Axes(NamedTuple):
         return self.tp.ranks.size == 1
 
 
-class Treatment(Protocol):
+class Strategy(Protocol):
     def check(self, name: str, module: Any, tp: int, sp: int) -> None:
         """Raise ValueError where `tp` ranks cannot share the module, or `sp` ranks cannot exchange its heads."""
 
@@ -56,11 +56,11 @@ class Treatment(Protocol):
         """What takes the place of the module that is the model's `number`-th."""
 
 
-Plan = Mapping[str, Treatment]
+ShardingPlan = Mapping[str, Strategy]
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnParallel:
     """Outputs split.  Of several pieces, such as q, k and v, `shares` are the relative lengths: numbers of heads."""
 
     shares: tuple[int, ...] = ()
@@ -76,7 +76,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class RowParallel:
     """Inputs split, as a column-split layer before it leaves them."""
 
     def check(self, name: str, module: Any, tp: int, sp: int) -> None:
@@ -143,7 +143,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Between:
+class SequenceRegion:
     """Norms, dropout, and embeddings of positions, between split layers.
 
     In sequence-parallel mode they have 1/tp of the sequence.
@@ -163,43 +163,43 @@ class Between:
 
 def parallelize(
     model: nn.Module,
-    plan: Plan,
+    plan: ShardingPlan,
     tp: Communicator,
     sp: SequenceParallel | None = None,
     sequence: bool = False,
-    place: Place | None = None,
+    place: BatchPosition | None = None,
 ) -> None:
     """Divide a plain model, the same on all ranks, as a plan says.  Collective.
 
     Over `tp`, parameters become the rank's parts, whose `shard` says of what; with `sequence`, ranks share what lies
     between split layers, too.  Over `sp`, the model is given the rank's tokens, and their positions.  Dropout draws by
-    `place`.  Of modules that have parameters and no treatment every rank keeps the whole, and a line says which.
+    `place`.  Of modules that have parameters and no strategy every rank keeps the whole, and a line says which.
 
     Raises: InputError on every rank where a pattern names no module, or ranks cannot share one.
     """
     with tp.agreed("parallelize"):
-        treated = treatments(model, plan, tp.size, sp.heads.size if sp else 1)
-    axes = Axes(Axis(Exchange(tp), sequence), sp, place or Place(), parts={})
+        strategy_of = strategies(model, plan, tp.size, sp.heads.size if sp else 1)
+    axes = Axes(Axis(TensorCollectives(tp), sequence), sp, place or BatchPosition(), parts={})
     numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
-    untreated = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
-    for name, treatment in treated.items():
+    with_parameters = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
+    for name, strategy in strategy_of.items():
         parent, _, child = name.rpartition(".")
         module = model.get_submodule(name)
-        setattr(model.get_submodule(parent), child, treatment.apply(module, axes, numbers[name]))
-    replicated = [name for name in untreated if name not in treated]
+        setattr(model.get_submodule(parent), child, strategy.apply(module, axes, numbers[name]))
+    replicated = [name for name in with_parameters if name not in strategy_of]
     if replicated and tp.rank == 0:
         print(f"whole on every rank, as the plan leaves them out: {', '.join(replicated)}", flush=True)
 
 
-def treatments(model: nn.Module, plan: Plan, tp: int, sp: int = 1) -> dict[str, Treatment]:
-    """The treatment of each module that a plan means, over `tp` ranks, where `sp` ranks exchange heads.
+def strategies(model: nn.Module, plan: ShardingPlan, tp: int, sp: int = 1) -> dict[str, Strategy]:
+    """The strategy of each module that a plan means, over `tp` ranks, where `sp` ranks exchange heads.
 
     Raises: ValueError where a pattern names no module, or ranks cannot share one.
     """
-    treated = {name: treatment for pattern, treatment in plan.items() for name in matching(model, pattern)}
-    for name, treatment in treated.items():
-        treatment.check(name, model.get_submodule(name), tp, sp)
-    return treated
+    strategy_of = {name: strategy for pattern, strategy in plan.items() for name in matching(model, pattern)}
+    for name, strategy in strategy_of.items():
+        strategy.check(name, model.get_submodule(name), tp, sp)
+    return strategy_of
 
 
 def matching(model: nn.Module, pattern: str) -> list[str]:
@@ -227,17 +227,17 @@ def check_shares(name: str, what: str, number: int, size: int) -> None:
         )
 
 
-def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dict[str, Treatment]:
+def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dict[str, Strategy]:
     """A GPT-2, modules named as Hugging Face names them: one sum over the ranks for attention, one for the MLP."""
-    kv, vocabulary, between = n_kv_head or n_head, Vocabulary(vocab_size), Between()
+    kv, vocabulary, between = n_kv_head or n_head, Vocabulary(vocab_size), SequenceRegion()
     return {
         "transformer.wte": vocabulary,
         "transformer.wpe": between,
         "transformer.h.*.ln_*": between,
-        "transformer.h.*.attn.c_attn": Column(shares=(n_head, kv, kv)),
-        "transformer.h.*.attn.c_proj": Row(),
-        "transformer.h.*.mlp.c_fc": Column(),
-        "transformer.h.*.mlp.c_proj": Row(),
+        "transformer.h.*.attn.c_attn": ColumnParallel(shares=(n_head, kv, kv)),
+        "transformer.h.*.attn.c_proj": RowParallel(),
+        "transformer.h.*.mlp.c_fc": ColumnParallel(),
+        "transformer.h.*.mlp.c_proj": RowParallel(),
         "transformer.ln_f": between,
         "transformer.drop": between,
         "transformer.h.*dropout": between,

@@ -29,8 +29,8 @@ class Precision:
     """What is computed in which dtype.
 
     A 16-bit `dtype` alone computes in it by autocast, with float32 weights.  With `master_weights` the model's
-    parameters are of it, too, and `Masters` keeps float32 ones for the optimizer.  Gradients are kept and reduced in
-    `grad_dtype`, float32 if None; of float32 weights, bfloat16 is how they travel.
+    parameters are of it, too, and `MasterWeights` keeps float32 ones for the optimizer.  Gradients are kept and reduced
+    in `grad_dtype`, float32 if None; of float32 weights, bfloat16 is how they travel.
 
     Raises: ValueError for what doesn't go together.
     """
@@ -113,7 +113,7 @@ class LossScale:
         return self.growth_interval is not None and self.value > self.lowest
 
 
-class Masters:
+class MasterWeights:
     """What an optimizer updates in place of `params`, which compute: `pieces`, in at least float32, by the same names.
 
     `params` are a model's parameters, or what a rank owns of each, the elements `spans`, flat, with the gradients in
@@ -148,7 +148,7 @@ class Masters:
             self.pieces[name] = like(param, value.view(param.shape))
 
     @classmethod
-    def of(cls, model: nn.Module, arena: Arena) -> Masters:
+    def of(cls, model: nn.Module, arena: Arena) -> MasterWeights:
         """Of a whole arena, whose originals go."""
         masters = cls(dict(model.named_parameters()), arena.originals)
         arena.originals = {}

@@ -17,13 +17,13 @@ from torch.utils.checkpoint import checkpoint
 
 from models.gpt import GPT, CausalAttention
 from parallelism.deferred import CURRENT, WeightGradients, deferring
-from parallelism.dropout import Place
+from parallelism.dropout import BatchPosition
 from parallelism.sequence_parallel import DroppingAttention
 
 MODES = ("full", "selective")
 
 
-def recompute_model(model: GPT, mode: str, place: Place | None = None) -> None:
+def recompute_model(model: GPT, mode: str, place: BatchPosition | None = None) -> None:
     """Let a GPT, plain or divided, recompute activations, block by block.
 
     `full`: a block keeps its input alone, and is computed twice.  `selective`: it recomputes what is large and takes no
@@ -50,12 +50,12 @@ def cores_with_scores(attention: nn.Module) -> list[nn.Module]:
     return cores or [core for core in attention.modules() if isinstance(core, CausalAttention) and core.dropout]
 
 
-def recompute(module: nn.Module, place: Place | None = None, method: str = "forward") -> None:
+def recompute(module: nn.Module, place: BatchPosition | None = None, method: str = "forward") -> None:
     """Let a module recompute the activations of one of its methods.  Its parameters keep their names.
 
     Dropout, by `place` or torch's own, draws the same again.
     """
-    forward, place = getattr(module, method), place or Place()
+    forward, place = getattr(module, method), place or BatchPosition()
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -65,13 +65,13 @@ def recompute(module: nn.Module, place: Place | None = None, method: str = "forw
     setattr(module, method, checkpointed)  # a module around it would change names
 
 
-def contexts(place: Place) -> tuple[AbstractContextManager, AbstractContextManager]:
+def contexts(place: BatchPosition) -> tuple[AbstractContextManager, AbstractContextManager]:
     """That of the pass, and that of the same pass done again."""
     return nullcontext(), as_before(place, place.samples, place.positions, CURRENT.get())
 
 
 @contextmanager
-def as_before(place: Place, samples: Any, positions: Any, later: WeightGradients | None) -> Iterator[None]:
+def as_before(place: BatchPosition, samples: Any, positions: Any, later: WeightGradients | None) -> Iterator[None]:
     now = place.samples, place.positions
     place.samples, place.positions = samples, positions
     try:

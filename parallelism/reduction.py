@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from parallelism.pipeline_schedule.actions import FORWARD, Action, Order
-from parallelism.waiting import Waiting
+from parallelism.waiting import ExposedTime
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Parts = list[tuple[Action, dict[str, slice]]]
 
 
-class Reduction(Waiting):
+class StageReducer(ExposedTime):
     """Reduces each stage's gradients, from the end of its last backward pass on.
 
     `plans` do so, each after an action; those of `across` follow when all have ended.

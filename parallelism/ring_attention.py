@@ -14,14 +14,14 @@ from torch import Tensor
 
 from parallelism.attention import attend, attend_backward, mask_of, merge, wide
 from parallelism.dropout import Dropout
-from parallelism.exchange import Exchange
-from parallelism.sequence import Pair, Shares
+from parallelism.exchange import TensorCollectives
+from parallelism.sequence import Pair, TokenShards
 
 
 class Ring:
     """The members of a ring, each with its tokens of a sequence."""
 
-    def __init__(self, members: Exchange, order: str = "zigzag", causal: bool = True):
+    def __init__(self, members: TensorCollectives, order: str = "zigzag", causal: bool = True):
         self.members, self.order, self.causal = members, order, causal
 
     def sources(self) -> Iterator[int]:
@@ -32,11 +32,11 @@ class Ring:
     def pair(self, source: int, length: int) -> Pair | None:
         if not self.causal:
             return Pair(slice(None), slice(None), causal=False)
-        shares = Shares(length * self.members.size, self.members.size, order=self.order)
+        shares = TokenShards(length * self.members.size, self.members.size, order=self.order)
         return shares.pair(self.members.rank, source)
 
 
-class Known(NamedTuple):
+class GlobalTokens(NamedTuple):
     """What a rank knows of all tokens, whose keys may come: their places, and the documents they are in, if any."""
 
     positions: Tensor  # (size, seq)
@@ -68,7 +68,7 @@ class RingFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ring: Ring, known: Known) -> Tensor:  # type: ignore[override]
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ring: Ring, known: GlobalTokens) -> Tensor:  # type: ignore[override]
         out, log = torch.zeros_like(wide(q)), torch.full(q.shape[:-1], -torch.inf, dtype=wide(q).dtype, device=q.device)
         kv = torch.stack((k, v))
         for step, source in enumerate(ring.sources()):

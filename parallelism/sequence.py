@@ -17,7 +17,7 @@ class Pair(NamedTuple):
     causal: bool
 
 
-class Shares(NamedTuple):
+class TokenShards(NamedTuple):
     """A sequence of `length` tokens over a ring of ranks, each of them `parts` ranks that divide its tokens evenly.
 
     zigzag: of 2 ring chunks, rank r has chunks r and 2 ring - 1 - r.  striped: rank r has every ring-th token from r.
@@ -25,9 +25,9 @@ class Shares(NamedTuple):
 
     Source: Brandon et al., "Striped Attention", 2023, arXiv 2311.09431; zigzag: zhuzilin/ring-flash-attention, issue 2.
 
-    >>> [Shares(8, 2, 1, "zigzag").positions(rank).tolist() for rank in (0, 1)]
+    >>> [TokenShards(8, 2, 1, "zigzag").positions(rank).tolist() for rank in (0, 1)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]
-    >>> [Shares(8, 2, 2, "striped").positions(rank).tolist() for rank in range(4)]
+    >>> [TokenShards(8, 2, 2, "striped").positions(rank).tolist() for rank in range(4)]
     [[0, 2], [4, 6], [1, 3], [5, 7]]
     """
 

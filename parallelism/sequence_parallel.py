@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from parallelism import autograd
 from parallelism.attention import like_heads, mask_of, wide
 from parallelism.dropout import Dropout
-from parallelism.exchange import Exchange
-from parallelism.ring_attention import Known, Ring, RingFunction
-from parallelism.sequence import Shares
+from parallelism.exchange import TensorCollectives
+from parallelism.ring_attention import GlobalTokens, Ring, RingFunction
+from parallelism.sequence import TokenShards
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -47,20 +47,20 @@ class SequenceParallel:
     ):
         with comm.agreed("SequenceParallel"):
             parts = shares_of(0, comm.size, mode, order, head_ranks).parts
-        self.all = Exchange(comm)
+        self.all = TensorCollectives(comm)
         heads, ring = comm.split(comm.rank // parts), comm.split(comm.rank % parts)
         assert heads is not None
         assert ring is not None
-        self.heads, self.ring = Exchange(heads), Ring(Exchange(ring), order, causal)
+        self.heads, self.ring = TensorCollectives(heads), Ring(TensorCollectives(ring), order, causal)
 
     def __str__(self) -> str:
         parts = self.heads.size
         in_groups = f" in groups of {parts}, {self.ring.order} rings of {self.ring.members.size}"
         return f"head exchange{in_groups}" if parts > 1 else f"{self.ring.order} ring attention"
 
-    def shares(self, length: int) -> Shares:
+    def shares(self, length: int) -> TokenShards:
         """Raises: ValueError for a length that the ranks cannot share evenly."""
-        shares = Shares(length, self.ring.members.size, self.heads.size, self.ring.order)
+        shares = TokenShards(length, self.ring.members.size, self.heads.size, self.ring.order)
         shares.check()
         return shares
 
@@ -80,14 +80,14 @@ class SequenceParallel:
             exchange.comm.free()
 
 
-def shares_of(length: int, size: int, mode: str, order: str, head_ranks: int | None) -> Shares:
+def shares_of(length: int, size: int, mode: str, order: str, head_ranks: int | None) -> TokenShards:
     """Who of `size` ranks has which tokens of a sequence of so many.
 
     Raises: ValueError for an unknown mode or order, a group that does not divide the ranks, or a length that they
     cannot share evenly.
     """
     parts = parts_of(mode, size, head_ranks)
-    shares = Shares(length, size // parts, parts, order)
+    shares = TokenShards(length, size // parts, parts, order)
     shares.check()
     return shares
 
@@ -137,13 +137,13 @@ class SequenceAttention(nn.Module):
             y = RingFunction.apply(q, k, v, ring, self.known(q, documents))
         return autograd.all_to_all(y, heads, SEQ, HEADS) if heads.size > 1 else y
 
-    def known(self, q: Tensor, documents: Tensor | None) -> Known:
+    def known(self, q: Tensor, documents: Tensor | None) -> GlobalTokens:
         members, size = self.axis.ring.members, self.axis.ring.members.size
-        shares = Shares(q.shape[SEQ] * size, size, order=self.axis.ring.order)
+        shares = TokenShards(q.shape[SEQ] * size, size, order=self.axis.ring.order)
         positions = torch.stack([torch.from_numpy(shares.of_ring(member)) for member in range(size)]).to(q.device)
         if documents is not None:
             documents = members.all_gather(documents[None])
-        return Known(positions, documents, self.dropout)
+        return GlobalTokens(positions, documents, self.dropout)
 
 
 class DroppingAttention(nn.Module):

@@ -121,7 +121,7 @@ def cut(
     }
 
 
-class Kept(NamedTuple):
+class SavedForBackward(NamedTuple):
     """What a stage keeps of a micro-batch until the end of its backward pass.
 
     That is its input, if it isn't the first, where the graph of its output ends, if any of it is trained, and what is
@@ -147,7 +147,7 @@ class Stage:
         appeared: Callable[[Tensor], None] = nothing,
     ):
         self.layer, self.prepare, self.splits, self.appeared = layer, prepare, splits, appeared
-        self._alive: dict[int, Kept] = {}
+        self._alive: dict[int, SavedForBackward] = {}
 
     @property
     def num_alive(self) -> int:
@@ -165,7 +165,7 @@ class Stage:
             y = self.layer.run(x, batch)
         if needs_gradient:
             end = get_gradient_edge(y) if y.requires_grad else None
-            self._alive[micro_batch] = Kept(x, end, later)  # not y, whose memory may go
+            self._alive[micro_batch] = SavedForBackward(x, end, later)  # not y, whose memory may go
         return y.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
@@ -179,7 +179,7 @@ class Stage:
         """As `backward`, but the gradients of linear layers' weights are left to `backward_weights`."""
         kept = self._alive[micro_batch]
         assert kept.later, "the stage was cut without splits=True"
-        self._alive[micro_batch] = Kept(None, None, kept.later)
+        self._alive[micro_batch] = SavedForBackward(None, None, kept.later)
         return backward(kept, gradient)
 
     def backward_weights(self, micro_batch: int) -> None:
@@ -188,7 +188,7 @@ class Stage:
         later.add()
 
 
-def backward(kept: Kept, gradient: Tensor) -> Tensor | None:
+def backward(kept: SavedForBackward, gradient: Tensor) -> Tensor | None:
     if kept.end is not None:
         torch.autograd.backward((kept.end,), (gradient,))
     return None if kept.x is None else kept.x.grad

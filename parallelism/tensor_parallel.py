@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from parallelism import autograd
 from parallelism.deferred import autocast, current
-from parallelism.exchange import Exchange
+from parallelism.exchange import TensorCollectives
 from parallelism.shard import Shard
 
 SEQ = 1  # the dim of activations (batch, seq, n_embd) that sequence-parallel mode splits
@@ -27,7 +27,7 @@ SEQ = 1  # the dim of activations (batch, seq, n_embd) that sequence-parallel mo
 class Axis(NamedTuple):
     """The ranks that share a layer, and whether they share the sequence between layers, too."""
 
-    ranks: Exchange
+    ranks: TensorCollectives
     sequence: bool = False
 
     def part(self, parameter: Tensor, shard: Shard) -> nn.Parameter:
@@ -208,7 +208,13 @@ class CrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx, logits: Tensor, targets: Tensor, counted: Tensor, ranks: Exchange, vocab_size: int, smoothing: float
+        ctx,
+        logits: Tensor,
+        targets: Tensor,
+        counted: Tensor,
+        ranks: TensorCollectives,
+        vocab_size: int,
+        smoothing: float,
     ) -> Tensor:
         begin = ranks.rank * logits.shape[-1]
         num_real = min(max(vocab_size - begin, 0), logits.shape[-1])

@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives.draw import save, time_axis
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, needs, result
-from parallelism.pipeline_schedule.picture import LABELS, WAIT, Grid, action_of, figure, length, planned
+from parallelism.pipeline_schedule.picture import LABELS, WAIT, ScheduleGrid, action_of, figure, length, planned
 from parallelism.pipeline_schedule.price import Costs, Span, Timeline
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def clock_ahead_s(comm: Communicator, rank: int) -> float:
     return min(trips)[1] if trips else 0.0
 
 
-class Done(NamedTuple):
+class CompletedAction(NamedTuple):
     """An action, when it was done, and what its rank did before."""
 
     action: Action
@@ -85,7 +85,7 @@ class Done(NamedTuple):
     before: Span | None
 
 
-def done(spans: Sequence[Span]) -> dict[Action, Done]:
+def done(spans: Sequence[Span]) -> dict[Action, CompletedAction]:
     """The actions of a step, by what others need of them."""
     ranked = sorted((span for span in spans if action_of(span)), key=lambda span: (span.rank, span.begin_s))
     known = {}
@@ -93,11 +93,11 @@ def done(spans: Sequence[Span]) -> dict[Action, Done]:
         assert span
         action = action_of(span)
         assert action
-        known[result(action)] = Done(action, span, before if before and before.rank == span.rank else None)
+        known[result(action)] = CompletedAction(action, span, before if before and before.rank == span.rank else None)
     return known
 
 
-def messages(spans: Sequence[Span]) -> Iterator[tuple[Done, Done]]:
+def messages(spans: Sequence[Span]) -> Iterator[tuple[CompletedAction, CompletedAction]]:
     """What is sent from rank to rank: the action that makes it, and the one that needs it."""
     known = done(spans)
     num_stages = 1 + max((action.stage for action in known), default=-1)
@@ -133,9 +133,9 @@ def measured(spans: Sequence[Span]) -> Costs:
     )
 
 
-def happened(name: str, num_ranks: int, spans: Sequence[Span]) -> Grid:
+def happened(name: str, num_ranks: int, spans: Sequence[Span]) -> ScheduleGrid:
     """As a picture has it; its bubble is the time in which ranks did no action."""
-    grid = Grid(name, num_ranks, spans)
+    grid = ScheduleGrid(name, num_ranks, spans)
     _, unit, scale = time_axis(grid.end_s)
     busy_s = sum(length(span) for span in spans if action_of(span))
     bubble = 1 - busy_s / (num_ranks * grid.end_s) if grid.end_s else 0.0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Transient:
+class ReleasableBuffer:
     """A flat array, at first of zeros, whose memory comes with what is written and goes with `zero()`.
 
     It stays at one address; `tensor` is torch's view.  On a device, memory stays.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Waiting:
+class ExposedTime:
     """Adds up the time for which the network is waited for: `exposed_s`, in seconds."""
 
     exposed_s = 0.0

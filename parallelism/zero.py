@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from models.optimizer import Optimizer
 from parallelism.arena import Arena
-from parallelism.data_parallel import Bucket, Overlapped, cut_buckets, num_bytes, trained
-from parallelism.precision import Masters
-from parallelism.zero_units import Ranks, Unit, masters_of, pieces
+from parallelism.data_parallel import Bucket, BucketedReducer, cut_buckets, num_bytes, trained
+from parallelism.precision import MasterWeights
+from parallelism.zero_units import FlatParam, ShardGroups, masters_of, pieces
 
 if TYPE_CHECKING:
     from collectives import Plan
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
-class Zero(Overlapped):
+class Zero(BucketedReducer):
     """A module that ranks train together, each the owner of some pieces of its parameters.
 
     After a backward pass the owners' gradients are the average over the ranks; `masters.take_gradients()` gives them to
@@ -41,10 +41,10 @@ class Zero(Overlapped):
 
     zero_stage: int
     arrays: tuple[Any, Any]  # of the parameters and of the gradients that a rank holds between steps
-    masters: Masters
+    masters: MasterWeights
     optimizer: Optimizer
 
-    def __init__(self, module: nn.Module, ranks: Ranks):
+    def __init__(self, module: nn.Module, ranks: ShardGroups):
         super().__init__(module)
         self.ranks = ranks
         self.params = dict(module.named_parameters())
@@ -99,7 +99,7 @@ class ShardedStates(Zero):
     def __init__(
         self,
         module: nn.Module,
-        ranks: Ranks,
+        ranks: ShardGroups,
         make_optimizer: MakeOptimizer,
         device: str = "cpu",
         bucket_mb: float = 4.0,
@@ -112,7 +112,7 @@ class ShardedStates(Zero):
         self.arena.broadcast(ranks.every)
         self.arrays = self.arena.parameters, self.arena.gradients
         units = units_of(self.arena, module, ranks, bucket_mb)
-        sharing = StateSharing(module, self.arena, units, ranks, make_optimizer, **reduction)
+        sharing = OptimizerShard(module, self.arena, units, ranks, make_optimizer, **reduction)
         self.masters, self.optimizer = sharing.masters, sharing.optimizer
         self.gathering, self.across = sharing.gathering, sharing.across
         self.attend([Bucket(plan, set(unit.slices)) for plan, unit in zip(sharing.reducing, units, strict=True)])
@@ -133,7 +133,7 @@ class ShardedStates(Zero):
         self._reduced = False
 
 
-class StateSharing:
+class OptimizerShard:
     """Stage 1 of an arena: a rank's masters, and the collectives, `reducing` and `across` to be run in this order.
 
     Collective.
@@ -143,8 +143,8 @@ class StateSharing:
         self,
         module: nn.Module,
         arena: Arena,
-        units: Sequence[Unit],
-        ranks: Ranks,
+        units: Sequence[FlatParam],
+        ranks: ShardGroups,
         make_optimizer: MakeOptimizer,
         **reduction: Any,
     ):
@@ -177,14 +177,14 @@ class StateSharing:
         yield
 
 
-def units_of(arena: Arena, module: nn.Module, ranks: Ranks, bucket_mb: float) -> list[Unit]:
+def units_of(arena: Arena, module: nn.Module, ranks: ShardGroups, bucket_mb: float) -> list[FlatParam]:
     """The buckets of an arena, from its end to its start, of parameters that are trained."""
     buckets = cut_buckets(arena, trained(module), num_bytes(bucket_mb))
     slices = [{name: place for name, place in arena.slices.items() if name in names} for _, names in buckets]
-    return [Unit.of(part, arena.line, ranks.shard.size) for part in slices]
+    return [FlatParam.of(part, arena.line, ranks.shard.size) for part in slices]
 
 
-def gather_in_place(arena: Arena, units: Sequence[Unit], ranks: Ranks) -> list[Plan]:
+def gather_in_place(arena: Arena, units: Sequence[FlatParam], ranks: ShardGroups) -> list[Plan]:
     """From the owners' chunks of an arena's parameters, all of them."""
     weights, rank = arena.parameters, ranks.shard.rank
     return [
@@ -194,8 +194,8 @@ def gather_in_place(arena: Arena, units: Sequence[Unit], ranks: Ranks) -> list[P
 
 
 def masters_in(
-    arena: Arena, module: nn.Module, units: Sequence[Unit], rank: int, gradients: Sequence[Tensor]
-) -> Masters:
+    arena: Arena, module: nn.Module, units: Sequence[FlatParam], rank: int, gradients: Sequence[Tensor]
+) -> MasterWeights:
     """Of a rank's chunks of an arena, whose originals go, and of their gradients."""
     params, weights = dict(module.named_parameters()), arena.flat_parameters
     owned = [

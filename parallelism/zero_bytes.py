@@ -13,15 +13,15 @@ from torch import Tensor
 
 from collectives import algorithms
 from collectives.schedule import Fold, Pull, PullFold, Recv, Round
-from parallelism.precision import Masters
-from parallelism.zero_units import Ranks
+from parallelism.precision import MasterWeights
+from parallelism.zero_units import ShardGroups
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
     from models.optimizer import Optimizer
 
 
-class Held(NamedTuple):
+class HeldBytes(NamedTuple):
     """Bytes that a rank holds between steps, beside activations and working memory."""
 
     parameters: float
@@ -40,7 +40,7 @@ def held_by_formula(
     parameter_bytes: int = 4,
     gradient_bytes: int = 4,
     state_bytes: int = 8,
-) -> Held:
+) -> HeldBytes:
     """Of so many parameters; bytes are of one: K, `state_bytes`, is 8 for Adam's two moments, in float32.
 
     In mixed precision the float32 parameters are of the states, too, and K is 12; as in the source's figure 1, in GB:
@@ -50,18 +50,18 @@ def held_by_formula(
     [120.0, 31.4, 16.6, 1.9]
     """
     parameters, gradients, states = parameter_bytes * num_params, gradient_bytes * num_params, state_bytes * num_params
-    return Held(
+    return HeldBytes(
         parameters / (num_ranks if zero_stage >= 3 else 1),
         gradients / (num_ranks if zero_stage >= 2 else 1),
         states / (num_ranks if zero_stage >= 1 else 1),
     )
 
 
-def held(parameters: Any, gradients: Any, optimizer: Optimizer, masters: Masters | None = None) -> Held:
+def held(parameters: Any, gradients: Any, optimizer: Optimizer, masters: MasterWeights | None = None) -> HeldBytes:
     """Of arrays, and the states that an optimizer has by now, to which float32 weights beside 16-bit ones belong."""
     tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     weights = [] if masters is None or masters.weights is None else [masters.weights]
-    return Held(parameters.nbytes, gradients.nbytes, sum(tensor.nbytes for tensor in (*tensors, *weights)))
+    return HeldBytes(parameters.nbytes, gradients.nbytes, sum(tensor.nbytes for tensor in (*tensors, *weights)))
 
 
 def sent_by_formula(zero_stage: int, num_bytes: float, num_ranks: int) -> float:
@@ -75,7 +75,7 @@ def sent_by_formula(zero_stage: int, num_bytes: float, num_ranks: int) -> float:
     return (3 if zero_stage == 3 else 2) * num_bytes * (num_ranks - 1) / num_ranks
 
 
-class Counting:
+class CountingCommunicator:
     """A communicator whose plans count, in `nbytes`, what comes from other ranks as they run.
 
     All ranks together get what all ranks send.
@@ -103,10 +103,10 @@ class Counting:
         return plan
 
 
-def counting(ranks: Ranks) -> tuple[Ranks, list[Counting]]:
+def counting(ranks: ShardGroups) -> tuple[ShardGroups, list[CountingCommunicator]]:
     """The same ranks, whose communication is counted."""
-    counters = [Counting(comm) for comm in (ranks.shard, ranks.replicate) if comm]
-    return Ranks(ranks.every, *counters), counters  # type: ignore[arg-type]
+    counters = [CountingCommunicator(comm) for comm in (ranks.shard, ranks.replicate) if comm]
+    return ShardGroups(ranks.every, *counters), counters  # type: ignore[arg-type]
 
 
 def received(rounds: Sequence[Round], rank: int, counts: Sequence[float]) -> float:

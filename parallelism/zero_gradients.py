@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from parallelism.arena import Arena, allocate, one_dtype
 from parallelism.data_parallel import Bucket
-from parallelism.transient import Transient
+from parallelism.transient import ReleasableBuffer
 from parallelism.zero import MakeOptimizer, Zero, gather_in_place, masters_in, units_of
-from parallelism.zero_units import Ranks, Unit, offsets
+from parallelism.zero_units import FlatParam, ShardGroups, offsets
 
 if TYPE_CHECKING:
     from collectives import Plan
 
 
-Waiting = Callable[[], AbstractContextManager]
+WaitTimer = Callable[[], AbstractContextManager]
 
 
 class ShardedGradients(Zero):
@@ -41,7 +41,7 @@ class ShardedGradients(Zero):
     def __init__(
         self,
         module: nn.Module,
-        ranks: Ranks,
+        ranks: ShardGroups,
         make_optimizer: MakeOptimizer,
         device: str = "cpu",
         bucket_mb: float = 4.0,
@@ -55,7 +55,7 @@ class ShardedGradients(Zero):
         grad_dtype = grad_dtype or one_dtype(module.parameters())
         units = units_of(self.arena, module, ranks, bucket_mb)
         self.gathering = gather_in_place(self.arena, units, ranks)
-        self.gradients = GradientSharing(self.params, units, ranks, device, grad_dtype, self.waiting, **reduction)
+        self.gradients = GradientShard(self.params, units, ranks, device, grad_dtype, self.waiting, **reduction)
         self.arrays = self.arena.parameters, self.gradients.array
         self.across = self.gradients.across
         self.masters = masters_in(self.arena, module, units, ranks.shard.rank, self.gradients.own)
@@ -71,7 +71,7 @@ class ShardedGradients(Zero):
         self.gradients.clear()
 
 
-class GradientSharing:
+class GradientShard:
     """A rank's gradients, as long as its chunks of `units`, and the buckets through which they come.
 
     They are reduced and kept in `dtype`.  Collective.
@@ -80,34 +80,34 @@ class GradientSharing:
     def __init__(
         self,
         params: Mapping[str, nn.Parameter],
-        units: Sequence[Unit],
-        ranks: Ranks,
+        units: Sequence[FlatParam],
+        ranks: ShardGroups,
         device: str,
         dtype: torch.dtype,
-        waiting: Waiting,
+        waiting: WaitTimer,
         **reduction: Any,
     ):
         rank = ranks.shard.rank
         places = offsets(unit.counts[rank] for unit in units)
-        kept = Transient(sum(unit.counts[rank] for unit in units), dtype, device)
+        kept = ReleasableBuffer(sum(unit.counts[rank] for unit in units), dtype, device)
         self.array, self.own = kept.array, [kept.tensor[place] for place in places]
         self.clear = kept.zero
         asked = {"op": "avg", **reduction}
         self.across = [ranks.replicate.plan("all_reduce", self.array, **asked)] if ranks.replicate else []
         room = [max((sum(unit.counts) for unit in units[turn::2]), default=0) for turn in (0, 1)]
         self.working = [allocate(ranks.every, count, dtype, device) for count in room]
-        self.buckets: list[Funnel] = []
-        users: tuple[list[Funnel], list[Funnel]] = [], []
+        self.buckets: list[ReduceBucket] = []
+        users: tuple[list[ReduceBucket], list[ReduceBucket]] = [], []
         for index, (unit, own) in enumerate(zip(units, self.own, strict=True)):
             array, tensor = self.working[index % 2]
             out = array[unit.relative(unit.chunks[rank])]
             plan = ranks.shard.plan("reduce_scatter", array[: sum(unit.counts)], out=out, counts=unit.counts, **asked)
             homes = {params[name]: tensor[unit.relative(place)] for name, place in unit.slices.items()}
             mine = tensor[unit.relative(unit.chunks[rank])], own
-            self.buckets.append(Funnel(plan, set(unit.slices), homes, mine, users[index % 2], waiting))
+            self.buckets.append(ReduceBucket(plan, set(unit.slices), homes, mine, users[index % 2], waiting))
 
 
-class Funnel(Bucket):
+class ReduceBucket(Bucket):
     """Gradients that go to `homes` in a working buffer, once the last of its `users` is through there, to be reduced.
 
     What becomes of this rank's chunk of the buffer is added to its own gradients: the two tensors of `mine`.  For the
@@ -120,8 +120,8 @@ class Funnel(Bucket):
         names: set[str],
         homes: Mapping[nn.Parameter, Tensor],
         mine: tuple[Tensor, Tensor],
-        users: list[Funnel],
-        waiting: Waiting,
+        users: list[ReduceBucket],
+        waiting: WaitTimer,
     ):
         super().__init__(plan, names)
         self.homes, self.mine, self.users, self.waiting = homes, mine, users, waiting

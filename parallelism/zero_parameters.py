@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from parallelism.arena import allocate, lay_out, line_length, one_dtype
 from parallelism.zero import MakeOptimizer, Zero
-from parallelism.zero_gradients import GradientSharing
-from parallelism.zero_units import Ranks, Unit, masters_of, offsets, pieces
+from parallelism.zero_gradients import GradientShard
+from parallelism.zero_units import FlatParam, ShardGroups, masters_of, offsets, pieces
 
 if TYPE_CHECKING:
     from collectives import Plan
@@ -46,7 +46,7 @@ class ShardedParameters(Zero):
     def __init__(
         self,
         module: nn.Module,
-        ranks: Ranks,
+        ranks: ShardGroups,
         make_optimizer: MakeOptimizer,
         layers: Sequence[str],
         device: str = "cpu",
@@ -75,7 +75,7 @@ class ShardedParameters(Zero):
 
     def _share_gradients(
         self,
-        parts: list[list[Part]],
+        parts: list[list[FlatParamShard]],
         originals: Mapping[str, Tensor],
         device: str,
         dtype: torch.dtype,
@@ -84,7 +84,7 @@ class ShardedParameters(Zero):
         """From the last layer's to the first's, as they appear."""
         trained = [part for of_layer in parts[::-1] for part in of_layer if self._is_trained(part.unit)]
         units = [part.unit for part in trained]
-        self.gradients = GradientSharing(self.params, units, self.ranks, device, dtype, self.waiting, **reduction)
+        self.gradients = GradientShard(self.params, units, self.ranks, device, dtype, self.waiting, **reduction)
         self.across = self.gradients.across
         owned = [
             pieces(part.unit, self.ranks.shard.rank, self.params, part.weights, gradient)
@@ -93,7 +93,7 @@ class ShardedParameters(Zero):
         self.masters = masters_of(owned, originals)
         self.attend(self.gradients.buckets)
 
-    def _is_trained(self, unit: Unit) -> bool:
+    def _is_trained(self, unit: FlatParam) -> bool:
         return self.params[next(iter(unit.slices))].requires_grad
 
     @property
@@ -158,15 +158,15 @@ class ShardedParameters(Zero):
             self.layers[index].fetch()
 
 
-class Part(NamedTuple):
+class FlatParamShard(NamedTuple):
     """A unit of a layer, and this rank's chunk of it, as an array and as torch has it."""
 
-    unit: Unit
+    unit: FlatParam
     array: Any
     weights: Tensor
 
 
-class Slot:
+class GatherBuffer:
     """Working memory, where one layer at a time is gathered: whenever it is, to the same place.
 
     So what autograd has kept of a layer's parameters, views of them too, is right again in the backward pass.
@@ -180,7 +180,7 @@ class Slot:
 class GatheredLayer:
     """Parameters that are gathered together, in a slot, from all ranks' shards."""
 
-    def __init__(self, parts: Sequence[Part], params: Params, slot: Slot, ranks: Ranks):
+    def __init__(self, parts: Sequence[FlatParamShard], params: Params, slot: GatherBuffer, ranks: ShardGroups):
         self.slot, self.here = slot, False
         self.views: dict[nn.Parameter, Tensor] = {}
         self.plans: list[Plan] = []
@@ -259,20 +259,20 @@ def divided(module: nn.Module, layers: Sequence[str]) -> list[dict[str, nn.Param
     return list(parts.values())
 
 
-def units_of(params: Params, line: int, size: int) -> list[Unit]:
+def units_of(params: Params, line: int, size: int) -> list[FlatParam]:
     """In a layer's slot: what is trained, and what is frozen, of which there are no gradients."""
     slices, _ = lay_out(params, line)
     groups = [[name for name in slices if params[name].requires_grad == trained] for trained in (True, False)]
-    return [Unit.of({name: slices[name] for name in group}, line, size) for group in groups if group]
+    return [FlatParam.of({name: slices[name] for name in group}, line, size) for group in groups if group]
 
 
-def own_chunks(units: Sequence[Sequence[Unit]], rank: int, new: New) -> tuple[Any, list[list[Part]]]:
+def own_chunks(units: Sequence[Sequence[FlatParam]], rank: int, new: New) -> tuple[Any, list[list[FlatParamShard]]]:
     """An array of a rank's chunks, one after the other, and the parts of each layer.  Collective."""
     counts = [unit.counts[rank] for of_layer in units for unit in of_layer]
     array, flat = new(sum(counts))
     places = iter(offsets(counts))
     parts = [[(unit, next(places)) for unit in of_layer] for of_layer in units]
-    return array, [[Part(unit, array[place], flat[place]) for unit, place in of_layer] for of_layer in parts]
+    return array, [[FlatParamShard(unit, array[place], flat[place]) for unit, place in of_layer] for of_layer in parts]
 
 
 def slot_of(index: int) -> int:
@@ -280,13 +280,13 @@ def slot_of(index: int) -> int:
     return 1 + index % 2 if index else 0
 
 
-def make_slots(units: Sequence[Sequence[Unit]], new: New) -> list[Slot]:
+def make_slots(units: Sequence[Sequence[FlatParam]], new: New) -> list[GatherBuffer]:
     """As long as the longest of the layers that use them.  Collective."""
     lengths = [0, 0, 0]
     for index, parts in enumerate(units):
         slot = slot_of(index)
         lengths[slot] = max(lengths[slot], *(unit.place.stop for unit in parts), 0)
-    return [Slot(*new(count)) for count in lengths]
+    return [GatherBuffer(*new(count)) for count in lengths]
 
 
 def tensors(output: Any) -> Iterator[Tensor]:

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 
 from parallelism.arena import Arena, allocate, lay_out, line_length, one_dtype
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
-from parallelism.precision import Masters
+from parallelism.precision import MasterWeights
 from parallelism.reduction import Tied, TiedGradients
 from parallelism.stage import Layer
-from parallelism.waiting import Waiting
+from parallelism.waiting import ExposedTime
 from parallelism.zero import MakeOptimizer, gather_in_place, run
-from parallelism.zero_gradients import Funnel, GradientSharing
+from parallelism.zero_gradients import GradientShard, ReduceBucket
 from parallelism.zero_parameters import GatheredLayer, copy_out, make_slots, own_chunks, slot_of
-from parallelism.zero_units import Ranks, Unit, masters_of, offsets, pieces
+from parallelism.zero_units import FlatParam, ShardGroups, masters_of, offsets, pieces
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SHARED = -1  # instead of a layer's number, before all of these: of several layers, or of none
 
 
-class Owned(NamedTuple):
+class LocalParameters(NamedTuple):
     """What a rank has of a model: its parameters, and the layers, by number, that use each; and those of its stages.
 
     `tied` are the names of parameters that other ranks of `pp` may have, too.
@@ -55,7 +55,7 @@ class Owned(NamedTuple):
     @classmethod
     def of(
         cls, model: nn.Module, layers: Sequence[Layer], parts: Mapping[int, range], tied: Tied, pp: Communicator
-    ) -> Owned:
+    ) -> LocalParameters:
         users: dict[nn.Parameter, set[int]] = {param: set() for param in model.parameters()}
         for number in chain(*parts.values()):
             for name in layers[number].modules:
@@ -71,21 +71,21 @@ class Owned(NamedTuple):
         """The layer that uses it alone, or SHARED."""
         return next(iter(self.users[param])) if len(self.users[param]) == 1 else SHARED
 
-    def units(self, slices: Mapping[str, slice], line: int, size: int) -> list[Unit]:
+    def units(self, slices: Mapping[str, slice], line: int, size: int) -> list[FlatParam]:
         """Neighbours of one layer, without what is tied, of which each is alone; all trained, or all frozen."""
         params, alone = self.params, set(chain(*self.tied))
 
         def kind(name: str) -> tuple[int, bool, str]:
             return self.home(params[name]), params[name].requires_grad, name if name in alone else ""
 
-        return [Unit.of({name: slices[name] for name in names}, line, size) for _, names in groupby(slices, kind)]
+        return [FlatParam.of({name: slices[name] for name in names}, line, size) for _, names in groupby(slices, kind)]
 
-    def first(self, unit: Unit) -> nn.Parameter:
+    def first(self, unit: FlatParam) -> nn.Parameter:
         """One of a unit's parameters, which are alike."""
         return self.model.get_parameter(next(iter(unit.slices)))
 
 
-class LayerSharing(Waiting):
+class ShardedLayers(ExposedTime):
     """What is the same in both stages: a rank's masters, and how their gradients come.
 
     Each action of the schedule is to be between `begin` and `end`; and a layer is to be computed by `layer`.  After
@@ -93,17 +93,17 @@ class LayerSharing(Waiting):
     """
 
     zero_stage: int
-    masters: Masters
+    masters: MasterWeights
     optimizer: Optimizer
 
-    def __init__(self, own: Owned, ranks: Ranks):
+    def __init__(self, own: LocalParameters, ranks: ShardGroups):
         self.own, self.ranks, self.params = own, ranks, own.params
         self._ending: list[int] = []  # layers whose gradients will be whole in this action, first to last
-        self._funnels: dict[int, list[Funnel]] = defaultdict(list)
+        self._buckets: dict[int, list[ReduceBucket]] = defaultdict(list)
 
     def share(
         self,
-        units: Sequence[Unit],
+        units: Sequence[FlatParam],
         weights: Sequence[Tensor],
         originals: Mapping[str, Tensor],
         device: str,
@@ -115,9 +115,9 @@ class LayerSharing(Waiting):
         What whole parameters were before they were rounded is in `originals`.  Collective.
         """
         rank = self.ranks.shard.rank
-        self.gradients = GradientSharing(self.params, units, self.ranks, device, dtype, self.waiting, **reduction)
-        for unit, funnel in zip(units, self.gradients.buckets, strict=True):
-            self._funnels[self.own.home(self.own.first(unit))].append(funnel)
+        self.gradients = GradientShard(self.params, units, self.ranks, device, dtype, self.waiting, **reduction)
+        for unit, bucket in zip(units, self.gradients.buckets, strict=True):
+            self._buckets[self.own.home(self.own.first(unit))].append(bucket)
         places = offsets(unit.counts[rank] for unit in units)
         chunks = {name: place for unit, place in zip(units, places, strict=True) for name in unit.slices}
         self.tied = TiedGradients(self.own.tied, self.own.model, self.gradients.array, chunks, self.own.pp)
@@ -132,10 +132,10 @@ class LayerSharing(Waiting):
         """After an action: what several layers of its stages share comes last."""
         self._reduce_behind(SHARED)
         if action.kind in (BACKWARD, WEIGHTS):
-            for funnel in self._funnels[SHARED]:
-                users = set().union(*(self.own.users[self.params[name]] for name in funnel.names))
+            for bucket in self._buckets[SHARED]:
+                users = set().union(*(self.own.users[self.params[name]] for name in bucket.names))
                 if users.intersection(self.own.parts[action.stage]):
-                    funnel.start()
+                    bucket.start()
 
     def layer(self, number: int, compute: Callable[..., Tensor], x: Tensor | None, batch: Any) -> Tensor:
         """A layer's forward pass."""
@@ -156,17 +156,17 @@ class LayerSharing(Waiting):
 
     def _reduce_behind(self, number: int) -> None:
         """Send gradients of layers behind this one to their owners; those under way move on."""
-        for funnel in self.gradients.buckets:
-            if funnel.under_way:
-                funnel.advance()
+        for bucket in self.gradients.buckets:
+            if bucket.under_way:
+                bucket.advance()
         while self._ending and self._ending[0] > number:
-            for funnel in self._funnels[self._ending.pop(0)]:
-                funnel.start()
+            for bucket in self._buckets[self._ending.pop(0)]:
+                bucket.start()
 
     def wait(self) -> None:
         with self.waiting():
-            for funnel in self.gradients.buckets:
-                funnel.wait()
+            for bucket in self.gradients.buckets:
+                bucket.wait()
             run(self.gradients.across)
 
     def update(self) -> None:
@@ -188,7 +188,7 @@ class LayerSharing(Waiting):
         yield
 
 
-class LayerGradients(LayerSharing):
+class ShardedLayerGradients(ShardedLayers):
     """Stage 2: each rank has all parameters of its stages, and gradients and the optimizer's states of its pieces.
 
     A layer's own gradients are there from its backward pass until the next layer's; where weights' parts are put off,
@@ -199,8 +199,8 @@ class LayerGradients(LayerSharing):
 
     def __init__(
         self,
-        own: Owned,
-        ranks: Ranks,
+        own: LocalParameters,
+        ranks: ShardGroups,
         make: MakeOptimizer,
         device: str,
         dtype: torch.dtype | None = None,
@@ -224,7 +224,7 @@ class LayerGradients(LayerSharing):
         run(self.gathering)
 
 
-class LayerParameters(LayerSharing):
+class ShardedLayerParameters(ShardedLayers):
     """Stage 3: each rank has of parameters, gradients and the optimizer's states what belongs to its pieces.
 
     A layer's parameters stay until another's come to the same working memory, of which there is enough for two layers,
@@ -236,8 +236,8 @@ class LayerParameters(LayerSharing):
 
     def __init__(
         self,
-        own: Owned,
-        ranks: Ranks,
+        own: LocalParameters,
+        ranks: ShardGroups,
         make: MakeOptimizer,
         device: str,
         dtype: torch.dtype | None = None,

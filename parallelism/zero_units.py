@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from collectives.schedule import shares
 from parallelism.arena import own_gradient
-from parallelism.precision import Masters, like
+from parallelism.precision import MasterWeights, like
 
 if TYPE_CHECKING:
     from collectives import Communicator
 
 
-class Ranks(NamedTuple):
+class ShardGroups(NamedTuple):
     """Each of the `shard` ranks owns chunks of its own; ranks of `replicate`, if there are, own the same ones."""
 
     every: Communicator
@@ -25,7 +25,7 @@ class Ranks(NamedTuple):
     replicate: Communicator | None = None
 
     @classmethod
-    def of(cls, comm: Communicator, group: str | int = "all") -> Ranks:
+    def of(cls, comm: Communicator, group: str | int = "all") -> ShardGroups:
         """Share among all ranks of `comm`, within each "node", or within groups of so many consecutive ranks.
 
         Collective.
@@ -68,17 +68,17 @@ def groups_of(group: str | int, size: int, nodes: Iterable[Iterable[int]]) -> li
     return [list(part) for part in shares(size, size // group)]
 
 
-class Unit(NamedTuple):
+class FlatParam(NamedTuple):
     """Parameters that are reduced or gathered together: where each lies, and each rank's chunk, of whole lines."""
 
     slices: dict[str, slice]
     chunks: list[slice]
 
     @classmethod
-    def of(cls, slices: Mapping[str, slice], line: int, size: int) -> Unit:
+    def of(cls, slices: Mapping[str, slice], line: int, size: int) -> FlatParam:
         """Some neighbours in an arena, shared by `size` ranks.
 
-        >>> Unit.of({"a": slice(16, 50)}, line=16, size=2).chunks
+        >>> FlatParam.of({"a": slice(16, 50)}, line=16, size=2).chunks
         [slice(16, 48, None), slice(48, 64, None)]
         """
         start = min(place.start for place in slices.values())
@@ -101,7 +101,7 @@ class Unit(NamedTuple):
     def cut(self, rank: int) -> dict[str, tuple[slice, slice]]:
         """What a rank owns of each parameter that it has a part of: which elements, flat, and where in its chunk.
 
-        >>> Unit.of({"a": slice(0, 20), "b": slice(32, 50)}, line=16, size=2).cut(1)
+        >>> FlatParam.of({"a": slice(0, 20), "b": slice(32, 50)}, line=16, size=2).cut(1)
         {'b': (slice(0, 18, None), slice(0, 18, None))}
         """
         chunk, found = self.chunks[rank], {}
@@ -119,7 +119,7 @@ def shifted(start: int, stop: int, origin: int) -> slice:
 Pieces = dict[str, tuple[slice, nn.Parameter]]  # which elements of a parameter, flat, and these as one
 
 
-def pieces(unit: Unit, rank: int, params: Mapping[str, nn.Parameter], weights: Tensor, grads: Tensor) -> Pieces:
+def pieces(unit: FlatParam, rank: int, params: Mapping[str, nn.Parameter], weights: Tensor, grads: Tensor) -> Pieces:
     """What a rank owns of a unit, in its chunk of weights and of gradients."""
     return {
         name: (span, part(params[name], weights[place], grads[place])) for name, (span, place) in unit.cut(rank).items()
@@ -139,11 +139,11 @@ def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
     return own
 
 
-def masters_of(owned: Iterable[Pieces], originals: Mapping[str, Tensor] | None = None) -> Masters:
+def masters_of(owned: Iterable[Pieces], originals: Mapping[str, Tensor] | None = None) -> MasterWeights:
     """Of what a rank owns of units, given what whole parameters were before they were rounded."""
     every = {name: piece for of_unit in owned for name, piece in of_unit.items()}
     spans = {name: span for name, (span, _) in every.items()}
-    return Masters({name: own for name, (_, own) in every.items()}, originals, spans)
+    return MasterWeights({name: own for name, (_, own) in every.items()}, originals, spans)
 
 
 def offsets(lengths: Iterable[int]) -> list[slice]:

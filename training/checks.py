@@ -9,15 +9,15 @@ import numpy as np
 
 from collectives.draw import refuse
 from collectives.topology import Topology
-from models.data import Tokens, Windows, load_tokens, split
+from models.data import Tokens, TokenWindows, load_tokens, split
 from models.gpt import GPT
 from models.hf import initialize
 from parallelism.mesh import groups_along, mesh_shape
 from parallelism.pipeline_schedule import files, registry
 from parallelism.pipeline_schedule.actions import Schedule
 from parallelism.pipeline_schedule.search import limits_of
-from parallelism.plan import treatments
-from parallelism.planner import Job, Layout
+from parallelism.plan import strategies
+from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.precision import Precision
 from parallelism.sampler import DistributedSampler
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
     """What a run begins with, the same on every rank."""
 
     tokens: Tokens
-    windows: Windows  # to train on
+    windows: TokenWindows  # to train on
     val_ids: np.ndarray
     num_micro_batches: int  # of a rank
     batch_size: int  # of all ranks
@@ -57,7 +57,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     check_vocabulary(config, tokens)
     check_memory(config, tokens.vocab_size, topology)
     train_ids, val_ids = split(tokens, config.val_fraction, config.block_size)
-    windows = Windows(train_ids, config.block_size, config.seed)
+    windows = TokenWindows(train_ids, config.block_size, config.seed)
     number = num_micro_batches(config, shape["dp"])
     batch_size = shape["dp"] * config.micro_batch_size * number
     DistributedSampler(len(windows), batch_size, rank=0, size=shape["dp"])  # refuses an epoch without steps
@@ -65,7 +65,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     gpt = make_model(config, tokens.vocab_size)
     if config.init_from:
         initialize(gpt, config.init_from)
-    treatments(gpt, plan_of(config, tokens.vocab_size), shape["tp"], head_ranks)  # refuses what can't be divided
+    strategies(gpt, plan_of(config, tokens.vocab_size), shape["tp"], head_ranks)  # refuses what can't be divided
     return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, gpt)
 
 
@@ -77,7 +77,7 @@ def check_vocabulary(config: Config, tokens: Tokens) -> None:
 
 def check_memory(config: Config, vocab_size: int, topology: Topology) -> None:
     """Refuse a model that a host can't hold as often as it has ranks, each of which begins with the whole."""
-    (num_params,) = rank_params(Job(shape_of(config, vocab_size), 1), Layout())
+    (num_params,) = rank_params(TrainingJob(shape_of(config, vocab_size), 1), ParallelLayout())
     ranks = max(map(len, topology.nodes))
     needed = num_params * 4 * ranks  # it is made of float32
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -11,7 +11,7 @@ from models import ranges
 from models.gpt import GPT, GPTConfig
 from parallelism.finite import POLICIES
 from parallelism.pipeline_schedule import registry
-from parallelism.plan import Plan, gpt2_plan
+from parallelism.plan import ShardingPlan, gpt2_plan
 from parallelism.precision import DTYPES
 from parallelism.recompute import MODES as RECOMPUTATIONS
 from parallelism.sequence import ORDERS
@@ -130,7 +130,7 @@ def shape_of(config: Config, vocab_size: int) -> GPTConfig:
     return GPTConfig(vocab_size=vocab_size, **{name: getattr(config, name) for name in names})
 
 
-def plan_of(config: Config, vocab_size: int) -> Plan:
+def plan_of(config: Config, vocab_size: int) -> ShardingPlan:
     return gpt2_plan(vocab_size, config.n_head, config.n_kv_head)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from models.data import load_tokens
-from parallelism.planner import Job
+from parallelism.planner import TrainingJob
 from parallelism.planner.ranks import best_layout
 from parallelism.precision import Precision
 from training.config import Config, shape_of
@@ -30,7 +30,7 @@ def laid_out(config: Config, comm: Communicator) -> Config:
     return replace(config, **planned.layout._asdict())
 
 
-def job_of(config: Config, world_size: int) -> Job:
+def job_of(config: Config, world_size: int) -> TrainingJob:
     """What the planner is to find a layout for.
 
     Raises: ValueError for what fits no layout.
@@ -39,4 +39,4 @@ def job_of(config: Config, world_size: int) -> Job:
     model = shape_of(config, load_tokens(config.data).vocab_size)
     batch = config.global_batch_size or world_size * config.micro_batch_size * config.num_micro_batches
     names = ("dtype", "master_weights", "grad_dtype", "bucket_mb", "sp_mode", "sp_order", "sp_heads")
-    return Job(model, batch, *(getattr(config, name) for name in names))
+    return TrainingJob(model, batch, *(getattr(config, name) for name in names))

@@ -19,7 +19,7 @@ import torch
 import collectives
 from collectives import InputError, environment
 from collectives.errors import LoneInputError
-from models.data import Windows, documents
+from models.data import TokenWindows, documents
 from models.gpt import GPT, flops_per_token
 from models.optimizer import adamw, learning_rate
 from models.report import Metrics, peak_memory_mib
@@ -27,8 +27,8 @@ from parallelism.arena import Arena
 from parallelism.checkpoint import model_parts
 from parallelism.clip import clip_grad_norm
 from parallelism.data_parallel import DataParallel
-from parallelism.dropout import Place
-from parallelism.finite import Guard, Watch
+from parallelism.dropout import BatchPosition
+from parallelism.finite import GradientMonitor, StepGuard
 from parallelism.measure import agreed, measure, message_s, stage_costs
 from parallelism.mesh import Mesh
 from parallelism.partition import balance
@@ -36,7 +36,7 @@ from parallelism.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline_schedule.price import Span, price
 from parallelism.pipeline_schedule.search import search
 from parallelism.plan import parallelize
-from parallelism.precision import Masters
+from parallelism.precision import MasterWeights
 from parallelism.recompute import recompute_model
 from parallelism.reduction import tied_names
 from parallelism.sampler import DistributedSampler
@@ -44,11 +44,11 @@ from parallelism.sequence_parallel import SequenceParallel
 from parallelism.shard import fill, wholes
 from parallelism.stage import Batch, Layer, gpt2_layers
 from parallelism.trace import gather, measured, save_picture, save_trace
-from parallelism.zero import ShardedStates, StateSharing, Zero
+from parallelism.zero import OptimizerShard, ShardedStates, Zero
 from parallelism.zero_gradients import ShardedGradients
 from parallelism.zero_parameters import ShardedParameters
-from parallelism.zero_pipeline import LayerSharing
-from parallelism.zero_units import Ranks
+from parallelism.zero_pipeline import ShardedLayers
+from parallelism.zero_units import ShardGroups
 from training.checks import check
 from training.config import SEARCH, TRACED, Config, make_model, picture_of, plan_of, zero_group
 from training.device import own_device, set_matrix_precision
@@ -56,7 +56,7 @@ from training.out_dir import own_out_dir, prepare_out_dir
 from training.saving import Saving
 
 
-class Run:
+class TrainingRun:
     """A training run on one rank: the data and its share of it, the model, and how a step is done.
 
     Making one is collective, and raises InputError for settings that don't fit.  At the end of `with`, it is closed.
@@ -80,14 +80,14 @@ class Run:
         self.mesh = Mesh(comm, dp=config.dp, pp=config.pp, sp=config.sp, tp=config.tp)
         self.dp, self.replicas = self.mesh.dp, self.mesh.along("dp", "sp")
         self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
-        self.place = Place(config.seed)
+        self.place = BatchPosition(config.seed)
         self.sampler = DistributedSampler(
             len(self.windows), inputs.batch_size, self.dp.rank, self.dp.size, seed=config.seed
         )
         self.positions = self.place.positions = self.sp.positions(config.block_size)
         self.parallelize()
         self.computing = partial(self.precision.computing, config.device)
-        watch = Watch(self.gpt) if config.non_finite != "ignore" else None
+        monitor = GradientMonitor(self.gpt) if config.non_finite != "ignore" else None
         tied = tied_names(self.gpt)
         parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)  # before ZeRO takes them away
         self.make_optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
@@ -96,7 +96,7 @@ class Run:
         self.masters = self.zero.masters if self.zero else self.own_update()
         self.optimizer = self.zero.optimizer if self.zero else self.make_optimizer(self.own_weights)
         self.scale = self.precision.loss_scale()
-        self.guard = Guard(comm, config.non_finite, self.scale, watch)
+        self.guard = StepGuard(comm, config.non_finite, self.scale, monitor)
         if config.pp > 1:
             parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)
         self.sums = np.zeros(2)  # loss, samples
@@ -111,7 +111,7 @@ class Run:
             self.out_dir = own_out_dir(config.out_dir, before) if config.out_dir and comm.rank == 0 else None
         self.progress_bar = comm.rank == 0 and environment.on_terminal()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> TrainingRun:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -155,7 +155,7 @@ class Run:
         if config.zero_stage == 0:
             arena = self.precision.arena(self.gpt, self.mesh.comm, config.device)
             return DataParallel(self.gpt, self.replicas, arena, config.bucket_mb, wire_dtype=self.precision.wire_dtype)
-        given = self.gpt, Ranks.of(self.replicas, zero_group(config)), self.make_optimizer
+        given = self.gpt, ShardGroups.of(self.replicas, zero_group(config)), self.make_optimizer
         if config.zero_stage == 3:
             layers = [f"transformer.h.{number}" for number in range(config.n_layer)]
             return ShardedParameters(*given, layers, config.device, **self.reduced)
@@ -167,17 +167,17 @@ class Run:
         """In what parameters and gradients are held, and how gradients travel."""
         return {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
 
-    def shared_update(self) -> Zero | StateSharing | LayerSharing | None:
+    def shared_update(self) -> Zero | OptimizerShard | ShardedLayers | None:
         """What of ZeRO there is."""
         if isinstance(self.model, PipelineParallel):
             return self.model.zero
         return self.model if isinstance(self.model, Zero) else None
 
-    def own_update(self) -> Masters:
+    def own_update(self) -> MasterWeights:
         """What the optimizer updates where ranks share nothing."""
         arena = self.model.arena
         assert isinstance(arena, Arena)
-        return Masters.of(self.gpt, arena)
+        return MasterWeights.of(self.gpt, arena)
 
     @property
     def shard(self) -> collectives.Communicator | None:
@@ -347,7 +347,7 @@ class Run:
     @torch.no_grad()
     def validate(self) -> float:
         """Mean loss in nats a token over the held-back part, shared by the ranks."""
-        windows = Windows(self.val_ids, self.config.block_size, seed=None)
+        windows = TokenWindows(self.val_ids, self.config.block_size, seed=None)
         self.sums[:] = 0  # loss, samples
         self.gpt.eval()
         mine, size = np.arange(self.dp.rank, len(windows), self.dp.size), self.config.micro_batch_size
@@ -378,7 +378,7 @@ class Run:
         ids = drawn[0].tolist()
         return bytes(ids).decode(errors="replace") if self.tokens.is_text else " ".join(map(str, ids))
 
-    def batch(self, windows: Windows, indices: np.ndarray, first_sample: int = 0) -> Batch:
+    def batch(self, windows: TokenWindows, indices: np.ndarray, first_sample: int = 0) -> Batch:
         """This rank's tokens of some samples, which have numbers from `first_sample` on, by which dropout draws."""
         inputs, targets = map(torch.from_numpy, windows.batch(indices))
         end = self.config.document_end

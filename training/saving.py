@@ -11,8 +11,8 @@ import torch
 
 from parallelism.checkpoint import (
     Checkpoints,
-    Part,
     Stop,
+    TensorShard,
     check_same,
     fingerprint,
     make_states,
@@ -22,7 +22,7 @@ from parallelism.checkpoint import (
 )
 
 if TYPE_CHECKING:
-    from training.run import Run
+    from training.run import TrainingRun
 
 AUTO = "auto"  # the newest whole checkpoint, if there is one
 
@@ -36,7 +36,7 @@ class Saving:
     where one is named.
     """
 
-    def __init__(self, run: Run, parts: dict[str, Part]):
+    def __init__(self, run: TrainingRun, parts: dict[str, TensorShard]):
         self.run = run
         self.parts = {name: part._replace(tensor=torch.empty(0)) for name, part in parts.items()}  # where they belong
         comm, config = run.mesh.comm, run.config
@@ -51,7 +51,7 @@ class Saving:
             self.first = 1 + (self.resume() if config.resume else 0)
             self.taken = refused.pop_all()
 
-    def state(self) -> Iterator[Part]:
+    def state(self) -> Iterator[TensorShard]:
         """What this rank has of the weights that are updated, and of the optimizer's states."""
         masters = self.run.masters
         for name, piece in masters.pieces.items():

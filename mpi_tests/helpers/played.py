@@ -12,7 +12,7 @@ import torch
 
 from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, random_tokens, randomized
-from parallelism.dropout import Place
+from parallelism.dropout import BatchPosition
 from parallelism.partition import balance
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from parallelism.plan import gpt2_plan, parallelize
@@ -143,7 +143,7 @@ def whole_batch(model, batch):
 
 @cache
 def dropping_results(config, num_samples):
-    place, batch = Place(seed=3), batch_of(num_samples)
+    place, batch = BatchPosition(seed=3), batch_of(num_samples)
     place.samples = batch.samples
     return whole_batch(model_of(config, place), batch)
 

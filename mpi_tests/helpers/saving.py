@@ -10,7 +10,7 @@ import time
 import torch
 
 import collectives
-from parallelism.checkpoint import Checkpoints, Extent, Part
+from parallelism.checkpoint import Checkpoints, Extent, TensorShard
 
 LENGTH = 1 << 19  # elements a rank: 2 MiB
 
@@ -20,7 +20,7 @@ def state(step, rank=0, size=1, parts=1):
     length = LENGTH * parts
     extent = Extent((length * size,), length * rank, length)
     numbers = torch.arange(float(extent.begin), extent.end)
-    return Part("x", "parameter", extent, numbers + step)
+    return TensorShard("x", "parameter", extent, numbers + step)
 
 
 def main():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from models.data import Windows, load_tokens, split
+from models.data import TokenWindows, load_tokens, split
 from models.gpt import GPT, GPTConfig
 from models.hf import to_hugging_face
 from models.optimizer import learning_rate
@@ -21,9 +21,10 @@ from training.config import Config
 
 GLOBAL_BATCH = 24
 SMALL = Config(
-    val_fraction=0.002, n_layer=2, n_head=2, n_embd=32, block_size=16, max_iters=8, warmup_iters=2, eval_interval=4,
+    val_fraction=0.002, n_layer=2, n_head=2, n_embd=32, block_size=16, max_iters=8, warmup_iters=2, eval_interval=3,
     lr=1e-2, seed=7, sample_tokens=4, bucket_mb=0.02, out_dir="",
 )  # fmt: skip
+VALIDATED = 3, 6, 8  # steps: every eval_interval of them, and the last
 
 
 class Outcome(NamedTuple):
@@ -86,7 +87,7 @@ def by_torch(comm) -> Outcome:
 def plain_training() -> Outcome:
     """The same training without any of our parallel code: one process, whole batches, torch alone."""
     train_ids, val_ids = split(load_tokens([]), SMALL.val_fraction, SMALL.block_size)
-    windows = Windows(train_ids, SMALL.block_size, SMALL.seed)
+    windows = TokenWindows(train_ids, SMALL.block_size, SMALL.seed)
     sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=SMALL.seed)
     model = GPT(GPTConfig(256, SMALL.block_size, SMALL.n_layer, SMALL.n_head, SMALL.n_embd), seed=SMALL.seed)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
@@ -103,18 +104,18 @@ def plain_training() -> Outcome:
         torch.nn.utils.clip_grad_norm_(model.parameters(), SMALL.grad_clip)
         optimizer.step()
         records.append({"iter": iteration, "loss": loss.item()})
-        if iteration % SMALL.eval_interval == 0:
+        if iteration in VALIDATED:
             records.append({"iter": iteration, "val_loss": validation(model, val_ids)})
     return Outcome(records, numpy_of(model))
 
 
 @torch.no_grad()
 def validation(model: GPT, ids: np.ndarray) -> float:
-    windows = Windows(ids, SMALL.block_size, None)
+    windows = TokenWindows(ids, SMALL.block_size, None)
     return loss_of(model, windows, np.arange(len(windows))).item()
 
 
-def loss_of(model: GPT, windows: Windows, indices: np.ndarray) -> torch.Tensor:
+def loss_of(model: GPT, windows: TokenWindows, indices: np.ndarray) -> torch.Tensor:
     return model(*map(torch.from_numpy, windows.batch(indices)))[1]
 
 

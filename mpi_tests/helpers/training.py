@@ -7,17 +7,17 @@ from models.gpt import GPT, GPTConfig
 from models.optimizer import adamw
 from parallelism.clip import clip_grad_norm
 from parallelism.data_parallel import DataParallel
-from parallelism.finite import Guard, Watch
+from parallelism.finite import GradientMonitor, StepGuard
 from parallelism.mesh import Mesh
 from parallelism.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline_schedule import registry
 from parallelism.plan import gpt2_plan, parallelize
-from parallelism.precision import Masters, Precision
+from parallelism.precision import MasterWeights, Precision
 from parallelism.stage import Batch, gpt2_layers
 from parallelism.zero import ShardedStates, Zero
 from parallelism.zero_gradients import ShardedGradients
 from parallelism.zero_parameters import ShardedParameters
-from parallelism.zero_units import Ranks
+from parallelism.zero_units import ShardGroups
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
 
@@ -61,13 +61,13 @@ class Training:
         self.gpt, self.precision, self.scale = GPT(CONFIG), precision, precision.loss_scale()
         self.scale.value = min(self.scale.value, scale)
         parallelize(self.gpt, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), self.mesh.tp)
-        watch = Watch(self.gpt)
+        monitor = GradientMonitor(self.gpt)
         self.model = self.replicated(zero_stage) if self.mesh.pp.size == 1 else self.pipelined(schedule, zero_stage)
         self.zero = self.model if isinstance(self.model, Zero) else getattr(self.model, "zero", None)
-        self.masters = self.zero.masters if self.zero else Masters.of(self.gpt, self.model.arena)
+        self.masters = self.zero.masters if self.zero else MasterWeights.of(self.gpt, self.model.arena)
         self.optimizer = self.zero.optimizer if self.zero else make_optimizer(self.masters.pieces.values())
         self.shard = self.zero.ranks.shard if self.zero else None
-        self.guard = Guard(comm, "skip", self.scale, watch, self.said.append)
+        self.guard = StepGuard(comm, "skip", self.scale, monitor, self.said.append)
 
     @property
     def asked(self):
@@ -77,7 +77,7 @@ class Training:
         if zero_stage == 0:
             arena = self.precision.arena(self.gpt, self.mesh.comm)
             return DataParallel(self.gpt, self.mesh.dp, arena, 0.02, wire_dtype=self.precision.wire_dtype)
-        given = self.gpt, Ranks.of(self.mesh.dp), make_optimizer
+        given = self.gpt, ShardGroups.of(self.mesh.dp), make_optimizer
         if zero_stage == 3:
             layers = [f"transformer.h.{number}" for number in range(CONFIG.n_layer)]
             return ShardedParameters(*given, layers, **self.asked)

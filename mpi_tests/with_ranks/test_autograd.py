@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from parallelism import autograd
-from parallelism.exchange import Exchange
+from parallelism.exchange import TensorCollectives
 
 # What a pair makes of the ranks' parts of `xs` (size, 2, 2 size), of which each rank has one; and what that is.
 PAIRS = {
@@ -30,7 +30,7 @@ ALIKE = {
 
 @pytest.fixture
 def axis(comm):
-    return Exchange(comm)
+    return TensorCollectives(comm)
 
 
 def parts(axis):
@@ -88,7 +88,7 @@ def test_several_are_under_way_at_once(axis):
         assert pending[nth].wait().tolist() == [ranks + nth * axis.size] * 3
     assert axis.all_reduce(given[0]).tolist() == [ranks] * 3
     assert given[0].tolist() == [axis.rank] * 3
-    assert sum(map(len, axis._idle.values())) == 4
+    assert sum(map(len, axis._free_plans.values())) == 4
 
 
 def test_bfloat16(axis):

@@ -15,7 +15,7 @@ from collectives import InputError
 from models.gpt import GPTConfig
 from models.optimizer import adamw
 from mpi_tests.helpers.models import randomized
-from parallelism.checkpoint import Checkpoints, Extent, Part, Stop, make_states, model_parts, state_parts
+from parallelism.checkpoint import Checkpoints, Extent, Stop, TensorShard, make_states, model_parts, state_parts
 from parallelism.checkpoint.sharing import gather_texts
 from parallelism.mesh import Mesh
 from parallelism.pipeline_parallel import PipelineParallel
@@ -110,7 +110,7 @@ def test_another_number_of_ranks_goes_on(comm, folder):
 
 @pytest.mark.sizes(4)
 def test_a_rank_with_nothing_to_write_writes_no_file(comm, checkpoints, folder):
-    checkpoints.save(1, [Part("x", "parameter", Extent((3,), 0, 3), torch.ones(3))], {})  # which all ranks have
+    checkpoints.save(1, [TensorShard("x", "parameter", Extent((3,), 0, 3), torch.ones(3))], {})  # which all ranks have
     checkpoints.close()
     comm.barrier()
     assert len([*(folder / "00001-step-1").iterdir()]) == 2
@@ -119,7 +119,9 @@ def test_a_rank_with_nothing_to_write_writes_no_file(comm, checkpoints, folder):
 def ramp(comm, length=12, name="x"):
     """A parameter of which each rank has a range."""
     extent = Extent((comm.size * length,), comm.rank * length, length)
-    return Part(name, "parameter", extent, torch.arange(float(comm.size * length))[extent.begin : extent.end].clone())
+    return TensorShard(
+        name, "parameter", extent, torch.arange(float(comm.size * length))[extent.begin : extent.end].clone()
+    )
 
 
 @pytest.mark.sizes(1, 2, 4)

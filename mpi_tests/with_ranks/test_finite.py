@@ -10,7 +10,7 @@ from collectives import InputError
 from mpi_tests.helpers.training import MODES, Training
 from parallelism.clip import clip_grad_norm
 from parallelism.deferred import WeightGradients
-from parallelism.finite import Guard
+from parallelism.finite import StepGuard
 from parallelism.precision import LossScale
 
 NAME = "transformer.h.1.attn.c_proj.weight"
@@ -95,7 +95,7 @@ def test_gradients_that_are_put_off(comm, monkeypatch, name, zero_stage):
 
 
 class Found:
-    """A watch that has found what it is told."""
+    """A monitor that has found what it is told."""
 
     name = ""
 
@@ -106,13 +106,13 @@ class Found:
 
 @pytest.mark.sizes(1, 2, 3)
 def test_losses_come_before_gradients_and_those_before_their_norm(comm):
-    said, watch, last = [], Found(), comm.size - 1
-    guard = Guard(comm, "skip", watch=watch, say=said.append)
+    said, monitor, last = [], Found(), comm.size - 1
+    guard = StepGuard(comm, "skip", monitor=monitor, say=said.append)
     assert guard.passes(1, 0.5, 2.0)
     assert not said
-    watch.name = "a.weight" * (comm.rank == 0)
+    monitor.name = "a.weight" * (comm.rank == 0)
     assert not guard.passes(2, math.nan if comm.rank == last else 1.0, math.inf)
-    watch.name = "a.weight" * (comm.rank == last)
+    monitor.name = "a.weight" * (comm.rank == last)
     assert not guard.passes(3, 1.0, 1.0)
     assert not guard.passes(4, 1.0, math.inf)
     assert guard.passes(5, 1.0, 1.0)
@@ -125,15 +125,15 @@ def test_losses_come_before_gradients_and_those_before_their_norm(comm):
 
 @pytest.mark.sizes(2)
 def test_a_loss_scale_is_blamed_while_it_can_fall(comm):
-    said, scale, watch = [], LossScale(4.0, lowest=1.0), Found()
-    guard = Guard(comm, "stop", scale, watch, said.append)
+    said, scale, monitor = [], LossScale(4.0, lowest=1.0), Found()
+    guard = StepGuard(comm, "stop", scale, monitor, said.append)
     for _ in range(2):
-        watch.name = "a.weight" * comm.rank
+        monitor.name = "a.weight" * comm.rank
         assert not guard.passes(1, 1.0, math.inf)
     assert [line.split("; ")[1] for line in said] == [f"skipped, the loss scale is {n} now" for n in (2, 1)]
     with pytest.raises(InputError, match="rank 0 has a loss of inf: lower the learning rate, or let such steps be"):
         guard.passes(2, math.inf if comm.rank == 0 else 1.0, 1.0)
-    watch.name = "a.weight"
+    monitor.name = "a.weight"
     with pytest.raises(InputError, match=r"rank 0 has a gradient of a\.weight"):
         guard.passes(2, 1.0, math.nan)
     scale.value = 2.0
@@ -144,7 +144,7 @@ def test_a_loss_scale_is_blamed_while_it_can_fall(comm):
 @pytest.mark.sizes(1)
 def test_an_unknown_policy(comm):
     with pytest.raises(ValueError, match="non-finite policy 'halt' is unknown: use stop, skip, ignore"):
-        Guard(comm, "halt")
+        StepGuard(comm, "halt")
 
 
 @pytest.mark.sizes(1)

@@ -1,5 +1,6 @@
 """A pipeline against the plain model: loss and every gradient, of the whole batch in one."""
 
+import math
 import re
 from itertools import pairwise
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from models.gpt import GPT, CrossEntropy, GPTConfig
-from parallelism.dropout import Place
+from parallelism.clip import clip_grad_norm
+from parallelism.dropout import BatchPosition
 from parallelism.mesh import Mesh
 from parallelism.pipeline_parallel import PipelineParallel
 from parallelism.pipeline_schedule import registry
@@ -138,6 +140,21 @@ def test_data_parallel_ranks_beside(comm, piped, name):
     check(model, want)
 
 
+@pytest.mark.sizes(2)
+def test_the_norm_counts_tied_gradients_once(comm, piped):
+    """Those of the embedding, which is the head, too: the first and the last stage have them."""
+    batches = batches_of(2)
+    _, want = plain_gradients(batches)
+    norms = {name: float(gradient.norm()) for name, gradient in want.items() if name != "lm_head.weight"}
+    model, pp = piped("1f1b", 2)
+    pp.step(batches)
+    alone = comm.split(comm.rank)
+    norm = clip_grad_norm(model.parameters(), math.inf, alone, pp.pipeline.comm)
+    alone.free()
+    assert norms["transformer.wte.weight"] > 0.01 * math.hypot(*norms.values())
+    assert norm == pytest.approx(math.hypot(*norms.values()), rel=1e-10)
+
+
 @pytest.mark.sizes(4)
 def test_gradients_are_on_their_way_after_a_stages_last_backward_pass(comm, piped):
     """Of a rank's two stages, the later one's while the earlier one still computes."""
@@ -172,7 +189,7 @@ def test_dropout_and_recomputation_do_not_depend_on_the_layout(comm, piped, name
     alone = comm.split(comm.rank)
 
     def dropping():
-        model, place = GPT(config).double(), Place(seed=3)
+        model, place = GPT(config).double(), BatchPosition(seed=3)
         parallelize(model, gpt2_plan(config.vocab_size, config.n_head), alone, place=place)
         return model, place
 

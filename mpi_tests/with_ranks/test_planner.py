@@ -5,7 +5,7 @@ import pytest
 
 from collectives import InputError
 from models.config import GPTConfig
-from parallelism.planner import Job
+from parallelism.planner import TrainingJob
 from parallelism.planner.ranks import best_layout
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
@@ -13,7 +13,7 @@ SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64,
 
 @pytest.mark.sizes(2, 4)
 def test_ranks_get_the_same_layout(comm):
-    planned = best_layout(comm, Job(SMALL, 8), {"zero_stage": 1})
+    planned = best_layout(comm, TrainingJob(SMALL, 8), {"zero_stage": 1})
     layout = planned.layout
     assert layout.dp * layout.pp * layout.sp * layout.tp == comm.size
     assert layout.zero_stage == 1
@@ -25,4 +25,4 @@ def test_ranks_get_the_same_layout(comm):
 @pytest.mark.sizes(2)
 def test_ranks_that_no_layout_fits(comm):
     with pytest.raises(InputError, match="no layout of 2 ranks: global_batch_size=3 can't be shared by dp=2"):
-        best_layout(comm, Job(SMALL, 3), {"dp": 2})
+        best_layout(comm, TrainingJob(SMALL, 3), {"dp": 2})

@@ -18,7 +18,7 @@ from mpi_tests.helpers.training import (
     samples,
 )
 from parallelism.arena import Arena, own_gradient
-from parallelism.precision import LossScale, Masters
+from parallelism.precision import LossScale, MasterWeights
 
 BOUNDS = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}  # on the loss, in nats
 each_mode = pytest.mark.parametrize("precision", MODES.values(), ids=MODES)
@@ -154,7 +154,7 @@ def test_masters_keep_updates_that_16_bits_lose(comm):
     lost = torch.ones(3, dtype=torch.bfloat16)
     module = nn.ParameterList([torch.ones(3)])
     arena = MODES["bfloat16, gradients too"].arena(module, comm)
-    masters = Masters.of(module, arena)
+    masters = MasterWeights.of(module, arena)
     optimizer = torch.optim.SGD(masters.pieces.values(), lr=1e-4)
     for _ in range(100):
         lost += 1e-4
@@ -181,7 +181,7 @@ def test_gradients_in_float32_keep_what_16_bits_lose(comm):
 def test_masters_begin_as_the_weights_before_they_were_rounded(comm):
     plain, model = GPT(CONFIG), GPT(CONFIG)
     arena = MODES["bfloat16"].arena(model, comm)
-    masters = Masters.of(model, arena)
+    masters = MasterWeights.of(model, arena)
     for (name, param), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert torch.equal(masters.pieces[name], wanted)
         assert torch.equal(param, wanted.bfloat16())
@@ -196,7 +196,7 @@ def test_float32_weights_are_their_own_masters(comm):
     model = GPT(CONFIG)
     model.lm_head.requires_grad_(False)
     arena = Arena(model, comm)
-    masters = Masters.of(model, arena)
+    masters = MasterWeights.of(model, arena)
     assert masters.pieces["transformer.wpe.weight"] is model.transformer.wpe.weight
     assert "transformer.wte.weight" not in masters.pieces
     arena.gradients[:] = 8
@@ -229,7 +229,7 @@ def test_masters_of_pieces_are_those_of_the_whole(comm, name):
     parameters, line = arenas[1].flat_parameters, arenas[1].line
     cuts = [len(parameters) // line * rank // comm.size * line for rank in range(comm.size + 1)]
     own = slice(cuts[comm.rank], cuts[comm.rank + 1])
-    masters = [Masters.of(whole, arenas[0]), Masters(*pieces_of(arenas[1], own))]
+    masters = [MasterWeights.of(whole, arenas[0]), MasterWeights(*pieces_of(arenas[1], own))]
     optimizers = [torch.optim.AdamW(each.pieces.values(), lr=1e-2, fused=True) for each in masters]
     for step in range(3):
         for model, arena, each, optimizer in zip((whole, parted), arenas, masters, optimizers, strict=True):

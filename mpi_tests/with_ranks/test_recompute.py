@@ -8,7 +8,7 @@ import torch
 from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, each_mode, random_tokens, randomized
 from parallelism.deferred import WeightGradients, deferring
-from parallelism.dropout import Place
+from parallelism.dropout import BatchPosition
 from parallelism.plan import gpt2_plan, parallelize
 from parallelism.recompute import MODES, recompute_model
 
@@ -29,7 +29,7 @@ def test_split_layers(comm, sequence, puts_off, mode):
     config = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, dropout=0.2)
     results = []
     for wrap in (lambda model, place: model, partial(recomputing, mode=mode)):
-        model, later, place = randomized(config), WeightGradients() if puts_off else None, Place(seed=1)
+        model, later, place = randomized(config), WeightGradients() if puts_off else None, BatchPosition(seed=1)
         parallelize(model, gpt2_plan(29, 4), comm, sequence=sequence, place=place)
         with deferring(later):
             _, loss = wrap(model, place)(TOKENS, TARGETS)

@@ -9,7 +9,7 @@ from collectives import InputError
 from mpi_tests.helpers.folders import shared_folder
 from training.config import Config
 from training.layout import laid_out
-from training.run import Run
+from training.run import TrainingRun
 
 pytestmark = pytest.mark.sizes(2, 3)
 
@@ -36,21 +36,21 @@ def folder(mpi_comm):
 def test_by_every_rank(comm, folder):
     """without_ranks/test_refusals.py has all messages."""
     out_dir = str(folder / "out")
-    words = refusal(comm, Run, tp=comm.size, out_dir=out_dir)
+    words = refusal(comm, TrainingRun, tp=comm.size, out_dir=out_dir)
     assert words.startswith(f"transformer.h.0.attn.c_attn: 1 heads can't be split over tp={comm.size}: ")
-    assert refusal(comm, Run, device="tpu", out_dir=out_dir).startswith("device 'tpu' is unknown")
+    assert refusal(comm, TrainingRun, device="tpu", out_dir=out_dir).startswith("device 'tpu' is unknown")
     assert not Path(out_dir).exists()
 
 
 def test_by_the_last_rank_alone(comm, folder):
     last, out_dir = comm.size - 1, str(folder / "out")
     data = ["no-such-file.txt"] if comm.rank == last else []
-    for begin in (Run, laid_out):
+    for begin in (TrainingRun, laid_out):
         words = refusal(comm, begin, data=data, out_dir=out_dir)
         assert words == f"rank {last}: no-such-file.txt: no such file; check the path"
     assert not Path(out_dir).exists()
 
 
 def test_by_rank_0_which_writes(comm):
-    words = refusal(comm, Run, out_dir=INSIDE_A_FILE)
+    words = refusal(comm, TrainingRun, out_dir=INSIDE_A_FILE)
     assert words.startswith(f"rank 0: out_dir {INSIDE_A_FILE} can't be written (Not a directory)")

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, part, random_tokens, randomized
-from parallelism.dropout import Place
+from parallelism.dropout import BatchPosition
 from parallelism.mesh import Mesh
 from parallelism.plan import gpt2_plan, parallelize
 from parallelism.sequence_parallel import SequenceAttention, SequenceParallel
@@ -152,7 +152,7 @@ def test_dropout_is_the_same_on_any_layout(comm, mode):
     alone = comm.split(comm.rank)
 
     def results(tp, sp, sequence=False, samples=(7, 8)):
-        place = Place(seed=3, samples=torch.tensor(samples))
+        place = BatchPosition(seed=3, samples=torch.tensor(samples))
         return split_results(config, tp, SequenceParallel(sp, mode), sequence, place=place)
 
     wanted, whole = results(alone, alone)

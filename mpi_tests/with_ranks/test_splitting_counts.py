@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from models.gpt import GPT, GPTConfig
-from parallelism.exchange import Exchange
+from parallelism.exchange import TensorCollectives
 from parallelism.plan import gpt2_plan, parallelize
 from parallelism.sequence_parallel import SequenceParallel
 
@@ -56,7 +56,7 @@ class Traffic:
         monkeypatch.setattr(executor.RequestBinder, "request", counted_bind)
         monkeypatch.setattr(executor.BoundRound, "run", counted_run)
         for name in ("run", "start"):
-            monkeypatch.setattr(Exchange, name, self.counted(getattr(Exchange, name)))
+            monkeypatch.setattr(TensorCollectives, name, self.counted(getattr(TensorCollectives, name)))
 
     def counted(self, begin):
         def count(exchange, collective, x, **arguments):

@@ -13,7 +13,7 @@ from mpi_tests.helpers.played import (
     model_of,
     whole_batch,
 )
-from parallelism.dropout import Place
+from parallelism.dropout import BatchPosition
 from parallelism.pipeline_schedule import registry
 from parallelism.sequence_parallel import SequenceParallel
 from parallelism.stage import Batch
@@ -26,7 +26,7 @@ def test_split_layers(comm, sequence, name):
     """The ranks that share layers do the same actions in the same order."""
 
     def make():
-        return model_of(config, Place(), comm, sequence=sequence)
+        return model_of(config, BatchPosition(), comm, sequence=sequence)
 
     config, batch = replace(CONFIG, n_layer=4, n_kv_head=4), batch_of(6, seq=8)
     players = Players(make, registry.make(name, 2, 3))
@@ -47,7 +47,7 @@ def test_split_sequences(comm):
         Batch(sp.own(one.tokens), sp.own(one.targets), sp.positions(8), sp.own(one.documents))
         for one in micro_batches(batch, 3)
     ]
-    players = Players(lambda: model_of(CONFIG, Place(), comm.split(comm.rank), sp), registry.make("zb_v", 2, 3))
+    players = Players(lambda: model_of(CONFIG, BatchPosition(), comm.split(comm.rank), sp), registry.make("zb_v", 2, 3))
     loss, gradients = players.play(own, sp.all.all_reduce), players.gradients()
     wanted, whole = whole_batch(randomized(CONFIG), batch)
     assert loss == pytest.approx(wanted, rel=1e-10)

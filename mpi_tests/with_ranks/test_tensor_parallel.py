@@ -5,7 +5,7 @@ import torch
 
 from models.gpt import GPT, CrossEntropy, GPTConfig
 from mpi_tests.helpers.models import close, each_mode, part, random_tokens, randomized
-from parallelism.plan import Column, Row, gpt2_plan, parallelize
+from parallelism.plan import ColumnParallel, RowParallel, gpt2_plan, parallelize
 
 BATCH, SEQ = 2, 8
 WIDTHS = pytest.mark.sizes(1, 2, 4, proof=(8,))
@@ -78,12 +78,12 @@ def test_linear_layers_by_themselves(comm):
     plain = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
     split = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
     split.load_state_dict(plain.state_dict())
-    parallelize(split, {"0": Column(), "2": Row()}, comm)
+    parallelize(split, {"0": ColumnParallel(), "2": RowParallel()}, comm)
     x = torch.randn(2, 5, 6, dtype=torch.float64)
     close(split(x), plain(x))
     gathering = torch.nn.Sequential(torch.nn.Linear(6, 16).double())
     gathering.load_state_dict(plain[:1].state_dict())
-    parallelize(gathering, {"0": Column(gather_output=True)}, comm)
+    parallelize(gathering, {"0": ColumnParallel(gather_output=True)}, comm)
     given, wanted = x.clone().requires_grad_(), x.clone().requires_grad_()
     (gathering(given) ** 2).sum().backward()
     (plain[:1](wanted) ** 2).sum().backward()
@@ -105,7 +105,9 @@ def test_what_cannot_be_split(comm):
     refused(r"transformer\.h\.0\.attn\.c_attn: 6 heads can't be split over tp=4: use a tp of 1, 2, 3, 6, or 8 heads")
     refused(r"c_attn: 2 heads can't be split over tp=4: use a tp of 1, 2, or 4 heads", n_head=8, n_kv_head=2)
     refused(r"transformer\.wte: 3 tokens can't be split over tp=4: use fewer ranks", n_head=8, vocab_size=3)
-    refused(r"the plan names 'h\.\*\.mlp', but the model has transformer, transformer\.wte", {"h.*.mlp": Column()})
+    refused(
+        r"the plan names 'h\.\*\.mlp', but the model has transformer, transformer\.wte", {"h.*.mlp": ColumnParallel()}
+    )
 
 
 @pytest.mark.sizes(2)
@@ -113,7 +115,9 @@ def test_modules_without_a_plan_are_named(comm, capsys):
     models(CONFIGS["plain"], comm, sequence=False)
     assert capsys.readouterr().out == ""  # as that plan leaves nothing out
     model = GPT(CONFIGS["plain"])
-    parallelize(model, {"transformer.h.*.mlp.c_fc": Column(), "transformer.h.*.mlp.c_proj": Row()}, comm)
+    parallelize(
+        model, {"transformer.h.*.mlp.c_fc": ColumnParallel(), "transformer.h.*.mlp.c_proj": RowParallel()}, comm
+    )
     line = capsys.readouterr().out
     assert line.startswith("whole on every rank, as the plan leaves them out: transformer.wte, " * (comm.rank == 0))
     assert ("transformer.h.0.attn.c_attn" in line) == (comm.rank == 0)

@@ -26,6 +26,7 @@ from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.hugging_face import of_hugging_face
 from mpi_tests.helpers.trained import (
     SMALL,
+    VALIDATED,
     by_torch,
     check_bits,
     check_same,
@@ -154,7 +155,7 @@ def test_the_same_layout_gives_the_same_bits_and_leaves_nothing_behind(comm, fol
     if comm.rank > 0:  # the first may have a progress bar
         shown = [line.split("|")[0].strip() for line in text.splitlines() if "grad norm" in line]
         assert shown == [f"iter {i}/{LAST}" for i in range(1, LAST + 1)]
-        assert text.count("val loss") == 2
+        assert text.count("val loss") == len(VALIDATED)
     fields = {"iter", "loss", "grad_norm", "lr", "tokens_per_s", "flops_per_s", "compute_ms", "comm_ms"}
     assert fields < first.records[0].keys()
 
@@ -388,7 +389,7 @@ def test_a_run_may_begin_with_an_exported_models_weights(comm, folder):
     first = [record["loss"] for record in records if "loss" in record]
     second = on(comm, init_from=str(folder), max_iters=1, warmup_iters=1)
     assert second.losses[0] < first[0] - 1
-    assert second.validations[1] < by_torch(comm).validations[HALF]
+    assert second.validations[1] < by_torch(comm).validations[VALIDATED[0]]
 
 
 @pytest.mark.sizes(2)

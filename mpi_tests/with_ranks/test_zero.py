@@ -12,19 +12,19 @@ from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import share
 from parallelism.clip import clip_grad_norm
 from parallelism.data_parallel import DataParallel
-from parallelism.dropout import Place
+from parallelism.dropout import BatchPosition
 from parallelism.mesh import Mesh
 from parallelism.pipeline_parallel import PipelineParallel
 from parallelism.pipeline_schedule import registry
 from parallelism.plan import gpt2_plan, parallelize
-from parallelism.precision import Masters, Precision
+from parallelism.precision import MasterWeights, Precision
 from parallelism.recompute import recompute
 from parallelism.stage import Batch, gpt2_layers
 from parallelism.zero import ShardedStates
 from parallelism.zero_bytes import counting, held, held_by_formula, sent_by_formula
 from parallelism.zero_gradients import ShardedGradients
 from parallelism.zero_parameters import ShardedParameters
-from parallelism.zero_units import Ranks
+from parallelism.zero_units import ShardGroups
 
 SAMPLES = 24  # 1, 2, 3, 4 and 8 ranks can share them
 STAGES = (1, 2, 3)
@@ -107,10 +107,10 @@ class Run:
         if zero_stage == 0:
             arena = precision.arena(self.plain, comm)
             self.model = DataParallel(self.plain, comm, arena, SMALL_BUCKETS, **reduction)
-            self.masters = Masters.of(self.plain, arena)
+            self.masters = MasterWeights.of(self.plain, arena)
             self.optimizer = make(self.masters.pieces.values())
             return
-        ranks, self.counters = Ranks.of(comm, group), []
+        ranks, self.counters = ShardGroups.of(comm, group), []
         if count:
             ranks, self.counters = counting(ranks)
         reduction |= precision.arena_dtypes
@@ -222,7 +222,7 @@ def test_groups_share_and_replicate_across(comm):
 def test_nodes_are_groups(mpi_comm, monkeypatch):
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x2")
     comm = Communicator(mpi_comm)
-    ranks = Ranks.of(comm, "node")
+    ranks = ShardGroups.of(comm, "node")
     same_node, across = (part.all_gather(np.array([comm.rank])).tolist() for part in (ranks.shard, ranks.replicate))
     assert same_node == ([0, 1] if comm.rank < 2 else [2, 3])
     assert across == ([0, 2] if comm.rank % 2 == 0 else [1, 3])
@@ -346,7 +346,7 @@ def gpt_run(comm, zero_stage, tp, recomputed):
     model = GPT(GPT_CONFIG).double()
     parallelize(model, gpt2_plan(GPT_CONFIG.vocab_size, GPT_CONFIG.n_head), tp)
     for block in model.transformer.h if recomputed else ():
-        recompute(block, Place())
+        recompute(block, BatchPosition())
     return Run(comm, zero_stage, model=model, layers=gpt_layers(GPT_CONFIG), tp=tp)
 
 
@@ -377,7 +377,7 @@ def test_pipelines_share_states(comm, group):
     plain_model, plain = piped(comm, mesh, None)
     model, pp = piped(comm, mesh, adamw, group)
     plain_optimizer, alone = adamw(plain_model.parameters()), comm.split(comm.rank)
-    ranks, norms, want = Ranks.of(mesh.along("dp", "sp"), group), [], []
+    ranks, norms, want = ShardGroups.of(mesh.along("dp", "sp"), group), [], []
     for seed in range(5):
         batches = [Batch(*pair) for pair in zip(*(x.chunk(2) for x in tokens(mesh.dp, seed)), strict=True)]
         plain.step(batches)
@@ -427,7 +427,7 @@ def test_layers_that_will_not_do_are_refused(comm, layers, words):
     model.nothing, model.second = nn.Tanh(), nn.Linear(6, 10)
     model.second.weight = model.enter.weight
     with pytest.raises(InputError, match=words):
-        ShardedParameters(model, Ranks.of(comm), adamw, layers)
+        ShardedParameters(model, ShardGroups.of(comm), adamw, layers)
 
 
 @pytest.mark.parametrize("group", [0, 3, "rack"])
@@ -436,4 +436,4 @@ def test_groups_that_do_not_divide_the_ranks_are_refused(comm, group):
     with pytest.raises(
         InputError, match=f"zero_group {group} does not divide 4 ranks: use all, node, or one of 1, 2, 4"
     ):
-        Ranks.of(comm, group)
+        ShardGroups.of(comm, group)

@@ -13,20 +13,20 @@ from models.gpt import GPT, GPTConfig
 from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
 from parallelism.checkpoint.sharing import gather_texts
 from parallelism.clip import clip_grad_norm
-from parallelism.dropout import Place
+from parallelism.dropout import BatchPosition
 from parallelism.mesh import Mesh
 from parallelism.pipeline_parallel import PipelineParallel
 from parallelism.pipeline_schedule import registry
 from parallelism.pipeline_schedule.price import Costs
 from parallelism.pipeline_schedule.search import search
 from parallelism.plan import gpt2_plan, parallelize
-from parallelism.planner import Job, Layout
+from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import memory, shares
 from parallelism.recompute import recompute
 from parallelism.shard import fill, wholes
 from parallelism.stage import Batch, gpt2_layers
 from parallelism.zero_bytes import counting
-from parallelism.zero_units import Ranks
+from parallelism.zero_units import ShardGroups
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
 STEPS, COUNT, SAMPLES = 2, 4, 2  # micro-batches a rank computes, and samples of each
@@ -96,7 +96,7 @@ class Run:
         self.model = made(dtype, frozen, seed=mesh.dp.rank)  # those of dp rank 0 are taken
         parallelize(self.model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), mesh.tp)
         for block in self.model.transformer.h if recomputed else ():
-            recompute(block, Place())
+            recompute(block, BatchPosition())
         given = self.model, gpt2_layers(self.model), schedule_of(schedule), mesh
         self.pp = PipelineParallel(*given, make_optimizer=make, zero_group=group, zero_stage=zero_stage)
         self.zero = self.pp.zero
@@ -252,11 +252,11 @@ def test_bytes_are_sent_for_each_micro_batch(started, monkeypatch, zero_stage):
     counters = []
 
     def counted(comm, group):
-        ranks, more = counting(Ranks.of(comm, group))
+        ranks, more = counting(ShardGroups.of(comm, group))
         counters.extend(more)
         return ranks
 
-    monkeypatch.setattr("parallelism.pipeline_parallel.Ranks", SimpleNamespace(of=counted))
+    monkeypatch.setattr("parallelism.pipeline_parallel.ShardGroups", SimpleNamespace(of=counted))
     run = started(zero_stage, "gpipe")
     run.train()
     (counter,) = counters
@@ -275,9 +275,9 @@ def test_bytes_are_sent_for_each_micro_batch(started, monkeypatch, zero_stage):
 def test_the_planner_counts_what_a_rank_holds(started, schedule, zero_stage):
     """Of the rank that holds most; of working memory too much, as it may be that layers' parts come one by one."""
     run = started(zero_stage, schedule)
-    layout = Layout(dp=2, pp=2, schedule=schedule, virtual_stages=len(run.pp.parts), zero_stage=zero_stage)
+    layout = ParallelLayout(dp=2, pp=2, schedule=schedule, virtual_stages=len(run.pp.parts), zero_stage=zero_stage)
     layout = layout._replace(num_micro_batches=COUNT, micro_batch_size=SAMPLES)
-    job = Job(CONFIG, run.num_samples, dtype="float64")
+    job = TrainingJob(CONFIG, run.num_samples, dtype="float64")
     counted = memory(job, layout, shares(job, layout), owners=2)
     working = sum(tensor.nbytes for _, tensor in run.zero.gradients.working)
     if zero_stage == 3:

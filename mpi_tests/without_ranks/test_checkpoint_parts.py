@@ -20,7 +20,7 @@ import torch
 from parallelism.checkpoint import (
     Checkpoint,
     Extent,
-    Part,
+    TensorShard,
     arena_parts,
     check_same,
     fingerprint,
@@ -83,7 +83,7 @@ class Rank:
             local = shard_of(name, "parameter", tp_rank, layout.tp)
             place = (MODEL[name][1], tp_rank, layout.tp) if layout.tp > 1 and MODEL[name][1] else ()
             extent = Extent(MODEL[name][0], 0, local.numel(), *place)
-            parts[name] = Part(name, "parameter", extent, local, is_copy=stage > 0 and name == "wte.weight")
+            parts[name] = TensorShard(name, "parameter", extent, local, is_copy=stage > 0 and name == "wte.weight")
             slices[name] = slice(end, end + local.numel())
             end += local.numel() + GAP
         begin, stop = (end * n // layout.zero for n in (zero_rank, zero_rank + 1))
@@ -237,7 +237,7 @@ class TestBadInput:
     def wrong(self, tmp_path, **changes):
         path = next(iter(found(tmp_path)), None) or save(tmp_path, ranks_of(Layout(1, 1, 1)))
         checkpoint = Checkpoint(path)
-        part = Part("h.1.norm.weight", "parameter", Extent((7,), 0, 7), torch.zeros(7))._replace(**changes)
+        part = TensorShard("h.1.norm.weight", "parameter", Extent((7,), 0, 7), torch.zeros(7))._replace(**changes)
         with pytest.raises(ValueError) as raised:  # noqa: PT011 - the test looks at the words
             checkpoint.check([part])
         return str(raised.value).replace(str(tmp_path), "")

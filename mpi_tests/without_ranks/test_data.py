@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 
-from models.data import Tokens, Windows, language_reference, load_tokens, split, windows
+from models.data import Tokens, TokenWindows, language_reference, load_tokens, split, windows
 
 
 def write_llmc(path, ids, magic=20240520, version=1, count=None):
@@ -156,8 +156,8 @@ def test_split_names_the_largest_block_size():
     with refuses(f"some.bin: {message}"):
         split(some_tokens(100), 0.1, 32)
     train, val = split(some_tokens(100), 0.1, 9)
-    assert len(Windows(train, 9, seed=0)) > 0
-    assert len(Windows(val, 9, seed=None)) == 1
+    assert len(TokenWindows(train, 9, seed=0)) > 0
+    assert len(TokenWindows(val, 9, seed=None)) == 1
 
 
 def test_split_errors():
@@ -188,7 +188,7 @@ def test_windows_do_not_run_past_the_ends(start):
 @pytest.mark.parametrize("extra", [0, 1, 4])
 def test_training_windows_tile_the_text_from_the_epochs_phase(block_size, extra):
     ids = np.arange(4 * block_size + extra)
-    tiling = Windows(ids, block_size, seed=3)
+    tiling = TokenWindows(ids, block_size, seed=3)
     count, phases = len(tiling), set()
     for epoch in range(60):
         tiling.set_epoch(epoch)
@@ -204,7 +204,7 @@ def test_training_windows_tile_the_text_from_the_epochs_phase(block_size, extra)
 
 def test_phases_repeat_with_the_seed():
     def phases(seed):
-        tiling = Windows(np.arange(1000), 100, seed)
+        tiling = TokenWindows(np.arange(1000), 100, seed)
         return [tiling.set_epoch(epoch) or int(tiling.batch(np.array([0]))[0][0, 0]) for epoch in range(10)]
 
     assert phases(1) == phases(1)
@@ -212,7 +212,7 @@ def test_phases_repeat_with_the_seed():
 
 
 def test_validation_windows_stay():
-    tiling = Windows(np.arange(21), 5, seed=None)
+    tiling = TokenWindows(np.arange(21), 5, seed=None)
     tiling.set_epoch(7)
     assert tiling.batch(np.arange(len(tiling)))[0].ravel().tolist() == list(range(20))
 
@@ -228,9 +228,9 @@ def test_validation_windows_stay():
 )
 def test_windows_errors(args, message):
     with refuses(message):
-        Windows(np.arange(args[0]), *args[1:])
+        TokenWindows(np.arange(args[0]), *args[1:])
 
 
 def test_epochs_are_counted_from_0():
     with refuses("epoch=-1 must be at least 0"):
-        Windows(np.arange(9), 2, seed=0).set_epoch(-1)
+        TokenWindows(np.arange(9), 2, seed=0).set_epoch(-1)

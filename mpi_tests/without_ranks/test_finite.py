@@ -7,24 +7,24 @@ import torch
 from torch import nn
 
 from parallelism.deferred import WeightGradients
-from parallelism.finite import Watch
+from parallelism.finite import GradientMonitor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_that_overflow_when_they_are_added(dtype):
     """The weight's gradient and the bias's; those that are there stay."""
     layer = nn.Linear(2, 1).to(dtype)
-    watch, later = Watch(layer), WeightGradients()
+    monitor, later = GradientMonitor(layer), WeightGradients()
     for scale, found in ((1e10, ""), (1e30, "weight"), (1.0, "weight"), (math.inf, "weight")):
         later.put_off(
             layer.weight, layer.bias, torch.full((3, 2), 1e10, dtype=dtype), torch.full((3, 1), scale).to(dtype)
         )
         later.add()
-        assert watch.found() == found
+        assert monitor.found() == found
     layer.weight.grad = None
     later.put_off(layer.weight, layer.bias, torch.zeros(1, 2, dtype=dtype), torch.ones(1, 1, dtype=dtype))
     later.add()
-    assert watch.found() == "bias"
+    assert monitor.found() == "bias"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -32,7 +32,7 @@ def test_gradients_that_are_watched(dtype):
     """The first in the backward pass is found, in whichever micro-batch; large gradients are no trouble."""
     model = nn.ParameterDict({name: torch.ones(8, dtype=dtype) for name in "abcd"})
     model["d"].requires_grad_(False)
-    watch = Watch(model)
+    monitor = GradientMonitor(model)
     factors = {"a": 1.0, "b": 2e4, "c": 2e4}
 
     def backward():
@@ -40,10 +40,10 @@ def test_gradients_that_are_watched(dtype):
             (model[name] * factors[name]).sum().backward()
 
     backward()
-    assert watch.found() == ""
+    assert monitor.found() == ""
     factors |= {"a": math.inf, "b": math.nan}
     backward()
     factors |= {"a": 1.0, "b": 1.0}
     backward()
-    assert watch.found() == "b"
-    assert watch.found() == ""
+    assert monitor.found() == "b"
+    assert monitor.found() == ""

@@ -8,7 +8,7 @@ import torch
 
 from models.gpt import GPT, GPTConfig
 from models.optimizer import AdamW, adamw, learning_rate
-from parallelism.precision import Masters
+from parallelism.precision import MasterWeights
 
 
 def test_matrices_decay_and_vectors_do_not():
@@ -80,7 +80,7 @@ def test_masters_are_updated_as_float32_parameters_are(grad_dtype):
     torch.manual_seed(0)
     plain = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in {"a": (6, 5), "b": (7,)}.items()}
     params = {name: torch.nn.Parameter(param.detach().bfloat16()) for name, param in plain.items()}
-    masters = Masters(params, {name: param.detach().clone() for name, param in plain.items()})
+    masters = MasterWeights(params, {name: param.detach().clone() for name, param in plain.items()})
     optimizers = [adamw(each.values(), lr=0.1, weight_decay=0.1) for each in (plain, masters.pieces)]
     for _ in range(3):
         for name, param in params.items():

@@ -9,7 +9,7 @@ from parallelism.pipeline_schedule import files, picture
 from parallelism.pipeline_schedule.__main__ import main
 from parallelism.pipeline_schedule.actions import Schedule, parse
 from parallelism.pipeline_schedule.basic import gpipe, one_f_one_b
-from parallelism.pipeline_schedule.picture import Grid, planned, text
+from parallelism.pipeline_schedule.picture import ScheduleGrid, planned, text
 from parallelism.pipeline_schedule.price import Costs, Span, price
 from parallelism.pipeline_schedule.registry import make
 
@@ -101,7 +101,7 @@ def test_grids_share_their_time_and_their_colors():
         Span(1, "wait for activation", 0, 1),
         Span(0, "all_reduce of stage 0", 4, 6),
     ]
-    drawn = picture.figure([planned(timeline), Grid("happened", 2, happened)])
+    drawn = picture.figure([planned(timeline), ScheduleGrid("happened", 2, happened)])
     above, below = drawn.axes
     assert above.get_xlim() == below.get_xlim()
     assert above.get_xlim()[1] > 9.5

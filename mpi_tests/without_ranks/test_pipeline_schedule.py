@@ -16,8 +16,8 @@ from parallelism import pipeline_schedule
 from parallelism.pipeline_schedule import files
 from parallelism.pipeline_schedule.actions import Action, Schedule, num_alive, parse
 from parallelism.pipeline_schedule.basic import one_f_one_b
-from parallelism.pipeline_schedule.failure import Place, ProofError
-from parallelism.pipeline_schedule.messages import Message, Post, Put, Take, program
+from parallelism.pipeline_schedule.failure import ActionPosition, ProofError
+from parallelism.pipeline_schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
 from parallelism.pipeline_schedule.proof import prove
 from parallelism.pipeline_schedule.registry import make, names
 
@@ -181,46 +181,66 @@ H1 = make("zb_h1", 3, 4)  # rank 0: 0F0 0F1 0F2 0I0 0W0 0F3 ...
 V = make("zb_v", 2, 3)  # rank 1: 1F0 2F0 1F1 2F1 2I0 2W0 ...
 ONE, THREE = PLAIN.orders[1], PLAIN.orders[3]
 DAMAGES = {
-    "left out": (changed(PLAIN, 1, without(ONE, 5)), "1B1 is missing, of stages 0 to 3", Place(1, 15)),
-    "left out: the weights' part": (changed(H1, 0, without(H1.orders[0], 4)), "0W0 is missing", Place(0, 11)),
-    "left out: the inputs' part": (changed(H1, 0, without(H1.orders[0], 3)), "0I0 is missing", Place(0, 11)),
-    "left out: a forward pass": (changed(PLAIN, 3, without(THREE, 2)), "3F1 is missing", Place(3, 15)),
-    "a stage is not there": (written("0F0 0B0", "2F0 2B0"), "1F0 is missing, of stages 0 to 2", Place(1, 0)),
-    "a far micro-batch": (written("0F0 0B0 0F999999999 0B999999999"), "0F1 is missing", Place(0, 4)),
-    "a far stage": (written("0F0 0B0 999999999F0"), "1F0 is missing", Place(0, 2)),
-    "twice": (changed(PLAIN, 1, [*ONE[:5], ONE[4], *ONE[5:]]), "1F3 is there twice", Place(1, 5)),
-    "whole and part": (changed(PLAIN, 1, [*ONE[:6], parse("1W0"), *ONE[6:]]), "1W0 is a part of 1B0", Place(1, 6)),
-    "parts of another": (changed(PLAIN, 1, [*ONE[:3], parse("1I0"), *ONE[4:]]), "1W0 is missing", Place(1, 16)),
+    "left out": (changed(PLAIN, 1, without(ONE, 5)), "1B1 is missing, of stages 0 to 3", ActionPosition(1, 15)),
+    "left out: the weights' part": (changed(H1, 0, without(H1.orders[0], 4)), "0W0 is missing", ActionPosition(0, 11)),
+    "left out: the inputs' part": (changed(H1, 0, without(H1.orders[0], 3)), "0I0 is missing", ActionPosition(0, 11)),
+    "left out: a forward pass": (changed(PLAIN, 3, without(THREE, 2)), "3F1 is missing", ActionPosition(3, 15)),
+    "a stage is not there": (written("0F0 0B0", "2F0 2B0"), "1F0 is missing, of stages 0 to 2", ActionPosition(1, 0)),
+    "a far micro-batch": (written("0F0 0B0 0F999999999 0B999999999"), "0F1 is missing", ActionPosition(0, 4)),
+    "a far stage": (written("0F0 0B0 999999999F0"), "1F0 is missing", ActionPosition(0, 2)),
+    "twice": (changed(PLAIN, 1, [*ONE[:5], ONE[4], *ONE[5:]]), "1F3 is there twice", ActionPosition(1, 5)),
+    "whole and part": (
+        changed(PLAIN, 1, [*ONE[:6], parse("1W0"), *ONE[6:]]),
+        "1W0 is a part of 1B0",
+        ActionPosition(1, 6),
+    ),
+    "parts of another": (
+        changed(PLAIN, 1, [*ONE[:3], parse("1I0"), *ONE[4:]]),
+        "1W0 is missing",
+        ActionPosition(1, 16),
+    ),
     "on another rank": (
         changed(changed(PLAIN, 1, without(ONE, 5)), 2, [*PLAIN.orders[2][:3], ONE[5], *PLAIN.orders[2][3:]]),
         "1B1 is on rank 2, but stage 1 belongs to rank 1",
-        Place(2, 3),
+        ActionPosition(2, 3),
     ),
-    "no action": (changed(PLAIN, 1, [*ONE, Action(1, "X", 0)]), "1X0 is no action", Place(1, 16)),
-    "below zero": (changed(PLAIN, 1, [*ONE, Action(1, "F", -1)]), "1F-1 is no action", Place(1, 16)),
-    "no actions": (replace(PLAIN, orders=(*PLAIN.orders, ()), peaks=(9,) * 5), "rank 4 has no action", Place(4, 0)),
-    "backward first, last stage": (changed(PLAIN, 3, moved(THREE, 0, 1)), "3B0 needs 3F0, which has not", Place(3, 0)),
-    "weights first": (changed(H1, 0, moved(H1.orders[0], 3, 4)), "0W0 needs 0I0, which has not", Place(0, 3)),
-    "the turn of a V": (changed(V, 1, moved(V.orders[1], 0, 1)), "2F0 needs 1F0, which has not", Place(1, 0)),
+    "no action": (changed(PLAIN, 1, [*ONE, Action(1, "X", 0)]), "1X0 is no action", ActionPosition(1, 16)),
+    "below zero": (changed(PLAIN, 1, [*ONE, Action(1, "F", -1)]), "1F-1 is no action", ActionPosition(1, 16)),
+    "no actions": (
+        replace(PLAIN, orders=(*PLAIN.orders, ()), peaks=(9,) * 5),
+        "rank 4 has no action",
+        ActionPosition(4, 0),
+    ),
+    "backward first, last stage": (
+        changed(PLAIN, 3, moved(THREE, 0, 1)),
+        "3B0 needs 3F0, which has not",
+        ActionPosition(3, 0),
+    ),
+    "weights first": (changed(H1, 0, moved(H1.orders[0], 3, 4)), "0W0 needs 0I0, which has not", ActionPosition(0, 3)),
+    "the turn of a V": (changed(V, 1, moved(V.orders[1], 0, 1)), "2F0 needs 1F0, which has not", ActionPosition(1, 0)),
     "backward first": (
         changed(PLAIN, 1, moved(ONE, 3, 0)),
         "1B0 of rank 1 waits for the gradient of micro-batch 0 for stage 1, rank 2 to 1; "
         "2F0 of rank 2 waits for the activation of micro-batch 0 for stage 2, rank 1 to 2",
-        Place(1, 0),
-        Place(2, 0),
+        ActionPosition(1, 0),
+        ActionPosition(2, 0),
     ),
     "a circle": (
         written("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", "2F0 2B0 2F1 2B1"),
         "0B0 of rank 0 waits for the gradient of micro-batch 0 for stage 0, rank 1 to 0; "
         "1F1 of rank 1 waits for the activation of micro-batch 1 for stage 1, rank 0 to 1",
-        Place(0, 1),
-        Place(1, 1),
+        ActionPosition(0, 1),
+        ActionPosition(1, 1),
     ),
-    "a lower peak": (replace(PLAIN, peaks=(4, 2, 2, 1)), "1F2 makes 3 activations alive on rank 1, wh", Place(1, 2)),
+    "a lower peak": (
+        replace(PLAIN, peaks=(4, 2, 2, 1)),
+        "1F2 makes 3 activations alive on rank 1, wh",
+        ActionPosition(1, 2),
+    ),
     "weights too late": (
         changed(H1, 2, moved(H1.orders[2], 6, 7)),
         "2F3 makes 4 activations alive on rank 2, which states 3",
-        Place(2, 6),
+        ActionPosition(2, 6),
     ),
 }
 
@@ -307,28 +327,31 @@ def again(kind, nth):
 
 
 def all_posts_first(ops):
-    return sorted(ops, key=lambda op: not isinstance(op, Post))
+    return sorted(ops, key=lambda op: not isinstance(op, PostRecv))
 
 
-STRAY = Put(Message(False, 2, 0, source=1, dest=0))
+STRAY = StartSend(StageMessage(False, 2, 0, source=1, dest=0))
 PROGRAMS = {  # of the middle rank
-    "no activation is sent": (left_out(Put, 0), "2F0 of rank 2 waits for the activation of micro-batch 0 for stage 2"),
+    "no activation is sent": (
+        left_out(StartSend, 0),
+        "2F0 of rank 2 waits for the activation of micro-batch 0 for stage 2",
+    ),
     "no last gradient is sent": (
-        left_out(Put, -1),
+        left_out(StartSend, -1),
         "0B4 of rank 0 waits for the gradient of micro-batch 4 for stage 0",
     ),
-    "no receive is posted": (left_out(Post, 3), "is taken out of turn on rank 1"),
-    "nobody waits": (left_out(Take, 0), "1F0 needs 0F0, which has not been done on rank 1"),
+    "no receive is posted": (left_out(PostRecv, 3), "is taken out of turn on rank 1"),
+    "nobody waits": (left_out(WaitRecv, 0), "1F0 needs 0F0, which has not been done on rank 1"),
     "an action is not done": (lambda ops: without(ops, 4, 5), "the program has 1F1 here on rank 1"),
-    "sent twice": (again(Put, 1), "is sent out of turn on rank 1"),
+    "sent twice": (again(StartSend, 1), "is sent out of turn on rank 1"),
     "sent before it is made": (lambda ops: [ops[-1], *ops], "is sent out of turn on rank 1"),
     "sent to one who does not wait": (
         lambda ops: [*ops[:5], STRAY, *ops[5:]],
         "rank 1 to 0 is never taken on rank 0",
     ),
-    "posted twice": (again(Post, -1), "is posted out of turn on rank 1"),
-    "posted for nothing": (lambda ops: [*ops, Post(STRAY.message._replace(dest=1))], "is never taken on rank 1"),
-    "taken twice": (again(Take, 3), "is taken out of turn on rank 1"),
+    "posted twice": (again(PostRecv, -1), "is posted out of turn on rank 1"),
+    "posted for nothing": (lambda ops: [*ops, PostRecv(STRAY.message._replace(dest=1))], "is never taken on rank 1"),
+    "taken twice": (again(WaitRecv, 3), "is taken out of turn on rank 1"),
     "posted too far ahead": (all_posts_first, "receives are posted at once on rank 1"),
 }
 
@@ -349,7 +372,7 @@ def test_a_program_that_ends_before_its_order_is_found():
     schedule = make("gpipe", 2, 2)
     with pytest.raises(ProofError, match="the program ends here on rank 0") as caught:
         prove(schedule, lambda schedule, rank: list(program(schedule, rank))[: -1 if rank == 0 else None])
-    assert caught.value.places == (Place(0, 3),)
+    assert caught.value.places == (ActionPosition(0, 3),)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "txt"])

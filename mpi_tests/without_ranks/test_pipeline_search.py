@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from parallelism.pipeline_schedule.greedy import Greedy, Job, policies
+from parallelism.pipeline_schedule.greedy import Greedy, SchedulingProblem, policies
 from parallelism.pipeline_schedule.improve import found, improve
 from parallelism.pipeline_schedule.price import Costs, price
 from parallelism.pipeline_schedule.proof import prove
@@ -93,7 +93,7 @@ def test_no_policy_runs_out_of_memory():
         costs = uneven(num_ranks * virtual_stages)
         for home in placements(num_ranks, virtual_stages):
             for limit in (virtual_stages, virtual_stages + 1, 3 * virtual_stages):
-                job = Job(home, num_micro_batches, costs, (limit,) * num_ranks)
+                job = SchedulingProblem(home, num_micro_batches, costs, (limit,) * num_ranks)
                 for policy in policies(job):
                     made = finished(found(job, Greedy(job, policy).run()))
                     assert max(made.peaks) <= limit
@@ -105,15 +105,15 @@ def test_nothing_is_faster_than_the_bound():
         limits = (99,) * num_ranks
         for schedule in known(num_ranks, num_micro_batches, virtual_stages):
             home = tuple(schedule.home[stage] for stage in range(schedule.num_stages))
-            least_s = bound_s(Job(home, num_micro_batches, costs, limits))
+            least_s = bound_s(SchedulingProblem(home, num_micro_batches, costs, limits))
             assert least_s <= price(schedule, costs).span_s * (1 + 1e-9)
-    assert bound_s(Job((0, 1, 2, 3), 8, Costs(), (4,) * 4)) == price(make("zb_h1", 4, 8)).span_s
+    assert bound_s(SchedulingProblem((0, 1, 2, 3), 8, Costs(), (4,) * 4)) == price(make("zb_h1", 4, 8)).span_s
 
 
 def test_moving_actions_improves_a_schedule_and_keeps_its_limit():
     costs = Costs(1, 1, 1, 0.5)
     slow = make("1f1b", 4, 8)
-    job = Job((0, 1, 2, 3), 8, costs, (5, 5, 5, 5))
+    job = SchedulingProblem((0, 1, 2, 3), 8, costs, (5, 5, 5, 5))
     start = found(job, slow.orders)
     better = improve(start, random.Random(0), 200_000, 0)
     assert better.span_s < 0.95 * start.span_s <= 0.95 * price(slow, costs).span_s
@@ -126,7 +126,7 @@ def test_moving_actions_improves_a_schedule_and_keeps_its_limit():
 def test_backward_passes_are_whole_where_parts_gain_nothing():
     for name in ("1f1b", "gpipe"):
         made, costs = make(name, 2, 3), Costs(weights=0)
-        parts = found(Job((0, 1), 3, costs, (3, 3)), made.orders)
+        parts = found(SchedulingProblem((0, 1), 3, costs, (3, 3)), made.orders)
         assert sum(map(len, parts.orders)) == 3 * 2 * 3
         assert finished(parts).orders == made.orders
 

@@ -23,27 +23,26 @@ from models.config import GPTConfig
 from models.flags import parse
 from models.gpt import GPT
 from mpi_tests.helpers.launch import ROOT
-from parallelism.dropout import Dropout
-from parallelism.dropout import Place as Drawn
+from parallelism.dropout import BatchPosition, Dropout
 from parallelism.mesh import AXES
 from parallelism.partition import balance
 from parallelism.pipeline_schedule import registry
 from parallelism.pipeline_schedule.actions import FORWARD, count_peaks
 from parallelism.pipeline_schedule.price import Costs, price
 from parallelism.plan import gpt2_plan, matching
-from parallelism.planner import Job, Layout, Machine, best
+from parallelism.planner import Machine, ParallelLayout, TrainingJob, best
 from parallelism.planner.__main__ import __doc__ as described
 from parallelism.planner.__main__ import main
 from parallelism.planner.counts import block_kept, head_kept, precision_of
 from parallelism.planner.flags import asked
 from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
 from parallelism.planner.memory import Memory, alive, memory, outline, rank_params, shares
-from parallelism.planner.passes import Setting, of_stages
-from parallelism.planner.place import Group, Place
+from parallelism.planner.passes import PassContext, of_stages
+from parallelism.planner.place import AxisGroup, RankPlacement
 from parallelism.planner.replicas import shown_s
 from parallelism.planner.report import command, missed, row, slower
-from parallelism.planner.search import Found, Planned, search
-from parallelism.planner.step import Step, Time, played
+from parallelism.planner.search import PlannedLayout, SearchResult, search
+from parallelism.planner.step import StepModel, Time, played
 from parallelism.sequence_parallel import DroppingAttention
 from parallelism.shard import Shard
 from parallelism.stage import cut, gpt2_layers
@@ -63,9 +62,9 @@ def on(world_size, per_node=8, network=NDR, flops_per_s=5e14, memory_bytes=72e9)
 
 
 def step_of(job, layout, machine):
-    place = Place(layout, machine.node_of, machine.network, job.head_ranks(layout.sp))
-    setting = Setting(job, layout, place, machine.flops_per_s, machine.least_pass_s)
-    return Step(setting, of_stages(setting), machine.network.copy_s_per_byte)
+    place = RankPlacement(layout, machine.node_of, machine.network, job.head_ranks(layout.sp))
+    setting = PassContext(job, layout, place, machine.flops_per_s, machine.least_pass_s)
+    return StepModel(setting, of_stages(setting), machine.network.copy_s_per_byte)
 
 
 def same(value):
@@ -80,13 +79,13 @@ def parted(model, config, tp):
     treated = {name: kind for pattern, kind in gpt2_plan(101, 4, 2).items() for name in matching(model, pattern)}
     for name, kind in treated.items():
         module, kind = model.get_submodule(name), type(kind).__name__
-        if kind in ("Column", "Row", "Vocabulary"):
-            dim = 1 if kind == "Row" else 0
+        if kind in ("ColumnParallel", "RowParallel", "Vocabulary"):
+            dim = 1 if kind == "RowParallel" else 0
             whole = module.weight.shape[dim]
             length = Shard(dim, whole, padded=kind == "Vocabulary").part_length(tp)
             shape = [length if d == dim else n for d, n in enumerate(module.weight.shape)]
             module.weight = torch.nn.Parameter(torch.empty(shape))
-            if kind == "Column" and module.bias is not None:
+            if kind == "ColumnParallel" and module.bias is not None:
                 module.bias = torch.nn.Parameter(torch.empty(length))
     model.lm_head.weight = model.transformer.wte.weight
     return model
@@ -96,10 +95,10 @@ def parted(model, config, tp):
 @each_schedule
 def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, bias):
     config = replace(SMALL, bias=bias)
-    job = Job(config, 4)
+    job = TrainingJob(config, 4)
     for pp, tp in product((1, 2), (1, 2)):
         stages, _ = outline(name, pp, registry.REGISTRY[name].virtual_stages)
-        layout = Layout(pp=pp, tp=tp, schedule=name, virtual_stages=len(stages[0]))
+        layout = ParallelLayout(pp=pp, tp=tp, schedule=name, virtual_stages=len(stages[0]))
         for rank in range(pp):
             model = parted(GPT(config), config, tp)
             layers = gpt2_layers(model)
@@ -110,13 +109,13 @@ def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, bias
 
 def test_bytes_of_parameters_gradients_and_states():
     """Of torch's own AdamW, after a step."""
-    job, model = Job(SMALL, 1), GPT(SMALL)
+    job, model = TrainingJob(SMALL, 1), GPT(SMALL)
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     model(tokens, tokens)[1].backward()
     optimizer.step()
     states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
-    held = memory(job, Layout(), shares(job, Layout()), owners=1)
+    held = memory(job, ParallelLayout(), shares(job, ParallelLayout()), owners=1)
     assert held.parameters == sum(p.nbytes for p in model.parameters())
     assert held.gradients == sum(p.grad.nbytes for p in model.parameters())
     assert held.optimizer == sum(state.nbytes for state in states)
@@ -128,8 +127,8 @@ def test_bytes_of_parameters_gradients_and_states():
 )
 def test_mixed_precision_is_as_published(zero_stage, per_param):
     """(2 + 2 + K) Psi with K = 12, shared by 8 ranks: ZeRO, figure 1."""
-    job = Job(SMALL, 8, dtype="bfloat16", master_weights=True, grad_dtype="bfloat16")
-    held = memory(job, Layout(dp=8, zero_stage=zero_stage), shares(job, Layout(dp=8)), owners=8)
+    job = TrainingJob(SMALL, 8, dtype="bfloat16", master_weights=True, grad_dtype="bfloat16")
+    held = memory(job, ParallelLayout(dp=8, zero_stage=zero_stage), shares(job, ParallelLayout(dp=8)), owners=8)
     total = held.parameters + held.gradients + held.optimizer
     assert total == same(per_param * sum(p.numel() for p in GPT(SMALL).parameters()))
 
@@ -159,8 +158,8 @@ def test_a_block_keeps_what_autograd_saves(recompute, n_kv_head):
     def run():
         return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) if recompute == "full" else block(x)
 
-    job = Job(config, 3)
-    counted = block_kept(job, Layout(recompute=recompute, micro_batch_size=3)).nbytes(precision_of(job))
+    job = TrainingJob(config, 3)
+    counted = block_kept(job, ParallelLayout(recompute=recompute, micro_batch_size=3)).nbytes(precision_of(job))
     assert counted == pytest.approx(saved_bytes(run, block), rel=0.01)
 
 
@@ -168,12 +167,12 @@ def test_dropout_keeps_masks_and_probabilities():
     """Within a twentieth, in float32, where masks take as much as what they are of."""
     config = replace(SMALL, n_kv_head=None, bias=False, dropout=0.5)
     block = GPT(config).transformer.h[0]
-    block.attn.attend = DroppingAttention(block.attn.attend, Dropout(0.5, 0, Drawn()))
-    block.attn.resid_dropout, block.mlp.dropout = Dropout(0.5, 1, Drawn()), Dropout(0.5, 2, Drawn())
+    block.attn.attend = DroppingAttention(block.attn.attend, Dropout(0.5, 0, BatchPosition()))
+    block.attn.resid_dropout, block.mlp.dropout = Dropout(0.5, 1, BatchPosition()), Dropout(0.5, 2, BatchPosition())
     x = torch.randn(3, 32, 64, requires_grad=True)
     saved = saved_bytes(lambda: block(x), block)
-    job = Job(config, 3)
-    counted = block_kept(job, Layout(micro_batch_size=3)).nbytes(precision_of(job))
+    job = TrainingJob(config, 3)
+    counted = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
     assert counted == pytest.approx(saved, rel=0.05)
 
 
@@ -183,8 +182,8 @@ def test_autocast_keeps_weights_in_16_bits_too():
     x = torch.randn(3, 32, 64, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         saved = saved_bytes(lambda: block(x), block)
-    job = Job(SMALL, 3, dtype="bfloat16")
-    counted = block_kept(job, Layout(micro_batch_size=3)).nbytes(precision_of(job))
+    job = TrainingJob(SMALL, 3, dtype="bfloat16")
+    counted = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
     assert counted == pytest.approx(saved, rel=0.1)
 
 
@@ -192,15 +191,17 @@ def test_the_head_keeps_what_autograd_saves():
     gpt = GPT(SMALL)
     x, targets = torch.randn(3, 32, 64, requires_grad=True), torch.zeros(3, 32, dtype=torch.int64)
     saved = saved_bytes(lambda: gpt.loss(gpt.lm_head(gpt.transformer.ln_f(x)), targets), gpt)
-    job = Job(SMALL, 3)
-    assert head_kept(job, Layout(micro_batch_size=3)).nbytes(precision_of(job)) == pytest.approx(saved, rel=0.02)
+    job = TrainingJob(SMALL, 3)
+    assert head_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job)) == pytest.approx(
+        saved, rel=0.02
+    )
 
 
 def test_16_bits_are_as_published():
     """34 s b h with dropout's masks of one byte, 32 without; 16 of those s b h of the 24 a split is of."""
-    job = Job(replace(LARGE, n_head=1), 1, dtype="float16", master_weights=True)
+    job = TrainingJob(replace(LARGE, n_head=1), 1, dtype="float16", master_weights=True)
     for tp, sequence in ((1, False), (8, False), (8, True)):
-        kept = block_kept(job, Layout(tp=tp, sequence_parallel=sequence))._replace(float32=0)
+        kept = block_kept(job, ParallelLayout(tp=tp, sequence_parallel=sequence))._replace(float32=0)
         parts = 8 + 24 / tp if not sequence else 32 / tp
         assert kept.nbytes(precision_of(job)) == same(parts * 2048 * 4096)
 
@@ -238,8 +239,8 @@ def test_a_pipeline_takes_what_its_schedule_takes(name):
     config = replace(SMALL, n_layer=24)
     for pp, m in ((2, 3), (4, 4), (4, 23), (3, 40)):
         v = registry.REGISTRY[name].virtual_stages
-        layout = Layout(pp=pp, schedule=name, virtual_stages=v, num_micro_batches=m)
-        step = step_of(Job(config, m), layout, on(pp, network=FREE, flops_per_s=1e9))
+        layout = ParallelLayout(pp=pp, schedule=name, virtual_stages=v, num_micro_batches=m)
+        step = step_of(TrainingJob(config, m), layout, on(pp, network=FREE, flops_per_s=1e9))
         forward, inputs, weights = (step.costs[:, kind].sum(1).tolist() for kind in range(3))
         timeline = price(registry.make(name, pp, m, v), Costs(forward, inputs, weights))
         played_out = name != "zb_v" or m < 4 * pp
@@ -253,8 +254,8 @@ def test_a_pipeline_takes_what_its_schedule_takes(name):
 @pytest.mark.parametrize(("zero_stage", "dp", "zero"), [(0, 1, 0), (1, 1, 0), (2, 0.5, 0.5)])
 def test_stages_1_and_2_gather_what_they_have_updated(zero_stage, dp, zero):
     """Where computing takes no time, on two ranks: half of all parameters each way."""
-    network, job = Network(Link(0, 0), Link(0, 1e-9), 0, 0, 0), Job(replace(SMALL, n_layer=8), 12)
-    layout = Layout(dp=2, zero_stage=zero_stage)
+    network, job = Network(Link(0, 0), Link(0, 1e-9), 0, 0, 0), TrainingJob(replace(SMALL, n_layer=8), 12)
+    layout = ParallelLayout(dp=2, zero_stage=zero_stage)
     time = step_of(job, layout, on(2, 1, network, flops_per_s=1e30)).time()
     whole_s = max(rank_params(job, layout)) * 4 * 1e-9
     assert (time.dp / whole_s, time.zero / whole_s) == pytest.approx((dp, zero), rel=1e-6)
@@ -265,9 +266,9 @@ def test_zero_in_a_pipeline_is_sent_for_each_micro_batch(name):
     """Where computing takes no time: gradients, in stage 3 and twice the parameters; half of each between two ranks."""
     config, m, per_byte = replace(SMALL, n_layer=8), 6, 1e-9
     network = Network(Link(0, 0), Link(0, per_byte), 0, 0, 0)
-    layout = Layout(dp=2, pp=2, schedule=name, num_micro_batches=m)
+    layout = ParallelLayout(dp=2, pp=2, schedule=name, num_micro_batches=m)
     layout = layout._replace(virtual_stages=registry.REGISTRY[name].virtual_stages)
-    job = Job(config, 2 * m)
+    job = TrainingJob(config, 2 * m)
     half_s = max(rank_params(job, layout)) * 4 / 2 * per_byte
     for zero_stage, passes in ((1, 0), (2, 1), (3, 3)):
         step = step_of(job, layout._replace(zero_stage=zero_stage), on(4, 1, network, flops_per_s=1e30))
@@ -280,7 +281,10 @@ def test_zero_in_a_pipeline_is_sent_for_each_micro_batch(name):
 def test_gradients_of_a_pipeline_go_stage_by_stage():
     """Where computing takes no time: at most those of a rank's two stages, and of the tied vocabulary, show."""
     config, start_s, per_byte = replace(SMALL, n_layer=8), 1e-3, 1e-9
-    job, layout = Job(config, 4), Layout(dp=2, pp=2, schedule="interleaved", num_micro_batches=2, virtual_stages=2)
+    job, layout = (
+        TrainingJob(config, 4),
+        ParallelLayout(dp=2, pp=2, schedule="interleaved", num_micro_batches=2, virtual_stages=2),
+    )
     network = Network(Link(0, 0), Link(start_s, per_byte), 0, 0, 0)
     step = step_of(job, layout, on(4, 1, network, flops_per_s=1e30))
     each = 2 * start_s + max(rank_params(job, layout)) * 4 * per_byte
@@ -290,7 +294,7 @@ def test_gradients_of_a_pipeline_go_stage_by_stage():
 
 def test_zero_makes_pipelines_fit():
     """What a rank holds is less with each stage."""
-    job, layout = Job(LARGE, 64), Layout(dp=8, pp=4, num_micro_batches=8)
+    job, layout = TrainingJob(LARGE, 64), ParallelLayout(dp=8, pp=4, num_micro_batches=8)
     held = [memory(job, layout._replace(zero_stage=stage), shares(job, layout), owners=8).total for stage in range(4)]
     assert held == sorted(held, reverse=True)
     fixed = {"dp": 8, "pp": 4, "recompute": "none", "micro_batch_size": 1, "schedule": "1f1b"}
@@ -303,8 +307,8 @@ def test_data_parallelism_by_hand():
     """Three parts of a gradient, of which the first two go while the backward pass is on."""
     config = GPTConfig(vocab_size=8, block_size=4, n_layer=2, n_head=1, n_embd=4)
     network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0)
-    job = Job(config, 2, bucket_mb=208 * 4 / 2**20)
-    step = step_of(job, Layout(dp=2), on(2, 1, network, flops_per_s=1e6))
+    job = TrainingJob(config, 2, bucket_mb=208 * 4 / 2**20)
+    step = step_of(job, ParallelLayout(dp=2), on(2, 1, network, flops_per_s=1e6))
     block = 12 * 16 + 8  # matrices and norms
     backward_s = (2 * 2 * 12 * 16 + 2 * 4 * 4 * 4) * 4 / 1e6
     head_s = 2 * 2 * 4 * 8 * 4 / 1e6
@@ -331,8 +335,8 @@ def test_tensor_parallelism_by_hand():
     """Two sums a block forward; backward two of which the weights' products hide what they can."""
     network = Network(Link(0, 0), Link(1e-3, 0), 0, 0, 0)
     for flops_per_s, hides in ((1e15, False), (1e3, True)):
-        job = Job(replace(SMALL, n_kv_head=None), 1)
-        step = step_of(job, Layout(tp=2), on(2, 1, network, flops_per_s))
+        job = TrainingJob(replace(SMALL, n_kv_head=None), 1)
+        step = step_of(job, ParallelLayout(tp=2), on(2, 1, network, flops_per_s))
         forward = 2 * SMALL.n_layer + 1 + 2  # and of the embedding, and two of the loss
         backward = 0 if hides else 2 * SMALL.n_layer + 1
         assert step.time().tp == pytest.approx((forward + backward) * 1e-3, rel=1e-6)
@@ -342,8 +346,8 @@ def test_messages_between_stages_pass_between_nodes_or_within():
     network = Network(Link(1e-6, 0), Link(1e-3, 0), 0, 0, 0)
     config = replace(SMALL, n_layer=4)
     for per_node, message_s in ((4, 1e-6), (2, 1e-3)):
-        layout = Layout(dp=1, pp=2, tp=2, num_micro_batches=1, micro_batch_size=1)
-        step = step_of(Job(config, 1), layout, on(4, per_node, network._replace(meet_s=0), 1e9))
+        layout = ParallelLayout(dp=1, pp=2, tp=2, num_micro_batches=1, micro_batch_size=1)
+        step = step_of(TrainingJob(config, 1), layout, on(4, per_node, network._replace(meet_s=0), 1e9))
         plain = price(
             registry.make("1f1b", 2, 1), Costs(*(step.costs[:, kind].sum(1).tolist() for kind in range(3)), message_s)
         )
@@ -370,7 +374,7 @@ def test_stages_of_which_a_rank_has_the_last_passes(name):
 def test_groups_share_the_way_out_of_their_node():
     """Four groups of one rank a node take as long as one group that sends four times as many bytes, all at once."""
     network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0, nic=Link(1e-4, 5e-7))
-    place = Place(Layout(dp=2, tp=4), [0] * 4 + [1] * 4, network)
+    place = RankPlacement(ParallelLayout(dp=2, tp=4), [0] * 4 + [1] * 4, network)
     assert place.replicas.nodes == ((0,), (1,))
     assert place.replicas.groups == 4
     row = find("all_gather", "ring")
@@ -387,13 +391,13 @@ def test_a_group_on_several_nodes_goes_by_levels():
         nodes = in_nodes(size, length)
         for collective in ("all_reduce", "reduce_scatter", "all_gather"):
             whole = predict(find(collective, "hierarchical_direct"), 1 << 28, size, nodes, network=NDR)
-            assert Group(nodes, NDR).seconds(collective, 1 << 28) == pytest.approx(whole, rel=0.1)
+            assert AxisGroup(nodes, NDR).seconds(collective, 1 << 28) == pytest.approx(whole, rel=0.1)
 
 
 def test_axes_lie_as_the_mesh_lays_them():
-    layout = Layout(dp=2, pp=3, sp=4, tp=2)
+    layout = ParallelLayout(dp=2, pp=3, sp=4, tp=2)
     lengths = [getattr(layout, axis) for axis in AXES]
-    place = Place(layout, np.arange(48) // 8, NDR, parts=2)
+    place = RankPlacement(layout, np.arange(48) // 8, NDR, parts=2)
     for rank in range(48):
         dp, pp, sp, tp = np.unravel_index(rank, lengths)
         assert place.node_of[dp, pp, sp // 2, sp % 2, tp] == rank // 8
@@ -412,8 +416,8 @@ def test_layouts_multiply_to_the_world_size_and_are_those_asked_for():
     found = [*meshes(24, {"tp": 2})]
     assert len(set(found)) == len(found) == sum(len(divisors(12 // pp)) for pp in divisors(12))
     assert all(mesh.dp * mesh.pp * mesh.sp * mesh.tp == 24 and mesh.tp == 2 for mesh in found)
-    job = Job(SMALL, 48)
-    for layout in families(job, Layout(dp=4, pp=2, tp=2), {"schedule": "zb_v", "recompute": "none"}):
+    job = TrainingJob(SMALL, 48)
+    for layout in families(job, ParallelLayout(dp=4, pp=2, tp=2), {"schedule": "zb_v", "recompute": "none"}):
         assert layout.dp * layout.micro_batch_size * layout.num_micro_batches == 48
         assert (layout.schedule, layout.virtual_stages, layout.recompute) == ("zb_v", 2, "none")
 
@@ -422,24 +426,24 @@ def test_layouts_multiply_to_the_world_size_and_are_those_asked_for():
 @pytest.mark.parametrize(("n_head", "n_kv_head"), [(4, 4), (12, 4), (6, 2), (8, 1)])
 def test_what_ranks_cannot_share_is_what_parallelize_refuses(mode, n_head, n_kv_head):
     config = GPTConfig(vocab_size=16, block_size=24, n_layer=1, n_head=n_head, n_kv_head=n_kv_head, n_embd=24)
-    plan, model, job = gpt2_plan(16, n_head, n_kv_head), GPT(config), Job(config, 1, sp_mode=mode)
+    plan, model, job = gpt2_plan(16, n_head, n_kv_head), GPT(config), TrainingJob(config, 1, sp_mode=mode)
     for tp, sp in product((1, 2, 3, 4, 6, 8), repeat=2):
         parts = job.head_ranks(sp)
         try:
-            for pattern, treatment in plan.items():
+            for pattern, strategy in plan.items():
                 for name in matching(model, pattern):
-                    treatment.check(name, model.get_submodule(name), tp, parts)
+                    strategy.check(name, model.get_submodule(name), tp, parts)
             refused = False
         except ValueError:
             refused = True
-        assert bool(refused_heads(job, Layout(sp=sp, tp=tp))) == refused, (tp, sp)
+        assert bool(refused_heads(job, ParallelLayout(sp=sp, tp=tp))) == refused, (tp, sp)
 
 
 def test_sequences_that_ranks_cannot_share():
-    job = Job(SMALL, 1)
-    assert [sp for sp in range(1, 33) if not refused_sequence(job, Layout(sp=sp))] == [1, 2, 4, 8, 16]
+    job = TrainingJob(SMALL, 1)
+    assert [sp for sp in range(1, 33) if not refused_sequence(job, ParallelLayout(sp=sp))] == [1, 2, 4, 8, 16]
     striped = job._replace(sp_order="striped")
-    assert [sp for sp in range(1, 33) if not refused_sequence(striped, Layout(sp=sp))] == [1, 2, 4, 8, 16, 32]
+    assert [sp for sp in range(1, 33) if not refused_sequence(striped, ParallelLayout(sp=sp))] == [1, 2, 4, 8, 16, 32]
 
 
 def every_time(job, machine):
@@ -453,7 +457,7 @@ def every_time(job, machine):
 
 
 def test_the_search_leaves_out_nothing_that_is_better():
-    job, machine = Job(replace(SMALL, n_layer=6), 32), on(8, 4, SLOW._replace(between=Link(1e-5, 1e-9)), 1e11)
+    job, machine = TrainingJob(replace(SMALL, n_layer=6), 32), on(8, 4, SLOW._replace(between=Link(1e-5, 1e-9)), 1e11)
     times = every_time(job, machine)
     found = search(job, machine, number=4)
     assert [planned.time.total for planned in found.best] == sorted(times.values())[:4]
@@ -472,7 +476,7 @@ def test_the_search_leaves_out_nothing_that_is_better():
 
 
 def test_faster_links_never_make_a_step_longer():
-    job = Job(replace(SMALL, n_layer=8, block_size=64), 64)
+    job = TrainingJob(replace(SMALL, n_layer=8, block_size=64), 64)
     draw = random.Random(1)
     layouts = [
         layout._replace(zero_stage=draw.randrange(4), zero_group=draw.choice(("all", "node")))
@@ -494,7 +498,7 @@ def test_faster_links_never_make_a_step_longer():
 
 
 def test_more_memory_never_means_fewer_layouts():
-    job = Job(SMALL, 32)
+    job = TrainingJob(SMALL, 32)
     plans = [search(job, on(8, 4, memory_bytes=memory)) for memory in (1e5, 1e6, 3e6, 1e7, 1e9)]
     numbers = [plan.fitting for plan in plans]
     assert numbers == sorted(numbers)
@@ -509,7 +513,7 @@ PLAIN = {"recompute": "selective", "sequence_parallel": True}
 
 def test_tensor_parallelism_stays_in_a_node():
     """Of a model that needs it: activations of one sample are more than a rank can hold."""
-    job = Job(replace(LARGE, n_embd=8192, n_head=64, n_layer=16, block_size=32768), 64)
+    job = TrainingJob(replace(LARGE, n_embd=8192, n_head=64, n_layer=16, block_size=32768), 64)
     machine, alone = on(64), PLAIN | {"sp": 1, "pp": 1}
     found = best(job, machine, alone)
     assert 1 < found.layout.tp <= 8
@@ -518,7 +522,7 @@ def test_tensor_parallelism_stays_in_a_node():
 
 
 def test_over_slow_links_pipelines_or_replicas_win():
-    job, machine = Job(replace(LARGE, n_layer=16), 64, dtype="bfloat16", master_weights=True), on(16, 8, SLOW)
+    job, machine = TrainingJob(replace(LARGE, n_layer=16), 64, dtype="bfloat16", master_weights=True), on(16, 8, SLOW)
     found = search(job, machine, PLAIN, number=3).best
     assert all(planned.layout.tp <= 8 for planned in found)
     assert all(planned.layout.dp * planned.layout.pp > 1 for planned in found)
@@ -526,7 +530,7 @@ def test_over_slow_links_pipelines_or_replicas_win():
 
 
 def test_hundreds_of_ranks_are_planned():
-    job = Job(replace(LARGE, n_layer=48), 1024, dtype="bfloat16", master_weights=True)
+    job = TrainingJob(replace(LARGE, n_layer=48), 1024, dtype="bfloat16", master_weights=True)
     layout = best(job, on(256), PLAIN).layout
     assert layout.dp * layout.pp * layout.sp * layout.tp == 256
 
@@ -536,11 +540,11 @@ def test_hundreds_of_ranks_are_planned():
 
 def test_why_a_layout_is_slower():
     held = Memory(4e9, 4e9, 8e9, 1e9, 0, 0)
-    first = Planned(Layout(dp=4), held, Time(1.0, 0, 0, 0, 0, 0.25, 0))
-    other = Planned(Layout(dp=2, tp=2), held, Time(1.0, 0.5, 0, 0, 0.25, 0, 0))
+    first = PlannedLayout(ParallelLayout(dp=4), held, Time(1.0, 0, 0, 0, 0, 0.25, 0))
+    other = PlannedLayout(ParallelLayout(dp=2, tp=2), held, Time(1.0, 0.5, 0, 0, 0.25, 0, 0))
     assert slower(other, first) == "40.0% slower: 500.0 ms more for sums between tp ranks"
     assert re.sub(" +", " ", row(other, 7000)) == " 1.8 s 4.0k 17.0 GB 14.3% 28.6% compute dp 2 tp 2"
-    assert "  3: why" in [*missed(on(4), Found([first], 1, 1, [(Layout(), held)], Counter({"why": 3})))]
+    assert "  3: why" in [*missed(on(4), SearchResult([first], 1, 1, [(ParallelLayout(), held)], Counter({"why": 3})))]
     assert command(other.layout) == (
         "--dp 2 --pp 1 --sp 1 --tp 2 --zero_stage 0 --zero_group all --recompute none --micro_batch_size 1 "
         "--num_micro_batches 1"
@@ -549,7 +553,7 @@ def test_why_a_layout_is_slower():
 
 def test_gradients_of_fewer_bytes_take_less_time():
     times = [
-        step_of(Job(SMALL, 2, "bfloat16", grad_dtype=grad_dtype), Layout(dp=2), on(2, 1)).time().dp
+        step_of(TrainingJob(SMALL, 2, "bfloat16", grad_dtype=grad_dtype), ParallelLayout(dp=2), on(2, 1)).time().dp
         for grad_dtype in (None, "bfloat16")
     ]
     assert times[1] < times[0]

@@ -22,7 +22,7 @@ from mpi_tests.helpers.played import (
     model_of,
 )
 from parallelism.deferred import WeightGradients, deferring
-from parallelism.dropout import Place
+from parallelism.dropout import BatchPosition
 from parallelism.pipeline_schedule import registry
 from parallelism.plan import gpt2_plan, parallelize
 from parallelism.recompute import MODES, recompute_model
@@ -97,7 +97,7 @@ class Storages(TorchDispatchMode):
 
 def cost(mode, dropout):
     """What a forward pass through a block keeps, in tensors as large as its input, and the backward pass's FLOPs."""
-    place, shape = Place(samples=torch.arange(2)), (2, 64, 64)
+    place, shape = BatchPosition(samples=torch.arange(2)), (2, 64, 64)
     model = GPT(GPTConfig(vocab_size=8, block_size=64, n_layer=1, n_head=4, n_embd=64, dropout=dropout))
     parallelize(model, gpt2_plan(8, 4), ALONE, place=place)
     if mode:
@@ -147,7 +147,7 @@ def test_an_unknown_mode():
 @pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb_h1", "zb_v"])
 def test_pipelines_with_dropout(name, mode):
     """Other micro-batches go forward before one goes backward: dropout must be where it was, and stay where it is."""
-    place = Place(seed=3)
+    place = BatchPosition(seed=3)
     players = Players(lambda: recomputing(model_of(DROPPING, place), place, mode), registry.make(name, 2, 3), place)
     batch = batch_of(6)
     check_results(players, micro_batches(batch, 3), dropping_results(DROPPING, 6), 1e-10)

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from models.files import replacing
-from models.report import Metrics, Report, iteration_line, loss_figure, peak_memory_mib, smoothed
+from models.report import Metrics, TrainingReport, iteration_line, loss_figure, peak_memory_mib, smoothed
 
 EXAMPLE = Metrics(12, 300, 2.3456, 0.89, 9.99e-4, 12345, 34.5e9, None, 120, 12, 512)
 
@@ -37,7 +37,7 @@ def test_rates_get_a_prefix(rate, text):
 
 
 def run(out_dir, progress=False, goes_on=False):
-    with Report(out_dir, max_iters=300, vocab_size=64, progress=progress, goes_on=goes_on) as report:
+    with TrainingReport(out_dir, max_iters=300, vocab_size=64, progress=progress, goes_on=goes_on) as report:
         report.iteration(metrics(1, 4.0))
         report.iteration(metrics(2, 3.0))
         report.validation(2, 3.5)
@@ -53,7 +53,7 @@ def test_records_and_lines(tmp_path, capsys):
 
 
 def test_a_record_is_in_the_file_at_once(tmp_path):
-    with Report(str(tmp_path), max_iters=300, vocab_size=64, progress=False) as report:
+    with TrainingReport(str(tmp_path), max_iters=300, vocab_size=64, progress=False) as report:
         report.iteration(metrics(1, 4.0))
         assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 4.0
 
@@ -76,7 +76,7 @@ def test_a_terminal_gets_a_progress_bar_below_the_lines(capsys):
 
 def test_an_error_still_draws_the_loss(tmp_path):
     def broken_run():
-        with Report(str(tmp_path), max_iters=300, vocab_size=64, progress=False) as report:
+        with TrainingReport(str(tmp_path), max_iters=300, vocab_size=64, progress=False) as report:
             report.iteration(metrics(1, 4.0))
             raise RuntimeError("out of memory")
 

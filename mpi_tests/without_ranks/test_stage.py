@@ -22,7 +22,7 @@ from mpi_tests.helpers.played import (
     model_of,
     whole_batch,
 )
-from parallelism.dropout import Place
+from parallelism.dropout import BatchPosition
 from parallelism.partition import balance
 from parallelism.pipeline_schedule import registry
 from parallelism.stage import Batch, cut, gpt2_layers, loss_weights
@@ -36,7 +36,7 @@ each_schedule = pytest.mark.parametrize("name", registry.names())
 def test_loss_and_every_gradient_are_the_whole_batchs(name, num_ranks, more):
     """Micro-batches fewer than, as many as and more than ranks; grouped heads, biases, dropout, documents."""
     num_micro_batches = max(1, num_ranks + more)
-    schedule, place = registry.make(name, num_ranks, num_micro_batches), Place(seed=3)
+    schedule, place = registry.make(name, num_ranks, num_micro_batches), BatchPosition(seed=3)
     config = replace(DROPPING, n_layer=max(9, schedule.num_stages))
     players = Players(lambda: model_of(config, place), schedule, place)
     batch = batch_of(2 * num_micro_batches)
@@ -96,7 +96,7 @@ def test_another_ranks_module_says_so():
 
 
 def test_evaluation_keeps_nothing():
-    place, batch = Place(), batch_of(2)
+    place, batch = BatchPosition(), batch_of(2)
     players = Players(lambda: model_of(DROPPING, place), registry.make("1f1b", 3, 1), place)
     plain, x = model_of(DROPPING, place).eval(), None
     for model in players.models:

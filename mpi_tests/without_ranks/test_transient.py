@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from parallelism.transient import Transient
+from parallelism.transient import ReleasableBuffer
 
 
 def resident_mib() -> float:
@@ -16,7 +16,7 @@ def resident_mib() -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_what_is_set_to_zero_is_at_its_place(dtype):
-    memory = Transient(1000, dtype)
+    memory = ReleasableBuffer(1000, dtype)
     address = memory.tensor.data_ptr()
     for _ in range(2):
         assert memory.tensor.dtype == dtype
@@ -29,7 +29,7 @@ def test_what_is_set_to_zero_is_at_its_place(dtype):
 
 def test_nothing_is_held_before_and_after():
     before = resident_mib()
-    memory = Transient(64 << 18, torch.float32)
+    memory = ReleasableBuffer(64 << 18, torch.float32)
     assert resident_mib() - before < 8
     memory.tensor.fill_(1)
     assert resident_mib() - before > 56
@@ -39,13 +39,13 @@ def test_nothing_is_held_before_and_after():
 
 def test_without_such_memory(monkeypatch):
     monkeypatch.delattr("mmap.MADV_DONTNEED")
-    memory = Transient(10, torch.float32)
+    memory = ReleasableBuffer(10, torch.float32)
     memory.tensor.fill_(1)
     memory.zero()
     assert torch.equal(memory.tensor, torch.zeros(10))
 
 
 def test_no_elements():
-    memory = Transient(0, torch.float32)
+    memory = ReleasableBuffer(0, torch.float32)
     memory.zero()
     assert memory.tensor.shape == (0,)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parallelism.zero_units import Unit, groups_of
+from parallelism.zero_units import FlatParam, groups_of
 
 
 def test_nodes_of_several_lengths_are_refused():
@@ -14,7 +14,7 @@ def test_nodes_of_several_lengths_are_refused():
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_chunks_are_whole_lines_and_cover_a_unit(size):
     slices = {"a": slice(32, 35), "b": slice(48, 149), "c": slice(160, 161)}
-    unit = Unit.of(slices, 16, size)
+    unit = FlatParam.of(slices, 16, size)
     assert unit.place == slice(32, 176)
     assert sum(unit.counts) == 144
     assert all(count % 16 == 0 for count in unit.counts)

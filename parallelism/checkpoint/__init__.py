@@ -1,8 +1,8 @@
 """Checkpoints that fit any layout, of which each rank writes and reads its part."""
 
-from parallelism.checkpoint.checkpoints import Checkpoints, Loaded
+from parallelism.checkpoint.checkpoints import Checkpoints, LoadedState
 from parallelism.checkpoint.extent import Extent
-from parallelism.checkpoint.part import Part, arena_parts, make_states, model_parts, state_parts
+from parallelism.checkpoint.part import TensorShard, arena_parts, make_states, model_parts, state_parts
 from parallelism.checkpoint.random_state import random_state, set_random_state
 from parallelism.checkpoint.reading import Checkpoint
 from parallelism.checkpoint.same import check_same, fingerprint
@@ -12,9 +12,9 @@ __all__ = [
     "Checkpoint",
     "Checkpoints",
     "Extent",
-    "Loaded",
-    "Part",
+    "LoadedState",
     "Stop",
+    "TensorShard",
     "arena_parts",
     "check_same",
     "fingerprint",

@@ -23,16 +23,16 @@ from parallelism.checkpoint.folders import (
 )
 from parallelism.checkpoint.index import Index
 from parallelism.checkpoint.lock import Lock
-from parallelism.checkpoint.part import Part
+from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import Checkpoint
-from parallelism.checkpoint.shards import Entry, write_shard
+from parallelism.checkpoint.shards import ShardEntry, write_shard
 from parallelism.checkpoint.sharing import gather_texts, shared_out
 
 if TYPE_CHECKING:
     from collectives import Communicator
 
 
-class Loaded(NamedTuple):
+class LoadedState(NamedTuple):
     """What a checkpoint holds beside parts.  `own` is what the rank of this number gave, None if there was none."""
 
     path: Path
@@ -41,14 +41,14 @@ class Loaded(NamedTuple):
     own: Any
 
 
-class Pending(NamedTuple):
+class PendingCheckpoint(NamedTuple):
     """A checkpoint that is being written: this rank's shard, and what the index will have."""
 
     step: int
     whole: Mapping[str, Any]
     own: Any
     folder: Path
-    written: Future[Entry]
+    written: Future[ShardEntry]
 
 
 class Checkpoints:
@@ -63,7 +63,7 @@ class Checkpoints:
 
     def __init__(self, directory: str | Path, comm: Communicator, keep: int = 3, say: Callable[[str], None] = print):
         self.directory, self.comm, self.keep, self.say = Path(directory), comm, keep, say
-        self._pending: Pending | None = None
+        self._pending: PendingCheckpoint | None = None
         self._broken: set[Path] = set()  # that have been passed over
         with comm.agreed("Checkpoints"):
             if keep < 1:
@@ -94,7 +94,7 @@ class Checkpoints:
                 remove_unfinished(self.directory)
         return int(number)
 
-    def save(self, step: int, parts: Iterable[Part], whole: Mapping[str, Any], own: Any = None) -> None:
+    def save(self, step: int, parts: Iterable[TensorShard], whole: Mapping[str, Any], own: Any = None) -> None:
         """Begin to write a checkpoint; the tensors may change once this has returned.
 
         Each rank gives the parts that it has; what several have, one writes.  `whole` is rank 0's, `own` each rank's:
@@ -114,7 +114,7 @@ class Checkpoints:
                 folder.mkdir()
         copies = [(part, part.compact()) for part in shared_out(self.comm, parts)]
         written = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", copies)
-        self._pending = Pending(step, kept_whole, kept_own, folder, written)
+        self._pending = PendingCheckpoint(step, kept_whole, kept_own, folder, written)
 
     def poll(self) -> bool:
         """Make the checkpoint under way valid, if all ranks have written their shards.  Returns whether none is left.
@@ -143,14 +143,14 @@ class Checkpoints:
                 shutil.rmtree(pending.folder, ignore_errors=True)
             raise
 
-    def _finish(self, pending: Pending) -> None:
+    def _finish(self, pending: PendingCheckpoint) -> None:
         with self.comm.agreed("checkpoint"):
             text = json.dumps([pending.written.result(), pending.own])
         texts = gather_texts(self.comm, text)
         with self.comm.agreed("checkpoint"):
             if self.comm.rank == 0:
                 entries, own = zip(*map(json.loads, texts), strict=True)
-                written = [entry for entry in map(Entry.from_json, entries) if entry.pieces]
+                written = [entry for entry in map(ShardEntry.from_json, entries) if entry.pieces]
                 commit(pending.folder, Index(pending.step, pending.whole, own, written))
                 keep_last(self.directory, self.keep, self._broken)
 
@@ -167,7 +167,7 @@ class Checkpoints:
             Checkpoint(path).verify(self.comm.rank, self.comm.size)
         self._broken.remove(path)
 
-    def load(self, parts: Iterable[Part], path: str | Path) -> Loaded:
+    def load(self, parts: Iterable[TensorShard], path: str | Path) -> LoadedState:
         """Fill parts from a checkpoint of the same model, of any layout; each rank reads what it asks for.
 
         Raises: InputError for another model's, or one with a file that is missing or not as it was written.
@@ -181,9 +181,9 @@ class Checkpoints:
             checkpoint.fill(parts)
         index = checkpoint.index
         own = index.own[self.comm.rank] if self.comm.rank < len(index.own) else None
-        return Loaded(checkpoint.folder, index.step, index.whole, own)
+        return LoadedState(checkpoint.folder, index.step, index.whole, own)
 
-    def _check_all_asked(self, checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
+    def _check_all_asked(self, checkpoint: Checkpoint, parts: Sequence[TensorShard]) -> None:
         """Of the kinds that are asked for, ranks together must ask for the parts of every parameter."""
         asked = {(part.kind, part.name) for part in parts}
         there = sorted(checkpoint.pieces)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from parallelism.checkpoint.shards import Entry, is_count
+from parallelism.checkpoint.shards import ShardEntry, is_count
 
 FORMAT = 1
 INDEX = "index.json"
@@ -21,7 +21,7 @@ class Index(NamedTuple):
     step: int
     whole: Mapping[str, Any]
     own: Sequence[Any]
-    entries: Sequence[Entry]
+    entries: Sequence[ShardEntry]
     format: int = FORMAT
 
     def sealed(self) -> str:
@@ -41,7 +41,7 @@ class Index(NamedTuple):
         if values["format"] != FORMAT:
             raise ValueError(f"of format {values['format']}, but this program reads {FORMAT}")
         try:
-            index = cls(**values)._replace(entries=[Entry.from_json(entry) for entry in values["entries"]])
+            index = cls(**values)._replace(entries=[ShardEntry.from_json(entry) for entry in values["entries"]])
             index.check()
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"not what a run writes ({type(error).__name__}: {error})") from None
@@ -62,7 +62,7 @@ def sealed(values: Any) -> str:
     return f'{{"crc32":{crc32(text.encode())},"index":{text}}}\n'
 
 
-def check_complete(entries: Iterable[Entry]) -> None:
+def check_complete(entries: Iterable[ShardEntry]) -> None:
     """Raise ValueError where shards hold less than the whole of something, or more."""
     counts: dict[tuple[str, str, tuple[int, ...]], int] = defaultdict(int)
     for piece in (piece for entry in entries for piece in entry.pieces):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from models.optimizer import Optimizer
 
 
-class Part(NamedTuple):
+class TensorShard(NamedTuple):
     """A tensor that has some elements, `extent`, of a parameter or of a state of it.
 
     `name` is the parameter's in the whole model, of a tied one the first; `kind` says what of it: "parameter", or an
@@ -47,7 +47,7 @@ class Part(NamedTuple):
         if not self.tensor.is_contiguous():
             raise ValueError(f"{self}: a tensor with gaps between its elements: save a contiguous one")
 
-    def within(self, span: slice, tensor: Tensor, kind: str = "parameter") -> Part:
+    def within(self, span: slice, tensor: Tensor, kind: str = "parameter") -> TensorShard:
         """Some elements of this part, flat, which `tensor` has."""
         extent = self.extent._replace(begin=self.extent.begin + span.start, length=span.stop - span.start)
         return self._replace(kind=kind, extent=extent, tensor=tensor)
@@ -60,7 +60,9 @@ class Part(NamedTuple):
         return torch.cat([self.flat[:0], *(self.flat[here : here + count] for here, _, count in runs.tolist())]).cpu()
 
 
-def model_parts(model: nn.Module, rank: int = 0, size: int = 1, tied: Iterable[Sequence[str]] = ()) -> dict[str, Part]:
+def model_parts(
+    model: nn.Module, rank: int = 0, size: int = 1, tied: Iterable[Sequence[str]] = ()
+) -> dict[str, TensorShard]:
     """The parameters of a model, by their names in it, of which `rank` of `size` tensor-parallel ranks has its parts.
 
     `tied` are the names in the whole model of each parameter that has several there, of which this may have another
@@ -75,11 +77,11 @@ def model_parts(model: nn.Module, rank: int = 0, size: int = 1, tied: Iterable[S
             shape[shard.dim] = shard.length
         place = (shard, rank, size) if shard else ()
         extent = Extent(tuple(shape), 0, p.numel(), *place)
-        parts[name] = Part(first.get(name, name), "parameter", extent, p.detach(), getattr(p, "is_copy", False))
+        parts[name] = TensorShard(first.get(name, name), "parameter", extent, p.detach(), getattr(p, "is_copy", False))
     return parts
 
 
-def state_parts(part: Part, states: Mapping[str, Tensor]) -> Iterator[Part]:
+def state_parts(part: TensorShard, states: Mapping[str, Tensor]) -> Iterator[TensorShard]:
     """An optimizer's states of a parameter by their kinds: each as large as the part, or one number."""
     for kind, tensor in states.items():
         extent = part.extent if tensor.dim() else Extent((), 0, 1)
@@ -103,8 +105,8 @@ def make_states(optimizer: Optimizer) -> None:
 
 
 def arena_parts(
-    parts: Mapping[str, Part], slices: Mapping[str, slice], kind: str, flat: Tensor, begin: int = 0
-) -> Iterator[Part]:
+    parts: Mapping[str, TensorShard], slices: Mapping[str, slice], kind: str, flat: Tensor, begin: int = 0
+) -> Iterator[TensorShard]:
     """What of each parameter lies in `flat`, the elements from `begin` on of an arena of these slices."""
     for name, place in slices.items():
         low, high = max(place.start, begin), min(place.stop, begin + flat.numel())

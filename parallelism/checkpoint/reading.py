@@ -8,7 +8,7 @@ from pathlib import Path
 
 from parallelism.checkpoint.extent import meet
 from parallelism.checkpoint.index import INDEX, Index
-from parallelism.checkpoint.part import Part
+from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.shards import Piece, ShardReader
 
 
@@ -49,7 +49,7 @@ class Checkpoint:
         for reader in self.readers:
             reader.check_file()
 
-    def check(self, parts: Iterable[Part]) -> None:
+    def check(self, parts: Iterable[TensorShard]) -> None:
         """Raise ValueError where parts are of another model."""
         for part in parts:
             part.check()
@@ -60,7 +60,7 @@ class Checkpoint:
             if there != here:
                 raise ValueError(f"{self.folder}: {part} is {there[0]} of {there[1]}, but here {here[0]} of {here[1]}")
 
-    def _alternative(self, part: Part) -> str:
+    def _alternative(self, part: TensorShard) -> str:
         """What there is instead of a part."""
         kinds = sorted(kind for kind, name in self.pieces if name == part.name)
         if kinds:
@@ -68,7 +68,7 @@ class Checkpoint:
         names = {name for kind, name in self.pieces if kind == part.kind}
         return f"it is of another model, of {len(names)} parameters"
 
-    def fill(self, parts: Iterable[Part]) -> None:
+    def fill(self, parts: Iterable[TensorShard]) -> None:
         """Read parts into their tensors, reading of the shards only the blocks in which they lie.
 
         Raises: ValueError that names the file that is missing, or not as it was written.

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parallelism.checkpoint.extent import Extent, packed
-from parallelism.checkpoint.part import Part
+from parallelism.checkpoint.part import TensorShard
 from parallelism.shard import Shard
 
 BLOCK_BYTES = 4 << 20  # what is read at least of a tensor, as its checksum is of all of it
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
     checksums: Sequence[int] = ()
 
     @classmethod
-    def of(cls, part: Part, flat: Tensor) -> Piece:
+    def of(cls, part: TensorShard, flat: Tensor) -> Piece:
         dtype = str(flat.dtype).removeprefix("torch.")
         piece = cls(part.name, part.kind, dtype, part.extent, len(flat), BLOCK_BYTES)
         return piece._replace(checksums=piece.blocks(flat))
@@ -88,7 +88,7 @@ class Piece(NamedTuple):
         return [crc32(memoryview(block.view(torch.uint8).numpy())) for block in flat.split(self.block_length)]
 
 
-class Entry(NamedTuple):
+class ShardEntry(NamedTuple):
     """A shard file in the index."""
 
     file: str
@@ -97,7 +97,7 @@ class Entry(NamedTuple):
     pieces: Sequence[Piece]
 
     @classmethod
-    def from_json(cls, values: list[Any]) -> Entry:
+    def from_json(cls, values: list[Any]) -> ShardEntry:
         file, nbytes, header_checksum, pieces = values
         return cls(file, nbytes, header_checksum, [Piece.from_json(piece) for piece in pieces])
 
@@ -136,20 +136,20 @@ def sync(path: Path) -> None:
             os.close(opened)
 
 
-def write_shard(path: Path, parts: Sequence[tuple[Part, Tensor]]) -> Entry:
+def write_shard(path: Path, parts: Sequence[tuple[TensorShard, Tensor]]) -> ShardEntry:
     """Write parts, of which the compact copies are given, and return once they are on the disk; no file for none.
 
     Raises: OSError that names the file.
     """
     pieces = [Piece.of(part, flat) for part, flat in parts]
     if not pieces:
-        return Entry(path.name, 0, 0, [])
+        return ShardEntry(path.name, 0, 0, [])
     with naming(path):
         save_file({piece.key: flat for piece, (_, flat) in zip(pieces, parts, strict=True)}, path)
         path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors leaves it to its owner alone
         nbytes = path.stat().st_size
     sync(path)
-    entry = Entry(path.name, nbytes, 0, pieces)
+    entry = ShardEntry(path.name, nbytes, 0, pieces)
     return entry._replace(header_checksum=crc32(head(path, entry.header_bytes)))
 
 
@@ -164,7 +164,7 @@ class ShardReader:
     Raises: ValueError that names the file, where it is missing or not as it was written.
     """
 
-    def __init__(self, folder: Path, entry: Entry):
+    def __init__(self, folder: Path, entry: ShardEntry):
         self.path, self.entry = folder / entry.file, entry
 
     def check_file(self) -> None:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parallelism.checkpoint.part import Part
+from parallelism.checkpoint.part import TensorShard
 
 if TYPE_CHECKING:
     from collectives import Communicator
 
 
-def shared_out(comm: Communicator, parts: Iterable[Part]) -> list[Part]:
+def shared_out(comm: Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:
     """Of the parts that each rank has, those that it is to write.  Collective."""
     offers = {identity(part): part for part in parts if not part.is_copy}
     rows = np.array([[key, part.extent.length * part.tensor.element_size()] for key, part in offers.items()], np.int64)
@@ -26,7 +26,7 @@ def shared_out(comm: Communicator, parts: Iterable[Part]) -> list[Part]:
     return [offers[key] for key in writers(by_rank)[comm.rank]]
 
 
-def identity(part: Part) -> int:
+def identity(part: TensorShard) -> int:
     """A number that two parts have in common if, but for the odds of 2^-63, they are the same part of the same."""
     text = json.dumps([part.name, part.kind, part.extent])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

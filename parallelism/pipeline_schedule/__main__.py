@@ -24,7 +24,7 @@ from parallelism.pipeline_schedule.search import keeps, known, limits_of, search
 STAGES, MICRO_BATCHES = 4, 8
 
 
-class Parser(argparse.ArgumentParser):
+class OneLineErrorParser(argparse.ArgumentParser):
     """A parser whose errors are one line, as all others."""
 
     def error(self, message: str):
@@ -41,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parser() -> Parser:
+def parser() -> OneLineErrorParser:
     form = argparse.RawDescriptionHelpFormatter
-    made = Parser("python -m parallelism.pipeline_schedule", description=__doc__, formatter_class=form)
+    made = OneLineErrorParser("python -m parallelism.pipeline_schedule", description=__doc__, formatter_class=form)
     acts = made.add_subparsers(required=True, metavar="draw | search | check")
     draws = acts.add_parser("draw", help="draw a schedule, with its bubble and the activations alive")
     draws.add_argument("--schedule", metavar="NAME", help=f"{', '.join(registry.names())} (1f1b)")

@@ -10,7 +10,7 @@ from parallelism.pipeline_schedule.actions import Action, Schedule, needs, resul
 BEFORE, AFTER = 9, 4  # columns shown around the first marked cell
 
 
-class Place(NamedTuple):
+class ActionPosition(NamedTuple):
     """Where an action stands in its rank's order; behind the last, where one is missing."""
 
     rank: int
@@ -20,16 +20,16 @@ class Place(NamedTuple):
 class ProofError(ValueError):
     """A schedule that does not do what it must; says `why`, and at which `places`."""
 
-    def __init__(self, schedule: Schedule, why: str, *places: Place) -> None:
+    def __init__(self, schedule: Schedule, why: str, *places: ActionPosition) -> None:
         super().__init__(f"schedule {schedule.name!r}: {why}\n{drawn(schedule, places)}".rstrip())
         self.why, self.places = why, places
 
 
-def drawn(schedule: Schedule, places: Sequence[Place]) -> str:
+def drawn(schedule: Schedule, places: Sequence[ActionPosition]) -> str:
     """The steps around the places, as far as ranks get; what they cannot begin follows without a gap.
 
     >>> from parallelism.pipeline_schedule.basic import one_f_one_b
-    >>> print(drawn(one_f_one_b(3, 2), [Place(1, 2)]))
+    >>> print(drawn(one_f_one_b(3, 2), [ActionPosition(1, 2)]))
     step     0     1     2     3     4     5     6     7
     rank 0  0F0   0F1    .     .     .    0B0    .    0B1
     rank 1   .    1F0   1F1    .   >1B0<   .    1B1    .

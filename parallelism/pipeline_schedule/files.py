@@ -17,7 +17,7 @@ from parallelism.pipeline_schedule.proof import prove
 EXAMPLE = "0F0 0F1 0B0 0B1"
 
 
-class Cell(NamedTuple):
+class FileCell(NamedTuple):
     """An action, and where a file has it; cells are counted from 1, idle ones too."""
 
     line: int
@@ -42,13 +42,13 @@ def read(path: str | PathLike[str]) -> Schedule:
     return schedule
 
 
-def place_in(line: list[Cell], position: int) -> str:
+def place_in(line: list[FileCell], position: int) -> str:
     if position < len(line):
         return f", line {line[position].line}, cell {line[position].cell}"
     return f", line {line[-1].line}, behind the last cell"
 
 
-def cells_of(path: Path) -> list[list[Cell]]:
+def cells_of(path: Path) -> list[list[FileCell]]:
     """The actions of each line that has cells."""
     try:
         text = path.read_text("utf-8-sig")
@@ -64,12 +64,12 @@ def bare(line: str) -> str:
     return line.partition("#")[0].strip()
 
 
-def actions_of(path: Path, number: int, line: str) -> list[Cell]:
+def actions_of(path: Path, number: int, line: str) -> list[FileCell]:
     words = [word for part in bare(line).split(",") for word in part.split() or [""]]
     cells = []
     for cell, word in enumerate(words, 1):
         try:
-            cells += [Cell(number, cell, parse(word))] if word else []
+            cells += [FileCell(number, cell, parse(word))] if word else []
         except ValueError as error:
             raise ValueError(f"{path}, line {number}, cell {cell}: {error}; messages follow from these") from None
     if not cells:

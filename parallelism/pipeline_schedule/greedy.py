@@ -16,14 +16,14 @@ from itertools import product
 from typing import NamedTuple
 
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
-from parallelism.pipeline_schedule.price import Costs, Rules, rules
+from parallelism.pipeline_schedule.price import ActionGraph, Costs, rules
 
 SHARES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 1e9)
 PATIENCES = (0.0, 0.5)
 
 
 @dataclass(frozen=True)
-class Job:
+class SchedulingProblem:
     """What is to be scheduled: the rank of each stage, and how many activations each rank may have alive."""
 
     home: tuple[int, ...]
@@ -36,7 +36,7 @@ class Job:
         return len(self.limits)
 
     @cached_property
-    def rules(self) -> Rules:
+    def rules(self) -> ActionGraph:
         return rules(dict(enumerate(self.home)), self.num_micro_batches, self.costs)
 
     def stages(self, rank: int) -> list[int]:
@@ -52,7 +52,7 @@ class Policy(NamedTuple):
     patience: float  # wait for what it likes better, if that comes within this part of what it could do now
 
 
-def policies(job: Job) -> Iterator[Policy]:
+def policies(job: SchedulingProblem) -> Iterator[Policy]:
     """Many, with caps that are shares of what keeps all ranks at work."""
     is_deep = (True, False) if len(job.home) > job.num_ranks else (True,)
     ideal = under_way(job)
@@ -64,7 +64,7 @@ def policies(job: Job) -> Iterator[Policy]:
         yield Policy(tuple(caps), forward_first, deep_first, patience)
 
 
-def under_way(job: Job) -> list[float]:
+def under_way(job: SchedulingProblem) -> list[float]:
     """How many forward passes ahead a rank must be, so that none has to wait: by Little's law.
 
     That is the time from each of its stages to the end and back, in turns of the busiest rank.
@@ -83,7 +83,7 @@ def under_way(job: Job) -> list[float]:
 class Greedy:
     """The state of all ranks."""
 
-    def __init__(self, job: Job, policy: Policy):
+    def __init__(self, job: SchedulingProblem, policy: Policy):
         num_stages, ranks = len(job.home), range(job.num_ranks)
         self.job, self.policy = job, policy
         self.takes_s, self.message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)

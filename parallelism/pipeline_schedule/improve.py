@@ -11,33 +11,33 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action
-from parallelism.pipeline_schedule.greedy import Job
-from parallelism.pipeline_schedule.price import Played, Rules, play
+from parallelism.pipeline_schedule.greedy import SchedulingProblem
+from parallelism.pipeline_schedule.price import ActionGraph, SimulatedTimes, play
 
 DISTANCES = (1, 1, 1, 2, 3, 4, 6)  # over which an action is moved
 TOLERANCE = 0.02  # how much longer a schedule may take at first
 LEAST_GAIN = 1e-9  # of the time
 
 
-class Found(NamedTuple):
+class TimedOrders(NamedTuple):
     """Orders of numbered actions, backward passes in two parts, and how long they take."""
 
     span_s: float
-    job: Job
+    job: SchedulingProblem
     orders: list[list[int]]
 
 
-def found(job: Job, orders: Iterable[Iterable[Action]]) -> Found:
+def found(job: SchedulingProblem, orders: Iterable[Iterable[Action]]) -> TimedOrders:
     """Backward passes come apart, after which no action ends later."""
     numbered = [[job.rules.number(part) for action in order for part in parts(action)] for order in orders]
-    return Found(play(numbered, job.rules).span_s, job, numbered)
+    return TimedOrders(play(numbered, job.rules).span_s, job, numbered)
 
 
 def parts(action: Action) -> list[Action]:
     return [action._replace(kind=kind) for kind in (INPUTS, WEIGHTS)] if action.kind == BACKWARD else [action]
 
 
-def improve(start: Found, draws: random.Random, work: int, least_s: float) -> Found:
+def improve(start: TimedOrders, draws: random.Random, work: int, least_s: float) -> TimedOrders:
     """Move actions at random along the critical path, and keep what does not take longer.
 
     At first it may take a little longer, less and less, to get away from where no single move helps.  Ends when `work`
@@ -54,7 +54,7 @@ def improve(start: Found, draws: random.Random, work: int, least_s: float) -> Fo
         if played and played.span_s <= now_s * (1 + TOLERANCE * max(0, left) / work * draws.random() ** 2):
             now_s, pairs = played.span_s, critical(orders, played, job.rules)
             if now_s < best.span_s:
-                best = Found(now_s, job, [*orders])
+                best = TimedOrders(now_s, job, [*orders])
         else:
             orders[rank] = before
     return best
@@ -69,7 +69,7 @@ def moved(order: list[int], position: int, draws: random.Random) -> list[int]:
     return [*rest[:dest], order[source], *rest[dest:]]
 
 
-def played_if_legal(orders: list[list[int]], rank: int, job: Job) -> Played | None:
+def played_if_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) -> SimulatedTimes | None:
     """None where a rank's order has too much alive, or what an action needs comes after it."""
     if not is_legal(orders[rank], job.num_micro_batches, job.limits[rank]):
         return None
@@ -92,7 +92,7 @@ def is_legal(order: Sequence[int], num_micro_batches: int, limit: int) -> bool:
     return True
 
 
-def critical(orders: Sequence[Sequence[int]], played: Played, known: Rules) -> list[tuple[int, int]]:
+def critical(orders: Sequence[Sequence[int]], played: SimulatedTimes, known: ActionGraph) -> list[tuple[int, int]]:
     """Where on the critical path an action follows another of its rank: rank and position."""
     at = {action: (rank, position) for rank, order in enumerate(orders) for position, action in enumerate(order)}
     pairs = []

@@ -15,7 +15,7 @@ from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEI
 AHEAD = 2  # receives that are posted before the one that is needed next
 
 
-class Message(NamedTuple):
+class StageMessage(NamedTuple):
     """What stage `stage` needs of its neighbour for a micro-batch: activations, or the gradients of its output."""
 
     is_gradient: bool
@@ -29,49 +29,49 @@ class Message(NamedTuple):
         return f"{what} of micro-batch {self.micro_batch} for stage {self.stage}, rank {self.source} to {self.dest}"
 
 
-class Post(NamedTuple):
+class PostRecv(NamedTuple):
     """Make memory ready for a message, which may come from now on."""
 
-    message: Message
+    message: StageMessage
 
 
-class Take(NamedTuple):
+class WaitRecv(NamedTuple):
     """Wait until a message has come."""
 
-    message: Message
+    message: StageMessage
 
 
 class Compute(NamedTuple):
     action: Action
 
 
-class Put(NamedTuple):
+class StartSend(NamedTuple):
     """Begin to send a message, which ends only when it is received."""
 
-    message: Message
+    message: StageMessage
 
 
-Op = Post | Take | Compute | Put
+Op = PostRecv | WaitRecv | Compute | StartSend
 
 
-def needed(schedule: Schedule, action: Action) -> Message | None:
+def needed(schedule: Schedule, action: Action) -> StageMessage | None:
     """The message that an action waits for, if another rank has what it needs."""
     is_gradient = action.kind != FORWARD
     neighbour = action.stage + (1 if is_gradient else -1)
     if action.kind == WEIGHTS or neighbour not in schedule.home:
         return None
     source, dest = schedule.home[neighbour], schedule.home[action.stage]
-    return Message(is_gradient, action.stage, action.micro_batch, source, dest) if source != dest else None
+    return StageMessage(is_gradient, action.stage, action.micro_batch, source, dest) if source != dest else None
 
 
-def made(schedule: Schedule, action: Action) -> Message | None:
+def made(schedule: Schedule, action: Action) -> StageMessage | None:
     """The message that an action's result goes out by, if another rank needs it."""
     step = {FORWARD: 1, BACKWARD: -1, INPUTS: -1}.get(action.kind, 0)
     neighbour = action.stage + step
     if not step or neighbour not in schedule.home:
         return None
     source, dest = schedule.home[action.stage], schedule.home[neighbour]
-    return Message(step < 0, neighbour, action.micro_batch, source, dest) if source != dest else None
+    return StageMessage(step < 0, neighbour, action.micro_batch, source, dest) if source != dest else None
 
 
 def program(schedule: Schedule, rank: int, ahead: int = AHEAD) -> Iterator[Op]:
@@ -83,9 +83,9 @@ def program(schedule: Schedule, rank: int, ahead: int = AHEAD) -> Iterator[Op]:
         if needed(schedule, action):
             num_taken += 1
             while num_posted < min(len(awaited), num_taken + ahead):
-                yield Post(awaited[num_posted])
+                yield PostRecv(awaited[num_posted])
                 num_posted += 1
-            yield Take(awaited[num_taken - 1])
+            yield WaitRecv(awaited[num_taken - 1])
         yield Compute(action)
         if message := made(schedule, action):
-            yield Put(message)
+            yield StartSend(message)

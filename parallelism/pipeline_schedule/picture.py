@@ -21,7 +21,7 @@ NARROW, WIDEST, TALLEST = 8.0, 40.0, 40.0  # inches
 DIGIT = 0.08
 
 
-class Grid(NamedTuple):
+class ScheduleGrid(NamedTuple):
     """What ranks do when."""
 
     title: str
@@ -33,8 +33,8 @@ class Grid(NamedTuple):
         return max((span.end_s for span in self.spans), default=0.0)
 
 
-def planned(timeline: Timeline) -> Grid:
-    return Grid(title(timeline), timeline.schedule.num_ranks, timeline.spans)
+def planned(timeline: Timeline) -> ScheduleGrid:
+    return ScheduleGrid(title(timeline), timeline.schedule.num_ranks, timeline.spans)
 
 
 def title(timeline: Timeline) -> str:
@@ -62,14 +62,14 @@ def action_of(span: Span) -> Action | None:
         return None
 
 
-class Cell(NamedTuple):
+class DrawnAction(NamedTuple):
     span: Span
     action: Action
     label: str
     paleness: float  # from 0 for its rank's first stage to below 1
 
 
-def cells(grid: Grid) -> list[Cell]:
+def cells(grid: ScheduleGrid) -> list[DrawnAction]:
     """The spans that are actions."""
     actions = [(span, action) for span in grid.spans if (action := action_of(span))]
     stages: dict[int, list[int]] = {}
@@ -77,7 +77,7 @@ def cells(grid: Grid) -> list[Cell]:
         stages.setdefault(rank, []).append(stage)
     is_alone = all(len(own) == 1 for own in stages.values())
     return [
-        Cell(
+        DrawnAction(
             span,
             action,
             f"{action.kind}{action.micro_batch}" if is_alone else str(action),
@@ -87,7 +87,7 @@ def cells(grid: Grid) -> list[Cell]:
     ]
 
 
-def text(grid: Grid, columns: int = MOST_COLUMNS, colored: bool = False) -> str:
+def text(grid: ScheduleGrid, columns: int = MOST_COLUMNS, colored: bool = False) -> str:
     """The grid in letters: each action's name in as many columns as it is long, one letter if that is too narrow.
 
     >>> from parallelism.pipeline_schedule.basic import one_f_one_b
@@ -112,7 +112,7 @@ def length(span: Span) -> float:
     return span.end_s - span.begin_s
 
 
-def lane(row: Iterable[Cell], end_s: float, scale: float, colored: bool) -> str:
+def lane(row: Iterable[DrawnAction], end_s: float, scale: float, colored: bool) -> str:
     """One rank's cells, in as many columns a second."""
     made, at = "", 0
     for cell in sorted(row, key=lambda cell: cell.span.begin_s):
@@ -131,7 +131,7 @@ def paint(word: str, width: int, action: Action, colored: bool) -> str:
     return f"\x1b[{30 if light else 97};{TERMINAL[action.kind] + 60 * light}m{word:{width}}\x1b[0m"
 
 
-def figure(grids: Sequence[Grid]) -> Any:
+def figure(grids: Sequence[ScheduleGrid]) -> Any:
     """Grids one above the other, over the same time: a matplotlib figure."""
     from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
 
@@ -149,7 +149,7 @@ def figure(grids: Sequence[Grid]) -> Any:
     return drawn
 
 
-def inches(grids: Sequence[Grid]) -> float:
+def inches(grids: Sequence[ScheduleGrid]) -> float:
     """Wide enough for the number of a micro-batch in most actions, within reason."""
     known = [cell for grid in grids for cell in cells(grid)]
     lengths = sorted(length(cell.span) for cell in known)
@@ -166,7 +166,7 @@ def legend(every: Iterable[Any]) -> tuple[list[Any], list[str]]:
     return [*known.values()], [*known]
 
 
-def draw(axes: Any, grid: Grid, scale: float, unit_inches: float) -> None:
+def draw(axes: Any, grid: ScheduleGrid, scale: float, unit_inches: float) -> None:
     """Bars on the ranks' lanes, with the number of the micro-batch in those that are wide enough."""
     known = sorted(cells(grid), key=lambda cell: cell.paleness)  # the legend has the first one's color
     for kind, label in LABELS.items():

@@ -109,7 +109,7 @@ class Timeline:
         ]
 
 
-class Rules(NamedTuple):
+class ActionGraph(NamedTuple):
     """What actions take, and which wait for which, by numbers: for speed, in the search."""
 
     num_micro_batches: int
@@ -127,11 +127,11 @@ class Rules(NamedTuple):
         return Action(which // len(KINDS), KINDS[which % len(KINDS)], micro_batch)
 
 
-def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Rules:
+def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> ActionGraph:
     """Those of all actions there can be, each stage on its rank."""
     num_stages = len(home)
     takes_s, message_s = costs.of_kinds(num_stages), costs.of_messages(num_stages)
-    made = Rules(num_micro_batches, [], [], [], [])
+    made = ActionGraph(num_micro_batches, [], [], [], [])
     for stage, kind in product(range(num_stages), KINDS):
         pair = stage if kind == FORWARD else stage - 1
         is_sent = 0 <= pair < num_stages - 1 and home[pair] != home[pair + 1]
@@ -146,14 +146,14 @@ def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Rule
     return made
 
 
-class Played(NamedTuple):
+class SimulatedTimes(NamedTuple):
     """When each action begins, by its number, and when all have ended."""
 
     begin_s: list[float]
     span_s: float
 
 
-def play(orders: Sequence[Sequence[int]], rules: Rules) -> Played:
+def play(orders: Sequence[Sequence[int]], rules: ActionGraph) -> SimulatedTimes:
     """Run all ranks' actions, given by their numbers.
 
     Raises: ValueError where all ranks wait, as none does in a schedule that is proved.
@@ -186,7 +186,7 @@ def play(orders: Sequence[Sequence[int]], rules: Rules) -> Played:
             f"{rules.action(orders[rank][done[rank]])} on rank {rank}" for rank in sorted(waiting.values())
         )
         raise ValueError(f"no rank can go on; waiting: {stuck}")
-    return Played(begin_s, max(free_s, default=0.0))
+    return SimulatedTimes(begin_s, max(free_s, default=0.0))
 
 
 def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:

@@ -22,8 +22,8 @@ from parallelism.pipeline_schedule.actions import (
     num_alive,
     result,
 )
-from parallelism.pipeline_schedule.failure import Place, ProofError
-from parallelism.pipeline_schedule.messages import AHEAD, Compute, Message, Op, Post, Put, program
+from parallelism.pipeline_schedule.failure import ActionPosition, ProofError
+from parallelism.pipeline_schedule.messages import AHEAD, Compute, Op, PostRecv, StageMessage, StartSend, program
 
 Programs = Callable[[Schedule, int], Iterable[Op]]
 LEFT_OUT = {"F": BACKWARD, "FI": WEIGHTS, "FW": INPUTS}  # by the kinds that are there
@@ -37,7 +37,7 @@ def prove(schedule: Schedule, programs: Programs = program) -> None:
     check_homes(schedule)
     check_passes(schedule)
     check_peaks(schedule)
-    Run(schedule, programs).run()
+    SymbolicRun(schedule, programs).run()
 
 
 def check_homes(schedule: Schedule) -> None:
@@ -47,11 +47,11 @@ def check_homes(schedule: Schedule) -> None:
         raise ProofError(schedule, "it has no ranks")
     for rank, order in enumerate(schedule.orders):
         if not order:
-            raise ProofError(schedule, f"rank {rank} has no action", Place(rank, 0))
+            raise ProofError(schedule, f"rank {rank} has no action", ActionPosition(rank, 0))
         for index, action in enumerate(order):
             if home[action.stage] != rank:
                 why = f"{action} is on rank {rank}, but stage {action.stage} belongs to rank {home[action.stage]}"
-                raise ProofError(schedule, why, Place(rank, index))
+                raise ProofError(schedule, why, ActionPosition(rank, index))
 
 
 def homes(schedule: Schedule) -> dict[int, int]:
@@ -62,14 +62,14 @@ def homes(schedule: Schedule) -> dict[int, int]:
 
 def check_passes(schedule: Schedule) -> None:
     """Each micro-batch passes each stage forward once and backward once, in one action or in two parts."""
-    places: dict[Action, Place] = {}
+    places: dict[Action, ActionPosition] = {}
     for rank, order in enumerate(schedule.orders):
         for index, action in enumerate(order):
             if action.kind not in KINDS or min(action.stage, action.micro_batch) < 0:
-                raise ProofError(schedule, f"{action} is no action", Place(rank, index))
+                raise ProofError(schedule, f"{action} is no action", ActionPosition(rank, index))
             if action in places:
-                raise ProofError(schedule, f"{action} is there twice", Place(rank, index))
-            places[action] = Place(rank, index)
+                raise ProofError(schedule, f"{action} is there twice", ActionPosition(rank, index))
+            places[action] = ActionPosition(rank, index)
     for stage in range(schedule.num_stages):
         for micro_batch in range(schedule.num_micro_batches):
             there = "".join(kind for kind in KINDS if Action(stage, kind, micro_batch) in places)
@@ -77,7 +77,9 @@ def check_passes(schedule: Schedule) -> None:
                 raise incomplete(schedule, stage, micro_batch, there, places)
 
 
-def incomplete(schedule: Schedule, stage: int, micro_batch: int, there: str, places: dict[Action, Place]) -> ProofError:
+def incomplete(
+    schedule: Schedule, stage: int, micro_batch: int, there: str, places: dict[Action, ActionPosition]
+) -> ProofError:
     """A micro-batch does not pass a stage once: which action is too many or too few."""
     whole, part = Action(stage, BACKWARD, micro_batch), Action(stage, there[-1:], micro_batch)
     if whole in places and part.kind in (INPUTS, WEIGHTS):
@@ -88,7 +90,7 @@ def incomplete(schedule: Schedule, stage: int, micro_batch: int, there: str, pla
     if stage not in schedule.home:
         return ProofError(schedule, why, next(p for action, p in places.items() if action.stage == last_stage))
     rank = schedule.home[stage]
-    return ProofError(schedule, why, Place(rank, len(schedule.orders[rank])))
+    return ProofError(schedule, why, ActionPosition(rank, len(schedule.orders[rank])))
 
 
 def check_peaks(schedule: Schedule) -> None:
@@ -99,10 +101,10 @@ def check_peaks(schedule: Schedule) -> None:
         for index, alive in enumerate(num_alive(order)):
             if alive > peak:
                 why = f"{order[index]} makes {alive} activations alive on rank {rank}, which states {peak}"
-                raise ProofError(schedule, why, Place(rank, index))
+                raise ProofError(schedule, why, ActionPosition(rank, index))
 
 
-class Run:
+class SymbolicRun:
     """All ranks' programs, each going on until it waits for a message that nobody has begun to send."""
 
     def __init__(self, schedule: Schedule, programs: Programs) -> None:
@@ -111,10 +113,10 @@ class Run:
         self.num_done = [0] * schedule.num_ranks  # actions
         self.results: list[set[Action]] = [set() for _ in self.programs]  # that a rank holds
         self.num_open = [0] * schedule.num_ranks  # receives posted, but not taken
-        self.posted: set[Message] = set()
-        self.sent: set[Message] = set()
-        self.taken: set[Message] = set()
-        self.waiting: dict[int, Message] = {}
+        self.posted: set[StageMessage] = set()
+        self.sent: set[StageMessage] = set()
+        self.taken: set[StageMessage] = set()
+        self.waiting: dict[int, StageMessage] = {}
         self.ready = deque(range(schedule.num_ranks))
 
     def run(self) -> None:
@@ -132,9 +134,9 @@ class Run:
         for op in self.programs[rank]:
             if isinstance(op, Compute):
                 self.compute(rank, op.action)
-            elif isinstance(op, Post):
+            elif isinstance(op, PostRecv):
                 self.post(rank, op.message)
-            elif isinstance(op, Put):
+            elif isinstance(op, StartSend):
                 self.put(rank, op.message)
             elif op.message in self.sent:
                 self.take(rank, op.message)
@@ -152,7 +154,7 @@ class Run:
         self.num_done[rank] += 1
         self.results[rank].add(result(action))
 
-    def post(self, rank: int, message: Message) -> None:
+    def post(self, rank: int, message: StageMessage) -> None:
         self.num_open[rank] += 1
         if message.dest != rank or message in self.posted:
             raise self.failure(rank, f"the {message} is posted out of turn")
@@ -160,7 +162,7 @@ class Run:
             raise self.failure(rank, f"{self.num_open[rank]} receives are posted at once")
         self.posted.add(message)
 
-    def put(self, rank: int, message: Message) -> None:
+    def put(self, rank: int, message: StageMessage) -> None:
         if message.source != rank or message in self.sent or content(message) not in self.results[rank]:
             raise self.failure(rank, f"the {message} is sent out of turn")
         self.sent.add(message)
@@ -169,7 +171,7 @@ class Run:
             self.take(message.dest, message)
             self.ready.append(message.dest)
 
-    def take(self, rank: int, message: Message) -> None:
+    def take(self, rank: int, message: StageMessage) -> None:
         if message.dest != rank or message not in self.posted or message in self.taken:
             raise self.failure(rank, f"the {message} is taken out of turn")
         self.taken.add(message)
@@ -177,7 +179,7 @@ class Run:
         self.results[rank].add(content(message))
 
     def failure(self, rank: int, why: str) -> ProofError:
-        return ProofError(self.schedule, f"{why} on rank {rank}", Place(rank, self.num_done[rank]))
+        return ProofError(self.schedule, f"{why} on rank {rank}", ActionPosition(rank, self.num_done[rank]))
 
     def named(self, need: Action) -> Action:
         """The action of this schedule that gives a result."""
@@ -191,12 +193,12 @@ class Run:
             circle.append(rank)
             rank = self.waiting[rank].source
         circle = circle[circle.index(rank) :] if rank in circle else circle[-1:]
-        places = [Place(r, self.num_done[r]) for r in circle]
+        places = [ActionPosition(r, self.num_done[r]) for r in circle]
         waits = [f"{self.schedule.orders[r][i]} of rank {r} waits for the {self.waiting[r]}" for r, i in places]
         return ProofError(self.schedule, "; ".join(waits), *places)
 
 
-def content(message: Message) -> Action:
+def content(message: StageMessage) -> Action:
     """The result that a message carries."""
     if message.is_gradient:
         return Action(message.stage + 1, INPUTS, message.micro_batch)

@@ -9,7 +9,7 @@ from parallelism.pipeline_schedule import basic, looped, zero_bubble
 from parallelism.pipeline_schedule.actions import Schedule
 
 
-class Row(NamedTuple):
+class RegisteredSchedule(NamedTuple):
     """A schedule, and the stages a rank that it is made for: `virtual_stages`, or these and `more`."""
 
     schedule: Callable[..., Schedule]
@@ -21,13 +21,13 @@ class Row(NamedTuple):
 
 
 REGISTRY = {
-    "naive": Row(basic.naive),
-    "gpipe": Row(basic.gpipe),
-    "1f1b": Row(basic.one_f_one_b),
-    "interleaved": Row(looped.interleaved, 2, more=True),
-    "breadth_first": Row(looped.breadth_first, 2, more=True),
-    "zb_h1": Row(zero_bubble.zb_h1),
-    "zb_v": Row(zero_bubble.zb_v, 2),
+    "naive": RegisteredSchedule(basic.naive),
+    "gpipe": RegisteredSchedule(basic.gpipe),
+    "1f1b": RegisteredSchedule(basic.one_f_one_b),
+    "interleaved": RegisteredSchedule(looped.interleaved, 2, more=True),
+    "breadth_first": RegisteredSchedule(looped.breadth_first, 2, more=True),
+    "zb_h1": RegisteredSchedule(zero_bubble.zb_h1),
+    "zb_v": RegisteredSchedule(zero_bubble.zb_v, 2),
 }
 
 

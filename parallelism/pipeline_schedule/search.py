@@ -15,8 +15,8 @@ from operator import add, attrgetter
 
 from parallelism.pipeline_schedule import registry
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule, count_peaks
-from parallelism.pipeline_schedule.greedy import Greedy, Job, policies
-from parallelism.pipeline_schedule.improve import LEAST_GAIN, Found, found, improve
+from parallelism.pipeline_schedule.greedy import Greedy, SchedulingProblem, policies
+from parallelism.pipeline_schedule.improve import LEAST_GAIN, TimedOrders, found, improve
 from parallelism.pipeline_schedule.price import Costs, play, price
 from parallelism.pipeline_schedule.proof import prove
 from parallelism.pipeline_schedule.zero_bubble import in_turn
@@ -41,7 +41,7 @@ def search(
     Raises: ValueError for a limit that no schedule keeps, with one that some do.
     """
     limits = limits_of(limit, num_ranks, num_micro_batches, virtual_stages)
-    jobs = [Job(home, num_micro_batches, costs, limits) for home in placements(num_ranks, virtual_stages)]
+    jobs = [SchedulingProblem(home, num_micro_batches, costs, limits) for home in placements(num_ranks, virtual_stages)]
     least_s = (1 + LEAST_GAIN) * min(map(bound_s, jobs))
     fitting = [each for each in known(num_ranks, num_micro_batches, virtual_stages) if keeps(each, limits)]
     begun = (found(replace(jobs[0], home=home_of(schedule)), schedule.orders) for schedule in fitting)
@@ -53,7 +53,7 @@ def search(
     return best
 
 
-def until(least_s: float, each: Iterable[Found]) -> Iterator[Found]:
+def until(least_s: float, each: Iterable[TimedOrders]) -> Iterator[TimedOrders]:
     """Up to one that cannot be improved."""
     for made in each:
         yield made
@@ -131,7 +131,7 @@ def keeps(schedule: Schedule, limits: Sequence[int]) -> bool:
     return all(peak <= limit for peak, limit in zip(schedule.peaks, limits, strict=True))
 
 
-def by_policy(jobs: Sequence[Job], draws: random.Random, work: int) -> Iterator[Found]:
+def by_policy(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int) -> Iterator[TimedOrders]:
     """What some policies make of the jobs; all of them, if there is so much work to do."""
     each = [(job, policy) for job in jobs for policy in policies(job)]
     draws.shuffle(each)
@@ -140,7 +140,7 @@ def by_policy(jobs: Sequence[Job], draws: random.Random, work: int) -> Iterator[
         yield found(job, Greedy(job, policy).run())
 
 
-def bound_s(job: Job) -> float:
+def bound_s(job: SchedulingProblem) -> float:
     """No schedule takes less: a rank's work after its first message has come, or a micro-batch's way there and back."""
     num_stages, home = len(job.home), job.home
     takes_s, message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)
@@ -154,7 +154,7 @@ def bound_s(job: Job) -> float:
     return max(*busy_s, sum(takes_s[FORWARD]) + sum(takes_s[INPUTS]) + 2 * sum(sent_s) + takes_s[WEIGHTS][0])
 
 
-def finished(best: Found) -> Schedule:
+def finished(best: TimedOrders) -> Schedule:
     """With micro-batches in turn, as moves may leave them out of it, and whole backward passes where they do as well.
 
     Neither makes the end later.

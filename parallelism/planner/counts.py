@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from models.config import GPTConfig
-from parallelism.planner.layout import Job, Layout
+from parallelism.planner.layout import ParallelLayout, TrainingJob
 
 
-class Precision(NamedTuple):
+class ElementBytes(NamedTuple):
     """Bytes of an element: of a parameter, its gradient and optimizer states; of activations, and the residual stream.
 
     `cast` is of the copy of a parameter that products are computed with, if it is another.
@@ -31,14 +31,14 @@ class Precision(NamedTuple):
     cast: int = 0
 
 
-def precision_of(job: Job) -> Precision:
+def precision_of(job: TrainingJob) -> ElementBytes:
     """As `parallelism.precision` keeps them."""
     if job.dtype in ("float32", "float64"):
         size = ITEMSIZES[job.dtype]
-        return Precision(size, size, 2 * size, size, size)
+        return ElementBytes(size, size, 2 * size, size, size)
     if not job.master_weights:
-        return Precision(4, 4, 8, 2, 4, cast=2)
-    return Precision(2, ITEMSIZES[job.grad_dtype or "float32"], 12, 2, 2)
+        return ElementBytes(4, 4, 8, 2, 4, cast=2)
+    return ElementBytes(2, ITEMSIZES[job.grad_dtype or "float32"], 12, 2, 2)
 
 
 ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
@@ -93,7 +93,7 @@ def rank_params(model: GPTConfig, tp: int, stages: list[range]) -> int:
     return found - vocabulary_params(model, tp) * has_both
 
 
-class Kept(NamedTuple):
+class SavedElements(NamedTuple):
     """Elements kept of a micro-batch: of the residual stream, other activations, what is in float32, and parameters."""
 
     residual: float
@@ -101,22 +101,22 @@ class Kept(NamedTuple):
     float32: float = 0.0
     cast: float = 0.0
 
-    def nbytes(self, precision: Precision) -> float:
+    def nbytes(self, precision: ElementBytes) -> float:
         sizes = precision.residual, precision.activation, 4, precision.cast
         return sum(count * size for count, size in zip(self, sizes, strict=True))
 
 
-def tokens(job: Job, layout: Layout) -> int:
+def tokens(job: TrainingJob, layout: ParallelLayout) -> int:
     """Of a micro-batch, that a rank has."""
     return layout.micro_batch_size * job.model.block_size // layout.sp
 
 
-def between_tp(layout: Layout) -> int:
+def between_tp(layout: ParallelLayout) -> int:
     """In how many parts tp ranks have what lies between split layers."""
     return layout.tp if layout.sequence_parallel else 1
 
 
-def block_kept(job: Job, layout: Layout) -> Kept:
+def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """With full recomputation its input, else the inputs of both norms and all that follows.
 
     Those are the norms' results, with two numbers a token, q, k and v, attention's result and the log of its sums, the
@@ -127,7 +127,7 @@ def block_kept(job: Job, layout: Layout) -> Kept:
     width, kv_width = widths(model)
     between, split = num_tokens / between_tp(layout), num_tokens / layout.tp
     if layout.recompute == "full":
-        return Kept(between * width)
+        return SavedElements(between * width)
     parts = job.head_ranks(layout.sp)
     in_ring = layout.sp > parts
     activation = 2 * between * width + split * (10 * width + 2 * kv_width) + split * width * in_ring
@@ -137,14 +137,14 @@ def block_kept(job: Job, layout: Layout) -> Kept:
     if model.dropout:
         activation += 2 * between * width
         attention *= 1 if in_ring or layout.recompute == "selective" else 3 * model.block_size
-    return Kept(2 * between * width, activation, 4 * between + attention, block_params(model, layout.tp))
+    return SavedElements(2 * between * width, activation, 4 * between + attention, block_params(model, layout.tp))
 
 
-def head_kept(job: Job, layout: Layout) -> Kept:
+def head_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """The norm's input and result, and the log of the probabilities."""
     between = tokens(job, layout) / between_tp(layout) * job.model.n_embd
-    return Kept(between, between, logits(job, layout), vocabulary_params(job.model, layout.tp))
+    return SavedElements(between, between, logits(job, layout), vocabulary_params(job.model, layout.tp))
 
 
-def logits(job: Job, layout: Layout) -> float:
+def logits(job: TrainingJob, layout: ParallelLayout) -> float:
     return tokens(job, layout) * -(-job.model.vocab_size // layout.tp)

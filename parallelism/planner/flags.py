@@ -19,7 +19,7 @@ from models.config import GPTConfig
 from models.flags import add_flag, from_toml
 from parallelism.pipeline_schedule import registry
 from parallelism.planner.counts import ITEMSIZES
-from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, Job, Layout
+from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
 from parallelism.planner.machine import DEVICES, SPARE, Machine
 from parallelism.planner.memory import in_bytes
 from parallelism.planner.report import as_flag
@@ -80,10 +80,10 @@ class Settings:
             raise ValueError(f"master_weights are kept beside 16-bit parameters, but dtype={self.dtype}: use bfloat16")
 
 
-class Asked(NamedTuple):
+class PlanRequest(NamedTuple):
     """What flags ask for, and in words."""
 
-    job: Job
+    job: TrainingJob
     machine: Machine
     fixed: dict[str, Any]
     number: int
@@ -92,7 +92,7 @@ class Asked(NamedTuple):
     written: list[str]  # settings that its file has
 
 
-def asked(arguments: Sequence[str] | None, description: str | None) -> Asked:
+def asked(arguments: Sequence[str] | None, description: str | None) -> PlanRequest:
     """Raises: ValueError for what makes no sense, with the remedy."""
     flags = parser(description).parse_args(arguments)
     settings, fixed, given, written = settings_of(flags)
@@ -103,9 +103,9 @@ def asked(arguments: Sequence[str] | None, description: str | None) -> Asked:
     if others := [name for name in written if not hasattr(settings, name)]:
         words.append(f"{flags.config}: {', '.join(others)} have no part in this")
     own = {"config": flags.config} if flags.config else {}
-    own |= {name: value for name, value in given.items() if name not in (*Layout._fields, "vocab_size")}
+    own |= {name: value for name, value in given.items() if name not in (*ParallelLayout._fields, "vocab_size")}
     train = ["mpirun", "-n", str(machine.world_size), "python train.py", *(as_flag(*each) for each in own.items())]
-    return Asked(job, machine, fixed, flags.number, words, " ".join(train), written)
+    return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), written)
 
 
 def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], dict[str, Any], list[str]]:
@@ -119,7 +119,7 @@ def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], di
     known = {name: value for name, value in written.items() if name in hints}
     settings = Settings(**{**known, **given})
     asked_for = {*known, *given} - {"num_micro_batches"} - ({"micro_batch_size"} - {*given})
-    fixed = {name: getattr(settings, name) for name in Layout._fields if name in asked_for}
+    fixed = {name: getattr(settings, name) for name in ParallelLayout._fields if name in asked_for}
     return settings, fixed, given, list(written)
 
 
@@ -150,12 +150,12 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def job_of(settings: Settings, world_size: int) -> Job:
+def job_of(settings: Settings, world_size: int) -> TrainingJob:
     """With the samples of a step that data parallelism alone would have, unless they are given."""
     alone = world_size * settings.micro_batch_size * settings.num_micro_batches
     model = GPTConfig(**{each.name: getattr(settings, each.name) for each in dataclasses.fields(GPTConfig)})
-    rest = {name: getattr(settings, name) for name in Job._fields if name not in ("model", "global_batch_size")}
-    return Job(model, settings.global_batch_size or alone, **rest)
+    rest = {name: getattr(settings, name) for name in TrainingJob._fields if name not in ("model", "global_batch_size")}
+    return TrainingJob(model, settings.global_batch_size or alone, **rest)
 
 
 def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
@@ -171,7 +171,7 @@ def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
     return in_nodes(hosts * gpus, gpus), with_flags(network, flags), words
 
 
-def machine_of(flags: argparse.Namespace, job: Job, nodes: Nodes, network: Network) -> tuple[Machine, str]:
+def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, network: Network) -> tuple[Machine, str]:
     """With ranks that are given, measured, or the fabric's devices, in this order; and these in words."""
     peak, memory, least_s, efficiency = None, None, LEAST_PASS_US * 1e-6, flags.efficiency
     if device := DEVICES.get(flags.fabric):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from models.config import GPTConfig
 from parallelism.pipeline_schedule.registry import REGISTRY
-from parallelism.sequence import Shares
+from parallelism.sequence import TokenShards
 
 # naive has one stage at work at a time; gpipe takes as long as 1f1b, with more memory.
 SCHEDULES = [name for name in REGISTRY if name not in ("naive", "gpipe")]
@@ -18,7 +18,7 @@ ZERO_GROUPS = ("all", "node")
 MOST_VIRTUAL_STAGES = 8
 
 
-class Layout(NamedTuple):
+class ParallelLayout(NamedTuple):
     """The fields are named as train.py's flags."""
 
     dp: int = 1
@@ -47,10 +47,10 @@ class Layout(NamedTuple):
         return " ".join(words) or "one rank"
 
 
-PLAIN = Layout()
+PLAIN = ParallelLayout()
 
 
-class Job(NamedTuple):
+class TrainingJob(NamedTuple):
     """What is trained: the model, the samples of a step, and what a layout leaves open."""
 
     model: GPTConfig
@@ -75,21 +75,21 @@ def divisors(number: int) -> list[int]:
     return small + [number // n for n in reversed(small) if n * n != number]
 
 
-def mesh_of(layout: Layout) -> Layout:
+def mesh_of(layout: ParallelLayout) -> ParallelLayout:
     """The lengths of its axes alone."""
     return PLAIN._replace(dp=layout.dp, pp=layout.pp, sp=layout.sp, tp=layout.tp)
 
 
-def meshes(world_size: int, fixed: Mapping[str, Any]) -> Iterator[Layout]:
+def meshes(world_size: int, fixed: Mapping[str, Any]) -> Iterator[ParallelLayout]:
     """The lengths of the axes that multiply to the number of ranks, but for those that are `fixed` otherwise."""
     for pp, sp, tp in product(divisors(world_size), repeat=3):
         if world_size % (pp * sp * tp) == 0:
-            mesh = Layout(dp=world_size // (pp * sp * tp), pp=pp, sp=sp, tp=tp)
+            mesh = ParallelLayout(dp=world_size // (pp * sp * tp), pp=pp, sp=sp, tp=tp)
             if all(getattr(mesh, axis) == fixed.get(axis, getattr(mesh, axis)) for axis in ("dp", "pp", "sp", "tp")):
                 yield mesh
 
 
-def families(job: Job, mesh: Layout, fixed: Mapping[str, Any]) -> Iterator[Layout]:
+def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> Iterator[ParallelLayout]:
     """The layouts of a mesh, without ZeRO."""
     sequences = (False, True) if mesh.tp > 1 else (False,)
     samples = job.global_batch_size // mesh.dp
@@ -125,14 +125,14 @@ def schedules(model: GPTConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator[t
                 yield name, virtual_stages
 
 
-def refused_mesh(job: Job, mesh: Layout) -> str:
+def refused_mesh(job: TrainingJob, mesh: ParallelLayout) -> str:
     """Why ranks can't share the model or the batch so; empty if they can."""
     if job.global_batch_size % mesh.dp:
         return f"global_batch_size={job.global_batch_size} can't be shared by dp={mesh.dp}"
     return refused_heads(job, mesh) or refused_sequence(job, mesh) or refused_stages(job.model, mesh)
 
 
-def refused_heads(job: Job, mesh: Layout) -> str:
+def refused_heads(job: TrainingJob, mesh: ParallelLayout) -> str:
     model, parts, tp = job.model, job.head_ranks(mesh.sp), mesh.tp
     if model.n_head % tp or model.num_kv_heads % tp:
         return f"n_head={model.n_head} and n_kv_head={model.num_kv_heads} can't be split over tp={tp}"
@@ -144,22 +144,22 @@ def refused_heads(job: Job, mesh: Layout) -> str:
     return ""
 
 
-def refused_sequence(job: Job, mesh: Layout) -> str:
+def refused_sequence(job: TrainingJob, mesh: ParallelLayout) -> str:
     parts = job.head_ranks(mesh.sp)
     try:
-        Shares(job.model.block_size, mesh.sp // parts, parts, job.sp_order).check()
+        TokenShards(job.model.block_size, mesh.sp // parts, parts, job.sp_order).check()
     except ValueError:
         return f"block_size={job.model.block_size} can't be split over sp={mesh.sp} in {job.sp_order} order"
     return ""
 
 
-def refused_stages(model: GPTConfig, layout: Layout) -> str:
+def refused_stages(model: GPTConfig, layout: ParallelLayout) -> str:
     if layout.num_stages > model.n_layer:
         return f"n_layer={model.n_layer} is fewer than {layout.num_stages} stages"
     return ""
 
 
-def refusal(job: Job, layout: Layout) -> str:
+def refusal(job: TrainingJob, layout: ParallelLayout) -> str:
     """Why a layout can't be, whose mesh can."""
     length, samples = job.model.block_size // layout.sp, job.global_batch_size // layout.dp
     if layout.sequence_parallel and length % layout.tp:

@@ -32,7 +32,7 @@ class Machine(NamedTuple):
         return tuple(homes[rank] for rank in range(self.world_size))
 
 
-class Device(NamedTuple):
+class DeviceSpec(NamedTuple):
     """One of those that a fabric's ranks have: its name, peak of matrix products by dtype, and memory."""
 
     name: str
@@ -41,7 +41,7 @@ class Device(NamedTuple):
 
 
 # NVIDIA, H100 datasheet, SXM: half of what is given for sparse matrices; float32 without the tensor cores' TF32.
-H100 = Device("H100", {"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "float64": 67e12}, 80e9)
+H100 = DeviceSpec("H100", {"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "float64": 67e12}, 80e9)
 # NVIDIA, A100 datasheet, 40 GB, likewise.
-A100 = Device("A100", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}, 40e9)
+A100 = DeviceSpec("A100", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}, 40e9)
 DEVICES = {"ndr": H100, "slingshot": A100}

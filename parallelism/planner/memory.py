@@ -12,7 +12,7 @@ from parallelism.pipeline_schedule import registry
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, WEIGHTS, Order
 from parallelism.planner import counts
 from parallelism.planner.counts import precision_of
-from parallelism.planner.layout import Job, Layout
+from parallelism.planner.layout import ParallelLayout, TrainingJob
 
 
 class Memory(NamedTuple):
@@ -50,7 +50,7 @@ UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 Alive = tuple[tuple[int, ...], ...]  # of a rank: how many activations of each of its stages, when none has more of all
 
 
-def layer_costs(job: Job) -> list[int]:
+def layer_costs(job: TrainingJob) -> list[int]:
     """As `parallelism.stage.gpt2_layers` counts them."""
     costs = [block_flops(job.model)] * job.model.n_layer
     costs[-1] += head_flops(job.model)
@@ -68,12 +68,12 @@ class Stages(NamedTuple):
         return [self.layers[stage] for stage in self.of_rank[rank]]
 
 
-def stages(job: Job, layout: Layout) -> Stages:
+def stages(job: TrainingJob, layout: ParallelLayout) -> Stages:
     return stages_of(job, layout.schedule, layout.pp, layout.virtual_stages)
 
 
 @lru_cache(maxsize=4096)
-def stages_of(job: Job, schedule: str, pp: int, virtual_stages: int) -> Stages:
+def stages_of(job: TrainingJob, schedule: str, pp: int, virtual_stages: int) -> Stages:
     return Stages(balance(layer_costs(job), pp * virtual_stages), *outline(schedule, pp, virtual_stages))
 
 
@@ -136,18 +136,18 @@ def highest(moments: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return kept
 
 
-def rank_params(job: Job, layout: Layout) -> tuple[int, ...]:
+def rank_params(job: TrainingJob, layout: ParallelLayout) -> tuple[int, ...]:
     """The elements of parameters that each pp rank has."""
     return params_of(job, layout.tp, layout.schedule, layout.pp, layout.virtual_stages)
 
 
 @lru_cache(maxsize=4096)
-def params_of(job: Job, tp: int, schedule: str, pp: int, virtual_stages: int) -> tuple[int, ...]:
-    cut = stages(job, Layout(pp=pp, schedule=schedule, virtual_stages=virtual_stages))
+def params_of(job: TrainingJob, tp: int, schedule: str, pp: int, virtual_stages: int) -> tuple[int, ...]:
+    cut = stages(job, ParallelLayout(pp=pp, schedule=schedule, virtual_stages=virtual_stages))
     return tuple(counts.rank_params(job.model, tp, cut.of(rank)) for rank in range(pp))
 
 
-class Share(NamedTuple):
+class ModelShard(NamedTuple):
     """What a rank has of the model by pp and tp: elements of parameters, and bytes that depend on the micro-batch.
 
     `layer` are the elements of the largest of its blocks, with the embeddings, and of the head.
@@ -159,7 +159,7 @@ class Share(NamedTuple):
     working: float
 
 
-def shares(job: Job, layout: Layout) -> list[Share]:
+def shares(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
     """Of each pp rank."""
     cut, precision = stages(job, layout), precision_of(job)
     block = counts.block_kept(job, layout).nbytes(precision)
@@ -168,7 +168,7 @@ def shares(job: Job, layout: Layout) -> list[Share]:
     moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
     in_block, in_head = working(job, layout)
     return [
-        Share(
+        ModelShard(
             params,
             max(counts.layer_params(job.model, layout.tp, cut.layers[stage]) for stage in own),
             max(sum(n * kept[stage] for n, stage in zip(moment, own, strict=True)) for moment in moments[rank]),
@@ -178,7 +178,7 @@ def shares(job: Job, layout: Layout) -> list[Share]:
     ]
 
 
-def working(job: Job, layout: Layout) -> tuple[float, float]:
+def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
     """Gradients on their way, in a block around GELU, and of the logits and the log of their probabilities.
 
     A block that is computed again has all of its activations.
@@ -190,7 +190,7 @@ def working(job: Job, layout: Layout) -> tuple[float, float]:
     return around, 2 * 4 * counts.logits(job, layout)
 
 
-def buffers(job: Job, layout: Layout, params: int) -> float:
+def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
     """For what comes from other ranks: activations, and without a pipeline the next block's parameters and buckets."""
     precision = precision_of(job)
     block = counts.block_params(job.model, layout.tp)
@@ -208,7 +208,7 @@ def buffers(job: Job, layout: Layout, params: int) -> float:
     return total
 
 
-def layer_bytes(job: Job, layout: Layout) -> float:
+def layer_bytes(job: TrainingJob, layout: ParallelLayout) -> float:
     """What ZeRO needs in a pipeline to work with layers, for each element of the largest.
 
     That are gradients of one, and of two that are on their way, and with stage 3 the parameters of two.
@@ -219,7 +219,7 @@ def layer_bytes(job: Job, layout: Layout) -> float:
     return 3.0 * precision.gradient + 2 * precision.parameter * (layout.zero_stage == 3)
 
 
-def memory(job: Job, layout: Layout, shares: list[Share], owners: int) -> Memory:
+def memory(job: TrainingJob, layout: ParallelLayout, shares: list[ModelShard], owners: int) -> Memory:
     """Of the rank that holds most, where so many ranks share what ZeRO divides."""
     stage, precision = layout.zero_stage, precision_of(job)
     parameter = precision.parameter / (owners if stage >= 3 else 1)

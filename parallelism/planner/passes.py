@@ -13,21 +13,21 @@ import numpy as np
 from parallelism.flops import attention_flops, head_flops, matrix_flops
 from parallelism.planner import counts
 from parallelism.planner.counts import precision_of
-from parallelism.planner.layout import Job, Layout
+from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.memory import stages
-from parallelism.planner.place import Place
+from parallelism.planner.place import RankPlacement
 
 # A pass is an array of seconds, (kinds, parts).
 FORWARD, INPUTS, WEIGHTS = KINDS = range(3)
 COMPUTE, TP, SP, ZERO = PARTS = range(4)
 
 
-class Setting(NamedTuple):
+class PassContext(NamedTuple):
     """What is asked for, and where it would run."""
 
-    job: Job
-    layout: Layout
-    place: Place
+    job: TrainingJob
+    layout: ParallelLayout
+    place: RankPlacement
     flops_per_s: float
     least_pass_s: float = 0.0
 
@@ -66,7 +66,7 @@ def empty() -> np.ndarray:
     return np.zeros((len(KINDS), len(PARTS)))
 
 
-def block(setting: Setting) -> np.ndarray:
+def block(setting: PassContext) -> np.ndarray:
     """Of one block."""
     made, model = empty(), setting.job.model
     matrices, attention = setting.compute_s(matrix_flops(model)), setting.compute_s(attention_flops(model))
@@ -86,7 +86,7 @@ def block(setting: Setting) -> np.ndarray:
     return made
 
 
-def column_backward_s(setting: Setting, outputs: int) -> float:
+def column_backward_s(setting: PassContext, outputs: int) -> float:
     """What shows of the collectives of a layer split by outputs.
 
     The gradient of x is summed up while that of the weights is computed, unless that is put off; a split x is gathered
@@ -97,7 +97,7 @@ def column_backward_s(setting: Setting, outputs: int) -> float:
     return max(0.0, setting.sum_s() - hidden_s) + max(0.0, setting.gather_s() - product_s)
 
 
-def sequence_s(setting: Setting, attention_s: float) -> tuple[float, float]:
+def sequence_s(setting: PassContext, attention_s: float) -> tuple[float, float]:
     """Of attention's exchanges between sp ranks, forward and backward.
 
     Rings hide under attention; of what comes home in the end nothing is hidden.
@@ -117,7 +117,7 @@ def sequence_s(setting: Setting, attention_s: float) -> tuple[float, float]:
     return exchange_s + forward_s, exchange_s + backward_s
 
 
-def head(setting: Setting) -> np.ndarray:
+def head(setting: PassContext) -> np.ndarray:
     """Of the head and the loss, beside the last block."""
     made, model, tp = empty(), setting.job.model, setting.place.tp
     made[:, COMPUTE] = setting.compute_s(head_flops(model))
@@ -127,14 +127,14 @@ def head(setting: Setting) -> np.ndarray:
     return made
 
 
-def embedding(setting: Setting) -> np.ndarray:
+def embedding(setting: PassContext) -> np.ndarray:
     """Of the embeddings, beside the first block."""
     made = empty()
     made[FORWARD, TP], made[INPUTS, TP] = setting.sum_s(), setting.gather_s()
     return made
 
 
-def of_stages(setting: Setting) -> np.ndarray:
+def of_stages(setting: PassContext) -> np.ndarray:
     """Of each stage, (stages, kinds, parts)."""
     layers = stages(setting.job, setting.layout).layers
     made = np.array([len(part) for part in layers])[:, None, None] * block(setting)

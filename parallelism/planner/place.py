@@ -18,7 +18,7 @@ import numpy as np
 from collectives.algorithms import find
 from collectives.cost import Link, Network, Nodes, predict
 from parallelism.mesh import AXES
-from parallelism.planner.layout import Layout
+from parallelism.planner.layout import ParallelLayout
 
 # In a node; and by messages: those that are the fastest somewhere, or nearly.  Others take long to price.
 IN_NODE = {
@@ -39,7 +39,7 @@ REPLICAS = DP, RING, HEADS
 
 
 @dataclass(eq=False)
-class Group:
+class AxisGroup:
     """Ranks of an axis, numbered in their order, on their nodes; so many groups have ranks on the same nodes."""
 
     nodes: Nodes
@@ -56,13 +56,13 @@ class Group:
         return all(len(node) == len(self.nodes[0]) for node in self.nodes)
 
     @cached_property
-    def levels(self) -> tuple[Group, Group]:
+    def levels(self) -> tuple[AxisGroup, AxisGroup]:
         """The ranks of one node, and counterparts across nodes, where these have as many."""
         length = len(self.nodes[0])
         across = tuple((rank,) for rank in range(len(self.nodes)))
         return (
-            Group((tuple(range(length)),), self.network, self.groups),
-            Group(across, self.network, self.groups * length),
+            AxisGroup((tuple(range(length)),), self.network, self.groups),
+            AxisGroup(across, self.network, self.groups * length),
         )
 
     def seconds(self, collective: str, nbytes: float) -> float:
@@ -124,10 +124,10 @@ class Hops(NamedTuple):
         return link.alpha_s + ahead * gate.alpha_s + nbytes * (link.beta_s_per_byte + ahead * gate.beta_s_per_byte)
 
 
-class Place:
+class RankPlacement:
     """The ranks of a layout on the nodes of a machine, `node_of[rank]`; the sp ranks in rings of groups of `parts`."""
 
-    def __init__(self, layout: Layout, node_of: Sequence[int], network: Network, parts: int = 1):
+    def __init__(self, layout: ParallelLayout, node_of: Sequence[int], network: Network, parts: int = 1):
         self.network = network
         lengths = [getattr(layout, axis) for axis in AXES]
         dp, pp, sp, tp = lengths
@@ -135,11 +135,11 @@ class Place:
         self.node_of = np.asarray(node_of).reshape(dp, pp, sp // parts, parts, tp)
 
     @cached_property
-    def tp(self) -> Group:
+    def tp(self) -> AxisGroup:
         return self.group(TP)
 
     @cached_property
-    def heads(self) -> Group:
+    def heads(self) -> AxisGroup:
         """The sp ranks that exchange heads."""
         return self.group(HEADS)
 
@@ -148,25 +148,25 @@ class Place:
         return self.hops(self.node_of, np.roll(self.node_of, -1, axis=RING))
 
     @cached_property
-    def replicas(self) -> Group:
+    def replicas(self) -> AxisGroup:
         """The ranks that differ in dp and sp only: they have the same parameters."""
         return self.group(*REPLICAS)
 
     @cached_property
-    def ends(self) -> Group:
+    def ends(self) -> AxisGroup:
         """The first and the last rank of each pipeline."""
         return group_of(self.node_of[:, [0, -1]], (PP,), self.network)
 
     @cached_property
-    def owners(self) -> dict[str, tuple[Group, Group]]:
+    def owners(self) -> dict[str, tuple[AxisGroup, AxisGroup]]:
         """By zero_group: the replicas that share what ZeRO divides, and those that have the same share.
 
         Nodes with unlike numbers of them can't be groups.
         """
-        found = {"all": (self.replicas, Group(((0,),), self.network))}
+        found = {"all": (self.replicas, AxisGroup(((0,),), self.network))}
         return found | ({"node": self.replicas.levels} if self.replicas.is_even else {})
 
-    def group(self, *axes: int) -> Group:
+    def group(self, *axes: int) -> AxisGroup:
         return group_of(self.node_of, axes, self.network)
 
     def to_stage(self, source: int, dest: int) -> Hops:
@@ -177,9 +177,9 @@ class Place:
         return Hops(self.network, int(np.bincount(source[source != dest]).max(initial=0)))
 
 
-def group_of(node_of: np.ndarray, axes: tuple[int, ...], network: Network) -> Group:
+def group_of(node_of: np.ndarray, axes: tuple[int, ...], network: Network) -> AxisGroup:
     nodes, groups = spread(node_of, axes)
-    return Group(nodes, network, groups)
+    return AxisGroup(nodes, network, groups)
 
 
 def spread(node_of: np.ndarray, axes: tuple[int, ...]) -> tuple[Nodes, int]:

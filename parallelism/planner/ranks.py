@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from models.config import GPTConfig
-from models.gpt import Block
-from parallelism.planner.layout import Job, Layout
+from models.gpt import TransformerBlock
+from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.machine import SPARE, Machine
 from parallelism.planner.memory import Memory
-from parallelism.planner.search import NOTHING_FIXED, Planned, best
+from parallelism.planner.search import NOTHING_FIXED, PlannedLayout, best
 from parallelism.planner.step import Time
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ LEAST_S = 0.1
 MOST_ROWS = 4096
 
 
-def best_layout(comm: Communicator, job: Job, fixed: Mapping[str, Any] = NOTHING_FIXED, device: str = "cpu") -> Planned:
+def best_layout(
+    comm: Communicator, job: TrainingJob, fixed: Mapping[str, Any] = NOTHING_FIXED, device: str = "cpu"
+) -> PlannedLayout:
     """The best for the ranks of `comm`, of those with the values that are `fixed`: rank 0 finds it.  Collective.
 
     Raises: InputError on every rank where none fits, and where the model can't be divided.
@@ -39,10 +41,10 @@ def best_layout(comm: Communicator, job: Job, fixed: Mapping[str, Any] = NOTHING
     length = comm.broadcast(np.array([len(text)]))[0]
     letters = np.frombuffer(text or bytes(length), np.uint8).copy()
     layout, held, times = json.loads(comm.broadcast(letters).tobytes())
-    return Planned(Layout(*layout), Memory(*held), Time(*times))
+    return PlannedLayout(ParallelLayout(*layout), Memory(*held), Time(*times))
 
 
-def machine(comm: Communicator, job: Job, device: str = "cpu") -> Machine:
+def machine(comm: Communicator, job: TrainingJob, device: str = "cpu") -> Machine:
     """Of the ranks of `comm`, all at work at once, with the speeds of links that it knows.  Collective."""
     ranks = max(map(len, comm.topology.nodes))
     mine = np.array([flops_per_s(job, device), memory_bytes(device, ranks), -least_pass_s(device)])
@@ -50,7 +52,7 @@ def machine(comm: Communicator, job: Job, device: str = "cpu") -> Machine:
     return Machine(comm.topology.nodes, comm.network, rate, memory * (1 - SPARE), -least)
 
 
-def flops_per_s(job: Job, device: str = "cpu") -> float:
+def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
     """In products as large as those of the model's blocks."""
     width, rows = job.model.n_embd, job.model.block_size * max(1, MOST_ROWS // job.model.block_size)
     x = torch.ones(rows, width, dtype=getattr(torch, job.dtype), device=device)
@@ -60,7 +62,7 @@ def flops_per_s(job: Job, device: str = "cpu") -> float:
 
 def least_pass_s(device: str = "cpu") -> float:
     """Of a block of nearly nothing."""
-    block = Block(GPTConfig(n_embd=2, n_head=1)).to(device)
+    block = TransformerBlock(GPTConfig(n_embd=2, n_head=1)).to(device)
     x = torch.ones(1, 2, 2, device=device)
     return seconds(lambda: block(x), device)
 

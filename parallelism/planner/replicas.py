@@ -12,7 +12,7 @@ import numpy as np
 from parallelism.planner import counts, passes
 from parallelism.planner.counts import ITEMSIZES, precision_of
 from parallelism.planner.memory import stages
-from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, ZERO, Setting
+from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, ZERO, PassContext
 
 Seconds = Callable[[float], float]  # of so many bytes
 
@@ -20,7 +20,7 @@ Seconds = Callable[[float], float]  # of so many bytes
 class Replicas:
     """The collectives of a layout's zero_stage, in seconds for a number of parameters."""
 
-    def __init__(self, setting: Setting):
+    def __init__(self, setting: PassContext):
         self.setting, self.zero_stage = setting, setting.layout.zero_stage
         self.precision = precision_of(setting.job)
         self.gradient_bytes = ITEMSIZES.get(setting.job.grad_dtype or "", self.precision.gradient)  # on the wire

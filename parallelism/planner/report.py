@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Container, Iterator
 from typing import Any
 
-from parallelism.planner.layout import Job, Layout
+from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.machine import Machine
 from parallelism.planner.memory import in_bytes
-from parallelism.planner.search import Found, Planned
+from parallelism.planner.search import PlannedLayout, SearchResult
 
 REASONS = 3  # for meshes that can't be
 TIMES = {
@@ -23,7 +23,7 @@ TIMES = {
 }
 
 
-def report(job: Job, machine: Machine, found: Found) -> Iterator[str]:
+def report(job: TrainingJob, machine: Machine, found: SearchResult) -> Iterator[str]:
     model = job.model
     tokens = job.global_batch_size * model.block_size
     numbers = f"{found.fitting} layouts fit, {found.too_large} don't"
@@ -40,7 +40,7 @@ def report(job: Job, machine: Machine, found: Found) -> Iterator[str]:
     yield from missed(machine, found)
 
 
-def row(planned: Planned, tokens: int) -> str:
+def row(planned: PlannedLayout, tokens: int) -> str:
     time = planned.time
     return (
         f"{in_seconds(time.total):>10} {in_thousands(tokens / time.total):>9} {in_bytes(planned.memory.total):>9} "
@@ -48,12 +48,12 @@ def row(planned: Planned, tokens: int) -> str:
     )
 
 
-def bound(planned: Planned) -> str:
+def bound(planned: PlannedLayout) -> str:
     """What takes longest."""
     return max(planned.time._asdict().items(), key=lambda part: part[1])[0]
 
 
-def slower(planned: Planned, first: Planned) -> str:
+def slower(planned: PlannedLayout, first: PlannedLayout) -> str:
     """What takes longer than in the first."""
     more = {name: part - getattr(first.time, name) for name, part in planned.time._asdict().items()}
     name, part = max(more.items(), key=lambda part: part[1])
@@ -62,7 +62,7 @@ def slower(planned: Planned, first: Planned) -> str:
     return f"{planned.time.total / first.time.total - 1:.1%} slower: {in_seconds(part)} more for {TIMES[name]}"
 
 
-def missed(machine: Machine, found: Found) -> Iterator[str]:
+def missed(machine: Machine, found: SearchResult) -> Iterator[str]:
     if found.nearest:
         yield f"of those that don't fit into {in_bytes(machine.memory_bytes)}, the nearest:"
     for layout, held in found.nearest:
@@ -73,11 +73,11 @@ def missed(machine: Machine, found: Found) -> Iterator[str]:
         yield f"  {number}: {why}"
 
 
-def named(layout: Layout) -> str:
+def named(layout: ParallelLayout) -> str:
     return f"dp {layout.dp} pp {layout.pp} sp {layout.sp} tp {layout.tp}"
 
 
-def command(layout: Layout, written: Container[str] = ()) -> str:
+def command(layout: ParallelLayout, written: Container[str] = ()) -> str:
     """A layout as train.py's flags; what goes without saying only where a file has `written` it otherwise."""
     words = []
     for name, value in layout._asdict().items():

@@ -13,63 +13,65 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.planner import passes
-from parallelism.planner.layout import Job, Layout, families, mesh_of, meshes, refusal, refused_mesh
+from parallelism.planner.layout import ParallelLayout, TrainingJob, families, mesh_of, meshes, refusal, refused_mesh
 from parallelism.planner.machine import Machine
 from parallelism.planner.memory import Memory, in_bytes, memory, shares
-from parallelism.planner.passes import Setting
-from parallelism.planner.place import Place
-from parallelism.planner.step import Step, Time, least_s
+from parallelism.planner.passes import PassContext
+from parallelism.planner.place import RankPlacement
+from parallelism.planner.step import StepModel, Time, least_s
 
 NEAREST = 3  # of the layouts that don't fit
 TIE = 1e-5  # part of a time by which others are no better
 NOTHING_FIXED: Mapping[str, Any] = MappingProxyType({})
 
 
-class Planned(NamedTuple):
+class PlannedLayout(NamedTuple):
     """A layout, what its ranks hold, and how long its step takes."""
 
-    layout: Layout
+    layout: ParallelLayout
     memory: Memory
     time: Time
 
     @property
-    def key(self) -> tuple[float, float, Layout]:
+    def key(self) -> tuple[float, float, ParallelLayout]:
         """The best has the lowest: of those as fast, to five digits, the smallest."""
         return float(f"{self.time.total:.5g}"), self.memory.total, self.layout
 
 
-class Family(NamedTuple):
+class ZeroVariants(NamedTuple):
     """Layouts that differ in ZeRO only, those of them that fit, and a time that no step of theirs is shorter than."""
 
     least_s: float
-    setting: Setting
+    setting: PassContext
     costs: np.ndarray
-    fitting: list[tuple[Layout, Memory]]
+    fitting: list[tuple[ParallelLayout, Memory]]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """What a search has found."""
 
-    best: list[Planned]  # of each mesh the best, best first
+    best: list[PlannedLayout]  # of each mesh the best, best first
     fitting: int  # layouts
     too_large: int
-    nearest: list[tuple[Layout, Memory]]  # of those that are too large
+    nearest: list[tuple[ParallelLayout, Memory]]  # of those that are too large
     undivided: Counter[str]  # meshes that can't be, by the reason
 
 
-def search(job: Job, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED, number: int = 1) -> Found:
+def search(
+    job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED, number: int = 1
+) -> SearchResult:
     """So many of the meshes, of all layouts that have the values which are `fixed`, by name."""
     candidates, undivided = [], Counter[str]()
-    nearest: list[tuple[Layout, Memory]] = []
+    nearest: list[tuple[ParallelLayout, Memory]] = []
     fitting = too_large = 0
     for mesh in meshes(machine.world_size, fixed):
         why, layouts = divided(job, mesh, fixed)
         if why:
             undivided[why] += 1
             continue
-        place = Place(mesh, machine.node_of, machine.network, job.head_ranks(mesh.sp))
+        place = RankPlacement(mesh, machine.node_of, machine.network, job.head_ranks(mesh.sp))
         for layout in layouts:
-            setting = Setting(job, layout, place, machine.flops_per_s, machine.least_pass_s)
+            setting = PassContext(job, layout, place, machine.flops_per_s, machine.least_pass_s)
             held = [*variants(setting, fixed)]
             fits = [pair for pair in held if pair[1].total <= machine.memory_bytes]
             misses = [pair for pair in held if pair[1].total > machine.memory_bytes]
@@ -77,11 +79,11 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED,
             nearest = nsmallest(NEAREST, [*nearest, *misses], key=lambda pair: pair[1].total)
             if fits:
                 costs = passes.of_stages(setting)
-                candidates.append(Family(least_s(setting, costs), setting, costs, fits))
-    return Found(fastest(candidates, machine, number), fitting, too_large, nearest, undivided)
+                candidates.append(ZeroVariants(least_s(setting, costs), setting, costs, fits))
+    return SearchResult(fastest(candidates, machine, number), fitting, too_large, nearest, undivided)
 
 
-def divided(job: Job, mesh: Layout, fixed: Mapping[str, Any]) -> tuple[str, list[Layout]]:
+def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> tuple[str, list[ParallelLayout]]:
     """Why a mesh can't be, or its layouts without ZeRO."""
     if why := refused_mesh(job, mesh):
         return why, []
@@ -91,7 +93,7 @@ def divided(job: Job, mesh: Layout, fixed: Mapping[str, Any]) -> tuple[str, list
     return "" if found else reasons[0], found
 
 
-def variants(setting: Setting, fixed: Mapping[str, Any]) -> Iterator[tuple[Layout, Memory]]:
+def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[ParallelLayout, Memory]]:
     """Of a layout, with all that ZeRO can do, and what ranks hold."""
     job, layout, owners = setting.job, setting.layout, setting.place.owners
     held, replicas = shares(job, layout), owners["all"][0].size
@@ -104,9 +106,9 @@ def variants(setting: Setting, fixed: Mapping[str, Any]) -> Iterator[tuple[Layou
             yield full, memory(job, full, held, number)
 
 
-def fastest(candidates: list[Family], machine: Machine, number: int) -> list[Planned]:
+def fastest(candidates: list[ZeroVariants], machine: Machine, number: int) -> list[PlannedLayout]:
     """The best layout of the best meshes.  Those are left out whose bound is above what has been found."""
-    best: dict[Layout, Planned] = {}
+    best: dict[ParallelLayout, PlannedLayout] = {}
     limit_s = math.inf
     for family in sorted(candidates, key=lambda family: family.least_s):
         if family.least_s > limit_s:
@@ -114,17 +116,17 @@ def fastest(candidates: list[Family], machine: Machine, number: int) -> list[Pla
         mesh = mesh_of(family.setting.layout)
         for layout, held in family.fitting:
             known = best.get(mesh)
-            step = Step(family.setting._replace(layout=layout), family.costs, machine.network.copy_s_per_byte)
+            step = StepModel(family.setting._replace(layout=layout), family.costs, machine.network.copy_s_per_byte)
             if step.least_s() > min(limit_s, known.time.total * (1 + TIE) if known else math.inf):
                 continue
-            planned = Planned(layout, held, step.time())
+            planned = PlannedLayout(layout, held, step.time())
             best[mesh] = min(known or planned, planned, key=lambda planned: planned.key)
         if len(best) >= number:
             limit_s = sorted(planned.time.total for planned in best.values())[number - 1] * (1 + TIE)
     return sorted(best.values(), key=lambda planned: planned.key)[:number]
 
 
-def best(job: Job, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED) -> Planned:
+def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED) -> PlannedLayout:
     """The best of all layouts that have the values which are `fixed`, by name.
 
     Raises: ValueError where none fits, with those that miss by least, and where the model can't be divided.
@@ -135,7 +137,7 @@ def best(job: Job, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED) -
     return found.best[0]
 
 
-def nothing(found: Found, machine: Machine) -> str:
+def nothing(found: SearchResult, machine: Machine) -> str:
     """Why there is no layout."""
     if not found.too_large:
         why, number = found.undivided.most_common(1)[0] if found.undivided else ("none has the values asked for", 0)

@@ -13,7 +13,7 @@ from parallelism.pipeline_schedule.price import EQUAL, Costs, play, rules
 from parallelism.planner import counts
 from parallelism.planner.counts import precision_of
 from parallelism.planner.memory import rank_params, stages, steady
-from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, Setting
+from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, PassContext
 from parallelism.planner.replicas import Replicas, one_by_one_s
 
 
@@ -41,10 +41,10 @@ class Time(NamedTuple):
         return self.tp + self.sp + self.zero + self.dp
 
 
-class Step:
+class StepModel:
     """A step of a layout whose stages' passes, without ZeRO, are `costs`."""
 
-    def __init__(self, setting: Setting, costs: np.ndarray, copy_s_per_byte: float):
+    def __init__(self, setting: PassContext, costs: np.ndarray, copy_s_per_byte: float):
         self.setting, self.cut, self.replicas = setting, stages(setting.job, setting.layout), Replicas(setting)
         self.costs = self.replicas.added_to(costs)
         self.params = rank_params(setting.job, setting.layout)
@@ -115,7 +115,7 @@ class Step:
         return first_s + rounds * more_s, shown
 
 
-class Numbered(NamedTuple):
+class NumberedSchedule(NamedTuple):
     """A schedule whose actions are numbers, and each stage's last one."""
 
     home: dict[int, int]
@@ -124,11 +124,11 @@ class Numbered(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> Numbered:
+def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> NumberedSchedule:
     made = registry.make(schedule, pp, num_micro_batches, virtual_stages)
     number = rules(made.home, num_micro_batches, EQUAL).number
     last = {action.stage: number(action) for order in made.orders for action in order}
-    return Numbered(
+    return NumberedSchedule(
         made.home, [list(map(number, order)) for order in made.orders], [last[s] for s in range(made.num_stages)]
     )
 
@@ -144,7 +144,7 @@ def played(
     return span_s, [begin_s[number] + known.takes_s[number] for number in made.last]
 
 
-def least_s(setting: Setting, costs: np.ndarray) -> float:
+def least_s(setting: PassContext, costs: np.ndarray) -> float:
     """Of each rank its passes, the forward passes that come before, and the backward ones after: none is faster.
 
     Where weights' parts are put off, a rank does those while it would wait for the last backward passes.
@@ -157,14 +157,14 @@ def least_s(setting: Setting, costs: np.ndarray) -> float:
     return max(number * float(kinds[list(own)].sum()) + before[own[0]] + after[own[0]] for own in cut.of_rank)
 
 
-def update_s(setting: Setting, num_params: float, copy_s_per_byte: float) -> float:
+def update_s(setting: PassContext, num_params: float, copy_s_per_byte: float) -> float:
     """Weights and states are read and written, gradients read; a copy reads and writes a byte."""
     precision = precision_of(setting.job)
     touched = 2 * precision.states + 2 * precision.parameter + precision.gradient
     return num_params * touched / 2 * copy_s_per_byte
 
 
-def messages_s(setting: Setting) -> list[float]:
+def messages_s(setting: PassContext) -> list[float]:
     """From each stage to the next."""
     home = {stage: rank for rank, own in enumerate(stages(setting.job, setting.layout).of_rank) for stage in own}
     nbytes = setting.activation_bytes / counts.between_tp(setting.layout)

@@ -1,0 +1,287 @@
+"""Count and hold the house: how large collectives/ may be, and who may import and name what.
+
+python -m mpi_tests.helpers.house
+
+Prints a line for each violation, and fails if there is one:
+
+- limits: lines, files and entries at the top of a package (`LIMITS`);
+- circles: modules of the packages that import each other while they are imported;
+- names: a class name that two files define;
+- floors: an import that `FLOORS` does not allow.  When modules move, this table is what to edit.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("collectives", "parallelism", "models", "training")
+
+
+class Limits(NamedTuple):
+    """The largest a package may be."""
+
+    lines: int
+    files: int
+    entries: int  # at its top, beside __init__.py
+
+
+LIMITS = {"collectives": Limits(lines=12_000, files=70, entries=9)}
+
+
+class Floor(NamedTuple):
+    """Modules, and what they may import.
+
+    A module is of the floor that names it, or the innermost package around it: `collectives.schedule` stands for
+    schedule.py as well as for all of schedule/.
+    """
+
+    modules: tuple[str, ...]
+    imports: tuple[str, ...] = ()  # other floors
+    without: tuple[str, ...] = ()  # libraries that are not imported
+
+
+MPI_AND_ARRAYS = ("mpi4py", "numpy", "cupy", "torch", "ml_dtypes", "numba")
+PURE = (
+    "collectives.algorithms",
+    "collectives.contract",
+    "collectives.cost",
+    "collectives.draw",
+    "collectives.programs",
+    "collectives.schedule",
+    "collectives.sizes",
+)
+FLOORS = {
+    "pure": Floor(PURE, without=MPI_AND_ARRAYS),
+    "collectives": Floor(("collectives",), imports=("pure",)),
+    "models": Floor(("models",), without=("mpi4py",)),
+    "parallelism": Floor(("parallelism",), imports=("collectives", "pure")),
+    "training": Floor(("training",), imports=("collectives", "pure", "parallelism", "models")),
+}
+
+SAME_CLASS: dict[str, str] = {}  # names that several files may define: why it is one and the same thing
+
+
+class Import(NamedTuple):
+    """A statement's import of a module, or of a name in it."""
+
+    module: str
+    name: str | None
+    line: int
+    at_import: bool  # while its own module is imported, not when a function is called
+    for_types: bool  # beneath TYPE_CHECKING
+
+
+class Module(NamedTuple):
+    """A file of a package, and its name; of an __init__.py the package's."""
+
+    name: str
+    path: Path
+    is_package: bool
+    source: str
+
+    @classmethod
+    def read(cls, tree: Path, path: Path) -> Module:
+        parts = path.relative_to(tree).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        return cls(".".join(parts[:-1] if is_package else parts), path.relative_to(tree), is_package, path.read_text())
+
+    @property
+    def syntax(self) -> ast.Module:
+        return ast.parse(self.source, str(self.path))
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """The lines at which classes are defined, by name, outside of functions and other classes."""
+        return {node.name: node.lineno for node in self.syntax.body if isinstance(node, ast.ClassDef)}
+
+    def imports(self) -> Iterator[Import]:
+        return self._imports(self.syntax.body, at_import=True, for_types=False)
+
+    def _imports(self, nodes: Iterable[ast.AST], at_import: bool, for_types: bool) -> Iterator[Import]:
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield Import(alias.name, None, node.lineno, at_import, for_types)
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    yield Import(self._absolute(node), alias.name, node.lineno, at_import, for_types)
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                yield from self._imports(node.body, at_import, for_types=True)
+                yield from self._imports(node.orelse, at_import, for_types)
+            else:
+                is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                yield from self._imports(ast.iter_child_nodes(node), at_import and not is_function, for_types)
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        package = self.name.split(".") if self.is_package else self.name.split(".")[:-1]
+        beginning = package[: len(package) - node.level + 1] if node.level else []
+        return ".".join([*beginning, *([node.module] if node.module else [])])
+
+
+class House:
+    """The packages of a tree."""
+
+    def __init__(self, tree: Path, packages: Iterable[str] = PACKAGES):
+        self.tree, self.packages = tree, tuple(packages)
+        paths = [path for package in self.packages for path in sorted((tree / package).rglob("*.py"))]
+        self.modules = {module.name: module for module in (Module.read(tree, path) for path in paths)}
+
+    @cached_property
+    def neighbours(self) -> set[str]:
+        """What can be imported from the top of the tree: the packages, the tests, scripts."""
+        folders = {path.parent.name for path in self.tree.glob("*/*.py")}
+        return folders | {path.stem for path in self.tree.glob("*.py")}
+
+    def target(self, each: Import) -> str:
+        """Return the module that is imported: of `from package import module` that module."""
+        whole = f"{each.module}.{each.name}"
+        return whole if each.name and whole in self.modules else each.module
+
+    def imported_with(self, module: Module) -> set[str]:
+        """Return the modules that are imported before a module is, those around it only if it names them."""
+        around = {module.name, *packages_around(module.name)}
+        targets = {self.target(each) for each in module.imports() if each.at_import and not each.for_types}
+        more = {package for target in targets for package in packages_around(target)} - around
+        return (targets | more) & self.modules.keys()
+
+    def too_large(self, limits: Mapping[str, Limits]) -> Iterator[str]:
+        for package, limit in limits.items():
+            for what, count, most in zip(Limits._fields, self.size(package), limit, strict=True):
+                if count > most:
+                    yield f"{package}/ has {count:,} {what}: the limit is {most:,}"
+
+    def size(self, package: str) -> Limits:
+        """Return how large a package is, as `wc -l` and `ls` count."""
+        own = [module for module in self.modules.values() if module.path.parts[0] == package]
+        entries = [path.name for path in (self.tree / package).iterdir() if not path.name.startswith((".", "__"))]
+        return Limits(sum(module.source.count("\n") for module in own), len(own), len(entries))
+
+    def circles(self) -> Iterator[str]:
+        """Name the shortest circle in each group of modules that import each other."""
+        graph = {name: sorted(self.imported_with(module)) for name, module in self.modules.items()}
+        reached = {name: reachable(graph, name) for name in graph}
+        named: set[str] = set()
+        for name in graph:
+            if name in reached[name] and name not in named:
+                group = {other for other in reached[name] if name in reached[other]}
+                named |= group
+                path = min((circle(graph, member) for member in sorted(group)), key=len)
+                others = len(group) - len(path) + 1
+                more = f" ({others} more modules are in circles with these)" if others else ""
+                yield f"{self.modules[path[0]].path}: imports itself, {' -> '.join(path)}{more}"
+
+    def duplicate_classes(self, allowed: Mapping[str, str]) -> Iterator[str]:
+        places = defaultdict(list)
+        for module in self.modules.values():
+            for name, line in module.classes.items():
+                places[name].append(f"{module.path}:{line}")
+        for name, several in sorted(places.items()):
+            if len(several) > 1 and name not in allowed:
+                yield f"{several[0]}: class {name} is also defined in {', '.join(several[1:])}: rename all but one"
+
+    def imports_between_floors(self, floors: Mapping[str, Floor]) -> Iterator[str]:
+        """Name what no floor may import; imports for types count between floors, not of libraries."""
+        floor_of = {module: name for name, floor in floors.items() for module in floor.modules}
+        for module in sorted(floor_of.keys() - self.modules.keys()):
+            yield f"FLOORS names {module}, which is not there: edit the table"
+        for module in self.modules.values():
+            own = innermost(floor_of, module.name)
+            if own is None:
+                yield f"{module.path}: is on no floor of FLOORS"
+                continue
+            complaints = {(each.line, self._complaint(each, own, floors, floor_of)) for each in module.imports()}
+            for line, complaint in sorted(complaints):
+                if complaint:
+                    yield f"{module.path}:{line}: {complaint}"
+
+    def _complaint(self, each: Import, own: str, floors: Mapping[str, Floor], floor_of: Mapping[str, str]) -> str:
+        """Return what is wrong with an import on a floor; nothing if it may be."""
+        target = self.target(each)
+        top = target.partition(".")[0]
+        if top in floors[own].without and not each.for_types:
+            return f"imports {target}, which floor {own} does without"
+        if top not in self.neighbours:
+            return ""
+        floor = innermost(floor_of, target)
+        if floor == own or floor in floors[own].imports:
+            return ""
+        of_floor = f"of floor {floor}" if floor else "on no floor"
+        allowed = ", ".join(floors[own].imports) or "no other"
+        return f"imports {target}, {of_floor}: floor {own} may import {allowed}"
+
+    def violations(
+        self, limits: Mapping[str, Limits], floors: Mapping[str, Floor], same_class: Mapping[str, str]
+    ) -> list[str]:
+        """Return a line for each violation."""
+        classes, imports = self.duplicate_classes(same_class), self.imports_between_floors(floors)
+        return [*self.too_large(limits), *self.circles(), *classes, *imports]
+
+
+def packages_around(module: str) -> list[str]:
+    """Return the packages that a module is in.
+
+    >>> packages_around("a.b.c")
+    ['a.b', 'a']
+    """
+    parts = module.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+
+
+def innermost(floor_of: Mapping[str, str], module: str) -> str | None:
+    """Return the floor that names a module, or else the innermost package around it."""
+    return next((floor_of[name] for name in (module, *packages_around(module)) if name in floor_of), None)
+
+
+def reachable(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
+    """Return what can be reached from `start` in one step or more."""
+    reached: set[str] = set()
+    ahead = [*graph[start]]
+    while ahead:
+        name = ahead.pop()
+        if name not in reached:
+            reached.add(name)
+            ahead += graph[name]
+    return reached
+
+
+def circle(graph: Mapping[str, Iterable[str]], start: str) -> list[str]:
+    """Return the shortest way from `start` back to it.
+
+    >>> circle({"a": "bc", "b": "c", "c": "a"}, "a")
+    ['a', 'c', 'a']
+    """
+    came_from: dict[str, str] = {}
+    ahead = deque([start])
+    while start not in came_from:
+        name = ahead.popleft()
+        for following in graph[name]:
+            if following not in came_from:
+                came_from[following] = name
+                ahead.append(following)
+    path = [start, came_from[start]]
+    while path[-1] != start:
+        path.append(came_from[path[-1]])
+    return path[::-1]
+
+
+def main(tree: Path = ROOT) -> int:
+    house = House(tree)
+    for package, limit in LIMITS.items():
+        size = house.size(package)
+        counts = (f"{n:,} of {most:,} {what}" for what, n, most in zip(Limits._fields, size, limit, strict=True))
+        print(f"{package}/: {', '.join(counts)}")
+    violations = house.violations(LIMITS, FLOORS, SAME_CLASS)
+    for line in violations:
+        print(line, file=sys.stderr)
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
