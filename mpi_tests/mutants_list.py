@@ -179,8 +179,8 @@ RUNTIME = [
     ),
     mutant(
         "collectives/kernels.py",
-        "while load_acquire(flags[peer]) < frame[MEETINGS]:",
-        "while load_acquire(flags[peer]) < frame[MEETINGS] - 1:",
+        "while load_acquire(slots[peer] + number % 2 * LINE_BYTES) < number:",
+        "while load_acquire(slots[peer] + number % 2 * LINE_BYTES) < number - 2:",
         ("test_direct.py", "come_when_they_like and 2-ranks and two_shot", 2),
     ),
     mutant(
@@ -197,10 +197,28 @@ RUNTIME = [
         ("test_reproducible.py", "long_arrays and 3-ranks", 3),
     ),
     mutant(
-        "collectives/phases.py",
-        "return self.spot(rank, run[place], begin, (segment + turn) % TURNS)",
-        "return self.spot(rank, run[place], begin, segment % TURNS)",
+        "collectives/kernels.py",
+        "channel[NEXT_TURN] = 1 - channel[NEXT_TURN]",
+        "channel[NEXT_TURN] = 0",
         ("test_direct.py", "come_when_they_like and 3-ranks and one_shot", 3),
+    ),
+    mutant(
+        "collectives/kernels.py",
+        "same &= load(slot + SLOT_NUMBER) == frame[NUMBER]",
+        "same &= frame[NUMBER] >= 0",
+        ("test_disagreement.py", "one_call_behind and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/kernels.py",
+        "same &= load(slot + SLOT_BINDING) == frame[BINDING]",
+        "same &= frame[BINDING] >= 0",
+        ("test_calls.py", "other_signatures and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/phases.py",
+        "first._replace(register=first.register + turn) if chunk >= self.width",
+        "first if chunk >= self.width",
+        ("test_direct.py", "segments_follow and 3-ranks and staged", 3),
     ),
     mutant(
         "collectives/phases.py",

@@ -1,6 +1,7 @@
 """How ranks wait: they spin, then yield the core, then sleep, however many ranks were counted at start."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,13 +51,14 @@ def test_what_moves_on_is_waited_for_anew(monkeypatch):
 
 @pytest.mark.parametrize("crowded", [False, True])
 def test_a_program_spins_once_in_a_meeting_then_yields(crowded):
-    own, other = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    flags = np.array([own.ctypes.data, other.ctypes.data], np.int64)
-    program = Program([np.array([kernels.MEET, 2], np.int64)], flags, np.dtype("float32"), crowded)
+    own, other = np.zeros(16, np.int64), np.zeros(16, np.int64)
+    slots = np.array([own.ctypes.data, other.ctypes.data], np.int64)
+    channel = SimpleNamespace(slots=slots, state=np.zeros(kernels.STATE_LENGTH, np.int64))
+    program = Program(np.array([kernels.BARRIER, 2], np.int64), channel, np.dtype("float32"), crowded, binding=7)
     for _ in range(3):
         assert not program.linger()
         assert program.frame[kernels.SPUN] == (0 if crowded else SPINS)
-    other[0] = 1
+    other[8:10] = 1, 7  # the line for barriers of odd number: this one, in the same program
     assert program.linger()
     assert not program.test()
     assert program.frame[kernels.SPUN] == BRIEF_SPINS
