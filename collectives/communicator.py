@@ -27,7 +27,7 @@ from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
 from collectives.point_to_point import Mailbox, PointToPoint, RecvMessage, SendMessage
 from collectives.record import Call, Calls, Record
-from collectives.resolve import Resolver
+from collectives.resolve import Request, Resolver
 from collectives.topology import Topology, refuse_levels
 from collectives.tuning import Tuning, parse_tuning, read_tuning
 from collectives.watchdog import Watchdog
@@ -98,7 +98,7 @@ class Communicator:
         self._memory = SymmetricMemory(self.mpi, self._node, self._family.windows, self._agreement.highest)
         self._on_device: DeviceMemory | None = None
         self._resolver = Resolver(self)
-        self._call, self._agreement.gate = self._resolver.run, self._resolver.gate
+        self._agreement.gate = self._resolver.gate
         self._watchdog: Watchdog | None = None
         if family is None and self.timeout_s:
             self._watchdog = Watchdog(self.mpi, self._num_tags, self._calls, self._progress.waits, self.timeout_s)
@@ -313,7 +313,7 @@ class Communicator:
         >>> collectives.world().all_reduce(np.ones(3))
         array([1., 1., 1.])
         """
-        return self._call("all_reduce", x, out, blocking, (op, wire_dtype, reproducible, algorithm))
+        return self._run(blocking, "all_reduce", x, out, (op, wire_dtype, reproducible, algorithm))
 
     def reduce_scatter(
         self,
@@ -334,7 +334,7 @@ class Communicator:
 
         `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
-        return self._call("reduce_scatter", x, out, blocking, (op, counts, wire_dtype, reproducible, algorithm))
+        return self._run(blocking, "reduce_scatter", x, out, (op, counts, wire_dtype, reproducible, algorithm))
 
     def all_gather(
         self,
@@ -349,7 +349,7 @@ class Communicator:
         Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.  `x` may be this rank's
         chunk of `out` itself.
         """
-        return self._call("all_gather", x, out, blocking, (counts, algorithm))
+        return self._run(blocking, "all_gather", x, out, (counts, algorithm))
 
     def all_to_all(
         self,
@@ -364,11 +364,11 @@ class Communicator:
 
         Chunks are equal, or have `send_counts`; then all ranks pass them, and `recv_counts` may be left out.
         """
-        return self._call("all_to_all", x, out, blocking, (send_counts, recv_counts, algorithm))
+        return self._run(blocking, "all_to_all", x, out, (send_counts, recv_counts, algorithm))
 
     def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto", blocking: bool = True) -> Any:
         """Every rank's `x` becomes the root's; returns `x`."""
-        return self._call("broadcast", x, None, blocking, (root, algorithm))
+        return self._run(blocking, "broadcast", x, None, (root, algorithm))
 
     def reduce(
         self,
@@ -386,7 +386,7 @@ class Communicator:
 
         `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
-        return self._call("reduce", x, out, blocking, (root, op, wire_dtype, reproducible, algorithm))
+        return self._run(blocking, "reduce", x, out, (root, op, wire_dtype, reproducible, algorithm))
 
     def gather(
         self,
@@ -401,7 +401,7 @@ class Communicator:
 
         Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.
         """
-        return self._call("gather", x, out, blocking, (root, counts, algorithm))
+        return self._run(blocking, "gather", x, out, (root, counts, algorithm))
 
     def scatter(
         self,
@@ -417,11 +417,14 @@ class Communicator:
         Chunks have `counts` elements, by default as equal as can be, the first ones one longer.  Other ranks' `x`
         is not read; with an `out` it may be None, and then chunks without `counts` must be equal.
         """
-        return self._call("scatter", x, out, blocking, (root, counts, algorithm))
+        return self._run(blocking, "scatter", x, out, (root, counts, algorithm))
 
     def barrier(self, algorithm: str = "auto", blocking: bool = True) -> Any:
         """Return only when every rank has called it."""
-        return self._call("barrier", None, None, blocking, (algorithm,))
+        return self._run(blocking, "barrier", None, None, (algorithm,))
+
+    def _run(self, blocking: bool, *request: Any) -> Any:
+        return (self._resolver.run if blocking else self._resolver.start)(Request(*request))
 
     def plan(self, collective: str, x: Any = None, **arguments: Any) -> Plan:
         """Bind a collective to its arrays once, to be run often: `plan()`, or `plan.start()` and `plan.wait()`.

@@ -26,6 +26,13 @@ LONGEST_SLEEP_S = 1e-3
 FAILURES = (MPI.Exception, CommunicationError)
 
 
+def run_now(plan: "Plan") -> None:
+    """Run a plan to its end."""
+    if not plan.run_only():
+        plan.begin()
+        plan.wait()
+
+
 def nothing() -> None:
     pass
 
@@ -183,13 +190,17 @@ class Plan:
 
     def run_short(self) -> bool:
         """Run it the short way, for small arrays, if there is one and the others come at once; whether that was all."""
-        if not (self.only and not self._progress.started and self.only.linger()):
+        if not self.run_only():
             return False
         call = self.call
         if call:  # counted only
             calls = call.calls
             calls.number = call.number = calls.number + 1
         return True
+
+    def run_only(self) -> bool:
+        """The same without counting the run."""
+        return bool(self.only) and not self._progress.started and self.only.linger()
 
     def start(self) -> "Plan":
         """Begin a run, which goes on while this process computes; ends with `wait()`, or when `done()` says so."""

@@ -283,7 +283,8 @@ class ProgramBinder:
             places += [window.key, window.address] if window else [0, 0]
             places.append(address_of(array))
         stages = list(accumulate(space.steps[:-1], initial=0))[: len(space.steps)]
-        row = [*Memory(os.getpid(), turn_bytes, *places), *(chunk.offset for chunk in chunks), *stages]
+        shared = [chunk.offset for chunk in chunks if chunk.register < NUM_SHARED]
+        row = [*Memory(os.getpid(), turn_bytes, *places), *shared, *stages]
         width = len(Memory._fields)
         return [(Memory(*words[:width]), words[width:]) for words in self.gather_rows(row).tolist()]
 
@@ -294,6 +295,9 @@ class ProgramBinder:
         layouts: dict[int, list[Spot]] = {}
         for nth, rank in enumerate(ranks):
             known, offsets = rows[rank]
+            num_shared = sum(chunk.register < NUM_SHARED for chunk in chunks)
+            own = [chunk.offset for chunk in chunks[num_shared:]]  # which no other rank reads
+            offsets = offsets[:num_shared] + own + offsets[num_shared:]
             pids = [0 if nth == 0 or base is not None else known.pid for base in self.bases(rank, known)]
             spots = []
             for place, offset in enumerate(offsets):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from collectives.binding import Binder, Choice, MessageBinder
 from collectives.device import host
 from collectives.errors import LoneInputError
 from collectives.fuse import Fused
-from collectives.plan import MismatchError, Plan
+from collectives.plan import MismatchError, Plan, run_now
 from collectives.record import Call, caller
 from collectives.signature import Signature, Signed, Unsigned, hashable, sign
 
@@ -34,9 +35,30 @@ if TYPE_CHECKING:
 
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
 MOST_BOUND = 4096  # signatures of which what is bound is kept
-MOST_BOUND_ON_DEVICES = 64  # the same of arrays on devices, which are bound where they lie
+MOST_BOUND_ON_DEVICES = 256  # the same of arrays on devices, which are bound where they lie
 MOST_PLACES = 8  # for which messages of one signature are bound
 OPTIONS = {name: (*(option for option in takes if option != "out"), "algorithm") for name, takes in TAKES.items()}
+
+
+class Request(NamedTuple):
+    """A call as it is made: `options` are the values of what it takes besides `out`, in the order of `OPTIONS`.
+
+    `run` runs a plan to its end; `note` is what else ranks must agree in; `place` is the line that makes the call, if
+    not that which calls the library.
+    """
+
+    collective: str
+    x: Any
+    out: Any
+    options: tuple
+    run: Callable[[Plan], Any] = run_now
+    note: str = ""
+    place: tuple[str, int] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        arguments = {"out": self.out} if "out" in TAKES[self.collective] else {}
+        return arguments | dict(zip(OPTIONS[self.collective], self.options, strict=True))
 
 
 class Resolved(NamedTuple):
@@ -80,35 +102,32 @@ class Resolver:
 
     # --- calls ---
 
-    def run(self, collective: str, x: Any, out: Any, blocking: bool, options: tuple) -> Any:
-        """Run a collective once; `options` are the values of what it takes besides `out`, in the order of `OPTIONS`.
-
-        Returns the result's array, or with blocking=False work to wait for.
-        """
-        if not blocking:
-            return self.start(collective, x, out, options)
+    def run(self, request: Request) -> Any:
+        """Run a collective once, and return the result's array."""
+        collective, x, out, options, run, note, place = request
         try:
-            signed = sign(self.windows, collective, x, out, options)
+            signed = sign(self.windows, collective, x, out, (*options, note) if note else options)
             bound = self.find(signed)
         except Unsigned:
-            return self.run_unsigned(collective, x, out, options)
+            return self.run_unsigned(request)
         if bound is None:
-            return self.run_first(signed, collective, x, out, options)
+            return self.run_first(request, signed)
         call, calls = bound.call, self.calls
         call.number = calls.number = calls.number + 1
-        call.place = caller(sys._getframe(2))
-        calls.record.ring.append(call.entry())
-        try:
-            if bound.new is None or out is not None:
-                self.execute(bound, signed.address, signed.out_address)
-                return (x if out is None else out) if bound.has_result else None
+        call.place = place or caller(sys._getframe(2))
+        calls.record.ring.append((call, call.number, call.place))
+        result = x if out is None else out
+        address, out_address = signed.address, signed.out_address
+        if bound.new is not None and out is None:
             result = bound.new(x)
-            self.execute(bound, signed.address, address_of(flat(result)[1]))
+            out_address = address_of(flat(result)[1])
+        try:
+            self.execute(bound, address, out_address, run)
         except MismatchError:
             calls.number -= 1
             calls.record.ring.pop()
-            return self.run_first(signed, collective, x, out, options, compared=True)
-        return result
+            return self.run_first(request, signed, compared=True)
+        return result if bound.has_result else None
 
     def find(self, signed: Signed) -> Bound | None:
         bound = self.bound if signed.on_host else self.bound_on_devices
@@ -117,24 +136,23 @@ class Resolver:
         except TypeError:  # an option is a list
             return bound.get(hashable(signed.signature))
 
-    def execute(self, bound: Bound, address: int, out_address: int) -> None:
+    def execute(self, bound: Bound, address: int, out_address: int, run: Callable[[Plan], Any]) -> None:
         """Run what is bound on arrays at two addresses, as a call that has been entered.
 
         Raises: MismatchError on all ranks where one of them would run something else; then nothing is done.
         """
-        number, program, plan = bound.call.number * bool(self.check), bound.program, bound.plan
-        if program is not None:
-            program.use(number, address, out_address)
-            if not self.progress.started and program.linger():
-                return
+        call, plan = bound.call, bound.plan
+        number = call.number if self.check else 0
+        if bound.program is not None:
+            bound.program.use(number, address, out_address)
         else:
-            self.compare(bound.number, number)
+            self.compare(bound.number, number, run)
             plan = plan or self.plan_at(bound, (address, out_address))
             plan.prepare()
         assert plan is not None
-        plan.call, bound.call.under_way = bound.call, True  # so that its run is not counted again
-        plan.begin()
-        plan.wait()
+        plan.call, call.under_way = call, True  # so that its run is not counted again
+        run(plan)
+        call.under_way = False
 
     def plan_at(self, bound: Bound, place: tuple[int, int]) -> Plan:
         """The plan of a schedule of messages for arrays at two addresses."""
@@ -146,35 +164,38 @@ class Resolver:
             plan = bound.places[place] = bound.rebind(place)
         return plan
 
-    def run_first(
-        self, signed: Signed, collective: str, x: Any, out: Any, options: tuple, compared: bool = False
-    ) -> Any:
+    def run_first(self, request: Request, signed: Signed, compared: bool = False) -> Any:
         """Resolve a call, keep what is bound for its signature, and run it."""
-        arguments = {"out": out} if "out" in TAKES[collective] else {}
-        arguments |= dict(zip(OPTIONS[collective], options, strict=True))
-        with Call(self.calls, collective) as call:
-            resolved = self.resolve(call, collective, x, arguments, compared)
+        with Call(self.calls, request.collective) as call:
+            call.place = request.place or call.place
+            resolved = self.resolve(call, request, compared)
             bound = self.bind_call(call, signed, resolved)
             o = resolved.operands
-            self.execute(bound, address_of(o.given), address_of(o.out))
+            self.execute(bound, address_of(o.given), address_of(o.out), request.run)
         return o.result
 
-    def run_unsigned(self, collective: str, x: Any, out: Any, options: tuple) -> Any:
-        plan = self.plan_once(collective, x, out, options)
-        plan.begin()
-        result = plan.wait()
+    def run_unsigned(self, request: Request) -> Any:
+        """Run a call that only this one can be bound for."""
+        plan = self.plan_once(request)
+        request.run(plan)
         plan.free()
-        return result
+        return plan.result
 
-    def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
-        return self.plan_once(collective, x, out, options).start()
-
-    def plan_once(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
-        """A plan for one run, which is counted as this call."""
-        arguments = {"out": out} if "out" in TAKES[collective] else {}
-        arguments |= dict(zip(OPTIONS[collective], options, strict=True))
+    def refuse(self, collective: str, failure: str, run: Callable[[Plan], Any], place: tuple[str, int] | None) -> None:
+        """Refuse a call on all ranks.  Raises: InputError on each of them."""
         with Call(self.calls, collective) as call:
-            plan = self.bind(self.resolve(call, collective, x, arguments))
+            call.place = place or call.place
+            self.gate(run)
+            self.agreement.check("", failure, call=call, gated=True)
+
+    def start(self, request: Request) -> Plan:
+        return self.plan_once(request).start()
+
+    def plan_once(self, request: Request) -> Plan:
+        """A plan for one run, which is counted as this call."""
+        with Call(self.calls, request.collective) as call:
+            call.place = request.place or call.place
+            plan = self.bind(self.resolve(call, request))
         call.name, call.under_way = plan.name, True  # until the plan has ended: its run is not counted again
         plan.call = call
         return plan
@@ -182,7 +203,7 @@ class Resolver:
     def plan(self, collective: str, x: Any, arguments: dict[str, Any]) -> Plan:
         """A plan to be run often."""
         with Call(self.calls, f"plan {collective}") as call:
-            plan = self.bind(self.resolve(call, collective, x, arguments))
+            plan = self.bind(self.agree(call, collective, x, arguments))
         runs = call.of_plan(plan.name)
         runs.compare = self.agreement.compare if self.check == "every" else None
         return plan.recorded_as(runs)
@@ -194,35 +215,46 @@ class Resolver:
 
     # --- resolving ---
 
-    def resolve(
-        self, call: Call, collective: str, x: Any, arguments: dict[str, Any], compared: bool = False
+    def resolve(self, call: Call, request: Request, compared: bool = False) -> Resolved:
+        """Agree on a call; `compared`: the ranks have found out already that not all have bound the same."""
+        run = None if compared else request.run
+        return self.agree(call, request.collective, request.x, request.arguments, request.note, run)
+
+    def agree(
+        self,
+        call: Call,
+        collective: str,
+        x: Any,
+        arguments: dict[str, Any],
+        note: str = "",
+        run: Callable[[Plan], Any] | None = run_now,
     ) -> Resolved:
         """Check a call, agree on it with the other ranks, and choose how to do it.  Collective.
 
-        `compared`: the ranks have found out already that not all have bound the same.
+        `run` waits for the others; None where all are known to have come.
 
         Raises: InputError on every rank where one has wrong arguments, or not all make the same call.
         """
         said = failure = ""
         claims = [0] * NUM_CLAIMS
         fused = x if isinstance(x, Fused) else None
-        algorithm = arguments.get("algorithm", "auto")
+        algorithm = arguments.pop("algorithm", "auto")
         try:
             a = self.arguments(collective, fused.buffer if fused else x, algorithm, arguments)
             if fused:
                 fused.check(a)
-            layout = f" of {fused.layout}" if fused else ""
-            said = call.describe(collective, a.describe(algorithm) + layout, a.flat)
+                note = f" of {fused.layout}"
+            said = call.describe(collective, a.describe(algorithm) + note, a.flat)
             operands = OPERANDS[collective](a) if a.send_counts is None else None
             claims = [*footing.claims(a, operands, self.windows), self.num_bound + 1]
         except REFUSALS as error:
             failure = f"{collective}: {error}"
-        if self.check:
-            claims = self.agreement.check(said, failure, claims, call, gated=compared)
-        elif failure:
+        if failure and not self.check:
             raise LoneInputError(failure)
-        elif not compared:
-            self.gate()
+        if run is not None:
+            self.gate(run)
+        if self.check:
+            claims = self.agreement.check(said, failure, claims, call, gated=True)
         self.num_bound = claims.pop()
         operands = operands or self.exchange_counts(a)
         choice = None
@@ -234,10 +266,9 @@ class Resolver:
         """A call's arguments, checked as far as one rank can."""
         if collective not in OPERANDS:
             raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
-        others = {name: value for name, value in arguments.items() if name != "algorithm"}
-        if strange := [name for name in others if name not in TAKES[collective]]:
+        if strange := [name for name in arguments if name not in TAKES[collective]]:
             raise ValueError(f"takes no {strange[0]}: it takes {', '.join(TAKES[collective])}")
-        a = Arguments(collective, self.comm.rank, self.comm.size, x, **others)
+        a = Arguments(collective, self.comm.rank, self.comm.size, x, **arguments)
         if algorithm == "mpi":
             check_native(a)
         elif algorithm != "auto":
@@ -300,7 +331,7 @@ class Resolver:
 
     # --- comparing what ranks have found ---
 
-    def compare(self, binding: int, number: int) -> None:
+    def compare(self, binding: int, number: int, run: Callable[[Plan], Any]) -> None:
         """Wait for the other ranks, and see that all have found the same; 0 for who has found nothing.  Collective.
 
         Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
@@ -312,22 +343,18 @@ class Resolver:
         program, plan = self.gate_plan
         program.binding = binding
         program.use(number, 0, 0)
-        if self.progress.started or not program.linger():
-            plan.begin()
-            plan.wait()
+        run(plan)
 
-    def gate(self) -> None:
+    def gate(self, run: Callable[[Plan], Any] = run_now) -> None:
         """Let ranks that would run what they have bound know that this one has to agree first.  Collective."""
-        try:
-            self.compare(0, 0)
-        except MismatchError:
-            return
+        with suppress(MismatchError):
+            self.compare(0, 0, run)
 
     @cached_property
     def gate_plan(self) -> tuple[Program, Plan]:
         """What does no more than to compare.  Collective."""
         program = self.binder.programs(None).gate(self.channel)
-        return program, Plan("agreement", None, self.progress, host(), [program])
+        return program, Plan("agreement", None, self.progress, host(), [program], only=program)
 
     @cached_property
     def channel(self) -> Channel:

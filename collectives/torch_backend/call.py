@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
-from zlib import crc32
 
 import torch
 
@@ -42,11 +41,6 @@ class Call:
         words = [f"{self.count} elements"] * (self.count >= 0) + [str(self.dtype)] * (self.dtype is not None)
         words += [f"{name}={value}" for name, value in self.same] + [self.note] * bool(self.note)
         return f"{self.collective}({', '.join(words)})"
-
-    @property
-    def digest(self) -> int:
-        """The same on ranks that say the same."""
-        return crc32((self.refuse() or self.said).encode())
 
     @property
     def moves_only(self) -> bool:

@@ -108,7 +108,7 @@ class Group(Runner):
         monitored.meet(self.store, self.comm.rank, self.comm.size, turn, limit_s, wait_all_ranks)
 
     def allgather(self, outputs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Work:
-        counts = [t.numel() * t.itemsize for t in outputs[0]]
+        counts = [t.numel() for t in outputs[0]]
         uneven = (("counts", tuple(counts)),) * (len(set(counts)) > 1)
         return self.run(Call("all_gather", given, list(outputs[0]), uneven, count=total(outputs[0])), opts)
 
@@ -148,14 +148,16 @@ class Group(Runner):
         """Uneven, by splits of rows."""
         if not output_splits and not input_splits:
             return self.run(Call("all_to_all", [given], [output], count=given.numel()), opts)
-        sends, receives = (row_bytes(t, s, self.comm.size) for t, s in ((given, input_splits), (output, output_splits)))
+        sends, receives = (
+            row_counts(t, s, self.comm.size) for t, s in ((given, input_splits), (output, output_splits))
+        )
         own = (("send_counts", sends), ("recv_counts", receives))
         return self.run(Call("all_to_all", [given], [output], (), own), opts)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, given: Tensors, opts: Any = None) -> Work:
-        sends, receives = (tuple(t.numel() * t.itemsize for t in tensors) for tensors in (given, outputs))
+        sends, receives = (tuple(t.numel() for t in tensors) for tensors in (given, outputs))
         own = (("send_counts", sends), ("recv_counts", receives))
         return self.run(Call("all_to_all", given, outputs, (), own), opts)
 
@@ -230,8 +232,8 @@ def total(tensors: Tensors) -> int:
     return sum(t.numel() for t in tensors)
 
 
-def row_bytes(tensor: torch.Tensor, splits: Sequence[int] | None, size: int) -> tuple[int, ...]:
-    """How many bytes the rows of each split have, of equal ones if there are none."""
+def row_counts(tensor: torch.Tensor, splits: Sequence[int] | None, size: int) -> tuple[int, ...]:
+    """How many elements the rows of each split have, of equal ones if there are none."""
     rows = len(tensor)
-    row = tensor.nbytes // rows if rows else 0
+    row = tensor.numel() // rows if rows else 0
     return tuple(n * row for n in splits or [rows // size] * size)

@@ -9,7 +9,6 @@ from mpi4py import MPI
 
 from collectives.communicator import Communicator
 from collectives.errors import CommunicationError
-from collectives.torch_backend.bound import view
 from collectives.torch_backend.work import Finished, seconds
 
 
@@ -24,7 +23,7 @@ class Delivery(Finished):
         self.compact = tensor.detach().contiguous()
         deliver: Any = comm.send if sends else comm.recv
         self.receives_copy = not sends and self.compact.data_ptr() != tensor.data_ptr()
-        self.work = deliver(view(self.compact, as_bytes=True), peer, tag, blocking=False)
+        self.work = deliver(self.compact.view(-1).view(torch.uint8), peer, tag, blocking=False)
         self.letter = self.work.rounds[0]
         self.error: dist.DistBackendError | None = None
 

@@ -35,16 +35,16 @@ def sum_sparse(group: "Runner", tensor: torch.Tensor, options: Any, place: tuple
     op, size = options.reduceOp.op, group.comm.size
     failure = "" if op == op.SUM else f"op {op.name} of a sparse tensor: use SUM, or pass tensor.to_dense()"
     mine = tensor.detach().coalesce()
-    counts = torch.empty(size, dtype=torch.int64)
+    num_rows = torch.empty(size, dtype=torch.int64)
     shape = f"sparse {tuple(tensor.shape)} of {tensor.dtype} in {tensor.sparse_dim()} dimensions"
-    call = Call("all_gather", [torch.tensor([mine._nnz()])], [counts], failure=failure, note=shape, place=place)
+    call = Call("all_gather", [torch.tensor([mine._nnz()])], [num_rows], failure=failure, note=shape, place=place)
     group.execute(call, options, run)
 
     def gathered(part: torch.Tensor) -> list[torch.Tensor]:
         """Of every rank, a part that has a row for each non-zero."""
-        rows = [part.new_empty(count, *part.shape[1:]) for count in counts.tolist()]
-        nbytes = tuple(x.numel() * x.itemsize for x in rows)
-        group.execute(Call("all_gather", [part.contiguous()], rows, (("counts", nbytes),), place=place), options, run)
+        rows = [part.new_empty(count, *part.shape[1:]) for count in num_rows.tolist()]
+        counts = tuple(x.numel() for x in rows)
+        group.execute(Call("all_gather", [part.contiguous()], rows, (("counts", counts),), place=place), options, run)
         return rows
 
     indices, values = torch.cat(gathered(mine.indices().t())).t(), torch.cat(gathered(mine.values()))

@@ -3,7 +3,6 @@
 import math
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -16,13 +15,11 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from collectives.communicator import Communicator
 from collectives.errors import CommunicationError, InputError
-from collectives.plan import Plan
-from collectives.torch_backend import bound
+from collectives.torch_backend import tensors
 from collectives.torch_backend.call import Call, Tensors, caller
 from collectives.torch_backend.work import Finished, Line, Pending, Run, at_once, seconds
 
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 1e-4, 0.05
-MOST_BOUND = 256  # kinds of calls kept bound
 Base: Any = ProcessGroup  # whose declared overloads are for its callers; torch asks a backend for one of each
 
 
@@ -33,10 +30,7 @@ class Runner(Base):
         super().__init__(comm.rank, comm.size)
         self.comm, self.store, self.limit_s, self._name = comm, store, seconds(timeout), name
         self.line = Line()
-        self.word = comm.empty(7, "int64")  # digest, numbers of the bindings, whether tensors move; numbers negated
-        self.num_bound = 0
-        self.compare = comm.plan("all_reduce", self.word, op="max")
-        self.bound: OrderedDict[tuple, bound.Bindings] = OrderedDict()
+        comm.barrier()  # which all ranks are here for
         self.coalesced: list[Work] | None = None
         self.failure = ""
         self.num_monitored = 0
@@ -88,7 +82,6 @@ class Runner(Base):
         """End the group, and give back what it holds, unless a call has failed on any rank: it may not come here."""
         self.line.end()
         if not self.failure and self.all_are_done():
-            self.bound.clear()
             self.comm.free()
         self.failure = self.failure or "the group has been destroyed"
 
@@ -120,14 +113,14 @@ class Runner(Base):
         call.place = caller(sys._getframe(1))
         return self.submit(partial(self.execute, call, options), call.taken or call.given, options)
 
-    def submit(self, execute: Callable[[Run], None], tensors: Tensors, options: Any) -> Work:
+    def submit(self, execute: Callable[[Run], None], results: Tensors, options: Any) -> Work:
         """Do what makes calls, all of which run in one way, or have it done in its turn."""
         if not getattr(options, "asyncOp", True) and self.line.free:
             made_s = time.monotonic()
             with self.line.running:
                 execute(partial(at_once, made_s))
             return self.finished
-        work = Pending(execute, tensors)
+        work = Pending(execute, results)
         self.line.add(work)
         if self.coalesced is not None:
             self.coalesced.append(work)
@@ -142,7 +135,9 @@ class Runner(Base):
         if self.failure:
             raise dist.DistBackendError(f"{call.said}: {self.failure}")
         try:
-            self.agreed(call, lambda plan: run(plan, limit_s))
+            if refusal := call.refuse():
+                self.comm._resolver.refuse(call.collective, refusal, lambda plan: run(plan, limit_s), call.place)
+            tensors.run(self.comm, call, lambda plan: run(plan, limit_s))
         except TimeoutError:
             within = f"within its timeout of {limit_s:g} s"
             self.fail(f"{call.said} was not over {within}: not all {self.comm.size} ranks have come")
@@ -152,45 +147,3 @@ class Runner(Base):
         except (CommunicationError, MPI.Exception) as error:
             self.fail(str(error))
             raise dist.DistBackendError(self.failure) from error
-
-    def agreed(self, call: Call, run: Callable[[Plan], None]) -> None:
-        """Run a call that all ranks make alike, once all have bound it.
-
-        Bindings are of all ranks together, and which ones a rank finds depends on its tensors: unless all have found
-        the same, they bind anew.
-        """
-        bindings, place = self.bindings(call), bound.place_of(call)
-        direct, staged = bindings.direct.get(place), bindings.staged
-        numbers = bindings.digest, direct.number if direct else 0, staged.number if staged else 0
-        self.word[:] = *numbers, bindings.moves(call, place), *(-number for number in numbers)
-        run(self.compare)
-        alike, same_direct, same_staged, moves = compared(self.word.tolist())
-        known = (direct if same_direct else staged if moves and same_staged else None) if alike else None
-        made = known or self.bind(call, bindings, place, direct=not moves)
-        made.run(call, run)
-
-    def bindings(self, call: Call) -> bound.Bindings:
-        """Those of calls of its kind."""
-        kind = () if call.failure else bound.kind(call)
-        if not (known := self.bound.get(kind)):
-            known = bound.Bindings(call.digest)
-            if not call.refuse():
-                self.bound[kind] = known
-            if len(self.bound) > MOST_BOUND:
-                self.bound.popitem(last=False)
-        return known
-
-    def bind(self, call: Call, bindings: bound.Bindings, place: bound.Place, direct: bool) -> bound.Bound:
-        """Collective.  Raises: InputError on every rank where one cannot make the call, or ranks make others."""
-        self.comm.compare(call.said, call.refuse(), call.place)
-        self.num_bound += 1
-        made = bound.bind(self.comm, call, self.num_bound, direct)
-        bindings.keep(made, place, direct)
-        return made
-
-
-def compared(word: list[int]) -> tuple[bool, bool, bool, bool]:
-    """Whether ranks make one call, have bound it where it is, and to a buffer; and whether one wants the buffer."""
-    digest, direct, staged, moves, *lowest = word
-    same = [high == -low for high, low in zip((digest, direct, staged), lowest, strict=True)]
-    return same[0], same[1] and direct > 0, same[2] and staged > 0, moves > 0

@@ -26,7 +26,7 @@ Run = Callable[[Plan, float], None]  # runs a plan, which must end so many secon
 
 def at_once(made_s: float, plan: Plan, limit_s: float) -> None:
     """Run a plan of a call that was made at that time."""
-    if not plan.run_short():
+    if not plan.run_only():
         plan.begin()
         plan.wait(max(0, made_s + limit_s - time.monotonic()))
 

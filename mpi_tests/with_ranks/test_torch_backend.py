@@ -420,7 +420,7 @@ def test_ranks_that_disagree(size):
     rank = dist.get_rank()
     with pytest.raises(dist.DistBackendError, match=r"rank 0 calls all_reduce\(3 elements.*all_reduce\(4 elements"):
         dist.all_reduce(torch.zeros(3 + (rank > 0)))
-    with pytest.raises(dist.DistBackendError, match=r"torch\.float32.*torch\.int32"):
+    with pytest.raises(dist.DistBackendError, match=r"float32.*int32"):
         dist.all_reduce(torch.zeros(3, dtype=torch.int32 if rank else torch.float32))
     with pytest.raises(dist.DistBackendError, match=r"root=0.*root=1"):
         dist.broadcast(torch.zeros(3), min(rank, 1))
@@ -428,7 +428,7 @@ def test_ranks_that_disagree(size):
         dist.all_reduce(torch.zeros(3)) if rank else dist.barrier()
     with pytest.raises(dist.DistBackendError, match=r"op=bxor.*op=sum"):
         dist.all_reduce(torch.zeros(3, dtype=torch.int32), dist.ReduceOp.SUM if rank else dist.ReduceOp.BXOR)
-    with pytest.raises(dist.DistBackendError, match=r"op=sum, PREMUL_SUM.*op=sum"):
+    with pytest.raises(dist.DistBackendError, match=r"op=sum.*PREMUL_SUM.*op=sum"):
         dist.all_reduce(torch.zeros(3), dist.ReduceOp.SUM if rank else dist._make_nccl_premul_sum(2.0))
     x = torch.ones(3)
     with pytest.raises(

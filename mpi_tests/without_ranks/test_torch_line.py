@@ -68,7 +68,7 @@ def test_time_runs_from_when_a_call_is_made(is_async):
     """A plan of a call that has been queued for longer than it may take gets no time of its own."""
     limits = []
     device = SimpleNamespace(is_async=False)
-    plan = SimpleNamespace(device=device, run_short=lambda: False, begin=lambda: None, wait=limits.append)
+    plan = SimpleNamespace(device=device, run_only=lambda: False, begin=lambda: None, wait=limits.append)
     pending = work.Pending(lambda run: None, [])
     pending.awaited = True
     pending.made_s -= 10
