@@ -126,7 +126,7 @@ class Arguments:
         x, out = (None if view is None else self.borrow(pointer(view), view) for view in views)
         return replace(self, x=x, out=out)
 
-    def moved(self, place: tuple[int, int]) -> "Arguments":
+    def moved(self, place: tuple[int, ...]) -> "Arguments":
         """The same call on memory at two other addresses."""
         x, out = (
             None if view is None else self.borrow(address, view)

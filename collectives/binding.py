@@ -232,7 +232,8 @@ class MessageBinder:
         if a.op == "avg" and binding.reduced is not None:
             plan.divide = binding.reduced, comm.size
         if in_nodes and not shared:
-            plan.prepare = partial(self.program.use, 0, *map(arrays.address_of, memory[:SCRATCH]))
+            places = [tuple(map(of, memory[:SCRATCH])) for of in (arrays.address_of, comm._family.windows.key_of)]
+            plan.prepare = partial(self.program.use, 0, *places)
         return plan
 
     def direct_parts(self, schedule: Sequence[Round], memory: list[Any], chunks: list[Chunk], op: str) -> Any:

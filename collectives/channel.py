@@ -45,6 +45,10 @@ class Channel:
             self.staging = self.memory.allocate(TURNS * self.turn_bytes)
             self.begin = Place(self.staging.block.window.key, self.staging.block.offset)
 
+    def base(self, nth: int, key: int) -> int:
+        """Where this process has the part of a window that is the channel's `nth` rank's."""
+        return self.memory.windows.by_key[key].bases[self.world_ranks[self.ranks[nth]]]
+
     @property
     def num_barriers(self) -> int:
         """How many barriers this rank has come to."""

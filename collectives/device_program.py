@@ -161,9 +161,9 @@ class DeviceProgramBinder(ProgramBinder):
         block = lease.block
         for nth, rank in enumerate(ranks):
             known = rows[rank][0]
-            addresses = known.address, known.out_address
-            for index, (distance, address) in enumerate(zip(self.bases(rank, known), addresses, strict=True)):
-                registers[nth * NUM_REGISTERS + index] = address + (distance or 0)
+            places = (known.window, known.address), (known.out_window, known.out_address)
+            for index, (base, (window, address)) in enumerate(zip(self.mapped(rank, known), places, strict=True)):
+                registers[nth * NUM_REGISTERS + index] = address if base is None else base + address - window
             first = nth * NUM_REGISTERS + STAGING
             stage = block.window.bases[self.world_ranks[rank]] + block.offset
             pair = stage + turn * known.turn_bytes, stage + (1 - turn) * known.turn_bytes

@@ -20,7 +20,7 @@ from collectives.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHARED, OUT
 BARRIER, COPY, STREAM, REDUCE, REDUCE16, READ, WRITE, PAUSE = range(8)
 SUM, PROD, MIN, MAX, BAND, BOR, BXOR = range(7)
 BFLOAT16, FLOAT16 = range(2)
-WAITING, ENDED, FAILED, MISMATCH = range(4)  # what `run` returns
+WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # what `run` returns
 
 # A frame: all that a program of one rank needs to run, and where it was left.
 (
@@ -52,8 +52,10 @@ NUM_BARRIERS, NEXT_TURN, STATE_LENGTH = range(3)
 
 # A rank's slot, a cache line of shared memory, of which it has two, for barriers of even and of odd number: the number
 # of the latest one that it has come to; then which collective it runs, as which of its calls, on arrays at which
-# addresses.
+# addresses, in which windows of symmetric memory.
 SLOT_BINDING, SLOT_NUMBER, SLOT_ARRAYS = 8, 16, 24
+WINDOWS = SLOT_ARRAYS + 8 * NUM_SHARED  # in which windows these lie; there, addresses are counted from its beginning
+BASES_LENGTH = 2 * NUM_SHARED  # of a rank: where its windows begin in this process, and which ones these are
 
 BLOCK_BYTES = 1 << 13  # what a fold sums up at a time, in the first cache
 
@@ -462,8 +464,10 @@ def publish(frame, slot, registers):
     """Tell the other ranks what this one runs: in its slot, before it shows there that it has come."""
     line = carray(pointer_to(slot, np.int64(0)), LINE_BYTES // 8)
     line[SLOT_BINDING // 8], line[SLOT_NUMBER // 8] = frame[BINDING], frame[NUMBER]
+    bases = carray(pointer_to(frame[BASES], np.int64(0)), BASES_LENGTH)
     for index in range(NUM_SHARED):
-        line[SLOT_ARRAYS // 8 + index] = registers[ARRAY + index]
+        line[SLOT_ARRAYS // 8 + index] = registers[ARRAY + index] - bases[index]
+        line[WINDOWS // 8 + index] = bases[NUM_SHARED + index]
 
 
 @njit
@@ -498,18 +502,24 @@ def barrier(frame, channel, slots, registers):
 
 @njit
 def take_over(frame, channel, slots, registers):
-    """Take the addresses of the others' arrays from their slots; whether all ranks run the same."""
+    """Take the addresses of the others' arrays from their slots.
+
+    Returns ENDED, MISMATCH where ranks run different programs, or MOVED where arrays are in other windows than before.
+    """
     frame[FIRST] = 0
-    bases = carray(pointer_to(frame[BASES], np.int64(0)), NUM_SHARED * len(slots))
-    same = frame[BINDING] != 0
+    bases = carray(pointer_to(frame[BASES], np.int64(0)), BASES_LENGTH * len(slots))
+    same, stayed = frame[BINDING] != 0, True
     for peer in range(1, len(slots)):
         slot = slots[peer] + channel[NUM_BARRIERS] % 2 * LINE_BYTES
         same &= load(slot + SLOT_BINDING) == frame[BINDING]
         same &= load(slot + SLOT_NUMBER) == frame[NUMBER]
         for index in range(NUM_SHARED):
-            there = load(slot + SLOT_ARRAYS + 8 * index)
-            registers[NUM_REGISTERS * peer + ARRAY + index] = bases[NUM_SHARED * peer + index] + there
-    return same
+            there, of_peer = load(slot + SLOT_ARRAYS + 8 * index), BASES_LENGTH * peer + index
+            registers[NUM_REGISTERS * peer + ARRAY + index] = bases[of_peer] + there
+            stayed &= load(slot + WINDOWS + 8 * index) == bases[of_peer + NUM_SHARED]
+    if not same:
+        return MISMATCH
+    return ENDED if stayed else MOVED
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
@@ -517,9 +527,13 @@ def run(frame_address, like, number, array, out):
     """Run a program on arrays at two addresses, or go on with a run, until a pause or its end, or until it has waited
     for as long as it may.
 
-    `like`: a number of the dtype to be reduced.  `number` is compared with that of the other ranks.  Returns WAITING;
-    ENDED; MISMATCH where ranks run different programs, or as another number: nothing has been done then; or FAILED
-    where another process's memory cannot be reached.
+    `like`: a number of the dtype to be reduced.  `number` is compared with that of the other ranks.  Returns
+
+    WAITING;
+    ENDED;
+    MISMATCH where ranks run different programs, or as another number: nothing has been done then;
+    MOVED where registers of other ranks' arrays are to be set before it can go on;
+    FAILED where another process's memory cannot be reached.
     """
     integer = np.int64(0)
     frame = carray(pointer_to(frame_address, integer), FRAME_LENGTH)
@@ -541,9 +555,14 @@ def run(frame_address, like, number, array, out):
             if not barrier(frame, channel, slots, registers):
                 frame[PLACE] = at
                 return WAITING
-            if frame[FIRST] and not take_over(frame, channel, slots, registers):
-                frame[PLACE] = frame[RUNNING] = 0
-                return MISMATCH
+            if frame[FIRST]:
+                answer = take_over(frame, channel, slots, registers)
+                if answer == MISMATCH:
+                    frame[PLACE] = frame[RUNNING] = 0
+                    return MISMATCH
+                if answer == MOVED:
+                    frame[PLACE] = at + code[at + 1]
+                    return MOVED
         elif opcode in (COPY, STREAM):
             target, source = address(code, registers, at + 2), address(code, registers, at + 4)
             if target == source:

@@ -83,7 +83,11 @@ class Windows:
 
     def window_of(self, view: Any) -> Window | None:
         """The window in which a flat array lies, if it lies in one."""
-        return self.by_key.get(self.key_at(pointer(view)))
+        return self.by_key.get(self.key_of(view))
+
+    def key_of(self, view: Any) -> int:
+        """The key of the window in which a flat array lies; 0 for one that is in none, is empty, or None."""
+        return self.key_at(pointer(view)) if view is not None and len(view) else 0
 
     def key_at(self, address: int) -> int:
         """The key of the window in which an address is, or 0."""
@@ -123,6 +127,13 @@ class SymmetricMemory:
         group, world = self.node_comm.Get_group(), MPI.COMM_WORLD.Get_group()
         self.world_ranks = list(MPI.Group.Translate_ranks(group, range(group.size), world))
         self.blocks: list[Block] = []
+        self.kinds: dict[int, int] = {0: 0}
+
+    def kind(self, key: int) -> int:
+        """What memory a window is to collectives: 0 for none, 1 for one that all these ranks have, or its own kind."""
+        if key not in self.kinds:
+            self.kinds[key] = 1 if self.windows.by_key[key].bases.keys() >= set(self.world_ranks) else key
+        return self.kinds[key]
 
     def allocate(self, nbytes: int) -> Lease:
         """At least `nbytes` of memory, as much as any rank asks for.  Collective.

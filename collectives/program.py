@@ -1,5 +1,6 @@
 """Compiles direct rounds to programs: schedules of one node's ranks that read each other's memory on the host."""
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -16,6 +17,7 @@ from collectives.errors import CommunicationError
 from collectives.memory import SymmetricMemory
 from collectives.phases import (
     BOUNCE,
+    LINE_BYTES,
     NUM_REGISTERS,
     NUM_SHARED,
     SCRATCH,
@@ -119,7 +121,8 @@ class Program:
         self.channel, self.meanwhile = channel, meanwhile
         num_slots = len(channel.slots)
         self.registers = np.zeros((TURNS, num_slots, NUM_REGISTERS), np.int64)
-        self.bases = np.zeros((num_slots, NUM_SHARED), np.int64)
+        self.bases = np.zeros((num_slots, kernels.BASES_LENGTH), np.int64)
+        self.keys: tuple[int, ...] = (0,) * NUM_SHARED  # of the windows that its arrays are in
         work = np.empty(2 * kernels.BLOCK_BYTES, np.uint8)
         self.keep: list[Any] = [code, work]
         self.frame = np.zeros(kernels.FRAME_LENGTH, np.int64)
@@ -132,18 +135,27 @@ class Program:
         self.frame[kernels.BINDING], self.frame[kernels.ODD] = binding, is_odd
         self.arguments: tuple = (self.frame.ctypes.data, like(dtype), 0, 0, 0)
 
-    @property
-    def binding(self) -> int:
-        """Of the programs on its channel, which one it is."""
-        return int(self.frame[kernels.BINDING])
-
-    @binding.setter
-    def binding(self, binding: int) -> None:
-        self.frame[kernels.BINDING] = binding
-
-    def use(self, number: int, *addresses: int) -> None:
-        """Work on other arrays from the next run on, which has that number."""
+    def use(self, number: int, addresses: tuple[int, ...], keys: tuple[int, ...], binding: int | None = None) -> None:
+        """Work on other arrays, in the windows of these keys, from the next run on, which has that number."""
         self.arguments = (*self.arguments[:2], number, *addresses)
+        if keys != self.keys:
+            self.keys = keys
+            self.bases[0] = [*(self.channel.base(0, key) if key else 0 for key in keys), *keys]
+        if binding is not None:
+            self.frame[kernels.BINDING] = binding
+
+    def follow(self) -> None:
+        """Find other ranks' arrays that have come to be in other windows."""
+        parity = self.channel.num_barriers % 2
+        registers = self.registers[self.frame[kernels.TURN]]
+        for nth, slot in enumerate(self.channel.slots.tolist()[1:], 1):
+            line = (ctypes.c_int64 * 8).from_address(slot + parity * LINE_BYTES)
+            for index in range(NUM_SHARED):
+                offset, key = line[kernels.SLOT_ARRAYS // 8 + index], line[kernels.WINDOWS // 8 + index]
+                if key != self.bases[nth, NUM_SHARED + index]:
+                    base = self.channel.base(nth, key) if key else 0
+                    self.bases[nth, index], self.bases[nth, NUM_SHARED + index] = base, key
+                    registers[nth, index] = base + offset
 
     def test(self) -> bool:
         """Run on as far as the others have come; whether that was the end, or a pause."""
@@ -161,6 +173,9 @@ class Program:
         Raises: MismatchError where the ranks run different programs.
         """
         answer = kernels.run(*self.arguments)
+        if answer == kernels.MOVED:
+            self.follow()
+            answer = kernels.run(*self.arguments)
         if answer == kernels.FAILED:
             raise CommunicationError("the memory of another rank cannot be reached any more: has it ended?")
         if answer == kernels.MISMATCH:
@@ -262,7 +277,7 @@ class ProgramBinder:
         if arrays[SCRATCH] is not None:
             program.keep.append(arrays[SCRATCH])
             own[:, SCRATCH] = pointer(arrays[SCRATCH])
-        program.use(0, *map(address_of, arrays[:NUM_SHARED]))
+        program.use(0, tuple(map(address_of, arrays[:NUM_SHARED])), program.keys)
         return program
 
     def gate(self, channel: Channel) -> Program:
@@ -279,7 +294,7 @@ class ProgramBinder:
         """What every rank says of its memory, and of where its chunks and then its stages begin.  Collective."""
         places = []
         for array in arrays[:NUM_SHARED]:
-            window = self.memory.windows.window_of(array) if array is not None and len(array) else None
+            window = self.memory.windows.window_of(array)
             places += [window.key, window.address] if window else [0, 0]
             places.append(address_of(array))
         stages = list(accumulate(space.steps[:-1], initial=0))[: len(space.steps)]
@@ -298,7 +313,7 @@ class ProgramBinder:
             num_shared = sum(chunk.register < NUM_SHARED for chunk in chunks)
             own = [chunk.offset for chunk in chunks[num_shared:]]  # which no other rank reads
             offsets = offsets[:num_shared] + own + offsets[num_shared:]
-            pids = [0 if nth == 0 or base is not None else known.pid for base in self.bases(rank, known)]
+            pids = [0 if nth == 0 or base is not None else known.pid for base in self.mapped(rank, known)]
             spots = []
             for place, offset in enumerate(offsets):
                 register = chunks[place].register if place < len(chunks) else STAGING
@@ -307,23 +322,21 @@ class ProgramBinder:
             layouts[rank] = spots
         return layouts
 
-    def bases(self, rank: int, known: Memory) -> list[int | None]:
-        """For each shared array of a rank: how far its memory is from where the rank itself has it; None if unknown."""
-        places = (known.key, known.window), (known.out_key, known.out_window)
-        return [self.distance(rank, key, window) for key, window in places]
-
-    def distance(self, rank: int, key: int, address: int) -> int | None:
-        window = self.memory.windows.by_key.get(key)
-        base = window.bases.get(self.world_ranks[rank]) if window else None
-        return None if base is None else base - address
+    def mapped(self, rank: int, known: Memory) -> list[int | None]:
+        """Where this process has the windows of a rank's shared arrays; None for those that it does not have."""
+        windows = [self.memory.windows.by_key.get(key) for key in (known.key, known.out_key)]
+        return [window.bases.get(self.world_ranks[rank]) if window else None for window in windows]
 
     def fill(self, program: Program, rows: Sequence[tuple[Memory, list[int]]], channel: Channel) -> None:
         """Put into a program's registers where the ranks' staging buffers are, and how to find their arrays."""
+        own = rows[channel.ranks[0]][0]
+        program.keys = own.key, own.out_key
         key, offset = channel.begin
         window = self.memory.windows.by_key[key]
         for nth, rank in enumerate(channel.ranks):
             known = rows[rank][0]
-            program.bases[nth] = [base or 0 for base in self.bases(rank, known)]
+            bases = zip(self.mapped(rank, known), (known.window, known.out_window), strict=True)
+            program.bases[nth] = [there if here is None else here for here, there in bases] + [known.key, known.out_key]
             stage = window.bases[self.world_ranks[rank]] + offset
             for turn in range(TURNS):
                 pair = stage + turn * known.turn_bytes, stage + (1 - turn) * known.turn_bytes

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
+from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from collectives import algorithms, footing
@@ -81,10 +82,12 @@ class Bound:
     def __init__(self, number: int, call: Call, plan: Plan | None, resolved: Resolved):
         self.number, self.call, self.plan = number, call, plan
         self.program: Program | None = plan.only if plan else None
-        self.rebind: Callable[[tuple[int, int]], Plan] | None = None
-        self.places: dict[tuple[int, int], Plan] = {}  # plans by addresses
+        self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
+        self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
         a, o = resolved.a, resolved.operands
         self.has_result = o.result is not None
+        self.has = o.given is not None, o.out is not None
+        self.has_all = all(self.has)
         is_new = self.has_result and o.result is not a.x and o.result is not a.out
         self.new: Callable[[Any], Any] | None = partial(like, a.device, count=len(o.out)) if is_new else None
 
@@ -106,7 +109,7 @@ class Resolver:
         """Run a collective once, and return the result's array."""
         collective, x, out, options, run, note, place = request
         try:
-            signed = sign(self.windows, collective, x, out, (*options, note) if note else options)
+            signed = sign(self.comm._memory, collective, x, out, (*options, note) if note else options)
             bound = self.find(signed)
         except Unsigned:
             return self.run_unsigned(request)
@@ -117,12 +120,14 @@ class Resolver:
         call.place = place or caller(sys._getframe(2))
         calls.record.ring.append((call, call.number, call.place))
         result = x if out is None else out
-        address, out_address = signed.address, signed.out_address
+        addresses, keys = signed.addresses, signed.keys
         if bound.new is not None and out is None:
             result = bound.new(x)
-            out_address = address_of(flat(result)[1])
+            addresses, keys = (addresses[0], address_of(flat(result)[1])), (keys[0], 0)
+        elif not bound.has_all:
+            addresses, keys = (tuple(map(mul, bound.has, pair)) for pair in (addresses, keys))
         try:
-            self.execute(bound, address, out_address, run)
+            self.execute(bound, addresses, keys, run)
         except MismatchError:
             calls.number -= 1
             calls.record.ring.pop()
@@ -136,25 +141,27 @@ class Resolver:
         except TypeError:  # an option is a list
             return bound.get(hashable(signed.signature))
 
-    def execute(self, bound: Bound, address: int, out_address: int, run: Callable[[Plan], Any]) -> None:
-        """Run what is bound on arrays at two addresses, as a call that has been entered.
+    def execute(
+        self, bound: Bound, addresses: tuple[int, ...], keys: tuple[int, ...], run: Callable[[Plan], Any]
+    ) -> None:
+        """Run what is bound on arrays at two addresses in two windows, as a call that has been entered.
 
         Raises: MismatchError on all ranks where one of them would run something else; then nothing is done.
         """
         call, plan = bound.call, bound.plan
         number = call.number if self.check else 0
         if bound.program is not None:
-            bound.program.use(number, address, out_address)
+            bound.program.use(number, addresses, keys)
         else:
             self.compare(bound.number, number, run)
-            plan = plan or self.plan_at(bound, (address, out_address))
+            plan = plan or self.plan_at(bound, addresses)
             plan.prepare()
         assert plan is not None
         plan.call, call.under_way = call, True  # so that its run is not counted again
         run(plan)
         call.under_way = False
 
-    def plan_at(self, bound: Bound, place: tuple[int, int]) -> Plan:
+    def plan_at(self, bound: Bound, place: tuple[int, ...]) -> Plan:
         """The plan of a schedule of messages for arrays at two addresses."""
         plan = bound.places.get(place)
         if plan is None:
@@ -171,7 +178,8 @@ class Resolver:
             resolved = self.resolve(call, request, compared)
             bound = self.bind_call(call, signed, resolved)
             o = resolved.operands
-            self.execute(bound, address_of(o.given), address_of(o.out), request.run)
+            places = [tuple(map(of, (o.given, o.out))) for of in (address_of, self.windows.key_of)]
+            self.execute(bound, places[0], places[1], request.run)
         return o.result
 
     def run_unsigned(self, request: Request) -> Any:
@@ -323,7 +331,7 @@ class Resolver:
         kept[hashable(signed.signature)] = bound
         return bound
 
-    def rebind(self, a: Arguments, messages: MessageBinder | None, place: tuple[int, int]) -> Plan:
+    def rebind(self, a: Arguments, messages: MessageBinder | None, place: tuple[int, ...]) -> Plan:
         """A plan like that of `a` for arrays at two other addresses."""
         a = a.moved(place)
         operands = OPERANDS[a.collective](a)
@@ -341,8 +349,7 @@ class Resolver:
                 raise MismatchError("ranks have bound different collectives")
             return
         program, plan = self.gate_plan
-        program.binding = binding
-        program.use(number, 0, 0)
+        program.use(number, (0, 0), (0, 0), binding)
         run(plan)
 
     def gate(self, run: Callable[[Plan], Any] = run_now) -> None:

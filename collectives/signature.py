@@ -12,7 +12,7 @@ from mpi4py import MPI
 from collectives.arguments import IN_PLACE
 from collectives.arrays import flat
 from collectives.device import host
-from collectives.memory import Windows
+from collectives.memory import SymmetricMemory
 
 C_CONTIGUOUS, WRITEABLE = 0x1, 0x400  # of NumPy's flags
 
@@ -27,56 +27,63 @@ class Signed(NamedTuple):
     """A call's signature, the addresses of its arrays, `out` being `x` where there is none; and whether on the host."""
 
     signature: Signature
-    address: int
-    out_address: int
+    addresses: tuple[int, int]
+    keys: tuple[int, int]  # of the windows of symmetric memory in which they are, or 0
     on_host: bool
 
 
-def sign(windows: Windows, collective: str, x: Any, out: Any, options: tuple) -> Signed:
+def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tuple) -> Signed:
     """Raises: Unsigned."""
-    described, address = describe(windows, x)
+    described, address, key = describe(memory, x)
     on_host = described[0] != "device"
     if out is None:
         if not on_host and collective not in IN_PLACE:
             raise Unsigned  # its result will lie elsewhere each time
-        return Signed((collective, options, described), address, address, on_host)
-    out_described, out_address = describe(windows, out)
+        return Signed((collective, options, described), (address, address), (key, key), on_host)
+    out_described, out_address, out_key = describe(memory, out)
     overlap = None
     if x is not None and out_address < address + x.nbytes and address < out_address + out.nbytes:
         overlap = out_address - address
-    return Signed((collective, options, described, out_described, overlap), address, out_address, on_host)
+    signature = collective, options, described, out_described, overlap
+    return Signed(signature, (address, out_address), (key, out_key), on_host)
 
 
-def describe(windows: Windows, x: Any) -> tuple[tuple, int]:
-    """What decides of an array; and its address."""
+def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
+    """What decides of an array; its address; and the key of the window in which it is."""
     kind = type(x)
     if kind is np.ndarray:
         flags = x.flags.num & (C_CONTIGUOUS | WRITEABLE)
         if not flags & C_CONTIGUOUS:
             raise Unsigned
         address = MPI.Get_address(x) if x.size else 0
-        return (x.dtype, x.size, flags, windows.key_at(address)), address
+        key = memory.windows.key_at(address)
+        return (x.dtype, x.size, flags, memory.kind(key)), address, key
     if x is None:
-        return (None,), 0
+        return (None,), 0, 0
     torch = sys.modules.get("torch")
     if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and x.is_cpu:
-        return describe_tensor(windows, x, torch.strided)
+        return describe_tensor(memory, x, torch.strided)
     try:
         device, view = flat(x)
     except (ValueError, TypeError, RuntimeError):
         raise Unsigned from None
     if device is host():
-        return describe(windows, view)
+        return describe(memory, view)
     address = view.data.ptr
     writable = getattr(view.flags, "writeable", True)
-    return ("device", device.place, view.dtype, len(view), writable, address, windows.key_at(address)), address
+    return (
+        ("device", device.place, view.dtype, len(view), writable, address, memory.windows.key_at(address)),
+        address,
+        0,
+    )
 
 
-def describe_tensor(windows: Windows, x: Any, strided: Any) -> tuple[tuple, int]:
+def describe_tensor(memory: SymmetricMemory, x: Any, strided: Any) -> tuple[tuple, int, int]:
     if x.layout is not strided or not x.is_contiguous() or x.is_conj() or x.is_neg():
         raise Unsigned
-    address = x.data_ptr()
-    return (x.dtype, x.numel(), windows.key_at(address)), address
+    address = x.data_ptr() if x.numel() else 0
+    key = memory.windows.key_at(address)
+    return (x.dtype, x.numel(), memory.kind(key)), address, key
 
 
 def hashable(signature: Signature) -> Signature:

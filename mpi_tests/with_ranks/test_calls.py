@@ -1,0 +1,256 @@
+"""Calls that are made again and again: what is bound for the first of a kind runs for the others."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from collectives.errors import InputError
+from mpi_tests.helpers.reference import COLLECTIVES, ROOTED, algorithms_of, expected, inputs, same
+
+MEMORY = {"symmetric": lambda comm, x: comm.empty(len(x), x.dtype), "ordinary": lambda comm, x: np.empty_like(x)}
+SHAPED = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "reduce", "gather", "scatter"}
+
+
+def put(comm, memory, values):
+    x = MEMORY[memory](comm, values)
+    x[:] = values
+    return x
+
+
+def only_once(comm, monkeypatch):
+    """From now on, ranks that had to agree anew would fail."""
+
+    def refuse(*given, **named):
+        raise AssertionError("the ranks agree anew")
+
+    monkeypatch.setattr(comm._resolver, "agree", refuse)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("memory", MEMORY)
+def test_later_calls_run_on_other_arrays_without_agreeing_anew(comm, collective, memory, monkeypatch):
+    for count in (0, comm.size, 24 * comm.size, 30_000 * comm.size):
+        xs = inputs(comm.size, count)
+        for algorithm in algorithms_of(collective, comm.size):
+            with monkeypatch.context() as patch:
+                for run in range(4):
+                    if run == 1:
+                        only_once(comm, patch)
+                    given = [values + np.float32(run) for values in xs]
+                    x = put(comm, memory, given[comm.rank])
+                    got = getattr(comm, collective)(x, algorithm=algorithm)
+                    same(got, expected(collective, given, comm.rank), (collective, algorithm, count, run))
+
+
+@pytest.mark.parametrize("collective", sorted(SHAPED))
+def test_results_land_in_whatever_array_is_passed(comm, collective):
+    xs = inputs(comm.size, 24 * comm.size)
+    for run in range(4):
+        given = [values + np.float32(run) for values in xs]
+        want = expected(collective, given, comm.rank)
+        x = given[comm.rank].copy()
+        out = None if want is None or (collective == "reduce" and comm.rank) else np.empty_like(want)
+        got = getattr(comm, collective)(x, out=out)
+        assert out is None or got is out
+        same(got, want, (collective, run))
+        same(x, given[comm.rank])
+
+
+@pytest.mark.sizes(2, 3, proof=(5,))
+def test_every_root_is_a_call_of_its_own(comm):
+    xs = inputs(comm.size, 4 * comm.size)
+    for run in range(3):
+        for collective in ROOTED:
+            for root in range(comm.size):
+                x = xs[comm.rank] + np.float32(run)
+                want = expected(collective, [values + np.float32(run) for values in xs], comm.rank, root=root)
+                same(getattr(comm, collective)(x, root=root), want, (collective, root, run))
+
+
+def test_in_place_chunks(comm):
+    """Arrays that overlap as they may: an out that is this rank's chunk of x, an x that is its chunk of out."""
+    xs = inputs(comm.size, 5 * comm.size)
+    for _ in range(3):
+        x = xs[comm.rank].copy()
+        own = slice(5 * comm.rank, 5 * comm.rank + 5)
+        same(comm.reduce_scatter(x, out=x[own]), expected("reduce_scatter", xs, comm.rank))
+        out = np.zeros(5 * comm.size, np.float32)
+        out[own] = comm.rank
+        same(comm.all_gather(out[own], out=out), np.repeat(np.arange(comm.size, dtype=np.float32), 5))
+
+
+def test_uneven_chunks_that_change_on_one_rank(comm):
+    for run in range(4):
+        sends = [dest + (run % 2 if comm.rank == 0 else 0) for dest in range(comm.size)]
+        x = np.full(sum(sends), float(comm.rank))
+        got = comm.all_to_all(x, send_counts=sends)
+        want = [np.full(comm.rank + (run % 2 if source == 0 else 0), float(source)) for source in range(comm.size)]
+        same(got, np.concatenate(want), run)
+
+
+@pytest.mark.sizes(2, 4)
+def test_ranks_whose_arrays_lie_in_different_kinds_of_memory(comm):
+    xs = inputs(comm.size, 1000)
+    shared = put(comm, "symmetric", xs[comm.rank])
+    for in_shared in (0, 1, -1, 0, 2, -1, 1, 0):  # on which rank, or on all
+        shared[:] = xs[comm.rank]
+        x = shared if in_shared in (comm.rank, -1) else xs[comm.rank].copy()
+        same(comm.all_reduce(x), expected("all_reduce", xs, comm.rank), in_shared)
+
+
+def test_tensors_and_arrays_mix(comm):
+    torch = pytest.importorskip("torch")
+    xs = inputs(comm.size, 40)
+    for run in range(4):
+        x = xs[comm.rank].copy()
+        tensor = torch.from_numpy(x) if (run + comm.rank) % 2 else x
+        got = comm.all_reduce(tensor)
+        assert got is tensor
+        same(x, expected("all_reduce", xs, comm.rank))
+        got = comm.all_gather(torch.from_numpy(xs[comm.rank].copy()))
+        assert isinstance(got, torch.Tensor)
+        same(got.numpy(), expected("all_gather", xs, comm.rank))
+
+
+def test_no_array_of_the_callers_is_kept(comm):
+    """But what is read-only in NumPy, a list of counts or a subclass is seen each time."""
+    gone = []
+    for algorithm in ("auto", "ring", "mpi"):
+        for _ in range(3):
+            x, out = np.ones(100), np.empty(100 * comm.size)
+            comm.all_reduce(x, algorithm=algorithm)
+            comm.all_gather(x, out=out, algorithm=algorithm)
+            gone += [weakref.ref(x), weakref.ref(out)]
+    del x, out
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * len(gone)
+
+
+@pytest.mark.sizes(1, 2)
+def test_what_was_taken_before_is_refused_where_it_will_not_do(comm):
+    x = np.ones(6)
+    comm.all_reduce(x)
+    frozen = np.ones(6)
+    frozen.flags.writeable = False
+    for bad in (frozen, np.ones((6, 2))[:, 0], np.ones(6, ">f8")):
+        with pytest.raises(InputError):
+            comm.all_reduce(bad)
+    both = np.ones(12)
+    comm.all_reduce(both[:6], out=both[6:])
+    with pytest.raises(InputError, match="out overlaps x"):
+        comm.all_reduce(both[:6], out=both[3:9])
+    same(comm.all_reduce(np.ones(6)), np.full(6, float(comm.size)))
+
+
+CALLS = {
+    "another length": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.all_reduce(np.ones(5))),
+    "another dtype": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.all_reduce(np.ones(4, "float32"))),
+    "as many bytes": (lambda comm: comm.broadcast(np.ones(4, "i4")), lambda comm: comm.broadcast(np.ones(4, "f4"))),
+    "another op": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.all_reduce(np.ones(4), op="max")),
+    "another root": (lambda comm: comm.broadcast(np.ones(4)), lambda comm: comm.broadcast(np.ones(4), root=1)),
+    "another collective": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.broadcast(np.ones(4))),
+    "a barrier": (lambda comm: comm.barrier(), lambda comm: comm.all_gather(np.ones(4))),
+    "messages": (lambda comm: comm.all_reduce(np.ones(4), algorithm="ring"), lambda comm: comm.all_reduce(np.ones(4))),
+    "MPI's own": (lambda comm: comm.all_reduce(np.ones(4), algorithm="mpi"), lambda comm: comm.all_reduce(np.ones(4))),
+    "two by messages": (
+        lambda comm: comm.all_reduce(np.ones(4), algorithm="ring"),
+        lambda comm: comm.all_gather(np.ones(4), algorithm="ring"),
+    ),
+    "counts": (
+        lambda comm: comm.all_gather(np.ones(4), counts=[4] * comm.size),
+        lambda comm: comm.all_gather(np.ones(4)),
+    ),
+    "an order": (
+        lambda comm: comm.all_reduce(np.ones(4)),
+        lambda comm: comm.all_reduce(np.ones(4), reproducible=True),
+    ),
+    "long ones": (lambda comm: comm.all_reduce(np.ones(1 << 17)), lambda comm: comm.all_reduce(np.ones(4))),
+    "symmetric ones": (
+        lambda comm: comm.all_reduce(comm._kept[:4]),
+        lambda comm: comm.all_reduce(comm._kept[:5]),
+    ),
+    "a plan": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.plan("all_reduce", np.ones(4))),
+    "one that is not waited for": (
+        lambda comm: comm.all_reduce(np.ones(4)),
+        lambda comm: comm.all_reduce(np.ones(5), blocking=False).wait(),
+    ),
+    "a split": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.split(0).free()),
+    "memory": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.empty(4)),
+    "fused arrays": (
+        lambda comm: comm.all_reduce(np.ones(4)),
+        lambda comm: comm.all_reduce(comm.fuse([np.ones(2), np.ones(2)])),
+    ),
+    "a comparison": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.compare("anything")),
+}
+
+
+@pytest.mark.sizes(2, 3, proof=(5, 8))
+@pytest.mark.parametrize(("one", "other"), CALLS.values(), ids=CALLS)
+def test_ranks_that_repeat_calls_of_other_signatures(comm, one, other):
+    comm._kept = comm.empty(8)
+    for call in (one, other) * 2:
+        call(comm)
+    for odd in {0, comm.size - 1}:
+        with pytest.raises(InputError, match=r"ranks disagree: rank 0 calls .*; call the same on all ranks") as caught:
+            (other if comm.rank == odd else one)(comm)
+        words = comm.mpi.allgather(str(caught.value))
+        assert words == words[:1] * comm.size
+        assert words[0].count("test_calls.py:") == 2
+        one(comm)
+        other(comm)
+
+
+@pytest.mark.sizes(2, 3)
+def test_a_rank_that_skips_a_repeated_call(comm):
+    x = np.ones(4)
+    for _ in range(3):
+        comm.all_reduce(x)
+        comm.barrier()
+    with pytest.raises(InputError, match=r"rank 0 calls all_reduce.*rank 1 calls barrier"):
+        comm.barrier() if comm.rank == 1 else comm.all_reduce(x)
+    plan = comm.plan("broadcast", np.zeros(2), algorithm="binomial")
+    if comm.rank == 0:
+        plan()  # whose root does not wait for the others
+    with pytest.raises(InputError, match=r"barrier.* #(\d+) .*: rank 1 has left out 1 before"):
+        comm.barrier()
+    if comm.rank:
+        plan()
+
+
+@pytest.mark.sizes(2)
+def test_one_of_many_signatures_that_is_no_more_kept(comm, monkeypatch):
+    from collectives import resolve
+
+    monkeypatch.setattr(resolve, "MOST_BOUND", 4)
+    comm._resolver.bound.clear()
+    for _ in range(3):
+        for count in range(1, 8):
+            same(comm.all_reduce(np.ones(count)), np.full(count, float(comm.size)))
+    assert len(comm._resolver.bound) == 4
+
+
+@pytest.mark.sizes(2, 3)
+def test_memory_is_bounded_by_the_number_of_signatures(comm):
+    def used():
+        gc.collect()
+        return sum(block.nbytes for block in comm._memory.blocks), len(comm._resolver.bound)
+
+    sizes = []
+    for _ in range(3):
+        for count in range(1, 400):
+            comm.all_reduce(np.ones(count, "int16"))
+        sizes.append(used())
+    assert sizes[1] == sizes[2] == sizes[0]
+
+
+def test_a_started_plan_goes_on_while_calls_are_made(comm):
+    x, y = np.ones(50_000), np.ones(10)
+    plan = comm.plan("all_reduce", x)
+    comm.all_reduce(y.copy())
+    plan.start()
+    for _ in range(5):
+        same(comm.all_reduce(y.copy()), np.full(10, float(comm.size)))
+    plan.wait()
+    same(x, np.full(50_000, float(comm.size)))
