@@ -220,6 +220,8 @@ class Resolver:
         """Let go what is bound, and its memory."""
         self.bound.clear()
         self.bound_on_devices.clear()
+        for name in ("gate_plan", "channel"):
+            self.__dict__.pop(name, None)
 
     # --- resolving ---
 

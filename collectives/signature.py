@@ -61,7 +61,7 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
     if x is None:
         return (None,), 0, 0
     torch = sys.modules.get("torch")
-    if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and x.is_cpu:
+    if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and x.device.type == "cpu":
         return describe_tensor(memory, x, torch.strided)
     try:
         device, view = flat(x)

@@ -163,8 +163,9 @@ def test_the_same_layout_gives_the_same_bits_and_leaves_nothing_behind(comm, fol
 def left(comm):
     """What a run could leave in the process: communicators, shared memory, threads, signals, torch's settings.
 
-    The communicator's thread, which starts when there is something to do, is not the run's.
+    What the communicator needs for its first call is not the run's, nor its thread.
     """
+    comm.barrier()
     gc.collect()
     threads = {*threading.enumerate()} - {comm._progress.background.thread}
     keys = {block.window.key for block in comm._memory.blocks}
