@@ -177,6 +177,7 @@ class Resolver:
             call.place = request.place or call.place
             resolved = self.resolve(call, request, compared)
             bound = self.bind_call(call, signed, resolved)
+            call.name = bound.call.name
             o = resolved.operands
             places = [tuple(map(of, (o.given, o.out))) for of in (address_of, self.windows.key_of)]
             self.execute(bound, places[0], places[1], request.run)

@@ -65,14 +65,14 @@ if not late:
 """
     ended = run(tmp_path, body)
     before, call = line_of(tmp_path, "# before"), line_of(tmp_path, "# call")
-    waits = rf"waits {TIME} in all_reduce #5 \(32 bytes of float32, {call}\), where the ranks agree on it, round "
-    rest = rf"; before: broadcast binomial #2-#4 \({before}\), Communicator #1 \(.*\)"
+    waits = rf"waits {TIME} in all_reduce #5 \(32 bytes of float32, {call}\), where the ranks agree on it, to meet rank 1"
+    rest = rf"; before: broadcast staged #2-#4 \({before}\), Communicator #1 \(.*\)"
     matches(
         report(ended),
-        rf"rank 0 of 3 {waits}\d: .*{rest}",
-        rf"rank 1 of 3 has ended its program; its last: broadcast binomial #4 \(32 bytes of float32, {before}\), "
-        rf"ended {TIME} ago; before: broadcast binomial #2-#3 .*",
-        rf"rank 2 of 3 {waits}\d: .*{rest}",
+        rf"rank 0 of 3 {waits}{rest}",
+        rf"rank 1 of 3 has ended its program; its last: broadcast staged #4 \(32 bytes of float32, {before}\), "
+        rf"ended {TIME} ago; before: broadcast staged #2-#3 .*",
+        rf"rank 2 of 3 {waits}{rest}",
         "not arrived at all_reduce #5: rank 1",
     )
 
