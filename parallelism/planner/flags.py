@@ -12,8 +12,15 @@ from typing import Any, NamedTuple, get_type_hints
 
 from collectives.cost import Network, Nodes
 from collectives.settings import Parser, Range, check
-from collectives.simulate.fabrics import FABRICS
-from collectives.simulate.flags import RANKS, add_network_flags, in_nodes, measured, refuse_too_many, with_flags
+from collectives.simulate import (
+    FABRICS,
+    RANKS,
+    add_network_flags,
+    in_nodes,
+    measured,
+    refuse_too_many,
+    with_flags,
+)
 from models import ranges
 from models.config import GPTConfig
 from models.flags import add_flag, from_toml
