@@ -2,10 +2,8 @@
 
 mpirun -n 4 python -m collectives.bench all_reduce all_gather -b 1K -e 16M --peers gloo --json results.json
 mpirun -n 4 python -m collectives.bench --tune tuning.json
-COLLECTIVES_TUNING=tuning.json mpirun -n 4 python examples/sum.py
 mpirun -n 4 python -m collectives.bench all_reduce -a ring -b 1M --space-time ring.png
 python -m collectives.bench --compare before.json after.json
-python -m collectives.bench --plots out --from 2ranks.json 4ranks.json
 
 Sizes are of the whole vector: what all_reduce, reduce_scatter and all_to_all take, what all_gather gives.  A bound is
 the time in which the memory of a node could be copied as much, or the wire between nodes carry as much, at the rates

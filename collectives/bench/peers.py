@@ -1,5 +1,6 @@
 """What our collectives are compared with: the MPI library's own, and those of gloo and NCCL, through torch."""
 
+import atexit
 import os
 import socket
 import sys
@@ -168,16 +169,8 @@ def start_torch(mpi: MPI.Comm, backend: str, alone: bool) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     end_job = sys.excepthook
     distributed.init_process_group(backend, init_method=address, rank=mpi.rank, world_size=mpi.size, timeout=TIMEOUT)
+    atexit.register(distributed.destroy_process_group)
     sys.excepthook = end_job  # torch's holds back what this one prints, until after it has ended the job
-
-
-def stop() -> None:
-    """End torch.distributed, if it was started."""
-    if "torch.distributed" in sys.modules:
-        from torch import distributed
-
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
 
 
 def free_port() -> int:

@@ -74,11 +74,11 @@ def gbps(seconds_per_byte: float) -> str:
 
 def heading(row: Row) -> list[str]:
     """Format what stands above the rows of one collective and kind of memory."""
-    where = f"{row['memory']} memory" if row["device"] == "cpu" else row["device"]
+    where, times = f"{row['memory']} memory" if row["device"] == "cpu" else row["device"], len(row["samples_us"])
     over, width = len(HEAD.format(*[""] * 6)), len(PLACE.format(*EMPTY))
     return [
         "#",
-        f"# {row['collective']}, {where}; time: median of {len(row['samples_us'])}, slowest rank; *: by auto, <: our fastest",
+        f"# {row['collective']}, {where}; time: median of {times}, slowest rank; *: by auto, <: our fastest",
         f"#{'':{over}}{'out-of-place':^{width}} {'in-place':^{width}}".rstrip(),
         "#" + line(NAMES[0], PLACE_NAMES, PLACE_NAMES, NAMES[1])[1:],
         "#" + line(UNITS[0], PLACE_UNITS, PLACE_UNITS, UNITS[1])[1:],
@@ -114,11 +114,7 @@ def cells(row: Row | None) -> Sequence[str]:
 
 
 def number(microseconds: float) -> str:
-    """Format a time, without digits that say nothing.
-
-    >>> number(1.234), number(123456.7)
-    ('1.2', '123457')
-    """
+    """Format a time, without digits that say nothing."""
     return f"{microseconds:.{1 if microseconds < 1e4 else 0}f}"
 
 

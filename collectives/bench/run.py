@@ -29,6 +29,7 @@ from collectives.simulate.exact import planned
 from collectives.sizes import size_in_words
 
 LINK_REPEATS = 10
+CHECKED_ARRAYS = 6  # in and out of place, and to fill and compare them
 DIRECT = -1  # for the number of a round: a program of several, in shared memory
 
 
@@ -47,6 +48,7 @@ def run(comm: Communicator, flags: Namespace) -> int:
     started = datetime.now(UTC).isoformat(timespec="seconds")
     if comm.rank:
         sys.stdout = open(os.devnull, "w")  # other ranks are silent  # noqa: SIM115
+    refuse_too_large(comm, flags)
     peers.take_device(comm, flags.device)
     network = constants.measure(comm, min(flags.iters, LINK_REPEATS), min(flags.warmup_iters, 2))
     if flags.space_time:
@@ -60,7 +62,6 @@ def run(comm: Communicator, flags: Namespace) -> int:
             print("\n".join(report.heading(rows[0])))
         print("\n".join(report.lines(rows)), flush=True)
         sizes.append(rows)
-    peers.stop()
     rows = [row for of_size in sizes for row in of_size]
     print(report.footer(rows))
     write(comm, flags, started, network, sizes)
@@ -69,6 +70,21 @@ def run(comm: Communicator, flags: Namespace) -> int:
         print(f"# FAILED: {average:.4f} GB/s is below --min-bw {flags.min_bw:g}")
         return 1
     return int(any(row["wrong"] for row in rows))
+
+
+def refuse_too_large(comm: Communicator, flags: Namespace) -> None:
+    """Raise InputError on every rank if a node lacks memory for arrays, and an algorithm's copies.  Collective."""
+    ranks, vectors = max(map(len, comm.topology.nodes)), 2 * max(map(len, flags.names.values())) + CHECKED_ARRAYS
+    with comm.agreed():
+        free = available() // (vectors * ranks)
+        if flags.device == "cpu" and flags.end > free:
+            words = f"{vectors} vectors for each of a node's {ranks} ranks don't fit into its memory"
+            raise ValueError(f"--end {size_in_words(flags.end)}: {words}: use --end {free >> 10}K at most")
+
+
+def available() -> int:
+    """Read how many bytes this machine has left."""
+    return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) << 10
 
 
 def results(comm: Communicator, flags: Namespace, network: Network, missing: Any) -> Iterator[list[Row]]:

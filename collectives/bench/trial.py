@@ -27,8 +27,7 @@ GIVERS, PERIOD = 6, 7  # a product's 2^6, and unlike the lengths of chunks, so t
 MOVED = 113  # different numbers where nothing is reduced
 BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
 COMBINE = BITS | {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
-NUM_BITS = 6
-EVERY_BIT = 2**NUM_BITS - 1
+NUM_BITS, EVERY_BIT = 6, 2**6 - 1
 NEVER = 120  # is in no result
 
 

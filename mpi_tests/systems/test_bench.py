@@ -99,7 +99,7 @@ def test_too_little_bandwidth_fails():
     ("words", "message"),
     [
         (["--json", "{tmp}/none/r.json"], "none/r.json can't be written: pass a path in a folder that is there"),
-        (["-b", "1G", "-e", "100000G", "-f", "4096"], "enlarge /dev/shm, or use ordinary arrays"),
+        (["-e", "100000G"], "--end 100000G: 10 vectors for each of a node's 2 ranks don't fit into its memory: use "),
         (["-a", "two_shot", "-e", "8"], "algorithm 'two_shot' needs ranks of one node, but there are 2 nodes"),
     ],
 )

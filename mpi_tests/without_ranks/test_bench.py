@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from collectives.arrays import dtype_of
 from collectives.bench import __main__ as bench
+from collectives.bench import run
 from collectives.bench import trial as numbers
 from collectives.bench.constants import bound_s
 from collectives.bench.report import average_gbps, bus_factor, fastest, footer, lines
@@ -215,3 +217,14 @@ def test_flags_are_spelled_as_in_nccl_tests(monkeypatch, spelling, dtype):
         ("all_reduce", dtype, "max"),
         ("all_to_all", dtype, "sum"),
     ]
+
+
+def test_sizes_beyond_memory_are_refused_with_what_would_fit(monkeypatch):
+    comm = SimpleNamespace(topology=SimpleNamespace(nodes=(tuple(range(4)),)), agreed=nullcontext)
+    monkeypatch.setattr(run, "available", lambda: 40 << 30)
+    flags = parsed(monkeypatch, "all_reduce", "-e", "8G", "-a", "ring", "mpi")
+    with pytest.raises(ValueError, match=r"^--end 8G: 10 vectors .* 4 ranks don't fit .*: use --end 1048576K at most$"):
+        run.refuse_too_large(comm, flags)
+    flags.end = 1 << 30  # as the message says
+    run.refuse_too_large(comm, flags)
+    assert 0 < run.available() < 1 << 50
