@@ -129,8 +129,8 @@ def table(sizes: Sequence[int], times: Times) -> Iterator[str]:
 
     >>> print("\\n".join(table([8, 1 << 20], {"ring": [3e-5, 4e-4], "binomial": [1e-5, 9e-4]})))
       bytes        ring    binomial
-          8       30.0        10.0 <
-         1M      400.0 <     900.0
+          8       30.0         10.0 <
+         1M      400.0 <      900.0
     """
     widths = {name: max(11, len(name)) for name in times}
     yield "  bytes" + "".join(f" {name:>{width}}" for name, width in widths.items())

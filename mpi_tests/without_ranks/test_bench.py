@@ -1,5 +1,6 @@
 """The benchmark's numbers, flags and rows."""
 
+import doctest
 import math
 import re
 from contextlib import nullcontext
@@ -228,3 +229,8 @@ def test_sizes_beyond_memory_are_refused_with_what_would_fit(monkeypatch):
     flags.end = 1 << 30  # as the message says
     run.refuse_too_large(comm, flags)
     assert 0 < run.available() < 1 << 50
+
+
+def test_examples_of_the_command_line():
+    """pytest's own look at doctests leaves out what is called __main__."""
+    assert doctest.testmod(bench) == (0, 2)

@@ -1,5 +1,6 @@
 """Simulations: against a plain one that is written down here, against closed forms, and from the command line."""
 
+import doctest
 import random
 import re
 import shlex
@@ -14,6 +15,7 @@ from collectives.executor import SEGMENT_BYTES
 from collectives.programs import Programs
 from collectives.schedule import Fold, Meet, PullFold, Push, Recv, Send
 from collectives.simulate import FABRICS
+from collectives.simulate import __main__ as command
 from collectives.simulate.__main__ import main
 from collectives.simulate.exact import Simulation, UnmatchedError, simulate
 from mpi_tests.helpers.algorithm_costs import nodes_of
@@ -374,3 +376,8 @@ def test_a_push_counts_as_a_copy():
 
     row = Algorithm("all_reduce", "pushes", pushes)
     assert simulate(row, 2000, nodes_of(2), NETWORK).seconds == same(1000 * NETWORK.copy_s_per_byte)
+
+
+def test_examples_of_the_command_line():
+    """pytest's own look at doctests leaves out what is called __main__."""
+    assert doctest.testmod(command) == (0, 1)
