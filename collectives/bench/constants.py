@@ -136,7 +136,7 @@ def link_of_pairs(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int
     if pair is not None:
         ping_pong = [pair.plan("broadcast", short, root=root, algorithm="binomial") for root in (0, 1)]
         exchange = [pair.plan("all_to_all", x, out=out, algorithm="pairwise")]
-    short_s, long_s = repeated(ping_pong, timer, PING_PONGS) / 2, repeated(exchange, timer, 1)
+    short_s, long_s = time_plans(ping_pong, timer, PING_PONGS) / 2, time_plans(exchange, timer, 1)
     if pair is not None:
         pair.free()
     return link(short_s, long_s, long_bytes)
@@ -152,7 +152,7 @@ def link(short_s: float, long_s: float, long_bytes: int) -> Link:
     return Link(short_s, max(LEAST_S, (long_s - short_s) / long_bytes))
 
 
-def repeated(plans: Sequence[Plan], timer: Timer, times: int) -> float:
+def time_plans(plans: Sequence[Plan], timer: Timer, times: int) -> float:
     """Measure the seconds to run the plans once, of so many times that are timed as one; and free them."""
 
     def run() -> None:
@@ -192,7 +192,7 @@ def barrier_s(comm: Communicator, timer: Timer) -> float:
     """Measure a barrier of the ranks of a node, on all nodes at once."""
     node = comm.split(comm.topology.node_of[comm.rank])
     assert node is not None
-    seconds = repeated([node.plan("barrier", algorithm="direct")], timer, BARRIERS)
+    seconds = time_plans([node.plan("barrier", algorithm="direct")], timer, BARRIERS)
     node.free()
     return seconds
 

@@ -25,7 +25,7 @@ from collectives.draw import Bar, Diagram, MessageLine
 from collectives.errors import InputError
 from collectives.plan import Plan, Step, Waitable
 from collectives.schedule import Send
-from collectives.simulate.exact import planned
+from collectives.simulate.exact import plan_diagram
 from collectives.sizes import size_in_words
 
 LINK_REPEATS = 10
@@ -97,10 +97,10 @@ def results(comm: Communicator, flags: Namespace, network: Network, missing: Any
             trials = [Trial(comm, workload, count, in_place) for in_place in both]
             contestants = [one for name in names for one in able(comm, trials, name, flags, say)]
             if contestants:
-                yield measured(comm, contestants, flags, network)
+                yield measure(comm, contestants, flags, network)
 
 
-def measured(comm: Communicator, contestants: Sequence[Contestant], flags: Namespace, network: Network) -> list[Row]:
+def measure(comm: Communicator, contestants: Sequence[Contestant], flags: Namespace, network: Network) -> list[Row]:
     """Time the contestants of one size, in turns, and check what they give.  Collective."""
     times = constants.samples(comm, [one.run for one in contestants], flags.iters, flags.warmup_iters)
     wrong = num_wrong(comm, contestants, flags.check)
@@ -172,12 +172,12 @@ def able(
 
 def contestant(comm: Communicator, trial: Trial, name: str) -> Contestant:
     if name in PEERS:
-        return Contestant(name, name, trial, synchronized(peers.peer_call(comm, trial, name), trial), lambda: None)
+        return Contestant(name, name, trial, with_device_sync(peers.peer_call(comm, trial, name), trial), lambda: None)
     plan = comm.plan(trial.collective, trial.x, algorithm=name, **trial.arguments)
-    return Contestant(name, plan.name.split()[1], trial, synchronized(plan, trial), plan.free)
+    return Contestant(name, plan.name.split()[1], trial, with_device_sync(plan, trial), plan.free)
 
 
-def synchronized(call: Callable[[], Any], trial: Trial) -> Callable[[], Any]:
+def with_device_sync(call: Callable[[], Any], trial: Trial) -> Callable[[], Any]:
     """Make a call end when a device has done its work."""
     if not trial.device.is_async:
         return call
@@ -254,9 +254,9 @@ def draw_space_time(comm: Communicator, flags: Namespace, network: Network) -> N
     row = algorithms.find(trial.collective, plan.name.split()[1])
     seconds, spans = median_run(comm, plan, trial, flags.iters)
     if comm.rank == 0:
-        left = planned(row, trial.nbytes, comm.topology.nodes, network, workload.root)
+        left = plan_diagram(row, trial.nbytes, comm.topology.nodes, network, workload.root)
         title = f"{row.collective} {row.name}, {size_in_words(trial.nbytes)}: happened, {seconds * 1e6:.0f} us"
-        draw.save(draw.figure([left, happened(row, title, comm, workload.root, spans)]), flags.space_time)
+        draw.save(draw.figure([left, run_diagram(row, title, comm, workload.root, spans)]), flags.space_time)
         print(f"{left.title}; happened: {seconds * 1e6:.0f} us; drawn in {flags.space_time}")
 
 
@@ -282,7 +282,7 @@ def median_run(comm: Communicator, plan: Plan, trial: Trial, repeats: int) -> tu
     return float(slowest[median]), comm.mpi.allgather(runs[1 + median])
 
 
-def happened(row: Algorithm, title: str, comm: Communicator, root: int, spans: Sequence[Any]) -> Diagram:
+def run_diagram(row: Algorithm, title: str, comm: Communicator, root: int, spans: Sequence[Any]) -> Diagram:
     """Diagram what was measured, with the messages that the schedule has in each round."""
     rounds = [(rank, *span) for rank, of_rank in enumerate(spans) for span in of_rank]
     bars = [Bar(rank, begin, end, "work" if number == DIRECT else "wait") for rank, number, begin, end in rounds]

@@ -124,7 +124,7 @@ class Trial:
             return operand(self.count, self.dtype, self.rank, self.size, self.workload.op)
         if self.collective == "broadcast" and self.rank != self.root:
             return np.full(self.count, NEVER).astype(self.dtype)
-        return moved(len(self.x), self.dtype, self.rank)
+        return payload(len(self.x), self.dtype, self.rank)
 
     def expected(self) -> Any:
         """Compute what this rank must get; None for no array."""
@@ -132,17 +132,17 @@ class Trial:
             case "reduce" if self.rank != self.root:
                 return self.input()
             case "all_reduce" | "reduce" | "reduce_scatter":
-                total = reduced(self.count, self.dtype, self.size, self.workload.op)
+                total = reduction(self.count, self.dtype, self.size, self.workload.op)
                 return total[self.own] if self.collective == "reduce_scatter" else total
             case "broadcast":
-                return moved(self.count, self.dtype, self.root)
+                return payload(self.count, self.dtype, self.root)
             case "scatter":
-                return moved(self.count, self.dtype, self.root)[self.own]
+                return payload(self.count, self.dtype, self.root)[self.own]
             case "all_gather" | "gather":
-                chunks = [moved(self.count // self.size, self.dtype, rank) for rank in range(self.size)]
+                chunks = [payload(self.count // self.size, self.dtype, rank) for rank in range(self.size)]
                 return None if self.out is None else np.concatenate(chunks)
             case "all_to_all":
-                return np.concatenate([moved(self.count, self.dtype, rank)[self.own] for rank in range(self.size)])
+                return np.concatenate([payload(self.count, self.dtype, rank)[self.own] for rank in range(self.size)])
         return None
 
     def fill(self) -> None:
@@ -173,30 +173,30 @@ def operand(count: int, dtype: np.dtype, rank: int, size: int, op: str) -> np.nd
     >>> operand(9, np.dtype("int8"), rank=1, size=2, op="sum")
     array([1, 2, 3, 4, 5, 6, 0, 1, 2], dtype=int8)
     """
-    return resized(operand_period(dtype, rank, size, op), count, dtype, op)
+    return repeat_to(operand_period(dtype, rank, size, op), count, dtype, op)
 
 
-def reduced(count: int, dtype: np.dtype, size: int, op: str) -> np.ndarray:
+def reduction(count: int, dtype: np.dtype, size: int, op: str) -> np.ndarray:
     """Compute the reduction of all ranks' operands.
 
-    >>> reduced(4, np.dtype("float32"), size=2, op="sum"), reduced(4, np.dtype("float32"), size=2, op="avg")
+    >>> reduction(4, np.dtype("float32"), size=2, op="sum"), reduction(4, np.dtype("float32"), size=2, op="avg")
     (array([1., 3., 5., 7.], dtype=float32), array([0.5, 1.5, 2.5, 3.5], dtype=float32))
     """
     total = functools.reduce(COMBINE[op], (operand_period(dtype, rank, size, op) for rank in range(size)))
-    result = resized(total, count, dtype, op)
+    result = repeat_to(total, count, dtype, op)
     if op == "avg":
         arrays.host().divide(result, size)
     return result
 
 
-def moved(count: int, dtype: np.dtype, rank: int) -> np.ndarray:
+def payload(count: int, dtype: np.dtype, rank: int) -> np.ndarray:
     """Compute what a rank gives where nothing is reduced.
 
-    >>> moved(4, np.dtype("float32"), rank=0), moved(4, np.dtype("float32"), rank=1)
+    >>> payload(4, np.dtype("float32"), rank=0), payload(4, np.dtype("float32"), rank=1)
     (array([0., 1., 2., 3.], dtype=float32), array([31., 32., 33., 34.], dtype=float32))
     """
     numbers = (np.arange(MOVED) + 31 * rank) % MOVED
-    return resized(numbers % 2 if dtype == np.dtype(bool) else numbers, count, dtype)
+    return repeat_to(numbers % 2 if dtype == np.dtype(bool) else numbers, count, dtype)
 
 
 def operand_period(dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray:
@@ -214,7 +214,7 @@ def operand_period(dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray
     return np.where((elements - rank) % size < GIVERS, numbers, neutral)
 
 
-def resized(numbers: np.ndarray, count: int, dtype: np.dtype, op: str = "sum") -> np.ndarray:
+def repeat_to(numbers: np.ndarray, count: int, dtype: np.dtype, op: str = "sum") -> np.ndarray:
     """Repeat numbers to a length; complex ones have two different parts, but for a product."""
     values = numbers * (1 + 2j) if dtype in COMPLEX and op != "prod" else numbers
     return np.resize(values.astype(dtype), count)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from collectives import draw, environment, job
-from collectives.doctor.checks import OF_HOST, OF_RANK, Finding, findings_of, is_launched, refused
+from collectives.doctor.checks import OF_HOST, OF_RANK, Finding, findings_of, is_launched, problem_of
 from collectives.schedule import show_ranks
 from collectives.settings import Parser, Range
 
@@ -89,7 +89,7 @@ def examine_job(report: RankReport, flags: argparse.Namespace) -> int:
             raise job.other_mpi(mpi)
         reports = collect(mpi, report, sink)
     except Exception as error:
-        return show_failure(report, refused(error), flags.json)
+        return show_failure(report, problem_of(error), flags.json)
     finally:
         os.close(sink)
     if report.rank:

@@ -60,7 +60,7 @@ def findings_of(check: Check, about: str, limit_s: float) -> list[Finding]:
     ]
 
 
-def refused(error: Exception) -> Finding:
+def problem_of(error: Exception) -> Finding:
     """Make a problem of one of the library's errors, which have the remedy after the last colon."""
     words, _, remedy = str(error).rpartition(": ")
     return Finding("problem", words or str(error), remedy if words else INSTALL)
@@ -186,7 +186,7 @@ def settings(limit_s: float) -> Iterator[Finding]:
                 parse_tuning(read_tuning(value), str(value))
         except ValueError as error:
             is_right = False
-            yield refused(error)
+            yield problem_of(error)
     if is_right:
         yield Finding("ok", ", ".join(f"{name}={os.environ[name]}" for name in ours) or f"no {PREFIX}... is set")
 

@@ -83,7 +83,7 @@ def topology(text: str, ranks: int | None) -> tuple[Nodes, Network, str]:
         fabric = FABRICS[text]
         return in_nodes(ranks or fabric.ranks_per_node, fabric.ranks_per_node), fabric.network, fabric.words
     if text == "measured":
-        return measured(ranks)
+        return measured_topology(ranks)
     if not (match := re.fullmatch(r"([1-9]\d{0,19})x([1-9]\d{0,19})", text, re.ASCII)):
         raise ValueError(f"--topology {text!r}: write nodes x ranks, as 512x8, or {', '.join([*FABRICS, 'measured'])}")
     num_nodes, length = int(match[1]), int(match[2])
@@ -99,7 +99,7 @@ def refuse_too_many(ranks: int, what: str) -> None:
         raise ValueError(f"{what} makes {ranks} ranks: use {RANKS.most} at most")
 
 
-def measured(ranks: int | None) -> tuple[Nodes, Network, str]:
+def measured_topology(ranks: int | None) -> tuple[Nodes, Network, str]:
     """Read the speeds that were measured last, of the same nodes, or of `ranks` in nodes of that length."""
     latest = links.latest()
     if latest is None:

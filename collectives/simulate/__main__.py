@@ -17,7 +17,7 @@ from collectives.cost import Nodes, predict
 from collectives.programs import Programs
 from collectives.settings import Parser, Range
 from collectives.simulate import FABRICS, RANKS, add_network_flags, topology, with_flags
-from collectives.simulate.exact import Simulation, planned
+from collectives.simulate.exact import Simulation, plan_diagram
 from collectives.sizes import ladder, num_bytes, size_in_words
 
 COLLECTIVES = tuple(dict.fromkeys(row.collective for row in algorithms.REGISTRY))
@@ -33,14 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         num_ranks = sum(map(len, flags.nodes))
         print(f"{flags.collective} on {num_ranks} ranks of {len(flags.nodes)} nodes: {flags.words}")
         print(f"predicted {'exactly' if flags.exact else 'by round'}, in us; < is the fastest", flush=True)
-        times = predicted(flags)
+        times = predict_times(flags)
         print("\n".join(table(flags.sizes, times)))
         if flags.plot:
             lines = {name: [*zip(flags.sizes, (1e6 * s for s in each), strict=True)] for name, each in times.items()}
             figure = draw.by_size(f"{flags.collective}, {num_ranks} ranks", lines, "predicted time (us)")
             draw.save(figure, flags.plot)
         if flags.space_time:
-            diagram = planned(flags.rows[0], flags.sizes[0], flags.nodes, flags.network, flags.root)
+            diagram = plan_diagram(flags.rows[0], flags.sizes[0], flags.nodes, flags.network, flags.root)
             draw.save(draw.figure([diagram]), flags.space_time)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if not 0 <= flags.root < flags.ranks:
         raise ValueError(f"--root {flags.root}: there are ranks 0 to {flags.ranks - 1}")
     flags.exact = flags.exact or (flags.ranks <= EXACT_RANKS and not flags.by_round)
-    flags.rows = chosen(flags.collective, flags.algorithms, flags.nodes)
+    flags.rows = choose_algorithms(flags.collective, flags.algorithms, flags.nodes)
     flags.sizes = ladder(flags.begin, flags.end, flags.factor) if flags.collective != "barrier" else (0,)
     if flags.space_time and (len(flags.rows) > 1 or not flags.exact):
         raise ValueError("--space-time draws one algorithm, exactly: name it by --algorithms, on fewer ranks")
@@ -93,7 +93,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return flags
 
 
-def chosen(collective: str, names: Sequence[str] | None, nodes: Nodes) -> tuple[Algorithm, ...]:
+def choose_algorithms(collective: str, names: Sequence[str] | None, nodes: Nodes) -> tuple[Algorithm, ...]:
     """Choose the algorithms that are named, else all that can run there."""
     size = sum(map(len, nodes))
     reach = Reach.ARRAYS if len(nodes) == 1 else Reach.NODES if min(map(len, nodes)) > 1 else Reach.MESSAGES
@@ -107,7 +107,7 @@ def chosen(collective: str, names: Sequence[str] | None, nodes: Nodes) -> tuple[
     return rows
 
 
-def predicted(flags: argparse.Namespace) -> Times:
+def predict_times(flags: argparse.Namespace) -> Times:
     """Predict the seconds of each algorithm at each size, and show how far that is."""
     times: Times = {row.name: [] for row in flags.rows}
     nodes, network = flags.nodes, flags.network

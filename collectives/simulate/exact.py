@@ -131,7 +131,7 @@ def start(code: Code, num_nodes: int) -> State:
     return State(code.begins.copy(), round_, clock, waiting, began, over, pending, folds, ports, gates, met)
 
 
-def planned(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: int = 0) -> Diagram:
+def plan_diagram(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: int = 0) -> Diagram:
     """Diagram what a simulation predicts, message by message."""
     outcome = simulate(row, nbytes, nodes, network, root, record=True)
     lines = [MessageLine(source, dest, begin, end) for source, dest, _, begin, end in outcome.messages]

@@ -39,14 +39,14 @@ def test_numbers_are_exact_in_any_order(dtype):
     for op in ops_of(dtype):
         for size in (1, 2, 3, 8, 64):
             given = [numbers.operand(30, dtype_of(dtype), rank, size, op) for rank in range(size)]
-            same(numbers.reduced(30, dtype_of(dtype), size, op), of_parts(given, op), (op, size))
+            same(numbers.reduction(30, dtype_of(dtype), size, op), of_parts(given, op), (op, size))
             partial = np.prod if op == "prod" else np.sum
             largest = partial([np.abs(widened(x).real) for x in given], axis=0).max()
             assert largest <= 64 or op in ("min", "max", *BITS)
-            assert numbers.NEVER not in numbers.reduced(30, dtype_of(dtype), size, op)
+            assert numbers.NEVER not in numbers.reduction(30, dtype_of(dtype), size, op)
             assert size == 1 or len({x.tobytes() for x in given}) > 1
             whole = dtype in INTEGERS and op == "avg" and size > numbers.GIVERS  # all of it rounds to 0
-            assert dtype == "bool" or whole or len(np.unique(numbers.reduced(30, dtype_of(dtype), size, op))) > 1
+            assert dtype == "bool" or whole or len(np.unique(numbers.reduction(30, dtype_of(dtype), size, op))) > 1
 
 
 def of_parts(given: list[np.ndarray], op: str) -> np.ndarray:

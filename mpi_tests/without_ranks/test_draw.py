@@ -9,7 +9,7 @@ from collectives.algorithms import find
 from collectives.cost import Network
 from collectives.draw import Bar, Diagram, MessageLine
 from collectives.schedule import Send
-from collectives.simulate.exact import planned
+from collectives.simulate.exact import plan_diagram
 from mpi_tests.helpers.algorithm_costs import nodes_of
 
 SMALL = Diagram("small", 2, [Bar(0, 0.0, 1e-3, "wait"), Bar(1, 1e-3, 2e-3, "fold")], [MessageLine(0, 1, 0.0, 1e-3)])
@@ -47,7 +47,7 @@ def test_a_path_that_cannot_be_written_is_refused(name):
 @pytest.mark.parametrize("name", ["ring", "recursive_doubling", "hierarchical_direct"])
 def test_the_plan_has_every_message_and_every_round(name):
     row, nodes = find("all_reduce", name), nodes_of(2, 2)
-    diagram = planned(row, 1 << 16, nodes, Network())
+    diagram = plan_diagram(row, 1 << 16, nodes, Network())
     schedules = [row.rounds(rank, 4, 0, nodes) for rank in range(4)]
     sends = [(r, m.to) for r, rounds in enumerate(schedules) for moves in rounds for m in moves if isinstance(m, Send)]
     assert sorted((line.source, line.dest) for line in diagram.lines) == sorted(sends)

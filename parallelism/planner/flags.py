@@ -17,7 +17,7 @@ from collectives.simulate import (
     RANKS,
     add_network_flags,
     in_nodes,
-    measured,
+    measured_topology,
     refuse_too_many,
     with_flags,
 )
@@ -168,7 +168,7 @@ def job_of(settings: Settings, world_size: int) -> Job:
 def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
     """The ranks of each node, the speeds of links, and whose they are."""
     if flags.fabric == "measured":
-        nodes, network, words = measured(None)
+        nodes, network, words = measured_topology(None)
         hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))
     else:
         fabric = FABRICS[flags.fabric]
