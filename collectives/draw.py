@@ -1,14 +1,14 @@
-"""Space-time diagrams: a lane for each rank, time to the right, messages from lane to lane.
+"""Pictures: values by size; and space-time diagrams, a lane for each rank, time to the right, messages across.
 
-What is drawn are events, in seconds, planned or measured: see `collectives.simulate` and `collectives.bench`.
+A diagram is of events, in seconds, planned or measured: see `collectives.simulate` and `collectives.bench`.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 COLORS = {"wait": "0.85", "fold": "C3", "work": "C2"}
-LABELS = {"wait": "at its messages", "fold": "folds", "work": "copies, reads, meets"}
+LABELS = {"wait": "at its messages", "fold": "reduces", "work": "copies, reads, barriers"}
 NARROW, WIDE = 4.0, 9.0  # inches
 
 
@@ -21,7 +21,7 @@ class Bar(NamedTuple):
     kind: str
 
 
-class Line(NamedTuple):
+class MessageLine(NamedTuple):
     """A message from a rank that can send it at `begin` to one that has it at `end`."""
 
     source: int
@@ -34,7 +34,7 @@ class Diagram(NamedTuple):
     title: str
     num_ranks: int
     bars: Sequence[Bar]
-    lines: Sequence[Line]
+    lines: Sequence[MessageLine]
 
     @property
     def end(self) -> float:
@@ -60,6 +60,20 @@ def figure(diagrams: Sequence[Diagram]) -> Any:
         label: handle for axes in drawn.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     drawn.legend(entries.values(), entries, loc="outside lower center", ncols=len(entries) or 1)
+    return drawn
+
+
+def by_size(title: str, lines: Mapping[str, Sequence[tuple[int, float]]], ylabel: str, dashed: Any = ()) -> Any:
+    """Draw a line of (bytes, value) for each name, on logarithmic axes: a matplotlib figure."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(8, 5), layout="constrained")
+    axes = drawn.add_subplot(title=title, xlabel="bytes", ylabel=ylabel, yscale="log")
+    axes.set_xscale("symlog" if any(not nbytes for line in lines.values() for nbytes, _ in line) else "log", base=2)
+    for name, line in lines.items():
+        axes.plot(*zip(*line, strict=True), marker=".", linestyle="--" if name in dashed else "-", label=name)
+    axes.grid(alpha=0.3)
+    axes.legend()
     return drawn
 
 

@@ -31,12 +31,11 @@ from typing import Any, NamedTuple, get_type_hints
 from unittest import mock
 
 from collectives import environment
-from collectives.bench import flags as bench
-from collectives.bench import run
+from collectives import simulate as simulation
+from collectives.bench import __main__ as bench
 from collectives.doctor import __main__ as doctor
 from collectives.settings import Range, value_type
 from collectives.simulate import __main__ as simulate
-from collectives.simulate import flags as simulation
 from collectives.topology import Topology
 from models.flags import parse
 from mpi_tests.helpers.launch import ROOT
@@ -197,7 +196,7 @@ def flags(draws: random.Random, ranges: dict[str, Range], whole: set[str]) -> tu
 
 
 def simulate_case(draws: random.Random) -> Case:
-    words, absurd = flags(draws, {"ranks": simulation.RANKS, "factor": simulation.FACTOR}, {"ranks", "factor"})
+    words, absurd = flags(draws, {"ranks": simulation.RANKS, "factor": simulate.FACTOR}, {"ranks", "factor"})
     network, too = network_flags(draws)
     words += [f"--topology={draws.choice(('ndr', '2x2', '3x1', 'slingshot'))}"] * (draws.random() < 0.3)
     if draws.random() < 0.2:
@@ -212,9 +211,9 @@ def simulate_case(draws: random.Random) -> Case:
 
 def bench_case(draws: random.Random) -> Case:
     runs = {"iters": bench.RUNS, "warmup_iters": bench.RUNS._replace(least=0), "check": bench.RUNS._replace(least=0)}
-    own = {**runs, "factor": bench.FACTORS, "min-bw": bench.BANDWIDTHS, "handicap": bench.HANDICAPS}
+    own = {**runs, "factor": bench.FACTORS, "min-bw": bench.BANDWIDTHS}
     words, absurd = flags(draws, own, {*runs, "factor"})
-    words += [f"--dtype={draws.choice(('float', 'half', 'double', 'int8', 'all'))}"] * (draws.random() < 0.3)
+    words += [f"--dtype={draws.choice(('float', 'half', 'double', 'int8'))}"] * (draws.random() < 0.3)
     words += [f"--json={draws.choice(PATHS)}"] * (draws.random() < 0.2)
     for name, values in (("dtype", NAMES), ("op", NAMES), ("end", ("x", "-1", "9" * 40)), ("device", ("", "tpu"))):
         if draws.random() < 0.1:
@@ -280,11 +279,11 @@ def in_process(case: Case, words: list[str]) -> None:
         if what.machine.world_size <= 16 and model.n_layer <= 4 and what.job.global_batch_size <= 1024:
             ended(planner.main(words))
     elif case.command == "simulate":
-        if simulation.job(simulation.parser("").parse_args(words)).ranks <= 16:
+        if simulate.parse(words).ranks <= 16:
             ended(simulate.main(words))
     elif case.command == "bench":
         with mock.patch.object(sys, "argv", ["bench", *words]):
-            run.refuse_unwritable(bench.parse(case.ranks))
+            bench.refuse_unwritable(bench.parse(case.ranks))
     elif case.command == "doctor":
         doctor.parse(words)
     elif why := environment.refusal():

@@ -2,7 +2,7 @@
 
 mpirun -n 4 python -m collectives.bench all_reduce all_gather -b 1K -e 16M --peers gloo --json results.json
 mpirun -n 4 python -m collectives.bench --tune tuning.json
-COLLECTIVES_TUNING=tuning.json mpirun -n 4 python examples/sum.py
+mpirun -n 4 python -m collectives.bench all_reduce -a ring -b 1M --space-time ring.png
 python -m collectives.bench --compare before.json after.json
 
 Sizes are of the whole vector: what all_reduce, reduce_scatter and all_to_all take, what all_gather gives.  A bound is
@@ -10,20 +10,176 @@ the time in which the memory of a node could be copied as much, or the wire betw
 that are measured first.
 """
 
+import argparse
 import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from collectives import algorithms, arrays, draw
+from collectives.algorithms import ROOTED
+from collectives.arguments import OPERANDS, REDUCTIONS
+from collectives.bench import documents
+from collectives.bench.documents import PEERS
+from collectives.bench.trial import Workload
+from collectives.settings import Parser, Range
+from collectives.sizes import ladder, num_bytes
+from collectives.tuning import MEMORIES
+
+QUICK = ["auto", "mpi"]
+ALL = "all"
+# In nccl-tests' spelling, where that is another.
+NCCL_DTYPES = {"half": "float16", "float": "float32", "double": "float64"}
+RUNS, FACTORS, BANDWIDTHS = Range(1, 10**6), Range(2, 2**30), Range(0, 10**9, unit="GB/s")
 
 
 def main() -> int:
     if {"--compare", "--from"} & set(sys.argv):  # which need no ranks, and no MPI
-        from collectives.bench import documents
+        try:
+            return documents.main(parser().parse_args())
+        except (ValueError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    import collectives
 
-        return documents.main()
-    from collectives import job
-
-    job.begin()  # ahead of what imports MPI
+    comm = collectives.world()  # ahead of what imports MPI
     from collectives.bench import run
 
-    return run.main()
+    with comm.agreed():
+        flags = parse(comm.size)
+        if comm.rank == 0:
+            refuse_unwritable(flags)  # before minutes are spent
+    return run.run(comm, flags)
+
+
+def parser() -> Parser:
+    parser = Parser("python -m collectives.bench", __doc__)
+    add, count = parser.add_argument, RUNS._replace(least=0).whole
+    add("names", nargs="*", type=collective, metavar="COLLECTIVE", help="all_reduce, ..., or all (all_reduce)")
+    add("-a", "--algorithms", nargs="+", metavar="NAME", help='or all; "mpi" is the MPI library\'s own (auto mpi)')
+    add("-b", "--begin", type=num_bytes, default="8", help="smallest vector, as in 8, 64K, 1M (8)")
+    add("-e", "--end", type=num_bytes, default="64M", help="largest vector (64M)")
+    add("-f", "--factor", type=FACTORS.whole, default=4, help="from one size to the next (4)")
+    add("-n", "--iters", type=RUNS.whole, default=20, help="timed runs (20)")
+    add("-w", "--warmup_iters", type=count, default=3, help="runs before those (3)")
+    add("-c", "--check", type=count, default=1, help="runs whose results are checked (1)")
+    add("-d", "--dtype", default="float32", type=dtype, help="as in NumPy or nccl-tests (float32)")
+    add("-o", "--op", default="sum", help=f"{', '.join(arrays.OPS)} (sum)")
+    add("-r", "--root", type=count, default=0, help="of collectives that have one (0)")
+    add("--device", default="cpu", help="cpu or cuda (cpu)")
+    add("--memory", choices=[*MEMORIES, "both"], help="arrays from comm.empty, or others (symmetric)")
+    add("--peers", type=peers, default=[], metavar="NAMES", help="to time as well: mpi,gloo,nccl")
+    add("--min-bw", type=BANDWIDTHS.number, metavar="GB/s", help="fail if the average bus bandwidth is below")
+    add("--json", type=Path, metavar="FILE", help="write everything, every iteration included")
+    add("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING, of all there is")
+    add("--space-time", metavar="FILE", help="draw one run as planned and as it happened, of one algorithm and size")
+    add("--plots", type=Path, metavar="DIR", help="draw the document that --json writes, or those given by --from")
+    add("--from", dest="files", nargs="+", metavar="JSON", help="for --plots: nothing is measured")
+    add("--compare", nargs=2, metavar="JSON", help="say what got slower from one to the other: nothing is measured")
+    return parser
+
+
+def collective(text: str) -> str:
+    """Parse a collective's name, in nccl-tests' spelling, too.
+
+    >>> collective("allreduce"), collective("alltoall"), collective("all_gather")
+    ('all_reduce', 'all_to_all', 'all_gather')
+    """
+    plain = {name.replace("_", ""): name for name in (*OPERANDS, ALL)}
+    name = plain.get(text.replace("_", ""))
+    if name is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no collective: use all, {', '.join(OPERANDS)}")
+    return name
+
+
+def dtype(text: str) -> np.dtype:
+    """Parse a dtype's name, in nccl-tests' spelling, too, where `float` is of 32 bits.
+
+    >>> dtype("float"), dtype("double"), dtype("int8")
+    (dtype('float32'), dtype('float64'), dtype('int8'))
+    """
+    name, names = NCCL_DTYPES.get(text, text), [*map(str, arrays.DTYPES)]
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"{text!r} is no dtype: use {', '.join([*names, *NCCL_DTYPES])}")
+    return arrays.dtype_of(name)
+
+
+def peers(text: str) -> list[str]:
+    names = text.split(",")
+    if strange := [name for name in names if name not in PEERS]:
+        raise argparse.ArgumentTypeError(f"{strange[0]!r} is no peer: use {', '.join(PEERS)}")
+    return names
+
+
+def parse(size: int) -> argparse.Namespace:
+    """Parse the flags, for so many ranks, and add what follows from them: workloads, names of contestants, sizes.
+
+    Raises: ValueError for what makes no sense, with the remedy.
+    """
+    flags = parser().parse_args()
+    names = flags.names or [ALL if flags.tune else "all_reduce"]
+    flags.collectives = list(OPERANDS) if ALL in names else list(dict.fromkeys(names))
+    flags.algorithms = flags.algorithms or ([ALL] if flags.tune else QUICK)
+    check(flags, size)
+    check_algorithms(flags, size)
+    flags.sizes = ladder(flags.begin, flags.end, flags.factor)
+    flags.workloads = workloads(flags)
+    flags.names = {name: names_of(name, size, flags) for name in flags.collectives}
+    if flags.space_time and (len(flags.workloads), *map(len, flags.names.values())) != (1, 1):
+        raise ValueError("--space-time draws one algorithm of one collective: name it by -a")
+    return flags
+
+
+def check(flags: argparse.Namespace, size: int) -> None:
+    """Refuse flags that do not go together."""
+    if flags.space_time:
+        flags.end = flags.begin
+    if flags.begin > flags.end:
+        raise ValueError(f"--begin {flags.begin} is above --end {flags.end}: exchange them")
+    if not 0 <= flags.root < size:
+        raise ValueError(f"--root {flags.root}: there are ranks 0 to {size - 1}")
+    if flags.plots and not flags.json:
+        raise ValueError("--plots needs --json: pass a document to write and draw, or --from for others")
+
+
+def check_algorithms(flags: argparse.Namespace, size: int) -> None:
+    """Refuse names that no collective has, and algorithms asked for by name that need other numbers of ranks."""
+    names = dict.fromkeys(name for collective in flags.collectives for name in algorithms.names(collective))
+    others = ("auto", "mpi", ALL)
+    if strange := [name for name in flags.algorithms if name not in (*names, *others)]:
+        raise ValueError(f"--algorithms {strange[0]}: there are {', '.join([*names, *others])}")
+    for row in algorithms.REGISTRY:
+        if row.collective in flags.collectives and row.name in flags.algorithms:
+            row.check(size)
+
+
+def names_of(collective: str, size: int, flags: argparse.Namespace) -> list[str]:
+    """List what is timed: algorithms that there are on so many ranks, then peers."""
+    ours, wanted = algorithms.names(collective, size), {*flags.algorithms, *flags.peers}
+    if ALL in wanted:
+        wanted |= {*ours} if flags.tune else {*ours, "mpi"}
+    return [name for name in dict.fromkeys(("auto", *ours, *PEERS)) if name in wanted]
+
+
+def workloads(flags: argparse.Namespace) -> list[Workload]:
+    """List what is measured, in order."""
+    arrays.device(flags.device)
+    flags.memory = flags.memory or ("both" if flags.tune else "symmetric")
+    memories, chosen = MEMORIES if flags.memory == "both" else (flags.memory,), []
+    for name, memory in product(flags.collectives, memories):
+        if name in REDUCTIONS:
+            arrays.check_op(flags.op, flags.dtype)
+        op, root = flags.op if name in REDUCTIONS else "sum", flags.root if name in ROOTED else 0
+        barrier = Workload(name, "ordinary")
+        chosen.append(barrier if name == "barrier" else Workload(name, memory, flags.device, flags.dtype, op, root))
+    return list(dict.fromkeys(chosen))
+
+
+def refuse_unwritable(flags: argparse.Namespace) -> None:
+    for path in (flags.tune, flags.json, flags.space_time):
+        if path is not None:
+            draw.refuse(str(path))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,15 @@ if __name__ == "__main__":  # ahead of what imports MPI
     job.begin()
 
 import json
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 import collectives
 from collectives import arrays, environment, links
-from collectives.bench.timing import medians, nothing
 from collectives.communicator import Communicator
 from collectives.cost import NETWORK, Link, Network
 from collectives.executor import SEGMENT_BYTES
@@ -25,14 +26,14 @@ from collectives.plan import Plan
 from collectives.tuning import network_to_json
 
 REPEATS, WARMUPS = 15, 2
-VECTOR_BYTES = 16 << 20  # that are folded, copied or sent in a node: more than cores cache
+VECTOR_BYTES = 16 << 20  # that are reduced, copied or sent in a node: more than cores cache
 SHORT_BYTES = 8
 FAR_BYTES = 4 << 20  # of a long message to another node
-PING_PONGS = 10  # that are timed as one
-MEETINGS = 10  # that are timed as one
+PING_PONGS, BARRIERS = 10, 10  # that are timed as one
 LEAST_S = 1e-15  # for a byte, where noise says less than nothing
 
-Timer = Callable[[Callable[[], None]], float]
+Action = Callable[[], Any]
+Timer = Callable[[Action], float]
 
 
 def main() -> None:
@@ -43,8 +44,31 @@ def main() -> None:
         print(json.dumps(network_to_json(network), indent=1), where, sep="\n")
 
 
+def samples(comm: Communicator, actions: Sequence[Action], repeats: int, warmups: int) -> np.ndarray:
+    """Measure the slowest rank's seconds, by repeat and action.  Collective.
+
+    Actions take turns, so that a change of the machine's speed hits all alike, each after a barrier.
+    """
+    barrier = comm.plan("barrier")
+    times = np.zeros((warmups + repeats, len(actions)))
+    for turn in times:
+        for place, action in enumerate(actions):
+            barrier()
+            begin = time.perf_counter()
+            action()
+            turn[place] = time.perf_counter() - begin
+    barrier.free()
+    comm.all_reduce(times, op="max")
+    return times[warmups:]
+
+
+def medians(comm: Communicator, actions: Sequence[Action], repeats: int, warmups: int) -> list[float]:
+    """Measure the median over the repeats of the slowest rank's seconds, for each action.  Collective."""
+    return np.median(samples(comm, actions, repeats, warmups), axis=0).tolist()
+
+
 def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
-    """The machine's speeds, kept for later jobs on these hosts.  Collective; every rank gets the same.
+    """Measure the machine's speeds, and keep them for later jobs on these hosts.  Collective; the same on all ranks.
 
     Rank 0 says so where they can't be believed, and so are not kept.
     """
@@ -56,32 +80,32 @@ def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
 
 
 def keep(comm: Communicator, network: Network) -> str:
-    """Where rank 0 keeps the speeds, or why not.  Collective."""
+    """Write the speeds on rank 0, and return where, or why not.  Collective."""
     place = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
     return links.keep(links.Kept(place, network)) if comm.rank == 0 else ""
 
 
 def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
-    """What these ranks can show, and defaults for the rest, as one node cannot show links between nodes.
+    """Measure what these ranks can show; the rest are defaults, as one node cannot show links between nodes.
 
     Collective; every rank gets the same.
     """
 
-    def timer(action: Callable[[], None]) -> float:
+    def timer(action: Action) -> float:
         return medians(comm, [action], repeats, warmups)[0]
 
     nodes = comm.topology.nodes
     cores = int(comm.all_reduce(np.array([environment.cores()]), op="min")[0])
     has_core = nodes[comm.topology.node_of[comm.rank]].index(comm.rank) < cores
-    crowd = max(1.0, max(map(len, nodes)) / cores)  # meetings are of all ranks, and the model multiplies by this
+    oversubscription = max(1.0, max(map(len, nodes)) / cores)  # by which the model multiplies
     network = NETWORK._replace(
-        gamma_s_per_byte=fold_rate(timer, has_core),
-        copy_s_per_byte=copy_rate(timer, has_core),
-        meet_s=meeting(comm, timer) / crowd,
+        gamma_s_per_byte=reduction_s_per_byte(timer, has_core),
+        copy_s_per_byte=copy_s_per_byte(timer, has_core),
+        meet_s=barrier_s(comm, timer) / oversubscription,
         cores=cores,
     )
-    if near := next((node for node in nodes if len(node) > 1), None):
-        network = network._replace(within=tried(comm, timer, [near[:2]], VECTOR_BYTES))
+    if pair := next((node[:2] for node in nodes if len(node) > 1), None):
+        network = network._replace(within=link_of_pairs(comm, timer, [pair], VECTOR_BYTES))
     if len(nodes) > 1:
         between, nic = between_nodes(comm, timer, nodes)
         network = network._replace(between=between, nic=nic)
@@ -89,55 +113,47 @@ def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
 
 
 def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int]]) -> tuple[Link, Link | None]:
-    """One pair of ranks of each two nodes; and as many as there are, from which follows what each costs the others."""
+    """Measure one pair of ranks of each two nodes; and as many as there are, for what each costs the others."""
     all_pairs = [list(zip(*two, strict=False)) for two in zip(nodes[::2], nodes[1::2], strict=False)]
-    alone = tried(comm, timer, [pairs[0] for pairs in all_pairs], FAR_BYTES)
+    alone = link_of_pairs(comm, timer, [pairs[0] for pairs in all_pairs], FAR_BYTES)
     most = min(map(len, all_pairs))
     if most == 1:
         return alone, None
-    together = tried(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], FAR_BYTES)
+    together = link_of_pairs(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], FAR_BYTES)
     more = [(b - a) / (most - 1) for a, b in zip(alone, together, strict=True)]
     return alone, Link(*(min(max(LEAST_S, m), a) for m, a in zip(more, alone, strict=True)))
 
 
-def tried(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]], long_bytes: int) -> Link:
-    """Messages between the ranks of each pair, all pairs at once, while the others do nothing.
+def link_of_pairs(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]], long_bytes: int) -> Link:
+    """Measure messages between the ranks of each pair, all pairs at once, while the others do nothing.
 
-    A short one goes back and forth.  Long ones meet on their way: in collectives, too, ranks send and receive at once.
+    A short one goes back and forth.  Long ones go both ways at once, as in collectives.
     """
     number = {rank: nth for nth, pair in enumerate(pairs) for rank in pair}
     pair = comm.split(number.get(comm.rank), key=0)
-    found = link(ping_pong(pair, timer), exchange(pair, timer, long_bytes), long_bytes)
+    short, (x, out) = np.zeros(SHORT_BYTES, np.uint8), np.zeros((2, 2 * long_bytes), np.uint8)
+    ping_pong, exchange = [], []
+    if pair is not None:
+        ping_pong = [pair.plan("broadcast", short, root=root, algorithm="binomial") for root in (0, 1)]
+        exchange = [pair.plan("all_to_all", x, out=out, algorithm="pairwise")]
+    short_s, long_s = time_plans(ping_pong, timer, PING_PONGS) / 2, time_plans(exchange, timer, 1)
     if pair is not None:
         pair.free()
-    return found
+    return link(short_s, long_s, long_bytes)
 
 
 def link(short_s: float, long_s: float, long_bytes: int) -> Link:
-    """By the times of a short message and of a long one.
+    """Compute a link from the times of a short message and of a long one.
 
-    >>> found = link(3e-6, 1.003e-3, 1 << 20)
-    >>> print(f"{found.alpha_s:.1e} {found.beta_s_per_byte:.1e}")
+    >>> alpha_s, beta_s_per_byte = link(3e-6, 1.003e-3, 1 << 20)
+    >>> print(f"{alpha_s:.1e} {beta_s_per_byte:.1e}")
     3.0e-06 9.5e-10
     """
     return Link(short_s, max(LEAST_S, (long_s - short_s) / long_bytes))
 
 
-def ping_pong(pair: Communicator | None, timer: Timer) -> float:
-    """Seconds of a short message that goes back and forth; on ranks of no pair, the others' seconds."""
-    x = np.zeros(SHORT_BYTES, np.uint8)
-    plans = [pair.plan("broadcast", x, root=root, algorithm="binomial") for root in (0, 1)] if pair else []
-    return repeated(plans, timer, PING_PONGS) / 2
-
-
-def exchange(pair: Communicator | None, timer: Timer, nbytes: int) -> float:
-    """Seconds of two messages that meet on their way; on ranks of no pair, the others' seconds."""
-    x, out = np.zeros((2, 2 * nbytes), np.uint8)
-    return repeated([pair.plan("all_to_all", x, out=out, algorithm="pairwise")] if pair else [], timer, 1)
-
-
-def repeated(plans: Sequence[Plan], timer: Timer, times: int) -> float:
-    """Seconds to run the plans once, of so many times that are timed as one."""
+def time_plans(plans: Sequence[Plan], timer: Timer, times: int) -> float:
+    """Measure the seconds to run the plans once, of so many times that are timed as one; and free them."""
 
     def run() -> None:
         for _ in range(times):
@@ -150,35 +166,80 @@ def repeated(plans: Sequence[Plan], timer: Timer, times: int) -> float:
     return seconds
 
 
-def fold_rate(timer: Timer, has_core: bool) -> float:
-    """Seconds a byte, in the executor's way: segments that arrive in one small buffer are added to a long vector.
+def reduction_s_per_byte(timer: Timer, has_core: bool) -> float:
+    """Measure as the executor reduces: segments that arrive in one small buffer are added to a long vector.
 
     As many ranks of a node as it has cores do so at once.
     """
     vector, arrived = np.zeros(VECTOR_BYTES // 4, np.float32), np.ones(SEGMENT_BYTES // 4, np.float32)
     device = arrays.device("cpu")
 
-    def fold() -> None:
+    def reduce() -> None:
         for own in np.split(vector, len(vector) // len(arrived)):
             device.fold("sum", arrived, own, own)
 
-    return timer(fold if has_core else nothing) / VECTOR_BYTES
+    return timer(reduce if has_core else lambda: None) / VECTOR_BYTES
 
 
-def copy_rate(timer: Timer, has_core: bool) -> float:
-    """Seconds a byte, from one long vector to another, by as many ranks of a node as it has cores."""
+def copy_s_per_byte(timer: Timer, has_core: bool) -> float:
+    """Measure copies from one long vector to another, by as many ranks of a node as it has cores."""
     source, target = np.ones(VECTOR_BYTES, np.uint8), np.zeros(VECTOR_BYTES, np.uint8)
     device = arrays.device("cpu")
-    return timer((lambda: device.copy(target, source)) if has_core else nothing) / VECTOR_BYTES
+    return timer(lambda: device.copy(target, source) if has_core else None) / VECTOR_BYTES
 
 
-def meeting(comm: Communicator, timer: Timer) -> float:
-    """Seconds for the ranks of a node to meet, on all nodes at once."""
+def barrier_s(comm: Communicator, timer: Timer) -> float:
+    """Measure a barrier of the ranks of a node, on all nodes at once."""
     node = comm.split(comm.topology.node_of[comm.rank])
     assert node is not None
-    seconds = repeated([node.plan("barrier", algorithm="direct")], timer, MEETINGS)
+    seconds = time_plans([node.plan("barrier", algorithm="direct")], timer, BARRIERS)
     node.free()
     return seconds
+
+
+def bound_s(collective: str, nbytes: int, nodes: Sequence[Sequence[int]], network: Network) -> float | None:
+    """Compute the seconds that no algorithm can beat, at the rates measured; None where nothing must move.
+
+    In a node that is copying memory, all ranks at once; of several nodes, what must pass the busiest one's wire.
+    """
+    size = sum(map(len, nodes))
+    if size == 1 or not nbytes:
+        return None
+    if len(nodes) > 1:
+        return nbytes * vectors_on_wire(collective, nodes) * network.gate.beta_s_per_byte
+    oversubscription = max(1.0, size / network.cores)
+    return nbytes * vectors_copied(collective, size) * network.copy_s_per_byte * oversubscription
+
+
+def vectors_copied(collective: str, size: int) -> float:
+    """Compute how often each rank copies the vector, where the copying is shared alike.
+
+    A copy reads and writes: to read p vectors and write one is (p + 1) / 2 copies.
+
+    >>> vectors_copied("all_reduce", 4), vectors_copied("reduce", 4), vectors_copied("gather", 4)
+    (1.0, 0.625, 0.25)
+    """
+    shares = dict.fromkeys(("reduce", "reduce_scatter"), (size + 1) / (2 * size)) | {"broadcast": (size - 1) / size}
+    return (shares | {"gather": 1 / size, "scatter": 1 / size}).get(collective, 1.0)
+
+
+def vectors_on_wire(collective: str, nodes: Sequence[Sequence[int]]) -> float:
+    """Compute how many vectors pass the busiest node's wire, one way.
+
+    >>> nodes = ((0, 1), (2, 3), (4, 5), (6, 7))
+    >>> [vectors_on_wire(name, nodes) for name in ("all_reduce", "all_to_all", "all_gather")]
+    [1.5, 1.5, 0.75]
+    """
+    lengths = [len(node) for node in nodes]
+    size = sum(lengths)
+    match collective:
+        case "all_reduce":
+            return 2 * (len(nodes) - 1) / len(nodes)
+        case "broadcast" | "reduce":
+            return 1.0
+        case "all_to_all":
+            return max(length * (size - length) / size for length in lengths)
+    return (size - min(lengths)) / size
 
 
 if __name__ == "__main__":

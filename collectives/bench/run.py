@@ -2,116 +2,295 @@
 
 import os
 import sys
+import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from errno import EISDIR
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import collectives
-from collectives import tuning
-from collectives.bench import constants, openmpi_rules, peers, plots, report, tune, writing
-from collectives.bench.device import measure_copies, take_device
-from collectives.bench.flags import parse
-from collectives.bench.measure import Result, results
-from collectives.bench.room import refuse_too_large
+import numpy as np
+
+from collectives import algorithms, draw, select, tuning
+from collectives.algorithms import ROOTED, Algorithm
+from collectives.arguments import REDUCTIONS
+from collectives.bench import constants, documents, peers, report
+from collectives.bench.documents import PEERS
+from collectives.bench.report import Row
+from collectives.bench.trial import IN_PLACE, Trial, element_counts, places
 from collectives.communicator import Communicator
 from collectives.cost import Network
+from collectives.draw import Bar, Diagram, MessageLine
+from collectives.errors import InputError
+from collectives.plan import Plan, Step, Waitable
+from collectives.schedule import Send
+from collectives.simulate.exact import plan_diagram
+from collectives.sizes import size_in_words
 
 LINK_REPEATS = 10
+CHECKED_ARRAYS = 6  # in and out of place, and to fill and compare them
+DIRECT = -1  # for the number of a round: a program of several, in shared memory
 
 
-def main() -> int:
+class Contestant(NamedTuple):
+    """Something to be timed; peers have no algorithm of ours."""
+
+    name: str
+    algorithm: str
+    trial: Trial
+    run: Callable[[], Any]
+    free: Callable[[], None]
+
+
+def run(comm: Communicator, flags: Namespace) -> int:
+    """Measure, print and write what the flags say; return the exit status.  Collective."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    comm = collectives.world()
     if comm.rank:
         sys.stdout = open(os.devnull, "w")  # other ranks are silent  # noqa: SIM115
-    with comm.agreed():
-        flags = parse(comm.size)
-        if comm.rank == 0:
-            refuse_unwritable(flags)  # before minutes are spent
     refuse_too_large(comm, flags)
-    take_device(comm, flags.device)
-    flags.device_copy_s_per_byte = measure_copies(comm, flags)
-    network = constants.measure(comm, min(flags.repeats, LINK_REPEATS), min(flags.warmups, 2))
-    print(*peers.start(comm, flags), *report.describe(network, comm.topology.nodes), sep="\n", flush=True)
-    sizes = measured(comm, flags, network)
-    peers.stop()
-    rows = [row for of_size in sizes for row in of_size]
-    print("\n".join(report.footer(rows)))
-    write(comm, flags, started, network, sizes)
-    return verdict(flags, rows)
-
-
-def measured(comm: Communicator, flags: Namespace, network: Network) -> list[list[Result]]:
-    """All there is, and print it as it comes.  Collective."""
-    sizes: list[list[Result]] = []
-    if flags.tune:
-        print(tune.HEADING)
-    for rows in results(comm, flags, network, cache(print)):  # each line once
-        if not rows:
-            continue
-        if not flags.tune and (not sizes or kind(sizes[-1]) != kind(rows)):
+    peers.take_device(comm, flags.device)
+    network = constants.measure(comm, min(flags.iters, LINK_REPEATS), min(flags.warmup_iters, 2))
+    if flags.space_time:
+        draw_space_time(comm, flags, network)
+        return 0
+    missing = peers.start(comm, flags)
+    print(*missing.values(), report.describe(network, comm.topology.nodes), sep="\n", flush=True)
+    sizes: list[list[Row]] = []
+    for rows in results(comm, flags, network, missing):
+        if not sizes or any(sizes[-1][0][name] != rows[0][name] for name in ("collective", "memory")):
             print("\n".join(report.heading(rows[0])))
-        print("\n".join((tune if flags.tune else report).lines(rows)), flush=True)
+        print("\n".join(report.lines(rows)), flush=True)
         sizes.append(rows)
-    return sizes
-
-
-def kind(rows: Sequence[Result]) -> tuple[str, str]:
-    """What a table has one heading for."""
-    return rows[0].setting.collective, rows[0].setting.memory
-
-
-def refuse_unwritable(flags: Namespace) -> None:
-    for flag in ("tune", "tune_openmpi", "json", "csv"):
-        if path := getattr(flags, flag):
-            try:
-                if path.is_dir():
-                    raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
-                unfinished(path).touch()
-                unfinished(path).unlink()
-            except OSError as error:
-                words = f"--{flag.replace('_', '-')} {path} can't be written ({error.strerror})"
-                raise ValueError(f"{words}: pass another path") from None
-    if flags.plots and flags.plots.exists() and not flags.plots.is_dir():
-        raise ValueError(f"--plots {flags.plots} is no folder: pass another path")
-
-
-def unfinished(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")
-
-
-def write(comm: Communicator, flags: Namespace, started: str, network: Network, sizes: list[list[Result]]) -> None:
-    """Write the files that were asked for, each in one go.  Collective."""
     rows = [row for of_size in sizes for row in of_size]
-    texts: list[tuple[Path, Callable[[], str]]] = []
-    if flags.json:
-        data = writing.document(comm, started, network, rows, flags.device)
-        texts.append((flags.json, lambda: writing.to_json(data)))
-    if flags.csv:
-        texts.append((flags.csv, lambda: writing.to_csv(rows)))
-    if flags.tune:
-        file = tune.tuned(comm, network, str(flags.tune), sizes)
-        texts.append((flags.tune, lambda: tuning.to_json(file)))
-    with comm.agreed():
-        for path, text in texts if comm.rank == 0 else ():
-            unfinished(path).write_text(text())
-            unfinished(path).replace(path)
-    if flags.tune:
-        print(f"algorithm='auto' follows this under COLLECTIVES_TUNING={flags.tune}")
-    with comm.agreed():
-        if comm.rank == 0 and flags.tune_openmpi:
-            openmpi_rules.report(flags.tune, flags.tune_openmpi)
-        if comm.rank == 0 and flags.plots:
-            plots.report(flags.plots, [str(flags.json)])
-
-
-def verdict(flags: Namespace, rows: Sequence[Result]) -> int:
-    """The exit status: 1 for wrong results, and too little bandwidth."""
+    print(report.footer(rows))
+    write(comm, flags, started, network, sizes)
     average = report.average_gbps(rows)
     if flags.min_bw is not None and average < flags.min_bw:
         print(f"# FAILED: {average:.4f} GB/s is below --min-bw {flags.min_bw:g}")
         return 1
-    return int(any(row.wrong for row in rows))
+    return int(any(row["wrong"] for row in rows))
+
+
+def refuse_too_large(comm: Communicator, flags: Namespace) -> None:
+    """Raise InputError on every rank if a node lacks memory for arrays, and an algorithm's copies.  Collective."""
+    ranks, vectors = max(map(len, comm.topology.nodes)), 2 * max(map(len, flags.names.values())) + CHECKED_ARRAYS
+    with comm.agreed():
+        free = available() // (vectors * ranks)
+        if flags.device == "cpu" and flags.end > free:
+            words = f"{vectors} vectors for each of a node's {ranks} ranks don't fit into its memory"
+            raise ValueError(f"--end {size_in_words(flags.end)}: {words}: use --end {free >> 10}K at most")
+
+
+def available() -> int:
+    """Read how many bytes this machine has left."""
+    return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) << 10
+
+
+def results(comm: Communicator, flags: Namespace, network: Network, missing: Any) -> Iterator[list[Row]]:
+    """Measure the rows of one size after the other, and say which peers can't.  Collective."""
+    say = cache(print)  # each line once
+    for workload in flags.workloads:
+        names = [name for name in flags.names[workload.collective] if name not in missing]
+        for count in element_counts(workload, comm.size, flags.sizes) if names else ():
+            both = (workload.collective in IN_PLACE,) if flags.tune else places(workload.collective)
+            trials = [Trial(comm, workload, count, in_place) for in_place in both]
+            contestants = [one for name in names for one in able(comm, trials, name, flags, say)]
+            if contestants:
+                yield measure(comm, contestants, flags, network)
+
+
+def measure(comm: Communicator, contestants: Sequence[Contestant], flags: Namespace, network: Network) -> list[Row]:
+    """Time the contestants of one size, in turns, and check what they give.  Collective."""
+    times = constants.samples(comm, [one.run for one in contestants], flags.iters, flags.warmup_iters)
+    wrong = num_wrong(comm, contestants, flags.check)
+    for one in contestants:
+        one.free()
+    rows = []
+    for i, one in enumerate(contestants):
+        workload, nbytes, bound_s = one.trial.workload, one.trial.nbytes, None
+        if workload.device == "cpu":  # of devices the rates of the host say nothing
+            bound_s = constants.bound_s(workload.collective, nbytes, comm.topology.nodes, network)
+        rows.append(row_of(one, times[:, i], model_s(comm, one, network), bound_s, wrong[i] if flags.check else None))
+    return rows
+
+
+def row_of(
+    one: Contestant, samples_s: np.ndarray, model_s: float | None, bound_s: float | None, wrong: int | None
+) -> Row:
+    """Say what a contestant took, from the slowest rank's seconds in each iteration."""
+    trial, (collective, memory, device, dtype, op, root) = one.trial, one.trial.workload
+    median_s = float(np.median(samples_s))
+    algbw_gbps = 1e-9 * trial.nbytes / median_s
+    numbers = {
+        "min_us": samples_s.min() * 1e6,
+        "median_us": median_s * 1e6,
+        "p99_us": np.percentile(samples_s, 99) * 1e6,
+        "cv_percent": 100 * samples_s.std() / samples_s.mean(),
+        "algbw_gbps": algbw_gbps,
+        "busbw_gbps": algbw_gbps * report.bus_factor(collective, trial.size),
+        "model_us": None if model_s is None else model_s * 1e6,
+        "bound_percent": None if bound_s is None else 100 * bound_s / median_s,
+    }
+    return {
+        "collective": collective,
+        "name": one.name,
+        "algorithm": one.algorithm,
+        "memory": memory,
+        "device": device,
+        "dtype": str(dtype),
+        "op": op if collective in REDUCTIONS else None,
+        "root": root if collective in ROOTED else None,
+        "bytes": trial.nbytes,
+        "count": trial.count,
+        "in_place": trial.in_place,
+        "samples_us": (samples_s * 1e6).round(3).tolist(),
+        **{name: None if number is None else round(float(number), 6) for name, number in numbers.items()},
+        "wrong": wrong,
+    }
+
+
+def able(
+    comm: Communicator, trials: Sequence[Trial], name: str, flags: Namespace, say: Callable[[str], None]
+) -> list[Contestant]:
+    """Bind the contestants of a name, which may not work in all places; under `all`, or for a peer, in none.
+
+    Collective.  Raises: InputError where an algorithm was asked for by name.
+    """
+    contestants, refusal = [], ""
+    for trial in trials:
+        try:
+            contestants.append(contestant(comm, trial, name))
+        except InputError as error:
+            if name in flags.algorithms and name not in PEERS:
+                raise
+            refusal = refusal or str(error)
+    if name in PEERS and not contestants:
+        say(f"# {name} does no {trials[0].collective} of {trials[0].dtype}: {refusal}")
+    return contestants
+
+
+def contestant(comm: Communicator, trial: Trial, name: str) -> Contestant:
+    if name in PEERS:
+        return Contestant(name, name, trial, with_device_sync(peers.peer_call(comm, trial, name), trial), lambda: None)
+    plan = comm.plan(trial.collective, trial.x, algorithm=name, **trial.arguments)
+    return Contestant(name, plan.name.split()[1], trial, with_device_sync(plan, trial), plan.free)
+
+
+def with_device_sync(call: Callable[[], Any], trial: Trial) -> Callable[[], Any]:
+    """Make a call end when a device has done its work."""
+    if not trial.device.is_async:
+        return call
+
+    def run() -> None:
+        call()
+        trial.device.begin()  # after the caller's stream
+        trial.device.synchronize()
+
+    return run
+
+
+def num_wrong(comm: Communicator, contestants: Sequence[Contestant], times: int) -> list[int]:
+    """Count wrong elements of all ranks, in so many runs of each.  Collective."""
+    wrong = np.zeros(len(contestants), np.int64)
+    for i, one in enumerate(contestants):
+        for _ in range(times):
+            one.trial.fill()
+            comm.barrier()
+            one.run()
+            wrong[i] += one.trial.num_wrong()
+    return comm.all_reduce(wrong).tolist()
+
+
+def model_s(comm: Communicator, one: Contestant, network: Network) -> float | None:
+    """Predict by the cost model; None of peers and devices."""
+    workload = one.trial.workload
+    if one.algorithm in PEERS or workload.device != "cpu":
+        return None
+    row, topology = algorithms.find(workload.collective, one.algorithm), comm.topology
+    nbytes, groups = one.trial.nbytes, topology.groups
+    return select.ranking(nbytes, (row,), comm.size, topology.nodes, network, groups, workload.memory)[0][1]
+
+
+def write(comm: Communicator, flags: Namespace, started: str, network: Network, sizes: list[list[Row]]) -> None:
+    """Write the files that were asked for, each in one go.  Collective."""
+    rows = [row for of_size in sizes for row in of_size]
+    texts: dict[Path, str] = {}
+    if flags.json:
+        texts[flags.json] = report.document(comm, started, network, rows, flags.device)
+    if flags.tune:
+        texts[flags.tune] = tuning.to_json(report.tuning(comm, network, str(flags.tune), sizes))
+        print(f"algorithm='auto' follows {flags.tune} under COLLECTIVES_TUNING={flags.tune}")
+    with comm.agreed():
+        for path, text in texts.items() if comm.rank == 0 else ():
+            part = path.with_name(f"{path.name}.part")
+            part.write_text(text)
+            part.replace(path)
+        if comm.rank == 0 and flags.plots:
+            print("\n".join(documents.save_plots(flags.plots, [documents.read(flags.json)])))
+
+
+class TimedStep:
+    """A step of a plan that notes when it begins and ends."""
+
+    def __init__(self, step: Step):
+        self.step, self.span = step, (0.0, 0.0)
+        self.label = step.number if step.moves else DIRECT
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.step, name)
+
+    def run(self, device: Any) -> Iterator[Waitable]:
+        begin = time.perf_counter()
+        yield from self.step.run(device)
+        self.span = begin, time.perf_counter()
+
+
+def draw_space_time(comm: Communicator, flags: Namespace, network: Network) -> None:
+    """Draw the run of median length beside what is planned.  Collective."""
+    (workload,) = flags.workloads
+    trial = Trial(comm, workload, element_counts(workload, comm.size, flags.sizes)[0])
+    plan = comm.plan(trial.collective, trial.x, algorithm=flags.names[trial.collective][0], **trial.arguments)
+    row = algorithms.find(trial.collective, plan.name.split()[1])
+    seconds, spans = median_run(comm, plan, trial, flags.iters)
+    if comm.rank == 0:
+        left = plan_diagram(row, trial.nbytes, comm.topology.nodes, network, workload.root)
+        title = f"{row.collective} {row.name}, {size_in_words(trial.nbytes)}: happened, {seconds * 1e6:.0f} us"
+        draw.save(draw.figure([left, run_diagram(row, title, comm, workload.root, spans)]), flags.space_time)
+        print(f"{left.title}; happened: {seconds * 1e6:.0f} us; drawn in {flags.space_time}")
+
+
+def median_run(comm: Communicator, plan: Plan, trial: Trial, repeats: int) -> tuple[float, list[Any]]:
+    """Measure the run of median length: its seconds, and each rank's rounds, as number, begin and end.  Collective.
+
+    Clocks count from the moment in which a rank leaves the barrier before the run.
+    """
+    barrier = comm.plan("barrier")
+    steps = [TimedStep(step) for step in plan.rounds]
+    plan.rounds = steps
+    runs, lengths = [], []
+    for _ in range(repeats + 1):
+        trial.fill()
+        barrier()
+        zero = time.perf_counter()
+        plan.begin()
+        plan.wait()
+        lengths.append(time.perf_counter() - zero)
+        runs.append([(step.label, step.span[0] - zero, step.span[1] - zero) for step in steps])
+    slowest = comm.all_reduce(np.array(lengths[1:]), op="max")  # the first one warms up
+    median = int(np.argsort(slowest)[len(slowest) // 2])
+    return float(slowest[median]), comm.mpi.allgather(runs[1 + median])
+
+
+def run_diagram(row: Algorithm, title: str, comm: Communicator, root: int, spans: Sequence[Any]) -> Diagram:
+    """Diagram what was measured, with the messages that the schedule has in each round."""
+    rounds = [(rank, *span) for rank, of_rank in enumerate(spans) for span in of_rank]
+    bars = [Bar(rank, begin, end, "work" if number == DIRECT else "wait") for rank, number, begin, end in rounds]
+    at = {(rank, number): (begin, end) for rank, number, begin, end in rounds if number != DIRECT}
+    lines = []
+    for (rank, number), (begin, _) in at.items():
+        moves = row.rounds(rank, comm.size, root, comm.topology.groups)[number]
+        for dest in {move.to for move in moves if isinstance(move, Send)}:
+            ready, end = at[dest, number]
+            lines.append(MessageLine(rank, dest, max(begin, ready), end))
+    return Diagram(title, comm.size, bars, lines)

@@ -1,48 +1,65 @@
-"""What a collective is given and must get in a benchmark."""
+"""What a collective gets in a benchmark, and the result that it must give, exactly.
 
+Reductions are exact in any order, for every dtype and op, on any number of ranks: in each element a few ranks give a
+small whole number, or for a product 1 or 2, and the others what changes nothing, so that no partial result is beyond
+64, which int8 holds, and bfloat16 exactly.  Where bits are combined, a rank has one of 6, or lacks it.
+"""
+
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from collectives import arrays
 from collectives.algorithms import ROOTED
 from collectives.arguments import REDUCTIONS
-from collectives.bench import exact
-from collectives.communicator import Communicator
+from collectives.arrays import COMPLEX
 
-FLOAT32 = np.dtype("float32")
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
+
 IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})  # what these do by default
 BOTH_PLACES = frozenset({"all_reduce", "reduce", "reduce_scatter", "all_gather"})
 
-
-def places(collective: str) -> tuple[bool, ...]:
-    """Whether a collective works in place: out of place first, where it does both."""
-    return (False, True) if collective in BOTH_PLACES else (collective in IN_PLACE,)
-
-
-def element_counts(collective: str, size: int, sizes: Sequence[int], dtype: np.dtype = FLOAT32) -> list[int]:
-    """The vectors' elements for sizes in bytes: whole ones and, where chunks must be equal, as many in each.
-
-    >>> element_counts("all_reduce", 8, sizes=[4, 16, 64]), element_counts("all_gather", 8, sizes=[4, 16, 64])
-    ([1, 4, 16], [8, 16])
-    """
-    if collective == "barrier":
-        return [0]
-    unit = 1 if collective in IN_PLACE else size
-    return list(dict.fromkeys(unit * math.ceil(max(1, nbytes) / (unit * dtype.itemsize)) for nbytes in sizes))
+GIVERS, PERIOD = 6, 7  # a product's 2^6, and unlike the lengths of chunks, so that one in another's place shows
+MOVED = 113  # different numbers where nothing is reduced
+BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+COMBINE = BITS | {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+NUM_BITS, EVERY_BIT = 6, 2**6 - 1
+NEVER = 120  # is in no result
 
 
-class Setting(NamedTuple):
-    """What a collective is measured on."""
+class Workload(NamedTuple):
+    """A collective, and the arrays that it is measured on."""
 
     collective: str
     memory: str = "symmetric"
     device: str = "cpu"
-    dtype: np.dtype = FLOAT32
+    dtype: np.dtype = np.dtype("float32")
     op: str = "sum"
     root: int = 0
+
+
+def places(collective: str) -> tuple[bool, ...]:
+    """Say whether a collective works in place: out of place first, where it does both."""
+    return (False, True) if collective in BOTH_PLACES else (collective in IN_PLACE,)
+
+
+def element_counts(workload: Workload, size: int, sizes: Sequence[int]) -> list[int]:
+    """Convert sizes in bytes to elements: whole ones and, where chunks must be equal, as many in each.
+
+    >>> element_counts(Workload("all_reduce"), 8, sizes=[4, 16, 64])
+    [1, 4, 16]
+    >>> element_counts(Workload("all_gather"), 8, sizes=[4, 16, 64])
+    [8, 16]
+    """
+    if workload.collective == "barrier":
+        return [0]
+    unit = 1 if workload.collective in IN_PLACE else size
+    itemsize = workload.dtype.itemsize
+    return list(dict.fromkeys(unit * math.ceil(max(1, nbytes) / (unit * itemsize)) for nbytes in sizes))
 
 
 class Trial:
@@ -51,48 +68,38 @@ class Trial:
     Collective: arrays are allocated.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        collective: str,
-        count: int,
-        memory: str,
-        in_place: bool | None = None,
-        setting: Setting | None = None,
-    ):
-        self.setting = setting or Setting(collective, memory)
-        self.collective, self.count = collective, count
-        self.rank, self.size, self.root = comm.rank, comm.size, self.setting.root
-        self.in_place = collective in IN_PLACE if in_place is None else in_place
-        self.dtype, self.nbytes = self.setting.dtype, count * self.setting.dtype.itemsize
-        self.device = arrays.device(self.setting.device)
-        self.x, self.out = self.allocated(comm)
+    def __init__(self, comm: "Communicator", workload: Workload, count: int, in_place: bool | None = None):
+        self.workload, self.collective, self.count = workload, workload.collective, count
+        self.rank, self.size, self.root = comm.rank, comm.size, workload.root
+        self.in_place = self.collective in IN_PLACE if in_place is None else in_place
+        self.dtype, self.nbytes = workload.dtype, count * workload.dtype.itemsize
+        self.device = arrays.device(workload.device)
+        self.x, self.out = self.allocate(comm)
         self.arguments: dict[str, Any] = {"out": self.out} if self.out is not None and self.out is not self.x else {}
-        if collective in REDUCTIONS:
-            self.arguments["op"] = self.setting.op
-        if collective in ROOTED:
+        if self.collective in REDUCTIONS:
+            self.arguments["op"] = workload.op
+        if self.collective in ROOTED:
             self.arguments["root"] = self.root
 
-    def allocated(self, comm: Communicator) -> tuple[Any, Any]:
-        """`x`, and where the result is to be: the same array, or a part of one in the other, or None for none."""
+    def allocate(self, comm: "Communicator") -> tuple[Any, Any]:
+        """Return `x` and the array of the result: the same, or a part of one in the other, or None for none."""
 
         def empty(count: int) -> Any:
-            if self.setting.memory == "symmetric":
-                return comm.empty(count, self.dtype, self.setting.device)
+            if self.workload.memory == "symmetric":
+                return comm.empty(count, self.dtype, self.workload.device)
             return self.device.empty(count, self.dtype)
 
         count, share, is_root = self.count, self.count // self.size, self.rank == self.root
-        own = slice(self.rank * share, (self.rank + 1) * share)
         match self.collective:
             case "all_reduce" | "broadcast" | "reduce":
                 x, out = empty(count), None if self.in_place else empty(count)
                 return x, x if out is None or (self.collective == "reduce" and not is_root) else out
             case "reduce_scatter":
                 x = empty(count)
-                return x, x[own] if self.in_place else empty(share)
+                return x, x[self.own] if self.in_place else empty(share)
             case "all_gather":
                 out = empty(count)
-                return out[own] if self.in_place else empty(share), out
+                return out[self.own] if self.in_place else empty(share), out
             case "gather":
                 x, out = empty(share), empty(count if is_root else 0)
                 return x, out if is_root else None
@@ -103,59 +110,111 @@ class Trial:
                 return empty(count), empty(count)
         return None, None
 
-    def given(self) -> Any:
-        """What this rank gives; None for no array."""
+    @property
+    def own(self) -> slice:
+        """This rank's chunk."""
+        share = self.count // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def input(self) -> Any:
+        """Compute what this rank gives; None for no array."""
         if self.x is None:
             return None
         if self.collective in REDUCTIONS:
-            return exact.vector(self.count, self.dtype, self.rank, self.size, self.setting.op)
+            return operand(self.count, self.dtype, self.rank, self.size, self.workload.op)
         if self.collective == "broadcast" and self.rank != self.root:
-            return np.full(self.count, exact.NEVER).astype(self.dtype)
-        return self.moved(len(self.x), self.rank)
+            return np.full(self.count, NEVER).astype(self.dtype)
+        return payload(len(self.x), self.dtype, self.rank)
 
-    def wanted(self) -> Any:
-        """What this rank must get; None for no array."""
-        share = self.count // self.size
-        own = slice(self.rank * share, (self.rank + 1) * share)
+    def expected(self) -> Any:
+        """Compute what this rank must get; None for no array."""
         match self.collective:
+            case "reduce" if self.rank != self.root:
+                return self.input()
             case "all_reduce" | "reduce" | "reduce_scatter":
-                if self.collective == "reduce" and self.rank != self.root:
-                    return self.given()
-                total = exact.reduced(self.count, self.dtype, self.size, self.setting.op)
-                return total[own] if self.collective == "reduce_scatter" else total
+                total = reduction(self.count, self.dtype, self.size, self.workload.op)
+                return total[self.own] if self.collective == "reduce_scatter" else total
             case "broadcast":
-                return self.moved(self.count, self.root)
+                return payload(self.count, self.dtype, self.root)
             case "scatter":
-                return self.moved(self.count, self.root)[own]
+                return payload(self.count, self.dtype, self.root)[self.own]
             case "all_gather" | "gather":
-                everyone = [self.moved(share, rank) for rank in range(self.size)]
-                return None if self.out is None else np.concatenate(everyone)
+                chunks = [payload(self.count // self.size, self.dtype, rank) for rank in range(self.size)]
+                return None if self.out is None else np.concatenate(chunks)
             case "all_to_all":
-                return np.concatenate([self.moved(self.count, rank)[own] for rank in range(self.size)])
+                return np.concatenate([payload(self.count, self.dtype, rank)[self.own] for rank in range(self.size)])
         return None
 
-    def moved(self, count: int, rank: int) -> np.ndarray:
-        return exact.moved(count, self.dtype, rank)
-
     def fill(self) -> None:
-        """Put what is given in its place, and what can't be the result where that will be."""
+        """Write this rank's input, and what can't be the result where that will be."""
+        values = [] if self.x is None else [(self.x, self.input())]
         if self.out is not None and self.out is not self.x:
-            self.put(self.out, np.full(len(self.out), exact.NEVER).astype(self.dtype))
-        if self.x is not None:
-            self.put(self.x, self.given())
-
-    def put(self, target: Any, values: np.ndarray) -> None:
+            values.insert(0, (self.out, np.full(len(self.out), NEVER).astype(self.dtype)))
         self.device.begin()
-        self.device.copy(target, values)
+        for target, source in values:
+            self.device.copy(target, source)
         self.device.end(self.device.record())
         self.device.synchronize()
 
     def num_wrong(self) -> int:
-        """Elements of the result that are not what they must be."""
+        """Count the elements of the result that are not what they must be."""
         if self.out is None:
             return 0
-        got = np.empty(len(self.out), self.dtype)
+        result = np.empty(len(self.out), self.dtype)
         self.device.begin()
-        self.device.copy(got, self.out)
+        self.device.copy(result, self.out)
         self.device.synchronize()
-        return int(np.count_nonzero(got != self.wanted()))
+        return int(np.count_nonzero(result != self.expected()))
+
+
+def operand(count: int, dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray:
+    """Compute what a rank gives to a reduction.
+
+    >>> operand(9, np.dtype("int8"), rank=1, size=2, op="sum")
+    array([1, 2, 3, 4, 5, 6, 0, 1, 2], dtype=int8)
+    """
+    return repeat_to(operand_period(dtype, rank, size, op), count, dtype, op)
+
+
+def reduction(count: int, dtype: np.dtype, size: int, op: str) -> np.ndarray:
+    """Compute the reduction of all ranks' operands.
+
+    >>> reduction(4, np.dtype("float32"), size=2, op="sum"), reduction(4, np.dtype("float32"), size=2, op="avg")
+    (array([1., 3., 5., 7.], dtype=float32), array([0.5, 1.5, 2.5, 3.5], dtype=float32))
+    """
+    total = functools.reduce(COMBINE[op], (operand_period(dtype, rank, size, op) for rank in range(size)))
+    result = repeat_to(total, count, dtype, op)
+    if op == "avg":
+        arrays.host().divide(result, size)
+    return result
+
+
+def payload(count: int, dtype: np.dtype, rank: int) -> np.ndarray:
+    """Compute what a rank gives where nothing is reduced.
+
+    >>> payload(4, np.dtype("float32"), rank=0), payload(4, np.dtype("float32"), rank=1)
+    (array([0., 1., 2., 3.], dtype=float32), array([31., 32., 33., 34.], dtype=float32))
+    """
+    numbers = (np.arange(MOVED) + 31 * rank) % MOVED
+    return repeat_to(numbers % 2 if dtype == np.dtype(bool) else numbers, count, dtype)
+
+
+def operand_period(dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray:
+    """Compute a rank's numbers, until they repeat."""
+    elements = np.arange(PERIOD * size)
+    numbers = (elements + rank) % PERIOD
+    if op == "prod":
+        numbers = 1 + numbers % 2
+    elif dtype == np.dtype(bool):
+        numbers %= 2
+    elif op in BITS:
+        numbers = 1 << numbers % NUM_BITS
+        numbers = EVERY_BIT - numbers if op == "band" else numbers
+    neutral = {"prod": 1, "min": PERIOD, "band": EVERY_BIT}.get(op, 0)
+    return np.where((elements - rank) % size < GIVERS, numbers, neutral)
+
+
+def repeat_to(numbers: np.ndarray, count: int, dtype: np.dtype, op: str = "sum") -> np.ndarray:
+    """Repeat numbers to a length; complex ones have two different parts, but for a product."""
+    values = numbers * (1 + 2j) if dtype in COMPLEX and op != "prod" else numbers
+    return np.resize(values.astype(dtype), count)

@@ -5,75 +5,132 @@ python -m collectives.simulate broadcast --topology 512x8 --between 2 25 --nic 0
 python -m collectives.simulate all_reduce --topology 2x4 --algorithms ring -b 1M -e 1M --space-time ring.png
 """
 
+import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 from tqdm import tqdm
 
-from collectives.algorithms import Algorithm
-from collectives.cost import predict
-from collectives.draw import refuse
+from collectives import algorithms, draw
+from collectives.algorithms import Algorithm, Reach
+from collectives.cost import Nodes, predict
 from collectives.programs import Programs
-from collectives.simulate.exact import Simulation
-from collectives.simulate.flags import Job, job, parser
-from collectives.simulate.pictures import save_space_time, save_times
-from collectives.sizes import size_in_words
+from collectives.settings import Parser, Range
+from collectives.simulate import FABRICS, RANKS, add_network_flags, topology, with_flags
+from collectives.simulate.exact import Simulation, plan_diagram
+from collectives.sizes import ladder, num_bytes, size_in_words
+
+COLLECTIVES = tuple(dict.fromkeys(row.collective for row in algorithms.REGISTRY))
+EXACT_RANKS = 1024  # up to which every rank is followed, unless flags say otherwise
+FACTOR = Range(2, 2**30)
 
 Times = dict[str, list[float]]  # seconds by algorithm, for each size
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        flags = parser(__doc__).parse_args(arguments)
-        asked = job(flags)
-        if flags.space_time and (len(asked.rows) > 1 or not asked.exact):
-            raise ValueError("--space-time draws one algorithm, exactly: name it by --algorithms, on fewer ranks")
-        for path in filter(None, (flags.plot, flags.space_time)):
-            refuse(path)
-        print(f"{flags.collective} on {asked.ranks} ranks of {len(asked.nodes)} nodes: {asked.words}")
-        print(f"predicted {'exactly' if asked.exact else 'by round'}, in us; < is the fastest", flush=True)
-        times = predicted(asked)
-        print("\n".join(table(asked.sizes, times)))
+        flags = parse(arguments)
+        num_ranks = sum(map(len, flags.nodes))
+        print(f"{flags.collective} on {num_ranks} ranks of {len(flags.nodes)} nodes: {flags.words}")
+        print(f"predicted {'exactly' if flags.exact else 'by round'}, in us; < is the fastest", flush=True)
+        times = predict_times(flags)
+        print("\n".join(table(flags.sizes, times)))
         if flags.plot:
-            save_times(flags.plot, f"{flags.collective}, {asked.ranks} ranks", asked.sizes, times)
+            lines = {name: [*zip(flags.sizes, (1e6 * s for s in each), strict=True)] for name, each in times.items()}
+            figure = draw.by_size(f"{flags.collective}, {num_ranks} ranks", lines, "predicted time (us)")
+            draw.save(figure, flags.plot)
         if flags.space_time:
-            save_space_time(flags.space_time, asked.rows[0], asked.sizes[0], asked.nodes, asked.network, asked.root)
+            diagram = plan_diagram(flags.rows[0], flags.sizes[0], flags.nodes, flags.network, flags.root)
+            draw.save(draw.figure([diagram]), flags.space_time)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def predicted(asked: Job) -> Times:
-    """Seconds of each algorithm at each size."""
-    steps = tqdm(total=len(asked.rows) * len(asked.sizes), leave=False, disable=None)
-    times: Times = {}
-    with steps:
-        for row in asked.rows:
-            times[row.name] = []
-            for seconds in islice(seconds_of(row, asked), len(asked.sizes)):
+def parser() -> Parser:
+    parser = Parser("python -m collectives.simulate", __doc__)
+    add = parser.add_argument
+    fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
+    add("collective", nargs="?", default="all_reduce", choices=COLLECTIVES, help="(all_reduce)")
+    add("--ranks", type=RANKS.whole, metavar="N", help="as many as the topology has, by default")
+    words = f"nodes x ranks, as 512x8; measured: of these hosts, and kept; {fabrics} (ndr)"
+    add("--topology", default="ndr", help=words)
+    add("--algorithms", nargs="+", metavar="NAME", help="these only")
+    add("-b", "--begin", type=num_bytes, default="8", help="smallest vector, as in 8, 64K, 1M (8)")
+    add("-e", "--end", type=num_bytes, default="256M", help="largest vector (256M)")
+    add("-f", "--factor", type=FACTOR.whole, default=8, help="from one size to the next (8)")
+    add("--root", type=RANKS._replace(least=0).whole, default=0, help="of collectives that have one (0)")
+    add_network_flags(parser)
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--exact", action="store_true", help=f"follow every rank: up to {EXACT_RANKS}, by default")
+    ways.add_argument("--by-round", action="store_true", help="a round takes as long as its slowest rank: beyond that")
+    add("--plot", metavar="FILE", help="draw the times as a PNG")
+    add("--space-time", metavar="FILE", help="draw one algorithm at the smallest size, message by message")
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the flags, and add what follows from them: nodes, network, words, exact, rows, sizes.
+
+    Raises: ValueError for what makes no sense, with the remedy.
+    """
+    flags = parser().parse_args(arguments)
+    if flags.begin > flags.end:
+        raise ValueError(f"--begin {flags.begin} is above --end {flags.end}: exchange them")
+    flags.nodes, network, flags.words = topology(flags.topology, flags.ranks)
+    flags.network = with_flags(network, flags)
+    flags.ranks = sum(map(len, flags.nodes))
+    if not 0 <= flags.root < flags.ranks:
+        raise ValueError(f"--root {flags.root}: there are ranks 0 to {flags.ranks - 1}")
+    flags.exact = flags.exact or (flags.ranks <= EXACT_RANKS and not flags.by_round)
+    flags.rows = choose_algorithms(flags.collective, flags.algorithms, flags.nodes)
+    flags.sizes = ladder(flags.begin, flags.end, flags.factor) if flags.collective != "barrier" else (0,)
+    if flags.space_time and (len(flags.rows) > 1 or not flags.exact):
+        raise ValueError("--space-time draws one algorithm, exactly: name it by --algorithms, on fewer ranks")
+    for path in filter(None, (flags.plot, flags.space_time)):
+        draw.refuse(path)
+    return flags
+
+
+def choose_algorithms(collective: str, names: Sequence[str] | None, nodes: Nodes) -> tuple[Algorithm, ...]:
+    """Choose the algorithms that are named, else all that can run there."""
+    size = sum(map(len, nodes))
+    reach = Reach.ARRAYS if len(nodes) == 1 else Reach.NODES if min(map(len, nodes)) > 1 else Reach.MESSAGES
+    if names is None:
+        return tuple(row for row in algorithms.rows(collective, size) if row.reach <= reach)
+    rows = tuple(algorithms.find(collective, name) for name in names)
+    for row in rows:
+        row.check(size)
+        if row.reach > reach:
+            raise ValueError(f"algorithm {row.name!r} needs shared memory, which these {len(nodes)} nodes don't have")
+    return rows
+
+
+def predict_times(flags: argparse.Namespace) -> Times:
+    """Predict the seconds of each algorithm at each size, and show how far that is."""
+    times: Times = {row.name: [] for row in flags.rows}
+    nodes, network = flags.nodes, flags.network
+    with tqdm(total=len(flags.rows) * len(flags.sizes), leave=False, disable=None) as progress:
+        for row in flags.rows:
+            simulation = Simulation(Programs(row, nodes, flags.root), network.cores) if flags.exact else None
+            for nbytes in flags.sizes:
+                if simulation:
+                    seconds = simulation.run(nbytes, network).seconds
+                else:
+                    seconds = predict(row, nbytes, flags.ranks, nodes, flags.root, network)
                 times[row.name].append(seconds)
-                steps.update()
+                progress.update()
     return times
 
 
-def seconds_of(row: Algorithm, asked: Job) -> Iterator[float]:
-    if asked.exact:
-        simulation = Simulation(Programs(row, asked.nodes, asked.root), asked.network.cores)
-        yield from (simulation.run(nbytes, asked.network).seconds for nbytes in asked.sizes)
-    else:
-        rest = asked.ranks, asked.nodes, asked.root, asked.network
-        yield from (predict(row, nbytes, *rest) for nbytes in asked.sizes)
-
-
 def table(sizes: Sequence[int], times: Times) -> Iterator[str]:
-    """A line for each size, a column for each algorithm.
+    """Format a line for each size, with a column for each algorithm.
 
     >>> print("\\n".join(table([8, 1 << 20], {"ring": [3e-5, 4e-4], "binomial": [1e-5, 9e-4]})))
       bytes        ring    binomial
-          8       30.0        10.0 <
-         1M      400.0 <     900.0
+          8       30.0         10.0 <
+         1M      400.0 <      900.0
     """
     widths = {name: max(11, len(name)) for name in times}
     yield "  bytes" + "".join(f" {name:>{width}}" for name, width in widths.items())

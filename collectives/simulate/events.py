@@ -52,19 +52,10 @@ class State(NamedTuple):
     began: np.ndarray  # these
     over: np.ndarray  # when the last of those that have come did
     pending: np.ndarray
-    near: np.ndarray  # (2, rank): messages in the round to, and from, ranks of the node
     folds: np.ndarray  # (rank, 2): chunks to be folded from its node and from others
     ports: np.ndarray  # (2, rank): when it can send, or take, the next message inside the node
     gates: np.ndarray  # (2, node): when the way out, or in, is free
     met: np.ndarray  # (first rank of those who meet, 2): how many have come, and when the last did
-
-
-class Log(NamedTuple):
-    """What happened, as far as there is room for it; `noted` counts messages and rounds."""
-
-    messages: np.ndarray
-    rounds: np.ndarray
-    noted: np.ndarray
 
 
 compiled: Any = njit(cache=True, no_cfunc_wrapper=True)  # what Python calls
@@ -83,16 +74,22 @@ def peer_at(code: Code, rank: int, at: int) -> int:
 
 
 @inner
+def is_busy(code: Code, rank: int, structure: int, numbers: int) -> bool:
+    """Say whether the rank has messages, barriers, copies or folds in a stretch."""
+    has_moves = code.structure[structure] or code.structure[structure + 1]
+    return bool(has_moves or number(code, rank, numbers + 1) or number(code, rank, numbers + 2))
+
+
+@inner
 def find_stretch(code: Code, state: State, rank: int) -> bool:
-    """Move on to the stretch of the rank's round; whether there is one."""
+    """Move on to the stretch of the rank's round; return whether there is one."""
     while state.at[rank, 0] < code.ends[rank]:
         structure, numbers = state.at[rank]
-        num_messages, num_meets = code.structure[structure], code.structure[structure + 1]
         end = number(code, rank, numbers)
-        idle = not (num_messages or num_meets or number(code, rank, numbers + 1) or number(code, rank, numbers + 2))
-        if state.round[rank] < end and not idle:
+        if state.round[rank] < end and is_busy(code, rank, structure, numbers):
             return True
         state.round[rank] = end
+        num_messages, num_meets = code.structure[structure], code.structure[structure + 1]
         state.at[rank, 0] += 2 + num_messages
         state.at[rank, 1] += 3 + 3 * num_messages + num_meets
     return False
@@ -100,43 +97,29 @@ def find_stretch(code: Code, state: State, rank: int) -> bool:
 
 @inner
 def crowd(code: Code, state: State, rank: int) -> float:
+    """Look up how many times slower the rank is in its round, as others share its core."""
     return code.crowds[code.node_of[rank], state.round[rank]] if len(code.crowds) else 1.0
 
 
 @compiled
-def count_busy(code: Code, busy):
-    """How many ranks of each node have something to do in each round."""
+def count_busy(code: Code, busy) -> None:
+    """Count in (node, round) the ranks that have something to do."""
     for rank in range(len(code.nth)):
         structure, numbers = code.begins[rank]
         begin = 0
         while structure < code.ends[rank]:
             num_messages, num_meets = code.structure[structure], code.structure[structure + 1]
             end = number(code, rank, numbers)
-            if num_messages or num_meets or number(code, rank, numbers + 1) or number(code, rank, numbers + 2):
+            if is_busy(code, rank, structure, numbers):
                 busy[code.node_of[rank], begin:end] += 1
             begin, structure, numbers = end, structure + 2 + num_messages, numbers + 3 + 3 * num_messages + num_meets
-    return busy
 
 
 @compiled
-def count_moves(code: Code):
-    """The messages of all ranks, and their rounds that are not empty."""
-    messages, rounds = 0, 0
-    for rank in range(len(code.nth)):
-        structure, numbers = code.begins[rank]
-        begin = 0
-        while structure < code.ends[rank]:
-            num_messages, num_meets = code.structure[structure], code.structure[structure + 1]
-            end = number(code, rank, numbers)
-            messages += (end - begin) * code.structure[structure + 2 : structure + 2 + num_messages].sum()
-            rounds += end - begin
-            begin, structure, numbers = end, structure + 2 + num_messages, numbers + 3 + 3 * num_messages + num_meets
-    return messages, rounds
-
-
-@compiled
-def follow(code: Code, speeds: Speeds, state: State, log: Log) -> int:
-    """Run all ranks as far as they get; returns how many get to the end."""
+def follow(code: Code, speeds: Speeds, state: State, record: bool):
+    """Run all ranks as far as they get; return how many get to the end, and if asked for, messages and rounds."""
+    messages, rounds = [(0, 0, 0, 0.0, 0.0)], [(0, 0, 0.0, 0.0)]  # which have types by their first entries
+    log = (record, messages, rounds)
     events = [(0.0, OUT, 0, 0, 0.0, 0.0)]  # time, way, source, dest, chunks, of which folded
     events.pop()
     going = list(range(len(code.nth) - 1, -1, -1))
@@ -154,11 +137,11 @@ def follow(code: Code, speeds: Speeds, state: State, log: Log) -> int:
             if done >= 0:
                 _, _, source, dest, _, folded = event
                 arrive(code, speeds, state, source, dest, folded, done, going, log)
-    return ended
+    return ended, messages[1:], rounds[1:]
 
 
 @inner
-def begin_round(code: Code, speeds: Speeds, state: State, rank: int, events, going, log: Log) -> None:
+def begin_round(code: Code, speeds: Speeds, state: State, rank: int, events, going, log) -> None:
     """What the rank does by itself, and then its messages, as far as their other ranks are at them."""
     structure, numbers = state.at[rank]
     num_messages, num_meets = code.structure[structure], code.structure[structure + 1]
@@ -170,48 +153,24 @@ def begin_round(code: Code, speeds: Speeds, state: State, rank: int, events, goi
         end_round(state, rank, now, going, log)
     else:
         state.began[rank] = state.over[rank] = now
-        post(code, state, rank)
+        state.waiting[rank], state.pending[rank] = state.round[rank], num_messages
         for nth in range(num_messages):
             peer = peer_at(code, rank, numbers + 3 + 3 * nth)
             if state.waiting[peer] == state.round[rank]:
-                begin_message(code, speeds, state, rank, peer, nth, events, going, log)
+                begin_message(code, state, rank, peer, nth, events)
 
 
 @inner
-def post(code: Code, state: State, rank: int) -> None:
-    """Be at the round's messages, and count those inside the node."""
-    structure, numbers = state.at[rank]
-    state.waiting[rank], state.pending[rank] = state.round[rank], code.structure[structure]
-    state.near[:, rank] = 0
-    for nth in range(code.structure[structure]):
-        peer = peer_at(code, rank, numbers + 3 + 3 * nth)
-        if code.node_of[peer] == code.node_of[rank]:
-            state.near[OUT if code.structure[structure + 2 + nth] else IN, rank] += 1
-
-
-@inner
-def begin_message(code: Code, speeds: Speeds, state: State, rank: int, peer: int, nth: int, events, going, log) -> None:
-    """Let a message go, if the peer has its other end; inside a node at once where it has no others to wait for."""
+def begin_message(code: Code, state: State, rank: int, peer: int, nth: int, events) -> None:
+    """Let a message go, if the peer has its other end."""
     structure, numbers = state.at[rank]
     at, is_send = numbers + 3 + 3 * nth, code.structure[structure + 2 + nth]
-    chunks, own = number(code, rank, at + 1), number(code, rank, at + 2)
+    chunks = number(code, rank, at + 1)
     found, theirs = counterpart(code, state, peer, rank, is_send, chunks)
-    if not found:
-        return
-    source, dest = (rank, peer) if is_send else (peer, rank)
-    ready = max(state.began[rank], state.began[peer])
-    folded = float(own + theirs)
-    inside = code.node_of[source] == code.node_of[dest]
-    if inside and state.near[OUT, source] == 1 and state.near[IN, dest] == 1:
-        done = ready + inside_s(code, speeds, state, source, float(chunks))
-        arrive(code, speeds, state, source, dest, folded, done, going, log)
-    else:
-        heappush(events, (ready, OUT, source, dest, float(chunks), folded))
-
-
-@inner
-def inside_s(code: Code, speeds: Speeds, state: State, source: int, chunks: float) -> float:
-    return crowd(code, state, source) * (speeds.alpha + chunks * speeds.beta)
+    if found:
+        source, dest = (rank, peer) if is_send else (peer, rank)
+        ready = max(state.began[rank], state.began[peer])
+        heappush(events, (ready, OUT, source, dest, float(chunks), float(number(code, rank, at + 2) + theirs)))
 
 
 @inner
@@ -245,7 +204,7 @@ def pass_gate(code: Code, speeds: Speeds, state: State, event, events) -> float:
     time, way, source, dest, chunks, folded = event
     nodes = code.node_of[source], code.node_of[dest]
     if nodes[0] == nodes[1]:
-        takes = inside_s(code, speeds, state, source, chunks)
+        takes = crowd(code, state, source) * (speeds.alpha + chunks * speeds.beta)
         gates, at, keeps = state.ports, source if way == OUT else dest, takes
     else:
         takes = speeds.far_alpha + chunks * speeds.far_beta
@@ -260,14 +219,11 @@ def pass_gate(code: Code, speeds: Speeds, state: State, event, events) -> float:
 
 @inner
 def arrive(
-    code: Code, speeds: Speeds, state: State, source: int, dest: int, folded: float, done: float, going, log: Log
+    code: Code, speeds: Speeds, state: State, source: int, dest: int, folded: float, done: float, going, log
 ) -> None:
     """A message has come; a rank that has no other to wait for folds and goes on."""
-    if log.noted[0] < len(log.messages):
-        ready = max(state.began[source], state.began[dest])
-        line = log.messages[log.noted[0]]
-        line[0], line[1], line[2], line[3], line[4] = source, dest, state.round[source], ready, done
-        log.noted[0] += 1
+    if log[0]:
+        log[1].append((source, dest, state.round[source], max(state.began[source], state.began[dest]), done))
     state.folds[dest, 0 if code.node_of[source] == code.node_of[dest] else 1] += folded
     for rank in (source, dest):
         state.over[rank] = max(state.over[rank], done)
@@ -286,11 +242,9 @@ def folding(code: Code, speeds: Speeds, state: State, rank: int) -> float:
 
 
 @inner
-def end_round(state: State, rank: int, end: float, going, log: Log) -> None:
-    if log.noted[1] < len(log.rounds):
-        line = log.rounds[log.noted[1]]
-        line[0], line[1], line[2], line[3] = rank, state.round[rank], state.clock[rank], end
-        log.noted[1] += 1
+def end_round(state: State, rank: int, end: float, going, log) -> None:
+    if log[0]:
+        log[2].append((rank, state.round[rank], state.clock[rank], end))
     state.clock[rank] = end
     state.round[rank] += 1
     going.append(rank)

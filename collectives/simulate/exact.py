@@ -7,6 +7,7 @@ the lower sender's first, and is free for the next one after `Network.gate`.  In
 after the other, and takes one after the other.  What it folds and copies comes as in `collectives.cost`.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -14,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.algorithms import Algorithm
-from collectives.algorithms.counterparts import Groups
 from collectives.cost import Network, Nodes
+from collectives.draw import Bar, Diagram, MessageLine
 from collectives.programs import Family, Programs
-from collectives.simulate.events import NOT_AT_IT, Code, Log, Speeds, State, count_busy, count_moves, follow
+from collectives.simulate.events import NOT_AT_IT, Code, Speeds, State, count_busy, follow
+from collectives.sizes import size_in_words
 
 
 class Outcome(NamedTuple):
@@ -27,8 +29,8 @@ class Outcome(NamedTuple):
     """
 
     ends: np.ndarray
-    messages: np.ndarray
-    rounds: np.ndarray
+    messages: list[tuple[int, int, int, float, float]]
+    rounds: list[tuple[int, int, float, float]]
 
     @property
     def seconds(self) -> float:
@@ -36,13 +38,7 @@ class Outcome(NamedTuple):
 
 
 def simulate(
-    row: Algorithm,
-    nbytes: int,
-    nodes: Nodes,
-    network: Network,
-    root: int = 0,
-    groups: Groups | None = None,
-    record: bool = False,
+    row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: int = 0, record: bool = False
 ) -> Outcome:
     """Run an algorithm on a vector of `nbytes`, in chunks of one length.
 
@@ -53,42 +49,38 @@ def simulate(
     >>> print(f"{outcome.seconds * 1e6:.1f} us")
     13.5 us
     """
-    return Simulation(Programs(row, nodes, root, groups), network.cores).run(nbytes, network, record)
+    return Simulation(Programs(row, nodes, root), network.cores).run(nbytes, network, record)
 
 
 class Simulation:
     """An algorithm on some ranks, to be run with vectors of any length."""
 
     def __init__(self, programs: Programs, cores: float, guess: bool = True):
-        self.programs, self.cores, self.guess = programs, cores, guess
-        self.code = self.encode()
+        self.programs, self.cores = programs, cores
+        self.encode(guess)
 
-    def encode(self) -> Code:
-        """The families that the programs seem to have, or each rank's own program."""
-        programs, nodes = self.programs, self.programs.nodes
-        code = encode(list(programs.families() if self.guess else programs.singles()), nodes)
-        if max(map(len, nodes)) <= self.cores:
-            return code
-        num_rounds = max(programs.of(0).ends, default=0)
-        busy = count_busy(code, np.zeros((len(nodes), num_rounds), np.int32))
-        return code._replace(crowds=np.maximum(1.0, busy / self.cores))
+    def encode(self, guess: bool) -> None:
+        """Encode the families that the programs seem to have, or each rank's own program."""
+        self.guess, programs, nodes = guess, self.programs, self.programs.nodes
+        self.code = encode(list(programs.families() if guess else programs.singles()), nodes)
+        if max(map(len, nodes)) > self.cores:
+            busy = np.zeros((len(nodes), max(programs.of(0).ends, default=0)), np.int32)
+            count_busy(self.code, busy)
+            self.code = self.code._replace(crowds=np.maximum(1.0, busy / self.cores))
 
     def run(self, nbytes: int, network: Network, record: bool = False) -> Outcome:
         size = self.programs.size
         state = start(self.code, len(self.programs.nodes))
-        num_messages, num_rounds = count_moves(self.code) if record else (0, 0)
-        log = Log(np.zeros((num_messages, 5)), np.zeros((num_rounds, 4)), np.zeros(2, np.int64))
-        ended = follow(self.code, speeds(network, nbytes / size), state, log)
+        ended, messages, rounds = follow(self.code, speeds(network, nbytes / size), state, record)
         if ended < size and self.guess:  # which was wrong
-            self.guess = False
-            self.code = self.encode()
+            self.encode(guess=False)
             return self.run(nbytes, network, record)
         if ended < size:
             stuck = int(np.argmax(state.at[:, 0] < self.code.ends))
             raise UnmatchedError(
                 f"{self.programs.row.name} on {size} ranks: rank {stuck} waits for ever in round {state.round[stuck]}"
             )
-        return Outcome(state.clock, log.messages, log.rounds[: log.noted[1]])
+        return Outcome(state.clock, messages, rounds)
 
 
 class UnmatchedError(AssertionError):
@@ -134,7 +126,30 @@ def start(code: Code, num_nodes: int) -> State:
     size = len(code.nth)
     clock, began, over = np.zeros((3, size))
     round_, pending, waiting = np.zeros((3, size), np.int64)
-    near = np.zeros((2, size), np.int64)
     folds, ports, gates, met = (np.zeros(shape) for shape in ((size, 2), (2, size), (2, num_nodes), (size, 2)))
     waiting[:] = NOT_AT_IT
-    return State(code.begins.copy(), round_, clock, waiting, began, over, pending, near, folds, ports, gates, met)
+    return State(code.begins.copy(), round_, clock, waiting, began, over, pending, folds, ports, gates, met)
+
+
+def plan_diagram(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: int = 0) -> Diagram:
+    """Diagram what a simulation predicts, message by message."""
+    outcome = simulate(row, nbytes, nodes, network, root, record=True)
+    lines = [MessageLine(source, dest, begin, end) for source, dest, _, begin, end in outcome.messages]
+    title = f"{row.collective} {row.name}, {size_in_words(nbytes)}: planned, {outcome.seconds * 1e6:.0f} us"
+    return Diagram(title, len(outcome.ends), bars(outcome), lines)
+
+
+def bars(outcome: Outcome) -> list[Bar]:
+    """List what each rank does in each round: first its messages, if it has any, then its reductions."""
+    last: dict[tuple[int, int], float] = defaultdict(float)  # when the last message of a rank's round has come
+    for source, dest, number, _, end in outcome.messages:
+        for rank in (source, dest):
+            last[rank, number] = max(last[rank, number], end)
+    rounds = []
+    for rank, number, begin, end in outcome.rounds:
+        middle = last.get((rank, number))
+        if middle is None:
+            rounds.append(Bar(rank, begin, end, "work"))
+        else:
+            rounds += [Bar(rank, begin, middle, "wait"), Bar(rank, middle, end, "fold")]
+    return [bar for bar in rounds if bar.end > bar.begin]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +15,9 @@ import numpy as np
 
 import collectives
 from collectives import algorithms, arrays
-from collectives.bench.device import copies_s
-from collectives.bench.measure import contestant
-from collectives.bench.timing import medians
-from collectives.bench.trial import Setting as Measured
-from collectives.bench.trial import Trial
+from collectives.bench.constants import medians
+from collectives.bench.run import contestant
+from collectives.bench.trial import Trial, Workload
 from mpi_tests.gpu_check.rows import SKIPPED, Row, Setting
 from mpi_tests.gpu_check.started import program
 
@@ -51,9 +50,15 @@ def rows(setting: Setting, size: int, found: dict[str, Any]) -> list[Row]:
 
 def copy_s(comm: collectives.Communicator, device: str, nbytes: int) -> float:
     """The median of rank 0's copies from array to array, while others wait.  Collective."""
-    times = np.zeros(REPEATS + WARMUPS)
+    times, memory = np.zeros(REPEATS + WARMUPS), arrays.device(device)
     if comm.rank == 0:
-        times[:] = copies_s(arrays.device(device), nbytes, len(times))
+        source, target = (memory.empty(nbytes, np.dtype(np.uint8)) for _ in range(2))
+        for i in range(len(times)):
+            begin = time.perf_counter()
+            memory.begin()
+            memory.copy(target, source)
+            memory.synchronize()
+            times[i] = time.perf_counter() - begin
     return float(np.median(comm.broadcast(times)[WARMUPS:]))
 
 
@@ -72,7 +77,7 @@ def able(comm: collectives.Communicator, trial: Trial) -> tuple[dict[str, Callab
 def main() -> None:
     comm, device = collectives.world(), sys.argv[1]
     nbytes = SMALL if device == "cpu" else LARGE
-    trial = Trial(comm, "all_reduce", nbytes // 4, "symmetric", True, Measured("all_reduce", "symmetric", device))
+    trial = Trial(comm, Workload("all_reduce", "symmetric", device), nbytes // 4, True)
     trial.fill()
     runs, why = able(comm, trial)
     times = dict(zip(runs, medians(comm, list(runs.values()), REPEATS, WARMUPS), strict=True))

@@ -19,10 +19,3 @@ MEASURED = {
 
 
 TUNING = Tuning(NETWORK, "t.json", MEASURED, {"mpi": "an MPI", "ranks": 4, "nodes": [4], "cores": [16]})
-
-
-ALL_REDUCE = {Case("all_reduce", "ordinary", 4, 1): ((64, "ring"), (128, "two_shot"), (256, "rabenseifner"))}
-
-
-def tuning(fastest: dict) -> Tuning:
-    return Tuning(source="tuning.json", fastest=fastest)

@@ -6,7 +6,7 @@ from mpi_tests.helpers.hostfiles import FOLDER
 from mpi_tests.helpers.launch import ROOT, environment, watched
 
 SUM = "python examples/sum.py"
-BENCH = "python -m collectives.bench --collectives all_reduce --end 8 --repeats 1 --warmups 1"
+BENCH = "python -m collectives.bench all_reduce --end 8 --iters 1 --warmup_iters 1"
 TOLD = {
     "pbs.sh": {"PBS_JOBID": "1.host", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "hosts", "PBS_O_WORKDIR": ROOT},
     "lsf.sh": {"LSB_JOBID": "1", "LSB_DJOB_HOSTFILE": "hosts", "LS_SUBCWD": ROOT},

@@ -1,12 +1,11 @@
 """Whole runs of the benchmark."""
 
-import csv
 import json
 
 import numpy as np
 import pytest
 
-from collectives.bench.measure import bus_factor
+from collectives.bench.report import bus_factor
 from collectives.bench.trial import places
 from mpi_tests.helpers.launch import launch, refused
 from mpi_tests.helpers.reference import COLLECTIVES, MOVES, ROOTED
@@ -17,13 +16,12 @@ TINY = ("-b", 64, "-e", "1K", "-f", 16, "-n", 3, "-w", 1)
 
 @pytest.fixture(scope="module")
 def run_of_all(tmp_path_factory):
-    """Every collective by auto and its peers, on a root that is not 0: output, document and CSV."""
+    """Every collective by auto and its peers, on a root that is not 0: output and document."""
     folder = tmp_path_factory.mktemp("bench")
-    files = "--json", folder / "r.json", "--csv", folder / "r.csv"
+    files = "--json", folder / "r.json"
     ended = bench(3, "all", *TINY, "-r", 2, "--peers", "mpi,gloo,nccl", "-d", "float64", "-o", "max", *files)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    with (folder / "r.csv").open() as file:
-        return ended.stdout, json.loads((folder / "r.json").read_text()), list(csv.DictReader(file))
+    return ended.stdout, json.loads((folder / "r.json").read_text())
 
 
 def bench(num_ranks: int, *words, **more):
@@ -31,7 +29,7 @@ def bench(num_ranks: int, *words, **more):
 
 
 def test_a_document_says_all(run_of_all):
-    _, data, _ = run_of_all
+    _, data = run_of_all
     assert list(data) == [
         "schema", "command", "started", "environment", "ranks", "nodes", "links", "results", "average_busbw_gbps"
     ]  # fmt: skip
@@ -39,13 +37,13 @@ def test_a_document_says_all(run_of_all):
     around = data["environment"]
     assert len(around["hosts"]) == len(around["binding"]) == 3
     assert around["numpy"] == np.__version__
-    assert {"mpi", "python", "mpi4py", "torch", "cupy", "cores", "devices", "env", "git"} <= set(around)
+    assert {"mpi", "python", "mpi4py", "torch", "cores", "devices", "env", "git"} <= set(around)
     assert "-d" in data["command"]
     assert data["links"]["within"]["alpha_s"] > 0
 
 
 def test_results_are_complete_and_right(run_of_all):
-    _, data, _ = run_of_all
+    _, data = run_of_all
     rows = data["results"]
     assert {(r["collective"], r["in_place"]) for r in rows if r["name"] == "auto"} == {*PLACES, ("barrier", False)}
     assert {r["name"] for r in rows} == {"auto", "mpi", "gloo"}
@@ -64,15 +62,8 @@ def test_results_are_complete_and_right(run_of_all):
     assert sorted({r["bytes"] for r in rows if r["collective"] == "all_reduce"}) == [64, 1024]
 
 
-def test_csv_is_the_results_without_samples(run_of_all):
-    _, data, table = run_of_all
-    assert list(table[0]) == [key for key in data["results"][0] if key != "samples_us"]
-    for line, r in zip(table, data["results"], strict=True):
-        assert line == {key: "" if value is None else str(value) for key, value in r.items() if key != "samples_us"}
-
-
 def test_the_table_has_a_line_for_each_contestant(run_of_all):
-    output, data, _ = run_of_all
+    output, data = run_of_all
     lines = [line.split() for line in output.splitlines() if not line.startswith(("#", "--peers"))]
     assert len(lines) == len({(r["collective"], r["bytes"], r["name"]) for r in data["results"]})
     first = lines[0]
@@ -85,10 +76,17 @@ def test_the_table_has_a_line_for_each_contestant(run_of_all):
 
 
 def test_a_process_alone_works(tmp_path):
-    ended = bench(1, *TINY, "-c", 0, "all_gather", "--handicap", 1.5)
+    ended = bench(1, *TINY, "-c", 0, "all_gather")
     assert ended.returncode == 0, ended.stderr
     assert "N/A" in ended.stdout
     assert "not checked" in ended.stdout
+
+
+def test_pictures_of_the_document_are_drawn(tmp_path):
+    ended = bench(2, *TINY, "broadcast", "--json", tmp_path / "r.json", "--plots", tmp_path / "plots")
+    assert ended.returncode == 0, ended.stderr
+    names = [f"r-{kind}-broadcast-symmetric-cpu-float32-in-place.png" for kind in ("bandwidth", "latency")]
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == names
 
 
 def test_too_little_bandwidth_fails():
@@ -100,8 +98,8 @@ def test_too_little_bandwidth_fails():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--csv", "{tmp}/none/r.csv"], "none/r.csv can't be written (No such file or directory): pass another path"),
-        (["-e", "100000G"], "use --end "),
+        (["--json", "{tmp}/none/r.json"], "none/r.json can't be written: pass a path in a folder that is there"),
+        (["-e", "100000G"], "--end 100000G: 10 vectors for each of a node's 2 ranks don't fit into its memory: use "),
         (["-a", "two_shot", "-e", "8"], "algorithm 'two_shot' needs ranks of one node, but there are 2 nodes"),
     ],
 )

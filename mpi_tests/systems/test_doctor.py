@@ -7,53 +7,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from collectives.doctor import cuda, run
-from collectives.doctor.finding import VERDICTS
-from mpi_tests.helpers.doctor import found, verdicts
+from collectives.doctor import checks
+from collectives.doctor.__main__ import VERDICTS
+from mpi_tests.helpers.doctor import found
 from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch
 
 DOCTOR = ("python", "-m", "collectives.doctor")
 GRAMMAR = re.compile(r"(?P<verdict>ok|note|problem) +(?P<topic>[a-z ]+)(?: \((?P<who>[^)]+)\))?: (?P<text>.+)")
 
 
-@pytest.fixture
-def fake_gpu(monkeypatch, tmp_path):
-    """A stand-in for CuPy, for this process to find and for children to use."""
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
+def test_a_device(monkeypatch, tmp_path):
     (tmp_path / "cupy.py").write_text("from mpi_tests.helpers.fake_cupy import *")
-    monkeypatch.setenv("PATH", str(Path(find_mpirun()).parent), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
-    return lambda kind: monkeypatch.setenv("FAKE_GPU", kind)
-
-
-def test_a_device_that_mpi_reads(fake_gpu, monkeypatch):
-    fake_gpu("aware")
-    monkeypatch.setenv("COLLECTIVES_CUDA_AWARE", "1")
-    device, ipc, aware = found(cuda.cuda)
-    assert verdicts([device, ipc, aware]) == ["ok", "ok", "ok"], (device, ipc, aware)
-    assert device.text == "device 0: Fake GPU, 16 GiB"
-    assert "MPI is CUDA-aware" in aware.text
-
-
-def test_a_device_that_mpi_does_not_read(fake_gpu):
-    fake_gpu("blind")
-    _, ipc, aware = found(cuda.cuda)
-    assert ipc.verdict == "ok"
-    assert re.match(r"MPI is not CUDA-aware: a ping of device memory: ended .*; arrays go by way of pinned", aware.text)
-
-
-def test_a_device_that_is_broken(fake_gpu, monkeypatch):
-    fake_gpu("broken")
-    monkeypatch.setattr(cuda, "find_mpirun", lambda: None)
-    mode, broken, ipc, aware = found(cuda.cuda)
-    assert verdicts([mode, broken, ipc, aware]) == ["note", "problem", "note", "note"]
-    assert "cudaErrorNotSupported" in ipc.text
-    assert "not tried, without an mpirun" in aware.text
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
+    monkeypatch.setenv("FAKE_GPU", "right")
+    (device,) = found(checks.cuda)
+    assert (device.verdict, device.text) == ("ok", "device 0: Fake GPU")
+    monkeypatch.setenv("FAKE_GPU", "broken")
+    (broken,) = found(checks.cuda)
+    assert broken.verdict == "problem"
+    assert "wrong sums on device 0: Fake GPU" in broken.text
 
 
 def examined(ended: subprocess.CompletedProcess) -> dict[str, str]:
@@ -61,10 +37,9 @@ def examined(ended: subprocess.CompletedProcess) -> dict[str, str]:
     assert "Traceback" not in ended.stdout + ended.stderr, ended.stderr
     lines = [match for line in ended.stdout.splitlines() if (match := GRAMMAR.fullmatch(line))]
     counts = [sum(line["verdict"] == verdict for line in lines) for verdict in VERDICTS]
-    assert sum(counts) >= 8, ended.stdout + ended.stderr
-    assert f"{counts[1]} note" in ended.stdout
-    assert f", {counts[0]} ok" in ended.stdout
-    assert (ended.returncode == 0) == (counts[2] == 0), ended.stdout
+    assert sum(counts) >= 4, ended.stdout + ended.stderr
+    assert f"{counts[0]} problem, {counts[1]} note, {counts[2]} ok" in ended.stdout
+    assert (ended.returncode == 0) == (counts[0] == 0), ended.stdout
     assert all(" -> " in line["text"] for line in lines if line["verdict"] != "ok")
     return {line["topic"]: line[0] for line in lines}
 
@@ -79,9 +54,8 @@ def alone(*flags, python=sys.executable, **env) -> subprocess.CompletedProcess[s
 def test_alone(tmp_path):
     ended = alone("--json", tmp_path / "doctor.json")
     topics = examined(ended)
-    assert topics["launching"] == "ok       launching: mpirun -n 2 starts two ranks that exchange messages"
-    assert {topic.__name__.replace("_", " ") for topic in (*run.OF_HOST, *run.OF_RANK)} <= set(topics)
-    assert {"mpi library", "threads in mpi", "memory of other ranks"} <= set(topics)
+    assert topics["launching"].endswith("mpirun -n 2 starts two ranks that exchange messages")
+    assert {"versions", "numba", "shared memory", "settings"} <= set(topics)
     assert ended.stdout.splitlines()[-1].startswith("To examine ranks and hosts: mpirun -n 4 python -m")
     written = json.loads((tmp_path / "doctor.json").read_text())["findings"]
     assert len(written) == sum(bool(GRAMMAR.fullmatch(line)) for line in ended.stdout.splitlines())
@@ -92,9 +66,8 @@ def test_alone(tmp_path):
 def test_alone_with_nothing_installed(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
     topics = examined(alone(python=tmp_path / "bin" / "python", PATH="/no/such/folder", PYTHONPATH=""))
-    assert topics["mpirun"].startswith("problem  mpirun: there is none on the PATH")
+    assert topics["launching"].startswith("problem  launching: there is no mpirun on the PATH")
     assert topics["numba"].startswith("problem  numba: does not compile")
-    assert topics["launching"].startswith("problem  launching: not tried")
     assert "is not installed -> pip install ." in topics["versions"]
 
 
@@ -105,31 +78,26 @@ def test_on_ranks_of_which_one_differs(tmp_path):
     assert re.match(r"ok       ranks: 3 exchange messages: ranks 0-2 on \S+$", topics["ranks"])
     assert re.match(r"problem  settings \(rank 2 on \S+\): COLLECTIVES_CHECK='maybe' -> write 1", topics["settings"])
     assert re.search(r"^ok       settings \(ranks 0-1 on \S+\): .*COLLECTIVES_", ended.stdout, re.MULTILINE)
-    assert "memory of other ranks (ranks 0-2): the system lets" in topics["memory of other ranks"]
+    assert "memory of other ranks (ranks 0-2 on " in topics["memory of other ranks"]
     assert "3 ranks need 24 MiB" in topics["shared memory"]
     written = json.loads((tmp_path / "doctor.json").read_text())["findings"]
     (wrong,) = [finding for finding in written if finding["verdict"] == "problem"]
     assert (wrong["topic"], wrong["ranks"]) == ("settings", [2])
 
 
-CRASH = """
-import os, signal, sys, threading, time
-def kill():
-    while not getattr(sys.modules.get("mpi4py.MPI"), "Is_initialized", bool)():
-        time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGSEGV)
-if "collectives.doctor.ranks" in sys.orig_argv:
-    threading.Thread(target=kill, daemon=True).start()
+HANG = """
+import sys, time
+if "collectives.doctor" in sys.orig_argv:
+    time.sleep(1000)
 """
 
 
-def test_a_rank_that_crashes(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(CRASH)
-    crashing = ("-n", "1", "env", f"PYTHONPATH={tmp_path}", *DOCTOR, "--timeout", "1")
-    ended = launch(1, *DOCTOR, "--timeout", "1", ":", *crashing)
+def test_a_rank_that_hangs(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(HANG)
+    hanging = ("-n", "1", "env", f"PYTHONPATH={tmp_path}", *DOCTOR, "--timeout", "1")
+    ended = launch(1, *DOCTOR, "--timeout", "1", ":", *hanging)
     topics = examined(ended)
-    assert re.search(r"^rank 1 on \S+: .+: ended by signal 11 \(Segmentation fault\)$", ended.stderr, re.MULTILINE)
-    assert re.match(r"problem  ranks: rank 0 .+: not over after 6 s \(rank 1 did not report\) -> ", topics["ranks"])
+    assert re.match(r"problem  ranks: rank 0 on \S+: starts MPI: not over after 6 s -> ", topics["ranks"])
 
 
 def test_under_an_mpirun_of_another_mpi():

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from collectives.bench.timing import samples
+from collectives.bench.constants import samples
 
 
 @pytest.mark.sizes(2, 3)

@@ -1,20 +1,18 @@
 """Space-time diagrams of what is planned."""
 
-import re
 from itertools import pairwise
 
 import pytest
 
 from collectives import draw
 from collectives.algorithms import find
-from collectives.bench import space_time
 from collectives.cost import Network
-from collectives.draw import Bar, Diagram, Line
+from collectives.draw import Bar, Diagram, MessageLine
 from collectives.schedule import Send
-from collectives.simulate.pictures import planned
+from collectives.simulate.exact import plan_diagram
 from mpi_tests.helpers.algorithm_costs import nodes_of
 
-SMALL = Diagram("small", 2, [Bar(0, 0.0, 1e-3, "wait"), Bar(1, 1e-3, 2e-3, "fold")], [Line(0, 1, 0.0, 1e-3)])
+SMALL = Diagram("small", 2, [Bar(0, 0.0, 1e-3, "wait"), Bar(1, 1e-3, 2e-3, "fold")], [MessageLine(0, 1, 0.0, 1e-3)])
 
 
 def test_bars_and_lines_are_drawn_to_one_scale():
@@ -49,7 +47,7 @@ def test_a_path_that_cannot_be_written_is_refused(name):
 @pytest.mark.parametrize("name", ["ring", "recursive_doubling", "hierarchical_direct"])
 def test_the_plan_has_every_message_and_every_round(name):
     row, nodes = find("all_reduce", name), nodes_of(2, 2)
-    diagram = planned(row, 1 << 16, nodes, Network())
+    diagram = plan_diagram(row, 1 << 16, nodes, Network())
     schedules = [row.rounds(rank, 4, 0, nodes) for rank in range(4)]
     sends = [(r, m.to) for r, rounds in enumerate(schedules) for moves in rounds for m in moves if isinstance(m, Send)]
     assert sorted((line.source, line.dest) for line in diagram.lines) == sorted(sends)
@@ -58,20 +56,3 @@ def test_the_plan_has_every_message_and_every_round(name):
         assert len(mine) == sum(map(bool, rounds))
         assert all(end <= begin for (_, end), (begin, _) in pairwise(mine))
     assert diagram.end == max(bar.end for bar in diagram.bars)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["all_reduce", "--algorithm", "rings"], "all_reduce has no algorithm 'rings'; it has auto, ring"),
-        (["all_gather", "--algorithm", "neighbor"], "algorithm 'neighbor' needs an even number of ranks, or one: on 3"),
-        (
-            ["all_reduce", "--algorithm", "ring", "-n", "0"],
-            "argument -n/--repeats: '0' must be a whole number from 1 to ",
-        ),
-    ],
-)
-def test_flags_that_make_no_sense(monkeypatch, words, message):
-    monkeypatch.setattr("sys.argv", ["space_time", *words])
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        space_time.parse(3)

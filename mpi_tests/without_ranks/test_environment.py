@@ -18,7 +18,6 @@ PROGRAMS = {
     "world": ["-c", "import collectives; collectives.world()"],
     "bench": ["-m", "collectives.bench"],
     "constants": ["-m", "collectives.bench.constants"],
-    "space_time": ["-m", "collectives.bench.space_time", "all_reduce", "--algorithm", "ring"],
     "train": ["train.py"],
 }
 

@@ -16,8 +16,7 @@ import torch
 
 from collectives.algorithms import find
 from collectives.cost import Link, Network, predict
-from collectives.simulate.fabrics import FABRICS
-from collectives.simulate.flags import in_nodes
+from collectives.simulate import FABRICS, in_nodes
 from collectives.topology import Topology
 from models.config import GPTConfig
 from models.flags import parse

@@ -12,8 +12,15 @@ from typing import Any, NamedTuple, get_type_hints
 
 from collectives.cost import Network, Nodes
 from collectives.settings import Parser, Range, check
-from collectives.simulate.fabrics import FABRICS
-from collectives.simulate.flags import RANKS, add_network_flags, in_nodes, measured, refuse_too_many, with_flags
+from collectives.simulate import (
+    FABRICS,
+    RANKS,
+    add_network_flags,
+    in_nodes,
+    measured_topology,
+    refuse_too_many,
+    with_flags,
+)
 from models import ranges
 from models.config import GPTConfig
 from models.flags import add_flag, from_toml
@@ -161,7 +168,7 @@ def job_of(settings: Settings, world_size: int) -> TrainingJob:
 def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
     """The ranks of each node, the speeds of links, and whose they are."""
     if flags.fabric == "measured":
-        nodes, network, words = measured(None)
+        nodes, network, words = measured_topology(None)
         hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))
     else:
         fabric = FABRICS[flags.fabric]
