@@ -4,7 +4,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from collectives.memory import SymmetricMemory, Windows
 from collectives.plan import Plan, Progress
 from collectives.point_to_point import Mailbox, PointToPoint, RecvMessage, SendMessage
 from collectives.record import Call, Calls, Record
-from collectives.resolve import Request, Resolver
+from collectives.resolve import Resolver
 from collectives.topology import Topology, refuse_levels
 from collectives.tuning import Tuning, parse_tuning, read_tuning
 from collectives.watchdog import Watchdog
@@ -313,7 +313,7 @@ class Communicator:
         >>> collectives.world().all_reduce(np.ones(3))
         array([1., 1., 1.])
         """
-        return self._run(blocking, "all_reduce", x, out, (op, wire_dtype, reproducible, algorithm))
+        return self._run(blocking)("all_reduce", x, out, (op, wire_dtype, reproducible, algorithm))
 
     def reduce_scatter(
         self,
@@ -334,7 +334,7 @@ class Communicator:
 
         `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
-        return self._run(blocking, "reduce_scatter", x, out, (op, counts, wire_dtype, reproducible, algorithm))
+        return self._run(blocking)("reduce_scatter", x, out, (op, counts, wire_dtype, reproducible, algorithm))
 
     def all_gather(
         self,
@@ -349,7 +349,7 @@ class Communicator:
         Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.  `x` may be this rank's
         chunk of `out` itself.
         """
-        return self._run(blocking, "all_gather", x, out, (counts, algorithm))
+        return self._run(blocking)("all_gather", x, out, (counts, algorithm))
 
     def all_to_all(
         self,
@@ -364,11 +364,11 @@ class Communicator:
 
         Chunks are equal, or have `send_counts`; then all ranks pass them, and `recv_counts` may be left out.
         """
-        return self._run(blocking, "all_to_all", x, out, (send_counts, recv_counts, algorithm))
+        return self._run(blocking)("all_to_all", x, out, (send_counts, recv_counts, algorithm))
 
     def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto", blocking: bool = True) -> Any:
         """Every rank's `x` becomes the root's; returns `x`."""
-        return self._run(blocking, "broadcast", x, None, (root, algorithm))
+        return self._run(blocking)("broadcast", x, None, (root, algorithm))
 
     def reduce(
         self,
@@ -386,7 +386,7 @@ class Communicator:
 
         `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
-        return self._run(blocking, "reduce", x, out, (root, op, wire_dtype, reproducible, algorithm))
+        return self._run(blocking)("reduce", x, out, (root, op, wire_dtype, reproducible, algorithm))
 
     def gather(
         self,
@@ -401,7 +401,7 @@ class Communicator:
 
         Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.
         """
-        return self._run(blocking, "gather", x, out, (root, counts, algorithm))
+        return self._run(blocking)("gather", x, out, (root, counts, algorithm))
 
     def scatter(
         self,
@@ -417,14 +417,14 @@ class Communicator:
         Chunks have `counts` elements, by default as equal as can be, the first ones one longer.  Other ranks' `x`
         is not read; with an `out` it may be None, and then chunks without `counts` must be equal.
         """
-        return self._run(blocking, "scatter", x, out, (root, counts, algorithm))
+        return self._run(blocking)("scatter", x, out, (root, counts, algorithm))
 
     def barrier(self, algorithm: str = "auto", blocking: bool = True) -> Any:
         """Return only when every rank has called it."""
-        return self._run(blocking, "barrier", None, None, (algorithm,))
+        return self._run(blocking)("barrier", None, None, (algorithm,))
 
-    def _run(self, blocking: bool, *request: Any) -> Any:
-        return (self._resolver.run if blocking else self._resolver.start)(Request(*request))
+    def _run(self, blocking: bool) -> Callable[..., Any]:
+        return self._resolver.run if blocking else self._resolver.start
 
     def plan(self, collective: str, x: Any = None, **arguments: Any) -> Plan:
         """Bind a collective to its arrays once, to be run often: `plan()`, or `plan.start()` and `plan.wait()`.

@@ -34,6 +34,7 @@ from collectives.phases import (
 from collectives.plan import MismatchError
 from collectives.schedule import Parts, show_ranks
 
+interpreter, ENDED = kernels.run, kernels.ENDED
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
 SPINS = 150_000  # looks, some 50 us, before a waiting program gives up the core
 YIELDS = 20  # of the core, before it gives control back
@@ -133,16 +134,32 @@ class Program:
         self.frame[kernels.CODE : kernels.CODE_LENGTH + 1] = code.ctypes.data, len(code)
         self.frame[kernels.REGISTERS : kernels.BASES + 1] = self.registers.ctypes.data, self.bases.ctypes.data
         self.frame[kernels.BINDING], self.frame[kernels.ODD] = binding, is_odd
-        self.arguments: tuple = (self.frame.ctypes.data, like(dtype), 0, 0, 0)
+        self.address, self.like = self.frame.ctypes.data, like(dtype)
+        self.arguments: tuple = (self.address, self.like, 0, 0, 0)
 
     def use(self, number: int, addresses: tuple[int, ...], keys: tuple[int, ...], binding: int | None = None) -> None:
         """Work on other arrays, in the windows of these keys, from the next run on, which has that number."""
         self.arguments = (*self.arguments[:2], number, *addresses)
         if keys != self.keys:
-            self.keys = keys
-            self.bases[0] = [*(self.channel.base(0, key) if key else 0 for key in keys), *keys]
+            self.lie_in(keys)
         if binding is not None:
             self.frame[kernels.BINDING] = binding
+
+    def lie_in(self, keys: tuple[int, ...]) -> None:
+        """Tell the other ranks from the next run on that this one's arrays are in these windows."""
+        self.keys = keys
+        self.bases[0] = [*(self.channel.base(0, key) if key else 0 for key in keys), *keys]
+
+    def launch(self, number: int, array: int, out: int) -> bool:
+        """Begin a run on arrays at two addresses, and stay for a while; whether it has ended.
+
+        Raises: MismatchError.
+        """
+        answer = interpreter(self.address, self.like, number, array, out)
+        if answer == ENDED:
+            return True
+        self.arguments = self.address, self.like, number, array, out
+        return self.interpret(answer)
 
     def follow(self) -> None:
         """Find other ranks' arrays that have come to be in other windows."""
@@ -172,7 +189,10 @@ class Program:
 
         Raises: MismatchError where the ranks run different programs.
         """
-        answer = kernels.run(*self.arguments)
+        return self.interpret(kernels.run(*self.arguments))
+
+    def interpret(self, answer: int) -> bool:
+        """What the interpreter has answered: whether it is at the end, or at a pause."""
         if answer == kernels.MOVED:
             self.follow()
             answer = kernels.run(*self.arguments)

@@ -41,18 +41,17 @@ MOST_PLACES = 8  # for which messages of one signature are bound
 OPTIONS = {name: (*(option for option in takes if option != "out"), "algorithm") for name, takes in TAKES.items()}
 
 
-class Request(NamedTuple):
-    """A call as it is made: `options` are the values of what it takes besides `out`, in the order of `OPTIONS`.
+Runs = Callable[[Plan], Any]
 
-    `run` runs a plan to its end; `note` is what else ranks must agree in; `place` is the line that makes the call, if
-    not that which calls the library.
-    """
+
+class Request(NamedTuple):
+    """A call as it is made: what `Resolver.run` is given."""
 
     collective: str
     x: Any
     out: Any
     options: tuple
-    run: Callable[[Plan], Any] = run_now
+    run: Runs = run_now
     note: str = ""
     place: tuple[str, int] | None = None
 
@@ -96,7 +95,8 @@ class Resolver:
     """Resolves the calls of one communicator, and keeps what is bound for them."""
 
     def __init__(self, comm: Communicator):
-        self.comm, self.calls, self.progress, self.check = comm, comm._calls, comm._progress, comm.check
+        self.comm, self.calls, self.progress, self.check = comm, comm._calls, comm._progress, bool(comm.check)
+        self.memory = comm._memory
         self.windows, self.agreement = comm._family.windows, comm._agreement
         self.binder = Binder(comm)
         self.bound: dict[Signature, Bound] = {}
@@ -105,51 +105,67 @@ class Resolver:
 
     # --- calls ---
 
-    def run(self, request: Request) -> Any:
-        """Run a collective once, and return the result's array."""
-        collective, x, out, options, run, note, place = request
+    def run(
+        self,
+        collective: str,
+        x: Any,
+        out: Any,
+        options: tuple,
+        run: Runs = run_now,
+        note: str = "",
+        place: tuple[str, int] | None = None,
+    ) -> Any:
+        """Run a collective once, and return the result's array.
+
+        `options` are the values of what it takes besides `out`, in the order of `OPTIONS`.  `run` runs a plan to its
+        end; `note` is what else ranks must agree in; `place` is the line that makes the call, if not that which calls
+        the library.
+        """
         try:
-            signed = sign(self.comm._memory, collective, x, out, (*options, note) if note else options)
-            bound = self.find(signed)
+            signed = sign(self.memory, collective, x, out, (*options, note) if note else options)
+            signature, addresses, keys, on_host = signed
+            kept = self.bound if on_host else self.bound_on_devices
+            try:
+                bound = kept.get(signature)
+            except TypeError:  # an option is a list
+                bound = kept.get(hashable(signature))
         except Unsigned:
-            return self.run_unsigned(request)
+            return self.run_unsigned(Request(collective, x, out, options, run, note, place))
         if bound is None:
-            return self.run_first(request, signed)
+            return self.run_first(Request(collective, x, out, options, run, note, place), signed)
         call, calls = bound.call, self.calls
-        call.number = calls.number = calls.number + 1
-        call.place = place or caller(sys._getframe(2))
-        calls.record.ring.append((call, call.number, call.place))
+        call.number = calls.number = number = calls.number + 1
+        call.place = place = place or caller(sys._getframe(2))
+        calls.record.ring.append((call, number, place))
         result = x if out is None else out
-        addresses, keys = signed.addresses, signed.keys
         if bound.new is not None and out is None:
             result = bound.new(x)
             addresses, keys = (addresses[0], address_of(flat(result)[1])), (keys[0], 0)
         elif not bound.has_all:
             addresses, keys = (tuple(map(mul, bound.has, pair)) for pair in (addresses, keys))
         try:
-            self.execute(bound, addresses, keys, run)
+            program = bound.program
+            if program is None:
+                self.execute(bound, addresses, keys, run)
+            else:
+                if keys != program.keys:
+                    program.lie_in(keys)
+                if run is not run_now or self.progress.started or not program.launch(number * self.check, *addresses):
+                    self.execute(bound, addresses, keys, run)
         except MismatchError:
             calls.number -= 1
             calls.record.ring.pop()
+            request = Request(collective, x, out, options, run, note, place)
             return self.run_first(request, signed, compared=True)
         return result if bound.has_result else None
 
-    def find(self, signed: Signed) -> Bound | None:
-        bound = self.bound if signed.on_host else self.bound_on_devices
-        try:
-            return bound.get(signed.signature)
-        except TypeError:  # an option is a list
-            return bound.get(hashable(signed.signature))
-
-    def execute(
-        self, bound: Bound, addresses: tuple[int, ...], keys: tuple[int, ...], run: Callable[[Plan], Any]
-    ) -> None:
+    def execute(self, bound: Bound, addresses: tuple[int, ...], keys: tuple[int, ...], run: Runs) -> None:
         """Run what is bound on arrays at two addresses in two windows, as a call that has been entered.
 
         Raises: MismatchError on all ranks where one of them would run something else; then nothing is done.
         """
         call, plan = bound.call, bound.plan
-        number = call.number if self.check else 0
+        number = call.number * self.check
         if bound.program is not None:
             bound.program.use(number, addresses, keys)
         else:
@@ -190,15 +206,16 @@ class Resolver:
         plan.free()
         return plan.result
 
-    def refuse(self, collective: str, failure: str, run: Callable[[Plan], Any], place: tuple[str, int] | None) -> None:
+    def refuse(self, collective: str, failure: str, run: Runs, place: tuple[str, int] | None) -> None:
         """Refuse a call on all ranks.  Raises: InputError on each of them."""
         with Call(self.calls, collective) as call:
             call.place = place or call.place
             self.gate(run)
             self.agreement.check("", failure, call=call, gated=True)
 
-    def start(self, request: Request) -> Plan:
-        return self.plan_once(request).start()
+    def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
+        """Start a collective, for the caller to wait for."""
+        return self.plan_once(Request(collective, x, out, options)).start()
 
     def plan_once(self, request: Request) -> Plan:
         """A plan for one run, which is counted as this call."""
@@ -214,7 +231,7 @@ class Resolver:
         with Call(self.calls, f"plan {collective}") as call:
             plan = self.bind(self.agree(call, collective, x, arguments))
         runs = call.of_plan(plan.name)
-        runs.compare = self.agreement.compare if self.check == "every" else None
+        runs.compare = self.agreement.compare if self.comm.check == "every" else None
         return plan.recorded_as(runs)
 
     def free(self) -> None:
@@ -238,7 +255,7 @@ class Resolver:
         x: Any,
         arguments: dict[str, Any],
         note: str = "",
-        run: Callable[[Plan], Any] | None = run_now,
+        run: Runs | None = run_now,
     ) -> Resolved:
         """Check a call, agree on it with the other ranks, and choose how to do it.  Collective.
 
@@ -318,9 +335,10 @@ class Resolver:
         a = resolved.a.lent(o)  # so that no array of the caller's is kept
         collective = a.collective
         plan = rebind = None
-        if choice is not None and choice.row.reach >= Reach.STAGES and signed.on_host:
+        signature, _, _, on_host = signed
+        if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
             plan = self.binder.direct(a, OPERANDS[collective](a), choice, self.channel, number)
-        elif signed.on_host:
+        elif on_host:
             rebind = partial(self.rebind, a, choice and MessageBinder(self.comm, collective, choice, self.binder))
         else:
             plan = self.bind(resolved._replace(a=a, operands=OPERANDS[collective](a)))
@@ -328,10 +346,10 @@ class Resolver:
         bound = Bound(number, call.of_plan(name), plan, resolved)
         bound.rebind = rebind
         bound.call.number = call.number
-        kept, most = (self.bound, MOST_BOUND) if signed.on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
+        kept, most = (self.bound, MOST_BOUND) if on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
         if len(kept) >= most:
             del kept[next(iter(kept))]
-        kept[hashable(signed.signature)] = bound
+        kept[hashable(signature)] = bound
         return bound
 
     def rebind(self, a: Arguments, messages: MessageBinder | None, place: tuple[int, ...]) -> Plan:
@@ -342,7 +360,7 @@ class Resolver:
 
     # --- comparing what ranks have found ---
 
-    def compare(self, binding: int, number: int, run: Callable[[Plan], Any]) -> None:
+    def compare(self, binding: int, number: int, run: Runs) -> None:
         """Wait for the other ranks, and see that all have found the same; 0 for who has found nothing.  Collective.
 
         Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
@@ -355,7 +373,7 @@ class Resolver:
         program.use(number, (0, 0), (0, 0), binding)
         run(plan)
 
-    def gate(self, run: Callable[[Plan], Any] = run_now) -> None:
+    def gate(self, run: Runs = run_now) -> None:
         """Let ranks that would run what they have bound know that this one has to agree first.  Collective."""
         with suppress(MismatchError):
             self.compare(0, 0, run)

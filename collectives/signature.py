@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -16,36 +16,42 @@ from collectives.memory import SymmetricMemory
 
 C_CONTIGUOUS, WRITEABLE = 0x1, 0x400  # of NumPy's flags
 
+DEVICE = "device"
 Signature = tuple[Hashable, ...]
+get_address = MPI.Get_address  # looked up once: this is on the way of every call
 
 
 class Unsigned(Exception):  # noqa: N818  not an error: such a call is resolved each time that it is made
     """Arguments that have no signature: they will not do, or are bound where they lie."""
 
 
-class Signed(NamedTuple):
-    """A call's signature, the addresses of its arrays, `out` being `x` where there is none; and whether on the host."""
-
-    signature: Signature
-    addresses: tuple[int, int]
-    keys: tuple[int, int]  # of the windows of symmetric memory in which they are, or 0
-    on_host: bool
+# A call's signature; the addresses of its arrays, `out` being `x` where there is none; the keys of the windows of
+# symmetric memory in which they are, or 0; and whether they are on the host.
+Signed = tuple[Signature, tuple[int, int], tuple[int, int], bool]
 
 
 def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tuple) -> Signed:
     """Raises: Unsigned."""
+    if out is None and type(x) is np.ndarray and x.size:  # most calls
+        flags = x.flags.num & (C_CONTIGUOUS | WRITEABLE)
+        if not flags & C_CONTIGUOUS:
+            raise Unsigned
+        address = get_address(x)
+        key = memory.windows.key_at(address)
+        kind = memory.kinds[key] if key in memory.kinds else memory.kind(key)
+        return (collective, options, x.dtype, x.size, flags, kind), (address, address), (key, key), True
     described, address, key = describe(memory, x)
-    on_host = described[0] != "device"
+    on_host = described[0] is not DEVICE
     if out is None:
         if not on_host and collective not in IN_PLACE:
             raise Unsigned  # its result will lie elsewhere each time
-        return Signed((collective, options, described), (address, address), (key, key), on_host)
+        return (collective, options, *described), (address, address), (key, key), on_host
     out_described, out_address, out_key = describe(memory, out)
     overlap = None
     if x is not None and out_address < address + x.nbytes and address < out_address + out.nbytes:
         overlap = out_address - address
     signature = collective, options, described, out_described, overlap
-    return Signed(signature, (address, out_address), (key, out_key), on_host)
+    return signature, (address, out_address), (key, out_key), on_host
 
 
 def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
@@ -55,9 +61,10 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
         flags = x.flags.num & (C_CONTIGUOUS | WRITEABLE)
         if not flags & C_CONTIGUOUS:
             raise Unsigned
-        address = MPI.Get_address(x) if x.size else 0
+        size = x.size
+        address = get_address(x) if size else 0
         key = memory.windows.key_at(address)
-        return (x.dtype, x.size, flags, memory.kind(key)), address, key
+        return (x.dtype, size, flags, memory.kinds[key] if key in memory.kinds else memory.kind(key)), address, key
     if x is None:
         return (None,), 0, 0
     torch = sys.modules.get("torch")
@@ -72,7 +79,7 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
     address = view.data.ptr
     writable = getattr(view.flags, "writeable", True)
     return (
-        ("device", device.place, view.dtype, len(view), writable, address, memory.windows.key_at(address)),
+        (DEVICE, device.place, view.dtype, len(view), writable, address, memory.windows.key_at(address)),
         address,
         0,
     )

@@ -7,7 +7,7 @@ import torch
 
 from collectives.communicator import Communicator
 from collectives.plan import Plan
-from collectives.resolve import OPTIONS, Request
+from collectives.resolve import OPTIONS
 from collectives.torch_backend.call import Call, Tensors
 
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
@@ -28,7 +28,7 @@ def run(comm: Communicator, call: Call, run_plan: Callable[[Plan], Any]) -> None
     else:
         x, out = pack(call.given, call.moves_only), pack(call.taken, call.moves_only, is_empty=True)
         result = out
-    comm._resolver.run(Request(call.collective, x, out, options, run_plan, note, call.place))
+    comm._resolver.run(call.collective, x, out, options, run_plan, note, call.place)
     if call.taken:
         unpack(result, call.taken)
 
