@@ -37,12 +37,13 @@ class Network(NamedTuple):
     The defaults are of two cores of a server (benchmarks/results) and of 10 Gbit/s Ethernet.
     """
 
-    within: Link = Link(3e-6, 1.7e-10)  # between two ranks of a node: tried
+    within: Link = Link(3e-6, 2.1e-10)  # between two ranks of a node: tried
     between: Link = Link(3e-5, 8e-10)  # between two nodes, of which one rank each talks: tried
     gamma_s_per_byte: float = 5e-11  # to fold a byte that has arrived, or that is pulled, all cores at it: fold_rate
     copy_s_per_byte: float = 8e-11  # to copy a byte, all cores at it: copy_rate
     meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting
-    system: Link = Link(1e-6, 4e-11)  # more, to reach arrays through the system: for a meeting, and for a byte
+    system: Link = Link(2e-6, 1e-10)  # more, to reach arrays through the system: for a meeting, and for a byte
+    pull_s_per_byte: float = 0.0  # more, for a byte of another rank's memory
     cores: float = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
     nic: Link | None = None  # how long a message keeps others off its node's way out, or in; None: one pair fills it
     segment_bytes: int = 1 << 20  # of what is folded as it comes from another node
@@ -100,11 +101,12 @@ class Work(NamedTuple):
     folded: int
     streamed: int  # of the folded, what comes from beyond
     copied: int
+    pulled: int  # of both, what comes from other ranks' memory or goes there
     meets: int
 
 
 NOTHING = Traffic(0, 0)
-NO_WORK = Work(NOTHING, NOTHING, NOTHING, NOTHING, 0, 0, 0, 0)
+NO_WORK = Work(NOTHING, NOTHING, NOTHING, NOTHING, 0, 0, 0, 0, 0)
 
 
 class Load(NamedTuple):
@@ -180,6 +182,7 @@ def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
     folding = (work.folded - work.streamed) * chunk_bytes * network.gamma_s_per_byte
     folding += network.folding_s(work.streamed * chunk_bytes)
     copying = work.copied * chunk_bytes * network.copy_s_per_byte
+    copying += work.pulled * chunk_bytes * network.pull_s_per_byte
     return messages + crowd * (folding + copying + work.meets * network.meet_s)
 
 
@@ -280,4 +283,6 @@ def work_of(shape: Shape, rank: int, size: int, node: Collection[int]) -> Work:
         folded += message.folded
         streamed += message.folded * far
     (near_in, far_in), (near_out, far_out) = ways
-    return Work(near_out, far_out, near_in, far_in, folded, streamed, shape.copied, meets=bool(shape.meets))
+    return Work(
+        near_out, far_out, near_in, far_in, folded, streamed, shape.copied, shape.pulled, meets=bool(shape.meets)
+    )

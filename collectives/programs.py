@@ -27,11 +27,12 @@ class Message(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a rank does in a round; `copied` and `folded` are chunks in its node's memory."""
+    """What a rank does in a round; `copied` and `folded` are chunks in its node's memory, `pulled` those of others."""
 
     messages: tuple[Message, ...] = ()
     copied: int = 0
     folded: int = 0
+    pulled: int = 0
     meets: tuple[int, ...] = ()  # offsets of those who meet, as they are
 
 
@@ -48,13 +49,13 @@ class Program(NamedTuple):
         """The program's structure and its numbers, from which programs of one family differ linearly.
 
         A stretch has its numbers of messages and of those who meet, and which messages are sent; and its end, chunks
-        copied and folded, offset and chunks of each message, and offsets of those who meet.
+        copied, folded and pulled, offset and chunks of each message, and offsets of those who meet.
         """
         structure: list[int] = []
         numbers: list[int] = []
-        for (messages, copied, folded, meets), end in zip(self.shapes, self.ends, strict=True):
+        for (messages, copied, folded, pulled, meets), end in zip(self.shapes, self.ends, strict=True):
             structure += len(messages), len(meets), *(m.is_send for m in messages)
-            numbers += end, copied, folded, *(n for m in messages for n in m[1:]), *meets
+            numbers += end, copied, folded, pulled, *(n for m in messages for n in m[1:]), *meets
         return structure, numbers
 
 
@@ -149,7 +150,7 @@ def program(rounds: Sequence[Round], rank: int, size: int) -> Program:
 
 def shape_of(moves: Round, rank: int, size: int) -> Shape:
     chunks: dict[tuple[bool, int], list[int]] = {}
-    copied = folded = 0
+    copied = folded = pulled = 0
     meets: tuple[int, ...] = ()
     for move in moves:
         match move:
@@ -159,8 +160,10 @@ def shape_of(moves: Round, rank: int, size: int) -> Shape:
                 sums[1] += len(run) * isinstance(move, Fold)
             case Copy(_, run) | Pull(_, _, run) | Push(_, run, _):
                 copied += len(run)
+                pulled += len(run) * (not isinstance(move, Copy))
             case PullFold(sources, _, run):
                 folded += len(sources) * len(run)
+                pulled += (len(sources) - (rank in sources)) * len(run)
             case Meet(ranks):
                 meets = tuple(other - rank for other in ranks)
-    return Shape(tuple(Message(*way, *sums) for way, sums in chunks.items()), copied, folded, meets)
+    return Shape(tuple(Message(*way, *sums) for way, sums in chunks.items()), copied, folded, pulled, meets)

@@ -77,8 +77,7 @@ def speeds_of(row: Algorithm, nbytes: int, size: int, network: Network, memory: 
         return network
     return network._replace(
         meet_s=network.meet_s + alpha * through_system,
-        gamma_s_per_byte=network.gamma_s_per_byte + beta,
-        copy_s_per_byte=network.copy_s_per_byte + beta,
+        pull_s_per_byte=beta,
     )
 
 

@@ -112,7 +112,7 @@ def count_busy(code: Code, busy) -> None:
             end = number(code, rank, numbers)
             if is_busy(code, rank, structure, numbers):
                 busy[code.node_of[rank], begin:end] += 1
-            begin, structure, numbers = end, structure + 2 + num_messages, numbers + 3 + 3 * num_messages + num_meets
+            begin, structure, numbers = end, structure + 2 + num_messages, numbers + 4 + 3 * num_messages + num_meets
 
 
 @compiled
@@ -148,14 +148,14 @@ def begin_round(code: Code, speeds: Speeds, state: State, rank: int, events, goi
     copied, folded = number(code, rank, numbers + 1), number(code, rank, numbers + 2)
     now = state.clock[rank] + crowd(code, state, rank) * (copied * speeds.copy + folded * speeds.fold)
     if num_meets:
-        meet(code, speeds, state, rank, now, numbers + 3 + 3 * num_messages, num_meets, going, log)
+        meet(code, speeds, state, rank, now, numbers + 4 + 3 * num_messages, num_meets, going, log)
     elif num_messages == 0:
         end_round(state, rank, now, going, log)
     else:
         state.began[rank] = state.over[rank] = now
         state.waiting[rank], state.pending[rank] = state.round[rank], num_messages
         for nth in range(num_messages):
-            peer = peer_at(code, rank, numbers + 3 + 3 * nth)
+            peer = peer_at(code, rank, numbers + 4 + 3 * nth)
             if state.waiting[peer] == state.round[rank]:
                 begin_message(code, state, rank, peer, nth, events)
 
@@ -164,7 +164,7 @@ def begin_round(code: Code, speeds: Speeds, state: State, rank: int, events, goi
 def begin_message(code: Code, state: State, rank: int, peer: int, nth: int, events) -> None:
     """Let a message go, if the peer has its other end."""
     structure, numbers = state.at[rank]
-    at, is_send = numbers + 3 + 3 * nth, code.structure[structure + 2 + nth]
+    at, is_send = numbers + 4 + 3 * nth, code.structure[structure + 2 + nth]
     chunks = number(code, rank, at + 1)
     found, theirs = counterpart(code, state, peer, rank, is_send, chunks)
     if found:
@@ -178,7 +178,7 @@ def counterpart(code: Code, state: State, rank: int, peer: int, is_send: int, ch
     """Whether a rank takes what the peer sends, or sends what it takes; and how much of it the rank folds."""
     structure, numbers = state.at[rank]
     for nth in range(code.structure[structure]):
-        at = numbers + 3 + 3 * nth
+        at = numbers + 4 + 3 * nth
         same_peer = peer_at(code, rank, at) == peer
         if same_peer and code.structure[structure + 2 + nth] != is_send and number(code, rank, at + 1) == chunks:
             return True, number(code, rank, at + 2)
