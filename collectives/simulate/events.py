@@ -91,7 +91,7 @@ def find_stretch(code: Code, state: State, rank: int) -> bool:
         state.round[rank] = end
         num_messages, num_meets = code.structure[structure], code.structure[structure + 1]
         state.at[rank, 0] += 2 + num_messages
-        state.at[rank, 1] += 3 + 3 * num_messages + num_meets
+        state.at[rank, 1] += 4 + 3 * num_messages + num_meets
     return False
 
 
