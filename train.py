@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import collectives
-from collectives import environment
+from collectives.job import environment
 from models.flags import parse
 from models.gpt import GPT
 from models.hf import save_hugging_face

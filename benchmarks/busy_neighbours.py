@@ -22,7 +22,7 @@ from document import machine, output
 
 import collectives
 import collectives.torch_backend  # registers the backend
-from collectives.job import start_mpi
+from collectives.job.launch import start_mpi
 
 BUSY = "while True: pass"
 Ways = dict[str, Callable[[], object]]

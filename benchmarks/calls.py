@@ -21,7 +21,7 @@ from document import machine, output
 from peers import COLLECTIVES, LONG_ENOUGH_S, arrays, mpi_call
 
 import collectives
-from collectives.job import library_name, start_mpi
+from collectives.job.launch import library_name, start_mpi
 
 MPI = start_mpi()
 NUM_SETS = 8  # of arrays that take turns

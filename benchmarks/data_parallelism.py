@@ -37,8 +37,8 @@ from turns import Contestant
 from wire import Traffic, Wire
 
 import collectives
-from collectives import draw
-from collectives.settings import Parser, positive
+from collectives.job.settings import Parser, positive
+from collectives.schedule import draw
 from models.gpt import GPT, GPTConfig
 from parallelism.data_parallel import num_bytes
 from parallelism.zero import Zero

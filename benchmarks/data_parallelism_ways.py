@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from wire import Wire
 
 from collectives import Communicator
-from collectives.arrays import to_torch
+from collectives.arrays.views import to_torch
 from models.gpt import GPT
 from models.optimizer import AdamW, Optimizer
 from parallelism.arena import Arena

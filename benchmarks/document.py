@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from collectives.job import library_name, start_mpi
+from collectives.job.launch import library_name, start_mpi
 
 PACKAGES = ("numpy", "torch", "deepspeed")
 

@@ -25,7 +25,7 @@ import torch
 from document import output, table, write
 
 import collectives
-from collectives.settings import Parser, positive
+from collectives.job.settings import Parser, positive
 from models.gpt import flops_per_token
 from models.optimizer import BETAS, decay_groups, learning_rate
 from parallelism.precision import DTYPES, HALVES

@@ -25,7 +25,7 @@ from document import output, table, write
 from torch import Tensor, nn
 
 import collectives
-from collectives.settings import Parser, positive
+from collectives.job.settings import Parser, positive
 from models.gpt import GPT, CausalSelfAttention, CrossEntropy, GPTConfig
 from parallelism.plan import Loss, Vocabulary, gpt2_plan, parallelize
 from parallelism.sequence import TokenShards

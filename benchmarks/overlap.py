@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import collectives
-from collectives.job import library_name
+from collectives.job.launch import library_name
 
 
 def timed(comm: collectives.Communicator, action: Callable[[], None], repeats: int) -> float:

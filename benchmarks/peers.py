@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import collectives
-from collectives.job import library_name, start_mpi
+from collectives.job.launch import library_name, start_mpi
 
 MPI = start_mpi()
 from collectives.bench.peers import mpi_call, start_torch, torch_call  # noqa: E402  once MPI is ready

@@ -32,7 +32,7 @@ from pipelining_table import table
 from torch import Tensor
 
 import collectives
-from collectives.settings import Parser, positive
+from collectives.job.settings import Parser, positive
 from models.gpt import GPTConfig
 from parallelism.pipeline import Passes
 from parallelism.pipeline_schedule import registry

@@ -23,7 +23,7 @@ from peers import MPI
 
 import collectives
 from collectives.bench.constants import speeds
-from collectives.settings import Parser, positive
+from collectives.job.settings import Parser, positive
 from models.data import load_tokens
 from parallelism.planner import Machine, ParallelLayout, PlannedLayout, TrainingJob, best
 from parallelism.planner.ranks import machine

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from turns import Contestant
 
 import collectives
-from collectives.settings import Parser, positive
+from collectives.job.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
 
 RTOL = 1e-4  # of float32's sums in another order

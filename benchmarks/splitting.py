@@ -28,7 +28,7 @@ from torch import Tensor
 from turns import Contestant
 
 import collectives
-from collectives.settings import Parser, positive
+from collectives.job.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
 from parallelism.exchange import TensorCollectives
 from parallelism.plan import gpt2_plan, parallelize

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch_suite import add, read
 
-from collectives.job import start_mpi
+from collectives.job.launch import start_mpi
 from collectives.torch_backend import MPIStore
 
 SUITE = "torch.testing._internal.distributed.distributed_test"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import collectives
 from collectives import algorithms
-from collectives.schedule import Fold, Recv, Send
+from collectives.schedule.moves import Fold, Recv, Send
 
 BY_MESSAGES = {
     "all_reduce": "ring",

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
-    from collectives.errors import CommunicationError, InputError
-    from collectives.job import world
-    from collectives.plan import Plan
+    from collectives.job.errors import CommunicationError, InputError
+    from collectives.job.launch import world
+    from collectives.runtime.plan import Plan
 
 __all__ = ["CommunicationError", "Communicator", "InputError", "Plan", "algorithms", "world"]
 
 HOMES = {
     "algorithms": "collectives.algorithms",
-    "CommunicationError": "collectives.errors",
-    "Plan": "collectives.plan",
+    "CommunicationError": "collectives.job.errors",
+    "Plan": "collectives.runtime.plan",
     "Communicator": "collectives.communicator",
-    "InputError": "collectives.errors",
-    "world": "collectives.job",
+    "InputError": "collectives.job.errors",
+    "world": "collectives.job.launch",
 }
 
 

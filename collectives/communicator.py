@@ -13,24 +13,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives import arrays, environment, links, memory
-from collectives.agreement import Agreement
-from collectives.arguments import OPERANDS, check_rank, check_writable
-from collectives.binding import bookkeeping
-from collectives.cost import NETWORK, Network
-from collectives.device import Device, SharingDevice, host
-from collectives.device_memory import DeviceMemory
-from collectives.executor import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS
-from collectives.fuse import Fused, Parts
-from collectives.job import after_fork, library_name
-from collectives.memory import SymmetricMemory, Windows
-from collectives.plan import Plan, Progress
-from collectives.point_to_point import Mailbox, PointToPoint, RecvMessage, SendMessage
-from collectives.record import Call, Calls, Record
-from collectives.resolve import Resolver
-from collectives.topology import Topology, refuse_levels
-from collectives.tuning import Tuning, parse_tuning, read_tuning
-from collectives.watchdog import Watchdog
+from collectives.arrays import memory, views
+from collectives.arrays.device import Device, SharingDevice, host
+from collectives.arrays.device_memory import DeviceMemory
+from collectives.arrays.memory import SymmetricMemory, Windows
+from collectives.job import environment
+from collectives.job.launch import after_fork, library_name
+from collectives.runtime.arguments import OPERANDS, check_rank, check_writable
+from collectives.runtime.binding import bookkeeping
+from collectives.runtime.checks.agreement import Agreement
+from collectives.runtime.checks.call_log import Call, Calls, Record
+from collectives.runtime.checks.watchdog import Watchdog
+from collectives.runtime.choose import links
+from collectives.runtime.choose.tuning import Tuning, parse_tuning, read_tuning
+from collectives.runtime.fuse import Fused, Parts
+from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS
+from collectives.runtime.plan import Plan, Progress
+from collectives.runtime.point_to_point import Mailbox, PointToPoint, RecvMessage, SendMessage
+from collectives.runtime.resolve import Resolver
+from collectives.schedule.cost import NETWORK, Network
+from collectives.schedule.topology import Topology, refuse_levels
 
 LARGEST_ARRAY_BYTES = 1 << 46
 # What ranks agree by before they know the topology.
@@ -41,7 +43,7 @@ REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuP
 os.register_at_fork(after_in_child=after_fork)
 
 
-class Family(NamedTuple):
+class SharedState(NamedTuple):
     """What communicators that come from one by `split` have in common."""
 
     progress: Progress
@@ -73,7 +75,7 @@ class Communicator:
         segment_bytes: int = SEGMENT_BYTES,
         levels: Sequence[int] | None = None,
         node: int | None = None,
-        family: Family | None = None,
+        family: SharedState | None = None,
         tuning: Tuning | None = None,
         calls: Calls | None = None,
     ):
@@ -85,7 +87,7 @@ class Communicator:
         self._num_plans = 0
         self._mailbox = Mailbox(mpi_comm.Dup(), self._num_tags)
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
-        self._family = family or Family(Progress(environment.crowded(shared.size)), Windows())
+        self._family = family or SharedState(Progress(environment.crowded(shared.size)), Windows())
         self._progress = self._family.progress
         self._agreement = Agreement(self.rank, self.size, partial(bookkeeping, self))
         said = f"Communicator(segment_bytes={segment_bytes}{'' if levels is None else f', {levels=}'})"
@@ -220,7 +222,7 @@ class Communicator:
         Raises: InputError on every rank where there is no such device, or not so much memory.
         """
         with self.agreed("empty"):
-            view_device, lengths, known = arrays.device(device), arrays.shape_of(shape), arrays.dtype_of(dtype)
+            view_device, lengths, known = views.device(device), views.shape_of(shape), views.dtype_of(dtype)
             if (count := math.prod(lengths)) * known.itemsize > LARGEST_ARRAY_BYTES:
                 raise ValueError(f"shape {shape!r} of {known} is of more memory than a process can address")
         return self._new(view_device, count, known).reshape(lengths)
@@ -470,7 +472,7 @@ class Communicator:
         return self._message(RecvMessage, x, source, tag, f"recv from rank {source} with tag {tag}", blocking)
 
     def _message(self, kind: type[PointToPoint], x: Any, peer: int, tag: int, words: str, blocking: bool) -> Any:
-        device, view = arrays.flat(x)
+        device, view = views.flat(x)
         if kind is RecvMessage:
             check_writable(view, "x")
         plan = Plan(words, x, self._progress, device, [kind(self._mailbox, device, view, peer, tag)])

@@ -1,6 +1,6 @@
 from collectives.algorithms import ring
-from collectives.contract import check
-from collectives.schedule import render
+from collectives.schedule.moves import render
+from collectives.schedule.proof import check
 
 print(render(ring.reduce_scatter, 4))
 for size in range(1, 34):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectives.settings import Range, check
+from collectives.job.settings import Range, check
 from models.ranges import DROPOUT, HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
 
 

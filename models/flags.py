@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from collectives.settings import Parser, refusal, value_type
+from collectives.job.settings import Parser, refusal, value_type
 
 C = TypeVar("C")
 
@@ -16,7 +16,7 @@ C = TypeVar("C")
 def parse(kind: type[C], description: str, arguments: Sequence[str] | None = None) -> C:
     """Make a `kind` from flags; what they leave out is taken from the `--config` file, then from the defaults.
 
-    A field's help is its metadata["help"]; collectives/settings.py says what else it may have.
+    A field's help is its metadata["help"]; collectives/job/settings.py says what else it may have.
 
     Raises: ValueError for an unknown flag or key, or a value that can't be.
     """

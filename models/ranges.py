@@ -1,6 +1,6 @@
 """What numbers a training run's settings may be: for train.py, the planner and a GPT alike."""
 
-from collectives.settings import Range
+from collectives.job.settings import Range
 
 COUNT = Range(1, 10**9)
 COUNT_OR_NONE = Range(0, 10**9)

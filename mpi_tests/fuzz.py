@@ -22,7 +22,7 @@ import numpy as np
 
 import collectives
 from collectives.algorithms import Reach, rows
-from collectives.arrays import dtype_of
+from collectives.arrays.views import dtype_of
 from mpi_tests.helpers.reference import COLLECTIVES, DTYPES, HALVES, REDUCTIONS, ROOTED, draw, ops_of, reduced
 
 COUNTED = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")  # they take lengths of chunks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from collectives.arrays import to_torch
+from collectives.arrays.views import to_torch
 
 if TYPE_CHECKING:
     from collectives import Communicator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from collectives.arrays import to_torch
+from collectives.arrays.views import to_torch
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan

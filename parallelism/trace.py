@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from collectives.draw import save, time_axis
+from collectives.schedule.draw import save, time_axis
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, needs, result
 from parallelism.pipeline_schedule.picture import LABELS, WAIT, ScheduleGrid, action_of, figure, length, planned
 from parallelism.pipeline_schedule.price import Costs, Span, Timeline

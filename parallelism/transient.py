@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from collectives import arrays
-from collectives.arrays import to_torch
+from collectives.arrays import views
+from collectives.arrays.views import to_torch
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +23,12 @@ class ReleasableBuffer:
     """
 
     def __init__(self, count: int, dtype: torch.dtype, device: str = "cpu"):
-        known, self.pages = arrays.dtype_of(str(dtype).removeprefix("torch.")), None
+        known, self.pages = views.dtype_of(str(dtype).removeprefix("torch.")), None
         if device == "cpu" and count and hasattr(mmap, "MADV_DONTNEED"):
             self.pages = large_pages(count * known.itemsize)
             self.array: Any = np.frombuffer(self.pages, np.uint8, count * known.itemsize).view(known)
         else:
-            self.array = arrays.device(device).empty(count, known)
+            self.array = views.device(device).empty(count, known)
         self.tensor: Tensor = to_torch(self.array)
         self.zero()
 

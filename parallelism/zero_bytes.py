@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from collectives import algorithms
-from collectives.schedule import Fold, Pull, PullFold, Recv, Round
+from collectives.schedule.moves import Fold, Pull, PullFold, Recv, Round
 from parallelism.precision import MasterWeights
 from parallelism.zero_units import ShardGroups
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from collectives.schedule import shares
+from collectives.schedule.moves import shares
 from parallelism.arena import own_gradient
 from parallelism.precision import MasterWeights, like
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collectives.settings import check
+from collectives.job.settings import check
 from models import ranges
 from models.gpt import GPT, GPTConfig
 from parallelism.finite import POLICIES

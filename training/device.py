@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from collectives import arrays
+from collectives.arrays import views
 from parallelism.precision import HALVES
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def own_device(name: str, comm: Communicator) -> str:
     """
     if name == "cpu":
         return name
-    memory = arrays.device(name)  # refuses what is not there
+    memory = views.device(name)  # refuses what is not there
     if not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: this torch sees no CUDA device; install one built for CUDA, or use 'cpu'")
     node = comm.topology.nodes[comm.topology.node_of[comm.rank]]

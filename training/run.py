@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 import collectives
-from collectives import InputError, environment
-from collectives.errors import LoneInputError
+from collectives import InputError
+from collectives.job import environment
+from collectives.job.errors import LoneInputError
 from models.data import TokenWindows, documents
 from models.gpt import GPT, flops_per_token
 from models.optimizer import adamw, learning_rate

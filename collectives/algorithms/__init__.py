@@ -20,7 +20,7 @@ from collectives.algorithms import (
     tree,
 )
 from collectives.algorithms.counterparts import Groups
-from collectives.schedule import Round, Schedule
+from collectives.schedule.moves import Round, Schedule
 
 # Collectives with a root; their algorithms take it as a third argument.
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})

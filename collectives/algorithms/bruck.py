@@ -8,7 +8,7 @@ src/mpi/coll/alltoall/alltoall_intra_brucks.c.
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
-from collectives.schedule import Copy, Recv, Round, Send, arc
+from collectives.schedule.moves import Copy, Recv, Round, Send, arc
 
 
 def all_gather(rank: int, size: int) -> Iterator[Round]:
@@ -16,7 +16,7 @@ def all_gather(rank: int, size: int) -> Iterator[Round]:
 
     Cost: ceil(log2 p) alpha + n(p-1)/p beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_gather, 3))
     round 0:  0->2 [0]   1->0 [1]   2->1 [2]
     round 1:  0->1 [0]   1->2 [1]   2->0 [2]
@@ -37,7 +37,7 @@ def all_to_all(rank: int, size: int) -> Iterator[Round]:
 
     Cost: ceil(log2 p) alpha + n b/p beta, b being the ones among the bits of 0 to p-1: p/2 log2 p for a power of two.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_to_all, 2))
     round 0:  0: [0-1]>[4-5]   1: [1]>[4]   1: [0]>[5]
     round 1:  0: [5]>[2]   1: [5]>[2]

@@ -6,7 +6,7 @@ ompi/mca/coll/base/coll_base_reduce.c, ompi_coll_base_reduce_intra_pipeline.
 
 from collections.abc import Callable, Iterator
 
-from collectives.schedule import Fold, Move, Recv, Round, Send, chunk
+from collectives.schedule.moves import Fold, Move, Recv, Round, Send, chunk
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
@@ -14,7 +14,7 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
     Cost: 2(p-1) (alpha + n/p beta).
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(broadcast, 3))
     round 0:  0->1 [0]
     round 1:  0->1 [1]   1->2 [0]
@@ -34,7 +34,7 @@ def all_reduce(rank: int, size: int) -> Iterator[Round]:
 
     Cost: 3(p-1) alpha + n(4p-5)/p beta + 2n(p-1)/p gamma.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_reduce, 3))
     round 0:  0->1 [0]+
     round 1:  0->1 [1]+   1->2 [0]+
@@ -55,7 +55,7 @@ def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 
     Cost: 2(p-1) alpha + 2n(p-1)/p (beta + gamma).
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(reduce_scatter, 3))
     round 0:  0->1 [0]+
     round 1:  0->1 [1]+   1->2 [0]+
@@ -71,7 +71,7 @@ def reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
     Cost: (2p-1) alpha + n(2p-1)/p beta + 2n(p-1)/p gamma; to the last rank, one round less.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(reduce, 3))
     round 0:  0->1 [0]+
     round 1:  0->1 [1]+   1->2 [0]+

@@ -12,7 +12,7 @@ from itertools import pairwise as neighbours
 from typing import NamedTuple
 
 from collectives.algorithms import direct, pairwise, ring
-from collectives.schedule import MESSAGES, Meet, Round, Schedule, embed
+from collectives.schedule.moves import MESSAGES, Meet, Round, Schedule, embed
 
 Group = int | tuple["Group", ...]  # a rank, or a tuple of groups
 Groups = tuple[Group, ...]

@@ -12,7 +12,7 @@ Source: vLLM, csrc/custom_all_reduce.cuh, cross_device_reduce_1stage and _2stage
 
 from collections.abc import Iterator
 
-from collectives.schedule import Copy, Meet, Move, Pull, PullFold, Push, Round, chunk
+from collectives.schedule.moves import Copy, Meet, Move, Pull, PullFold, Push, Round, chunk
 
 
 def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
@@ -20,7 +20,7 @@ def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
 
     Cost: 3 alpha + n(p-1)/p beta + n gamma.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(two_shot, 3))
     round 0:  (0-2)
     round 1:  0-2=>0 [0]+   0-2=>1 [1]+   0-2=>2 [2]+
@@ -40,7 +40,7 @@ def staged_two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round
 
     Cost: 2 alpha + 2n beta + n gamma.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(staged_two_shot, 2))
     round 0:  0: [0-1]>[2-3]   1: [0-1]>[2-3]
     round 1:  (0-1)
@@ -62,7 +62,7 @@ def one_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
 
     Cost: alpha + n beta + np gamma.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(one_shot, 2))
     round 0:  0: [0-1]>[2-3]   1: [0-1]>[2-3]
     round 1:  (0-1)
@@ -79,7 +79,7 @@ def reduce_scatter(rank: int, size: int, apart: bool = False) -> Iterator[Round]
 
     Cost: 2 alpha + n gamma.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(reduce_scatter, 2))
     round 0:  (0-1)
     round 1:  0-1=>0 [0]+   0-1=>1 [1]+
@@ -93,7 +93,7 @@ def staged_reduce_scatter(rank: int, size: int, apart: bool = False) -> Iterator
 
     Cost: alpha + n beta + n gamma.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(staged_reduce_scatter, 2))
     round 0:  0: [0-1]>[2-3]   1: [0-1]>[2-3]
     round 1:  (0-1)
@@ -108,7 +108,7 @@ def all_gather(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
 
     Cost: 2 alpha + n(p-1)/p beta; `apart`, n beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_gather, 3))
     round 0:  (0-2)
     round 1:  1=>0 [1]   2=>0 [2]   2=>1 [2]   0=>1 [0]   0=>2 [0]   1=>2 [1]
@@ -122,7 +122,7 @@ def staged_all_gather(rank: int, size: int, apart: bool = False) -> Iterator[Rou
 
     Cost: alpha + n beta; `apart`, n(p+1)/p beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(staged_all_gather, 2))
     round 0:  0: [0]>[2]   1: [1]>[3]
     round 1:  (0-1)
@@ -141,7 +141,7 @@ def all_to_all(rank: int, size: int) -> Iterator[Round]:
 
     Cost: 2 alpha + n beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_to_all, 2))
     round 0:  (0-1)
     round 1:  0: [0]>[2]   1=>0 [0]>[3]   1: [1]>[3]   0=>1 [1]>[2]
@@ -155,7 +155,7 @@ def staged_all_to_all(rank: int, size: int) -> Iterator[Round]:
 
     Cost: alpha + 2n beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(staged_all_to_all, 2))
     round 0:  0: [0-1]>[4-5]   1: [0-1]>[4-5]
     round 1:  (0-1)
@@ -174,7 +174,7 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
     Cost: 2 alpha + n(p-1)/p beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(broadcast, 3))
     round 0:  (0-2)
     round 1:  0~>1 [1]   0~>2 [2]   0=>1 [0]   0=>1 [2]   0=>2 [0-1]
@@ -192,7 +192,7 @@ def staged_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
     Cost: alpha + 2n beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(staged_broadcast, 3))
     round 0:  0: [0-2]>[3-5]
     round 1:  (0-2)
@@ -210,7 +210,7 @@ def reduce(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator
 
     Cost: 2 alpha + n beta + n gamma.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(reduce, 2, root=1))
     round 0:  (0-1)
     round 1:  0-1=>0 [0]>[2]+   0-1=>1 [1]>[3]+
@@ -230,7 +230,7 @@ def gather(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator
 
     Cost: 2 alpha + n(p-1)/p beta; `apart`, n beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(gather, 3))
     round 0:  (0-2)
     round 1:  1=>0 [1]   2=>0 [2]
@@ -244,7 +244,7 @@ def scatter(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterato
 
     Cost: 2 alpha + n/p beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(scatter, 3))
     round 0:  (0-2)
     round 1:  0=>1 [1]   0=>2 [2]
@@ -260,7 +260,7 @@ def barrier(rank: int, size: int) -> Iterator[Round]:
 
     Cost: alpha.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(barrier, 3))
     round 0:  (0-2)
     """

@@ -5,7 +5,7 @@ Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1
 
 from collections.abc import Iterator
 
-from collectives.schedule import Recv, Round, Send
+from collectives.schedule.moves import Recv, Round, Send
 
 
 def barrier(rank: int, size: int) -> Iterator[Round]:
@@ -13,7 +13,7 @@ def barrier(rank: int, size: int) -> Iterator[Round]:
 
     Cost: ceil(log2 p) alpha.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(barrier, 3))
     round 0:  0->1 []   1->2 []   2->0 []
     round 1:  0->2 []   1->0 []   2->1 []

@@ -9,7 +9,7 @@ NCCL, src/graph/trees.cc, whose trees these are.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collectives.schedule import Fold, Move, Recv, Round, Send, backwards, shares
+from collectives.schedule.moves import Fold, Move, Recv, Round, Send, backwards, shares
 
 
 class Tree(NamedTuple):
@@ -39,15 +39,15 @@ class Tree(NamedTuple):
         """The round in which a place's first chunk goes up: after its children's, which come one by one."""
         return 2 * ((place & -place).bit_length() - 1) + (place > self.parent(place) > 0)
 
-    def links(self, rank: int) -> Iterator["Link"]:
+    def links(self, rank: int) -> Iterator["TreeEdge"]:
         """What a rank does on the way up: first with each child, then with its parent."""
         place = self.place(rank)
-        yield from (Link(Fold, self.rank(child), self.start(child), self.chunks) for child in self.children(place))
+        yield from (TreeEdge(Fold, self.rank(child), self.start(child), self.chunks) for child in self.children(place))
         if place > 0:
-            yield Link(Send, self.rank(self.parent(place)), self.start(place), self.chunks)
+            yield TreeEdge(Send, self.rank(self.parent(place)), self.start(place), self.chunks)
 
 
-class Link(NamedTuple):
+class TreeEdge(NamedTuple):
     """One chunk after the other, from round `start` on, goes from a rank to its parent."""
 
     take: type[Send] | type[Fold]
@@ -75,7 +75,7 @@ def all_reduce(rank: int, size: int) -> Iterator[Round]:
 
     Cost: r alpha + at most 2r n/p beta + r n/p gamma, in r = 2 (2 floor(log2(p-1)) + ceil(p/2)) rounds.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_reduce, 4))
     round 0:  1->2 [0]+   2->1 [2]+
     round 1:  0->1 [2]+   1->2 [1]+   2->1 [3]+   3->2 [0]+

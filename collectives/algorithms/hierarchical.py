@@ -31,7 +31,7 @@ from collectives.algorithms.counterparts import (
     order,
     whole,
 )
-from collectives.schedule import Round, shares
+from collectives.schedule.moves import Round, shares
 
 
 def all_reduce(
@@ -47,7 +47,7 @@ def all_reduce(
     Cost: with rings, 2(l+k-2) alpha + 2n(p-1)/p beta + n(p-1)/p gamma.
 
     >>> from functools import partial
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(partial(all_reduce, groups=((0, 1), (2, 3, 4))), 5))
     round 0:  0->1 [3-4]+   1->0 [0-2]+   2->3 [3-4]+   3->4 [0-1]+   4->2 [2]+
     round 1:  2->3 [2]+   3->4 [3-4]+   4->2 [0-1]+
@@ -74,7 +74,7 @@ def reduce_scatter(
     Cost: with rings, if ranks follow each other in groups, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p (beta + gamma).
 
     >>> from functools import partial
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(partial(reduce_scatter, groups=((0, 1), (2, 3))), 4))
     round 0:  0->1 [1]+   0->1 [3]+   1->0 [0]+   1->0 [2]+   2->3 [1]+   2->3 [3]+   3->2 [0]+   3->2 [2]+
     round 1:  0->2 [2]+   1->3 [3]+   2->0 [0]+   3->1 [1]+
@@ -90,7 +90,7 @@ def all_gather(
     Cost: with rings, if ranks follow each other in groups, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p beta.
 
     >>> from functools import partial
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(partial(all_gather, groups=((0, 1), (2, 3))), 4))
     round 0:  0->2 [0]   1->3 [1]   2->0 [2]   3->1 [3]
     round 1:  0->1 [0]   0->1 [2]   1->0 [1]   1->0 [3]   2->3 [0]   2->3 [2]   3->2 [1]   3->2 [3]
@@ -124,7 +124,7 @@ def broadcast(
     Cost: (ceil(log2 k) + ceil(log2 l)) (alpha + n beta).
 
     >>> from functools import partial
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(partial(broadcast, groups=((0, 1), (2, 3)), root=3), 4))
     round 0:  3->1 [0-3]
     round 1:  1->0 [0-3]   3->2 [0-3]

@@ -31,7 +31,7 @@ from collectives.algorithms.counterparts import (
     order,
     whole,
 )
-from collectives.schedule import Copy, Meet, Pull, Round
+from collectives.schedule.moves import Copy, Meet, Pull, Round
 
 Datum = tuple[int, int]  # a chunk on its way, by dest and source
 
@@ -48,7 +48,7 @@ def all_to_all(
     Cost: (l+k-2) alpha + n((l-1)/l + (k-1)/k) beta.
 
     >>> from functools import partial
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(partial(all_to_all, groups=((0,), (1, 2))), 3))
     round 0:  1: [0-1]>[10-11]   2: [2]>[4]
     round 1:  1->2 [2]   2->1 [0-1]

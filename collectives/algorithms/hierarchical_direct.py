@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from collectives.algorithms import direct, hierarchical, hierarchical_all_to_all, pairwise, ring, tree
 from collectives.algorithms.counterparts import Groups
-from collectives.schedule import Round
+from collectives.schedule.moves import Round
 
 TO_OWNERS = ring.reduce_scatter, direct.reduce_scatter
 TO_ALL = ring.all_gather, direct.all_gather
@@ -23,7 +23,7 @@ def all_reduce(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     Cost: 4 mu + 2(k-1) alpha + (2n(k-1)/p + n(l-1)/l) beta + (n + n(k-1)/p) gamma.
 
     >>> from functools import partial
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(partial(all_reduce, groups=((0, 1), (2, 3))), 4))
     round 0:  (0-1)   (2-3)
     round 1:  0-1=>0 [0-1]+   0-1=>1 [2-3]+   2-3=>2 [0-1]+   2-3=>3 [2-3]+
@@ -43,7 +43,7 @@ def reduce_scatter(rank: int, size: int, groups: Groups | None = None) -> Iterat
     Cost: 2 mu + (k-1) alpha + n(k-1)/p beta + (n + n(k-1)/p) gamma.
 
     >>> from functools import partial
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(partial(reduce_scatter, groups=((0, 1), (2,))), 3))
     round 0:  (0-1)
     round 1:  0-1=>0 [0]+   0-1=>0 [2]+   0-1=>1 [1]+
@@ -59,7 +59,7 @@ def all_gather(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     Cost: 2 mu + (k-1) alpha + (n(k-1)/p + n(l-1)/l) beta.
 
     >>> from functools import partial
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(partial(all_gather, groups=((0, 1), (2, 3))), 4))
     round 0:  0->2 [0]   1->3 [1]   2->0 [2]   3->1 [3]
     round 1:  (0-1)   (2-3)
@@ -75,7 +75,7 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     Cost: 2 mu + (k-1) alpha + 3n beta, of which n is for putting it in the order of the dests.
 
     >>> from functools import partial
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(partial(all_to_all, groups=((0,), (1, 2))), 3))
     round 0:  (1-2)
     round 1:  1: [0-1]>[10-11]   2=>1 [0-1]>[12-13]   1=>2 [2]>[3]   2: [2]>[4]
@@ -94,7 +94,7 @@ def broadcast(rank: int, size: int, root: int = 0, groups: Groups | None = None)
     Cost: 2 mu + ceil(log2 k) (alpha + n beta) + n(l-1)/l beta.
 
     >>> from functools import partial
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(partial(broadcast, groups=((0, 1), (2, 3)), root=3), 4))
     round 0:  3->1 [0-3]
     round 1:  (0-1)   (2-3)

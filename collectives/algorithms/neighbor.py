@@ -6,7 +6,7 @@ fast Ethernet", 2005; Open MPI, ompi/mca/coll/base/coll_base_allgather.c.
 
 from collections.abc import Iterator
 
-from collectives.schedule import Recv, Round, Send, chunk
+from collectives.schedule.moves import Recv, Round, Send, chunk
 
 
 def all_gather(rank: int, size: int) -> Iterator[Round]:
@@ -14,7 +14,7 @@ def all_gather(rank: int, size: int) -> Iterator[Round]:
 
     Cost: p/2 alpha + n(p-1)/p beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_gather, 6))
     round 0:  0->1 [0]   1->0 [1]   2->3 [2]   3->2 [3]   4->5 [4]   5->4 [5]
     round 1:  0->5 [0-1]   1->2 [0-1]   2->1 [2-3]   3->4 [2-3]   4->3 [4-5]   5->0 [4-5]

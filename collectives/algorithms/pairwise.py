@@ -7,7 +7,7 @@ src/mpi/coll/reduce_scatter/reduce_scatter_intra_pairwise.c.
 
 from collections.abc import Iterator
 
-from collectives.schedule import Copy, Fold, Recv, Round, Send, chunk
+from collectives.schedule.moves import Copy, Fold, Recv, Round, Send, chunk
 
 
 def all_to_all(rank: int, size: int) -> Iterator[Round]:
@@ -15,7 +15,7 @@ def all_to_all(rank: int, size: int) -> Iterator[Round]:
 
     Cost: (p-1) alpha + n(p-1)/p beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_to_all, 3))
     round 0:  0: [0]>[3]   1: [1]>[4]   2: [2]>[5]
     round 1:  0->1 [1]   1->2 [2]   2->0 [0]
@@ -36,7 +36,7 @@ def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 
     Cost: (p-1) alpha + n(p-1)/p (beta + gamma).
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(reduce_scatter, 3))
     round 0:  0->1 [1]+   1->2 [2]+   2->0 [0]+
     round 1:  0->2 [2]+   1->0 [0]+   2->1 [1]+

@@ -12,7 +12,7 @@ src/mpi/coll/allgather/allgather_intra_recursive_doubling.c.
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from collectives.schedule import Fold, Recv, Round, Schedule, Send, backwards, chunk, embed, shares
+from collectives.schedule.moves import Fold, Recv, Round, Schedule, Send, backwards, chunk, embed, shares
 
 
 def exchanges(rank: int, size: int) -> Iterator[Round]:
@@ -91,7 +91,7 @@ def all_reduce(rank: int, size: int) -> Schedule:
 
     Cost: log2 p (alpha + n beta + n gamma); off the power of two log2 q + 2 rounds, no gamma in the last.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_reduce, 4))
     round 0:  0->1 [0-3]+   1->0 [0-3]+   2->3 [0-3]+   3->2 [0-3]+
     round 1:  0->2 [0-3]+   1->3 [0-3]+   2->0 [0-3]+   3->1 [0-3]+
@@ -109,7 +109,7 @@ def rabenseifner(rank: int, size: int) -> Schedule:
     Cost: 2 log2 p alpha + 2n(p-1)/p beta + n(p-1)/p gamma; off the power of two, two rounds of n beta more, of
     which one has n gamma, and h for p-1, as in `reduce_scatter`.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(rabenseifner, 4))
     round 0:  0->2 [2-3]+   1->3 [2-3]+   2->0 [0-1]+   3->1 [0-1]+
     round 1:  0->1 [1]+   1->0 [0]+   2->3 [3]+   3->2 [2]+
@@ -130,7 +130,7 @@ def reduce_scatter(rank: int, size: int) -> Schedule:
     Cost: log2 p alpha + n(p-1)/p (beta + gamma); off the power of two, h for p-1, the sum of m + min(m, p-q) over
     m = q/2, q/4, ... 1, and two rounds more, one of n (beta + gamma) and one of n/p beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(reduce_scatter, 4))
     round 0:  0->2 [2-3]+   1->3 [2-3]+   2->0 [0-1]+   3->1 [0-1]+
     round 1:  0->1 [1]+   1->0 [0]+   2->3 [3]+   3->2 [2]+
@@ -148,7 +148,7 @@ def all_gather(rank: int, size: int) -> Schedule:
     Cost: log2 p alpha + n(p-1)/p beta; off the power of two, h for p-1, as in `reduce_scatter`, and two rounds
     more, one of n/p beta and one of n beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_gather, 4))
     round 0:  0->1 [0]   1->0 [1]   2->3 [2]   3->2 [3]
     round 1:  0->2 [0-1]   1->3 [0-1]   2->0 [2-3]   3->1 [2-3]

@@ -7,7 +7,7 @@ Source: Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters o
 
 from collections.abc import Iterator
 
-from collectives.schedule import Fold, Recv, Round, Schedule, Send, chunk
+from collectives.schedule.moves import Fold, Recv, Round, Schedule, Send, chunk
 
 
 def ring_pass(rank: int, size: int, first: int, take: type[Recv] | type[Fold]) -> Iterator[Round]:
@@ -22,7 +22,7 @@ def reduce_scatter(rank: int, size: int) -> Schedule:
 
     Cost: (p-1) alpha + n(p-1)/p (beta + gamma).
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(reduce_scatter, 4))
     round 0:  0->1 [3]+   1->2 [0]+   2->3 [1]+   3->0 [2]+
     round 1:  0->1 [2]+   1->2 [3]+   2->3 [0]+   3->0 [1]+
@@ -36,7 +36,7 @@ def all_gather(rank: int, size: int) -> Schedule:
 
     Cost: (p-1) alpha + n(p-1)/p beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_gather, 3))
     round 0:  0->1 [0]   1->2 [1]   2->0 [2]
     round 1:  0->1 [2]   1->2 [0]   2->0 [1]
@@ -49,7 +49,7 @@ def all_reduce(rank: int, size: int) -> Iterator[Round]:
 
     Cost: 2(p-1) alpha + 2n(p-1)/p beta + n(p-1)/p gamma.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_reduce, 3))
     round 0:  0->1 [2]+   1->2 [0]+   2->0 [1]+
     round 1:  0->1 [1]+   1->2 [2]+   2->0 [0]+

@@ -8,7 +8,7 @@ src/mpi/coll/scatter/scatter_intra_binomial.c, src/mpi/coll/gather/gather_intra_
 from collections.abc import Iterator
 
 from collectives.algorithms import ring
-from collectives.schedule import Fold, Recv, Round, Schedule, Send, arc, backwards
+from collectives.schedule.moves import Fold, Recv, Round, Schedule, Send, arc, backwards
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
@@ -16,7 +16,7 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
     Cost: ceil(log2 p) (alpha + n beta).
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(broadcast, 5, root=1))
     round 0:  1->0 [0-4]
     round 1:  1->3 [0-4]
@@ -39,7 +39,7 @@ def reduce(rank: int, size: int, root: int = 0) -> Schedule:
 
     Cost: ceil(log2 p) (alpha + n beta + n gamma).
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(reduce, 5))
     round 0:  1->0 [0-4]+   3->2 [0-4]+
     round 1:  2->0 [0-4]+
@@ -53,7 +53,7 @@ def all_reduce(rank: int, size: int) -> Iterator[Round]:
 
     Cost: ceil(log2 p) (2 alpha + 2n beta + n gamma).
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(all_reduce, 3))
     round 0:  1->0 [0-2]+
     round 1:  2->0 [0-2]+
@@ -69,7 +69,7 @@ def scatter(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
     Cost: ceil(log2 p) alpha + n(p-1)/p beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(scatter, 5, root=2))
     round 0:  2->1 [1]
     round 1:  2->4 [4]   2->4 [0]
@@ -93,7 +93,7 @@ def gather(rank: int, size: int, root: int = 0) -> Schedule:
 
     Cost: ceil(log2 p) alpha + n(p-1)/p beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(gather, 5))
     round 0:  1->0 [1]   3->2 [3]
     round 1:  2->0 [2-3]
@@ -107,7 +107,7 @@ def scatter_all_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
     Cost: (ceil(log2 p) + p-1) alpha + 2n(p-1)/p beta.
 
-    >>> from collectives.schedule import render
+    >>> from collectives.schedule.moves import render
     >>> print(render(scatter_all_gather, 3))
     round 0:  0->2 [2]
     round 1:  0->1 [1]

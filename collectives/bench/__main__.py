@@ -17,15 +17,17 @@ from pathlib import Path
 
 import numpy as np
 
-from collectives import algorithms, arrays, draw
+from collectives import algorithms
 from collectives.algorithms import ROOTED
-from collectives.arguments import OPERANDS, REDUCTIONS
+from collectives.arrays import views
 from collectives.bench import documents
 from collectives.bench.documents import PEERS
 from collectives.bench.trial import Workload
-from collectives.settings import Parser, Range
-from collectives.sizes import ladder, num_bytes
-from collectives.tuning import MEMORIES
+from collectives.job.settings import Parser, Range
+from collectives.runtime.arguments import OPERANDS, REDUCTIONS
+from collectives.runtime.choose.tuning import MEMORIES
+from collectives.schedule import draw
+from collectives.schedule.sizes import ladder, num_bytes
 
 QUICK = ["auto", "mpi"]
 ALL = "all"
@@ -65,7 +67,7 @@ def parser() -> Parser:
     add("-w", "--warmup_iters", type=count, default=3, help="runs before those (3)")
     add("-c", "--check", type=count, default=1, help="runs whose results are checked (1)")
     add("-d", "--dtype", default="float32", type=dtype, help="as in NumPy or nccl-tests (float32)")
-    add("-o", "--op", default="sum", help=f"{', '.join(arrays.OPS)} (sum)")
+    add("-o", "--op", default="sum", help=f"{', '.join(views.OPS)} (sum)")
     add("-r", "--root", type=count, default=0, help="of collectives that have one (0)")
     add("--device", default="cpu", help="cpu or cuda (cpu)")
     add("--memory", choices=[*MEMORIES, "both"], help="arrays from comm.empty, or others (symmetric)")
@@ -99,10 +101,10 @@ def dtype(text: str) -> np.dtype:
     >>> dtype("float"), dtype("double"), dtype("int8")
     (dtype('float32'), dtype('float64'), dtype('int8'))
     """
-    name, names = NCCL_DTYPES.get(text, text), [*map(str, arrays.DTYPES)]
+    name, names = NCCL_DTYPES.get(text, text), [*map(str, views.DTYPES)]
     if name not in names:
         raise argparse.ArgumentTypeError(f"{text!r} is no dtype: use {', '.join([*names, *NCCL_DTYPES])}")
-    return arrays.dtype_of(name)
+    return views.dtype_of(name)
 
 
 def peers(text: str) -> list[str]:
@@ -164,12 +166,12 @@ def names_of(collective: str, size: int, flags: argparse.Namespace) -> list[str]
 
 def workloads(flags: argparse.Namespace) -> list[Workload]:
     """List what is measured, in order."""
-    arrays.device(flags.device)
+    views.device(flags.device)
     flags.memory = flags.memory or ("both" if flags.tune else "symmetric")
     memories, chosen = MEMORIES if flags.memory == "both" else (flags.memory,), []
     for name, memory in product(flags.collectives, memories):
         if name in REDUCTIONS:
-            arrays.check_op(flags.op, flags.dtype)
+            views.check_op(flags.op, flags.dtype)
         op, root = flags.op if name in REDUCTIONS else "sum", flags.root if name in ROOTED else 0
         barrier = Workload(name, "ordinary")
         chosen.append(barrier if name == "barrier" else Workload(name, memory, flags.device, flags.dtype, op, root))

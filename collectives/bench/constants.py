@@ -4,9 +4,9 @@ mpirun -n 4 python -m collectives.bench.constants
 """
 
 if __name__ == "__main__":  # ahead of what imports MPI
-    from collectives import job
+    from collectives.job import launch
 
-    job.begin()
+    launch.begin()
 
 import json
 import time
@@ -17,13 +17,15 @@ import numpy as np
 from mpi4py import MPI
 
 import collectives
-from collectives import arrays, environment, links
+from collectives.arrays import views
 from collectives.communicator import Communicator
-from collectives.cost import NETWORK, Link, Network
-from collectives.executor import SEGMENT_BYTES
-from collectives.job import library_name
-from collectives.plan import Plan
-from collectives.tuning import network_to_json
+from collectives.job import environment
+from collectives.job.launch import library_name
+from collectives.runtime.choose import links
+from collectives.runtime.choose.tuning import network_to_json
+from collectives.runtime.messages import SEGMENT_BYTES
+from collectives.runtime.plan import Plan
+from collectives.schedule.cost import NETWORK, Link, Network
 
 REPEATS, WARMUPS = 15, 2
 VECTOR_BYTES = 16 << 20  # that are reduced, copied or sent in a node: more than cores cache
@@ -172,7 +174,7 @@ def reduction_s_per_byte(timer: Timer, has_core: bool) -> float:
     As many ranks of a node as it has cores do so at once.
     """
     vector, arrived = np.zeros(VECTOR_BYTES // 4, np.float32), np.ones(SEGMENT_BYTES // 4, np.float32)
-    device = arrays.device("cpu")
+    device = views.device("cpu")
 
     def reduce() -> None:
         for own in np.split(vector, len(vector) // len(arrived)):
@@ -184,7 +186,7 @@ def reduction_s_per_byte(timer: Timer, has_core: bool) -> float:
 def copy_s_per_byte(timer: Timer, has_core: bool) -> float:
     """Measure copies from one long vector to another, by as many ranks of a node as it has cores."""
     source, target = np.ones(VECTOR_BYTES, np.uint8), np.zeros(VECTOR_BYTES, np.uint8)
-    device = arrays.device("cpu")
+    device = views.device("cpu")
     return timer(lambda: device.copy(target, source) if has_core else None) / VECTOR_BYTES
 
 

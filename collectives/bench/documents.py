@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from collectives import draw
-from collectives.tuning import take
+from collectives.runtime.choose.tuning import take
+from collectives.schedule import draw
 
 SCHEMA = 1
 PEERS = ("mpi", "gloo", "nccl")  # names in an algorithm's place: others' collectives

@@ -12,13 +12,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives import arrays
-from collectives.arguments import REDUCTIONS
-from collectives.arrays import HALVES
-from collectives.baseline import MPI_OPS, mpi_view
+from collectives.arrays import views
+from collectives.arrays.views import HALVES
 from collectives.bench.trial import Trial
 from collectives.communicator import Communicator
-from collectives.errors import InputError
+from collectives.job.errors import InputError
+from collectives.runtime.arguments import REDUCTIONS
+from collectives.runtime.native_mpi import MPI_OPS, mpi_view
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -47,7 +47,7 @@ def mpi_call(mpi: MPI.Comm, collective: str, x: Any, out: Any, op: str = "sum", 
         return mpi.Barrier
     refuse_mpi(collective, x if out is None else out, op)
     in_place = x is out
-    here, there = (None if array is None else mpi_view(arrays.flat(array)[1]) for array in (x, out))
+    here, there = (None if array is None else mpi_view(views.flat(array)[1]) for array in (x, out))
     own = MPI.IN_PLACE if in_place or inside(x, out) else here
     is_root = mpi.rank == root
     match collective:
@@ -71,7 +71,7 @@ def mpi_call(mpi: MPI.Comm, collective: str, x: Any, out: Any, op: str = "sum", 
 
 
 def refuse_mpi(collective: str, array: Any, op: str) -> None:
-    device, view = arrays.flat(array)
+    device, view = views.flat(array)
     if not device.mpi_reads:
         raise ValueError(f"it needs an MPI that reads {device.name} memory")
     if collective in REDUCTIONS and view.dtype in HALVES:
@@ -84,7 +84,7 @@ def inside(part: Any, whole: Any) -> bool:
     """Say whether an array lies in another, which is longer."""
     if part is None or whole is None or part.nbytes >= whole.nbytes:
         return False
-    return 0 <= arrays.pointer(part) - arrays.pointer(whole) < whole.nbytes
+    return 0 <= views.pointer(part) - views.pointer(whole) < whole.nbytes
 
 
 def torch_call(collective: str, x: Any, out: Any, op: str = "sum", root: int = 0) -> Callable[[], Any]:
@@ -93,7 +93,7 @@ def torch_call(collective: str, x: Any, out: Any, op: str = "sum", root: int = 0
 
     here: Any
     there: Any
-    here, there = (None if array is None else arrays.to_torch(array) for array in (x, out))
+    here, there = (None if array is None else views.to_torch(array) for array in (x, out))
     size, is_root = distributed.get_world_size(), distributed.get_rank() == root
     reduction = getattr(distributed.ReduceOp, "PRODUCT" if op == "prod" else op.upper())
     if op == "avg" and distributed.get_backend() == "gloo":
@@ -129,7 +129,7 @@ def renamed(collective: str) -> Callable[..., Any]:
 def take_device(comm: Communicator, device: str) -> None:
     """Choose this rank's GPU: the ranks of a node take its GPUs in turn."""
     if device == "cuda":
-        runtime = arrays.device(device).xp.cuda.runtime
+        runtime = views.device(device).xp.cuda.runtime
         local = comm.topology.nodes[comm.topology.node_of[comm.rank]].index(comm.rank)
         runtime.setDevice(local % runtime.getDeviceCount())
 
@@ -156,7 +156,7 @@ def refuse_absent(name: str, device: str) -> None:
     if not getattr(distributed, f"is_{name}_available")():
         raise ValueError(f"this torch has no {name}")
     if name == "nccl":
-        cuda.set_device(arrays.device(device).xp.cuda.runtime.getDevice())  # where torch's barrier works, too
+        cuda.set_device(views.device(device).xp.cuda.runtime.getDevice())  # where torch's barrier works, too
 
 
 def start_torch(mpi: MPI.Comm, backend: str, alone: bool) -> None:

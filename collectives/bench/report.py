@@ -12,12 +12,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives import arrays, environment
+from collectives.arrays import views
 from collectives.bench.documents import PEERS, SCHEMA
 from collectives.communicator import Communicator
-from collectives.cost import Network
-from collectives.job import library_name
-from collectives.tuning import Case, Tuning, limits, network_to_json
+from collectives.job import environment
+from collectives.job.launch import library_name
+from collectives.runtime.choose.tuning import Case, Tuning, limits, network_to_json
+from collectives.schedule.cost import Network
 
 NOISE = 0.03  # of a time
 
@@ -145,7 +146,7 @@ def surroundings(comm: Communicator, device: str) -> dict[str, Any]:
     """Collect what a run depends on.  Collective."""
     gpu = ""
     if device == "cuda":
-        runtime = arrays.device(device).xp.cuda.runtime
+        runtime = views.device(device).xp.cuda.runtime
         gpu = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
     here = sorted(os.sched_getaffinity(0)), environment.cores(), gpu
     binding, cores, gpus = zip(*comm.mpi.allgather(here), strict=True)

@@ -12,21 +12,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives import algorithms, draw, select, tuning
+from collectives import algorithms
 from collectives.algorithms import ROOTED, Algorithm
-from collectives.arguments import REDUCTIONS
 from collectives.bench import constants, documents, peers, report
 from collectives.bench.documents import PEERS
 from collectives.bench.report import Row
 from collectives.bench.trial import IN_PLACE, Trial, element_counts, places
 from collectives.communicator import Communicator
-from collectives.cost import Network
-from collectives.draw import Bar, Diagram, MessageLine
-from collectives.errors import InputError
-from collectives.plan import Plan, Step, Waitable
-from collectives.schedule import Send
-from collectives.simulate.exact import plan_diagram
-from collectives.sizes import size_in_words
+from collectives.job.errors import InputError
+from collectives.runtime.arguments import REDUCTIONS
+from collectives.runtime.choose import select, tuning
+from collectives.runtime.plan import Plan, Step, Waitable
+from collectives.schedule import draw
+from collectives.schedule.cost import Network
+from collectives.schedule.draw import Bar, Diagram, MessageLine
+from collectives.schedule.moves import Send
+from collectives.schedule.simulate.exact import plan_diagram
+from collectives.schedule.sizes import size_in_words
 
 LINK_REPEATS = 10
 CHECKED_ARRAYS = 6  # in and out of place, and to fill and compare them

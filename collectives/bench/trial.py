@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from collectives import arrays
 from collectives.algorithms import ROOTED
-from collectives.arguments import REDUCTIONS
-from collectives.arrays import COMPLEX
+from collectives.arrays import views
+from collectives.arrays.views import COMPLEX
+from collectives.runtime.arguments import REDUCTIONS
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -73,7 +73,7 @@ class Trial:
         self.rank, self.size, self.root = comm.rank, comm.size, workload.root
         self.in_place = self.collective in IN_PLACE if in_place is None else in_place
         self.dtype, self.nbytes = workload.dtype, count * workload.dtype.itemsize
-        self.device = arrays.device(workload.device)
+        self.device = views.device(workload.device)
         self.x, self.out = self.allocate(comm)
         self.arguments: dict[str, Any] = {"out": self.out} if self.out is not None and self.out is not self.x else {}
         if self.collective in REDUCTIONS:
@@ -185,7 +185,7 @@ def reduction(count: int, dtype: np.dtype, size: int, op: str) -> np.ndarray:
     total = functools.reduce(COMBINE[op], (operand_period(dtype, rank, size, op) for rank in range(size)))
     result = repeat_to(total, count, dtype, op)
     if op == "avg":
-        arrays.host().divide(result, size)
+        views.host().divide(result, size)
     return result
 
 

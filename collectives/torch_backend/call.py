@@ -14,7 +14,7 @@ Arguments = tuple[tuple[str, Any], ...]  # by name
 
 
 @dataclass(slots=True)
-class Call:
+class TorchCall:
     """`given` and `taken` are each one vector in pieces: what this rank gives, and where its result goes.
 
     `same` are the arguments in which ranks must agree; `own` those in which they may differ.

@@ -13,9 +13,9 @@ from mpi4py import MPI
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp, Work
 
 from collectives.communicator import Communicator
-from collectives.job import start_mpi
+from collectives.job.launch import start_mpi
 from collectives.torch_backend import monitored, reductions
-from collectives.torch_backend.call import Call, Tensors, caller
+from collectives.torch_backend.call import Tensors, TorchCall, caller
 from collectives.torch_backend.letters import Delivery
 from collectives.torch_backend.runner import Runner
 from collectives.torch_backend.untraced import untraced
@@ -81,22 +81,24 @@ class Group(Runner):
         asked, dtype = opts.reduceOp.op, given[0].dtype
         count = given[0].numel() if len(given) == 1 else total(given)
         if asked == RedOp.PREMUL_SUM:
-            call = Call(name, given, taken, (("op", "sum"), *same), (), reductions.refuse(dtype), count, "PREMUL_SUM")
+            call = TorchCall(
+                name, given, taken, (("op", "sum"), *same), (), reductions.refuse(dtype), count, "PREMUL_SUM"
+            )
             call.place = caller(sys._getframe(1))
             return self.submit(partial(reductions.sum_products, self, call, opts), taken or given, opts)
         op = (OPS_OF_BOOL if dtype == torch.bool else OPS)[asked]
-        return self.run(Call(name, given, taken, (("op", op), *same), (), "", count), opts)
+        return self.run(TorchCall(name, given, taken, (("op", op), *same), (), "", count), opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         root = opts.rootRank
         given, taken = (tensors, []) if self.comm.rank == root else ([], tensors)
-        return self.run(Call("broadcast", given, taken, (("root", root),), count=total(tensors)), opts)
+        return self.run(TorchCall("broadcast", given, taken, (("root", root),), count=total(tensors)), opts)
 
     def barrier(self, opts: Any = None) -> Work:
-        return self.run(Call("barrier"), opts)
+        return self.run(TorchCall("barrier"), opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
-        return self.run(Call("all_gather", [given], [output], count=given.numel()), opts)
+        return self.run(TorchCall("all_gather", [given], [output], count=given.numel()), opts)
 
     _allgather_base = all_gather_single
 
@@ -110,7 +112,7 @@ class Group(Runner):
     def allgather(self, outputs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Work:
         counts = [t.numel() for t in outputs[0]]
         uneven = (("counts", tuple(counts)),) * (len(set(counts)) > 1)
-        return self.run(Call("all_gather", given, list(outputs[0]), uneven, count=total(outputs[0])), opts)
+        return self.run(TorchCall("all_gather", given, list(outputs[0]), uneven, count=total(outputs[0])), opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, given: Tensors, opts: Any = None) -> Work:
         return self.last([self.all_gather_single(o, g, opts) for o, g in zip(outputs, given, strict=True)])
@@ -147,27 +149,27 @@ class Group(Runner):
     ) -> Work:
         """Uneven, by splits of rows."""
         if not output_splits and not input_splits:
-            return self.run(Call("all_to_all", [given], [output], count=given.numel()), opts)
+            return self.run(TorchCall("all_to_all", [given], [output], count=given.numel()), opts)
         sends, receives = (
             row_counts(t, s, self.comm.size) for t, s in ((given, input_splits), (output, output_splits))
         )
         own = (("send_counts", sends), ("recv_counts", receives))
-        return self.run(Call("all_to_all", [given], [output], (), own), opts)
+        return self.run(TorchCall("all_to_all", [given], [output], (), own), opts)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, given: Tensors, opts: Any = None) -> Work:
         sends, receives = (tuple(t.numel() for t in tensors) for tensors in (given, outputs))
         own = (("send_counts", sends), ("recv_counts", receives))
-        return self.run(Call("all_to_all", given, outputs, (), own), opts)
+        return self.run(TorchCall("all_to_all", given, outputs, (), own), opts)
 
     def gather(self, outputs: Sequence[Tensors], given: Tensors, opts: Any) -> Work:
         taken = list(outputs[0]) if self.comm.rank == opts.rootRank else []
-        return self.run(Call("gather", given, taken, (("root", opts.rootRank),), count=total(given)), opts)
+        return self.run(TorchCall("gather", given, taken, (("root", opts.rootRank),), count=total(given)), opts)
 
     def scatter(self, outputs: Tensors, given: Sequence[Tensors], opts: Any) -> Work:
         tensors = list(given[0]) if self.comm.rank == opts.rootRank else []
-        return self.run(Call("scatter", tensors, outputs, (("root", opts.rootRank),), count=total(outputs)), opts)
+        return self.run(TorchCall("scatter", tensors, outputs, (("root", opts.rootRank),), count=total(outputs)), opts)
 
     def last(self, works: list[Work]) -> Work:
         """Of calls that end in their order; nothing to wait for if there are none."""

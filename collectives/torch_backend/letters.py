@@ -8,7 +8,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
-from collectives.errors import CommunicationError
+from collectives.job.errors import CommunicationError
 from collectives.torch_backend.work import Finished, seconds
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from collectives.torch_backend.call import Call
+from collectives.torch_backend.call import TorchCall
 from collectives.torch_backend.work import Run
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def refuse(dtype: torch.dtype) -> str:
     return "" if dtype in FLOATS else f"op PREMUL_SUM of {dtype}: only floats are multiplied, so use SUM, or cast"
 
 
-def sum_products(group: "Runner", call: Call, options: Any, run: Run) -> None:
+def sum_products(group: "Runner", call: TorchCall, options: Any, run: Run) -> None:
     """A sum to which each rank gives its tensors times a factor of its own; what it gives stays as it is."""
     factor = options.reduceOp.__getstate__()[1]  # as older torch has no name for it
     given = [(tensor.detach() * factor).to(tensor.dtype) for tensor in call.given]
@@ -37,14 +37,16 @@ def sum_sparse(group: "Runner", tensor: torch.Tensor, options: Any, place: tuple
     mine = tensor.detach().coalesce()
     num_rows = torch.empty(size, dtype=torch.int64)
     shape = f"sparse {tuple(tensor.shape)} of {tensor.dtype} in {tensor.sparse_dim()} dimensions"
-    call = Call("all_gather", [torch.tensor([mine._nnz()])], [num_rows], failure=failure, note=shape, place=place)
+    call = TorchCall("all_gather", [torch.tensor([mine._nnz()])], [num_rows], failure=failure, note=shape, place=place)
     group.execute(call, options, run)
 
     def gathered(part: torch.Tensor) -> list[torch.Tensor]:
         """Of every rank, a part that has a row for each non-zero."""
         rows = [part.new_empty(count, *part.shape[1:]) for count in num_rows.tolist()]
         counts = tuple(x.numel() for x in rows)
-        group.execute(Call("all_gather", [part.contiguous()], rows, (("counts", counts),), place=place), options, run)
+        group.execute(
+            TorchCall("all_gather", [part.contiguous()], rows, (("counts", counts),), place=place), options, run
+        )
         return rows
 
     indices, values = torch.cat(gathered(mine.indices().t())).t(), torch.cat(gathered(mine.values()))

@@ -9,10 +9,10 @@ import numpy as np
 from mpi4py import MPI
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
-from collectives import environment
 from collectives.communicator import Communicator
-from collectives.errors import InputError
-from collectives.job import end_job, other_mpi, start_mpi
+from collectives.job import environment
+from collectives.job.errors import InputError
+from collectives.job.launch import end_job, other_mpi, start_mpi
 from collectives.torch_backend.store import MPIStore
 
 SET_BY_HAND = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -14,9 +14,9 @@ from mpi4py import MPI
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from collectives.communicator import Communicator
-from collectives.errors import CommunicationError, InputError
+from collectives.job.errors import CommunicationError, InputError
 from collectives.torch_backend import tensors
-from collectives.torch_backend.call import Call, Tensors, caller
+from collectives.torch_backend.call import Tensors, TorchCall, caller
 from collectives.torch_backend.work import Finished, Line, Pending, Run, at_once, seconds
 
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 1e-4, 0.05
@@ -108,7 +108,7 @@ class Runner(Base):
 
     # --- running calls ---
 
-    def run(self, call: Call, options: Any = None) -> Work:
+    def run(self, call: TorchCall, options: Any = None) -> Work:
         """Run a call, or have it run."""
         call.place = caller(sys._getframe(1))
         return self.submit(partial(self.execute, call, options), call.taken or call.given, options)
@@ -126,7 +126,7 @@ class Runner(Base):
             self.coalesced.append(work)
         return work
 
-    def execute(self, call: Call, options: Any, run: Run) -> None:
+    def execute(self, call: TorchCall, options: Any, run: Run) -> None:
         """Run a call to its end; what goes wrong is torch's kind of error."""
 
         limit_s = seconds(getattr(options, "timeout", None))

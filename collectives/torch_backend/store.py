@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from mpi4py import MPI
 
-from collectives.job import at_exit
+from collectives.job.launch import at_exit
 
 REQUEST, FIRST_REPLY, NUM_REPLIES = 0, 1, 10_000  # tags
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 2e-3
@@ -18,7 +18,7 @@ BYE = "bye"
 Base: Any = dist.Store  # declared with overloads, of which C++ calls one each
 
 
-class Request(NamedTuple):
+class StoreRequest(NamedTuple):
     """What a rank asks of the table, once all of `keys` are there, or not at all after `limit_s`."""
 
     operation: str
@@ -32,7 +32,7 @@ class Waiting(NamedTuple):
     """A request whose keys are not all there."""
 
     source: int
-    request: Request
+    request: StoreRequest
     deadline_s: float
 
 
@@ -101,7 +101,7 @@ class Server(threading.Thread):
         MPI.Request.waitall(self.replies)
         self.comm.Disconnect()
 
-    def take(self, source: int, request: Request) -> None:
+    def take(self, source: int, request: StoreRequest) -> None:
         if request.operation == BYE:
             self.num_left += 1
         else:
@@ -140,7 +140,7 @@ class MPIStore(Base):
         if self._closed:
             raise dist.DistStoreError("the store has been closed")
         tag = FIRST_REPLY + next(self._tags) % NUM_REPLIES
-        request = Request(operation, arguments, tuple(keys), self.limit_s if limit_s is None else limit_s, tag)
+        request = StoreRequest(operation, arguments, tuple(keys), self.limit_s if limit_s is None else limit_s, tag)
         sent = self.comm.isend(request, 0, REQUEST)
         sleep_s = SHORTEST_SLEEP_S
         while not (message := self.comm.improbe(0, tag)):
@@ -160,7 +160,7 @@ class MPIStore(Base):
         if self.server:
             self.server.closed = True
         else:
-            self.comm.send(Request(BYE, (), (), 0, 0), 0, REQUEST)
+            self.comm.send(StoreRequest(BYE, (), (), 0, 0), 0, REQUEST)
             self.comm.Disconnect()
 
     def set(self, key: str, value: str | bytes) -> None:

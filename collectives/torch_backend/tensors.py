@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from collectives.communicator import Communicator
-from collectives.plan import Plan
-from collectives.resolve import OPTIONS
-from collectives.torch_backend.call import Call, Tensors
+from collectives.runtime.plan import Plan
+from collectives.runtime.resolve import OPTIONS
+from collectives.torch_backend.call import Tensors, TorchCall
 
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
 DEFAULTS = {"op": "sum", "root": 0, "wire_dtype": None, "reproducible": False, "algorithm": "auto"}
@@ -17,7 +17,7 @@ NUMBERS = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat
 SENT = {getattr(torch, name) for name in NUMBERS.split() if hasattr(torch, name)}  # as what they are
 
 
-def run(comm: Communicator, call: Call, run_plan: Callable[[Plan], Any]) -> None:
+def run(comm: Communicator, call: TorchCall, run_plan: Callable[[Plan], Any]) -> None:
     """Run a call of torch's on a communicator."""
     arguments = {**DEFAULTS, **dict(call.same), **dict(call.own)}
     options = tuple([arguments.get(name) for name in OPTIONS[call.collective]])

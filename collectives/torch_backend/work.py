@@ -13,7 +13,7 @@ import torch
 from torch.distributed import Work
 from torch.futures import Future
 
-from collectives.plan import Plan
+from collectives.runtime.plan import Plan
 from collectives.torch_backend.order import Order, device_of
 
 Base: Any = Work  # declared with a C++ result and future

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 import collectives
-from collectives import algorithms, arrays
+from collectives import algorithms
+from collectives.arrays import views
 from collectives.bench.constants import medians
 from collectives.bench.run import contestant
 from collectives.bench.trial import Trial, Workload
@@ -50,7 +51,7 @@ def rows(setting: Setting, size: int, found: dict[str, Any]) -> list[Row]:
 
 def copy_s(comm: collectives.Communicator, device: str, nbytes: int) -> float:
     """The median of rank 0's copies from array to array, while others wait.  Collective."""
-    times, memory = np.zeros(REPEATS + WARMUPS), arrays.device(device)
+    times, memory = np.zeros(REPEATS + WARMUPS), views.device(device)
     if comm.rank == 0:
         source, target = (memory.empty(nbytes, np.dtype(np.uint8)) for _ in range(2))
         for i in range(len(times)):

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 import collectives
-from collectives import arrays
-from collectives.device import Device
+from collectives.arrays import views
+from collectives.arrays.device import Device
 
 Put = Callable[[np.ndarray], Any]
 
 
 def kinds(comm: collectives.Communicator, device: str) -> Mapping[str, Put]:
     """The device's own arrays, torch's, and those that other ranks reach."""
-    memory = arrays.device(device)
+    memory = views.device(device)
 
     def own(values: np.ndarray) -> Any:
         return filled(memory, memory.empty(values.size, values.dtype), values)
@@ -37,7 +37,7 @@ def filled(memory: Device, array: Any, values: np.ndarray) -> Any:
 
 
 def of_torch(values: np.ndarray) -> torch.Tensor:
-    return arrays.to_torch(values.copy())
+    return views.to_torch(values.copy())
 
 
 def fetched(x: Any) -> np.ndarray | None:
@@ -45,8 +45,8 @@ def fetched(x: Any) -> np.ndarray | None:
     if x is None:
         return None
     if isinstance(x, torch.Tensor):
-        return arrays.flat(x.cpu())[1].copy()
-    memory, view = arrays.flat(x)
+        return views.flat(x.cpu())[1].copy()
+    memory, view = views.flat(x)
     host = np.empty(len(view), view.dtype)
     memory.begin()
     memory.copy(host, view)

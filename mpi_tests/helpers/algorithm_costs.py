@@ -9,7 +9,7 @@ import pytest
 from collectives.algorithms import (
     REGISTRY,
 )
-from collectives.cost import count, tally
+from collectives.schedule.cost import count, tally
 
 LARGEST = int(os.environ.get("LARGEST", "17"))  # `make proof` says 64
 

@@ -8,8 +8,8 @@ import multiprocessing
 import numba
 import numpy as np
 
-from collectives import kernels
-from collectives.program import like
+from collectives.runtime import kernels
+from collectives.runtime.shared_memory import like
 
 DTYPES = [*"bBhHiIlLfdFD", "?"]
 

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from collectives.device import SharingDevice, host
+from collectives.arrays.device import SharingDevice, host
 
 POISON = 0x7F  # in every byte of new and of released memory: a large number, or none
 FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()

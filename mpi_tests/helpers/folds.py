@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from collectives import arrays, cuda_kernels
-from collectives.arrays import HALVES
+from collectives.arrays import cuda_kernels, views
+from collectives.arrays.views import HALVES
 
 COUNTS = (0, 1, 7, 8, 9, 100, 1000)
 ALIGNED, SHIFTED, MIXED, IN_PLACE = CASES = ("aligned", "shifted", "mixed", "in place")
@@ -19,7 +19,7 @@ class Guarded:
     def __init__(self, cupy: Any, values: np.ndarray, offset: int = 0):
         gap = offset * values.dtype.itemsize
         self.cupy, self.bytes = cupy, cupy.full(values.nbytes + gap + 192, 0xA5, np.uint8)
-        start = -arrays.pointer(self.bytes) % 64 + 64 + gap
+        start = -views.pointer(self.bytes) % 64 + 64 + gap
         self.place = slice(start, start + values.nbytes)
         self.bytes[self.place] = cupy.asarray(values.view(np.uint8))
         self.array = self.bytes[self.place].view(values.dtype)
@@ -49,7 +49,7 @@ def draw(rng, count, dtype):
 
 def folded(op, xs, divisor=1):
     """By the host, one after the other: 16-bit floats in float32, rounded once."""
-    host, dtype = arrays.host(), xs[0].dtype
+    host, dtype = views.host(), xs[0].dtype
     with np.errstate(all="ignore"):
         wide = [x.astype(np.float32) if dtype in HALVES else x.copy() for x in xs]
         total = functools.reduce(lambda low, high: host.fold(op, low, high, low) or low, wide)

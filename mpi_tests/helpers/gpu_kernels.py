@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from collectives import cuda_kernels
-from collectives.arrays import dtype_of
+from collectives.arrays import cuda_kernels
+from collectives.arrays.views import dtype_of
 from mpi_tests.helpers.folds import CASES, check_fold, draw
 from mpi_tests.helpers.reference import DTYPES, ops_of
 

@@ -38,7 +38,7 @@ LIMITS = {"collectives": Limits(lines=12_000, files=70, entries=9)}
 class Floor(NamedTuple):
     """Modules, and what they may import.
 
-    A module is of the floor that names it, or the innermost package around it: `collectives.schedule` stands for
+    A module is of the floor that names it, or the innermost package around it: `collectives.schedule.moves` stands for
     schedule.py as well as for all of schedule/.
     """
 
@@ -48,21 +48,25 @@ class Floor(NamedTuple):
 
 
 MPI_AND_ARRAYS = ("mpi4py", "numpy", "cupy", "torch", "ml_dtypes", "numba")
-PURE = (
-    "collectives.algorithms",
-    "collectives.contract",
-    "collectives.cost",
-    "collectives.draw",
-    "collectives.programs",
-    "collectives.schedule",
-    "collectives.sizes",
-)
+PURE_SCHEDULES = ("moves", "proof", "cost", "draw", "compressed", "sizes", "topology")
+PURE = tuple(f"collectives.schedule.{name}" for name in PURE_SCHEDULES)
+
+BELOW = ("pure", "settings", "job")
+ALL = (*BELOW, "choice", "arrays", "runtime", "face")
 FLOORS = {
-    "pure": Floor(PURE, without=MPI_AND_ARRAYS),
-    "collectives": Floor(("collectives",), imports=("pure",)),
-    "models": Floor(("models",), without=("mpi4py",)),
-    "parallelism": Floor(("parallelism",), imports=("collectives", "pure")),
-    "training": Floor(("training",), imports=("collectives", "pure", "parallelism", "models")),
+    "pure": Floor(("collectives.algorithms", *PURE), without=MPI_AND_ARRAYS),
+    "choice": Floor(("collectives.runtime.choose",), imports=BELOW, without=MPI_AND_ARRAYS),
+    "simulation": Floor(("collectives.schedule",), imports=(*BELOW, "choice"), without=("mpi4py", "cupy", "torch")),
+    "settings": Floor(("collectives.job.settings",), without=MPI_AND_ARRAYS),
+    "job": Floor(("collectives.job",), imports=("settings", "face"), without=("numpy", "cupy", "torch")),
+    "arrays": Floor(("collectives.arrays",), imports=BELOW),
+    "runtime": Floor(("collectives.runtime",), imports=(*BELOW, "choice", "arrays", "face")),
+    "face": Floor(("collectives.communicator", "collectives"), imports=(*BELOW, "choice", "arrays", "runtime")),
+    "torch": Floor(("collectives.torch_backend",), imports=ALL),
+    "programs": Floor(("collectives.bench", "collectives.doctor"), imports=(*ALL, "simulation", "torch", "programs")),
+    "models": Floor(("models",), imports=("settings",), without=("mpi4py",)),
+    "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "models")),
+    "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "models")),
 }
 
 SAME_CLASS: dict[str, str] = {}  # names that several files may define: why it is one and the same thing

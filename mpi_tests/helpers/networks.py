@@ -1,8 +1,8 @@
 """Networks and tuning files with made-up numbers."""
 
-from collectives.cost import NETWORK as DEFAULT
-from collectives.cost import Link, Network
-from collectives.tuning import Case, Tuning
+from collectives.runtime.choose.tuning import Case, Tuning
+from collectives.schedule.cost import NETWORK as DEFAULT
+from collectives.schedule.cost import Link, Network
 
 NETWORK_HERE = DEFAULT._replace(between=Link(1e-4, 8e-9), nic=Link(1e-5, 8e-9), cores=3)
 

@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from collectives import arrays
+from collectives.arrays import views
+from collectives.arrays.device import Host
 from collectives.communicator import Communicator
-from collectives.device import Host
 
 DEVICE = torch.device("cuda", 0)
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::set_"}
@@ -125,7 +125,7 @@ class Generator(torch.Generator):
 def pretending(monkeypatch) -> Iterator[Placement]:
     """Where "cuda" is a device; collectives work on its memory as on the host's."""
     placement, noted = Placement(), []
-    memory, own_empty, own_device, to_torch = Memory(noted), Communicator.empty, arrays.device, arrays.to_torch
+    memory, own_empty, own_device, to_torch = Memory(noted), Communicator.empty, views.device, views.to_torch
 
     def empty(self, shape, dtype="float32", device="cpu"):
         array = own_empty(self, shape, dtype)
@@ -141,12 +141,12 @@ def pretending(monkeypatch) -> Iterator[Placement]:
         with torch._C.DisableTorchFunction():
             bits = tensor.detach().view(-1)
             halves = bits.dtype == torch.bfloat16
-            view = bits.view(torch.uint16).numpy().view(arrays.BFLOAT16) if halves else bits.numpy()
-        return arrays.host(), view
+            view = bits.view(torch.uint16).numpy().view(views.BFLOAT16) if halves else bits.numpy()
+        return views.host(), view
 
     monkeypatch.setattr(Communicator, "empty", empty)
-    monkeypatch.setattr(arrays, "device", lambda name: memory if is_device(name) else own_device(name))
-    monkeypatch.setattr(arrays, "flat_torch", flat_torch)
+    monkeypatch.setattr(views, "device", lambda name: memory if is_device(name) else own_device(name))
+    monkeypatch.setattr(views, "flat_torch", flat_torch)
     for module in ("arena", "exchange", "transient"):
         monkeypatch.setattr(f"parallelism.{module}.to_torch", seen_by_torch)
     monkeypatch.setattr("training.run.own_device", lambda name, comm: name)

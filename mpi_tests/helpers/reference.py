@@ -3,7 +3,7 @@
 import numpy as np
 
 from collectives import algorithms
-from collectives.arrays import dtype_of
+from collectives.arrays.views import dtype_of
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))

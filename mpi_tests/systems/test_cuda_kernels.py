@@ -4,8 +4,8 @@ import sys
 import numpy as np
 import pytest
 
-from collectives import arrays, cuda_kernels
-from collectives.arrays import FLOATS, HALVES, dtype_of
+from collectives.arrays import cuda_kernels, views
+from collectives.arrays.views import FLOATS, HALVES, dtype_of
 from mpi_tests.helpers import cuda_on_cpu, gpu_kernels
 from mpi_tests.helpers.folds import ALIGNED, CASES, COUNTS, REAL, Guarded, check_fold, draw, folded, same
 from mpi_tests.helpers.gpu_kernels import CASTS, names
@@ -53,7 +53,7 @@ def test_two_halves_are_folded_as_the_device_does(cupy):
         for op in ops_of(str(dtype)):
             got, want = np.empty_like(low), np.empty_like(low)
             cuda_kernels.fold(op, got, [low, high])
-            arrays.host().fold(op, low, high, want)
+            views.host().fold(op, low, high, want)
             same(got, want, op)
 
 
@@ -98,7 +98,7 @@ def test_divide(cupy, dtype):
     for divisor in (1, 3, 7):
         x = draw(np.random.default_rng(divisor), 500, dtype_of(dtype))
         want = x.copy()
-        arrays.host().divide(want, divisor)
+        views.host().divide(want, divisor)
         cuda_kernels.divide(x, divisor)
         same(x, want)
 

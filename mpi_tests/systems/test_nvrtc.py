@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from collectives import cuda_kernels
+from collectives.arrays import cuda_kernels
 from mpi_tests.helpers import nvrtc
 from mpi_tests.helpers.gpu_kernels import names
 

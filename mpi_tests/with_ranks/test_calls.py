@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
-from collectives.errors import InputError
+from collectives.job.errors import InputError
 from mpi_tests.helpers.reference import COLLECTIVES, ROOTED, algorithms_of, expected, inputs, same
 
 MEMORY = {"symmetric": lambda comm, x: comm.empty(len(x), x.dtype), "ordinary": lambda comm, x: np.empty_like(x)}
@@ -221,7 +221,7 @@ def test_a_rank_that_skips_a_repeated_call(comm):
 
 @pytest.mark.sizes(2)
 def test_one_of_many_signatures_that_is_no_more_kept(comm, monkeypatch):
-    from collectives import resolve
+    from collectives.runtime import resolve
 
     monkeypatch.setattr(resolve, "MOST_BOUND", 4)
     comm._resolver.bound.clear()

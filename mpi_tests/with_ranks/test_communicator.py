@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collectives.arrays import dtype_of
+from collectives.arrays.views import dtype_of
 from mpi_tests.helpers.reference import COLLECTIVES, algorithms_of, expected, inputs, reduced, same
 
 LATE_S = 0.05
@@ -275,7 +275,7 @@ def test_messages_that_cannot_be(comm):
 @pytest.mark.sizes(2)
 def test_long_messages_go_in_parts(comm, monkeypatch):
     """Each of as much as MPI counts: 1 GiB, here 1 KiB."""
-    from collectives import point_to_point
+    from collectives.runtime import point_to_point
 
     monkeypatch.setattr(point_to_point, "LARGEST_MESSAGE_BYTES", 1024)
     x = np.arange(10_001, dtype=np.int16)
@@ -382,7 +382,8 @@ def test_empty(comm):
 
 @pytest.mark.sizes(1, 2)
 def test_memory_that_is_refused_leaves_no_file(new_comm, monkeypatch, tmp_path):
-    from collectives import InputError, memory
+    from collectives import InputError
+    from collectives.arrays import memory
 
     def refuse(*_):
         raise OSError("no room")

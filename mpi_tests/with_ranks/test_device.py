@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from collectives import algorithms
-from collectives.schedule import Fold, Send
+from collectives.schedule.moves import Fold, Send
 from mpi_tests.helpers.fake_device import FakeDevice, Forgetful
 from mpi_tests.helpers.reference import COLLECTIVES, HALVES, algorithms_of, expected, inputs, reduced
 
@@ -136,9 +136,9 @@ def test_send_and_recv(comm, mpi_reads):
 
 def after_a_round(comm, mode, values, moves):
     """What three chunks of five hold after a round of moves in segments of two."""
-    from collectives.arrays import host
-    from collectives.executor import RequestBinder, Vector
-    from collectives.plan import Plan, Progress
+    from collectives.arrays.views import host
+    from collectives.runtime.messages import RequestBinder, Vector
+    from collectives.runtime.plan import Plan, Progress
 
     device = host() if mode == "host" else FakeDevice(mode == "read-by-mpi")
     x = values.copy() if mode == "host" else device.put(values)
@@ -203,12 +203,13 @@ class Traced(FakeDevice):
 
 @pytest.mark.sizes(2)
 def test_segments_are_copied_while_others_travel(mpi_comm, monkeypatch):
-    from collectives import Communicator, executor
+    from collectives import Communicator
+    from collectives.runtime import messages
 
     seen = []
-    start, messages = executor.Lane.start, executor.Messages
-    monkeypatch.setattr(executor.Lane, "start", lambda lane, i: (start(lane, i), seen.append(f"start {i}")))
-    monkeypatch.setattr(executor, "Messages", lambda requests: (seen.append("await"), messages(requests))[1])
+    start, messages = messages.Lane.start, messages.Messages
+    monkeypatch.setattr(messages.Lane, "start", lambda lane, i: (start(lane, i), seen.append(f"start {i}")))
+    monkeypatch.setattr(messages, "Messages", lambda requests: (seen.append("await"), messages(requests))[1])
     comm = Communicator(mpi_comm, segment_bytes=16)
     device = Traced(seen)
     x = device.put(np.full(20, comm.rank, np.float32))

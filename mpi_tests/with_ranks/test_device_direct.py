@@ -110,7 +110,7 @@ def test_16_bit_floats_are_rounded_once(comm):
 @pytest.mark.sizes(2, 3)
 @pytest.mark.parametrize("num_segments", [2, 3])
 def test_segments_follow_each_other(comm, num_segments, monkeypatch):
-    from collectives import phases
+    from collectives.runtime import phases
 
     monkeypatch.setattr(phases, "DEVICE_BYTES", -(-60 * 4 // num_segments))
     device = FakeDevice()
@@ -202,7 +202,7 @@ def test_nothing_forgotten_is_right(comm):
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("shares", ["all", "memory"])
 def test_a_forgotten_meeting_shows(comm, shares, monkeypatch):
-    from collectives.device_program import Meeting
+    from collectives.runtime.on_device import Meeting
 
     device = FakeDevice(shares=shares)
     xs = inputs(2, 40)
@@ -215,7 +215,7 @@ def test_a_forgotten_meeting_shows(comm, shares, monkeypatch):
 @pytest.mark.sizes(2)
 def test_a_forgotten_offset_shows(comm, monkeypatch):
     """A handle is of a whole allocation, wherever an array lies in it."""
-    from collectives import program
+    from collectives.runtime import shared_memory
 
     device = FakeDevice()
     xs = inputs(2, 40)
@@ -225,7 +225,9 @@ def test_a_forgotten_offset_shows(comm, monkeypatch):
     window_of = comm._family.windows.window_of
     for forgets in (False, True):
         if forgets:
-            monkeypatch.setattr(program, "address_of", lambda array: 0 if array is None else window_of(array).address)
+            monkeypatch.setattr(
+                shared_memory, "address_of", lambda array: 0 if array is None else window_of(array).address
+            )
         device.fill(first, np.zeros(40))
         device.fill(x, xs[comm.rank])
         got = device.get(comm.plan("all_reduce", x, algorithm="two_shot")())

@@ -49,11 +49,11 @@ def test_runs_on_new_inputs(comm, collective, algorithm, memory):
 @each_direct
 @pytest.mark.parametrize("num_segments", [2, 3])
 def test_segments_follow_each_other(comm, collective, algorithm, num_segments, monkeypatch):
-    from collectives import phases, program
+    from collectives.runtime import phases, shared_memory
 
     for name in ("PIPELINED_BYTES", "STAGED_BYTES"):
         monkeypatch.setattr(phases, name, -(-60 * 4 // num_segments))
-    monkeypatch.setattr(program, "PIECE_BYTES", 64)
+    monkeypatch.setattr(shared_memory, "PIECE_BYTES", 64)
     for memory in ARRAYS:
         check_runs(comm, collective, algorithm, count_of(collective, comm.size), memory)
 
@@ -136,7 +136,7 @@ def test_in_place_and_out_of_place(comm):
 
 @pytest.mark.sizes(2, 4)
 def test_arrays_of_two_windows_are_symmetric(comm, monkeypatch):
-    from collectives import system
+    from collectives.arrays import system
 
     monkeypatch.setattr(system, "read", lambda pid, address: None)  # so that ordinary arrays are out of reach
     x, out = comm.empty(1 << 16), comm.empty(1 << 18)[: 1 << 16]
@@ -222,7 +222,8 @@ def test_too_little_shared_memory(comm, monkeypatch):
 
 @pytest.mark.sizes(2, 3)
 def test_a_system_that_keeps_processes_apart(new_comm, monkeypatch):
-    from collectives import InputError, system
+    from collectives import InputError
+    from collectives.arrays import system
 
     monkeypatch.setattr(system, "read", lambda pid, address: None)
     for collective in COLLECTIVES:

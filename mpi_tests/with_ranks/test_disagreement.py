@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 
-from collectives.errors import InputError
+from collectives.job.errors import InputError
 from mpi_tests.helpers.fake_device import FakeDevice
 
 pytestmark = pytest.mark.sizes(2, 3, proof=(5, 8))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectives.arrays import dtype_of
+from collectives.arrays.views import dtype_of
 from mpi_tests.helpers.fake_device import FakeDevice
 from mpi_tests.helpers.reference import HALVES, algorithms_of, expected, inputs, same
 

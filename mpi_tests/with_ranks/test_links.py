@@ -5,9 +5,9 @@ import platform
 
 import pytest
 
-from collectives import links
-from collectives.cost import NETWORK
-from collectives.links import Kept, Place
+from collectives.runtime.choose import links
+from collectives.runtime.choose.links import Kept, LinkKey
+from collectives.schedule.cost import NETWORK
 from mpi_tests.helpers.networks import NETWORK_HERE
 
 
@@ -45,9 +45,9 @@ def test_a_broken_file_and_one_of_other_hosts_count_as_none(mpi_comm, shared_fol
     from mpi4py import MPI
 
     from collectives import Communicator
-    from collectives.job import library_name
+    from collectives.job.launch import library_name
 
-    here = Place(((platform.node(), 2),), library_name(MPI))
+    here = LinkKey(((platform.node(), 2),), library_name(MPI))
     for hosts in ([["elsewhere", 2]], None):
         if mpi_comm.rank == 0:
             links.keep(Kept(here, NETWORK_HERE))

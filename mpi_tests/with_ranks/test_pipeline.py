@@ -242,7 +242,7 @@ def test_what_a_rank_does_is_recorded(comm, piped):
 
 @pytest.mark.sizes(2)
 def test_what_does_not_fit(comm, piped):
-    from collectives.errors import InputError
+    from collectives.job.errors import InputError
 
     model = GPT(CONFIG)
     mesh = Mesh(comm, pp=2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from collectives import algorithms
-from collectives.arrays import BFLOAT16, dtype_of
+from collectives.arrays.views import BFLOAT16, dtype_of
 from mpi_tests.helpers.fake_device import FakeDevice
 from mpi_tests.helpers.reference import HALVES, REDUCTIONS, algorithms_of, expected, inputs, same
 
@@ -158,7 +158,7 @@ def test_wire_dtypes_on_a_device(mpi_comm, mpi_reads, segment_bytes):
 
 @pytest.mark.sizes(2, 3)
 def test_half_the_bytes_travel(comm):
-    from collectives.executor import SendLane
+    from collectives.runtime.messages import SendLane
 
     x = np.ones(30 * comm.size, np.float32)
     plan = comm.plan("all_reduce", x, algorithm="ring", wire_dtype="bfloat16")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from collectives import algorithms
-from collectives.arrays import COMPLEX, HALVES, dtype_of
+from collectives.arrays.views import COMPLEX, HALVES, dtype_of
 from mpi_tests.helpers.fake_device import FakeDevice
 from mpi_tests.helpers.reference import DTYPES, REDUCTIONS, UFUNCS, ops_of
 

@@ -36,11 +36,11 @@ class Traffic:
     """Counts what this rank begins: collectives of exchanges, and messages of the executor."""
 
     def __init__(self, monkeypatch):
-        from collectives import executor
-        from collectives.schedule import Send
+        from collectives.runtime import messages
+        from collectives.schedule.moves import Send
 
         self.forget()
-        bind, run = executor.RequestBinder.request, executor.BoundRound.run
+        bind, run = messages.RequestBinder.request, messages.BoundRound.run
         lengths = {}  # bytes of each request that sends; the request, so that no other gets its id
 
         def counted_bind(binder, move, tag, wire):
@@ -53,8 +53,8 @@ class Traffic:
             self.messages += [n for n in nbytes if n is not None]
             yield from run(bound, device)
 
-        monkeypatch.setattr(executor.RequestBinder, "request", counted_bind)
-        monkeypatch.setattr(executor.BoundRound, "run", counted_run)
+        monkeypatch.setattr(messages.RequestBinder, "request", counted_bind)
+        monkeypatch.setattr(messages.BoundRound, "run", counted_run)
         for name in ("run", "start"):
             monkeypatch.setattr(TensorCollectives, name, self.counted(getattr(TensorCollectives, name)))
 

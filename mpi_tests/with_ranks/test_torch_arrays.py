@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectives.arrays import dtype_of, flat, to_torch
+from collectives.arrays.views import dtype_of, flat, to_torch
 from mpi_tests.helpers.reference import expected, inputs, reduced
 
 pytestmark = pytest.mark.sizes(1, 2, 3)

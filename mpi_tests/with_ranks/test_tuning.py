@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collectives.errors import InputError
-from collectives.tuning import to_json
+from collectives.job.errors import InputError
+from collectives.runtime.choose.tuning import to_json
 from mpi_tests.helpers.networks import TUNING
 
 

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from collectives import arrays, kernels
+from collectives.arrays import views
+from collectives.runtime import kernels
 from mpi_tests.helpers.fake_device import FakeDevice
 from mpi_tests.helpers.reference import COMPLEX, DTYPES, HALVES, INTEGERS, UFUNCS, draw, ops_of
 
@@ -13,17 +14,17 @@ from mpi_tests.helpers.reference import COMPLEX, DTYPES, HALVES, INTEGERS, UFUNC
 def test_a_flat_view_shares_the_memory():
     for shape in ((), (5,), (2, 3), (0, 4), (1, 1, 2)):
         x = np.zeros(shape)
-        device, view = arrays.flat(x)
+        device, view = views.flat(x)
         view[:] = 7
-        assert device is arrays.host()
+        assert device is views.host()
         assert view.shape == (x.size,)
         assert (x == 7).all()
-    assert arrays.flat(np.zeros((4, 2))[1:3])[1].shape == (4,)
+    assert views.flat(np.zeros((4, 2))[1:3])[1].shape == (4,)
 
 
 def test_a_type_may_bring_its_device():
     fake = FakeDevice(mpi_reads=False)
-    device, view = arrays.flat(fake.put(np.ones((2, 3))))
+    device, view = views.flat(fake.put(np.ones((2, 3))))
     assert device is fake
     assert view.shape == (6,)
 
@@ -42,33 +43,33 @@ def test_a_type_may_bring_its_device():
 )
 def test_what_is_no_array_that_can_be_sent(x, message):
     with pytest.raises(ValueError, match=message):
-        arrays.flat(x)
+        views.flat(x)
 
 
 def test_dtypes():
-    assert {str(dtype) for dtype in arrays.DTYPES} == set(DTYPES)
+    assert {str(dtype) for dtype in views.DTYPES} == set(DTYPES)
     for name in DTYPES:
-        assert str(arrays.dtype_of(name)) == name
-        assert arrays.dtype_of(arrays.dtype_of(name)) == arrays.dtype_of(name)
+        assert str(views.dtype_of(name)) == name
+        assert views.dtype_of(views.dtype_of(name)) == views.dtype_of(name)
     for name, message in (("float8", "dtype 'float8' is unknown; use one of "), ("S3", "dtype |S3 cannot be sent")):
         with pytest.raises(ValueError, match=message):
-            arrays.dtype_of(name)
+            views.dtype_of(name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ops_that_make_sense(dtype):
-    for op in arrays.OPS:
+    for op in views.OPS:
         if op in ops_of(dtype):
-            arrays.check_op(op, arrays.dtype_of(dtype))
+            views.check_op(op, views.dtype_of(dtype))
         else:
             with pytest.raises(ValueError, match=f"op '{op}' of {dtype}.*(use|cast)"):
-                arrays.check_op(op, arrays.dtype_of(dtype))
+                views.check_op(op, views.dtype_of(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fold_and_divide(dtype):
     low, high = (draw(np.random.default_rng(seed), 50, dtype, 15) for seed in range(2))
-    device = arrays.host()
+    device = views.host()
     for op in ops_of(dtype):
         out = device.empty(50, low.dtype)
         device.fold(op, low, high, out)
@@ -88,7 +89,7 @@ def test_integers_are_divided_toward_zero(dtype, divisor):
     known = np.iinfo(dtype)
     numbers = [known.min, known.min + 1, -8 % 256 if known.min == 0 else -8, 0, 1, 100, known.max - 1, known.max]
     want = [abs(x) // divisor * (1 if x >= 0 else -1) for x in numbers]
-    for divide in (arrays.host().divide, kernels.divide):
+    for divide in (views.host().divide, kernels.divide):
         x = np.array(numbers, dtype)
         divide(x, divisor)
         assert x.tolist() == want
@@ -96,57 +97,57 @@ def test_integers_are_divided_toward_zero(dtype, divisor):
 
 def test_folds_of_infinity_warn_of_nothing():
     x = np.array([np.inf, 6e4, np.nan], np.float16)
-    arrays.host().fold("sum", x, -x, x)
+    views.host().fold("sum", x, -x, x)
     assert np.isnan(x).tolist() == [True, False, True]
     huge = np.full(2, 3e38, np.float32)
-    arrays.host().fold("sum", huge, huge, huge)
-    arrays.host().divide(huge, 2)
+    views.host().fold("sum", huge, huge, huge)
+    views.host().divide(huge, 2)
     assert np.isinf(huge).all()
 
 
 def test_same_memory():
     x = np.zeros(6)
-    assert arrays.same_memory(x[2:4], x[2:4])
-    assert not arrays.same_memory(x[2:4], x[2:5])
-    assert not arrays.same_memory(x[2:4], x[1:3])
+    assert views.same_memory(x[2:4], x[2:4])
+    assert not views.same_memory(x[2:4], x[2:5])
+    assert not views.same_memory(x[2:4], x[1:3])
     fake = FakeDevice(mpi_reads=True).put(x)
-    assert arrays.same_memory(fake[:3], fake[:3])
-    assert not arrays.same_memory(fake[:3], fake[3:])
+    assert views.same_memory(fake[:3], fake[:3])
+    assert not views.same_memory(fake[:3], fake[3:])
 
 
 def test_overlap():
     x = np.zeros(6)
     for a, b in ((x[:3], x[2:]), (x, x[3:4]), (x[2:3], x), (x, x)):
-        assert arrays.overlap(a, b)
+        assert views.overlap(a, b)
     for a, b in ((x[:3], x[3:]), (x[4:], x[:4]), (x, x.copy()), (x, x[3:3]), (x[3:3], x)):
-        assert not arrays.overlap(a, b)
+        assert not views.overlap(a, b)
     fake = FakeDevice(mpi_reads=True).put(x)
-    assert arrays.overlap(fake[:3], fake[2:])
-    assert not arrays.overlap(fake[:3], fake[3:])
+    assert views.overlap(fake[:3], fake[2:])
+    assert not views.overlap(fake[:3], fake[3:])
 
 
 def test_devices():
-    assert arrays.device("cpu") is arrays.host()
+    assert views.device("cpu") is views.host()
     for name in ("tpu", "cuda:x", "cpu:0", "CUDA", ""):
         with pytest.raises(ValueError, match=f"device '{name}' is unknown: use 'cpu', 'cuda' or 'cuda:<index>'"):
-            arrays.device(name)
+            views.device(name)
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:1"])
 def test_cuda_where_there_is_none(monkeypatch, name):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ValueError, match=f"device '{name}' needs CuPy: pip install .*cuda12.*or use 'cpu'"):
-        arrays.device(name)
+        views.device(name)
     absent = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
     monkeypatch.setitem(sys.modules, "cupy", absent)
     with pytest.raises(ValueError, match=f"device '{name}': this machine has no CUDA device or driver; use 'cpu'"):
-        arrays.device(name)
+        views.device(name)
 
 
 def test_cupy_and_torch_are_imported_only_when_asked_for():
     code = (
-        "import sys, mpi4py; mpi4py.rc.initialize = False; import numpy, collectives.communicator as c; "
-        "c.arrays.flat(numpy.zeros(3)); print({'cupy', 'torch'} & set(sys.modules))"
+        "import sys, mpi4py; mpi4py.rc.initialize = False; import numpy, collectives.arrays.views as v; "
+        "v.flat(numpy.zeros(3)); print({'cupy', 'torch'} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"

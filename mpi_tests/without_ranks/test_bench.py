@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from collectives.arrays import dtype_of
+from collectives.arrays.views import dtype_of
 from collectives.bench import __main__ as bench
 from collectives.bench import run
 from collectives.bench import trial as numbers
@@ -17,7 +17,7 @@ from collectives.bench.constants import bound_s
 from collectives.bench.report import average_gbps, bus_factor, fastest, footer, lines
 from collectives.bench.run import Contestant, row_of
 from collectives.bench.trial import Trial, Workload, element_counts, places
-from collectives.cost import Link, Network
+from collectives.schedule.cost import Link, Network
 from mpi_tests.helpers.reference import (
     BITS,
     COLLECTIVES,

@@ -6,8 +6,8 @@ import pytest
 
 from collectives import algorithms
 from collectives.algorithms import ROOTED, Algorithm, chain, double_tree, find
-from collectives.cost import Link, Network, count, predict, price, profile, sample, tally
-from collectives.schedule import Copy, Fold, Meet, Pull, PullFold, Push, Recv, Round, Send
+from collectives.schedule.cost import Link, Network, count, predict, price, profile, sample, tally
+from collectives.schedule.moves import Copy, Fold, Meet, Pull, PullFold, Push, Recv, Round, Send
 from mpi_tests.helpers.algorithm_costs import COSTS, each_algorithm, nodes_of, sizes
 
 ALPHA, BETA, GAMMA, COPY, MEET = 3e-6, 7e-10, 4e-10, 5e-10, 2e-6

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectives import arrays, cuda
+from collectives.arrays import cuda, views
 
 OURS, CUPYS, TORCHS = 0x100, 0x200, 0x300  # streams
 
@@ -104,8 +104,8 @@ def a_tensor():
 
 
 def test_the_library_of_an_array_says_whose_stream_is_followed(runtime):
-    for flat, current in ((arrays.flat, CUPYS), (arrays.flat_torch, TORCHS)):
-        device, _ = flat(View() if flat is arrays.flat else a_tensor())
+    for flat, current in ((views.flat, CUPYS), (views.flat_torch, TORCHS)):
+        device, _ = flat(View() if flat is views.flat else a_tensor())
         runtime.seen.clear()
         device.begin()
         begun = Event.count
@@ -119,7 +119,7 @@ def test_the_library_of_an_array_says_whose_stream_is_followed(runtime):
 
 
 def test_shared_events(runtime):
-    device = arrays.device("cuda:1")
+    device = views.device("cuda:1")
     own = device.shared_event()
     assert own.interprocess
     device.export_event(own)
@@ -137,7 +137,7 @@ def test_shared_events(runtime):
 
 
 def test_copies_go_by_addresses(runtime):
-    device = arrays.device("cuda:1")
+    device = views.device("cuda:1")
     a, b = np.zeros(3), np.ones(3)
     device.copy(a, b)
     device.copy(a[:0], b[:0])

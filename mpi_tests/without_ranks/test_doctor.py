@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from collectives import environment
 from collectives.doctor import __main__ as doctor
 from collectives.doctor import checks, children
 from collectives.doctor.__main__ import RankReport, cores, exchange, show, show_failure, single_copy
 from collectives.doctor.checks import Finding
 from collectives.doctor.children import Ended
+from collectives.job import environment
 from mpi_tests.helpers.doctor import found, verdicts
 from mpi_tests.helpers.launch import ROOT
 

@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 
-from collectives import draw
 from collectives.algorithms import find
-from collectives.cost import Network
-from collectives.draw import Bar, Diagram, MessageLine
-from collectives.schedule import Send
-from collectives.simulate.exact import plan_diagram
+from collectives.schedule import draw
+from collectives.schedule.cost import Network
+from collectives.schedule.draw import Bar, Diagram, MessageLine
+from collectives.schedule.moves import Send
+from collectives.schedule.simulate.exact import plan_diagram
 from mpi_tests.helpers.algorithm_costs import nodes_of
 
 SMALL = Diagram("small", 2, [Bar(0, 0.0, 1e-3, "wait"), Bar(1, 1e-3, 2e-3, "fold")], [MessageLine(0, 1, 0.0, 1e-3)])

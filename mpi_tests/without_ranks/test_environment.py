@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from collectives import environment
+from collectives.job import environment
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as surroundings
 

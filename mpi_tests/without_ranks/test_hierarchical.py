@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 
-from collectives import algorithms, contract
+from collectives import algorithms
 from collectives.algorithms import (
     bruck,
     double_tree,
@@ -15,9 +15,10 @@ from collectives.algorithms import (
     tree,
 )
 from collectives.algorithms.counterparts import innermost, whole
-from collectives.cost import Link, Network, count, predict, tally
-from collectives.schedule import MESSAGES, Fold, Meet, Pull, PullFold, Push, Recv, Send
-from collectives.topology import Topology
+from collectives.schedule import proof
+from collectives.schedule.cost import Link, Network, count, predict, tally
+from collectives.schedule.moves import MESSAGES, Fold, Meet, Pull, PullFold, Push, Recv, Send
+from collectives.schedule.topology import Topology
 from mpi_tests.helpers.algorithm_costs import LARGEST, ceil_log2, cost, nodes_of
 
 ROWS = {row.collective: row for row in algorithms.REGISTRY if row.name == "hierarchical"}
@@ -37,7 +38,7 @@ def holds(collective, algorithm, size):
     roots = range(size) if size <= ALL_ROOTS_UP_TO else (0, size - 1)
     for root in [{"root": root} for root in roots] if collective in algorithms.ROOTED else [{}]:
         schedules = [list(algorithm(rank, size, **root)) for rank in range(size)]
-        contract.check(collective, lambda rank, size, schedules=schedules, **root: schedules[rank], size, **root)
+        proof.check(collective, lambda rank, size, schedules=schedules, **root: schedules[rank], size, **root)
         assert len({len(rounds) for rounds in schedules}) == 1
         assert most_messages(schedules) <= MESSAGES
 

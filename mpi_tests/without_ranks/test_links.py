@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from collectives import links
-from collectives.cost import Link
-from collectives.links import Kept, Place
+from collectives.runtime.choose import links
+from collectives.runtime.choose.links import Kept, LinkKey
+from collectives.schedule.cost import Link
 from mpi_tests.helpers.networks import NETWORK_HERE
 
-PLACE = Place((("a", 2), ("b", 1)), "MPICH 5.0.2")
+PLACE = LinkKey((("a", 2), ("b", 1)), "MPICH 5.0.2")
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_what_is_kept_is_found_by_hosts_slots_and_mpi(folder):
     assert links.any_kept()
     assert links.parse(links.read(PLACE.file)) == Kept(PLACE, NETWORK_HERE)
     for hosts, mpi in ((PLACE.hosts[::-1], PLACE.mpi), ((("a", 2), ("b", 2)), PLACE.mpi), (PLACE.hosts, "Open MPI")):
-        assert links.read(Place(hosts, mpi).file) == ""
+        assert links.read(LinkKey(hosts, mpi).file) == ""
     newer = Kept(PLACE, NETWORK_HERE._replace(nic=None))
     links.keep(newer)
     assert links.latest() == newer

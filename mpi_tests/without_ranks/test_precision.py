@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 
-from collectives import algorithms, contract
+from collectives import algorithms
 from collectives.algorithms import hierarchical
+from collectives.schedule import proof
 
 
 class Term(tuple):
@@ -18,7 +19,7 @@ class Term(tuple):
         return self if self[0] == "rounded" else Term(("rounded", self))
 
 
-class RoundingWorld(contract.World):
+class RoundingWorld(proof.World):
     """A symbolic run in which a rank rounds what it sends."""
 
     def deliver(self, send, receive):
@@ -32,7 +33,7 @@ def rounded(value):
 
 def results(algorithm, size):
     """What each rank ends with."""
-    before = [{c: contract.Value(c, Term((rank,))) for c in range(size)} for rank in range(size)]
+    before = [{c: proof.Value(c, Term((rank,))) for c in range(size)} for rank in range(size)]
     world = RoundingWorld("", [list(algorithm(rank, size)) for rank in range(size)], before, before, in_order=False)
     world.run()
     return world.vectors

@@ -1,6 +1,6 @@
 import sys
 
-from collectives.record import LENGTH, Call, Calls, Place, Record, caller, place_of, show_last
+from collectives.runtime.checks.call_log import LENGTH, Call, Calls, Record, SourceLine, caller, place_of, show_last
 from mpi_tests.helpers.launch import ROOT
 
 
@@ -26,7 +26,7 @@ def test_the_last_calls_are_kept_with_where_they_were_made():
     entries = record.entries()
     assert [entry.number for entry in entries] == list(range(4, LENGTH + 4))
     assert {entry.place for entry in entries} == {(__file__, line)}
-    assert show_last(entries, most=2) == f"barrier #4-#{LENGTH + 3} ({Place(__file__, line)})"
+    assert show_last(entries, most=2) == f"barrier #4-#{LENGTH + 3} ({SourceLine(__file__, line)})"
 
 
 def test_runs_that_are_only_counted_appear_where_they_belong():
@@ -82,5 +82,5 @@ def test_no_file_of_the_library_is_the_caller():
 
 def test_places():
     assert caller(sys._getframe()) == (__file__, sys._getframe().f_lineno)
-    assert str(Place("/elsewhere/a.py", 3)) == "/elsewhere/a.py:3"
+    assert str(SourceLine("/elsewhere/a.py", 3)) == "/elsewhere/a.py:3"
     assert place_of(0) is None

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from collectives import algorithms, contract
+from collectives import algorithms
 from collectives.algorithms import (
     REGISTRY,
     ROOTED,
@@ -22,8 +22,9 @@ from collectives.algorithms import (
     ring,
     tree,
 )
-from collectives.contract import ContractError
-from collectives.schedule import Copy, Fold, Pull, PullFold, Recv, Send, embed, render, shares, show
+from collectives.schedule import proof
+from collectives.schedule.moves import Copy, Fold, Pull, PullFold, Recv, Send, embed, render, shares, show
+from collectives.schedule.proof import ContractError
 from mpi_tests.helpers.algorithm_costs import (
     COSTS,
     LARGEST,
@@ -32,7 +33,8 @@ from mpi_tests.helpers.algorithm_costs import (
     sizes,
 )
 
-PURE = ["schedule", "contract", "programs", "cost", "draw", "links", "select", "topology", "tuning", "algorithms"]
+PURE = [f"schedule.{name}" for name in ("moves", "proof", "compressed", "cost", "draw", "topology")]
+PURE += ["runtime.choose.links", "runtime.choose.select", "runtime.choose.tuning", "algorithms"]
 PURE += [f"algorithms.{module.name}" for module in pkgutil.iter_modules(algorithms.__path__)]
 ALL_ROOTS_UP_TO = 9
 
@@ -49,14 +51,14 @@ def roots(row, size):
 def test_the_contract_holds(row):
     for size in sizes(row):
         for root in roots(row, size):
-            contract.check(row.collective, row.schedule, size, **root)
+            proof.check(row.collective, row.schedule, size, **root)
 
 
 @pytest.mark.parametrize("row", [row for row in REGISTRY if row.apart], ids=lambda row: f"{row.collective}-{row.name}")
 def test_the_contract_holds_with_results_apart(row):
     for size in sizes(row, among=range(1, min(LARGEST, 33) + 1)):
         for root in roots(row, size):
-            contract.check(row.collective, partial(row.schedule, apart=True), size, apart=True, **root)
+            proof.check(row.collective, partial(row.schedule, apart=True), size, apart=True, **root)
 
 
 @each_algorithm
@@ -64,14 +66,14 @@ def test_the_contract_holds_at_a_large_size(row):
     """Drawn at random, but always alike: up to 1024 ranks where rounds are few, fewer where the check would be long."""
     draws = random.Random(f"{row.collective} {row.name}")
     is_quick = not row.reach and len(list(row.schedule(0, 512))) < 12 and row.collective != "all_reduce"
-    contract.check(row.collective, row.schedule, 2 * draws.randint(33, 512 if is_quick else 40))
+    proof.check(row.collective, row.schedule, 2 * draws.randint(33, 512 if is_quick else 40))
 
 
 @pytest.mark.parametrize("row", [row for row in REGISTRY if row.in_order], ids=lambda r: f"{r.collective}-{r.name}")
 def test_sums_in_the_order_of_the_ranks(row):
     for size in sizes(row):
         for root in roots(row, size):
-            contract.check(row.collective, row.schedule, size, in_order=True, **root)
+            proof.check(row.collective, row.schedule, size, in_order=True, **root)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +85,9 @@ def test_sums_in_the_order_of_the_ranks(row):
     ids=["binomial", "ring"],
 )
 def test_the_check_catches_another_order(algorithm, message):
-    contract.check("all_reduce", algorithm, 4)
+    proof.check("all_reduce", algorithm, 4)
     with pytest.raises(ContractError, match=re.escape(message)):
-        contract.check("all_reduce", algorithm, 4, in_order=True)
+        proof.check("all_reduce", algorithm, 4, in_order=True)
 
 
 @each_algorithm
@@ -274,14 +276,14 @@ MUTANTS = {
 @pytest.mark.parametrize(("mutation", "message"), MUTANTS.values(), ids=MUTANTS)
 def test_the_check_catches(mutation, message):
     collective, algorithm, ranks, edit = mutation
-    contract.check(collective, algorithm, 4)
+    proof.check(collective, algorithm, 4)
     with pytest.raises(ContractError, match=re.escape(message)):
-        contract.check(collective, mutant(algorithm, ranks, edit), 4)
+        proof.check(collective, mutant(algorithm, ranks, edit), 4)
 
 
 def test_the_check_catches_the_wrong_root():
     with pytest.raises(ContractError, match=re.escape("rank 0 in round 0 would send [0-2] to rank 2")):
-        contract.check("broadcast", lambda rank, size, root: tree.broadcast(rank, size), 3, root=1)
+        proof.check("broadcast", lambda rank, size, root: tree.broadcast(rank, size), 3, root=1)
 
 
 @each_algorithm
@@ -317,7 +319,7 @@ def test_embedded_groups_make_an_all_reduce():
         yield from embed(ring.all_gather(local, local_size), in_node, parts)
 
     for size in (3, 6, 9, 12, 15, 24):
-        contract.check("all_reduce", two_levels, size)
+        proof.check("all_reduce", two_levels, size)
 
 
 def test_embedding_places_copies_and_signals():
@@ -367,7 +369,7 @@ def test_a_picture_needs_as_many_rounds_on_every_rank():
 
 
 def test_names_and_rows():
-    assert {row.collective for row in REGISTRY} == set(contract.CONTRACTS)
+    assert {row.collective for row in REGISTRY} == set(proof.CONTRACTS)
     assert algorithms.find("broadcast", "binomial").schedule is tree.broadcast
     with pytest.raises(ValueError, match=r"all_reduce has no algorithm 'rign'; it has auto, ring, .*, mpi"):
         algorithms.find("all_reduce", "rign")

@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from collectives.algorithms import REGISTRY, Algorithm, Reach, find
-from collectives.cost import Link, Network, predict
-from collectives.executor import SEGMENT_BYTES
-from collectives.programs import Programs
-from collectives.schedule import Fold, Meet, PullFold, Push, Recv, Send
-from collectives.simulate import FABRICS
-from collectives.simulate import __main__ as command
-from collectives.simulate.__main__ import main
-from collectives.simulate.exact import Simulation, UnmatchedError, simulate
+from collectives.runtime.messages import SEGMENT_BYTES
+from collectives.schedule.compressed import RankPrograms
+from collectives.schedule.cost import Link, Network, predict
+from collectives.schedule.moves import Fold, Meet, PullFold, Push, Recv, Send
+from collectives.schedule.simulate import FABRICS
+from collectives.schedule.simulate import __main__ as command
+from collectives.schedule.simulate.__main__ import main
+from collectives.schedule.simulate.exact import Simulation, UnmatchedError, simulate
 from mpi_tests.helpers.algorithm_costs import nodes_of
 from mpi_tests.helpers.launch import ROOT
 
@@ -160,7 +160,7 @@ def test_every_rank_ends_when_a_plain_simulation_says(row):
 def test_families_are_what_each_rank_does_by_itself(row, lengths):
     nodes, size = nodes_of(*lengths), sum(lengths)
     if row.precondition.holds(size, True):
-        programs = Programs(row, nodes)
+        programs = RankPrograms(row, nodes)
         network = NETWORK._replace(cores=2)
         guessed, alone = (Simulation(programs, network.cores, guess) for guess in (True, False))
         assert guessed.run(1 << 20, network).ends.tolist() == alone.run(1 << 20, network).ends.tolist()
@@ -170,7 +170,7 @@ def test_families_are_what_each_rank_does_by_itself(row, lengths):
 def test_long_schedules_are_few_families():
     nodes = nodes_of(*[8] * 16)
     for name, most in (("ring", 1), ("hierarchical", 8), ("double_tree", 40), ("chain", 40)):
-        programs = Programs(find("all_reduce", name), nodes)
+        programs = RankPrograms(find("all_reduce", name), nodes)
         families = list(programs.families())
         assert sorted(rank for family in families for rank in family.ranks) == list(range(128))
         assert len(families) <= most, name
@@ -357,7 +357,7 @@ def test_bad_input_is_one_line(capsys, words, message):
 
 
 def test_every_fabric_has_sources():
-    text = (ROOT / "collectives" / "simulate" / "__init__.py").read_text()
+    text = (ROOT / "collectives" / "schedule" / "simulate" / "__init__.py").read_text()
     for name, fabric in FABRICS.items():
         assert fabric.network.gate.beta_s_per_byte <= fabric.network.between.beta_s_per_byte, name
         assert f'"{name}": Fabric(' in text
@@ -365,7 +365,8 @@ def test_every_fabric_has_sources():
 
 
 def test_no_mpi_is_needed():
-    code = "import sys; sys.modules['mpi4py'] = None; from collectives.simulate.__main__ import main; main(['barrier'])"
+    main = "from collectives.schedule.simulate.__main__ import main; main(['barrier'])"
+    code = f"import sys; sys.modules['mpi4py'] = None; {main}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert "dissemination" in ended.stdout
 

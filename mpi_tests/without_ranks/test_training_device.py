@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from collectives import arrays
+from collectives.arrays import views
 from training.device import own_device
 
 TWO_NODES = SimpleNamespace(nodes=((0, 2, 4), (1, 3)), node_of=(0, 1, 0, 1, 0))
@@ -20,7 +20,7 @@ def used(monkeypatch):
         return SimpleNamespace(use=lambda: used["cupy"].append(number))
 
     memory = SimpleNamespace(xp=SimpleNamespace(cuda=SimpleNamespace(Device=cupy_device)))
-    monkeypatch.setattr(arrays, "device", lambda name: memory)
+    monkeypatch.setattr(views, "device", lambda name: memory)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", used["torch"].append)

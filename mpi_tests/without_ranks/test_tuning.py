@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from collectives import algorithms, select
+from collectives import algorithms
 from collectives.algorithms import Reach
-from collectives.tuning import Tuning, limits, parse_tuning, to_json
+from collectives.runtime.choose import select
+from collectives.runtime.choose.tuning import Tuning, limits, parse_tuning, to_json
 from mpi_tests.helpers.algorithm_costs import nodes_of
 from mpi_tests.helpers.networks import MEASURED, NETWORK, TUNING
 

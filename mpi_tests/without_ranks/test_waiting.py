@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from collectives import kernels, plan
-from collectives.plan import Progress
-from collectives.program import BRIEF_SPINS, SPINS, Program
+from collectives.runtime import kernels, plan
+from collectives.runtime.plan import Progress
+from collectives.runtime.shared_memory import BRIEF_SPINS, SPINS, Program
 
 
 class Late:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from collectives.errors import InputError
+from collectives.job.errors import InputError
 from parallelism.checkpoint.folders import (
     UNFINISHED,
     commit,

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.draw import refuse, save
+from collectives.schedule.draw import refuse, save
 from parallelism.pipeline_schedule import files, picture, registry
 from parallelism.pipeline_schedule.actions import Schedule
 from parallelism.pipeline_schedule.price import Costs, price

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from collectives.draw import time_axis
+from collectives.schedule.draw import time_axis
 from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, parse
 from parallelism.pipeline_schedule.price import Span, Timeline
 

@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-from collectives.cost import Network, Nodes
-from collectives.settings import Parser, Range, check
-from collectives.simulate import (
+from collectives.job.settings import Parser, Range, check
+from collectives.schedule.cost import Network, Nodes
+from collectives.schedule.simulate import (
     FABRICS,
     RANKS,
     add_network_flags,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from collectives.cost import Network, Nodes
+from collectives.schedule.cost import Network, Nodes
 
 SPARE = 0.1  # of memory, for what is not counted: libraries', and gaps
 

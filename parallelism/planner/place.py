@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.algorithms import find
-from collectives.cost import Link, Network, Nodes, predict
+from collectives.schedule.cost import Link, Network, Nodes, predict
 from parallelism.mesh import AXES
 from parallelism.planner.layout import ParallelLayout
 

@@ -1,0 +1,1 @@
+"""Where arrays live: NumPy, CuPy, torch, and memory that ranks share."""

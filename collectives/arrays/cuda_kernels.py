@@ -1,0 +1,200 @@
+"""Folds and casts of arrays in a GPU's memory, by kernels of our own (cuda_kernels.cu), launched through CuPy.
+
+One kernel does all: out = sources[0] op sources[1] op ..., divided in the end, and rounded to the dtype of `out`.  Each
+source is read once and `out` written once.  Sources may lie in peers' memory, mapped by CUDA IPC.
+
+They run on the current device and, if none is passed, on the current stream.  CuPy compiles an instance for a dtype, op
+and number of sources when that is first asked for, and keeps it on disk.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectives.arrays import views
+
+SOURCE = Path(__file__).with_suffix(".cu")
+OPTIONS = ("--std=c++17", "--fmad=false")
+MAX_SOURCES = 64  # of one launch
+MAX_TOGETHER = 8  # from which one thread loads before it folds
+VECTOR_BYTES = 16  # what one load takes, from an address that it divides
+BLOCK_THREADS = 256
+BLOCKS_PER_MULTIPROCESSOR = 32  # some times what one holds, so that none is idle while the last ones run
+
+TASK = np.dtype(
+    [
+        ("sources", "u8", MAX_SOURCES),
+        *((name, "u8") for name in ("num_sources", "out", "head", "blocks", "tail")),
+        ("divisor", "f8"),
+    ]
+)
+FLOATS = {"float16": "Float16", "bfloat16": "Bfloat16", "float32": "float", "float64": "double"}
+UNSIGNED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
+
+
+class KernelChoice(NamedTuple):
+    """A kernel's name, how many numbers it takes, and of how many bytes each is: out's, and each source's."""
+
+    name: str
+    num_elements: int
+    sizes: list[int]
+
+
+class Launch(NamedTuple):
+    """A kernel with all that it needs, to be run often."""
+
+    kernel: Any
+    num_blocks: int
+    task: np.ndarray
+
+    def __call__(self, stream: Any = None) -> None:
+        if self.num_blocks == 0:
+            return
+        if stream is None:
+            self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.task,))
+        else:
+            with stream:
+                self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.task,))
+
+
+def fold(op: str, out: Any, sources: Sequence[Any], divisor: int = 1, stream: Any = None) -> None:
+    """out = (sources[0] op sources[1] op ...) / divisor: `folding`, run once."""
+    folding(op, out, sources, divisor)(stream)
+
+
+def cast(out: Any, source: Any, stream: Any = None) -> None:
+    """out = source, two arrays of floats, rounded to nearest; or of one dtype."""
+    folding("max" if out.dtype == bool else "sum", out, [source])(stream)
+
+
+def divide(x: Any, divisor: int, stream: Any = None) -> None:
+    """x /= divisor, in place; 16-bit floats in float32, integers toward zero."""
+    folding("avg", x, [x], divisor)(stream)
+
+
+def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Launch:
+    """The launch of out = (sources[0] op sources[1] op ...) / divisor, elementwise and in that order.
+
+    `out` and the sources are flat arrays of one length; a source may be `out` itself, and an integer, the address of
+    numbers of `out`'s dtype.  Sources of floats may be of another float dtype than `out`, one for all.  Only "avg" has
+    a divisor.
+
+    16-bit floats are folded and divided in float32, and rounded once.  Integers wrap, and are divided toward zero.
+    "min" and "max" of a NaN and a number are NaN.
+
+    Raises: ValueError for what doesn't go together.
+    """
+    import cupy
+
+    given = dtype_of(out, sources)
+    check(op, out, sources, given, divisor)
+    pointers = [address(source) for source in sources]
+    name, count, sizes = plan(op, out.dtype, given, out.size, len(sources), divisor)
+    head, blocks, tail = split(count, sizes, [views.pointer(out), *pointers])
+    task = np.zeros((), TASK)
+    task["sources"][: len(pointers)] = pointers
+    rest = (len(pointers), views.pointer(out), head, blocks, tail, divisor)
+    for field, value in zip(TASK.names[1:], rest, strict=True):  # type: ignore[index]
+        task[field] = value
+    device = cupy.cuda.runtime.getDevice()
+    return Launch(kernel(name, device), num_blocks(max(blocks, head + tail), device), task)
+
+
+def check(op: str, out: Any, sources: Sequence[Any], given: np.dtype, divisor: int) -> None:
+    for dtype in (out.dtype, given):
+        views.check_dtype(dtype)
+        views.check_op(op, dtype)
+    if out.dtype != given and not {out.dtype, given} <= views.FLOATS:
+        raise ValueError(f"sources of {given} into {out.dtype}: only floats are cast")
+    if not 1 <= len(sources) <= MAX_SOURCES:
+        raise ValueError(f"{len(sources)} sources: fold 1 to {MAX_SOURCES} at a time")
+    if divisor < 1 or (op != "avg" and divisor != 1):
+        raise ValueError(f"op {op!r} with divisor {divisor}: use 'avg' and a divisor of at least 1")
+    for source in sources:
+        if not isinstance(source, int) and source.size != out.size:
+            raise ValueError(f"{source.size} elements into {out.size}: pass sources as long as out")
+        check_overlap(address(source), given.itemsize * out.size, out)
+
+
+def check_overlap(source: int, nbytes: int, out: Any) -> None:
+    """In place is fine: what is stored was loaded by the same thread before."""
+    start = views.pointer(out)
+    apart = source + nbytes <= start or start + out.nbytes <= source
+    if not apart and (source, nbytes) != (start, out.nbytes):
+        raise ValueError(f"a source overlaps out {source - start} bytes off: pass out itself, or memory of its own")
+
+
+def dtype_of(out: Any, sources: Sequence[Any]) -> np.dtype:
+    """What all sources are of."""
+    dtypes = {out.dtype if isinstance(source, int) else source.dtype for source in sources} or {out.dtype}
+    if len(dtypes) != 1:
+        raise ValueError(f"sources of {' and '.join(sorted(map(str, dtypes)))}: pass sources of one dtype")
+    return dtypes.pop()
+
+
+def address(source: Any) -> int:
+    return source if isinstance(source, int) else views.pointer(source)
+
+
+def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int, divisor: int) -> KernelChoice:
+    """Which kernel it is that folds.  It loads from as many sources at a time as divide all of them, up to 8.
+
+    >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
+    KernelChoice(name='fold<Sum, float, float, 3>', num_elements=10, sizes=[4, 4, 4, 4])
+    """
+    parts = 2 if into in views.COMPLEX and op != "prod" else 1  # complex numbers are folded as twice as many real ones
+    together = max(n for n in range(1, MAX_TOGETHER + 1) if num_sources % n == 0)
+    if op == "avg" and divisor == 1:
+        op = "sum"
+    name = f"fold<{op.capitalize()}, {number(given, op)}, {number(into, op)}, {together}>"
+    return KernelChoice(name, count * parts, [into.itemsize // parts, *[given.itemsize // parts] * num_sources])
+
+
+def number(dtype: np.dtype, op: str) -> str:
+    """A dtype in C++.  Signed integers are unsigned where that makes no difference but that they wrap."""
+    if str(dtype) in FLOATS:
+        return FLOATS[str(dtype)]
+    if dtype in views.COMPLEX:
+        part = "float" if dtype.itemsize == 8 else "double"
+        return f"Complex<{part}>" if op == "prod" else part
+    return (SIGNED if dtype.kind == "i" and op in ("min", "max", "avg") else UNSIGNED)[dtype.itemsize]
+
+
+def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[int, int, int]:
+    """Elements before one that is aligned in all arrays, blocks from there on, and elements after these.
+
+    Where no element is aligned in all, all come before.
+
+    >>> split(100, [2, 2], [64, 32]), split(100, [2, 2], [62, 46]), split(100, [2, 2], [62, 32])
+    ((0, 12, 4), (1, 12, 3), (100, 0, 0))
+    """
+    block = VECTOR_BYTES // min(sizes)
+    places = list(zip(pointers, sizes, strict=True))
+    well = (at for at in range(block) if all((pointer + at * size) % VECTOR_BYTES == 0 for pointer, size in places))
+    head = min(next(well, count), count)
+    return head, *divmod(count - head, block)
+
+
+def num_blocks(work: int, device: int) -> int:
+    """Of threads: as many as there are pieces of work, up to where each thread may as well take several."""
+    return min(-(-work // BLOCK_THREADS), num_multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR)
+
+
+@cache
+def num_multiprocessors(device: int) -> int:
+    import cupy
+
+    return cupy.cuda.Device(device).attributes["MultiProcessorCount"]
+
+
+@cache
+def kernel(name: str, device: int) -> Any:
+    """An instance of the template `fold`, for the device, which is current."""
+    import cupy
+
+    module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS, name_expressions=(name,))
+    return module.get_function(name)

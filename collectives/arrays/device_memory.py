@@ -1,0 +1,197 @@
+"""Symmetric memory on devices: each rank's own allocation, which the other ranks of the node have opened.
+
+Whether that can be done is found out by doing it: containers and devices differ in what they allow.  Arrays from
+elsewhere are not opened: their owner may free them at any time, and pools of other libraries have memory that has no
+handle.  They go by way of stages.
+
+Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcOpenMemHandle and cudaIpcCloseMemHandle.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.arrays.device import TURNS, SharingDevice
+from collectives.arrays.memory import Lease, SymmetricMemory, Window, Windows
+from collectives.job.errors import InputError
+
+SLAB_BYTES = ALLOCATION_BYTES = 1 << 21  # CUDA gives out memory in pieces of so much, of which each has one handle
+HANDLE_BYTES = 64
+PROBE = np.dtype(np.int64)
+REFUSALS = (OSError, RuntimeError, MemoryError)  # what CuPy raises for CUDA's errors
+
+
+class Signals(NamedTuple):
+    """Events that are recorded in turn: this rank's, and for each rank of the node its."""
+
+    own: list[Any]
+    of: dict[int, list[Any]]
+
+
+class Mapping(NamedTuple):
+    """What keeps a window: the own memory, and where that of others is opened."""
+
+    own: Any
+    opened: list[int]
+
+
+class DeviceMemory(SymmetricMemory):
+    """What the ranks of a communicator allocate together on their devices, each its own.
+
+    `gather_rows` gives every rank's integers by rank.  Where a rank cannot have it, `usable` is false on all, and
+    `failure` says why on that one.
+    """
+
+    lease = Lease
+    slab_bytes = SLAB_BYTES
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        node: int,
+        windows: Windows,
+        agree_max: Callable[[list[int]], list[int]],
+        gather_rows: Callable[[list[int]], np.ndarray],
+        device: SharingDevice,
+    ):
+        super().__init__(comm, node, windows, agree_max)
+        self.device, self.gather_rows = device, gather_rows
+        group = self.node_comm.Get_group()
+        self.ranks = list(MPI.Group.Translate_ranks(group, range(group.size), comm.Get_group()))  # of the node
+        self.me = self.node_comm.rank
+        self.signals: Signals | None = None
+        self.failure = ""
+        self.usable = self.probe()
+        if self.usable:
+            self.signals = self.make_signals()
+
+    def allocate(self, nbytes: int) -> Lease:
+        """As on the host; what was given back before is no more read by anybody then."""
+        self.device.synchronize()
+        return super().allocate(nbytes)
+
+    def array(self, lease: Lease, count: int, dtype: np.dtype) -> Any:
+        """A flat array at the beginning of leased memory, which it keeps."""
+        return self.device.at(lease.address, count, dtype, lease)
+
+    def make_window(self, key: int, nbytes: int) -> Window:
+        """A window for every rank of the node.  Collective.
+
+        Raises: InputError on every rank where one is refused memory or a handle; `failure` then says what it was.
+        """
+        nbytes = -(-nbytes // ALLOCATION_BYTES) * ALLOCATION_BYTES
+        own, handle, failure = None, b"", ""
+        try:
+            own = self.device.allocate(nbytes)
+            handle = self.device.export_memory(own.ptr)
+        except REFUSALS as error:
+            failure = one_line(error)
+        bases, failure = self.open_all(handle, self.device.open_memory, failure)
+        mapping = Mapping(own, list(bases.values()))
+        if self.on_any(failure):
+            self.close_all([mapping])
+            why = failure or "another rank was refused it"
+            raise InputError(f"no {nbytes >> 20} MiB of memory on {self.device.place} that ranks share: {why}")
+        assert own is not None
+        bases[self.world_ranks[self.me]] = own.ptr
+        return Window(key, own.ptr, nbytes, bases, mapping)
+
+    def on_any(self, failure: str) -> bool:
+        """Whether a rank has a failure.  Collective."""
+        self.failure = failure
+        return bool(self.agree_max([bool(failure)])[0])
+
+    def open_all(self, handle: bytes, open_one: Callable[[bytes], Any], failure: str) -> tuple[dict[int, Any], str]:
+        """What the handles of the node's other ranks stand for, by world rank; and what went wrong.  Collective."""
+        rows = self.gather_rows([len(handle), *np.frombuffer(handle.ljust(HANDLE_BYTES, b"\0"), np.int64).tolist()])
+        found = {}
+        for rank, world in zip(self.ranks, self.world_ranks, strict=True):
+            length, *words = rows[rank].tolist()
+            if length and rank != self.ranks[self.me] and not failure:
+                try:
+                    found[world] = open_one(np.array(words, np.int64).tobytes()[:length])
+                except REFUSALS as error:
+                    failure = one_line(error)
+        return found, failure
+
+    def close_windows(self, windows: list[Window]) -> None:
+        self.close_all([window.handle for window in windows])
+
+    def close_all(self, mappings: Sequence[Mapping]) -> None:
+        """Close what is opened, on every rank, before any frees its own.  Collective."""
+        self.device.synchronize()
+        for mapping in mappings:
+            for address in mapping.opened:
+                self.device.close_memory(address)
+        self.agree_max([0])
+
+    def free(self) -> None:
+        """Close what is opened of others; the own memory goes when no array uses it any more.  Collective."""
+        windows = {block.window.key: block.window for block in self.blocks}
+        self.blocks = []
+        self.close_windows([self.windows.remove(key) for key in windows])
+        self.node_comm.Free()
+
+    def probe(self) -> bool:
+        """Whether each rank of each node reads what the others have written.  Collective."""
+        try:
+            window = self.make_window(0, ALLOCATION_BYTES)
+        except InputError:
+            return False
+        failure = attempt(lambda: self.write(window.address, self.number(self.me)))
+        self.agree_max([0])
+        failure = failure or attempt(lambda: self.compare(window))
+        failed = self.on_any(failure)
+        self.close_windows([window])
+        return not failed
+
+    def compare(self, window: Window) -> None:
+        for place, world in enumerate(self.world_ranks):
+            if self.read(window.bases[world]) != self.number(place):
+                raise OSError(f"other numbers than the owner's are read in memory of {self.device.place}")
+
+    @staticmethod
+    def number(place: int) -> int:
+        return 0x5EED0000 + place
+
+    def write(self, address: int, number: int) -> None:
+        given = self.device.host(PROBE.itemsize)
+        given.view(PROBE)[0] = number
+        self.device.copy(self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None), given)
+        self.device.synchronize()
+
+    def read(self, address: int) -> int:
+        got = self.device.host(PROBE.itemsize)
+        self.device.copy(got, self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None))
+        self.device.synchronize()
+        return int(got.view(PROBE)[0])
+
+    def make_signals(self) -> Signals | None:
+        """Events that the node's ranks wait for; None where a rank is refused some.  Collective."""
+        own, handles, failure = [], [b""] * TURNS, ""
+        try:
+            own = [self.device.shared_event() for _ in range(TURNS)]
+            handles = [self.device.export_event(event) for event in own]
+        except REFUSALS as error:
+            failure = one_line(error)
+        events: dict[int, list[Any]] = {world: [] for world in self.world_ranks}
+        for handle in handles:
+            found, failure = self.open_all(handle, self.device.open_event, failure)
+            for world, event in found.items():
+                events[world].append(event)
+        return None if self.on_any(failure) else Signals(own, events)
+
+
+def attempt(work: Callable[[], None]) -> str:
+    """What went wrong, if anything."""
+    try:
+        work()
+    except REFUSALS as error:
+        return one_line(error)
+    return ""
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

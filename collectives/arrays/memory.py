@@ -1,0 +1,248 @@
+"""Symmetric memory: arrays that every rank of a node reaches, in files that they map.
+
+`collectives.arrays.device_memory` has the same on devices.
+"""
+
+import mmap
+import os
+import tempfile
+import weakref
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.arrays.views import pointer
+from collectives.job.errors import InputError
+
+PAGE_BYTES = 4096
+SLAB_BYTES = 1 << 20  # blocks of up to a sixteenth of it share a window
+
+
+@dataclass
+class Window:
+    """Shared memory: where each rank's part of it begins in this process, by world rank."""
+
+    key: int  # the same on all ranks
+    address: int
+    nbytes: int
+    bases: dict[int, int]
+    handle: Any  # what keeps it
+
+
+@dataclass(eq=False)
+class Block:
+    """A part of a window, given out as memory and taken back when nobody on any rank uses it."""
+
+    window: Window
+    offset: int
+    nbytes: int
+    free: bool = True
+
+    @property
+    def address(self) -> int:
+        return self.window.address + self.offset
+
+
+class Lease:
+    """A block in use: views of it keep this alive."""
+
+    def __init__(self, block: Block):
+        self.block, self.address = block, block.address
+        block.free = False
+        weakref.finalize(self, setattr, block, "free", True).atexit = False
+
+
+class HostLease(Lease):
+    """Of a block that NumPy can see."""
+
+    def __init__(self, block: Block):
+        super().__init__(block)
+        place = {"data": (block.address, False), "shape": (block.nbytes,), "typestr": "|u1", "version": 3}
+        self.__array_interface__ = place
+
+
+class WindowOffset(NamedTuple):
+    """Where an array lies in symmetric memory: in which window, and how far from a rank's part of it begins."""
+
+    key: int
+    offset: int
+
+
+@dataclass
+class Windows:
+    """All windows of this process, whichever communicator made them."""
+
+    by_key: dict[int, Window] = field(default_factory=dict)
+    num_made: int = 0
+    begins: list[int] = field(default_factory=list)  # addresses, in their order
+    ends: list[int] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)
+
+    def window_of(self, view: Any) -> Window | None:
+        """The window in which a flat array lies, if it lies in one."""
+        return self.by_key.get(self.key_of(view))
+
+    def key_of(self, view: Any) -> int:
+        """The key of the window in which a flat array lies; 0 for one that is in none, is empty, or None."""
+        return self.key_at(pointer(view)) if view is not None and len(view) else 0
+
+    def key_at(self, address: int) -> int:
+        """The key of the window in which an address is, or 0."""
+        nth = bisect_right(self.begins, address) - 1
+        return self.keys[nth] if nth >= 0 and address < self.ends[nth] else 0
+
+    def add(self, window: Window) -> None:
+        self.by_key[window.key] = window
+        self.num_made += 1
+        self.sort()
+
+    def remove(self, key: int) -> Window:
+        window = self.by_key.pop(key)
+        self.sort()
+        return window
+
+    def sort(self) -> None:
+        windows = sorted(self.by_key.values(), key=lambda window: window.address)
+        self.begins = [window.address for window in windows]
+        self.ends = [window.address + window.nbytes for window in windows]
+        self.keys = [window.key for window in windows]
+
+
+class SymmetricMemory:
+    """What the ranks of a communicator allocate together, each node's in windows of its own.
+
+    `agree_max` is the elementwise maximum over the ranks of a list of integers.
+    """
+
+    lease: type[Lease] = HostLease
+    slab_bytes = SLAB_BYTES
+
+    def __init__(self, comm: MPI.Comm, node: int, windows: Windows, agree_max: Any):
+        self.node_comm = MPI.Intracomm(comm.Split(node))
+        self.windows, self.agree_max = windows, agree_max
+        self.is_first = comm.rank == 0
+        group, world = self.node_comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        self.world_ranks = list(MPI.Group.Translate_ranks(group, range(group.size), world))
+        self.blocks: list[Block] = []
+        self.kinds: dict[int, int] = {0: 0}
+
+    def kind(self, key: int) -> int:
+        """What memory a window is to collectives: 0 for none, 1 for one that all these ranks have, or its own kind."""
+        if key not in self.kinds:
+            self.kinds[key] = 1 if self.windows.by_key[key].bases.keys() >= set(self.world_ranks) else key
+        return self.kinds[key]
+
+    def allocate(self, nbytes: int) -> Lease:
+        """At least `nbytes` of memory, as much as any rank asks for.  Collective.
+
+        Raises: InputError on every rank where a node has not enough shared memory.
+        """
+        used = [not block.free for block in self.blocks]
+        need, key, *used = self.agree_max([nbytes, self.next_key(), *used])
+        need = max(PAGE_BYTES, -(-need // PAGE_BYTES) * PAGE_BYTES)
+        if need <= self.slab_bytes // 16:
+            need = 1 << (need - 1).bit_length()
+        unused = [block for block, is_used in zip(self.blocks, used, strict=True) if not is_used]
+        fitting = [block for block in unused if need <= block.nbytes <= 2 * need]
+        if not fitting:
+            self.release(unused)
+            fitting = self.make_blocks(key, need)
+            self.blocks += fitting
+        return self.lease(min(fitting, key=lambda block: block.nbytes))
+
+    def next_key(self) -> int:
+        """A key for a window, of the first rank's making."""
+        return (self.world_ranks[0] << 32 | self.windows.num_made) + 1 if self.is_first else 0
+
+    def make_blocks(self, key: int, nbytes: int) -> list[Block]:
+        """A new window, as one block or, where they are small, as many."""
+        number = self.slab_bytes // nbytes if nbytes <= self.slab_bytes // 16 else 1
+        window = self.make_window(key, number * nbytes)
+        self.windows.add(window)
+        return [Block(window, i * nbytes, nbytes) for i in range(number)]
+
+    def make_window(self, key: int, nbytes: int) -> Window:
+        """Map memory for every rank of the node, one part after the other.  Collective.
+
+        It is a file without a name, which goes with the last process that has it mapped: nothing need be freed.
+
+        Raises: InputError on every rank where one is refused it.
+        """
+        self.check_space(nbytes)
+        part = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+        created = create_file(part * self.node_comm.size) if self.node_comm.rank == 0 else None
+        path, failure = self.node_comm.bcast(created)
+        mapping, failure = map_file(path) if path else (None, failure)
+        (failed,) = self.agree_max([mapping is None])
+        if self.node_comm.rank == 0 and path:
+            os.unlink(path)
+        if failed:
+            raise InputError(f"no {nbytes >> 20} MiB that ranks share: {failure or 'another rank was refused them'}")
+        first = pointer(mapping)
+        bases = {world: first + i * part for i, world in enumerate(self.world_ranks)}
+        return Window(key, bases[self.world_ranks[self.node_comm.rank]], nbytes, bases, mapping)
+
+    def close_windows(self, windows: list[Window]) -> None:
+        """Give back what a window has beside its memory.  Collective."""
+
+    def check_space(self, nbytes: int) -> None:
+        """Refuse, on all ranks, what a node's shared memory cannot hold: using it would be the end of the process."""
+        need = nbytes * self.node_comm.size
+        there = os.statvfs(shared_folder())
+        left = there.f_bavail * there.f_frsize
+        (lacking,) = self.agree_max([need - left])
+        if lacking > 0:
+            raise InputError(
+                f"a node's shared memory lacks {-(-lacking // 2**20)} MiB for this: enlarge {shared_folder()}, "
+                "or use ordinary arrays"
+            )
+
+    def release(self, unused: list[Block]) -> None:
+        """Give back the windows of which no block is in use.  Collective in the node."""
+        in_use = {block.window.key for block in self.blocks if block not in unused}
+        keys = dict.fromkeys(block.window.key for block in unused if block.window.key not in in_use)
+        self.blocks = [block for block in self.blocks if block.window.key not in keys]
+        if keys:
+            self.close_windows([self.windows.remove(key) for key in keys])
+
+    def free(self) -> None:
+        """Give back what no array uses any more.  Collective."""
+        used = self.agree_max([0, *(not block.free for block in self.blocks)])[1:]
+        self.release([block for block, is_used in zip(self.blocks, used, strict=True) if not is_used])
+        self.node_comm.Free()
+
+
+def shared_folder() -> str:
+    """The folder whose files are memory; where the system has none, one for files that go."""
+    return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+
+
+def create_file(nbytes: int) -> tuple[str, str]:
+    """Create a file for ranks to share; returns its path, or "" and why there is none."""
+    path = ""
+    try:
+        file, path = tempfile.mkstemp(prefix="collectives-", dir=shared_folder())
+        os.close(file)
+        os.truncate(path, nbytes)
+    except OSError as error:
+        if path:
+            os.unlink(path)
+        return "", str(error)
+    return path, ""
+
+
+def map_file(path: str) -> tuple[np.ndarray | None, str]:
+    """Map a file as bytes, or say why not."""
+    try:
+        with open(path, "r+b") as file:
+            return np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8), ""
+    except OSError as error:
+        return None, str(error)
+
+
+def array(lease: Lease, count: int, dtype: np.dtype) -> np.ndarray:
+    """A flat array at the beginning of leased memory, which it keeps."""
+    return np.asarray(lease)[: count * dtype.itemsize].view(dtype)

@@ -1,0 +1,210 @@
+"""The one place that knows NumPy from CuPy from torch: flat views of their arrays, dtypes and ops."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+if TYPE_CHECKING:
+    from collectives.arrays.device import Device, Host
+
+BIT_OPS = {"band": "bitwise_and", "bor": "bitwise_or", "bxor": "bitwise_xor"}
+UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "avg": "add"} | BIT_OPS
+OPS = tuple(UFUNCS)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HALVES = {np.dtype("float16"), BFLOAT16}
+FLOATS = {np.dtype("float32"), np.dtype("float64")} | HALVES
+INTEGERS = {np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+COMPLEX = {np.dtype("complex64"), np.dtype("complex128")}
+DTYPES = FLOATS | INTEGERS | COMPLEX | {np.dtype(bool)}
+
+
+@cache
+def host() -> "Host":
+    from collectives.arrays.device import host  # which reads the tables above
+
+    return host()
+
+
+def cuda(index: int, library: str = "cupy") -> "Device":
+    from collectives.arrays.cuda import cuda
+
+    return cuda(index, library)
+
+
+def device(name: str) -> "Device":
+    """The device of that name: "cpu", "cuda" (the current one) or "cuda:1".
+
+    Raises: ValueError for a name or a device that there isn't.
+    """
+    kind, _, index = name.partition(":")
+    if name == "cpu":
+        return host()
+    if kind != "cuda" or not (index or "0").isdigit():
+        raise ValueError(f"device {name!r} is unknown: use 'cpu', 'cuda' or 'cuda:<index>'")
+    cupy = import_cupy(f"device {name!r}")
+    if not cupy.cuda.is_available():
+        raise ValueError(f"device {name!r}: this machine has no CUDA device or driver; use 'cpu'")
+    return cuda(int(index) if index else cupy.cuda.runtime.getDevice())
+
+
+def import_cupy(what: str) -> Any:
+    try:
+        import cupy
+    except ImportError:
+        raise ValueError(f"{what} needs CuPy: pip install '.[cuda12]' or '.[cuda13]', or use 'cpu'") from None
+    return cupy
+
+
+def dtype_of(name: Any) -> np.dtype:
+    """The dtype of that name, bfloat16 included.
+
+    >>> dtype_of("bfloat16").itemsize, dtype_of("float32").itemsize
+    (2, 4)
+    """
+    try:
+        dtype = BFLOAT16 if str(name) == "bfloat16" else np.dtype(name)
+    except TypeError:
+        raise ValueError(f"dtype {name!r} is unknown; {usable_dtypes()}") from None
+    check_dtype(dtype)
+    return dtype
+
+
+def check_dtype(dtype: np.dtype) -> None:
+    if dtype not in DTYPES or not dtype.isnative:
+        raise ValueError(f"dtype {dtype} cannot be sent; {usable_dtypes()}")
+
+
+def sum_dtype(dtype: np.dtype, op: str) -> np.dtype:
+    """The dtype of partial results: 16-bit floats are summed up and multiplied in float32, and rounded in the end.
+
+    >>> sum_dtype(BFLOAT16, "avg"), sum_dtype(BFLOAT16, "max")
+    (dtype('float32'), dtype(bfloat16))
+    """
+    return np.dtype("float32") if dtype in HALVES and op not in ("min", "max") else dtype
+
+
+def usable_dtypes() -> str:
+    return f"use one of {', '.join(sorted(map(str, DTYPES)))}"
+
+
+def check_op(op: str, dtype: np.dtype) -> None:
+    """Refuse an op that is unknown, or makes no sense for a dtype.
+
+    Raises: ValueError with the remedy.
+    """
+    if op not in OPS:
+        raise ValueError(f"op {op!r} is unknown: use one of {', '.join(OPS)}")
+    if dtype == np.dtype(bool) and op in ("sum", "prod", "avg"):
+        raise ValueError(f"op {op!r} of bool: use 'max' for any, 'min' for all, or cast to int32 to count")
+    if dtype in COMPLEX and op in ("min", "max"):
+        raise ValueError(f"op {op!r} of {dtype}: complex numbers have no order; use 'sum', 'prod' or 'avg'")
+    if op in BIT_OPS and dtype in FLOATS | COMPLEX:
+        raise ValueError(f"op {op!r} of {dtype}: it is of integers and bool; use another, or pass a view of integers")
+
+
+def flat(x: Any) -> "tuple[Device, Any]":
+    """An array's device, which follows its library's current stream; and the array as one dimension, sharing memory.
+
+    `x` is a NumPy array, a CuPy array, a torch tensor, or of a type that brings a `__collectives_device__`.
+
+    Raises: ValueError for what is none of these, not C-contiguous, or of a dtype that cannot be sent.
+    """
+    if hasattr(x, "__collectives_device__"):
+        view_device, view = x.__collectives_device__, x
+    elif isinstance(x, np.ma.MaskedArray):
+        raise ValueError("masked array: pass x.filled(...), or x.data with what the mask covers")
+    elif isinstance(x, np.ndarray):
+        view_device, view = host(), np.asarray(x)  # of a subclass, its memory
+    elif is_a(x, "cupy", "ndarray"):
+        view_device, view = cuda(x.device.id), x
+    elif is_a(x, "torch", "Tensor"):
+        return flat_torch(x)
+    else:
+        raise ValueError(f"{type(x).__name__} is no array: pass a NumPy or CuPy array or a torch tensor")
+    check_dtype(view.dtype)
+    if not view.flags.c_contiguous:
+        raise ValueError(f"array of shape {x.shape} and strides {x.strides} is not C-contiguous: pass a copy of it")
+    return view_device, view.reshape(-1)
+
+
+def is_a(x: Any, library: str, name: str) -> bool:
+    """Whether `x` is of a type of a library, which is not imported to find out."""
+    module = sys.modules.get(library)
+    return module is not None and isinstance(x, getattr(module, name))
+
+
+def flat_torch(tensor: Any) -> "tuple[Device, Any]":
+    import torch
+
+    if tensor.layout != torch.strided:
+        raise ValueError(f"tensor of layout {tensor.layout}: pass tensor.to_dense()")
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not C-contiguous: "
+            "pass tensor.contiguous()"
+        )
+    tensor = tensor.detach().view(-1)
+    bfloat16 = tensor.dtype == torch.bfloat16
+    if tensor.is_cuda:
+        view = import_cupy(f"tensor on device {tensor.device}").from_dlpack(tensor)
+        return cuda(view.device.id, "torch"), flat(view)[1]
+    if tensor.device.type != "cpu":
+        raise ValueError(f"tensor on device {tensor.device}: use the CPU or CUDA")
+    return flat(tensor.view(torch.uint16).numpy().view(BFLOAT16) if bfloat16 else tensor.numpy())
+
+
+def to_torch(x: Any) -> Any:
+    """A torch tensor that shares the memory of a NumPy or CuPy array, through DLPack."""
+    import torch
+
+    if isinstance(x, np.ndarray) and x.dtype == BFLOAT16:
+        return torch.from_dlpack(x.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_dlpack(x)
+
+
+def writable(x: Any) -> bool:
+    return getattr(x.flags, "writeable", True)
+
+
+def same_memory(a: Any, b: Any) -> bool:
+    """Whether two flat views start at one address and have one length."""
+    return a is b or (type(a) is type(b) and a.nbytes == b.nbytes and pointer(a) == pointer(b))
+
+
+def overlap(a: Any, b: Any) -> bool:
+    """Whether two flat views of one device share memory."""
+    return a.nbytes > 0 < b.nbytes and pointer(a) < pointer(b) + b.nbytes and pointer(b) < pointer(a) + a.nbytes
+
+
+def pointer(x: Any) -> int:
+    """The address of a flat array."""
+    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+
+
+def address_of(x: Any) -> int:
+    """The same, 0 for no array."""
+    return 0 if x is None else pointer(x)
+
+
+def as_bytes(x: Any) -> Any:
+    """A flat array's memory as bytes, for MPI or for `host` staging."""
+    return x.view(np.uint8)
+
+
+def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """A shape as NumPy takes it: an integer, or one for each dimension.
+
+    Raises: ValueError for what is no shape.
+    """
+    try:
+        lengths = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+    except TypeError:
+        raise ValueError(f"shape {shape!r} is not of integers: pass an integer, or one for each dimension") from None
+    if min(lengths, default=0) < 0:
+        raise ValueError(f"shape {shape!r} is below 0: pass lengths of 0 or more")
+    return lengths

@@ -1,0 +1,1 @@
+"""Starting and ending a job: launchers, the environment, settings, errors."""

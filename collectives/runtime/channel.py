@@ -1,0 +1,67 @@
+"""Where ranks of a node meet: a slot of shared memory for each, and the staging buffers that go with them."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from collectives.arrays import memory
+from collectives.arrays.device import TURNS
+from collectives.arrays.memory import SymmetricMemory, WindowOffset
+from collectives.runtime import kernels
+from collectives.runtime.phases import LINE_BYTES
+
+SLOT_BYTES = TURNS * LINE_BYTES  # a line for barriers of even number, one for those of odd number
+
+
+class Channel:
+    """The slots of some of a communicator's ranks, and how often this rank has come to a barrier there.
+
+    `ranks` are these, the own one first.  Programs that run on one channel must run one after the other, in one order
+    on all ranks; then they may have their staging buffers in common, too.  Creating one is collective, and so must be
+    something else before a program runs on it.
+    """
+
+    def __init__(self, memory: SymmetricMemory, world_ranks: Sequence[int], ranks: Sequence[int], turn_bytes: int = 0):
+        self.memory, self.world_ranks, self.ranks = memory, world_ranks, list(ranks)
+        self.turn_bytes = turn_bytes  # of a staging buffer
+        self.lease = self.staging = memory.allocate(SLOT_BYTES + TURNS * turn_bytes)
+        window, offset = self.lease.block.window, self.lease.block.offset
+        self.begin = WindowOffset(window.key, offset + SLOT_BYTES)  # of the staging buffers
+        self.clear()
+        self.slots = np.array([window.bases[world_ranks[rank]] + offset for rank in self.ranks], np.int64)
+        self.state = np.zeros(kernels.STATE_LENGTH, np.int64)
+
+    def clear(self) -> None:
+        """Take what an earlier user of the memory has left from the own slot."""
+        memory.array(self.lease, SLOT_BYTES // 8, np.dtype(np.int64))[:] = 0
+
+    def reserve(self, turn_bytes: int, agree_max: Callable[[list[int]], list[int]]) -> None:
+        """Have staging buffers of that length at least, the same on all ranks.  Collective.
+
+        Programs that use shorter ones keep these.
+        """
+        (need,) = agree_max([turn_bytes])
+        if need > self.turn_bytes:
+            self.turn_bytes = 1 << (need - 1).bit_length()
+            self.staging = self.memory.allocate(TURNS * self.turn_bytes)
+            self.begin = WindowOffset(self.staging.block.window.key, self.staging.block.offset)
+
+    def base(self, nth: int, key: int) -> int:
+        """Where this process has the part of a window that is the channel's `nth` rank's."""
+        return self.memory.windows.by_key[key].bases[self.world_ranks[self.ranks[nth]]]
+
+    @property
+    def num_barriers(self) -> int:
+        """How many barriers this rank has come to."""
+        return int(self.state[kernels.NUM_BARRIERS])
+
+    def late(self) -> list[int]:
+        """The ranks that have not come to this rank's latest barrier, at this moment."""
+        latest = [max(flags(slot)) for slot in self.slots.tolist()]
+        return [rank for rank, number in zip(self.ranks, latest, strict=True) if number < self.num_barriers]
+
+
+def flags(slot: int) -> list[int]:
+    """The numbers of barriers that a slot shows."""
+    return [ctypes.c_int64.from_address(slot + turn * LINE_BYTES).value for turn in range(TURNS)]

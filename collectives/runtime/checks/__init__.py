@@ -1,0 +1,1 @@
+"""How mismatched calls and ranks that wait in vain are found."""

@@ -1,0 +1,122 @@
+"""How ranks find out that they do not ask for the same, before any of them waits for the others in vain."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives.job.errors import InputError
+from collectives.runtime.arguments import Arguments
+from collectives.runtime.checks.call_log import Call, SourceLine
+from collectives.runtime.plan import Plan
+
+NUM_CLAIMS = 9
+
+
+class Side(NamedTuple):
+    """What a rank says, as which of its calls, if that counts; and from where, which may differ."""
+
+    said: str
+    number: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.said} #{self.number} ({self.place})" if self.number else self.said
+
+
+class Agreement:
+    """Compares what the ranks of a communicator say, by one all-reduce of a few integers while they agree."""
+
+    def __init__(self, rank: int, size: int, bind_plan: Callable[[Arguments], Plan]):
+        self.rank, self.size, self.bind_plan = rank, size, bind_plan
+        self.digest = np.zeros(2 + NUM_CLAIMS, np.int64)
+        self.extremes = bind_plan(Arguments("all_reduce", rank, size, self.digest, op="max"))
+        self.gate: Callable[[], None] = lambda: None  # lets ranks know that are about to run what they have bound
+
+    def check(
+        self, said: str, failure: str, claims: Sequence[int] = (), call: Call | None = None, gated: bool = False
+    ) -> list[int]:
+        """Raise InputError on all ranks where one has a failure, or not all have said the same.  Collective.
+
+        Ranks that say it in a `call` must be at the same number.  Returns the elementwise maximum of the ranks'
+        `claims`, of which there may be up to `NUM_CLAIMS`.
+        """
+        if not gated:
+            self.gate()
+        number = str(call.number) if call else ""
+        text = f"!{failure}" if failure else f"{said}#{number}"
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+        self.digest[:] = digest, -digest, *claims, *[0] * (NUM_CLAIMS - len(claims))
+        highest, lowest, *highest_claims = self.extremes().tolist()
+        if highest != -lowest:
+            mine = Side(f"!{failure}" if failure else said, number, str(SourceLine(*call.place)) if call else "")
+            raise InputError(self.disagreement(mine, call))
+        if failure:
+            raise InputError(failure)
+        return highest_claims[: len(claims)]
+
+    def compare(self, call: Call) -> None:
+        """Raise InputError on all ranks where not all have entered the same call.  Collective."""
+        self.check(call.said, "", call=call)
+
+    def disagreement(self, mine: Side, call: Call | None) -> str:
+        """Both sides, in words.  From here on the ranks count calls alike again.  Collective."""
+        sides = [Side(*text.split("\0")) for text in self.gather_texts("\0".join(mine))]
+        if call:
+            call.calls.number = max(int(side.number or 0) for side in sides)
+        return disagreement(sides)
+
+    def highest(self, mine: list[int]) -> list[int]:
+        """The elementwise maximum of every rank's integers, of which all have as many.  Collective."""
+        values = np.array(mine, np.int64)
+        return self.bind_plan(Arguments("all_reduce", self.rank, self.size, values, op="max"))().tolist()
+
+    def gather_rows(self, mine: list[int]) -> np.ndarray:
+        """Every rank's integers, a row each; all have as many.  Collective."""
+        data = np.array(mine, np.int64)
+        return self.bind_plan(Arguments("all_gather", self.rank, self.size, data))().reshape(self.size, -1)
+
+    def gather_ints(self, mine: int) -> list[int]:
+        """Every rank's integer, by rank.  Collective."""
+        every = np.zeros(self.size, np.int64)
+        every[self.rank] = mine
+        return self.bind_plan(Arguments("all_reduce", self.rank, self.size, every))().tolist()
+
+    def gather_texts(self, mine: str) -> list[str]:
+        data = np.frombuffer(mine.encode(), np.uint8)
+        lengths = self.gather_ints(len(data))
+        every = self.bind_plan(Arguments("all_gather", self.rank, self.size, data, counts=lengths))()
+        return [part.tobytes().decode() for part in np.split(every, np.cumsum(lengths)[:-1])]
+
+    def exchange(self, mine: Sequence[int]) -> list[int]:
+        """From each rank the integer that it has for this one.  Collective."""
+        data = np.array(mine, np.int64)
+        return self.bind_plan(Arguments("all_to_all", self.rank, self.size, data))().tolist()
+
+    def same(self, binding: int, number: int) -> bool:
+        """Whether all ranks have found the same, and something, in calls of the same number.  Collective."""
+        key = binding << 32 | number if binding else 0
+        self.digest[:] = key, -key, *[0] * NUM_CLAIMS
+        highest, lowest = self.extremes().tolist()[:2]
+        return highest == -lowest and key != 0
+
+    def free(self) -> None:
+        self.extremes.free()
+
+
+def disagreement(sides: list[Side]) -> str:
+    """One line for what the ranks said that is not the same: failures first, then the two sides."""
+    failed = {rank: side.said[1:] for rank, side in enumerate(sides) if side.said.startswith("!")}
+    if failed:
+        rank, text = next(iter(failed.items()))
+        others = f" (and {len(failed) - 1} more failed)" if len(failed) > 1 else ""
+        return f"rank {rank}: {text}{others}"
+    first = sides[0]
+    rank = next(rank for rank, side in enumerate(sides) if side[:2] != first[:2])
+    words = f"ranks disagree: rank 0 calls {first}, rank {rank} calls {sides[rank]}"
+    if first.said != sides[rank].said:
+        return f"{words}; call the same on all ranks"
+    ahead = int(sides[rank].number) - int(first.number)
+    behind = 0 if ahead > 0 else rank
+    return f"{words}: rank {behind} has left out {abs(ahead)} before; call the same on all ranks"

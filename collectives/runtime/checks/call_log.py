@@ -1,0 +1,191 @@
+"""What collectives this rank has entered, to be told when ranks disagree or wait for each other in vain.
+
+It is kept at every call, so it costs little: words are made of it only when they are asked for.
+"""
+
+import contextlib
+import os
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import collectives
+
+LENGTH = 16
+HERE = os.path.dirname(str(collectives.__file__))
+
+
+def library_files(folder: str) -> Iterator[str]:
+    """Yield the sources of the library beneath a folder, without the programs: packages with a `__main__.py`."""
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not os.path.exists(os.path.join(path, name, "__main__.py"))]
+        yield from (os.path.join(path, name) for name in names if name.endswith(".py"))
+
+
+NOT_THE_CALLER = frozenset([contextlib.__file__, *library_files(HERE)])
+NOT_THE_PROGRAM = (HERE + os.sep, sys.prefix + os.sep, sys.base_prefix + os.sep, "<frozen")
+
+
+class SourceLine(NamedTuple):
+    """A line of a program."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file.removeprefix(os.getcwd() + os.sep)}:{self.line}"
+
+
+def caller(frame: FrameType) -> tuple[str, int]:
+    """The innermost place, from a frame on, that is outside the library."""
+    while (file := frame.f_code.co_filename) in NOT_THE_CALLER and frame.f_back:
+        frame = frame.f_back
+    return file, frame.f_lineno
+
+
+def place_of(thread: int) -> SourceLine | None:
+    """Where a thread is in its program, rather than in the libraries that it calls."""
+    innermost = frame = sys._current_frames().get(thread)
+    while frame and frame.f_code.co_filename.startswith(NOT_THE_PROGRAM):
+        frame = frame.f_back
+    frame = frame or innermost
+    return SourceLine(frame.f_code.co_filename, frame.f_lineno) if frame else None
+
+
+class Entry(NamedTuple):
+    """A collective that was entered: on which communicator, as which of its calls, from where."""
+
+    call: "Call"
+    number: int
+    place: tuple[str, int]
+
+    def __str__(self) -> str:
+        call = self.call
+        size = f"{call.nbytes} bytes of {call.dtype}, " if call.dtype is not None else ""
+        return f"{call.name} #{self.number}{call.calls.label} ({size}{SourceLine(*self.place)})"
+
+
+class Record:
+    """The last collectives that this rank has entered on communicators that come from one by `split`."""
+
+    def __init__(self) -> None:
+        self.ring: deque[tuple[Call, int, tuple[str, int]]] = deque(maxlen=LENGTH)
+        self.communicators: list[Calls] = []
+        self.short: list[weakref.ref[Call]] = []  # of plans that may run without an entry in the ring
+
+    def entries(self) -> list[Entry]:
+        """What was entered last, the latest at the end; of plans run the short way, their latest run only."""
+        entries = [Entry(*kept) for kept in list(self.ring)]
+        for call in filter(None, (reference() for reference in self.short)):
+            own = [i for i, entry in enumerate(entries) if entry.call.calls is call.calls]
+            if call.number > max((entries[i].number for i in own if entries[i].call is call), default=0):
+                later = [i for i in own if entries[i].number > call.number]
+                entries.insert(min(later, default=len(entries)), call.entry())
+        return entries
+
+    def expect_short_runs(self, call: "Call") -> None:
+        self.short = [reference for reference in self.short if reference()] + [weakref.ref(call)]
+
+
+class Calls:
+    """The collectives called on one communicator, counted: the same on all of its ranks, if they call the same.
+
+    `label` tells it from others of its record; `members` are its ranks, counted in the communicator that all come from.
+    """
+
+    def __init__(self, record: Record, label: str, members: Sequence[int]):
+        self.record, self.label, self.members = record, label, members
+        self.number = 0
+        record.communicators.append(self)
+
+    def part(self, color: int, ranks: Sequence[int]) -> "Calls":
+        """Of what a split has just made of these `ranks`."""
+        label = f" of split(color={color}) #{self.number}{self.label}"
+        return Calls(self.record, label, [self.members[rank] for rank in ranks])
+
+    def close(self) -> None:
+        self.record.communicators.remove(self)
+
+
+class Call:
+    """A collective that is called once, or the runs of a plan.  As a context manager: entered, and left.
+
+    `compare` compares it with the other ranks' each time that it is entered.
+    """
+
+    __slots__ = ("__weakref__", "calls", "compare", "dtype", "name", "nbytes", "number", "place", "said", "under_way")
+
+    def __init__(self, calls: Calls, name: str, said: str = "", compare: "Callable[[Call], Any] | None" = None):
+        self.calls, self.name, self.said, self.compare = calls, name, said or name, compare
+        self.nbytes, self.dtype = 0, None
+        self.number, self.under_way = 0, False
+        self.place: tuple[str, int] = ("", 0)
+
+    def __enter__(self) -> "Call":
+        self.enter()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.under_way = False
+
+    def enter(self, depth: int = 1) -> None:
+        """Count it, and keep it with the caller's place, at least `depth` frames up: each that is looked at costs."""
+        calls = self.calls
+        calls.number = self.number = calls.number + 1
+        self.place = caller(sys._getframe(depth))
+        calls.record.ring.append((self, self.number, self.place))
+        if self.compare:
+            self.compare(self)
+        self.under_way = True
+
+    def describe(self, collective: str, said: str, flat: Any) -> str:
+        """Take down what is called, and on how much; returns it as it is compared."""
+        self.said = self.name.replace(collective, said)
+        if flat is not None:
+            self.nbytes, self.dtype = flat.nbytes, flat.dtype
+        return self.said
+
+    def entry(self) -> Entry:
+        """As it was entered last."""
+        return Entry(self, self.number, self.place)
+
+    def of_plan(self, name: str) -> "Call":
+        """The runs of a plan that this call has bound."""
+        runs = Call(self.calls, name, self.said.removeprefix("plan "))
+        runs.nbytes, runs.dtype, runs.place = self.nbytes, self.dtype, self.place
+        return runs
+
+
+def show_runs(entries: Sequence[Entry]) -> str:
+    """Consecutive runs of one collective from one place, as one.
+
+    >>> barrier = Call(Calls(Record(), "", range(2)), "barrier direct")
+    >>> show_runs([Entry(barrier, 2, ("a.py", 8)), Entry(barrier, 3, ("a.py", 8))])
+    'barrier direct #2-#3 (a.py:8)'
+    """
+    first, last = entries[0], entries[-1]
+    numbers = f"#{first.number}" if first is last else f"#{first.number}-#{last.number}"
+    return f"{first.call.name} {numbers}{first.call.calls.label} ({SourceLine(*first.place)})"
+
+
+def show_last(entries: Sequence[Entry], most: int) -> str:
+    """The latest collectives, the latest first; at most so many, runs of one as one."""
+    groups: list[list[Entry]] = []
+    for entry in entries:
+        if groups and goes_on(groups[-1][-1], entry):
+            groups[-1].append(entry)
+        else:
+            groups.append([entry])
+    return ", ".join(show_runs(group) for group in groups[: -most - 1 : -1])
+
+
+def goes_on(before: Entry, after: Entry) -> bool:
+    """Whether one is a later run of the other, and all calls between them were."""
+    one, other = before.call, after.call
+    if one is other:  # a plan's: what is not in the ring ran the short way
+        return before.place == after.place
+    same = one.calls is other.calls and (one.name, before.place) == (other.name, after.place)
+    return same and before.number + 1 == after.number

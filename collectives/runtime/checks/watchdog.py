@@ -1,0 +1,165 @@
+"""Ends a job whose ranks wait for each other in vain, after each of them has said where it is: no silent hang.
+
+Every rank has a thread that looks twice a second how long its rank has been waiting, and whether another rank asks.
+A rank that has waited too long asks all others, prints what they answer, and aborts.  The threads talk by messages
+of their own, so they need nothing of their ranks, which may be blocked in MPI or in the caller's code; a rank that
+is stopped, or whose code keeps Python's lock, does not answer.
+
+When a rank has ended its program its thread goes on answering until all have, which MPI would wait for anyway.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from mpi4py import MPI
+
+from collectives.job.launch import dead_ranks, show_dead
+from collectives.runtime.checks import hang
+from collectives.runtime.checks.call_log import Calls
+from collectives.runtime.plan import Plan, Wait
+
+POLL_S = 0.5
+ANSWER_S = 5.0  # how long to wait for the others' answers
+LAST_WORDS_S = 0.5  # for what is printed to get through, before the job is ended
+ASK = None  # a message that is no answer
+
+
+class Watchdog:
+    """The thread of one rank.  `tag` is one that no other message on `comm` has; `waits` are those of this moment."""
+
+    def __init__(
+        self, comm: MPI.Comm, tag: int, calls: Calls, waits: dict[int, tuple[int, Plan | None, str]], timeout_s: float
+    ):
+        self.comm, self.tag, self.record, self.waits, self.timeout_s = comm, tag, calls.record, waits, timeout_s
+        self.rank, self.size = comm.rank, comm.size
+        self.alone = MPI.Query_thread() < MPI.THREAD_MULTIPLE  # this thread may not call MPI
+        self.poll_s = min(POLL_S, timeout_s / 4)
+        self.clock_s, self.looked = 0.0, time.monotonic()
+        self.since: dict[int, float] = {}  # when each wait was first seen
+        self.state: Any = None
+        self.changed_s = 0.0  # when the state was last seen to change
+        self.patient_until_s = 0.0
+        self.sent: list[MPI.Request] = []
+        self.lock, self.stopped = threading.Lock(), False
+        # Not a daemon: Python waits for it when the program has ended, before MPI is ended.
+        self.thread = threading.Thread(target=self.guard, name="collectives watchdog")
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Return when the thread uses the communicator no more; it ends soon after."""
+        with self.lock:
+            self.stopped = True
+
+    def guard(self) -> None:
+        main = threading.main_thread()
+        try:
+            while main.is_alive():
+                main.join(self.poll_s)
+                with self.lock:
+                    if self.stopped or MPI.Is_finalized():
+                        return
+                    self.look()
+            if not self.alone:
+                self.leave()
+        except MPI.Exception as error:
+            if dead := dead_ranks():  # for which ranks that read shared memory would wait for ever
+                self.last_words(f"rank {self.rank}: {show_dead(dead)} ({error}); this ends the job")
+
+    def look(self) -> None:
+        """Answer who asks; and sound the alarm, if it is time."""
+        self.tell_time()
+        for source, message in self.incoming():
+            if message is ASK:
+                self.answer(source)
+        # Lower ranks first, so that it is not all of them that ask: each alarm reaches the others within a poll.
+        limit_s = self.timeout_s + POLL_S * self.rank.bit_length()
+        overdue = {number for number, at in self.since.items() if self.clock_s - at >= limit_s}
+        if overdue and self.clock_s >= self.patient_until_s:
+            self.sound(overdue)
+
+    def tell_time(self) -> None:
+        """See what has changed; time in which this process was stopped does not count."""
+        now = time.monotonic()
+        self.clock_s += min(now - self.looked, 2 * POLL_S)
+        self.looked = now
+        self.since = {number: self.since.get(number, self.clock_s) for number in list(self.waits)}
+        entries = self.record.entries()[-1:]
+        numbers = [calls.number for calls in list(self.record.communicators)]
+        state = numbers, [entry.call.under_way for entry in entries]
+        if state != self.state:
+            self.state, self.changed_s = state, self.clock_s
+
+    def incoming(self) -> Iterator[tuple[int, hang.Report | None]]:
+        status = MPI.Status()
+        while not self.alone and (message := self.comm.improbe(tag=self.tag, status=status)):
+            yield status.source, message.recv()
+
+    def send(self, message: hang.Report | None, dest: int) -> None:
+        self.sent = [request for request in self.sent if not request.Test()]
+        self.sent.append(self.comm.isend(message, dest, self.tag))
+
+    def answer(self, source: int) -> None:
+        """Say where this rank is, and leave it to the other to end the job."""
+        self.patient_until_s = self.clock_s + 3 * ANSWER_S
+        self.send(self.report(), source)
+
+    def report(self) -> hang.Report:
+        longest = min(list(self.waits), default=-1)
+        wait = self.waits.get(longest)
+        times = hang.Times(self.clock_s - self.since.get(longest, self.clock_s), self.clock_s - self.changed_s)
+        return hang.report(self.record, wait and Wait(*wait), times, threading.main_thread())
+
+    def sound(self, overdue: set[int]) -> None:
+        """Ask all ranks, print what they say and end the job.
+
+        Not if the overdue waits end while the answers come, or a lower rank asks, too.
+        """
+        reports: dict[int, hang.Report] = {}
+        others = [rank for rank in range(self.size) if rank != self.rank and not self.alone]
+        for rank in others:
+            self.send(ASK, rank)
+        deadline = time.monotonic() + ANSWER_S
+        while len(reports) < len(others) and time.monotonic() < deadline:
+            self.tell_time()
+            for source, message in self.incoming():
+                if message is not ASK:
+                    reports[source] = message
+                    continue
+                self.answer(source)
+                if source < self.rank:
+                    return
+            time.sleep(0.01)
+        self.tell_time()
+        if overdue & self.since.keys():
+            self.end({**reports, self.rank: self.report()})
+
+    def end(self, reports: dict[int, hang.Report]) -> None:
+        limit = f"{self.timeout_s:g} s, the limit by COLLECTIVES_TIMEOUT_S or timeout_s"
+        if self.alone:
+            limit += "; the others cannot be asked, since MPI was not started with THREAD_MULTIPLE"
+        account = hang.account(reports, [self.rank] if self.alone else range(self.size), self.size)
+        self.last_words(f"rank {self.rank} has waited for {limit}; this ends the job:\n{account}")
+
+    def last_words(self, words: str) -> None:
+        """Print them and end the job."""
+        print(words, file=sys.stderr, flush=True)
+        time.sleep(LAST_WORDS_S)
+        if self.alone:
+            os._exit(1)
+        self.comm.Abort(1)
+
+    def leave(self) -> None:
+        """Answer until every rank has ended its program."""
+        all_left = self.comm.Ibarrier()
+        pause_s = 1e-3
+        while not all_left.Test():
+            self.tell_time()
+            for source, message in self.incoming():
+                if message is ASK:
+                    self.answer(source)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, POLL_S / 10)

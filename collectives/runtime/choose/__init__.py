@@ -1,0 +1,1 @@
+"""What algorithm="auto" means."""

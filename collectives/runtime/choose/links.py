@@ -1,0 +1,122 @@
+"""What has been measured of links, kept for the next job on the same hosts.
+
+`python -m collectives.bench` measures and keeps; `algorithm="auto"` uses what is there, and never measures.  There is a
+file for each list of hosts, in the user's cache folder, or where COLLECTIVES_LINKS says.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from collectives.job import environment
+from collectives.runtime.choose.tuning import network_to_json, parse_network, take
+from collectives.schedule.cost import Network
+
+VERSION = 1
+LONGEST_MEETING_S = (
+    1e-3  # of a node's ranks, and a short message between two: what a node takes whose cores are its own
+)
+LEAST_BYTES_PER_S = 2e8  # that a rank copies or folds
+
+
+class LinkKey(NamedTuple):
+    """Where links were measured: each node's host name and number of ranks, and the MPI library."""
+
+    hosts: tuple[tuple[str, int], ...]
+    mpi: str
+
+    @property
+    def file(self) -> Path | None:
+        """None where nothing is to be kept."""
+        folder = environment.links_folder()
+        digest = hashlib.blake2b(json.dumps(self).encode(), digest_size=8).hexdigest()
+        return folder / f"links-{digest}.json" if folder else None
+
+
+class Kept(NamedTuple):
+    """Measured speeds, and where they were measured."""
+
+    place: LinkKey
+    network: Network
+
+
+def place(names: Sequence[str], nodes: Sequence[Sequence[int]], mpi: str) -> LinkKey:
+    """From the host name of every rank.
+
+    >>> place(["a", "a", "b"], ((0, 1), (2,)), "MPICH 5.0.2").hosts
+    (('a', 2), ('b', 1))
+    """
+    return LinkKey(tuple((names[node[0]], len(node)) for node in nodes), mpi)
+
+
+def any_kept() -> bool:
+    folder = environment.links_folder()
+    try:
+        return folder is not None and any(folder.glob("links-*.json"))
+    except OSError:
+        return False
+
+
+def read(path: Path | None) -> str:
+    """A file's text; nothing if it can't be read."""
+    try:
+        return path.read_text(errors="replace") if path else ""
+    except OSError:
+        return ""
+
+
+def doubt(network: Network) -> str:
+    """Why speeds can't be those of a quiet machine; empty if they can.
+
+    >>> from collectives.schedule.cost import NETWORK
+    >>> doubt(NETWORK), doubt(NETWORK._replace(meet_s=0.041))
+    ('', 'a meeting in a node took 41 ms')
+    """
+    for what, seconds in (("a meeting", network.meet_s), ("a message", network.within.alpha_s)):
+        if seconds > LONGEST_MEETING_S:
+            return f"{what} in a node took {seconds * 1e3:.3g} ms"
+    for what, s_per_byte in (("copied", network.copy_s_per_byte), ("folded", network.gamma_s_per_byte)):
+        if s_per_byte * LEAST_BYTES_PER_S > 1:
+            return f"a rank {what} {1e-6 / s_per_byte:.3g} MB/s"
+    return ""
+
+
+def parse(text: str) -> Kept | None:
+    """What a file says; None for one that is broken or can't be believed, which the next measurement replaces."""
+    try:
+        data = json.loads(text)
+        if take(data, "version", int) != VERSION:
+            return None
+        hosts = tuple((str(name), int(ranks)) for name, ranks in take(data, "hosts", list))
+        network = parse_network(take(data, "network", dict))
+        return None if doubt(network) else Kept(LinkKey(hosts, take(data, "mpi", str)), network)
+    except (ValueError, TypeError):
+        return None
+
+
+def keep(kept: Kept) -> str:
+    """Write what has been measured; returns where, or why not."""
+    path = kept.place.file
+    if path is None:
+        return "not kept (COLLECTIVES_LINKS=0)"
+    if why := doubt(kept.network):
+        return f"not kept ({why}, as where others use the cores): measure again when the machine is quiet"
+    data: dict[str, Any] = {"version": VERSION, **kept.place._asdict(), "network": network_to_json(kept.network)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(data, indent=1) + "\n")
+        unfinished.replace(path)
+    except OSError as error:
+        return f"not kept ({path}: {error.strerror})"
+    return f"kept in {path}"
+
+
+def latest() -> Kept | None:
+    """What has been measured last, on whatever hosts."""
+    folder = environment.links_folder()
+    files = sorted(folder.glob("links-*.json"), key=lambda path: path.stat().st_mtime) if folder else []
+    return next((kept for path in reversed(files) if (kept := parse(read(path)))), None)

@@ -1,0 +1,148 @@
+"""The tuning file: which algorithm was the fastest where it was measured, and the machine's speeds for elsewhere.
+
+`python -m collectives.bench --tune FILE` writes it, COLLECTIVES_TUNING=FILE makes `algorithm="auto"` follow it.
+It is JSON; a row of `fastest` says for a collective, a kind of memory, a number of ranks and a number of nodes up to
+how many bytes of vector which algorithm is the best:
+
+    {"collective": "all_reduce", "memory": "ordinary", "ranks": 4, "nodes": 1,
+     "up_to_bytes": [[16384, "recursive_doubling"], [134217728, "ring"]]}
+
+A size that was not measured counts as the nearest that was, on a logarithmic scale.  What is larger than twice the
+largest, or has another number of ranks or nodes, or no row, is for the cost model to decide.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from collectives import algorithms
+from collectives.schedule.cost import NETWORK, Link, Network
+
+VERSION = 1
+MEMORIES = ("symmetric", "ordinary")  # arrays from `comm.empty`, and all others
+
+
+class Case(NamedTuple):
+    """What a row of the file is about."""
+
+    collective: str
+    memory: str
+    ranks: int
+    nodes: int
+
+
+Limits = tuple[tuple[int, str], ...]  # up to how many bytes which algorithm, ascending
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """What is known of a machine: by default nothing."""
+
+    network: Network = NETWORK
+    source: str = ""  # the file's path
+    fastest: Mapping[Case, Limits] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)  # in which it was measured
+    measured: bool = False  # the network, without a file
+
+    def find(self, case: Case, nbytes: int) -> str | None:
+        """The algorithm that was the fastest there, if that was measured."""
+        return next((name for limit, name in self.fastest.get(case, ()) if nbytes <= limit), None)
+
+
+def limits(winners: Sequence[tuple[int, str]]) -> Limits:
+    """From the fastest algorithm of each measured size, ascending.
+
+    >>> limits([(8, "bruck"), (32, "bruck"), (128, "ring")])
+    ((64, 'bruck'), (256, 'ring'))
+    """
+    ends = [math.isqrt(a * b) for (a, _), (b, _) in pairwise(winners)] + [2 * winners[-1][0]]
+    following = [name for _, name in winners[1:]] + [""]
+    return tuple((end, name) for end, (_, name), after in zip(ends, winners, following, strict=True) if name != after)
+
+
+def to_json(tuning: Tuning) -> str:
+    """A tuning file's text."""
+    head = {"version": VERSION, "environment": tuning.environment, "network": network_to_json(tuning.network)}
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    rows = [f"  {json.dumps(case._asdict() | {'up_to_bytes': limits})}" for case, limits in tuning.fastest.items()]
+    return "{\n" + ",\n".join([*lines, ' "fastest": [\n' + ",\n".join(rows)]) + "\n ]\n}\n"
+
+
+def network_to_json(network: Network) -> dict[str, Any]:
+    return {name: value._asdict() if isinstance(value, Link) else value for name, value in network._asdict().items()}
+
+
+def read_tuning(path: Path) -> str:
+    """A tuning file's text.
+
+    Raises: ValueError with the remedy.
+    """
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        raise ValueError(
+            f"COLLECTIVES_TUNING={path}: can't be read ({error.strerror}): check the path, or unset it"
+        ) from None
+
+
+def parse_tuning(text: str, source: str) -> Tuning:
+    """What a tuning file says that was read from `source`.
+
+    Raises: ValueError that says what is wrong with it, and the remedy.
+    """
+    try:
+        data = json.loads(text)
+        if take(data, "version", int) != VERSION:
+            raise ValueError(f"version is {data['version']}, but must be {VERSION}")
+        network, environment = parse_network(take(data, "network", dict)), take(data, "environment", dict)
+        return Tuning(network, source, dict(map(parse_row, take(data, "fastest", list))), environment)
+    except ValueError as error:
+        reason = f"not JSON ({error})" if isinstance(error, json.JSONDecodeError) else error
+        raise ValueError(
+            f"COLLECTIVES_TUNING={source}: {reason}: make it anew by python -m collectives.bench --tune {source}, "
+            "or unset it"
+        ) from None
+
+
+def take(data: Any, name: str, kind: type) -> Any:
+    """A field of a JSON object, which must be there and of that type."""
+    if not isinstance(data, dict) or name not in data:
+        raise ValueError(f"{name!r} is missing")
+    if not isinstance(data[name], kind) or isinstance(data[name], bool):
+        raise ValueError(f"{name!r} is {json.dumps(data[name])}, but must be of type {kind.__name__}")
+    return data[name]
+
+
+def parse_network(data: dict[str, Any]) -> Network:
+    within, between = (Link(*numbers(take(data, name, dict), *Link._fields)) for name in ("within", "between"))
+    nic = Link(*numbers(take(data, "nic", dict), *Link._fields)) if data.get("nic") else None
+    gamma, copy, meet, cores = numbers(data, "gamma_s_per_byte", "copy_s_per_byte", "meet_s", "cores")
+    return Network(within, between, gamma, copy, meet, cores=int(cores), nic=nic)
+
+
+def numbers(data: dict[str, Any], *names: str) -> list[float]:
+    """Fields that must be positive numbers."""
+    for name in names:
+        number = data.get(name)
+        if not isinstance(number, int | float) or not 0 < number < math.inf:
+            raise ValueError(f"{name!r} is {json.dumps(number)}, but must be a number above 0")
+    return [data[name] for name in names]
+
+
+def parse_row(data: Any) -> tuple[Case, Limits]:
+    case = Case(*(take(data, name, kind) for name, kind in Case.__annotations__.items()))
+    known = algorithms.names(case.collective)
+    bounds = [-1]
+    for entry in take(data, "up_to_bytes", list):
+        if not (isinstance(entry, list) and list(map(type, entry)) == [int, str]):
+            raise ValueError(f"'up_to_bytes' has {json.dumps(entry)}, but must have pairs of bytes and a name")
+        if entry[1] not in known:
+            raise ValueError(f"{case.collective} has no algorithm {entry[1]!r}: it has {', '.join(known) or 'none'}")
+        bounds.append(entry[0])
+    if any(a >= b for a, b in pairwise(bounds)):
+        raise ValueError(f"'up_to_bytes' of {case.collective} does not ascend")
+    return case, tuple((end, name) for end, name in data["up_to_bytes"])

@@ -1,0 +1,590 @@
+"""Compiled code that runs direct schedules: an interpreter of *programs*, which copy, fold and meet in shared memory.
+
+A program is an array of integers, instruction after instruction: opcode, length, operands.  Memory is given as a
+register, which holds an address, and an offset; so a program runs on whatever arrays a call brings.  At the first
+barrier of a run the ranks tell each other the addresses of their arrays, and which collective they run, as which of
+their calls: where that differs, the run ends there, on all ranks.
+
+It runs without Python's lock and gives control back when it waits long, to be called again.
+
+Numba compiles it for a dtype when that is first used, and keeps the result on disk.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic, overload
+
+from collectives.runtime.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHARED, OUT
+
+BARRIER, COPY, STREAM, REDUCE, REDUCE16, READ, WRITE, PAUSE = range(8)
+SUM, PROD, MIN, MAX, BAND, BOR, BXOR = range(7)
+BFLOAT16, FLOAT16 = range(2)
+WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # what `run` returns
+
+# A frame: all that a program of one rank needs to run, and where it was left.
+(
+    PLACE,  # the next instruction
+    RUNNING,  # whether the program has begun
+    FIRST,  # whether its first barrier is still to come
+    ARRIVED,  # whether this rank has come to the barrier at hand
+    TURN,  # which of the staging buffers the run begins with
+    SPINS,
+    SPUN,
+    YIELDS,
+    CHANNEL,  # address of the channel's state
+    SLOTS,
+    NUM_SLOTS,
+    WORK,
+    CODE,
+    CODE_LENGTH,
+    REGISTERS,
+    BASES,
+    BINDING,
+    NUMBER,
+    ODD,  # whether a run uses the staging buffers an odd number of times
+) = range(19)
+VECTORS = 19  # space for the arguments of a system call
+FRAME_LENGTH = VECTORS + 4
+
+# A channel's state on this rank: how many barriers it has come to, and with which staging buffer the next run begins.
+NUM_BARRIERS, NEXT_TURN, STATE_LENGTH = range(3)
+
+# A rank's slot, a cache line of shared memory, of which it has two, for barriers of even and of odd number: the number
+# of the latest one that it has come to; then which collective it runs, as which of its calls, on arrays at which
+# addresses, in which windows of symmetric memory.
+SLOT_BINDING, SLOT_NUMBER, SLOT_ARRAYS = 8, 16, 24
+WINDOWS = SLOT_ARRAYS + 8 * NUM_SHARED  # in which windows these lie; there, addresses are counted from its beginning
+BASES_LENGTH = 2 * NUM_SHARED  # of a rank: where its windows begin in this process, and which ones these are
+
+BLOCK_BYTES = 1 << 13  # what a fold sums up at a time, in the first cache
+
+memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
+sched_yield = types.ExternalFunction("sched_yield", types.int32())
+VM = types.intp(types.int32, types.intp, types.uintp, types.intp, types.uintp, types.uintp)
+process_vm_readv = types.ExternalFunction("process_vm_readv", VM)
+process_vm_writev = types.ExternalFunction("process_vm_writev", VM)
+
+
+@intrinsic
+def load_acquire(typing, address):
+    def code(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(pointer, ordering="acquire", align=8)
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+def store_release(typing, address, value):
+    def code(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        builder.store_atomic(args[1], pointer, ordering="release", align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
+def pointer_to(typing, address, like):
+    """The address as a pointer to numbers of the type of `like`."""
+
+    def code(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like)(types.int64, like), code
+
+
+@intrinsic
+def size_of(typing, number):
+    def code(context, builder, signature, args):
+        size = context.get_abi_sizeof(context.get_data_type(signature.args[0]))
+        return ir.Constant(ir.IntType(64), size)
+
+    return types.int64(number), code
+
+
+@intrinsic
+def address_of(typing, array):
+    def code(context, builder, signature, args):
+        struct = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.ptrtoint(struct.data, ir.IntType(64))
+
+    return types.int64(array), code
+
+
+@intrinsic
+def stream_line(typing, target, source):
+    """Copy 64 bytes to an aligned address, past the caches."""
+
+    def code(context, builder, signature, args):
+        line = ir.VectorType(ir.IntType(64), 8)
+        value = builder.load(builder.inttoptr(args[1], line.as_pointer()), align=8)
+        store = builder.store(value, builder.inttoptr(args[0], line.as_pointer()), align=64)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
+def fence(typing):
+    """Order what was streamed before what follows."""
+
+    def code(context, builder, signature, args):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), code
+
+
+@intrinsic
+def float_of_half(typing, bits):
+    def code(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), code
+
+
+@intrinsic
+def half_of_float(typing, value):
+    def code(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), code
+
+
+@intrinsic
+def bits_of_float(typing, value):
+    def code(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), code
+
+
+@intrinsic
+def float_of_bits(typing, bits):
+    def code(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), code
+
+
+@njit(inline="always")
+def float_of_bfloat16(bits):
+    return float_of_bits(np.uint32(np.uint32(bits) << np.uint32(16)))
+
+
+@njit(inline="always")
+def bfloat16_of_float(value):
+    """Round to nearest, ties to even; a NaN stays one."""
+    bits = bits_of_float(value)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    is_number = (bits & np.uint32(0x7FFFFFFF)) <= np.uint32(0x7F800000)
+    return np.uint16((rounded if is_number else bits | np.uint32(0x400000)) >> np.uint32(16))
+
+
+@njit(inline="always")
+def plus(a, b):
+    return a + b
+
+
+@njit(inline="always")
+def times(a, b):
+    return a * b
+
+
+def lesser(a, b):
+    """The smaller of two numbers, or the one that is none."""
+
+
+def greater(a, b):
+    """The larger of two numbers, or the one that is none."""
+
+
+@overload(lesser, inline="always")
+def compile_lesser(a, b):
+    if isinstance(a, types.Complex):  # never asked for
+        return lambda a, b: a
+    return lambda a, b: a if (a < b) | (a != a) else b
+
+
+@overload(greater, inline="always")
+def compile_greater(a, b):
+    if isinstance(a, types.Complex):
+        return lambda a, b: a
+    return lambda a, b: a if (a > b) | (a != a) else b
+
+
+def common(a, b):
+    """The bits that both whole numbers have."""
+
+
+def united(a, b):
+    """The bits that one of them has."""
+
+
+def differing(a, b):
+    """The bits that only one of them has."""
+
+
+@overload(common, inline="always")
+def compile_common(a, b):
+    return (lambda a, b: a & b) if isinstance(a, types.Integer) else (lambda a, b: a)  # of others never asked for
+
+
+@overload(united, inline="always")
+def compile_united(a, b):
+    return (lambda a, b: a | b) if isinstance(a, types.Integer) else (lambda a, b: a)
+
+
+@overload(differing, inline="always")
+def compile_differing(a, b):
+    return (lambda a, b: a ^ b) if isinstance(a, types.Integer) else (lambda a, b: a)
+
+
+def quotient(a, divisor):
+    """A number by a whole one, rounded correctly, or toward zero if it is an integer."""
+
+
+@overload(quotient, inline="always")
+def compile_quotient(a, divisor):
+    if isinstance(a, types.Complex):
+        return lambda a, divisor: complex(a.real / divisor, a.imag / divisor)
+    if isinstance(a, types.Integer):
+        return signed_quotient if a in types.signed_domain else lambda a, divisor: np.uint64(a) // np.uint64(divisor)
+    return lambda a, divisor: a / divisor
+
+
+def signed_quotient(a, divisor):
+    floor = a // divisor
+    return floor + ((floor < 0) & (floor * divisor != a))
+
+
+# Two operands' fold, by where the result goes: a loop over arrays that may overlap would not be vectorised.
+
+
+@njit
+def fold_apart(op, total, a, b):
+    """total = a op b"""
+    if op == SUM:
+        for i in range(len(total)):
+            total[i] = plus(a[i], b[i])
+    elif op == PROD:
+        for i in range(len(total)):
+            total[i] = times(a[i], b[i])
+    elif op == MIN:
+        for i in range(len(total)):
+            total[i] = lesser(a[i], b[i])
+    elif op == MAX:
+        for i in range(len(total)):
+            total[i] = greater(a[i], b[i])
+    elif op == BAND:
+        for i in range(len(total)):
+            total[i] = common(a[i], b[i])
+    elif op == BOR:
+        for i in range(len(total)):
+            total[i] = united(a[i], b[i])
+    else:
+        for i in range(len(total)):
+            total[i] = differing(a[i], b[i])
+
+
+@njit
+def fold_left(op, total, b):
+    """total = total op b"""
+    if op == SUM:
+        for i in range(len(total)):
+            total[i] = plus(total[i], b[i])
+    elif op == PROD:
+        for i in range(len(total)):
+            total[i] = times(total[i], b[i])
+    elif op == MIN:
+        for i in range(len(total)):
+            total[i] = lesser(total[i], b[i])
+    elif op == MAX:
+        for i in range(len(total)):
+            total[i] = greater(total[i], b[i])
+    elif op == BAND:
+        for i in range(len(total)):
+            total[i] = common(total[i], b[i])
+    elif op == BOR:
+        for i in range(len(total)):
+            total[i] = united(total[i], b[i])
+    else:
+        for i in range(len(total)):
+            total[i] = differing(total[i], b[i])
+
+
+@njit
+def fold_right(op, total, a):
+    """total = a op total"""
+    if op == SUM:
+        for i in range(len(total)):
+            total[i] = plus(a[i], total[i])
+    elif op == PROD:
+        for i in range(len(total)):
+            total[i] = times(a[i], total[i])
+    elif op == MIN:
+        for i in range(len(total)):
+            total[i] = lesser(a[i], total[i])
+    elif op == MAX:
+        for i in range(len(total)):
+            total[i] = greater(a[i], total[i])
+    elif op == BAND:
+        for i in range(len(total)):
+            total[i] = common(a[i], total[i])
+    elif op == BOR:
+        for i in range(len(total)):
+            total[i] = united(a[i], total[i])
+    else:
+        for i in range(len(total)):
+            total[i] = differing(a[i], total[i])
+
+
+@njit(error_model="numpy")
+def divide(total, divisor):
+    for i in range(len(total)):
+        total[i] = quotient(total[i], divisor)
+
+
+@njit(inline="always")
+def address(code, registers, at):
+    """The address of a memory operand."""
+    return registers[code[at]] + code[at + 1]
+
+
+@njit
+def reduce(code, at, registers, like, work):
+    """target = source0 op source1 op ..., in this order, block by block; the target may be one of the sources."""
+    target = address(code, registers, at + 2)
+    count, op, divisor = code[at + 4], code[at + 5], code[at + 6]
+    first, num_sources = at + 8, (code[at + 1] - 8) // 2
+    own = num_sources  # which of the sources is the target
+    for index in range(num_sources):
+        if address(code, registers, first + 2 * index) == target:
+            own = index
+    source0, source1 = address(code, registers, first), address(code, registers, first + 2)
+    size = size_of(like)
+    step = BLOCK_BYTES // size
+    for begin in range(0, count, step):
+        here, length = begin * size, min(step, count - begin)
+        result = carray(pointer_to(target + here, like), length)
+        a = carray(pointer_to(source0 + here, like), length)
+        b = carray(pointer_to(source1 + here, like), length)
+        total = result if own < 2 or own == num_sources else carray(pointer_to(work, like), length)
+        if own == 0:
+            fold_left(op, total, b)
+        elif own == 1:
+            fold_right(op, total, a)
+        else:
+            fold_apart(op, total, a, b)
+        for index in range(2, num_sources):
+            if index == own:
+                fold_right(op, result, total)
+                total = result
+            else:
+                source = address(code, registers, first + 2 * index)
+                fold_left(op, total, carray(pointer_to(source + here, like), length))
+        if divisor > 1:
+            divide(result, divisor)
+
+
+@njit
+def stream(target, source, nbytes):
+    """Copy what is too long to stay in a cache: its target is not read first."""
+    head = min(nbytes, -target % LINE_BYTES)
+    memcpy(target, source, head)
+    end = head + (nbytes - head) // LINE_BYTES * LINE_BYTES
+    for at in range(head, end, LINE_BYTES):
+        stream_line(target + at, source + at)
+    memcpy(target + end, source + end, nbytes - end)
+    fence()
+
+
+@njit
+def widen(form, wide, narrow):
+    if form == BFLOAT16:
+        for i in range(len(wide)):
+            wide[i] = float_of_bfloat16(narrow[i])
+    else:
+        for i in range(len(wide)):
+            wide[i] = float_of_half(narrow[i])
+
+
+@njit
+def narrow_down(form, narrow, wide):
+    if form == BFLOAT16:
+        for i in range(len(wide)):
+            narrow[i] = bfloat16_of_float(wide[i])
+    else:
+        for i in range(len(wide)):
+            narrow[i] = half_of_float(wide[i])
+
+
+@njit
+def reduce16(code, at, registers, work):
+    """The same of 16-bit floats, summed up in float32 and rounded once."""
+    target = address(code, registers, at + 2)
+    count, op, divisor, form = code[at + 4], code[at + 5], code[at + 6], code[at + 7]
+    first, num_sources = at + 8, (code[at + 1] - 8) // 2
+    bits, number = np.uint16(0), np.float32(0)
+    step = BLOCK_BYTES // 4
+    for begin in range(0, count, step):
+        here, length = 2 * begin, min(step, count - begin)
+        total = carray(pointer_to(work, number), length)
+        more = carray(pointer_to(work + BLOCK_BYTES, number), length)
+        widen(form, total, carray(pointer_to(address(code, registers, first) + here, bits), length))
+        for index in range(1, num_sources):
+            source = address(code, registers, first + 2 * index)
+            widen(form, more, carray(pointer_to(source + here, bits), length))
+            fold_left(op, total, more)
+        if divisor > 1:
+            divide(total, divisor)
+        narrow_down(form, carray(pointer_to(target + here, bits), length), total)
+
+
+@njit
+def through_system(pid, here, there, nbytes, vectors, write):
+    """Copy from, or to, another process's memory; returns whether all of it was."""
+    vectors[0], vectors[1], vectors[2], vectors[3] = here, nbytes, there, nbytes
+    at = address_of(vectors)
+    if write:
+        return process_vm_writev(np.int32(pid), at, np.uintp(1), at + 16, np.uintp(1), np.uintp(0)) == nbytes
+    return process_vm_readv(np.int32(pid), at, np.uintp(1), at + 16, np.uintp(1), np.uintp(0)) == nbytes
+
+
+@njit
+def load(address):
+    return carray(pointer_to(address, np.int64(0)), 1)[0]
+
+
+@njit
+def publish(frame, slot, registers):
+    """Tell the other ranks what this one runs: in its slot, before it shows there that it has come."""
+    line = carray(pointer_to(slot, np.int64(0)), LINE_BYTES // 8)
+    line[SLOT_BINDING // 8], line[SLOT_NUMBER // 8] = frame[BINDING], frame[NUMBER]
+    bases = carray(pointer_to(frame[BASES], np.int64(0)), BASES_LENGTH)
+    for index in range(NUM_SHARED):
+        line[SLOT_ARRAYS // 8 + index] = registers[ARRAY + index] - bases[index]
+        line[WINDOWS // 8 + index] = bases[NUM_SHARED + index]
+
+
+@njit
+def barrier(frame, channel, slots, registers):
+    """Show the others that this rank has come; whether all of them have, too.
+
+    It looks SPINS times in all the calls of one barrier, then gives up the core between looks, YIELDS times in a call.
+    """
+    if not frame[ARRIVED]:
+        frame[ARRIVED] = 1
+        frame[SPUN] = 0
+        channel[NUM_BARRIERS] += 1
+        slot = slots[0] + channel[NUM_BARRIERS] % 2 * LINE_BYTES
+        if frame[FIRST]:
+            publish(frame, slot, registers)
+        store_release(slot, channel[NUM_BARRIERS])
+    number = channel[NUM_BARRIERS]
+    spun, yields = frame[SPUN], frame[YIELDS]
+    for peer in range(1, len(slots)):
+        while load_acquire(slots[peer] + number % 2 * LINE_BYTES) < number:
+            if spun < frame[SPINS]:
+                spun += 1
+            elif yields > 0:
+                yields -= 1
+                sched_yield()
+            else:
+                frame[SPUN] = spun
+                return False
+    frame[ARRIVED] = 0
+    return True
+
+
+@njit
+def take_over(frame, channel, slots, registers):
+    """Take the addresses of the others' arrays from their slots.
+
+    Returns ENDED, MISMATCH where ranks run different programs, or MOVED where arrays are in other windows than before.
+    """
+    frame[FIRST] = 0
+    bases = carray(pointer_to(frame[BASES], np.int64(0)), BASES_LENGTH * len(slots))
+    same, stayed = frame[BINDING] != 0, True
+    for peer in range(1, len(slots)):
+        slot = slots[peer] + channel[NUM_BARRIERS] % 2 * LINE_BYTES
+        same &= load(slot + SLOT_BINDING) == frame[BINDING]
+        same &= load(slot + SLOT_NUMBER) == frame[NUMBER]
+        for index in range(NUM_SHARED):
+            there, of_peer = load(slot + SLOT_ARRAYS + 8 * index), BASES_LENGTH * peer + index
+            registers[NUM_REGISTERS * peer + ARRAY + index] = bases[of_peer] + there
+            stayed &= load(slot + WINDOWS + 8 * index) == bases[of_peer + NUM_SHARED]
+    if not same:
+        return MISMATCH
+    return ENDED if stayed else MOVED
+
+
+@njit(nogil=True, error_model="numpy", cache=True)
+def run(frame_address, like, number, array, out):
+    """Run a program on arrays at two addresses, or go on with a run, until a pause or its end, or until it has waited
+    for as long as it may.
+
+    `like`: a number of the dtype to be reduced.  `number` is compared with that of the other ranks.  Returns
+
+    WAITING;
+    ENDED;
+    MISMATCH where ranks run different programs, or as another number: nothing has been done then;
+    MOVED where registers of other ranks' arrays are to be set before it can go on;
+    FAILED where another process's memory cannot be reached.
+    """
+    integer = np.int64(0)
+    frame = carray(pointer_to(frame_address, integer), FRAME_LENGTH)
+    channel = carray(pointer_to(frame[CHANNEL], integer), STATE_LENGTH)
+    slots = carray(pointer_to(frame[SLOTS], integer), frame[NUM_SLOTS])
+    code = carray(pointer_to(frame[CODE], integer), frame[CODE_LENGTH])
+    begins = not frame[RUNNING]
+    if begins:
+        frame[RUNNING] = frame[FIRST] = 1
+        frame[NUMBER], frame[TURN] = number, channel[NEXT_TURN]
+    num_registers = NUM_REGISTERS * len(slots)
+    registers = carray(pointer_to(frame[REGISTERS] + frame[TURN] * num_registers * 8, integer), num_registers)
+    if begins:
+        registers[ARRAY], registers[OUT] = array, out
+    at = frame[PLACE]
+    while at < len(code):
+        opcode = code[at]
+        if opcode == BARRIER:
+            if not barrier(frame, channel, slots, registers):
+                frame[PLACE] = at
+                return WAITING
+            if frame[FIRST]:
+                answer = take_over(frame, channel, slots, registers)
+                if answer == MISMATCH:
+                    frame[PLACE] = frame[RUNNING] = 0
+                    return MISMATCH
+                if answer == MOVED:
+                    frame[PLACE] = at + code[at + 1]
+                    return MOVED
+        elif opcode in (COPY, STREAM):
+            target, source = address(code, registers, at + 2), address(code, registers, at + 4)
+            if target == source:
+                pass
+            elif opcode == COPY:
+                memcpy(target, source, code[at + 6])
+            else:
+                stream(target, source, code[at + 6])
+        elif opcode == REDUCE:
+            reduce(code, at, registers, like, frame[WORK])
+        elif opcode == REDUCE16:
+            reduce16(code, at, registers, frame[WORK])
+        elif opcode == PAUSE:
+            frame[PLACE] = at + code[at + 1]
+            return ENDED
+        else:
+            here, there = address(code, registers, at + 2), address(code, registers, at + 4)
+            if not through_system(code[at + 7], here, there, code[at + 6], frame[VECTORS:], opcode == WRITE):
+                frame[PLACE] = frame[RUNNING] = 0
+                return FAILED
+        at += code[at + 1]
+    frame[PLACE] = frame[RUNNING] = 0
+    if frame[ODD]:
+        channel[NEXT_TURN] = 1 - channel[NEXT_TURN]
+    return ENDED

@@ -1,0 +1,291 @@
+"""Binds a schedule's moves to memory and persistent requests, and runs them round by round.
+
+A run is cut into segments.  Of a move that needs a buffer beside the vector (a fold's arrivals, the host copy of
+device memory), at most `WINDOW` segments are under way, so that the buffer stays in cache and folding one segment
+overlaps moving the next.  On a device, a segment's request waits for the copies and folds queued before it, and not
+for those of the segment after it.  Sender and receiver cut a run alike, so segment i meets segment i.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.arrays.device import Device, Event
+from collectives.arrays.views import as_bytes
+from collectives.runtime.plan import CopyPair
+from collectives.schedule.moves import MESSAGES, Copy, Fold, Meet, Move, Recv, Round, Schedule, Send, show
+
+SEGMENT_BYTES = 1 << 20
+WINDOW = 2
+LARGEST_MESSAGE_BYTES = 1 << 30
+TAGS = MESSAGES  # of a plan
+
+
+class Messages(NamedTuple):
+    """Messages under way, to be waited for."""
+
+    requests: Sequence[MPI.Request]
+    statuses: list[MPI.Status] | None = None
+    met: int = 0
+
+    def test(self) -> bool:
+        return MPI.Request.Testall(self.requests, self.statuses)
+
+    def linger(self) -> bool:
+        return self.test()
+
+
+class Vector:
+    """A working vector: flat arrays, each divided into chunks, counted through."""
+
+    def __init__(self, *pieces: tuple[Any, Sequence[int]]):
+        self.places = []  # for each chunk: its array, and where it begins and ends there
+        for array, counts in pieces:
+            ends = np.cumsum([0, *counts]).tolist()
+            self.places += [(array, a, b) for a, b in pairwise(ends)]
+
+    def view(self, run: range) -> Any:
+        """The memory of a run, all of whose chunks lie in one array."""
+        array, begin, _ = self.places[run.start]
+        return array[begin : self.places[run.stop - 1][2]]
+
+    def add_scratch(self, schedule: Schedule, empty: Callable[[int, Any], Any]) -> None:
+        """Add working space for the chunks that a schedule uses beyond the collective's own, each like the first."""
+        num_chunks = max((m.run.stop for moves in schedule for m in moves if not isinstance(m, Meet)), default=0)
+        num_chunks -= len(self.places)
+        if num_chunks > 0:
+            array, begin, end = self.places[0]
+            scratch = empty(num_chunks * (end - begin), array.dtype)
+            self.places += Vector((scratch, [end - begin] * num_chunks)).places
+
+
+class Lane:
+    """One move of a round, segment by segment: at most `window` requests under way.
+
+    `copies[i]` are what lies between segment i and the memory that its request reads or writes.
+    """
+
+    def __init__(self, requests: list[MPI.Prequest], window: int, device: Device, copies: list[list[CopyPair]]):
+        self.requests, self.window, self.device, self.copies = requests, window, device, copies
+        self.ready: dict[int, Event] = {}  # when the device is done with a segment's memory
+
+    def launch(self, indices: range) -> range:
+        """Have the device make those of the segments ready to be started that there are."""
+        indices = range(indices.start, min(indices.stop, len(self.requests)))
+        for index in indices:
+            self.before(index)
+            self.ready[index] = self.device.record()
+        return indices
+
+    def start(self, index: int) -> None:
+        """Start a segment that is launched, once it is ready: what is launched after it need not be."""
+        self.ready.pop(index).synchronize()
+        self.requests[index].Start()
+
+    def before(self, index: int) -> None:
+        """Put segment `index` where its request reads it."""
+
+    def after(self, index: int) -> None:
+        """Use segment `index`, which has arrived or is sent."""
+
+    def copy(self, index: int) -> None:
+        for target, source in self.copies[index]:
+            self.device.copy(target, source)
+
+
+class SendLane(Lane):
+    def before(self, index: int) -> None:
+        self.copy(index)
+
+
+class RecvLane(Lane):
+    def after(self, index: int) -> None:
+        self.copy(index)
+
+
+class FoldLane(Lane):
+    """Segments that arrive in `arrivals` and are folded."""
+
+    def __init__(self, requests, window, device: Device, copies, fold: Callable, segments, arrivals):
+        super().__init__(requests, window, device, copies)
+        self.fold, self.segments, self.arrivals = fold, segments, arrivals
+
+    def after(self, index: int) -> None:
+        self.copy(index)
+        self.fold(self.segments[index], self.arrivals[index])
+
+
+class BoundRound(NamedTuple):
+    """A round's requests: `plain` ones need nothing before or after; `lanes` do."""
+
+    number: int
+    moves: Round
+    copies: list[CopyPair]
+    plain: list[MPI.Prequest]
+    lanes: list[Lane]
+    fold_late: bool  # a fold writes what a plain send reads: all sends first
+    made: Sequence[tuple[MPI.Prequest, Move]] = ()  # which request is for which move
+
+    def run(self, device: Device) -> Iterator[Messages]:
+        """Start and use the round's requests; yields those to wait for before going on."""
+        for target, source in self.copies:
+            device.copy(target, source)
+        launched = [(lane, index) for lane in self.lanes for index in lane.launch(range(lane.window))]
+        if self.plain:
+            device.synchronize()
+        for request in self.plain:  # not Startall, whose order is arbitrary: the segments of a run share one tag
+            request.Start()
+        for lane, index in launched:
+            lane.start(index)
+        if all(len(lane.requests) == 1 for lane in self.lanes):
+            yield Messages(self.requests())
+            for lane in self.lanes:
+                lane.after(0)
+            return
+        if self.fold_late:
+            yield Messages(self.plain)
+        for index in range(max(len(lane.requests) for lane in self.lanes)):
+            for lane in self.lanes:
+                if index < len(lane.requests):
+                    yield Messages(lane.requests[index : index + 1])
+                    lane.after(index)
+                    for following in lane.launch(range(index + lane.window, index + lane.window + 1)):
+                        lane.start(following)
+        yield Messages(self.plain)
+
+    def requests(self) -> list[MPI.Prequest]:
+        return self.plain + [request for lane in self.lanes for request in lane.requests]
+
+    def awaits(self) -> str:
+        pending = [move for request, move in self.made if not request.Get_status()]  # true of those not started
+        return f"round {self.number}: {', '.join(dict.fromkeys(map(show, pending or self.moves)))}"
+
+
+class RequestBinder:
+    """Turns moves over chunks into requests over memory, with the `TAGS` tags from `first_tag` on.
+
+    Numbers travel as `wire_dtype`, if that is not None: then a rank rounds what it sends in its own vector, too, so
+    that both sides go on with the same.
+    """
+
+    def __init__(
+        self,
+        mpi: MPI.Comm,
+        first_tag: int,
+        device: Device,
+        op: str,
+        segment_bytes: int,
+        wire_dtype: np.dtype | None = None,
+    ):
+        self.mpi, self.first_tag, self.device, self.op = mpi, first_tag, device, op
+        self.segment_bytes, self.wire_dtype = segment_bytes, wire_dtype
+        self.in_place = device.mpi_reads and wire_dtype is None  # MPI reads and writes the vector itself
+        self.buffers: dict[tuple[str, int], Any] = {}  # reused from round to round
+        self.made: list[tuple[MPI.Prequest, Move]] = []  # in this round
+
+    def bind(self, number: int, moves: Round, vector: Vector) -> BoundRound:
+        self.made = []
+        folds = [m.run for m in moves if isinstance(m, Fold)]
+        clashes = [(fold, m.run) for m in moves if isinstance(m, Send) for fold in folds if overlap(fold, m.run)]
+        fold_late = bool(clashes) and self.in_place
+        # Sends by way of other memory leave in step with the folds into the same run, but not into another.
+        at_once = fold_late or any(fold != sent for fold, sent in clashes)
+        copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
+        plain: list[MPI.Prequest] = []
+        lanes: list[Lane] = []
+        messages = [m for m in moves if isinstance(m, Send | Recv | Fold)]
+        for place, (move, tag) in enumerate(zip(messages, self.tags(messages), strict=True)):
+            if not move.run:  # a message without contents: a signal
+                plain.append(self.request(move, tag, np.empty(0, np.uint8)))
+                continue
+            segments = self.cut(vector.view(move.run))
+            if self.in_place and not isinstance(move, Fold):
+                plain += [self.request(move, tag, segment) for segment in segments]
+            elif segments:
+                lanes.append(self.lane(move, tag, segments, place, at_once))
+        return BoundRound(number, moves, copies, plain, lanes, fold_late, self.made)
+
+    def tags(self, messages: list[Send | Recv | Fold]) -> list[int]:
+        """A tag of its own for the k-th message of a round to, or from, a rank: its segments mix with no other's."""
+        ways = [(isinstance(m, Send), m[0]) for m in messages]
+        nth = [ways[:place].count(way) for place, way in enumerate(ways)]
+        assert max(nth, default=0) < TAGS, f"more than {TAGS} messages between two ranks: {messages}"
+        return [self.first_tag + n for n in nth]
+
+    def cut(self, view: Any) -> list[Any]:
+        step = max(1, self.segment_bytes // view.dtype.itemsize)
+        return [view[i : i + step] for i in range(0, len(view), step)]
+
+    def lane(self, move: Send | Recv | Fold, tag: int, segments: list[Any], place: int, at_once: bool) -> Lane:
+        slots = len(segments) if at_once else WINDOW  # `at_once`: all must have left before the first is folded
+        ways = list(zip(*self.stops(move, segments, place, slots), strict=True))
+        requests = [self.request(move, tag, way[-1]) for way in ways]
+        if isinstance(move, Send):
+            return SendLane(requests, slots, self.device, [self.outgoing(way) for way in ways])
+        incoming = [[pair(a, b) for a, b in reversed(list(pairwise(way)))] for way in ways]
+        if isinstance(move, Recv):
+            return RecvLane(requests, slots, self.device, incoming)
+        arrivals = [way[0] for way in ways]
+        return FoldLane(requests, slots, self.device, incoming, self.folder(move.source), segments, arrivals)
+
+    def stops(self, move: Send | Recv | Fold, segments: list[Any], place: int, slots: int) -> list[list[Any]]:
+        """Where segments are one after the other, from the vector, or what is folded into it, to what MPI is given."""
+        dtype = segments[0].dtype
+        stops = [self.slots("arrivals", place, segments, slots, dtype) if isinstance(move, Fold) else segments]
+        if self.wire_dtype is not None:
+            dtype = self.wire_dtype
+            stops.append(self.slots("rounded", place, segments, slots, dtype))
+        if not self.device.mpi_reads:
+            stops.append(self.slots("host", place, segments, slots, dtype))
+        return stops
+
+    def outgoing(self, way: Sequence[Any]) -> list[CopyPair]:
+        copies = [pair(b, a) for a, b in pairwise(way)]
+        return copies if self.wire_dtype is None else [*copies, pair(way[0], way[1])]
+
+    def rounding(self, number: int, view: Any) -> BoundRound:
+        """A round without messages, which rounds what is in `view` to what travels."""
+        segments = self.cut(view)
+        rounded = self.slots("rounded", 0, segments, 1, self.wire_dtype) if segments else []
+        copies = [pair for a, b in zip(segments, rounded, strict=True) for pair in ((b, a), (a, b))]
+        return BoundRound(number, (), copies, [], [], fold_late=False)
+
+    def slots(self, kind: str, place: int, segments: list[Any], slots: int, dtype: Any) -> list[Any]:
+        """A buffer for each segment; segment i shares its memory with segment i + slots."""
+        longest = len(segments[0])
+        need = longest * min(slots, len(segments))
+        buffer = self.buffers.get((kind, place))
+        if buffer is None or len(buffer) < need:
+            on_host = kind == "host"
+            buffer = self.device.host(need * dtype.itemsize).view(dtype) if on_host else self.device.empty(need, dtype)
+            self.buffers[kind, place] = buffer
+        begins = [i % slots * longest for i in range(len(segments))]
+        return [buffer[b : b + len(s)] for b, s in zip(begins, segments, strict=True)]
+
+    def folder(self, source: int) -> Callable[[Any, Any], None]:
+        """Fold what came from `source`: the lower rank's operand stands on the left."""
+        fold, op = self.device.fold, self.op
+        if source < self.mpi.rank:
+            return lambda own, arrived: fold(op, arrived, own, own)
+        return lambda own, arrived: fold(op, own, arrived, own)
+
+    def request(self, move: Send | Recv | Fold, tag: int, wire: Any) -> MPI.Prequest:
+        buffer = [as_bytes(wire), MPI.BYTE]
+        if isinstance(move, Send):
+            request = self.mpi.Send_init(buffer, move.to, tag)
+        else:
+            request = self.mpi.Recv_init(buffer, move.source, tag)
+        self.made.append((request, move))
+        return request
+
+
+def pair(target: Any, source: Any) -> CopyPair:
+    """A copy, as one of bytes where none is rounded: host memory is a device's for bytes only."""
+    return (as_bytes(target), as_bytes(source)) if target.dtype == source.dtype else (target, source)
+
+
+def overlap(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop

@@ -1,0 +1,223 @@
+"""Direct rounds as phases: what a node's ranks do with each other's memory between two meetings.
+
+Long chunks are cut into segments, and the phases are run as a pipeline: at each step, phase j works on segment
+step - j, so that one meeting a step serves all of them, and what one phase leaves in the cache the next one finds
+there.  Segments do not overlap, so a schedule that is right for one is right for all.  A stage has room for two
+segments, used in turn, across runs as well.  Memory is written down as registers: a run's say where it is.
+
+`collectives.runtime.shared_memory` writes phases as programs for the host, `collectives.runtime.on_device` as work on
+a device.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from collectives.algorithms import Algorithm, Reach
+from collectives.arrays.device import TURNS
+from collectives.schedule.moves import Copy, Fold, Meet, Move, Parts, Pull, PullFold, Push, Recv, Round, Send
+
+PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
+STAGED_BYTES = 1 << 18  # the same where it goes by way of a stage, which should stay in a core's cache
+DEVICE_BYTES = 1 << 26  # the same on a device, where it bounds the stages only
+STREAMED_BYTES = 1 << 15  # a copy that goes past the caches, where that is better
+CACHED_BYTES = 1 << 22  # a vector that the caches hold
+NEVER = 1 << 62
+LINE_BYTES = 64
+
+# Registers of a rank hold addresses: of the arrays of its call, of which the others know the first `NUM_SHARED`, of
+# memory of its own, and of its staging buffers, the one to begin with first.
+ARRAY, OUT, SCRATCH, BOUNCE, STAGING, NEXT_STAGING, NUM_REGISTERS = range(7)
+NUM_SHARED = 2
+
+
+class Spot(NamedTuple):
+    """Where some bytes are: from an address on that a register holds, of process `pid` where that is not 0.
+
+    Registers of all ranks are counted through.
+    """
+
+    pid: int
+    register: int
+    offset: int
+
+    def after(self, nbytes: int) -> "Spot":
+        return self._replace(offset=self.offset + nbytes)
+
+
+class Chunk(NamedTuple):
+    """A chunk of this rank's vector: from which byte on of the array in which register, and its length in elements."""
+
+    register: int
+    offset: int
+    length: int
+
+
+class Reduction(NamedTuple):
+    """How to reduce: `divisor` is what a sum over all ranks is divided by, or 1."""
+
+    op: str
+    dtype: np.dtype
+    divisor: int
+
+
+class Cut(NamedTuple):
+    """In how many segments chunks are worked on, and how long a copy must be to go past the caches."""
+
+    num_segments: int
+    streamed_bytes: int
+
+
+def cut(row: Algorithm, chunk_bytes: int, size: int, on_host: bool = True) -> Cut:
+    """For an algorithm, and chunks of which the longest on any rank has so many bytes.
+
+    Past the caches go copies of long vectors, and those to where others have just read: their caches would have to
+    give up each line first.
+    """
+    segment_bytes = STAGED_BYTES if row.reach == Reach.STAGES else PIPELINED_BYTES
+    if not on_host:
+        segment_bytes = DEVICE_BYTES
+    num_segments = max(1, -(-chunk_bytes // segment_bytes)) if row.segmented else 1
+    read_before = row.reach == Reach.ARRAYS and row.segmented
+    streams = read_before or chunk_bytes * size >= CACHED_BYTES
+    return Cut(num_segments, STREAMED_BYTES if streams else NEVER)
+
+
+def whole(nbytes: int) -> Cut:
+    """Without segments, for a vector of so many bytes."""
+    return Cut(1, STREAMED_BYTES if nbytes >= CACHED_BYTES else NEVER)
+
+
+def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
+    """The moves between meetings, in their order.
+
+    >>> phases_of([(Copy(range(1), range(1, 2)),), (Meet((0, 1)),), (Pull(1, range(1), range(1)),)])
+    [[Copy(source=range(0, 1), run=range(1, 2))], [Pull(source=1, theirs=range(0, 1), run=range(0, 1))]]
+    """
+    phases: list[list[Move]] = [[]]
+    for moves in rounds:
+        for move in moves:
+            if isinstance(move, Meet):
+                phases.append([])
+            else:
+                phases[-1].append(move)
+    return phases
+
+
+class Walk:
+    """Goes through the phases of one rank, and has each piece of work written down.
+
+    `layouts` say of each rank where its chunks begin; `lengths` are the own chunks' in elements.  Chunks from `width`
+    on are stages, which hold a segment at a time: each in two registers, one after the other, for segments in turn.
+    """
+
+    def __init__(self, rank: int, layouts: Mapping[int, Sequence[Spot]], space: "Space", cut: Cut, fold: Reduction):
+        self.rank, self.layouts, self.lengths, self.width = rank, layouts, space.lengths, space.width
+        self.num_segments, self.streamed_bytes, self.fold = cut.num_segments, cut.streamed_bytes, fold
+
+    def copy(self, target: Spot, source: Spot, nbytes: int) -> None:
+        raise NotImplementedError
+
+    def reduce(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
+        raise NotImplementedError
+
+    def barrier(self) -> None:
+        raise NotImplementedError
+
+    def pause(self) -> None:
+        raise NotImplementedError
+
+    def walk(self, parts: Parts) -> None:
+        """The phases of each part, with pauses between the parts."""
+        for nth, part in enumerate(parts):
+            if nth:
+                self.pause()
+            self.pipeline(phases_of(part))
+
+    def pipeline(self, phases: list[list[Move]]) -> None:
+        """All steps of a pipeline."""
+        num_steps = self.num_segments + len(phases) - 1
+        for step in range(num_steps):
+            for index in reversed(range(len(phases))):
+                if 0 <= step - index < self.num_segments:
+                    for move in phases[index]:
+                        self.write(move, step - index)
+            if step < num_steps - 1:
+                self.barrier()
+
+    def write(self, move: Move, segment: int) -> None:
+        def spot(rank: int, run: range, place: int, begin: int) -> Spot:
+            return self.spot(rank, run[place], begin, segment % TURNS)
+
+        assert not isinstance(move, Send | Recv | Fold | Meet)
+        me = self.rank
+        own = move.source if isinstance(move, Copy) else move.run
+        for place, begin, nbytes in self.pieces(own, segment):
+            here = spot(me, move.run, place, begin)
+            match move:
+                case Copy(source, _):
+                    self.copy(here, spot(me, source, place, begin), nbytes)
+                case Pull(source, theirs, _):
+                    self.copy(here, spot(source, theirs, place, begin), nbytes)
+                case Push(to, _, theirs):
+                    self.copy(spot(to, theirs, place, begin), here, nbytes)
+                case PullFold(sources, theirs, _):
+                    self.reduce(here, [spot(s, theirs, place, begin) for s in sources], nbytes)
+
+    def pieces(self, run: range, segment: int) -> Iterator[tuple[int, int, int]]:
+        """A run's part of a segment: at which chunk of the run, from which byte, how many bytes."""
+        size = self.fold.dtype.itemsize
+        lengths = [self.lengths[chunk] * size for chunk in run]
+        if self.num_segments == 1:
+            lengths = [sum(lengths)]
+        for place, length in enumerate(lengths):
+            step = step_bytes(length, self.num_segments)
+            if segment * step < length:
+                yield place, segment * step, min(step, length - segment * step)
+
+    def spot(self, rank: int, chunk: int, begin: int, turn: int) -> Spot:
+        first = self.layouts[rank][chunk]
+        return first._replace(register=first.register + turn) if chunk >= self.width else first.after(begin)
+
+
+class Space(NamedTuple):
+    """A rank's chunks, and its stages behind them: `steps` are the stages' bytes for a segment, of a turn."""
+
+    lengths: list[int]  # in elements
+    width: int  # how many are chunks
+    steps: list[int]
+
+    @classmethod
+    def of(cls, rounds: Sequence[Round], lengths: list[int], size: int, cut: Cut, dtype: np.dtype) -> "Space":
+        """What the rounds of a rank among `size` need, for chunks of those lengths."""
+        width = len(lengths)
+        used = {chunk for moves in rounds for m in moves for chunk in stages_of(m, width)}
+        staged = [lengths[i % size] if width + i in used else 0 for i in range(2 * size if width else 0)]
+        steps = [step_bytes(length * dtype.itemsize, cut.num_segments) if length else 0 for length in staged]
+        return cls(lengths + staged, width, steps)
+
+    @property
+    def turn_bytes(self) -> int:
+        """How far turns are apart."""
+        return -(-sum(self.steps) // LINE_BYTES) * LINE_BYTES
+
+
+def step_bytes(nbytes: int, num_segments: int) -> int:
+    """How long a segment is: whole cache lines, unless it is the only one."""
+    if num_segments == 1:
+        return nbytes
+    return max(LINE_BYTES, -(-nbytes // (num_segments * LINE_BYTES)) * LINE_BYTES)
+
+
+def peers_of(rounds: Sequence[Round], rank: int) -> list[int]:
+    """The other ranks that a rank meets."""
+    groups = {m.ranks for moves in rounds for m in moves if isinstance(m, Meet)}
+    assert len(groups) <= 1, f"a program's meetings are all of the same ranks, not of {groups}"
+    return [peer for peer in next(iter(groups), ()) if peer != rank]
+
+
+def stages_of(move: Move, width: int) -> Iterator[int]:
+    """The own stages that a move reads or writes."""
+    runs = () if isinstance(move, Meet) else (move.run, move.source) if isinstance(move, Copy) else (move.run,)
+    return (chunk for run in runs for chunk in run if chunk >= width)

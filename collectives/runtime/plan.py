@@ -1,0 +1,354 @@
+"""A collective bound once and run often, and the waiting for it, which keeps the other started ones moving."""
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from threading import get_ident
+from typing import Any, NamedTuple, Protocol
+
+from mpi4py import MPI
+
+from collectives.arrays.device import Device, Event
+from collectives.job.errors import CommunicationError
+from collectives.runtime.background import Background
+from collectives.runtime.checks.call_log import Call
+from collectives.schedule.moves import Round, show
+
+SPIN_S = 5e-5  # how long who waits looks and looks, before giving up the core between looks
+YIELD_S = 1e-2  # from when on it sleeps
+SLEPT_SHARE = 1 / 64  # of what it has waited by then, so that it is late by as little
+LONGEST_SLEEP_S = 1e-3
+FAILURES = (MPI.Exception, CommunicationError)
+
+
+def run_now(plan: "Plan") -> None:
+    """Run a plan to its end."""
+    if not plan.run_only():
+        plan.begin()
+        plan.wait()
+
+
+def nothing() -> None:
+    pass
+
+
+CopyPair = tuple[Any, Any]  # target, source
+
+
+class Waitable(Protocol):
+    """What a run waits for: messages, or other ranks' arrival."""
+
+    def test(self) -> bool:
+        """Move on without waiting; whether it is over."""
+
+    def linger(self) -> bool:
+        """The same, and perhaps stay for a moment."""
+
+    @property
+    def met(self) -> int:
+        """Grows when it has moved on."""
+
+
+class Step(Protocol):
+    """Some rounds of a schedule, bound."""
+
+    @property
+    def moves(self) -> Round: ...
+
+    @property
+    def number(self) -> int: ...
+
+    def run(self, device: Device) -> Iterator[Waitable]: ...
+
+    def requests(self) -> Sequence[MPI.Prequest]: ...
+
+    def awaits(self) -> str:
+        """What has not come yet, in words."""
+
+
+class Wait(NamedTuple):
+    """A thread that waits: for a plan to go on, or for what `words` say."""
+
+    thread: int
+    plan: "Plan | None"
+    words: str
+
+
+class MismatchError(CommunicationError):
+    """Ranks have come to one barrier from different calls.  Nothing has been done yet, on any of them."""
+
+
+class Progress:
+    """Waits for requests, and keeps this process's other started plans moving meanwhile."""
+
+    def __init__(self, crowded: bool):
+        self.crowded = crowded  # there are more ranks than cores: who looks and looks keeps others from coming
+        self.started: list[Plan] = []
+        self.background = Background(self.started)
+        self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
+        self._num_waits = count()
+
+    def wait(
+        self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "", deadline_s: float = math.inf
+    ) -> None:
+        """Wait for something of the plan `waiting`, if of any; `words` say what for, if for no collective.
+
+        Raises: TimeoutError when the clock `time.monotonic` passes `deadline_s`.
+        """
+        number = next(self._num_waits)
+        self.waits[number] = get_ident(), waiting, words
+        try:
+            self._wait(awaited, waiting, deadline_s)
+        finally:
+            del self.waits[number]
+
+    @contextmanager
+    def inside_mpi(self, waiting: "Plan") -> Iterator[None]:
+        """Where MPI itself waits."""
+        number = next(self._num_waits)
+        self.waits[number] = get_ident(), waiting, ""
+        try:
+            yield
+        finally:
+            del self.waits[number]
+
+    def _wait(self, awaited: Waitable, waiting: "Plan | None", deadline_s: float) -> None:
+        others = [plan for plan in self.started if plan is not waiting]
+        look = awaited.test if others else awaited.linger
+        met, since_s = awaited.met, time.monotonic()
+        while not look():
+            for plan in others:
+                plan.advance()
+            now_s = time.monotonic()
+            if now_s > deadline_s:
+                raise TimeoutError
+            if met != awaited.met:
+                met, since_s = awaited.met, now_s
+            self.relax(now_s - since_s)
+
+    def relax(self, waited_s: float) -> None:
+        """Leave the core to others that want it, the more the longer nothing has moved."""
+        if waited_s > YIELD_S:
+            time.sleep(min(LONGEST_SLEEP_S, SLEPT_SHARE * waited_s))
+        elif self.crowded or waited_s > SPIN_S:
+            os.sched_yield()
+
+
+class Plan:
+    """A collective bound to memory once and run as often as wanted: `plan()`, or `plan.start()` and `plan.wait()`.
+
+    Each run works on what the arrays hold then, and returns the result's array.  A started plan moves on while this
+    process computes, by a thread (see Background), and whenever it waits for another plan of the same communicator or
+    of its parts, or asks `done()`.  `free()` gives the requests back.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        result: Any,
+        progress: Progress,
+        device: Device,
+        rounds: Sequence[Step],
+        only: Any = None,
+    ):
+        self.name, self.result = name, result
+        self.call: Call | None = None  # as which runs are recorded, if they are
+        self.words = ""  # what it is, where it is no collective
+        self.only = only  # a program of all the rounds, where nothing is to be done before or after
+        self.device, self.rounds = device, rounds
+        self.keep: Any = None  # memory that the rounds work on
+        self.prepare: Callable[[], None] = nothing  # to be called ahead of a run, where rounds serve several plans
+        self.before: list[CopyPair] = []  # ahead of the rounds
+        self.after: list[CopyPair] = []
+        self.divide: tuple[Any, int] | None = None
+        self._progress = progress
+        self._steps: Iterator[Waitable] | None = None
+        self._waiting_for: Waitable | None = None
+        self._round: Step | None = None
+        self._freed = False
+        self._failure: CommunicationError | None = None
+        self._last: Event | None = None  # of a run
+        self._stepping = threading.Lock()  # held by the thread that moves the run on
+        self.in_background = False  # left to the thread that moves plans on
+
+    def enclose(self, before: Iterable[CopyPair], after: Iterable[CopyPair], result: Any) -> None:
+        """Add copies ahead of all else and after it; runs return `result` then."""
+        self.before, self.after = [*before, *self.before], [*self.after, *after]
+        self.result, self.only = result, None
+
+    def __call__(self, limit_s: float = math.inf) -> Any:
+        """Run the collective; returns the result's array.  `limit_s` is as in `wait`."""
+        if self.run_short():
+            return self.result
+        self.begin()
+        return self.wait(limit_s)
+
+    def run_short(self) -> bool:
+        """Run it the short way, for small arrays, if there is one and the others come at once; whether that was all."""
+        if not self.run_only():
+            return False
+        call = self.call
+        if call:  # counted only
+            calls = call.calls
+            calls.number = call.number = calls.number + 1
+        return True
+
+    def run_only(self) -> bool:
+        """The same without counting the run."""
+        return bool(self.only) and not self._progress.started and self.only.linger()
+
+    def start(self) -> "Plan":
+        """Begin a run, which goes on while this process computes; ends with `wait()`, or when `done()` says so."""
+        self.begin()
+        if self._steps is not None:
+            self.in_background = True
+            self._progress.background.attend()
+        return self
+
+    def begin(self) -> None:
+        """Begin a run for which this process waits next: no thread moves it on."""
+        if self._freed:
+            raise RuntimeError(f"{self.name} has been freed: make a new plan")
+        if self._steps is not None:
+            raise RuntimeError(f"{self.name} is under way already: wait() before the next start()")
+        if self.call and not self.call.under_way:
+            self.call.enter(depth=3)  # past start() or __call__()
+        with self._stepping:  # another thread may still have this plan on a list of its last run
+            self._steps = self._run()
+            self._progress.started.append(self)
+            self._next()
+
+    def wait(self, limit_s: float = math.inf) -> Any:
+        """Wait for the end of the run; returns the result's array.
+
+        Raises: TimeoutError after `limit_s` seconds; the run is still under way then.
+        """
+        deadline_s = time.monotonic() + limit_s
+        self.in_background = False
+        with self._stepping:
+            while self._steps is not None:
+                assert self._waiting_for is not None
+                try:
+                    self._progress.wait(self._waiting_for, self, self.words, deadline_s)
+                except FAILURES as error:
+                    self._fail(error)
+                else:
+                    self._next()
+        self._raise_failure()
+        self._order_caller()
+        return self.result
+
+    def done(self) -> bool:
+        """Move the run on without waiting; whether it has ended."""
+        self.advance()
+        ended = self._steps is None
+        if ended:
+            self._raise_failure()
+            self._order_caller()
+        return ended
+
+    def advance(self) -> bool:
+        """Move the run on without waiting, unless another thread is at it; whether it has moved."""
+        moved = False
+        if not self._stepping.acquire(blocking=False):
+            return moved
+        try:
+            while self._steps is not None:
+                assert self._waiting_for is not None
+                if not self._waiting_for.test():
+                    break
+                self._next()
+                moved = True
+        except FAILURES as error:
+            self._fail(error)
+        finally:
+            self._stepping.release()
+        return moved
+
+    def recorded_as(self, call: Call) -> "Plan":
+        """Have runs recorded, and compared if the call says so."""
+        self.call = call
+        if call.compare:
+            self.only = None
+        elif self.only:
+            call.calls.record.expect_short_runs(call)
+        return self
+
+    def awaits(self) -> str:
+        """What a run waits for at this moment, in words."""
+        return self._round.awaits() if self._round else "in the MPI library's own"
+
+    def free(self) -> None:
+        """Give the persistent requests back to MPI.  The plan cannot be run after."""
+        if self._steps is not None:
+            raise RuntimeError(f"{self.name} is under way: wait() before free()")
+        self._freed, self.only = True, None
+        requests = [request for bound in self.rounds for request in bound.requests()]
+        if requests and not self.device.mpi_reads:
+            self.device.synchronize()  # copies out of the host memory that goes with the plan
+        for request in requests:
+            request.Free()
+        self.rounds = []
+
+    def __del__(self) -> None:
+        if self.rounds and self._steps is None and not sys.is_finalizing() and not MPI.Is_finalized():
+            self.free()
+
+    def _next(self) -> None:
+        assert self._steps is not None
+        try:
+            awaited = next(self._steps, None)
+        except Exception as error:  # whatever it is, the run is over, and who waits for it must hear of it
+            self._fail(error)
+            return
+        if awaited is None:
+            self._end()
+        else:
+            self._waiting_for = awaited
+
+    def _end(self) -> None:
+        self._steps = None
+        self.in_background = False
+        self._progress.started.remove(self)
+        if self.call:
+            self.call.under_way = False
+
+    def _run(self) -> Iterator[Waitable]:
+        device = self.device
+        device.begin()
+        for target, source in self.before:
+            device.copy(target, source)
+        for bound in self.rounds:
+            self._round = bound
+            yield from bound.run(device)
+        if self.divide:
+            device.divide(*self.divide)
+        for target, source in self.after:
+            device.copy(target, source)
+        self._last = device.record()
+
+    def _order_caller(self) -> None:
+        """Order who waits for the run, or asks for it, after it: on the stream that is current there."""
+        last, self._last = self._last, None
+        if last is not None:
+            self.device.end(last)
+
+    def _fail(self, error: Exception) -> None:
+        """End the run; who waits for it, or asks for it, gets the error."""
+        moves = self._round.moves if self._round else ()
+        where = f", round {self._round.number}: {', '.join(map(show, moves))}" if self._round and moves else ""
+        self._failure = CommunicationError(f"{self.name}{where}: {error}")
+        self._failure.__cause__ = error
+        self._end()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None and isinstance(failure.__cause__, MismatchError):
+            raise failure.__cause__
+        if failure is not None:
+            raise failure

@@ -1,0 +1,116 @@
+"""A message from one rank to another, as the one step of a plan.
+
+Each message begins with an envelope: dtype, size, and the tag of its payload.  A payload of up to `EAGER_BYTES` lies in
+the envelope; a longer one follows in messages of at most 1 GiB, under a tag of its own, so that the receiver reads what
+was sent before it takes it into the caller's array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from struct import Struct
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.arrays.device import Device
+from collectives.arrays.views import DTYPES, as_bytes
+from collectives.job.errors import CommunicationError
+from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, Messages
+from collectives.schedule.moves import Round
+
+EAGER_BYTES = 4032  # with its envelope, of a size that MPI sends without waiting for the receiver
+ENVELOPE = Struct("qqq")  # dtype, bytes, and tag of the payload
+CODES: dict[Any, int] = {dtype: code for code, dtype in enumerate(sorted(DTYPES, key=str))}
+
+
+class Mailbox:
+    """A communicator for messages from rank to rank: the lower half of its tags is the caller's."""
+
+    def __init__(self, mpi: MPI.Comm, num_tags: int):
+        self.mpi, self.num_tags = mpi, num_tags // 2
+        self.num_sent = count()
+
+    def payload_tag(self) -> int:
+        """Return a tag for a payload, which no other of this rank has that is under way."""
+        return self.num_tags + next(self.num_sent) % self.num_tags
+
+    def check_tag(self, tag: int) -> None:
+        """Raises: ValueError for a tag that messages cannot have."""
+        if not isinstance(tag, int | np.integer) or not 0 <= tag < self.num_tags:
+            raise ValueError(f"tag {tag!r} is out of range: use an integer from 0 to {self.num_tags - 1}")
+
+
+class PointToPoint:
+    """An array of one side: its own memory, or host memory that is copied in before or out after."""
+
+    moves: Round = ()
+    number = 0
+
+    def __init__(self, mailbox: Mailbox, device: Device, view: Any, peer: int, tag: int):
+        mailbox.check_tag(tag)
+        self.mailbox, self.peer, self.tag = mailbox, peer, tag
+        self.code, self.memory = CODES[view.dtype], as_bytes(view)
+        self.wire = self.memory if device.mpi_reads else device.host(self.memory.nbytes)
+
+    def run(self, device: Device) -> Iterator[Messages]:
+        raise NotImplementedError
+
+    def requests(self) -> Sequence[MPI.Prequest]:
+        return ()
+
+    def awaits(self) -> str:
+        return ""
+
+
+class SendMessage(PointToPoint):
+    def run(self, device: Device) -> Iterator[Messages]:
+        if self.wire is not self.memory:
+            device.copy(self.wire, self.memory)
+        device.synchronize()
+        mpi, nbytes, tag = self.mailbox.mpi, self.wire.nbytes, self.mailbox.payload_tag()
+        is_inside = nbytes <= EAGER_BYTES and isinstance(self.wire, np.ndarray)
+        first = ENVELOPE.pack(self.code, nbytes, tag) + (self.wire.tobytes() if is_inside else b"")
+        payload = [] if is_inside else parts(self.wire)
+        requests = [mpi.Isend([first, MPI.BYTE], self.peer, self.tag)]
+        yield Messages(requests + [mpi.Isend([part, MPI.BYTE], self.peer, tag) for part in payload])
+
+
+class RecvMessage(PointToPoint):
+    """From rank `peer`, or any; `peer` is then whom it came from."""
+
+    def run(self, device: Device) -> Iterator[Messages]:
+        device.synchronize()
+        mpi, status = self.mailbox.mpi, MPI.Status()
+        first = bytearray(ENVELOPE.size + EAGER_BYTES)
+        yield Messages([mpi.Irecv([first, MPI.BYTE], self.peer, self.tag)], [status])
+        self.peer = status.Get_source()
+        code, nbytes, tag = ENVELOPE.unpack_from(first)
+        fits = (code, nbytes) == (self.code, self.wire.nbytes)
+        is_inside = status.Get_count(MPI.BYTE) > ENVELOPE.size
+        if not is_inside:
+            payload = self.wire if fits else np.empty(nbytes, np.uint8)
+            yield Messages([mpi.Irecv([part, MPI.BYTE], self.peer, tag) for part in parts(payload)])
+        if not fits:
+            raise CommunicationError(self.mismatch(code, nbytes))
+        source = self.wire
+        if is_inside:
+            source = self.wire if isinstance(self.wire, np.ndarray) else device.host(nbytes)
+            source[:] = np.frombuffer(first, np.uint8, nbytes, ENVELOPE.size)
+        if source is not self.memory:
+            device.copy(self.memory, source)
+            device.synchronize()  # `source` goes with the plan
+
+    def mismatch(self, code: int, nbytes: int) -> str:
+        dtypes = list(CODES)
+        own, sent = dtypes[self.code], dtypes[code]
+        return (
+            f"x has {len(self.memory) // own.itemsize} elements of {own}, but rank {self.peer} sent "
+            f"{nbytes // sent.itemsize} of {sent}: receive into an array of that length and dtype"
+        )
+
+
+def parts(payload: Any) -> list[Any]:
+    return [payload[i : i + LARGEST_MESSAGE_BYTES] for i in range(0, len(payload), LARGEST_MESSAGE_BYTES)]

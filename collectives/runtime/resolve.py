@@ -1,0 +1,397 @@
+"""One path for every call: check its arguments, agree on it with the other ranks, choose an algorithm, bind it.
+
+What is bound for calls is kept by their signature: the collective, its options, and of each array dtype, length and
+kind of memory, but not its address.  A later call of the same signature runs it on its own arrays.  That all ranks
+have found the same is compared when it runs, at its first barrier; where they have not, all of them resolve their
+calls again, together, and say there whether they disagree.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property, partial
+from operator import mul
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from collectives import algorithms
+from collectives.algorithms import Reach
+from collectives.arrays.device import host
+from collectives.arrays.views import address_of, flat
+from collectives.job.errors import LoneInputError
+from collectives.runtime import facts
+from collectives.runtime.arguments import OPERANDS, TAKES, Arguments, Operands, like
+from collectives.runtime.binding import Binder, Choice, MessageBinder
+from collectives.runtime.checks.agreement import NUM_CLAIMS
+from collectives.runtime.checks.call_log import Call, caller
+from collectives.runtime.fuse import Fused
+from collectives.runtime.native_mpi import NativePlan, check_native
+from collectives.runtime.plan import MismatchError, Plan, run_now
+from collectives.runtime.signature import Signature, Signed, Unsigned, hashable, sign
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
+    from collectives.runtime.channel import Channel
+    from collectives.runtime.shared_memory import Program
+
+REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
+MOST_BOUND = 4096  # signatures of which what is bound is kept
+MOST_BOUND_ON_DEVICES = 256  # the same of arrays on devices, which are bound where they lie
+MOST_PLACES = 8  # for which messages of one signature are bound
+OPTIONS = {name: (*(option for option in takes if option != "out"), "algorithm") for name, takes in TAKES.items()}
+
+
+Runs = Callable[[Plan], Any]
+
+
+class Request(NamedTuple):
+    """A call as it is made: what `Resolver.run` is given."""
+
+    collective: str
+    x: Any
+    out: Any
+    options: tuple
+    run: Runs = run_now
+    note: str = ""
+    place: tuple[str, int] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        arguments = {"out": self.out} if "out" in TAKES[self.collective] else {}
+        return arguments | dict(zip(OPTIONS[self.collective], self.options, strict=True))
+
+
+class Resolved(NamedTuple):
+    """A call on which the ranks agree: its arguments on this rank, and how it is to be done."""
+
+    a: Arguments
+    operands: Operands
+    choice: Choice | None  # None for the MPI library's own
+    fused: Fused | None
+    number: int  # of what is bound for it: the same on all ranks
+
+
+class Bound:
+    """What is bound for calls of one signature.
+
+    `number` is the same on all ranks, and no other's.  A direct program takes arrays' addresses as they come; a
+    schedule of messages is bound to them, by `rebind`.  `new` makes a call's result, where that is a new array.
+    """
+
+    def __init__(self, number: int, call: Call, plan: Plan | None, resolved: Resolved):
+        self.number, self.call, self.plan = number, call, plan
+        self.program: Program | None = plan.only if plan else None
+        self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
+        self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
+        a, o = resolved.a, resolved.operands
+        self.has_result = o.result is not None
+        self.has = o.given is not None, o.out is not None
+        self.has_all = all(self.has)
+        is_new = self.has_result and o.result is not a.x and o.result is not a.out
+        self.new: Callable[[Any], Any] | None = partial(like, a.device, count=len(o.out)) if is_new else None
+
+
+class Resolver:
+    """Resolves the calls of one communicator, and keeps what is bound for them."""
+
+    def __init__(self, comm: Communicator):
+        self.comm, self.calls, self.progress, self.check = comm, comm._calls, comm._progress, bool(comm.check)
+        self.memory = comm._memory
+        self.windows, self.agreement = comm._family.windows, comm._agreement
+        self.binder = Binder(comm)
+        self.bound: dict[Signature, Bound] = {}
+        self.bound_on_devices: dict[Signature, Bound] = {}
+        self.num_bound = 0
+
+    # --- calls ---
+
+    def run(
+        self,
+        collective: str,
+        x: Any,
+        out: Any,
+        options: tuple,
+        run: Runs = run_now,
+        note: str = "",
+        place: tuple[str, int] | None = None,
+    ) -> Any:
+        """Run a collective once, and return the result's array.
+
+        `options` are the values of what it takes besides `out`, in the order of `OPTIONS`.  `run` runs a plan to its
+        end; `note` is what else ranks must agree in; `place` is the line that makes the call, if not that which calls
+        the library.
+        """
+        try:
+            signed = sign(self.memory, collective, x, out, (*options, note) if note else options)
+            signature, addresses, keys, on_host = signed
+            kept = self.bound if on_host else self.bound_on_devices
+            try:
+                bound = kept.get(signature)
+            except TypeError:  # an option is a list
+                bound = kept.get(hashable(signature))
+        except Unsigned:
+            return self.run_unsigned(Request(collective, x, out, options, run, note, place))
+        if bound is None:
+            return self.run_first(Request(collective, x, out, options, run, note, place), signed)
+        call, calls = bound.call, self.calls
+        call.number = calls.number = number = calls.number + 1
+        call.place = place = place or caller(sys._getframe(2))
+        calls.record.ring.append((call, number, place))
+        result = x if out is None else out
+        if bound.new is not None and out is None:
+            result = bound.new(x)
+            addresses, keys = (addresses[0], address_of(flat(result)[1])), (keys[0], 0)
+        elif not bound.has_all:
+            addresses, keys = (tuple(map(mul, bound.has, pair)) for pair in (addresses, keys))
+        try:
+            program = bound.program
+            if program is None:
+                self.execute(bound, addresses, keys, run)
+            else:
+                if keys != program.keys:
+                    program.lie_in(keys)
+                if run is not run_now or self.progress.started or not program.launch(number * self.check, *addresses):
+                    self.execute(bound, addresses, keys, run)
+        except MismatchError:
+            calls.number -= 1
+            calls.record.ring.pop()
+            request = Request(collective, x, out, options, run, note, place)
+            return self.run_first(request, signed, compared=True)
+        return result if bound.has_result else None
+
+    def execute(self, bound: Bound, addresses: tuple[int, ...], keys: tuple[int, ...], run: Runs) -> None:
+        """Run what is bound on arrays at two addresses in two windows, as a call that has been entered.
+
+        Raises: MismatchError on all ranks where one of them would run something else; then nothing is done.
+        """
+        call, plan = bound.call, bound.plan
+        number = call.number * self.check
+        if bound.program is not None:
+            bound.program.use(number, addresses, keys)
+        else:
+            self.compare(bound.number, number, run)
+            plan = plan or self.plan_at(bound, addresses)
+            plan.prepare()
+        assert plan is not None
+        plan.call, call.under_way = call, True  # so that its run is not counted again
+        run(plan)
+        call.under_way = False
+
+    def plan_at(self, bound: Bound, place: tuple[int, ...]) -> Plan:
+        """The plan of a schedule of messages for arrays at two addresses."""
+        plan = bound.places.get(place)
+        if plan is None:
+            assert bound.rebind is not None
+            if len(bound.places) == MOST_PLACES:
+                del bound.places[next(iter(bound.places))]
+            plan = bound.places[place] = bound.rebind(place)
+        return plan
+
+    def run_first(self, request: Request, signed: Signed, compared: bool = False) -> Any:
+        """Resolve a call, keep what is bound for its signature, and run it."""
+        with Call(self.calls, request.collective) as call:
+            call.place = request.place or call.place
+            resolved = self.resolve(call, request, compared)
+            bound = self.bind_call(call, signed, resolved)
+            call.name = bound.call.name
+            o = resolved.operands
+            places = [tuple(map(of, (o.given, o.out))) for of in (address_of, self.windows.key_of)]
+            self.execute(bound, places[0], places[1], request.run)
+        return o.result
+
+    def run_unsigned(self, request: Request) -> Any:
+        """Run a call that only this one can be bound for."""
+        plan = self.plan_once(request)
+        request.run(plan)
+        plan.free()
+        return plan.result
+
+    def refuse(self, collective: str, failure: str, run: Runs, place: tuple[str, int] | None) -> None:
+        """Refuse a call on all ranks.  Raises: InputError on each of them."""
+        with Call(self.calls, collective) as call:
+            call.place = place or call.place
+            self.gate(run)
+            self.agreement.check("", failure, call=call, gated=True)
+
+    def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
+        """Start a collective, for the caller to wait for."""
+        return self.plan_once(Request(collective, x, out, options)).start()
+
+    def plan_once(self, request: Request) -> Plan:
+        """A plan for one run, which is counted as this call."""
+        with Call(self.calls, request.collective) as call:
+            call.place = request.place or call.place
+            plan = self.bind(self.resolve(call, request))
+        call.name, call.under_way = plan.name, True  # until the plan has ended: its run is not counted again
+        plan.call = call
+        return plan
+
+    def plan(self, collective: str, x: Any, arguments: dict[str, Any]) -> Plan:
+        """A plan to be run often."""
+        with Call(self.calls, f"plan {collective}") as call:
+            plan = self.bind(self.agree(call, collective, x, arguments))
+        runs = call.of_plan(plan.name)
+        runs.compare = self.agreement.compare if self.comm.check == "every" else None
+        return plan.recorded_as(runs)
+
+    def free(self) -> None:
+        """Let go what is bound, and its memory."""
+        self.bound.clear()
+        self.bound_on_devices.clear()
+        for name in ("gate_plan", "channel"):
+            self.__dict__.pop(name, None)
+
+    # --- resolving ---
+
+    def resolve(self, call: Call, request: Request, compared: bool = False) -> Resolved:
+        """Agree on a call; `compared`: the ranks have found out already that not all have bound the same."""
+        run = None if compared else request.run
+        return self.agree(call, request.collective, request.x, request.arguments, request.note, run)
+
+    def agree(
+        self,
+        call: Call,
+        collective: str,
+        x: Any,
+        arguments: dict[str, Any],
+        note: str = "",
+        run: Runs | None = run_now,
+    ) -> Resolved:
+        """Check a call, agree on it with the other ranks, and choose how to do it.  Collective.
+
+        `run` waits for the others; None where all are known to have come.
+
+        Raises: InputError on every rank where one has wrong arguments, or not all make the same call.
+        """
+        said = failure = ""
+        claims = [0] * NUM_CLAIMS
+        fused = x if isinstance(x, Fused) else None
+        algorithm = arguments.pop("algorithm", "auto")
+        try:
+            a = self.arguments(collective, fused.buffer if fused else x, algorithm, arguments)
+            if fused:
+                fused.check(a)
+                note = f" of {fused.layout}"
+            said = call.describe(collective, a.describe(algorithm) + note, a.flat)
+            operands = OPERANDS[collective](a) if a.send_counts is None else None
+            claims = [*facts.claims(a, operands, self.windows), self.num_bound + 1]
+        except REFUSALS as error:
+            failure = f"{collective}: {error}"
+        if failure and not self.check:
+            raise LoneInputError(failure)
+        if run is not None:
+            self.gate(run)
+        if self.check:
+            claims = self.agreement.check(said, failure, claims, call, gated=True)
+        self.num_bound = claims.pop()
+        operands = operands or self.exchange_counts(a)
+        choice = None
+        if algorithm != "mpi":
+            choice = self.binder.choose(a, algorithm, facts.footing(collective, claims))
+        return Resolved(a, operands, choice, fused, self.num_bound)
+
+    def arguments(self, collective: str, x: Any, algorithm: str, arguments: dict[str, Any]) -> Arguments:
+        """A call's arguments, checked as far as one rank can."""
+        if collective not in OPERANDS:
+            raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
+        if strange := [name for name in arguments if name not in TAKES[collective]]:
+            raise ValueError(f"takes no {strange[0]}: it takes {', '.join(TAKES[collective])}")
+        a = Arguments(collective, self.comm.rank, self.comm.size, x, **arguments)
+        if algorithm == "mpi":
+            check_native(a)
+        elif algorithm != "auto":
+            algorithms.find(collective, algorithm).check(self.comm.size, equal=a.send_counts is None)
+        a.check_algorithm(algorithm)
+        return a
+
+    def exchange_counts(self, a: Arguments) -> Operands:
+        """Of an all-to-all of uneven chunks: ask the other ranks how much will come."""
+        assert a.send_counts is not None
+        incoming = self.agreement.exchange(a.send_counts)
+        with self.comm.agreed("counts of all_to_all"):
+            if a.recv_counts not in (None, incoming):
+                raise ValueError(
+                    f"all_to_all: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
+                )
+            a.recv_counts = incoming
+            return OPERANDS["all_to_all"](a)
+
+    # --- binding ---
+
+    def bind(self, resolved: Resolved) -> Plan:
+        """A plan for the arrays of a call.  Collective."""
+        a, o, choice, fused, _ = resolved
+        if choice is None:
+            plan: Plan = NativePlan(a, o, self.comm.mpi, self.progress)
+        else:
+            plan = self.binder.plan(a, o, choice)
+        if fused:
+            fused.enclose(plan, a)
+        return plan
+
+    def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
+        """What calls of a signature have in common, which is kept for the next one.  Collective."""
+        o, choice, number = resolved.operands, resolved.choice, resolved.number
+        a = resolved.a.lent(o)  # so that no array of the caller's is kept
+        collective = a.collective
+        plan = rebind = None
+        signature, _, _, on_host = signed
+        if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
+            plan = self.binder.direct(a, OPERANDS[collective](a), choice, self.channel, number)
+        elif on_host:
+            rebind = partial(self.rebind, a, choice and MessageBinder(self.comm, collective, choice, self.binder))
+        else:
+            plan = self.bind(resolved._replace(a=a, operands=OPERANDS[collective](a)))
+        name = f"{collective} {choice.row.name if choice else 'mpi'}"
+        bound = Bound(number, call.of_plan(name), plan, resolved)
+        bound.rebind = rebind
+        bound.call.number = call.number
+        kept, most = (self.bound, MOST_BOUND) if on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
+        if len(kept) >= most:
+            del kept[next(iter(kept))]
+        kept[hashable(signature)] = bound
+        return bound
+
+    def rebind(self, a: Arguments, messages: MessageBinder | None, place: tuple[int, ...]) -> Plan:
+        """A plan like that of `a` for arrays at two other addresses."""
+        a = a.moved(place)
+        operands = OPERANDS[a.collective](a)
+        return messages.plan(a, operands) if messages else NativePlan(a, operands, self.comm.mpi, self.progress)
+
+    # --- comparing what ranks have found ---
+
+    def compare(self, binding: int, number: int, run: Runs) -> None:
+        """Wait for the other ranks, and see that all have found the same; 0 for who has found nothing.  Collective.
+
+        Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
+        """
+        if len(self.comm.topology.nodes) > 1:
+            if not self.agreement.same(binding, number):
+                raise MismatchError("ranks have bound different collectives")
+            return
+        program, plan = self.gate_plan
+        program.use(number, (0, 0), (0, 0), binding)
+        run(plan)
+
+    def gate(self, run: Runs = run_now) -> None:
+        """Let ranks that would run what they have bound know that this one has to agree first.  Collective."""
+        with suppress(MismatchError):
+            self.compare(0, 0, run)
+
+    @cached_property
+    def gate_plan(self) -> tuple[Program, Plan]:
+        """What does no more than to compare.  Collective."""
+        program = self.binder.programs(None).gate(self.channel)
+        return program, Plan("agreement", None, self.progress, host(), [program], only=program)
+
+    @cached_property
+    def channel(self) -> Channel:
+        """Where calls meet, one after the other.  Collective."""
+        from collectives.runtime.channel import Channel
+
+        comm = self.comm
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        channel = Channel(comm._memory, self.binder.world_ranks, [comm.rank, *others])
+        self.agreement.highest([0])  # all have cleared their slots
+        return channel

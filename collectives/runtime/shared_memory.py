@@ -1,0 +1,371 @@
+"""Compiles direct rounds to programs: schedules of one node's ranks that read each other's memory on the host."""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectives.arrays.device import TURNS, Device
+from collectives.arrays.memory import SymmetricMemory
+from collectives.arrays.views import BFLOAT16, address_of, pointer
+from collectives.job.errors import CommunicationError
+from collectives.runtime import kernels
+from collectives.runtime.channel import Channel
+from collectives.runtime.phases import (
+    BOUNCE,
+    LINE_BYTES,
+    NUM_REGISTERS,
+    NUM_SHARED,
+    SCRATCH,
+    STAGING,
+    Chunk,
+    Cut,
+    Reduction,
+    Space,
+    Spot,
+    Walk,
+    peers_of,
+)
+from collectives.runtime.plan import MismatchError
+from collectives.schedule.moves import Parts, show_ranks
+
+interpreter, ENDED = kernels.run, kernels.ENDED
+PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
+SPINS = 150_000  # looks, some 50 us, before a waiting program gives up the core
+YIELDS = 20  # of the core, before it gives control back
+BRIEF_SPINS = 20  # of who only looks in
+
+FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
+BIT_OPCODES = {"band": kernels.BAND, "bor": kernels.BOR, "bxor": kernels.BXOR}
+OPCODES = {"sum": kernels.SUM, "prod": kernels.PROD, "min": kernels.MIN, "max": kernels.MAX} | BIT_OPCODES
+OPCODES["avg"] = kernels.SUM  # and divided
+
+
+class Compiler(Walk):
+    """Writes phases as a program."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.code: list[int] = []
+        self.num_bounced = 0  # sources that are reduced at once and come by way of a buffer
+
+    def compile(self, parts: Parts) -> np.ndarray:
+        self.walk(parts)
+        return np.array(self.code, np.int64)
+
+    def barrier(self) -> None:
+        self.instruction(kernels.BARRIER)
+
+    def pause(self) -> None:
+        self.instruction(kernels.PAUSE)
+
+    def instruction(self, opcode: int, *operands: int) -> None:
+        self.code += [opcode, 2 + len(operands), *operands]
+
+    def copy(self, target: Spot, source: Spot, nbytes: int) -> None:
+        if source.pid:
+            self.instruction(kernels.READ, *target[1:], *source[1:], nbytes, source.pid)
+        elif target.pid:
+            self.instruction(kernels.WRITE, *source[1:], *target[1:], nbytes, target.pid)
+        elif target != source:
+            opcode = kernels.STREAM if nbytes >= self.streamed_bytes else kernels.COPY
+            self.instruction(opcode, *target[1:], *source[1:], nbytes)
+
+    def reduce(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
+        if not any(source.pid for source in sources):
+            self.add(target, sources, nbytes)
+            return
+        self.num_bounced = max(self.num_bounced, len(sources))
+        for begin in range(0, nbytes, PIECE_BYTES):
+            length = min(PIECE_BYTES, nbytes - begin)
+            here = []
+            for nth, source in enumerate(sources):
+                brought = Spot(0, BOUNCE, nth * PIECE_BYTES) if source.pid else source.after(begin)
+                self.copy(brought, source.after(begin), length)
+                here.append(brought)
+            self.add(target.after(begin), here, length)
+
+    def add(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
+        op, dtype, divisor = self.fold
+        if len(sources) == 1:
+            self.copy(target, sources[0], nbytes)
+            return
+        opcode = kernels.REDUCE16 if dtype in FORMS else kernels.REDUCE
+        numbers = nbytes // dtype.itemsize, OPCODES[op], divisor, FORMS.get(dtype, 0)
+        self.instruction(opcode, *target[1:], *numbers, *chain(*(source[1:] for source in sources)))
+
+
+class Program:
+    """A program of this rank, run again and again, from pause to pause; waited for as messages are.
+
+    `addresses` are those of its two arrays, which may be others at each run; `number`, if not 0, that of the run, which
+    ranks compare.  `meanwhile` is done now and then while it waits.
+    """
+
+    number, moves = 0, ()
+
+    def __init__(
+        self,
+        code: np.ndarray,
+        channel: Channel,
+        dtype: np.dtype,
+        oversubscribed: bool,
+        meanwhile: Callable[[], Any] | None = None,
+        binding: int = 0,
+        is_odd: bool = False,
+    ):
+        self.channel, self.meanwhile = channel, meanwhile
+        num_slots = len(channel.slots)
+        self.registers = np.zeros((TURNS, num_slots, NUM_REGISTERS), np.int64)
+        self.bases = np.zeros((num_slots, kernels.BASES_LENGTH), np.int64)
+        self.keys: tuple[int, ...] = (0,) * NUM_SHARED  # of the windows that its arrays are in
+        work = np.empty(2 * kernels.BLOCK_BYTES, np.uint8)
+        self.keep: list[Any] = [code, work]
+        self.frame = np.zeros(kernels.FRAME_LENGTH, np.int64)
+        self.frame[kernels.SPINS] = 0 if oversubscribed else SPINS
+        self.frame[kernels.YIELDS] = YIELDS
+        self.frame[kernels.CHANNEL] = channel.state.ctypes.data
+        self.frame[kernels.SLOTS : kernels.WORK + 1] = channel.slots.ctypes.data, num_slots, work.ctypes.data
+        self.frame[kernels.CODE : kernels.CODE_LENGTH + 1] = code.ctypes.data, len(code)
+        self.frame[kernels.REGISTERS : kernels.BASES + 1] = self.registers.ctypes.data, self.bases.ctypes.data
+        self.frame[kernels.BINDING], self.frame[kernels.ODD] = binding, is_odd
+        self.address, self.like = self.frame.ctypes.data, like(dtype)
+        self.arguments: tuple = (self.address, self.like, 0, 0, 0)
+
+    def use(self, number: int, addresses: tuple[int, ...], keys: tuple[int, ...], binding: int | None = None) -> None:
+        """Work on other arrays, in the windows of these keys, from the next run on, which has that number."""
+        self.arguments = (*self.arguments[:2], number, *addresses)
+        if keys != self.keys:
+            self.lie_in(keys)
+        if binding is not None:
+            self.frame[kernels.BINDING] = binding
+
+    def lie_in(self, keys: tuple[int, ...]) -> None:
+        """Tell the other ranks from the next run on that this one's arrays are in these windows."""
+        self.keys = keys
+        self.bases[0] = [*(self.channel.base(0, key) if key else 0 for key in keys), *keys]
+
+    def launch(self, number: int, array: int, out: int) -> bool:
+        """Begin a run on arrays at two addresses, and stay for a while; whether it has ended.
+
+        Raises: MismatchError.
+        """
+        answer = interpreter(self.address, self.like, number, array, out)
+        if answer == ENDED:
+            return True
+        self.arguments = self.address, self.like, number, array, out
+        return self.interpret(answer)
+
+    def follow(self) -> None:
+        """Find other ranks' arrays that have come to be in other windows."""
+        parity = self.channel.num_barriers % 2
+        registers = self.registers[self.frame[kernels.TURN]]
+        for nth, slot in enumerate(self.channel.slots.tolist()[1:], 1):
+            line = (ctypes.c_int64 * 8).from_address(slot + parity * LINE_BYTES)
+            for index in range(NUM_SHARED):
+                offset, key = line[kernels.SLOT_ARRAYS // 8 + index], line[kernels.WINDOWS // 8 + index]
+                if key != self.bases[nth, NUM_SHARED + index]:
+                    base = self.channel.base(nth, key) if key else 0
+                    self.bases[nth, index], self.bases[nth, NUM_SHARED + index] = base, key
+                    registers[nth, index] = base + offset
+
+    def test(self) -> bool:
+        """Run on as far as the others have come; whether that was the end, or a pause."""
+        limits = slice(kernels.SPINS, kernels.YIELDS + 1)
+        spins, spun, yields = self.frame[limits].tolist()
+        self.frame[limits] = BRIEF_SPINS, spun, 0
+        try:
+            return self.linger()
+        finally:
+            self.frame[kernels.SPINS], self.frame[kernels.YIELDS] = spins, yields
+
+    def linger(self) -> bool:
+        """Run on, and stay for a while where others are to come; whether that was the end, or a pause.
+
+        Raises: MismatchError where the ranks run different programs.
+        """
+        return self.interpret(kernels.run(*self.arguments))
+
+    def interpret(self, answer: int) -> bool:
+        """What the interpreter has answered: whether it is at the end, or at a pause."""
+        if answer == kernels.MOVED:
+            self.follow()
+            answer = kernels.run(*self.arguments)
+        if answer == kernels.FAILED:
+            raise CommunicationError("the memory of another rank cannot be reached any more: has it ended?")
+        if answer == kernels.MISMATCH:
+            raise MismatchError("ranks run different programs")
+        if answer == kernels.WAITING and self.meanwhile:
+            self.meanwhile()
+        return answer == kernels.ENDED
+
+    def run(self, device: Device) -> Iterator["Program"]:
+        if not self.test():
+            yield self
+
+    def requests(self) -> list:
+        return []
+
+    def awaits(self) -> str:
+        late = self.channel.late()
+        return f"to meet rank{'s' * (len(late) > 1)} {show_ranks(late)}" if late else "on its way"
+
+    @property
+    def met(self) -> int:
+        """How many barriers this rank has come to, in all runs."""
+        return self.channel.num_barriers
+
+
+def like(dtype: np.dtype) -> Any:
+    """A number for which the kernels are compiled: bools are reduced as bytes, 16-bit floats by code of their own."""
+    return np.dtype(np.float32 if dtype in FORMS else np.uint8 if dtype == np.dtype(bool) else dtype).type(0)
+
+
+class ExportedMemory(NamedTuple):
+    """What a rank tells the others of its memory, so that they find it: of its process, and of each shared array.
+
+    An array lies in the window `key` of symmetric memory, which begins at an address of the process; or in none, 0.
+    """
+
+    pid: int
+    turn_bytes: int
+    key: int
+    window: int
+    address: int
+    out_key: int
+    out_window: int
+    out_address: int
+
+
+class ProgramBinder:
+    """Turns a rank's direct rounds into a program: finds out where the others' chunks are, and lays out stages."""
+
+    def __init__(
+        self,
+        world_ranks: Sequence[int],
+        memory: SymmetricMemory,
+        gather_rows: Callable,
+        agree_max: Callable,
+        oversubscribed: bool,
+        meanwhile: Callable[[], Any] | None = None,
+    ):
+        self.world_ranks, self.memory, self.gather_rows, self.agree_max = world_ranks, memory, gather_rows, agree_max
+        self.oversubscribed, self.meanwhile = oversubscribed, meanwhile
+
+    def bind(
+        self,
+        parts: Parts,
+        arrays: Sequence[Any],
+        chunks: Sequence[Chunk],
+        fold: Reduction,
+        rank: int,
+        cut: Cut,
+        channel: Channel | None = None,
+        binding: int = 0,
+    ) -> Program:
+        """A program for arrays like these: the input, the result, and one that no other rank reads; None for none.
+
+        On a channel of its own, or on one that it shares with others, among which it is `binding`.  Collective.
+        """
+        rounds = [moves for part in parts for moves in part]
+        space = Space.of(rounds, [chunk.length for chunk in chunks], len(self.world_ranks), cut, fold.dtype)
+        if channel is None:
+            ranks = [rank, *peers_of(rounds, rank)]
+            channel = Channel(self.memory, self.world_ranks, ranks, space.turn_bytes)
+        else:
+            channel.reserve(space.turn_bytes, self.agree_max)
+        if self.memory.node_comm.rank == 0:
+            compile_for(fold.dtype)  # the others find it on disk then
+        rows = self.exchange(arrays, chunks, space, channel.turn_bytes)
+        compile_for(fold.dtype)
+        compiler = Compiler(rank, self.layouts(channel.ranks, rows, chunks), space, cut, fold)
+        code = compiler.compile(parts)
+        is_odd = cut.num_segments % 2 == 1
+        program = Program(code, channel, fold.dtype, self.oversubscribed, self.meanwhile, binding or 1, is_odd)
+        self.fill(program, rows, channel)
+        program.keep.append(channel.staging)
+        own = program.registers[:, 0]
+        if compiler.num_bounced:
+            bounce = np.empty(compiler.num_bounced * PIECE_BYTES, np.uint8)
+            program.keep.append(bounce)
+            own[:, BOUNCE] = bounce.ctypes.data
+        if arrays[SCRATCH] is not None:
+            program.keep.append(arrays[SCRATCH])
+            own[:, SCRATCH] = pointer(arrays[SCRATCH])
+        program.use(0, tuple(map(address_of, arrays[:NUM_SHARED])), program.keys)
+        return program
+
+    def gate(self, channel: Channel) -> Program:
+        """A program of one barrier, at which ranks compare what they are about to run."""
+        dtype = np.dtype(np.uint8)
+        if self.memory.node_comm.rank == 0:
+            compile_for(dtype)
+        self.agree_max([0])
+        return Program(np.array([kernels.BARRIER, 2], np.int64), channel, dtype, self.oversubscribed)
+
+    def exchange(
+        self, arrays: Sequence[Any], chunks: Sequence[Chunk], space: Space, turn_bytes: int
+    ) -> list[tuple[ExportedMemory, list[int]]]:
+        """What every rank says of its memory, and of where its chunks and then its stages begin.  Collective."""
+        places = []
+        for array in arrays[:NUM_SHARED]:
+            window = self.memory.windows.window_of(array)
+            places += [window.key, window.address] if window else [0, 0]
+            places.append(address_of(array))
+        stages = list(accumulate(space.steps[:-1], initial=0))[: len(space.steps)]
+        shared = [chunk.offset for chunk in chunks if chunk.register < NUM_SHARED]
+        row = [*ExportedMemory(os.getpid(), turn_bytes, *places), *shared, *stages]
+        width = len(ExportedMemory._fields)
+        return [(ExportedMemory(*words[:width]), words[width:]) for words in self.gather_rows(row).tolist()]
+
+    def layouts(
+        self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], chunks: Sequence[Chunk]
+    ) -> dict[int, list[Spot]]:
+        """Where the chunks and stages of these ranks are, whose registers come one after the other."""
+        layouts: dict[int, list[Spot]] = {}
+        for nth, rank in enumerate(ranks):
+            known, offsets = rows[rank]
+            num_shared = sum(chunk.register < NUM_SHARED for chunk in chunks)
+            own = [chunk.offset for chunk in chunks[num_shared:]]  # which no other rank reads
+            offsets = offsets[:num_shared] + own + offsets[num_shared:]
+            pids = [0 if nth == 0 or base is not None else known.pid for base in self.mapped(rank, known)]
+            spots = []
+            for place, offset in enumerate(offsets):
+                register = chunks[place].register if place < len(chunks) else STAGING
+                pid = pids[register] if register < NUM_SHARED else 0
+                spots.append(Spot(pid, nth * NUM_REGISTERS + register, offset))
+            layouts[rank] = spots
+        return layouts
+
+    def mapped(self, rank: int, known: ExportedMemory) -> list[int | None]:
+        """Where this process has the windows of a rank's shared arrays; None for those that it does not have."""
+        windows = [self.memory.windows.by_key.get(key) for key in (known.key, known.out_key)]
+        return [window.bases.get(self.world_ranks[rank]) if window else None for window in windows]
+
+    def fill(self, program: Program, rows: Sequence[tuple[ExportedMemory, list[int]]], channel: Channel) -> None:
+        """Put into a program's registers where the ranks' staging buffers are, and how to find their arrays."""
+        own = rows[channel.ranks[0]][0]
+        program.keys = own.key, own.out_key
+        key, offset = channel.begin
+        window = self.memory.windows.by_key[key]
+        for nth, rank in enumerate(channel.ranks):
+            known = rows[rank][0]
+            bases = zip(self.mapped(rank, known), (known.window, known.out_window), strict=True)
+            program.bases[nth] = [there if here is None else here for here, there in bases] + [known.key, known.out_key]
+            stage = window.bases[self.world_ranks[rank]] + offset
+            for turn in range(TURNS):
+                pair = stage + turn * known.turn_bytes, stage + (1 - turn) * known.turn_bytes
+                program.registers[turn, nth, STAGING : STAGING + TURNS] = pair
+
+
+@cache
+def compile_for(dtype: np.dtype) -> None:
+    """Compile the kernels, or load them from disk."""
+    frame = np.zeros(kernels.FRAME_LENGTH, np.int64)
+    line = np.zeros(16, np.int64)
+    frame[[kernels.CHANNEL, kernels.SLOTS, kernels.REGISTERS, kernels.CODE]] = line.ctypes.data
+    kernels.run(frame.ctypes.data, like(dtype), 0, 0, 0)

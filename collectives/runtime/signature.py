@@ -1,0 +1,108 @@
+"""What decides how a call is run: its signature, which has everything but the addresses of its arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.arrays.device import host
+from collectives.arrays.memory import SymmetricMemory
+from collectives.arrays.views import flat
+from collectives.runtime.arguments import IN_PLACE
+
+C_CONTIGUOUS, WRITEABLE = 0x1, 0x400  # of NumPy's flags
+
+DEVICE = "device"
+Signature = tuple[Hashable, ...]
+get_address = MPI.Get_address  # looked up once: this is on the way of every call
+
+
+class Unsigned(Exception):  # noqa: N818  not an error: such a call is resolved each time that it is made
+    """Arguments that have no signature: they will not do, or are bound where they lie."""
+
+
+# A call's signature; the addresses of its arrays, `out` being `x` where there is none; the keys of the windows of
+# symmetric memory in which they are, or 0; and whether they are on the host.
+Signed = tuple[Signature, tuple[int, int], tuple[int, int], bool]
+
+
+def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tuple) -> Signed:
+    """Raises: Unsigned."""
+    if out is None and type(x) is np.ndarray and x.size:  # most calls
+        flags = x.flags.num & (C_CONTIGUOUS | WRITEABLE)
+        if not flags & C_CONTIGUOUS:
+            raise Unsigned
+        address = get_address(x)
+        key = memory.windows.key_at(address)
+        kind = memory.kinds[key] if key in memory.kinds else memory.kind(key)
+        return (collective, options, x.dtype, x.size, flags, kind), (address, address), (key, key), True
+    described, address, key = describe(memory, x)
+    on_host = described[0] is not DEVICE
+    if out is None:
+        if not on_host and collective not in IN_PLACE:
+            raise Unsigned  # its result will lie elsewhere each time
+        return (collective, options, *described), (address, address), (key, key), on_host
+    out_described, out_address, out_key = describe(memory, out)
+    overlap = None
+    if x is not None and out_address < address + x.nbytes and address < out_address + out.nbytes:
+        overlap = out_address - address
+    signature = collective, options, described, out_described, overlap
+    return signature, (address, out_address), (key, out_key), on_host
+
+
+def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
+    """What decides of an array; its address; and the key of the window in which it is."""
+    kind = type(x)
+    if kind is np.ndarray:
+        flags = x.flags.num & (C_CONTIGUOUS | WRITEABLE)
+        if not flags & C_CONTIGUOUS:
+            raise Unsigned
+        size = x.size
+        address = get_address(x) if size else 0
+        key = memory.windows.key_at(address)
+        return (x.dtype, size, flags, memory.kinds[key] if key in memory.kinds else memory.kind(key)), address, key
+    if x is None:
+        return (None,), 0, 0
+    torch = sys.modules.get("torch")
+    if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and x.device.type == "cpu":
+        return describe_tensor(memory, x, torch.strided)
+    try:
+        device, view = flat(x)
+    except (ValueError, TypeError, RuntimeError):
+        raise Unsigned from None
+    if device is host():
+        return describe(memory, view)
+    address = view.data.ptr
+    writable = getattr(view.flags, "writeable", True)
+    return (
+        (DEVICE, device.place, view.dtype, len(view), writable, address, memory.windows.key_at(address)),
+        address,
+        0,
+    )
+
+
+def describe_tensor(memory: SymmetricMemory, x: Any, strided: Any) -> tuple[tuple, int, int]:
+    if x.layout is not strided or not x.is_contiguous() or x.is_conj() or x.is_neg():
+        raise Unsigned
+    address = x.data_ptr() if x.numel() else 0
+    key = memory.windows.key_at(address)
+    return (x.dtype, x.numel(), memory.kind(key)), address, key
+
+
+def hashable(signature: Signature) -> Signature:
+    """The same with options that were lists as tuples.
+
+    Raises: Unsigned where that is not enough.
+    """
+    collective, options, *arrays = signature
+    assert isinstance(options, tuple)
+    try:
+        options = tuple(tuple(option) if isinstance(option, list | np.ndarray) else option for option in options)
+        hash(options)
+    except TypeError:
+        raise Unsigned from None
+    return (collective, options, *arrays)

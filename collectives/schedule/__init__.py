@@ -1,0 +1,1 @@
+"""What is pure: schedules as data, proved, priced, drawn and simulated."""

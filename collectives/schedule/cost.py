@@ -1,0 +1,288 @@
+"""What a schedule costs: counted from the rounds of all ranks, and in seconds on a machine of given speeds.
+
+A round takes as long as its slowest rank, and no rank begins the next before.  A rank's sends inside its node go one
+after another, as do its receives, but the two at a time; what it folds and copies comes after.  Runs for one peer are
+one message.  The ranks of a node share its cores, and its way to other nodes, on which messages follow each other.
+What comes from another node is folded segment by segment, while the next one is on its way.
+
+`collectives.schedule.simulate` follows every rank instead, each of which goes on as soon as it can.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple, TypeVar
+
+from collectives.algorithms import Algorithm
+from collectives.algorithms.counterparts import Groups
+from collectives.schedule.compressed import IDLE, Nodes, RankProgram, RankPrograms, Shape, program
+from collectives.schedule.moves import Round
+
+T = TypeVar("T")
+
+# A schedule on more ranks, or with more rounds, is counted on some of its ranks: fewer, the longer it takes to make.
+COUNTED_RANKS, COUNTED_ROUNDS, COUNTED_CHUNKS = 256, 20_000, 1 << 20
+
+
+class Link(NamedTuple):
+    """A message of n bytes takes `alpha_s` + n `beta_s_per_byte`."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+
+
+class Network(NamedTuple):
+    """A machine's speeds, which `python -m collectives.bench` measures, in bench/constants.py.
+
+    The defaults are of two cores of a server (benchmarks/results) and of 10 Gbit/s Ethernet.
+    """
+
+    within: Link = Link(3e-6, 2.1e-10)  # between two ranks of a node: tried
+    between: Link = Link(3e-5, 8e-10)  # between two nodes, of which one rank each talks: tried
+    gamma_s_per_byte: float = 5e-11  # to fold a byte that has arrived, or that is pulled, all cores at it: fold_rate
+    copy_s_per_byte: float = 8e-11  # to copy a byte, all cores at it: copy_rate
+    meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting
+    system: Link = Link(2e-6, 1e-10)  # more, to reach arrays through the system: for a meeting, and for a byte
+    pull_s_per_byte: float = 0.0  # more, for a byte of another rank's memory
+    cores: float = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
+    nic: Link | None = None  # how long a message keeps others off its node's way out, or in; None: one pair fills it
+    segment_bytes: int = 1 << 20  # of what is folded as it comes from another node
+
+    @property
+    def gate(self) -> Link:
+        """What a message keeps others from its node's way out, or in, for."""
+        return self.nic or Link(0.0, self.between.beta_s_per_byte)
+
+    def folding_s(self, nbytes: float) -> float:
+        """From the end of a message from another node until it is folded: most of that goes on while it comes."""
+        late = max(0.0, nbytes - self.segment_bytes)
+        slower = max(0.0, self.gamma_s_per_byte - self.between.beta_s_per_byte)
+        return (nbytes - late) * self.gamma_s_per_byte + late * slower
+
+
+NETWORK = Network()
+
+
+def on_device(network: Network) -> Network:
+    """The speeds with arrays in device memory, of which none was measured: orders of magnitude.
+
+    A message goes through host memory at both ends: 10 us for a copy that the host waits for, and 50 GB/s, a PCIe link
+    of the fifth generation.  A byte of another rank's memory comes at 400 GB/s, NVLink's of the fourth.  Ranks meet by
+    a host's flags and two events on streams.
+    """
+
+    def staged(link: Link) -> Link:
+        return Link(link.alpha_s + 2e-5, link.beta_s_per_byte + 4e-11)
+
+    return network._replace(
+        within=staged(network.within),
+        between=staged(network.between),
+        gamma_s_per_byte=2.5e-12,
+        copy_s_per_byte=2.5e-12,
+        meet_s=2e-5,
+        system=Link(0.0, 0.0),
+    )
+
+
+class Traffic(NamedTuple):
+    """Messages of a round, one way: to, or from, how many peers, and how many chunks."""
+
+    peers: float
+    chunks: float
+
+
+class Work(NamedTuple):
+    """What a rank does in a round, in chunks; `near` is in its node, `far` beyond."""
+
+    near_out: Traffic
+    far_out: Traffic
+    near_in: Traffic
+    far_in: Traffic
+    folded: int
+    streamed: int  # of the folded, what comes from beyond
+    copied: int
+    pulled: int  # of both, what comes from other ranks' memory or goes there
+    meets: int
+
+
+NOTHING = Traffic(0, 0)
+NO_WORK = Work(NOTHING, NOTHING, NOTHING, NOTHING, 0, 0, 0, 0, 0)
+
+
+class Load(NamedTuple):
+    """A rank's work in a round, and its node's: the ranks at work, and what leaves it and arrives."""
+
+    work: Work
+    busy: float
+    leaving: Traffic
+    arriving: Traffic
+
+
+Profile = tuple[tuple[frozenset[Load], int], ...]  # a schedule's different rounds, and how often each occurs
+
+
+class Count(NamedTuple):
+    """Rounds with messages; the chunks that each round's busiest rank sends, folds and copies; meetings."""
+
+    messages: int
+    sent: int
+    folded: int
+    copied: int
+    meets: int
+
+
+def predict(
+    row: Algorithm,
+    nbytes: int,
+    size: int,
+    nodes: Nodes,
+    root: int = 0,
+    network: Network = NETWORK,
+    groups: Groups | None = None,
+) -> float:
+    """Seconds that an algorithm takes on a vector of `nbytes`, in chunks of nbytes/size.
+
+    A hierarchical one works in `groups`, by default the nodes.
+
+    >>> from collectives.algorithms import find
+    >>> network = Network(within=Link(alpha_s=1e-6, beta_s_per_byte=1e-9), gamma_s_per_byte=5e-10)
+    >>> seconds = predict(find("all_reduce", "ring"), 4000, 4, ((0, 1, 2, 3),), network=network)
+    >>> print(f"{seconds * 1e6:.1f} us")
+    13.5 us
+    """
+    return price(profile(row, size, nodes, root, groups), nbytes / size, network)
+
+
+def price(rounds: Profile, chunk_bytes: float, network: Network) -> float:
+    return sum((times * max(time_s(load, chunk_bytes, network) for load in loads) for loads, times in rounds), 0.0)
+
+
+def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
+    """How long one rank is at its part of a round."""
+    work, crowd = load.work, max(1.0, load.busy / network.cores)
+    near, far, gate = network.within, network.between, network.gate
+
+    def inside(way: Traffic) -> float:
+        return crowd * (way.peers * near.alpha_s + way.chunks * chunk_bytes * near.beta_s_per_byte)
+
+    def beyond(way: Traffic, of_node: Traffic) -> float:
+        if not way.peers:
+            return 0.0
+        last = way.chunks / way.peers
+        ahead = Traffic(of_node.peers - 1, of_node.chunks - last)
+        queue = ahead.peers * gate.alpha_s + ahead.chunks * chunk_bytes * gate.beta_s_per_byte
+        return queue + far.alpha_s + last * chunk_bytes * far.beta_s_per_byte
+
+    messages = max(
+        inside(work.near_out),
+        inside(work.near_in),
+        beyond(work.far_out, load.leaving),
+        beyond(work.far_in, load.arriving),
+    )
+    folding = (work.folded - work.streamed) * chunk_bytes * network.gamma_s_per_byte
+    folding += network.folding_s(work.streamed * chunk_bytes)
+    copying = work.copied * chunk_bytes * network.copy_s_per_byte
+    copying += work.pulled * chunk_bytes * network.pull_s_per_byte
+    return messages + crowd * (folding + copying + work.meets * network.meet_s)
+
+
+def count(rounds: Profile) -> Count:
+    """What an algorithm's cost line says in words."""
+
+    def busiest(chunks: Callable[[Work], float]) -> int:
+        return sum(times * int(max(chunks(load.work) for load in loads)) for loads, times in rounds)
+
+    return Count(
+        messages=busiest(lambda w: any(way.peers for way in (w.near_out, w.far_out))),
+        sent=busiest(lambda w: w.near_out.chunks + w.far_out.chunks),
+        folded=busiest(lambda w: w.folded),
+        copied=busiest(lambda w: w.copied),
+        meets=busiest(lambda w: w.meets),
+    )
+
+
+@cache
+def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Groups | None = None) -> Profile:
+    """The rounds of an algorithm, counted once for vectors of all lengths."""
+    programs = RankPrograms(row, nodes, root, groups)
+    num_rounds = max(programs.of(root).ends, default=0)
+    limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, num_rounds), COUNTED_CHUNKS // size)
+    ranks = sample(nodes, root, max(4, limit))
+    return merged({rank: programs.of(rank) for rank in ranks}, nodes)
+
+
+def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
+    """The ranks to count: all, or about `limit` of them, from the root's node, the largest, and others.
+
+    Where all ranks do alike, as in a ring, that loses nothing; elsewhere a round's slowest rank may be missed.
+
+    >>> sample((tuple(range(100)),), root=7, limit=4)
+    [0, 7, 33, 66, 99]
+    """
+    if sum(map(len, nodes)) <= limit:
+        return [rank for node in nodes for rank in node]
+    largest, home = max(nodes, key=len), next(node for node in nodes if root in node)
+    some = {home, largest, *spread(nodes, max(2, limit // len(largest)))}
+    return sorted({root, *(rank for node in some for rank in spread(node, limit))})
+
+
+def spread(items: Sequence[T], number: int) -> list[T]:
+    """So many of the items, or all, from the first to the last."""
+    if len(items) <= number:
+        return list(items)
+    return [items[i * (len(items) - 1) // max(1, number - 1)] for i in range(number)]
+
+
+def tally(schedules: Mapping[int, Sequence[Round]], nodes: Nodes) -> Profile:
+    """Count the rounds of some ranks; those of a node that are not given are taken to be like those that are."""
+    size = sum(map(len, nodes))
+    return merged({rank: program(rounds, rank, size) for rank, rounds in schedules.items()}, nodes)
+
+
+def merged(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
+    """From one end of any rank's stretch to the next, what the ranks do."""
+    size = sum(map(len, nodes))
+    members = [(frozenset(node), [rank for rank in node if rank in programs]) for node in nodes]
+    members = [(node, ranks) for node, ranks in members if ranks]
+    rounds: Counter[frozenset[Load]] = Counter()
+    at, begin = dict.fromkeys(programs, 0), 0
+    while ends := [own.ends[at[rank]] for rank, own in programs.items() if at[rank] < len(own.ends)]:
+        loads: set[Load] = set()
+        for node, ranks in members:
+            works = [work_of(programs[rank].shapes[at[rank]], rank, size, node) for rank in ranks]
+            loads |= loads_of(works, len(node))
+        end = min(ends)
+        rounds[frozenset(loads)] += end - begin
+        for rank, own in programs.items():
+            at[rank] += own.ends[at[rank]] == end
+        begin = end
+    return tuple(rounds.items())
+
+
+def loads_of(works: Sequence[Work], length: int) -> set[Load]:
+    """The different loads in a node of so many ranks in a round."""
+    scale = length / len(works)
+    busy = scale * sum(work != NO_WORK for work in works)
+    leaving, arriving = (together(ways, scale) for ways in ([w.far_out for w in works], [w.far_in for w in works]))
+    return {Load(work, busy, leaving, arriving) for work in set(works)}
+
+
+def together(ways: Sequence[Traffic], scale: float) -> Traffic:
+    return Traffic(scale * sum(way.peers for way in ways), scale * sum(way.chunks for way in ways))
+
+
+def work_of(shape: Shape, rank: int, size: int, node: Collection[int]) -> Work:
+    if shape == IDLE:
+        return NO_WORK
+    ways = [[NOTHING, NOTHING], [NOTHING, NOTHING]]  # in and out, near and far
+    folded, streamed = shape.folded, 0
+    for message in shape.messages:
+        far = (rank + message.offset) % size not in node
+        peers, chunks = ways[message.is_send][far]
+        ways[message.is_send][far] = Traffic(peers + 1, chunks + message.chunks)
+        folded += message.folded
+        streamed += message.folded * far
+    (near_in, far_in), (near_out, far_out) = ways
+    return Work(
+        near_out, far_out, near_in, far_in, folded, streamed, shape.copied, shape.pulled, meets=bool(shape.meets)
+    )

@@ -1,0 +1,116 @@
+"""Pictures: values by size; and space-time diagrams, a lane for each rank, time to the right, messages across.
+
+A diagram is of events, in seconds, planned or measured: see `collectives.schedule.simulate` and `collectives.bench`.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+COLORS = {"wait": "0.85", "fold": "C3", "work": "C2"}
+LABELS = {"wait": "at its messages", "fold": "reduces", "work": "copies, reads, barriers"}
+NARROW, WIDE = 4.0, 9.0  # inches
+
+
+class Bar(NamedTuple):
+    """What a rank does from `begin` to `end`: a key of `COLORS`."""
+
+    rank: int
+    begin: float
+    end: float
+    kind: str
+
+
+class MessageLine(NamedTuple):
+    """A message from a rank that can send it at `begin` to one that has it at `end`."""
+
+    source: int
+    dest: int
+    begin: float
+    end: float
+
+
+class Diagram(NamedTuple):
+    title: str
+    num_ranks: int
+    bars: Sequence[Bar]
+    lines: Sequence[MessageLine]
+
+    @property
+    def end(self) -> float:
+        ends = [bar.end for bar in self.bars] + [line.end for line in self.lines]
+        return max(ends, default=0.0)
+
+
+def figure(diagrams: Sequence[Diagram]) -> Any:
+    """Diagrams side by side, over the same time: a matplotlib figure."""
+    from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
+    from matplotlib.ticker import MaxNLocator
+
+    height = min(40.0, 1.5 + 0.35 * max(diagram.num_ranks for diagram in diagrams))
+    drawn = Figure(figsize=(WIDE * len(diagrams), max(NARROW, height)), layout="constrained")
+    end, unit, scale = time_axis(max(diagram.end for diagram in diagrams))
+    for place, diagram in enumerate(diagrams, 1):
+        axes = drawn.add_subplot(1, len(diagrams), place, title=diagram.title, xlabel=f"time ({unit})", ylabel="rank")
+        axes.set_xlim(0, end)
+        axes.set_ylim(diagram.num_ranks - 0.5, -0.5)  # rank 0 on top
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        draw(axes, diagram, scale)
+    entries = {
+        label: handle for axes in drawn.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    drawn.legend(entries.values(), entries, loc="outside lower center", ncols=len(entries) or 1)
+    return drawn
+
+
+def by_size(title: str, lines: Mapping[str, Sequence[tuple[int, float]]], ylabel: str, dashed: Any = ()) -> Any:
+    """Draw a line of (bytes, value) for each name, on logarithmic axes: a matplotlib figure."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(8, 5), layout="constrained")
+    axes = drawn.add_subplot(title=title, xlabel="bytes", ylabel=ylabel, yscale="log")
+    axes.set_xscale("symlog" if any(not nbytes for line in lines.values() for nbytes, _ in line) else "log", base=2)
+    for name, line in lines.items():
+        axes.plot(*zip(*line, strict=True), marker=".", linestyle="--" if name in dashed else "-", label=name)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return drawn
+
+
+def refuse(path: str) -> None:
+    """Raises: ValueError for a path where no picture can be put."""
+    if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
+        raise ValueError(f"{path} can't be written: pass a path in a folder that is there and can be written to")
+
+
+def save(drawn: Any, path: str) -> None:
+    """Write a matplotlib figure as PNG, in one go."""
+    drawn.savefig(f"{path}.part", format="png")
+    os.replace(f"{path}.part", path)
+
+
+def time_axis(seconds: float) -> tuple[float, str, float]:
+    """Where the axis ends, its unit, and how many of those make a second.
+
+    >>> time_axis(0.002)
+    (2.04, 'ms', 1000.0)
+    """
+    unit, scale = next(
+        ((unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3)) if seconds * scale >= 1), ("us", 1e6)
+    )
+    return 1.02 * seconds * scale or 1.0, unit, scale
+
+
+def draw(axes: Any, diagram: Diagram, scale: float) -> None:
+    """Bars on the ranks' lanes, and a slanted line for each message."""
+    from matplotlib.collections import LineCollection
+
+    kinds = dict.fromkeys(bar.kind for bar in diagram.bars)
+    for kind in kinds:
+        bars = [bar for bar in diagram.bars if bar.kind == kind]
+        widths = [(bar.end - bar.begin) * scale for bar in bars]
+        begins, ranks = [bar.begin * scale for bar in bars], [bar.rank for bar in bars]
+        axes.barh(ranks, widths, left=begins, height=0.5, color=COLORS[kind], edgecolor="w", label=LABELS[kind])
+    ends = [[(m.begin * scale, m.source), (m.end * scale, m.dest)] for m in diagram.lines]
+    if ends:
+        axes.add_collection(LineCollection(ends, colors="C0", linewidths=0.8, alpha=0.8, label="messages"))

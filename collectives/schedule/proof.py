@@ -1,0 +1,412 @@
+"""What each collective must achieve, and the symbolic run of all ranks that proves it of a schedule.
+
+The run holds no numbers: a chunk's value says which chunk of the input it is and how often each rank is in it.
+Sends complete only when received, so that a schedule that passes needs no buffering anywhere.  Where ranks reach
+each other's memory, every read and write must be ordered by meetings: two that are not are a race, whoever wins it.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+from collectives.schedule.moves import (
+    Copy,
+    Fold,
+    Meet,
+    Move,
+    Pull,
+    PullFold,
+    Push,
+    Recv,
+    Round,
+    Schedule,
+    Send,
+    show,
+    show_run,
+)
+
+RUNS = 3  # of a schedule on shared memory, one after the other, to see that a run leaves the next one in peace
+BITS = 16  # a rank's count in a multiset of contributions, kept as one integer
+
+
+class Value(NamedTuple):
+    """A chunk's contents: the chunk of the input it is, and the multiset of ranks folded into it."""
+
+    chunk: int
+    ranks: int
+
+    def __str__(self) -> str:
+        counts = [self.ranks >> BITS * r & (1 << BITS) - 1 for r in range(self.ranks.bit_length() // BITS + 1)]
+        terms = [f"{n}*r{r}" if n > 1 else f"r{r}" for r, n in enumerate(counts) if n]
+        return f"chunk {self.chunk} of {' + '.join(terms)}"
+
+
+Vector = dict[int, Value]
+
+
+class Contract(NamedTuple):
+    """What each rank's working vector holds `before(rank, size, root)` and must hold `after` it."""
+
+    before: Callable[[int, int, int], Vector]
+    after: Callable[[int, int, int], Vector]
+
+
+def of(rank: int, chunks: range) -> Vector:
+    return {c: Value(c, 1 << BITS * rank) for c in chunks}
+
+
+def total(size: int, chunks: range) -> Vector:
+    return {c: Value(c, all_of(size)) for c in chunks}
+
+
+def all_of(size: int) -> int:
+    """Each of the first `size` ranks once."""
+    return sum(1 << BITS * r for r in range(size))
+
+
+CONTRACTS = {
+    "all_reduce": Contract(lambda r, p, _: of(r, range(p)), lambda r, p, _: total(p, range(p))),
+    "reduce_scatter": Contract(lambda r, p, _: of(r, range(p)), lambda r, p, _: total(p, range(r, r + 1))),
+    "all_gather": Contract(
+        lambda r, p, _: of(r, range(r, r + 1)), lambda r, p, _: {c: Value(c, 1 << BITS * c) for c in range(p)}
+    ),
+    "all_to_all": Contract(
+        lambda r, p, _: of(r, range(p)),
+        lambda r, p, _: of(r, range(p)) | {p + s: Value(r, 1 << BITS * s) for s in range(p)},
+    ),
+    "broadcast": Contract(
+        lambda r, p, root: of(root, range(p)) if r == root else {}, lambda r, p, root: of(root, range(p))
+    ),
+    "reduce": Contract(lambda r, p, _: of(r, range(p)), lambda r, p, root: total(p, range(p)) if r == root else {}),
+    "gather": Contract(
+        lambda r, p, _: of(r, range(r, r + 1)),
+        lambda r, p, root: {c: Value(c, 1 << BITS * c) for c in range(p)} if r == root else {},
+    ),
+    "scatter": Contract(
+        lambda r, p, root: of(root, range(p)) if r == root else {}, lambda r, p, root: of(root, range(r, r + 1))
+    ),
+    "barrier": Contract(lambda r, p, _: {}, lambda r, p, _: {}),
+}
+
+
+class ContractError(Exception):
+    """A schedule that does not do what its collective must; says where."""
+
+
+def check(
+    collective: str,
+    algorithm: Callable[..., Schedule],
+    size: int,
+    *,
+    apart: bool = False,
+    in_order: bool = False,
+    **root: int,
+) -> None:
+    """Run every rank's schedule symbolically and hold the result against the collective's contract.
+
+    With `apart` the result is due in chunks p to 2p-1 of the working vector.  With `in_order`, every sum must be
+    ((rank 0 + rank 1) + rank 2) + ...
+
+    Raises: ContractError, naming rank, round, peer and chunk.
+    """
+    contract, at = CONTRACTS[collective], root.get("root", 0)
+    before = [contract.before(rank, size, at) for rank in range(size)]
+    after = [contract.after(rank, size, at) for rank in range(size)]
+    if apart:
+        after = [{chunk + size: value for chunk, value in vector.items()} for vector in after]
+    programs = [list(algorithm(rank, size, **root)) for rank in range(size)]
+    name = f"{collective} on {size} ranks"
+    if any(isinstance(m, Meet | Pull | Push | PullFold) for rounds in programs for moves in rounds for m in moves):
+        width = 1 + max((chunk for vector in (*before, *after) for chunk in vector), default=-1)
+        num_chunks = max((run.stop for rs in programs for moves in rs for m in moves for run in runs_of(m)), default=0)
+        programs = [repeated(rounds, width, num_chunks - width) for rounds in programs]
+    world = World(name, programs, before, after, in_order)
+    world.run()
+    for rank in range(size) if not world.shared else ():  # else checked before each rerun
+        world.check_result(rank)
+    if collective == "barrier":
+        check_everyone_heard(world.heard, size)
+
+
+class Rerun(NamedTuple):
+    """Between two runs of a schedule: the caller takes the result and overwrites everything for the next."""
+
+
+def repeated(rounds: list[Round], width: int, num_scratch: int) -> list[Round]:
+    """`RUNS` runs of one rank, whose scratch chunks, from `width` on, change places with another set every time."""
+
+    def other(run: range) -> range:
+        by = num_scratch if run.start >= width else 0
+        return range(run.start + by, run.stop + by)
+
+    def turned(move: Move) -> Any:
+        return move._replace(**{name: other(getattr(move, name)) for name in RUN_FIELDS[type(move)]})  # type: ignore
+
+    programs: list[Any] = []
+    for index in range(RUNS):
+        programs += [tuple(map(turned, moves)) if index % 2 else moves for moves in rounds] + [(Rerun(),)]
+    return programs
+
+
+RUN_FIELDS: dict[type, tuple[str, ...]] = {
+    Send: ("run",),
+    Recv: ("run",),
+    Fold: ("run",),
+    Copy: ("source", "run"),
+    Pull: ("theirs", "run"),
+    Push: ("run", "theirs"),
+    PullFold: ("theirs", "run"),
+    Meet: (),
+}
+
+
+def runs_of(move: Move) -> list[range]:
+    return [getattr(move, name) for name in RUN_FIELDS[type(move)]]
+
+
+def check_everyone_heard(heard: list[int], size: int) -> None:
+    for rank, mask in enumerate(heard):
+        if missing := [r for r in range(size) if not mask >> r & 1]:
+            raise ContractError(f"barrier on {size} ranks: rank {rank} ends without word of ranks {missing}")
+
+
+class Message(NamedTuple):
+    """One side of a message that waits for the other: rank `rank`'s move."""
+
+    rank: int
+    move: Send | Recv | Fold
+
+
+class Landing(NamedTuple):
+    """What a round leaves in a chunk of `owner`'s: a value, which is folded if it came from a rank `source`."""
+
+    owner: int
+    chunk: int
+    value: Value
+    source: int | None = None
+
+
+class Access(NamedTuple):
+    """Who touched a chunk of somebody's memory last, in which of its rounds."""
+
+    rank: int
+    round: int
+
+
+class World:
+    """All ranks of a symbolic run.  A round's moves are posted together and take effect at its end."""
+
+    def __init__(
+        self, name: str, programs: list[list[Round]], before: list[Vector], after: list[Vector], in_order: bool
+    ):
+        self.name, self.programs, self.before, self.after, self.in_order = name, programs, before, after, in_order
+        self.vectors = [dict(vector) for vector in before]
+        size = len(programs)
+        self.heard = [1 << rank for rank in range(size)]  # a bit for each rank whose start is known here
+        self.rounds = [0] * size
+        self.pending = [0] * size  # unmatched moves of the round at hand
+        self.landings: list[list[Landing]] = [[] for _ in range(size)]
+        self.news = [0] * size
+        self.sends: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
+        self.receives: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
+        self.shared = any(moves and isinstance(moves[0], Rerun) for moves in programs[0])
+        self.meetings: dict[tuple[int, ...], list[int]] = defaultdict(list)  # who has come so far
+        self.seen = [[0] * size if self.shared else [] for _ in range(size)]  # rounds of others that are over, for each
+        self.writers: dict[tuple[int, int], Access] = {}
+        self.readers: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # since then, with their rounds
+
+    def run(self) -> None:
+        ready = list(range(len(self.programs)))
+        for rank in list(ready):
+            ready += self.post(rank)
+        while ready:
+            rank = ready.pop()
+            while self.rounds[rank] < len(self.programs[rank]) and not self.pending[rank]:
+                self.land(rank)
+                ready.extend(self.post(rank))
+        stuck = [rank for rank, at in enumerate(self.rounds) if at < len(self.programs[rank])]
+        if stuck:
+            raise ContractError("deadlock: " + "; ".join(self.where(rank) for rank in stuck[:4]))
+
+    def check_result(self, rank: int) -> None:
+        for chunk, value in self.after[rank].items():
+            if self.vectors[rank].get(chunk) != value:
+                raise ContractError(
+                    f"{self.name}: rank {rank} ends with "
+                    f"{self.vectors[rank].get(chunk, 'nothing')} in [{chunk}], must be {value}"
+                )
+
+    def post(self, rank: int) -> list[int]:
+        """Post the round at hand; return the peers that it set going."""
+        if self.rounds[rank] == len(self.programs[rank]):
+            return []
+        moves = self.programs[rank][self.rounds[rank]]
+        self.check_disjoint(rank, moves)
+        self.pending[rank] = sum(isinstance(m, Send | Recv | Fold | Meet) for m in moves)
+        return [peer for move in moves for peer in self.post_move(rank, move)]
+
+    def post_move(self, rank: int, move: Move | Rerun) -> list[int]:
+        match move:
+            case Send(to, _):
+                return self.post_message(rank, move, self.sends, self.receives, (rank, to))
+            case Recv(source, _) | Fold(source, _):
+                return self.post_message(rank, move, self.receives, self.sends, (source, rank))
+            case Meet(ranks):
+                return self.meet(rank, move, ranks)
+            case Copy(source, run):
+                self.bring(rank, rank, source, rank, run, move)
+            case Pull(source, theirs, run):
+                self.bring(rank, source, theirs, rank, run, move)
+            case Push(to, run, theirs):
+                self.bring(rank, rank, run, to, theirs, move)
+            case PullFold(sources, theirs, run):
+                self.fold_all(rank, sources, theirs, run, move)
+            case Rerun():
+                self.rerun(rank)
+        return []
+
+    def bring(self, rank: int, source: int, run: range, to: int, target: range, move: Move) -> None:
+        values = [self.value(rank, source, c, move) for c in run]
+        self.landings[rank] += [Landing(to, c, v) for c, v in zip(target, values, strict=True)]
+
+    def fold_all(self, rank: int, sources: tuple[int, ...], theirs: range, run: range, move: Move) -> None:
+        for here, there in zip(run, theirs, strict=True):
+            values = [self.value(rank, source, there, move) for source in sources]
+            if len({value.chunk for value in values}) > 1:
+                raise ContractError(f"{self.at(rank)} folds {' and '.join(map(str, values))} in [{there}]")
+            total = reduce(partial(self.folded, rank), values)
+            self.landings[rank].append(Landing(rank, here, total))
+
+    def rerun(self, rank: int) -> None:
+        """The result is taken, and the caller overwrites what is his: a race if another still reads it."""
+        self.check_result(rank)
+        self.landings[rank] += [Landing(rank, c, v) for c, v in self.before[rank].items()]
+
+    def post_message(self, rank: int, move, mine, theirs, key: tuple[int, int]) -> list[int]:
+        if not theirs[key]:
+            mine[key].append(Message(rank, move))
+            return []
+        other = theirs[key].popleft()
+        send, receive = (Message(rank, move), other) if isinstance(move, Send) else (other, Message(rank, move))
+        self.deliver(send, receive)
+        return [other.rank]
+
+    def meet(self, rank: int, move: Meet, ranks: tuple[int, ...]) -> list[int]:
+        if rank not in ranks or rank in self.meetings[ranks]:
+            raise ContractError(f"{self.at(rank)} would {show(move)}, " + ("twice" if rank in ranks else "uninvited"))
+        self.meetings[ranks].append(rank)
+        if len(self.meetings[ranks]) < len(ranks):
+            return []
+        del self.meetings[ranks]
+        seen = [max(column) for column in zip(*(self.seen[r] for r in ranks), strict=True)]
+        news = 0
+        for member in ranks:
+            seen[member] = self.rounds[member]
+            news |= self.heard[member]
+        for member in ranks:
+            self.seen[member] = seen
+            self.news[member] |= news
+            self.pending[member] -= 1
+        return [member for member in ranks if member != rank]
+
+    def deliver(self, send: Message, receive: Message) -> None:
+        if len(send.move.run) != len(receive.move.run):
+            raise ContractError(
+                f"{self.at(receive.rank)} would {show(receive.move)}, which sends {show_run(send.move.run)}"
+            )
+        values = [self.value(send.rank, send.rank, c, send.move) for c in send.move.run]
+        to, source = receive.rank, send.rank if isinstance(receive.move, Fold) else None
+        self.landings[to] += [Landing(to, c, v, source) for c, v in zip(receive.move.run, values, strict=True)]
+        self.news[receive.rank] |= self.heard[send.rank]
+        self.pending[send.rank] -= 1
+        self.pending[receive.rank] -= 1
+
+    def value(self, rank: int, owner: int, chunk: int, move) -> Value:
+        """What `rank` reads in a chunk of `owner`'s."""
+        if chunk not in self.vectors[owner]:
+            whose = "" if owner == rank else f", where rank {owner}"
+            raise ContractError(f"{self.at(rank)} would {show(move)}{whose or ', but'} holds nothing in [{chunk}]")
+        if self.shared:
+            writer = self.writers.get((owner, chunk))
+            if writer and not self.is_over(writer, rank):
+                late = f"which rank {writer.rank} may still write"
+                raise ContractError(f"race: {self.at(rank)} would {show(move)}, {late}")
+            self.readers[owner, chunk][rank] = self.rounds[rank]
+        return self.vectors[owner][chunk]
+
+    def is_over(self, access: Access, rank: int) -> bool:
+        """Whether `rank` knows that an access is over."""
+        return access.rank == rank or access.round < self.seen[rank][access.rank]
+
+    def land(self, rank: int) -> None:
+        """End the round at hand: what was received takes effect."""
+        for owner, chunk, value, source in self.landings[rank]:
+            vector = self.vectors[owner]
+            if source is not None:
+                own = vector.get(chunk)
+                if own is None or own.chunk != value.chunk:
+                    raise ContractError(f"{self.at(rank)} folds {value} into {own or 'nothing'} in [{chunk}]")
+                value = self.folded(rank, value, own) if source < rank else self.folded(rank, own, value)
+            if self.shared:
+                self.write(rank, owner, chunk)
+            vector[chunk] = value
+        self.landings[rank] = []
+        self.heard[rank] |= self.news[rank]
+        self.rounds[rank] += 1
+
+    def folded(self, rank: int, left: Value, right: Value) -> Value:
+        """left + right"""
+        if self.in_order:
+            last = right.ranks.bit_length() // BITS
+            if (left.ranks, right.ranks) != (all_of(last), 1 << BITS * last):
+                raise ContractError(f"{self.at(rank)} adds {right} to {left}: not in the order of the ranks")
+        return Value(left.chunk, left.ranks + right.ranks)
+
+    def write(self, rank: int, owner: int, chunk: int) -> None:
+        readers = [Access(*reader) for reader in self.readers.pop((owner, chunk), {}).items()]
+        writer = self.writers.get((owner, chunk))
+        for access in [*readers, *([writer] if writer else [])]:
+            if not self.is_over(access, rank):
+                verb = "write" if access is writer else "read"
+                raise ContractError(
+                    f"race: {self.at(rank)} writes [{chunk}] of rank {owner}, which rank {access.rank} may still {verb}"
+                )
+        self.writers[owner, chunk] = Access(rank, self.rounds[rank])
+
+    def check_disjoint(self, rank: int, moves: Round) -> None:
+        """No chunk is written twice in a round, nor written while it is read; a Fold writes after all Sends."""
+        written: dict[int, object] = {}
+        for move in moves:
+            for chunk in move.run if isinstance(move, Recv | Fold | Copy | Pull | PullFold) else ():
+                if chunk in written:
+                    raise ContractError(f"{self.at(rank)} writes [{chunk}] twice: {show(move)}")
+                written[chunk] = move
+        for chunk, reader in self.reads(rank, moves):
+            writer = written.get(chunk)
+            late = isinstance(reader, Send) and isinstance(writer, Fold)  # a fold writes after all sends
+            if writer is not None and not late and writer is not reader:
+                raise ContractError(f"{self.at(rank)} writes [{chunk}] while it would {show(reader)}")
+            if writer is reader and isinstance(reader, Copy):
+                raise ContractError(f"{self.at(rank)} writes [{chunk}] while it would {show(reader)}")
+
+    def reads(self, rank: int, moves: Round) -> Iterator[tuple[int, Move]]:
+        """The own chunks that a round reads."""
+        for move in moves:
+            match move:
+                case Send(_, run) | Copy(run, _) | Push(_, run, _):
+                    yield from ((chunk, move) for chunk in run)
+                case Pull(source, theirs, _) if source == rank:
+                    yield from ((chunk, move) for chunk in theirs)
+                case PullFold(sources, theirs, run) if rank in sources and theirs != run:
+                    yield from ((chunk, move) for chunk in theirs)
+
+    def at(self, rank: int) -> str:
+        return f"rank {rank} in round {self.rounds[rank]}"
+
+    def where(self, rank: int) -> str:
+        unmatched = [
+            m.move for queue in (*self.sends.values(), *self.receives.values()) for m in queue if m.rank == rank
+        ]
+        meetings: list[Move] = [Meet(ranks) for ranks, here in self.meetings.items() if rank in here]
+        return f"{self.at(rank)} waits to {', '.join(map(show, [*unmatched, *meetings]))}"

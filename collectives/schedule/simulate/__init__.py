@@ -1,0 +1,159 @@
+"""Networks to simulate: usual fabrics, each with its sources, nodes x ranks, and what was measured of these hosts.
+
+What a source does not say of a fabric is another one's.  They are of the hardware and of libraries in C: what Python
+adds to a message, `python -m collectives.bench` shows.
+"""
+
+import argparse
+import re
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+from collectives.job.settings import Range
+from collectives.runtime.choose import links
+from collectives.schedule.cost import NETWORK, Link, Network, Nodes
+
+RANKS = Range(1, 2**17, unit="ranks")  # whose schedules are computed in minutes
+CORES = Range(1, 2**16)
+TIME, SPEED = Range(0, 10**9, unit="us"), Range(0, 10**9, open="above", unit="GB/s")
+
+
+class Fabric(NamedTuple):
+    """A network, and how many ranks its nodes usually have."""
+
+    words: str
+    ranks_per_node: int
+    network: Network
+
+
+# NVIDIA/nccl, src/graph/tuning.cc, hwLat, Ring, Simple: 3.4 us a hop over NVLink, 9.6 us over the network.  A barrier
+# in a node counts as a hop over NVLink.
+NVLINK_HOP_S, NETWORK_HOP_S = 3.4e-6, 9.6e-6
+# NVIDIA/nccl, src/graph/topo.h: bandwidth of a link of NVLink, SM90_NVLINK_BW 20.6 and SM80_NVLINK_BW 20.0 GB/s.
+H100_LINK, A100_LINK = 20.6e9, 20.0e9
+
+FABRICS = {
+    # NVIDIA, DGX H100 User Guide: 18 links of NVLink from each of 8 GPUs to NVSwitch; each GPU has a ConnectX-7 of its
+    # own, 400 Gbit/s, eight in a node.  NVIDIA, H100 datasheet: 3.35 TB/s of memory, of which a sum takes three bytes a
+    # byte, and a copy two.
+    "ndr": Fabric(
+        "InfiniBand NDR, a port for each of a node's 8 H100 on NVLink",
+        8,
+        Network(
+            within=Link(NVLINK_HOP_S, 1 / (18 * H100_LINK)),
+            between=Link(NETWORK_HOP_S, 8 / 400e9),
+            nic=Link(0.0, 1 / 400e9),
+            gamma_s_per_byte=3 / 3.35e12,
+            copy_s_per_byte=2 / 3.35e12,
+            meet_s=NVLINK_HOP_S,
+        ),
+    ),
+    # gist.github.com/jfgrimm/3af692a5475bdd4ed836b5a18197a209: MPICH over TCP, osu_latency, 25 us of 8 bytes.
+    # NVIDIA/nccl, src/graph/topo.h: NET_BW 12.0 GB/s of 100 Gbit/s.  From one message to the next a core's work for it:
+    # no source; a tenth of the latency.  In the node as by default: benchmarks/results of this project.
+    "100gbe": Fabric(
+        "100 Gbit/s Ethernet by TCP, one port for a node's 16 processes",
+        16,
+        NETWORK._replace(between=Link(25e-6, 1 / 12e9), nic=Link(2.5e-6, 1 / 12e9)),
+    ),
+    # docs.nersc.gov/systems/perlmutter/architecture: 4 A100 in a node, of which each two share 4 of their 12 links, and
+    # 4 ports of Slingshot-11.  De Sensi et al., "An In-Depth Analysis of the Slingshot Interconnect", SC20, arXiv
+    # 2008.08886: ports of 200 Gbit/s.  NVIDIA, A100 datasheet: 1.555 TB/s of memory (40 GB), used as above.
+    "slingshot": Fabric(
+        "Slingshot-11, a port for each of a node's 4 A100 on NVLink",
+        4,
+        Network(
+            within=Link(NVLINK_HOP_S, 1 / (4 * A100_LINK)),
+            between=Link(NETWORK_HOP_S, 8 / 200e9),
+            nic=Link(0.0, 1 / 100e9),
+            gamma_s_per_byte=3 / 1.555e12,
+            copy_s_per_byte=2 / 1.555e12,
+            meet_s=NVLINK_HOP_S,
+        ),
+    ),
+}
+
+
+def topology(text: str, ranks: int | None) -> tuple[Nodes, Network, str]:
+    """Parse --topology into the nodes' ranks, the speeds, and a description of both.
+
+    Raises: ValueError for what makes no sense, with the remedy.
+    """
+    if text in FABRICS:
+        fabric = FABRICS[text]
+        return in_nodes(ranks or fabric.ranks_per_node, fabric.ranks_per_node), fabric.network, fabric.words
+    if text == "measured":
+        return measured_topology(ranks)
+    if not (match := re.fullmatch(r"([1-9]\d{0,19})x([1-9]\d{0,19})", text, re.ASCII)):
+        raise ValueError(f"--topology {text!r}: write nodes x ranks, as 512x8, or {', '.join([*FABRICS, 'measured'])}")
+    num_nodes, length = int(match[1]), int(match[2])
+    refuse_too_many(num_nodes * length, f"--topology {text}")
+    if ranks not in (None, num_nodes * length):
+        raise ValueError(f"--topology {text} has {num_nodes * length} ranks, but --ranks says {ranks}: leave that out")
+    return in_nodes(num_nodes * length, length), NETWORK, "default speeds, but for what flags say"
+
+
+def refuse_too_many(ranks: int, what: str) -> None:
+    """Raise ValueError for more ranks than can be simulated."""
+    if ranks not in RANKS:
+        raise ValueError(f"{what} makes {ranks} ranks: use {RANKS.most} at most")
+
+
+def measured_topology(ranks: int | None) -> tuple[Nodes, Network, str]:
+    """Read the speeds that were measured last, of the same nodes, or of `ranks` in nodes of that length."""
+    latest = links.latest()
+    if latest is None:
+        raise ValueError(
+            "--topology measured: nothing is kept: run python -m collectives.bench.constants on the hosts first"
+        )
+    lengths = [length for _, length in latest.place.hosts]
+    words = f"measured on {', '.join(dict.fromkeys(name for name, _ in latest.place.hosts))}, {latest.place.mpi}"
+    if ranks is None:
+        ends = accumulate(lengths, initial=0)
+        return tuple(tuple(range(a, b)) for a, b in pairwise(ends)), latest.network, words
+    return in_nodes(ranks, max(lengths)), latest.network, words
+
+
+def in_nodes(ranks: int, length: int) -> Nodes:
+    """Split consecutive ranks into nodes of one length, but for the last.
+
+    >>> in_nodes(5, 2)
+    ((0, 1), (2, 3), (4,))
+    """
+    return tuple(tuple(range(first, min(first + length, ranks))) for first in range(0, ranks, length))
+
+
+def add_network_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what `with_flags` reads."""
+    add = parser.add_argument
+    for name, words in (("within", "in a node"), ("between", "between nodes"), ("nic", "of a node, for all its ranks")):
+        add(f"--{name}", nargs=2, type=float, metavar=("US", "GB/s"), help=f"a message {words}")
+    add("--fold", type=SPEED.number, metavar="GB/s", help="how fast a rank reduces")
+    add("--copy", type=SPEED.number, metavar="GB/s", help="how fast it copies")
+    add("--meet", type=TIME.number, metavar="US", help="a barrier of a node's ranks")
+    add("--cores", type=CORES.whole, metavar="N", help="of a node")
+
+
+def with_flags(network: Network, flags: argparse.Namespace) -> Network:
+    """Replace the speeds that flags name."""
+    changes: dict[str, Any] = {}
+    for name in ("within", "between", "nic"):
+        if pair := getattr(flags, name):
+            changes[name] = parse_link(f"--{name}", *pair)
+    if flags.between and not flags.nic:
+        changes["nic"] = changes["between"]._replace(alpha_s=0.0)
+    for name, field in (("fold", "gamma_s_per_byte"), ("copy", "copy_s_per_byte")):
+        if (rate := getattr(flags, name)) is not None:
+            changes[field] = 1e-9 / rate
+    if flags.meet is not None:
+        changes["meet_s"] = flags.meet * 1e-6
+    if flags.cores is not None:
+        changes["cores"] = flags.cores
+    return network._replace(**changes)
+
+
+def parse_link(flag: str, latency_us: float, gbps: float) -> Link:
+    for value, values in ((latency_us, TIME), (gbps, SPEED)):
+        if value not in values:
+            raise ValueError(f"{flag} {latency_us:g} {gbps:g}: {value:g} must be {values}")
+    return Link(latency_us * 1e-6, 1e-9 / gbps)

@@ -1,0 +1,146 @@
+"""Predict how long each algorithm takes on a network of any size.  No MPI is needed.
+
+python -m collectives.schedule.simulate all_reduce --topology ndr --ranks 65536
+python -m collectives.schedule.simulate broadcast --topology 512x8 --between 2 25 --nic 0 100 --plot broadcast.png
+python -m collectives.schedule.simulate all_reduce --topology 2x4 --algorithms ring -b 1M -e 1M --space-time ring.png
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+
+from tqdm import tqdm
+
+from collectives import algorithms
+from collectives.algorithms import Algorithm, Reach
+from collectives.job.settings import Parser, Range
+from collectives.schedule import draw
+from collectives.schedule.compressed import RankPrograms
+from collectives.schedule.cost import Nodes, predict
+from collectives.schedule.simulate import FABRICS, RANKS, add_network_flags, topology, with_flags
+from collectives.schedule.simulate.exact import Simulation, plan_diagram
+from collectives.schedule.sizes import ladder, num_bytes, size_in_words
+
+COLLECTIVES = tuple(dict.fromkeys(row.collective for row in algorithms.REGISTRY))
+EXACT_RANKS = 1024  # up to which every rank is followed, unless flags say otherwise
+FACTOR = Range(2, 2**30)
+
+Times = dict[str, list[float]]  # seconds by algorithm, for each size
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        flags = parse(arguments)
+        num_ranks = sum(map(len, flags.nodes))
+        print(f"{flags.collective} on {num_ranks} ranks of {len(flags.nodes)} nodes: {flags.words}")
+        print(f"predicted {'exactly' if flags.exact else 'by round'}, in us; < is the fastest", flush=True)
+        times = predict_times(flags)
+        print("\n".join(table(flags.sizes, times)))
+        if flags.plot:
+            lines = {name: [*zip(flags.sizes, (1e6 * s for s in each), strict=True)] for name, each in times.items()}
+            figure = draw.by_size(f"{flags.collective}, {num_ranks} ranks", lines, "predicted time (us)")
+            draw.save(figure, flags.plot)
+        if flags.space_time:
+            diagram = plan_diagram(flags.rows[0], flags.sizes[0], flags.nodes, flags.network, flags.root)
+            draw.save(draw.figure([diagram]), flags.space_time)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parser() -> Parser:
+    parser = Parser("python -m collectives.schedule.simulate", __doc__)
+    add = parser.add_argument
+    fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
+    add("collective", nargs="?", default="all_reduce", choices=COLLECTIVES, help="(all_reduce)")
+    add("--ranks", type=RANKS.whole, metavar="N", help="as many as the topology has, by default")
+    words = f"nodes x ranks, as 512x8; measured: of these hosts, and kept; {fabrics} (ndr)"
+    add("--topology", default="ndr", help=words)
+    add("--algorithms", nargs="+", metavar="NAME", help="these only")
+    add("-b", "--begin", type=num_bytes, default="8", help="smallest vector, as in 8, 64K, 1M (8)")
+    add("-e", "--end", type=num_bytes, default="256M", help="largest vector (256M)")
+    add("-f", "--factor", type=FACTOR.whole, default=8, help="from one size to the next (8)")
+    add("--root", type=RANKS._replace(least=0).whole, default=0, help="of collectives that have one (0)")
+    add_network_flags(parser)
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--exact", action="store_true", help=f"follow every rank: up to {EXACT_RANKS}, by default")
+    ways.add_argument("--by-round", action="store_true", help="a round takes as long as its slowest rank: beyond that")
+    add("--plot", metavar="FILE", help="draw the times as a PNG")
+    add("--space-time", metavar="FILE", help="draw one algorithm at the smallest size, message by message")
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the flags, and add what follows from them: nodes, network, words, exact, rows, sizes.
+
+    Raises: ValueError for what makes no sense, with the remedy.
+    """
+    flags = parser().parse_args(arguments)
+    if flags.begin > flags.end:
+        raise ValueError(f"--begin {flags.begin} is above --end {flags.end}: exchange them")
+    flags.nodes, network, flags.words = topology(flags.topology, flags.ranks)
+    flags.network = with_flags(network, flags)
+    flags.ranks = sum(map(len, flags.nodes))
+    if not 0 <= flags.root < flags.ranks:
+        raise ValueError(f"--root {flags.root}: there are ranks 0 to {flags.ranks - 1}")
+    flags.exact = flags.exact or (flags.ranks <= EXACT_RANKS and not flags.by_round)
+    flags.rows = choose_algorithms(flags.collective, flags.algorithms, flags.nodes)
+    flags.sizes = ladder(flags.begin, flags.end, flags.factor) if flags.collective != "barrier" else (0,)
+    if flags.space_time and (len(flags.rows) > 1 or not flags.exact):
+        raise ValueError("--space-time draws one algorithm, exactly: name it by --algorithms, on fewer ranks")
+    for path in filter(None, (flags.plot, flags.space_time)):
+        draw.refuse(path)
+    return flags
+
+
+def choose_algorithms(collective: str, names: Sequence[str] | None, nodes: Nodes) -> tuple[Algorithm, ...]:
+    """Choose the algorithms that are named, else all that can run there."""
+    size = sum(map(len, nodes))
+    reach = Reach.ARRAYS if len(nodes) == 1 else Reach.NODES if min(map(len, nodes)) > 1 else Reach.MESSAGES
+    if names is None:
+        return tuple(row for row in algorithms.rows(collective, size) if row.reach <= reach)
+    rows = tuple(algorithms.find(collective, name) for name in names)
+    for row in rows:
+        row.check(size)
+        if row.reach > reach:
+            raise ValueError(f"algorithm {row.name!r} needs shared memory, which these {len(nodes)} nodes don't have")
+    return rows
+
+
+def predict_times(flags: argparse.Namespace) -> Times:
+    """Predict the seconds of each algorithm at each size, and show how far that is."""
+    times: Times = {row.name: [] for row in flags.rows}
+    nodes, network = flags.nodes, flags.network
+    with tqdm(total=len(flags.rows) * len(flags.sizes), leave=False, disable=None) as progress:
+        for row in flags.rows:
+            simulation = Simulation(RankPrograms(row, nodes, flags.root), network.cores) if flags.exact else None
+            for nbytes in flags.sizes:
+                if simulation:
+                    seconds = simulation.run(nbytes, network).seconds
+                else:
+                    seconds = predict(row, nbytes, flags.ranks, nodes, flags.root, network)
+                times[row.name].append(seconds)
+                progress.update()
+    return times
+
+
+def table(sizes: Sequence[int], times: Times) -> Iterator[str]:
+    """Format a line for each size, with a column for each algorithm.
+
+    >>> print("\\n".join(table([8, 1 << 20], {"ring": [3e-5, 4e-4], "binomial": [1e-5, 9e-4]})))
+      bytes        ring    binomial
+          8       30.0         10.0 <
+         1M      400.0 <      900.0
+    """
+    widths = {name: max(11, len(name)) for name in times}
+    yield "  bytes" + "".join(f" {name:>{width}}" for name, width in widths.items())
+    for place, nbytes in enumerate(sizes):
+        fastest = min(times, key=lambda name: times[name][place])
+        cells = (f"{times[name][place] * 1e6:.1f}{' <' if name == fastest else '  '}" for name in times)
+        line = "".join(f" {cell:>{width + 1}}" for cell, width in zip(cells, widths.values(), strict=True))
+        yield f"{size_in_words(nbytes):>7}{line}".rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
