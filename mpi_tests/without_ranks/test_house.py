@@ -2,7 +2,8 @@
 
 import pytest
 
-from mpi_tests.helpers.house import FLOORS, PACKAGES, Floor, House, Limits, main
+from mpi_tests.helpers import house
+from mpi_tests.helpers.house import PACKAGES, Floor, House, Limits, main
 
 TREE = {
     "low/__init__.py": "",
@@ -174,7 +175,7 @@ def test_the_command_fails_where_there_is_one(tmp_path, capsys):
     for package in PACKAGES:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("")
-    for module in (module for floor in FLOORS.values() for module in floor.modules):
+    for module in (module for floor in house.FLOORS.values() for module in floor.modules):
         path = (tmp_path / module.replace(".", "/")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
