@@ -46,7 +46,7 @@ mutants: .venv/kernels
 	$(RUN) python -m mpi_tests.mutants --out benchmarks/results/mutants.md $(ARGS)
 
 lint: .venv/installed
-	$(RUN) ruff check . && ruff format --check . && mypy
+	$(RUN) ruff check . && ruff format --check . && mypy && python -m mpi_tests.helpers.house
 
 bench: .venv/kernels
 	$(RUN) for ranks in 2 4; do timeout 600 mpirun -n $$ranks python benchmarks/peers.py $(ARGS); done

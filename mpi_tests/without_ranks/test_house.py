@@ -175,8 +175,10 @@ def test_the_command_fails_where_there_is_one(tmp_path, capsys):
     for package in PACKAGES:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("")
-    for module in (module for floor in house.FLOORS.values() for module in floor.modules):
-        path = (tmp_path / module.replace(".", "/")).with_suffix(".py")
+    modules = {module for floor in house.FLOORS.values() for module in floor.modules}
+    for module in sorted(modules, key=len, reverse=True):  # what is in a package before the package
+        folder = tmp_path / module.replace(".", "/")
+        path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     assert main(tmp_path) == 0
