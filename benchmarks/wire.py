@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import collectives
 from collectives import algorithms
-from collectives.schedule.moves import Fold, Recv, Send
+from collectives.schedule.moves import Recv, RecvReduce, Send
 
 BY_MESSAGES = {
     "all_reduce": "ring",
@@ -62,7 +62,7 @@ class Wire:
         groups = self.comm.topology.groups if row.over_nodes else ()
         for moves in row.rounds(self.comm.rank, self.comm.size, 0, groups):
             for move in moves:
-                if isinstance(move, Send | Recv | Fold):
+                if isinstance(move, Send | Recv | RecvReduce):
                     nbytes = itemsize * sum(counts[chunk % len(counts)] for chunk in move.run)
                     is_out = isinstance(move, Send) and move.to not in self.group
                     traffic = traffic.plus(Traffic(nbytes, nbytes * is_out))

@@ -62,14 +62,14 @@ def mutant(file: str, old: str, new: str, *tests: tuple) -> Mutant:
 ALGORITHMS = [
     mutant(
         "collectives/algorithms/ring.py",
-        "first=rank - 1, take=Fold",
-        "first=rank, take=Fold",
+        "first=rank - 1, take=RecvReduce",
+        "first=rank, take=RecvReduce",
         ("test_schedule.py", "contract_holds and reduce_scatter-ring"),
     ),
     mutant(
         "collectives/algorithms/recursive.py",
-        "Send(peer, block(peer, bit)), Fold",
-        "Send(peer, block(rank, bit)), Fold",
+        "Send(peer, block(peer, bit)), RecvReduce",
+        "Send(peer, block(rank, bit)), RecvReduce",
         ("test_schedule.py", "contract_holds and recursive_halving"),
     ),
     mutant(
@@ -81,7 +81,7 @@ ALGORITHMS = [
     mutant(
         "collectives/algorithms/chain.py",
         "[Recv(rank + 1, run) for run in nth(down + 1, size)",
-        "[Fold(rank + 1, run) for run in nth(down + 1, size)",
+        "[RecvReduce(rank + 1, run) for run in nth(down + 1, size)",
         ("test_schedule.py", "contract_holds and all_reduce-chain"),
     ),
     mutant(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from collectives import algorithms
-from collectives.schedule.moves import Fold, Pull, PullFold, Recv, Round
+from collectives.schedule.moves import Get, GetReduce, Recv, RecvReduce, Round
 from parallelism.precision import MasterWeights
 from parallelism.zero_units import ShardGroups
 
@@ -117,6 +117,6 @@ def received(rounds: Sequence[Round], rank: int, counts: Sequence[float]) -> flo
     [30, 30]
     """
     moves = [move for moves in rounds for move in moves]
-    runs = [m.run for m in moves if isinstance(m, Recv | Fold | Pull) and m.source != rank]
-    runs += [m.run for m in moves if isinstance(m, PullFold) for source in m.sources if source != rank]
+    runs = [m.run for m in moves if isinstance(m, Recv | RecvReduce | Get) and m.source != rank]
+    runs += [m.run for m in moves if isinstance(m, GetReduce) for source in m.sources if source != rank]
     return sum(counts[chunk % len(counts)] for run in runs for chunk in run)

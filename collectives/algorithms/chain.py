@@ -6,7 +6,7 @@ ompi/mca/coll/base/coll_base_reduce.c, ompi_coll_base_reduce_intra_pipeline.
 
 from collections.abc import Callable, Iterator
 
-from collectives.schedule.moves import Fold, Move, Recv, Round, Send, chunk
+from collectives.schedule.moves import Move, Recv, RecvReduce, Round, Send, chunk
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
@@ -85,7 +85,7 @@ def reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 def climb(rank: int, size: int, step: int) -> list[Move]:
     """A round on the way up: fold what comes from below into the own, and send on what was folded before."""
-    folds: list[Move] = [Fold(rank - 1, run) for run in nth(step - rank + 1, size) if rank > 0]
+    folds: list[Move] = [RecvReduce(rank - 1, run) for run in nth(step - rank + 1, size) if rank > 0]
     return [*folds, *(Send(rank + 1, run) for run in nth(step - rank, size) if rank < size - 1)]
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise as neighbours
 from typing import NamedTuple
 
 from collectives.algorithms import direct, pairwise, ring
-from collectives.schedule.moves import MESSAGES, Meet, Round, Schedule, embed
+from collectives.schedule.moves import MESSAGES, Barrier, Round, Schedule, embed
 
 Group = int | tuple["Group", ...]  # a rank, or a tuple of groups
 Groups = tuple[Group, ...]
@@ -168,7 +168,7 @@ def abreast(rank: int, tasks: Iterable[Task], algorithm: Algorithm) -> Iterator[
         schedules = [embed(algorithm(task.ranks.index(rank), size), task.ranks, task.runs) for task in mine]
         for moves in zip([()] * length, *schedules, strict=True):
             together = tuple(chain(*moves))
-            yield together[:1] if together and isinstance(together[0], Meet) else together  # once for all tasks
+            yield together[:1] if together and isinstance(together[0], Barrier) else together  # once for all tasks
 
 
 def consecutive(numbers: Sequence[int]) -> list[range]:

@@ -12,7 +12,7 @@ Source: vLLM, csrc/custom_all_reduce.cuh, cross_device_reduce_1stage and _2stage
 
 from collections.abc import Iterator
 
-from collectives.schedule.moves import Copy, Meet, Move, Pull, PullFold, Push, Round, chunk
+from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Round, chunk
 
 
 def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
@@ -29,9 +29,9 @@ def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
     round 4:  (0-2)
     """
     yield meeting(size)
-    yield (PullFold(everyone(size), chunk(rank, size), into(rank, size, apart)),)
+    yield (GetReduce(everyone(size), chunk(rank, size), into(rank, size, apart)),)
     yield meeting(size)
-    yield tuple(Pull(s, into(s, size, apart), into(s, size, apart)) for s in others(rank, size))
+    yield tuple(Get(s, into(s, size, apart), into(s, size, apart)) for s in others(rank, size))
     yield meeting(size)
 
 
@@ -52,9 +52,9 @@ def staged_two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round
     second = shift(first, size)
     yield (Copy(range(size), first),)
     yield meeting(size)
-    yield (PullFold(everyone(size), one(first, rank), one(second, rank)),)
+    yield (GetReduce(everyone(size), one(first, rank), one(second, rank)),)
     yield meeting(size)
-    yield tuple(Pull(s, one(second, s), into(s, size, apart)) for s in (*others(rank, size), rank))
+    yield tuple(Get(s, one(second, s), into(s, size, apart)) for s in (*others(rank, size), rank))
 
 
 def one_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
@@ -71,7 +71,7 @@ def one_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
     staging = stage(size, apart)
     yield (Copy(range(size), staging),)
     yield meeting(size)
-    yield (PullFold(everyone(size), staging, results(size, apart)),)
+    yield (GetReduce(everyone(size), staging, results(size, apart)),)
 
 
 def reduce_scatter(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
@@ -85,7 +85,7 @@ def reduce_scatter(rank: int, size: int, apart: bool = False) -> Iterator[Round]
     round 1:  0-1=>0 [0]+   0-1=>1 [1]+
     round 2:  (0-1)
     """
-    yield from in_place(size, PullFold(everyone(size), chunk(rank, size), into(rank, size, apart)))
+    yield from in_place(size, GetReduce(everyone(size), chunk(rank, size), into(rank, size, apart)))
 
 
 def staged_reduce_scatter(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
@@ -99,7 +99,7 @@ def staged_reduce_scatter(rank: int, size: int, apart: bool = False) -> Iterator
     round 1:  (0-1)
     round 2:  0-1=>0 [2]>[0]+   0-1=>1 [3]>[1]+
     """
-    move = PullFold(everyone(size), chunk(rank, size), into(rank, size, apart))
+    move = GetReduce(everyone(size), chunk(rank, size), into(rank, size, apart))
     yield from staged(size, apart, range(size), move)
 
 
@@ -133,7 +133,7 @@ def staged_all_gather(rank: int, size: int, apart: bool = False) -> Iterator[Rou
 
 def gather_moves(rank: int, size: int, apart: bool) -> list[Move]:
     own = [Copy(chunk(rank, size), into(rank, size, apart))] if apart else []
-    return [*own, *(Pull(s, chunk(s, size), into(s, size, apart)) for s in others(rank, size))]
+    return [*own, *(Get(s, chunk(s, size), into(s, size, apart)) for s in others(rank, size))]
 
 
 def all_to_all(rank: int, size: int) -> Iterator[Round]:
@@ -166,7 +166,7 @@ def staged_all_to_all(rank: int, size: int) -> Iterator[Round]:
 
 def exchange_moves(rank: int, size: int) -> list[Move]:
     own = Copy(chunk(rank, size), into(rank, size, apart=True))
-    return [own, *(Pull(s, chunk(rank, size), into(s, size, apart=True)) for s in others(rank, size))]
+    return [own, *(Get(s, chunk(rank, size), into(s, size, apart=True)) for s in others(rank, size))]
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
@@ -181,10 +181,10 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     round 2:  (0-2)
     """
     if rank == root:
-        yield from in_place(size, *(Push(d, chunk(d, size), chunk(d, size)) for d in others(rank, size)))
+        yield from in_place(size, *(Put(d, chunk(d, size), chunk(d, size)) for d in others(rank, size)))
     else:
         rest = [run for run in (range(rank), range(rank + 1, size)) if run]
-        yield from in_place(size, *(Pull(root, run, run) for run in rest))
+        yield from in_place(size, *(Get(root, run, run) for run in rest))
 
 
 def staged_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
@@ -202,7 +202,7 @@ def staged_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     if rank == root:
         yield from staged(size, False, everything)
     else:
-        yield from staged(size, False, None, Pull(root, everything, everything))
+        yield from staged(size, False, None, Get(root, everything, everything))
 
 
 def reduce(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator[Round]:
@@ -219,10 +219,10 @@ def reduce(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator
     """
     staging = stage(size, apart)
     yield meeting(size)
-    yield (PullFold(everyone(size), chunk(rank, size), one(staging, rank)),)
+    yield (GetReduce(everyone(size), chunk(rank, size), one(staging, rank)),)
     yield meeting(size)
     sources = everyone(size) if rank == root else ()
-    yield tuple(Pull(s, one(staging, s), into(s, size, apart)) for s in sources)
+    yield tuple(Get(s, one(staging, s), into(s, size, apart)) for s in sources)
 
 
 def gather(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator[Round]:
@@ -251,7 +251,7 @@ def scatter(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterato
     round 2:  (0-2)
     """
     own = chunk(rank, size)
-    move = Copy(own, into(rank, size, apart)) if rank == root else Pull(root, own, into(rank, size, apart))
+    move = Copy(own, into(rank, size, apart)) if rank == root else Get(root, own, into(rank, size, apart))
     yield from in_place(size, *([] if rank == root and not apart else [move]))
 
 
@@ -279,7 +279,7 @@ def staged(size: int, apart: bool, given: range | None, *moves: Move) -> Iterato
     first = stage(size, apart).start
     yield (Copy(given, shift(given, first)),) if given else ()
     yield meeting(size)
-    yield tuple(m._replace(theirs=shift(m.theirs, first)) if isinstance(m, Pull | PullFold) else m for m in moves)
+    yield tuple(m._replace(theirs=shift(m.theirs, first)) if isinstance(m, Get | GetReduce) else m for m in moves)
 
 
 def everyone(size: int) -> tuple[int, ...]:
@@ -292,7 +292,7 @@ def others(rank: int, size: int) -> list[int]:
 
 
 def meeting(size: int) -> Round:
-    return (Meet(everyone(size)),)
+    return (Barrier(everyone(size)),)
 
 
 def into(index: int, size: int, apart: bool) -> range:

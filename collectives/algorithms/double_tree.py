@@ -9,7 +9,7 @@ NCCL, src/graph/trees.cc, whose trees these are.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collectives.schedule.moves import Fold, Move, Recv, Round, Send, backwards, shares
+from collectives.schedule.moves import Move, Recv, RecvReduce, Round, Send, backwards, shares
 
 
 class Tree(NamedTuple):
@@ -42,7 +42,9 @@ class Tree(NamedTuple):
     def links(self, rank: int) -> Iterator["TreeEdge"]:
         """What a rank does on the way up: first with each child, then with its parent."""
         place = self.place(rank)
-        yield from (TreeEdge(Fold, self.rank(child), self.start(child), self.chunks) for child in self.children(place))
+        yield from (
+            TreeEdge(RecvReduce, self.rank(child), self.start(child), self.chunks) for child in self.children(place)
+        )
         if place > 0:
             yield TreeEdge(Send, self.rank(self.parent(place)), self.start(place), self.chunks)
 
@@ -50,7 +52,7 @@ class Tree(NamedTuple):
 class TreeEdge(NamedTuple):
     """One chunk after the other, from round `start` on, goes from a rank to its parent."""
 
-    take: type[Send] | type[Fold]
+    take: type[Send] | type[RecvReduce]
     peer: int
     start: int
     chunks: range

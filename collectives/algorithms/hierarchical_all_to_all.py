@@ -31,7 +31,7 @@ from collectives.algorithms.counterparts import (
     order,
     whole,
 )
-from collectives.schedule.moves import Copy, Meet, Pull, Round
+from collectives.schedule.moves import Barrier, Copy, Get, Round
 
 Datum = tuple[int, int]  # a chunk on its way, by dest and source
 
@@ -129,9 +129,9 @@ def collected_in(rank: int, group: Sequence[int], dests: list[int], landing: int
     outs = consecutive(dests)
     ins = laid(landing, [len(run) for _ in group for run in outs])
     pairs = zip(product(group, outs), ins, strict=True)
-    meeting = (Meet(tuple(sorted(group))),)
+    meeting = (Barrier(tuple(sorted(group))),)
     yield meeting
-    yield tuple(Copy(run, to) if source == rank else Pull(source, run, to) for (source, run), to in pairs)
+    yield tuple(Copy(run, to) if source == rank else Get(source, run, to) for (source, run), to in pairs)
     yield meeting
 
 

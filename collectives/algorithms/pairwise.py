@@ -7,7 +7,7 @@ src/mpi/coll/reduce_scatter/reduce_scatter_intra_pairwise.c.
 
 from collections.abc import Iterator
 
-from collectives.schedule.moves import Copy, Fold, Recv, Round, Send, chunk
+from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, chunk
 
 
 def all_to_all(rank: int, size: int) -> Iterator[Round]:
@@ -43,4 +43,4 @@ def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
     """
     for step in range(1, size):
         dest, source = (rank + step) % size, (rank - step) % size
-        yield Send(dest, chunk(dest, size)), Fold(source, chunk(rank, size))
+        yield Send(dest, chunk(dest, size)), RecvReduce(source, chunk(rank, size))

@@ -12,7 +12,7 @@ src/mpi/coll/allgather/allgather_intra_recursive_doubling.c.
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from collectives.schedule.moves import Fold, Recv, Round, Schedule, Send, backwards, chunk, embed, shares
+from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, backwards, chunk, embed, shares
 
 
 def exchanges(rank: int, size: int) -> Iterator[Round]:
@@ -20,14 +20,14 @@ def exchanges(rank: int, size: int) -> Iterator[Round]:
     everything = range(size)
     for bit in range(size.bit_length() - 1):
         peer = rank ^ (1 << bit)
-        yield Send(peer, everything), Fold(peer, everything)
+        yield Send(peer, everything), RecvReduce(peer, everything)
 
 
 def halving(rank: int, size: int) -> Iterator[Round]:
     """Reduce-scatter among a power of two of ranks: each keeps the half that its own chunk is in."""
     for bit in reversed(range(size.bit_length() - 1)):
         peer = rank ^ (1 << bit)
-        yield Send(peer, block(peer, bit)), Fold(peer, block(rank, bit))
+        yield Send(peer, block(peer, bit)), RecvReduce(peer, block(rank, bit))
 
 
 def doubling(rank: int, size: int) -> Schedule:
@@ -50,7 +50,7 @@ def with_extras(
     rank: int,
     size: int,
     algorithm: Callable[[int, int], Schedule],
-    take: type[Recv] | type[Fold],
+    take: type[Recv] | type[RecvReduce],
     given: Callable[[int, int], range],
     returned: Callable[[int, int], range],
 ) -> Iterator[Round]:
@@ -75,7 +75,7 @@ def proxies(size: int) -> tuple[int, range, list[int], list[range]]:
     return power, extras, [rank for rank in range(size) if rank not in extras], shares(size, power)
 
 
-def hand_over(rank: int, extras: range, take: type[Recv] | type[Fold], own: range, of_extra: range) -> Round:
+def hand_over(rank: int, extras: range, take: type[Recv] | type[RecvReduce], own: range, of_extra: range) -> Round:
     """The round in which extras give to their proxies."""
     if rank in extras:
         return (Send(rank + 1, own),)
@@ -100,7 +100,7 @@ def all_reduce(rank: int, size: int) -> Schedule:
     round 1:  1->2 [0-2]+   2->1 [0-2]+
     round 2:  1->0 [0-2]
     """
-    return with_extras(rank, size, exchanges, Fold, given=whole, returned=whole)
+    return with_extras(rank, size, exchanges, RecvReduce, given=whole, returned=whole)
 
 
 def rabenseifner(rank: int, size: int) -> Schedule:
@@ -121,7 +121,7 @@ def rabenseifner(rank: int, size: int) -> Schedule:
     round 2:  1->2 [0-1]   2->1 [2]
     round 3:  1->0 [0-2]
     """
-    return with_extras(rank, size, halving_doubling, Fold, given=whole, returned=whole)
+    return with_extras(rank, size, halving_doubling, RecvReduce, given=whole, returned=whole)
 
 
 def reduce_scatter(rank: int, size: int) -> Schedule:
@@ -139,7 +139,7 @@ def reduce_scatter(rank: int, size: int) -> Schedule:
     round 1:  1->2 [2]+   2->1 [0-1]+
     round 2:  1->0 [0]
     """
-    return with_extras(rank, size, halving, Fold, given=whole, returned=chunk)
+    return with_extras(rank, size, halving, RecvReduce, given=whole, returned=chunk)
 
 
 def all_gather(rank: int, size: int) -> Schedule:

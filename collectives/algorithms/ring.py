@@ -7,10 +7,10 @@ Source: Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters o
 
 from collections.abc import Iterator
 
-from collectives.schedule.moves import Fold, Recv, Round, Schedule, Send, chunk
+from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, chunk
 
 
-def ring_pass(rank: int, size: int, first: int, take: type[Recv] | type[Fold]) -> Iterator[Round]:
+def ring_pass(rank: int, size: int, first: int, take: type[Recv] | type[RecvReduce]) -> Iterator[Round]:
     """Send chunk `first` to the right, then p-2 times forward what came from the left."""
     right, left = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
@@ -28,7 +28,7 @@ def reduce_scatter(rank: int, size: int) -> Schedule:
     round 1:  0->1 [2]+   1->2 [3]+   2->3 [0]+   3->0 [1]+
     round 2:  0->1 [1]+   1->2 [2]+   2->3 [3]+   3->0 [0]+
     """
-    return ring_pass(rank, size, first=rank - 1, take=Fold)
+    return ring_pass(rank, size, first=rank - 1, take=RecvReduce)
 
 
 def all_gather(rank: int, size: int) -> Schedule:

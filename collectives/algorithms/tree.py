@@ -8,7 +8,7 @@ src/mpi/coll/scatter/scatter_intra_binomial.c, src/mpi/coll/gather/gather_intra_
 from collections.abc import Iterator
 
 from collectives.algorithms import ring
-from collectives.schedule.moves import Fold, Recv, Round, Schedule, Send, arc, backwards
+from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, arc, backwards
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
@@ -45,7 +45,7 @@ def reduce(rank: int, size: int, root: int = 0) -> Schedule:
     round 1:  2->0 [0-4]+
     round 2:  4->0 [0-4]+
     """
-    return backwards(broadcast(rank, size, root), take=Fold)
+    return backwards(broadcast(rank, size, root), take=RecvReduce)
 
 
 def all_reduce(rank: int, size: int) -> Iterator[Round]:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from collectives.arrays.device import Device, Event
 from collectives.arrays.views import as_bytes
 from collectives.runtime.plan import CopyPair
-from collectives.schedule.moves import MESSAGES, Copy, Fold, Meet, Move, Recv, Round, Schedule, Send, show
+from collectives.schedule.moves import MESSAGES, Barrier, Copy, Move, Recv, RecvReduce, Round, Schedule, Send, show
 
 SEGMENT_BYTES = 1 << 20
 WINDOW = 2
@@ -54,7 +54,7 @@ class Vector:
 
     def add_scratch(self, schedule: Schedule, empty: Callable[[int, Any], Any]) -> None:
         """Add working space for the chunks that a schedule uses beyond the collective's own, each like the first."""
-        num_chunks = max((m.run.stop for moves in schedule for m in moves if not isinstance(m, Meet)), default=0)
+        num_chunks = max((m.run.stop for moves in schedule for m in moves if not isinstance(m, Barrier)), default=0)
         num_chunks -= len(self.places)
         if num_chunks > 0:
             array, begin, end = self.places[0]
@@ -188,7 +188,7 @@ class RequestBinder:
 
     def bind(self, number: int, moves: Round, vector: Vector) -> BoundRound:
         self.made = []
-        folds = [m.run for m in moves if isinstance(m, Fold)]
+        folds = [m.run for m in moves if isinstance(m, RecvReduce)]
         clashes = [(fold, m.run) for m in moves if isinstance(m, Send) for fold in folds if overlap(fold, m.run)]
         fold_late = bool(clashes) and self.in_place
         # Sends by way of other memory leave in step with the folds into the same run, but not into another.
@@ -196,19 +196,19 @@ class RequestBinder:
         copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
         plain: list[MPI.Prequest] = []
         lanes: list[Lane] = []
-        messages = [m for m in moves if isinstance(m, Send | Recv | Fold)]
+        messages = [m for m in moves if isinstance(m, Send | Recv | RecvReduce)]
         for place, (move, tag) in enumerate(zip(messages, self.tags(messages), strict=True)):
             if not move.run:  # a message without contents: a signal
                 plain.append(self.request(move, tag, np.empty(0, np.uint8)))
                 continue
             segments = self.cut(vector.view(move.run))
-            if self.in_place and not isinstance(move, Fold):
+            if self.in_place and not isinstance(move, RecvReduce):
                 plain += [self.request(move, tag, segment) for segment in segments]
             elif segments:
                 lanes.append(self.lane(move, tag, segments, place, at_once))
         return BoundRound(number, moves, copies, plain, lanes, fold_late, self.made)
 
-    def tags(self, messages: list[Send | Recv | Fold]) -> list[int]:
+    def tags(self, messages: list[Send | Recv | RecvReduce]) -> list[int]:
         """A tag of its own for the k-th message of a round to, or from, a rank: its segments mix with no other's."""
         ways = [(isinstance(m, Send), m[0]) for m in messages]
         nth = [ways[:place].count(way) for place, way in enumerate(ways)]
@@ -219,7 +219,7 @@ class RequestBinder:
         step = max(1, self.segment_bytes // view.dtype.itemsize)
         return [view[i : i + step] for i in range(0, len(view), step)]
 
-    def lane(self, move: Send | Recv | Fold, tag: int, segments: list[Any], place: int, at_once: bool) -> Lane:
+    def lane(self, move: Send | Recv | RecvReduce, tag: int, segments: list[Any], place: int, at_once: bool) -> Lane:
         slots = len(segments) if at_once else WINDOW  # `at_once`: all must have left before the first is folded
         ways = list(zip(*self.stops(move, segments, place, slots), strict=True))
         requests = [self.request(move, tag, way[-1]) for way in ways]
@@ -231,10 +231,10 @@ class RequestBinder:
         arrivals = [way[0] for way in ways]
         return FoldLane(requests, slots, self.device, incoming, self.folder(move.source), segments, arrivals)
 
-    def stops(self, move: Send | Recv | Fold, segments: list[Any], place: int, slots: int) -> list[list[Any]]:
+    def stops(self, move: Send | Recv | RecvReduce, segments: list[Any], place: int, slots: int) -> list[list[Any]]:
         """Where segments are one after the other, from the vector, or what is folded into it, to what MPI is given."""
         dtype = segments[0].dtype
-        stops = [self.slots("arrivals", place, segments, slots, dtype) if isinstance(move, Fold) else segments]
+        stops = [self.slots("arrivals", place, segments, slots, dtype) if isinstance(move, RecvReduce) else segments]
         if self.wire_dtype is not None:
             dtype = self.wire_dtype
             stops.append(self.slots("rounded", place, segments, slots, dtype))
@@ -266,13 +266,13 @@ class RequestBinder:
         return [buffer[b : b + len(s)] for b, s in zip(begins, segments, strict=True)]
 
     def folder(self, source: int) -> Callable[[Any, Any], None]:
-        """Fold what came from `source`: the lower rank's operand stands on the left."""
+        """RecvReduce what came from `source`: the lower rank's operand stands on the left."""
         fold, op = self.device.fold, self.op
         if source < self.mpi.rank:
             return lambda own, arrived: fold(op, arrived, own, own)
         return lambda own, arrived: fold(op, own, arrived, own)
 
-    def request(self, move: Send | Recv | Fold, tag: int, wire: Any) -> MPI.Prequest:
+    def request(self, move: Send | Recv | RecvReduce, tag: int, wire: Any) -> MPI.Prequest:
         buffer = [as_bytes(wire), MPI.BYTE]
         if isinstance(move, Send):
             request = self.mpi.Send_init(buffer, move.to, tag)

@@ -99,7 +99,7 @@ class Meeting:
             self.turn = (self.turn + 1) % TURNS  # who is slow waits for no later work than that of this meeting
 
     def arrive(self) -> Iterator[Waitable]:
-        """Meet on the host."""
+        """Barrier on the host."""
         yield from self.arrival.run(self.device)
 
 

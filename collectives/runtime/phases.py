@@ -16,7 +16,7 @@ import numpy as np
 
 from collectives.algorithms import Algorithm, Reach
 from collectives.arrays.device import TURNS
-from collectives.schedule.moves import Copy, Fold, Meet, Move, Parts, Pull, PullFold, Push, Recv, Round, Send
+from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Parts, Put, Recv, RecvReduce, Round, Send
 
 PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
 STAGED_BYTES = 1 << 18  # the same where it goes by way of a stage, which should stay in a core's cache
@@ -92,13 +92,13 @@ def whole(nbytes: int) -> Cut:
 def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
     """The moves between meetings, in their order.
 
-    >>> phases_of([(Copy(range(1), range(1, 2)),), (Meet((0, 1)),), (Pull(1, range(1), range(1)),)])
-    [[Copy(source=range(0, 1), run=range(1, 2))], [Pull(source=1, theirs=range(0, 1), run=range(0, 1))]]
+    >>> phases_of([(Copy(range(1), range(1, 2)),), (Barrier((0, 1)),), (Get(1, range(1), range(1)),)])
+    [[Copy(source=range(0, 1), run=range(1, 2))], [Get(source=1, theirs=range(0, 1), run=range(0, 1))]]
     """
     phases: list[list[Move]] = [[]]
     for moves in rounds:
         for move in moves:
-            if isinstance(move, Meet):
+            if isinstance(move, Barrier):
                 phases.append([])
             else:
                 phases[-1].append(move)
@@ -150,7 +150,7 @@ class Walk:
         def spot(rank: int, run: range, place: int, begin: int) -> Spot:
             return self.spot(rank, run[place], begin, segment % TURNS)
 
-        assert not isinstance(move, Send | Recv | Fold | Meet)
+        assert not isinstance(move, Send | Recv | RecvReduce | Barrier)
         me = self.rank
         own = move.source if isinstance(move, Copy) else move.run
         for place, begin, nbytes in self.pieces(own, segment):
@@ -158,11 +158,11 @@ class Walk:
             match move:
                 case Copy(source, _):
                     self.copy(here, spot(me, source, place, begin), nbytes)
-                case Pull(source, theirs, _):
+                case Get(source, theirs, _):
                     self.copy(here, spot(source, theirs, place, begin), nbytes)
-                case Push(to, _, theirs):
+                case Put(to, _, theirs):
                     self.copy(spot(to, theirs, place, begin), here, nbytes)
-                case PullFold(sources, theirs, _):
+                case GetReduce(sources, theirs, _):
                     self.reduce(here, [spot(s, theirs, place, begin) for s in sources], nbytes)
 
     def pieces(self, run: range, segment: int) -> Iterator[tuple[int, int, int]]:
@@ -212,12 +212,12 @@ def step_bytes(nbytes: int, num_segments: int) -> int:
 
 def peers_of(rounds: Sequence[Round], rank: int) -> list[int]:
     """The other ranks that a rank meets."""
-    groups = {m.ranks for moves in rounds for m in moves if isinstance(m, Meet)}
+    groups = {m.ranks for moves in rounds for m in moves if isinstance(m, Barrier)}
     assert len(groups) <= 1, f"a program's meetings are all of the same ranks, not of {groups}"
     return [peer for peer in next(iter(groups), ()) if peer != rank]
 
 
 def stages_of(move: Move, width: int) -> Iterator[int]:
     """The own stages that a move reads or writes."""
-    runs = () if isinstance(move, Meet) else (move.run, move.source) if isinstance(move, Copy) else (move.run,)
+    runs = () if isinstance(move, Barrier) else (move.run, move.source) if isinstance(move, Copy) else (move.run,)
     return (chunk for run in runs for chunk in run if chunk >= width)

@@ -212,7 +212,10 @@ class Program:
 
     def awaits(self) -> str:
         late = self.channel.late()
-        return f"to meet rank{'s' * (len(late) > 1)} {show_ranks(late)}" if late else "on its way"
+        if not late:
+            return "on its way"
+        verb = "have" if len(late) > 1 else "has"
+        return f"a barrier that rank{'s' * (len(late) > 1)} {show_ranks(late)} {verb} not come to"
 
     @property
     def met(self) -> int:

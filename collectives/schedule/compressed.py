@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from collectives.algorithms import Algorithm
 from collectives.algorithms.counterparts import Groups
-from collectives.schedule.moves import Copy, Fold, Meet, Pull, PullFold, Push, Recv, Round, Send
+from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, RecvReduce, Round, Send
 
 Nodes = tuple[tuple[int, ...], ...]  # the ranks of each
 
@@ -154,16 +154,16 @@ def shape_of(moves: Round, rank: int, size: int) -> Shape:
     meets: tuple[int, ...] = ()
     for move in moves:
         match move:
-            case Send(peer, run) | Recv(peer, run) | Fold(peer, run):
+            case Send(peer, run) | Recv(peer, run) | RecvReduce(peer, run):
                 sums = chunks.setdefault((isinstance(move, Send), (peer - rank) % size), [0, 0])
                 sums[0] += len(run)
-                sums[1] += len(run) * isinstance(move, Fold)
-            case Copy(_, run) | Pull(_, _, run) | Push(_, run, _):
+                sums[1] += len(run) * isinstance(move, RecvReduce)
+            case Copy(_, run) | Get(_, _, run) | Put(_, run, _):
                 copied += len(run)
                 pulled += len(run) * (not isinstance(move, Copy))
-            case PullFold(sources, _, run):
+            case GetReduce(sources, _, run):
                 folded += len(sources) * len(run)
                 pulled += (len(sources) - (rank in sources)) * len(run)
-            case Meet(ranks):
+            case Barrier(ranks):
                 meets = tuple(other - rank for other in ranks)
     return Shape(tuple(PeerTraffic(*way, *sums) for way, sums in chunks.items()), copied, folded, pulled, meets)

@@ -24,11 +24,11 @@ class Recv(NamedTuple):
     run: range
 
 
-class Fold(NamedTuple):
+class RecvReduce(NamedTuple):
     """Receive `run` from rank `source` and reduce it with what is there, at the end of the round.
 
     What comes from a lower rank stands on the left of the operator, so that two ranks that exchange
-    and fold the same two values get the same bits.
+    and reduce the same two values get the same bits.
     """
 
     source: int
@@ -42,7 +42,7 @@ class Copy(NamedTuple):
     run: range
 
 
-class Pull(NamedTuple):
+class Get(NamedTuple):
     """Copy run `theirs` of rank `source`'s vector, which lies in this rank's reach, to the own `run`."""
 
     source: int
@@ -50,7 +50,7 @@ class Pull(NamedTuple):
     run: range
 
 
-class Push(NamedTuple):
+class Put(NamedTuple):
     """Copy the own `run` to run `theirs` of rank `to`'s vector, which lies in this rank's reach."""
 
     to: int
@@ -58,7 +58,7 @@ class Push(NamedTuple):
     theirs: range
 
 
-class PullFold(NamedTuple):
+class GetReduce(NamedTuple):
     """Reduce run `theirs` of the ranks `sources`, in that order, into the own `run`."""
 
     sources: tuple[int, ...]
@@ -66,13 +66,13 @@ class PullFold(NamedTuple):
     run: range
 
 
-class Meet(NamedTuple):
+class Barrier(NamedTuple):
     """Go on when all of `ranks` are here: what they wrote before can be read after.  Alone in its round."""
 
     ranks: tuple[int, ...]
 
 
-Move = Send | Recv | Fold | Copy | Pull | Push | PullFold | Meet
+Move = Send | Recv | RecvReduce | Copy | Get | Put | GetReduce | Barrier
 Round = tuple[Move, ...]
 Schedule = Iterable[Round]
 Parts = Sequence[Sequence[Round]]
@@ -119,24 +119,24 @@ def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> It
         match m:
             case Copy(source, run):
                 return Copy(place(source), place(run))
-            case Pull(source, theirs, run):
-                return Pull(ranks[source], place(theirs), place(run))
-            case Push(to, run, theirs):
-                return Push(ranks[to], place(run), place(theirs))
-            case PullFold(sources, theirs, run):
-                return PullFold(tuple(ranks[s] for s in sources), place(theirs), place(run))
-            case Meet(members):
-                return Meet(tuple(ranks[m] for m in members))
+            case Get(source, theirs, run):
+                return Get(ranks[source], place(theirs), place(run))
+            case Put(to, run, theirs):
+                return Put(ranks[to], place(run), place(theirs))
+            case GetReduce(sources, theirs, run):
+                return GetReduce(tuple(ranks[s] for s in sources), place(theirs), place(run))
+            case Barrier(members):
+                return Barrier(tuple(ranks[m] for m in members))
             case _:
                 return type(m)(ranks[m[0]], place(m.run))
 
     for moves in schedule:
-        yield tuple(move(m) for m in moves if isinstance(m, Meet) or place(m.run) or not m.run)
+        yield tuple(move(m) for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
 
 
 def is_direct(moves: Round) -> bool:
-    """Whether a round reaches into other ranks' memory, or meets them there."""
-    return any(isinstance(m, Pull | Push | PullFold | Meet) for m in moves)
+    """Whether a round reaches into other ranks' memory, or waits for them at a barrier."""
+    return any(isinstance(m, Get | Put | GetReduce | Barrier) for m in moves)
 
 
 def in_parts(schedule: Schedule) -> Iterator[tuple[bool, list[tuple[int, Round]]]]:
@@ -145,14 +145,14 @@ def in_parts(schedule: Schedule) -> Iterator[tuple[bool, list[tuple[int, Round]]
         yield direct, list(part)
 
 
-def backwards(schedule: Schedule, take: type[Recv] | type[Fold]) -> Iterator[Round]:
-    """A schedule from its end to its start: what was sent is taken, and what was received or folded is sent."""
+def backwards(schedule: Schedule, take: type[Recv] | type[RecvReduce]) -> Iterator[Round]:
+    """A schedule from its end to its start: what was sent is taken, and what was received or reduced is sent."""
 
     def move(m: Move) -> Move:
         match m:
             case Send(to, run):
                 return take(to, run)
-            case Recv(source, run) | Fold(source, run):
+            case Recv(source, run) | RecvReduce(source, run):
                 return Send(source, run)
         raise AssertionError(m)
 
@@ -176,18 +176,18 @@ def show(move: Move) -> str:
             return f"send {show_run(run)} to rank {to}"
         case Recv(source, run):
             return f"receive {show_run(run)} from rank {source}"
-        case Fold(source, run):
-            return f"fold {show_run(run)} from rank {source}"
+        case RecvReduce(source, run):
+            return f"receive and reduce {show_run(run)} from rank {source}"
         case Copy(source, run):
             return f"copy {show_run(source)} to {show_run(run)}"
-        case Pull(source, theirs, run):
-            return f"pull {show_run(theirs)} of rank {source} to {show_run(run)}"
-        case Push(to, run, theirs):
-            return f"push {show_run(run)} to {show_run(theirs)} of rank {to}"
-        case PullFold(sources, theirs, run):
-            return f"fold {show_run(theirs)} of ranks {show_ranks(sources)} to {show_run(run)}"
-        case Meet(ranks):
-            return f"meet ranks {show_ranks(ranks)}"
+        case Get(source, theirs, run):
+            return f"get {show_run(theirs)} of rank {source} into {show_run(run)}"
+        case Put(to, run, theirs):
+            return f"put {show_run(run)} into {show_run(theirs)} of rank {to}"
+        case GetReduce(sources, theirs, run):
+            return f"get and reduce {show_run(theirs)} of ranks {show_ranks(sources)} into {show_run(run)}"
+        case Barrier(ranks):
+            return f"wait at a barrier of ranks {show_ranks(ranks)}"
 
 
 def show_ranks(ranks: Sequence[int]) -> str:
@@ -201,10 +201,10 @@ def show_ranks(ranks: Sequence[int]) -> str:
 
 
 def render(algorithm: Callable[..., Schedule], size: int, **kwargs: int) -> str:
-    """Draw all ranks' schedules: a line a round, `source->dest [chunk]`, `+` where it is folded.
+    """Draw all ranks' schedules: a line a round, `source->dest [chunk]`, `+` where it is reduced.
 
-    A local copy is `rank: [from]>[to]`; in shared memory `source=>dest` is a pull, `source~>dest` a push, and
-    `(ranks)` are those that meet.
+    A local copy is `rank: [from]>[to]`; in shared memory `source=>dest` is a get, `source~>dest` a put, and
+    `(ranks)` is a barrier.
     """
     schedules = [list(algorithm(rank, size, **kwargs)) for rank in range(size)]
     lines = []
@@ -213,7 +213,7 @@ def render(algorithm: Callable[..., Schedule], size: int, **kwargs: int) -> str:
         for rank, moves in enumerate(rounds):
             for move in moves:
                 if isinstance(move, Send):
-                    folded = any(isinstance(m, Fold) and m.source == rank for m in rounds[move.to])
+                    folded = any(isinstance(m, RecvReduce) and m.source == rank for m in rounds[move.to])
                     pictures.append(f"{rank}->{move.to} {show_run(move.run)}" + "+" * folded)
                 else:
                     pictures += picture(rank, move)
@@ -230,12 +230,12 @@ def picture(rank: int, move: Move) -> list[str]:
     match move:
         case Copy(source, run):
             return [f"{rank}: {show_run(source)}>{show_run(run)}"]
-        case Pull(source, theirs, run):
+        case Get(source, theirs, run):
             return [f"{source}=>{rank} {ends(theirs, run)}"]
-        case Push(to, run, theirs):
+        case Put(to, run, theirs):
             return [f"{rank}~>{to} {ends(run, theirs)}"]
-        case PullFold(sources, theirs, run):
+        case GetReduce(sources, theirs, run):
             return [f"{show_ranks(sources)}=>{rank} {ends(theirs, run)}+"]
-        case Meet(ranks):
+        case Barrier(ranks):
             return [f"({show_ranks(ranks)})"]
     return []

@@ -11,14 +11,14 @@ from functools import partial, reduce
 from typing import Any, NamedTuple
 
 from collectives.schedule.moves import (
+    Barrier,
     Copy,
-    Fold,
-    Meet,
+    Get,
+    GetReduce,
     Move,
-    Pull,
-    PullFold,
-    Push,
+    Put,
     Recv,
+    RecvReduce,
     Round,
     Schedule,
     Send,
@@ -117,7 +117,7 @@ def check(
         after = [{chunk + size: value for chunk, value in vector.items()} for vector in after]
     programs = [list(algorithm(rank, size, **root)) for rank in range(size)]
     name = f"{collective} on {size} ranks"
-    if any(isinstance(m, Meet | Pull | Push | PullFold) for rounds in programs for moves in rounds for m in moves):
+    if any(isinstance(m, Barrier | Get | Put | GetReduce) for rounds in programs for moves in rounds for m in moves):
         width = 1 + max((chunk for vector in (*before, *after) for chunk in vector), default=-1)
         num_chunks = max((run.stop for rs in programs for moves in rs for m in moves for run in runs_of(m)), default=0)
         programs = [repeated(rounds, width, num_chunks - width) for rounds in programs]
@@ -152,12 +152,12 @@ def repeated(rounds: list[Round], width: int, num_scratch: int) -> list[Round]:
 RUN_FIELDS: dict[type, tuple[str, ...]] = {
     Send: ("run",),
     Recv: ("run",),
-    Fold: ("run",),
+    RecvReduce: ("run",),
     Copy: ("source", "run"),
-    Pull: ("theirs", "run"),
-    Push: ("run", "theirs"),
-    PullFold: ("theirs", "run"),
-    Meet: (),
+    Get: ("theirs", "run"),
+    Put: ("run", "theirs"),
+    GetReduce: ("theirs", "run"),
+    Barrier: (),
 }
 
 
@@ -175,7 +175,7 @@ class Message(NamedTuple):
     """One side of a message that waits for the other: rank `rank`'s move."""
 
     rank: int
-    move: Send | Recv | Fold
+    move: Send | Recv | RecvReduce
 
 
 class Landing(NamedTuple):
@@ -243,24 +243,24 @@ class World:
             return []
         moves = self.programs[rank][self.rounds[rank]]
         self.check_disjoint(rank, moves)
-        self.pending[rank] = sum(isinstance(m, Send | Recv | Fold | Meet) for m in moves)
+        self.pending[rank] = sum(isinstance(m, Send | Recv | RecvReduce | Barrier) for m in moves)
         return [peer for move in moves for peer in self.post_move(rank, move)]
 
     def post_move(self, rank: int, move: Move | Rerun) -> list[int]:
         match move:
             case Send(to, _):
                 return self.post_message(rank, move, self.sends, self.receives, (rank, to))
-            case Recv(source, _) | Fold(source, _):
+            case Recv(source, _) | RecvReduce(source, _):
                 return self.post_message(rank, move, self.receives, self.sends, (source, rank))
-            case Meet(ranks):
+            case Barrier(ranks):
                 return self.meet(rank, move, ranks)
             case Copy(source, run):
                 self.bring(rank, rank, source, rank, run, move)
-            case Pull(source, theirs, run):
+            case Get(source, theirs, run):
                 self.bring(rank, source, theirs, rank, run, move)
-            case Push(to, run, theirs):
+            case Put(to, run, theirs):
                 self.bring(rank, rank, run, to, theirs, move)
-            case PullFold(sources, theirs, run):
+            case GetReduce(sources, theirs, run):
                 self.fold_all(rank, sources, theirs, run, move)
             case Rerun():
                 self.rerun(rank)
@@ -274,7 +274,7 @@ class World:
         for here, there in zip(run, theirs, strict=True):
             values = [self.value(rank, source, there, move) for source in sources]
             if len({value.chunk for value in values}) > 1:
-                raise ContractError(f"{self.at(rank)} folds {' and '.join(map(str, values))} in [{there}]")
+                raise ContractError(f"{self.at(rank)} reduces {' and '.join(map(str, values))} in [{there}]")
             total = reduce(partial(self.folded, rank), values)
             self.landings[rank].append(Landing(rank, here, total))
 
@@ -292,7 +292,7 @@ class World:
         self.deliver(send, receive)
         return [other.rank]
 
-    def meet(self, rank: int, move: Meet, ranks: tuple[int, ...]) -> list[int]:
+    def meet(self, rank: int, move: Barrier, ranks: tuple[int, ...]) -> list[int]:
         if rank not in ranks or rank in self.meetings[ranks]:
             raise ContractError(f"{self.at(rank)} would {show(move)}, " + ("twice" if rank in ranks else "uninvited"))
         self.meetings[ranks].append(rank)
@@ -316,7 +316,7 @@ class World:
                 f"{self.at(receive.rank)} would {show(receive.move)}, which sends {show_run(send.move.run)}"
             )
         values = [self.value(send.rank, send.rank, c, send.move) for c in send.move.run]
-        to, source = receive.rank, send.rank if isinstance(receive.move, Fold) else None
+        to, source = receive.rank, send.rank if isinstance(receive.move, RecvReduce) else None
         self.landings[to] += [Landing(to, c, v, source) for c, v in zip(receive.move.run, values, strict=True)]
         self.news[receive.rank] |= self.heard[send.rank]
         self.pending[send.rank] -= 1
@@ -346,7 +346,7 @@ class World:
             if source is not None:
                 own = vector.get(chunk)
                 if own is None or own.chunk != value.chunk:
-                    raise ContractError(f"{self.at(rank)} folds {value} into {own or 'nothing'} in [{chunk}]")
+                    raise ContractError(f"{self.at(rank)} reduces {value} into {own or 'nothing'} in [{chunk}]")
                 value = self.folded(rank, value, own) if source < rank else self.folded(rank, own, value)
             if self.shared:
                 self.write(rank, owner, chunk)
@@ -375,16 +375,16 @@ class World:
         self.writers[owner, chunk] = Access(rank, self.rounds[rank])
 
     def check_disjoint(self, rank: int, moves: Round) -> None:
-        """No chunk is written twice in a round, nor written while it is read; a Fold writes after all Sends."""
+        """No chunk is written twice in a round, nor written while it is read; a RecvReduce writes after all Sends."""
         written: dict[int, object] = {}
         for move in moves:
-            for chunk in move.run if isinstance(move, Recv | Fold | Copy | Pull | PullFold) else ():
+            for chunk in move.run if isinstance(move, Recv | RecvReduce | Copy | Get | GetReduce) else ():
                 if chunk in written:
                     raise ContractError(f"{self.at(rank)} writes [{chunk}] twice: {show(move)}")
                 written[chunk] = move
         for chunk, reader in self.reads(rank, moves):
             writer = written.get(chunk)
-            late = isinstance(reader, Send) and isinstance(writer, Fold)  # a fold writes after all sends
+            late = isinstance(reader, Send) and isinstance(writer, RecvReduce)  # a fold writes after all sends
             if writer is not None and not late and writer is not reader:
                 raise ContractError(f"{self.at(rank)} writes [{chunk}] while it would {show(reader)}")
             if writer is reader and isinstance(reader, Copy):
@@ -394,11 +394,11 @@ class World:
         """The own chunks that a round reads."""
         for move in moves:
             match move:
-                case Send(_, run) | Copy(run, _) | Push(_, run, _):
+                case Send(_, run) | Copy(run, _) | Put(_, run, _):
                     yield from ((chunk, move) for chunk in run)
-                case Pull(source, theirs, _) if source == rank:
+                case Get(source, theirs, _) if source == rank:
                     yield from ((chunk, move) for chunk in theirs)
-                case PullFold(sources, theirs, run) if rank in sources and theirs != run:
+                case GetReduce(sources, theirs, run) if rank in sources and theirs != run:
                     yield from ((chunk, move) for chunk in theirs)
 
     def at(self, rank: int) -> str:
@@ -408,5 +408,5 @@ class World:
         unmatched = [
             m.move for queue in (*self.sends.values(), *self.receives.values()) for m in queue if m.rank == rank
         ]
-        meetings: list[Move] = [Meet(ranks) for ranks, here in self.meetings.items() if rank in here]
+        meetings: list[Move] = [Barrier(ranks) for ranks, here in self.meetings.items() if rank in here]
         return f"{self.at(rank)} waits to {', '.join(map(show, [*unmatched, *meetings]))}"

@@ -65,9 +65,7 @@ if not late:
 """
     ended = run(tmp_path, body)
     before, call = line_of(tmp_path, "# before"), line_of(tmp_path, "# call")
-    waits = (
-        rf"waits {TIME} in all_reduce #5 \(32 bytes of float32, {call}\), where the ranks agree on it, to meet rank 1"
-    )
+    waits = rf"waits {TIME} in all_reduce #5 \(32 bytes of float32, {call}\), where the ranks agree on it, a barrier that rank 1 has not come to"
     rest = rf"; before: broadcast staged #2-#4 \({before}\), Communicator #1 \(.*\)"
     matches(
         report(ended),
@@ -91,10 +89,10 @@ plan()  # call
     waits = rf"waits {TIME} in all_reduce ring #4 \(32 bytes of float32, {line_of(tmp_path, '# call')}\)"
     matches(
         report(ended),
-        rf"rank 0 of 3 {waits}, round 1: fold \[0\] from rank 2; before: .*",
+        rf"rank 0 of 3 {waits}, round 1: receive and reduce \[0\] from rank 2; before: .*",
         rf"rank 1 of 3 is not in a collective, but at {line_of(tmp_path, '# load')}; its last: all_reduce ring #3 "
         rf"\(32 bytes of float32, {line_of(tmp_path, '# before')}\), ended {TIME} ago; before: plan all_reduce #2 .*",
-        rf"rank 2 of 3 {waits}, round 0: fold \[0\] from rank 1; before: .*",
+        rf"rank 2 of 3 {waits}, round 0: receive and reduce \[0\] from rank 1; before: .*",
         "not arrived at all_reduce ring #4: rank 1",
     )
 
@@ -112,10 +110,10 @@ plan()  # call
     waits = rf"waits {TIME} in all_reduce one_shot #53 \(32 bytes of float32, {line_of(tmp_path, '# call')}\), "
     matches(
         report(ended),
-        rf"rank 0 of 3 {waits}to meet rank 1; before: .*",
+        rf"rank 0 of 3 {waits}a barrier that rank 1 has not come to; before: .*",
         rf"rank 1 of 3 is not in a collective, but at {line_of(tmp_path, '# load')}; its last: "
         rf"all_reduce one_shot #52 \(32 bytes of float32, .*\), ended {TIME} ago.*",
-        rf"rank 2 of 3 {waits}to meet rank 1; before: .*",
+        rf"rank 2 of 3 {waits}a barrier that rank 1 has not come to; before: .*",
         "not arrived at all_reduce one_shot #53: rank 1",
     )
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from collectives import algorithms
-from collectives.schedule.moves import Fold, Send
+from collectives.schedule.moves import RecvReduce, Send
 from mpi_tests.helpers.fake_device import FakeDevice, Forgetful
 from mpi_tests.helpers.reference import COLLECTIVES, HALVES, algorithms_of, expected, inputs, reduced
 
@@ -150,10 +150,10 @@ def after_a_round(comm, mode, values, moves):
 @pytest.mark.sizes(2)
 @each_memory
 def test_folds_into_what_is_still_being_sent(comm, mode):
-    """A round in which a Send's run and a Fold's overlap, but are not the same."""
+    """A round in which a Send's run and a RecvReduce's overlap, but are not the same."""
     a, b = inputs(2, 15)
     first, last = range(2), range(1, 3)
-    moves = (Send(1, first), Fold(1, last)) if comm.rank == 0 else (Fold(0, first), Send(0, last))
+    moves = (Send(1, first), RecvReduce(1, last)) if comm.rank == 0 else (RecvReduce(0, first), Send(0, last))
     want = np.concatenate([a[:5], (a + b)[5:]]) if comm.rank == 0 else np.concatenate([(a + b)[:10], b[10:]])
     assert np.array_equal(after_a_round(comm, mode, (a, b)[comm.rank], moves), want)
 
@@ -164,7 +164,7 @@ def test_two_folds_from_one_rank(comm, mode):
     """A round with two messages from rank to rank, of many segments."""
     a, b = inputs(2, 15)
     runs = range(2, 3), range(1)
-    moves = tuple(Send(1, run) for run in runs) if comm.rank == 0 else tuple(Fold(0, run) for run in runs)
+    moves = tuple(Send(1, run) for run in runs) if comm.rank == 0 else tuple(RecvReduce(0, run) for run in runs)
     want = a if comm.rank == 0 else np.concatenate([(a + b)[:5], b[5:10], (a + b)[10:]])
     assert np.array_equal(after_a_round(comm, mode, (a, b)[comm.rank], moves), want)
 

@@ -7,7 +7,7 @@ import pytest
 from collectives import algorithms
 from collectives.algorithms import ROOTED, Algorithm, chain, double_tree, find
 from collectives.schedule.cost import Link, Network, count, predict, price, profile, sample, tally
-from collectives.schedule.moves import Copy, Fold, Meet, Pull, PullFold, Push, Recv, Round, Send
+from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, RecvReduce, Round, Send
 from mpi_tests.helpers.algorithm_costs import COSTS, each_algorithm, nodes_of, sizes
 
 ALPHA, BETA, GAMMA, COPY, MEET = 3e-6, 7e-10, 4e-10, 5e-10, 2e-6
@@ -85,16 +85,16 @@ def test_a_root_may_be_anywhere():
 def shared(rank: int, size: int) -> Iterator[Round]:
     """A round of every move of shared memory, and of a copy."""
     everyone = tuple(range(size))
-    yield (Meet(everyone),)
-    yield (PullFold(everyone, range(rank, rank + 1), range(rank, rank + 1)),)
-    yield (Meet(everyone),)
+    yield (Barrier(everyone),)
+    yield (GetReduce(everyone, range(rank, rank + 1), range(rank, rank + 1)),)
+    yield (Barrier(everyone),)
     if rank == 0:
-        yield (Pull(1, range(1, 3), range(1, 3)),)
-        yield (Push(1, range(1), range(4, 5)),)
+        yield (Get(1, range(1, 3), range(1, 3)),)
+        yield (Put(1, range(1), range(4, 5)),)
         yield (Copy(range(3), range(4, 7)),)
     else:
         yield ()
-        yield (Push(0, range(2), range(4, 6)),)
+        yield (Put(0, range(2), range(4, 6)),)
         yield ()
 
 
@@ -111,7 +111,7 @@ def test_runs_for_one_peer_are_one_message_and_two_peers_wait_for_each_other():
     rounds = {
         0: [(Send(1, range(1)), Send(1, range(2, 4)))],
         1: [(Recv(0, range(1)), Recv(0, range(2, 4)), Send(2, range(1, 2)))],
-        2: [(Fold(1, range(1, 2)),)],
+        2: [(RecvReduce(1, range(1, 2)),)],
     }
     two_peers = {0: [(Send(1, range(1)), Send(2, range(2)))], 1: [(Recv(0, range(1)),)], 2: [(Recv(0, range(2)),)]}
     for schedules, expected in ((rounds, ALPHA + 3 * BETA), (two_peers, 2 * ALPHA + 3 * BETA)):

@@ -17,7 +17,7 @@ from collectives.algorithms import (
 from collectives.algorithms.counterparts import innermost, whole
 from collectives.schedule import proof
 from collectives.schedule.cost import Link, Network, count, predict, tally
-from collectives.schedule.moves import MESSAGES, Fold, Meet, Pull, PullFold, Push, Recv, Send
+from collectives.schedule.moves import MESSAGES, Barrier, Get, GetReduce, Put, Recv, RecvReduce, Send
 from collectives.schedule.topology import Topology
 from mpi_tests.helpers.algorithm_costs import LARGEST, ceil_log2, cost, nodes_of
 
@@ -90,11 +90,11 @@ def test_ranks_reach_into_their_innermost_group_only_and_send_beyond_it_only(row
         for moves in row.rounds(rank, size, 0, groups):
             for move in moves:
                 match move:
-                    case Meet(ranks) | PullFold(ranks, _, _):
+                    case Barrier(ranks) | GetReduce(ranks, _, _):
                         assert set(ranks) == own
-                    case Pull(peer, _, _) | Push(peer, _, _):
+                    case Get(peer, _, _) | Put(peer, _, _):
                         assert peer in own
-                    case Send(peer, _) | Recv(peer, _) | Fold(peer, _):
+                    case Send(peer, _) | Recv(peer, _) | RecvReduce(peer, _):
                         assert peer not in own
 
 

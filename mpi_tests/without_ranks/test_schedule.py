@@ -23,7 +23,7 @@ from collectives.algorithms import (
     tree,
 )
 from collectives.schedule import proof
-from collectives.schedule.moves import Copy, Fold, Pull, PullFold, Recv, Send, embed, render, shares, show
+from collectives.schedule.moves import Copy, Get, GetReduce, Recv, RecvReduce, Send, embed, render, shares, show
 from collectives.schedule.proof import ContractError
 from mpi_tests.helpers.algorithm_costs import (
     COSTS,
@@ -156,11 +156,11 @@ MUTANTS = {
     ),
     "results are read before they are there": (
         ("all_reduce", direct.two_shot, ALL, drop_round(2)),
-        "race: rank 1 in round 1 would fold [1] of ranks 0-3 to [1], which rank 2 may still write",
+        "race: rank 1 in round 1 would get and reduce [1] of ranks 0-3 into [1], which rank 2 may still write",
     ),
     "nobody waits after reading": (
         ("all_reduce", direct.two_shot, ALL, drop_round(4)),
-        "race: rank 2 in round 3 would pull [3] of rank 3 to [3], which rank 3 may still write",
+        "race: rank 2 in round 3 would get [3] of rank 3 into [3], which rank 3 may still write",
     ),
     "one rank leaves without meeting": (
         ("all_reduce", direct.two_shot, [1], drop_round(4)),
@@ -168,23 +168,23 @@ MUTANTS = {
     ),
     "a stage is read before it is full": (
         ("all_gather", direct.staged_all_gather, ALL, drop_round(1)),
-        "rank 3 in round 1 would pull [4] of rank 0 to [0], where rank 0 holds nothing in [4]",
+        "rank 3 in round 1 would get [4] of rank 0 into [0], where rank 0 holds nothing in [4]",
     ),
     "a pull from the wrong rank": (
-        ("all_gather", direct.all_gather, [2], put(1, 0, Pull(1, run(3), run(3)))),
-        "rank 2 in round 1 would pull [3] of rank 1 to [3], where rank 1 holds nothing in [3]",
+        ("all_gather", direct.all_gather, [2], put(1, 0, Get(1, run(3), run(3)))),
+        "rank 2 in round 1 would get [3] of rank 1 into [3], where rank 1 holds nothing in [3]",
     ),
     "a rank is left out of a sum": (
-        ("reduce_scatter", direct.reduce_scatter, [1], put(1, 0, PullFold((0, 1, 2), run(1), run(1)))),
+        ("reduce_scatter", direct.reduce_scatter, [1], put(1, 0, GetReduce((0, 1, 2), run(1), run(1)))),
         "rank 1 ends with chunk 1 of r0 + r1 + r2 in [1], must be chunk 1 of r0 + r1 + r2 + r3",
     ),
     "send to the wrong peer": (
         ("all_reduce", ring.all_reduce, [0], put(0, 0, Send(2, run(3)))),
-        "deadlock: rank 0 in round 0 waits to send [3] to rank 2; rank 1 in round 0 waits to fold [3] from rank 0",
+        "deadlock: rank 0 in round 0 waits to send [3] to rank 2; rank 1 in round 0 waits to receive and reduce [3] from rank 0",
     ),
     "fold from the wrong peer": (
-        ("reduce", tree.reduce, [2], put(0, 0, Fold(1, run(0, 3)))),
-        "rank 2 in round 0 waits to fold [0-3] from rank 1; rank 3 in round 0 waits to send [0-3] to rank 2",
+        ("reduce", tree.reduce, [2], put(0, 0, RecvReduce(1, run(0, 3)))),
+        "rank 2 in round 0 waits to receive and reduce [0-3] from rank 1; rank 3 in round 0 waits to send [0-3] to rank 2",
     ),
     "chunks folded twice": (
         ("all_reduce", recursive.all_reduce, ALL, repeat_round(0)),
@@ -211,12 +211,12 @@ MUTANTS = {
         "rank 0 ends with chunk 0 of r1 + r2 + r3 in [0], must be chunk 0 of r0 + r1 + r2 + r3",
     ),
     "fold instead of receive": (
-        ("all_gather", ring.all_gather, [3], put(0, 1, Fold(2, run(2)))),
-        "rank 3 in round 0 folds chunk 2 of r2 into nothing in [2]",
+        ("all_gather", ring.all_gather, [3], put(0, 1, RecvReduce(2, run(2)))),
+        "rank 3 in round 0 reduces chunk 2 of r2 into nothing in [2]",
     ),
     "fold of another chunk": (
-        ("reduce_scatter", ring.reduce_scatter, [0], put(0, 1, Fold(3, run(1)))),
-        "rank 0 in round 0 folds chunk 2 of r3 into chunk 1 of r0 in [1]",
+        ("reduce_scatter", ring.reduce_scatter, [0], put(0, 1, RecvReduce(3, run(1)))),
+        "rank 0 in round 0 reduces chunk 2 of r3 into chunk 1 of r0 in [1]",
     ),
     "send of a chunk that is not held": (
         ("all_gather", ring.all_gather, [0], put(0, 0, Send(1, run(2)))),
@@ -240,7 +240,7 @@ MUTANTS = {
     ),
     "runs of different lengths": (
         ("reduce", tree.reduce, [1], put(0, 0, Send(0, run(0, 2)))),
-        "rank 0 in round 0 would fold [0-3] from rank 1, which sends [0-2]",
+        "rank 0 in round 0 would receive and reduce [0-3] from rank 1, which sends [0-2]",
     ),
     "the wrong inbox": (
         ("all_to_all", pairwise.all_to_all, [2], put(3, 1, Recv(3, run(5)))),
@@ -256,7 +256,7 @@ MUTANTS = {
     ),
     "messages for two counterparts swapped": (
         ("reduce_scatter", partial(hierarchical.reduce_scatter, groups=PAIRS), [0], swap_moves(0, 0, 2)),
-        "rank 1 in round 0 folds chunk 3 of r0 into chunk 1 of r1 in [1]",
+        "rank 1 in round 0 reduces chunk 3 of r0 into chunk 1 of r1 in [1]",
     ),
     "chunks for the own group sent across": (
         ("all_to_all", partial(hierarchical_all_to_all.all_to_all, groups=PAIRS), [0], put(5, 0, Send(2, run(8, 9)))),
@@ -323,14 +323,14 @@ def test_embedded_groups_make_an_all_reduce():
 
 
 def test_embedding_places_copies_and_signals():
-    moves = (Copy(run(1), run(0)), Send(1, range(0)), Fold(0, run(0, 1)))
+    moves = (Copy(run(1), run(0)), Send(1, range(0)), RecvReduce(0, run(0, 1)))
     placed = embed([moves], ranks=[4, 6], runs=[run(2, 3), run(4)])
-    assert list(placed) == [(Copy(run(4), run(2, 3)), Send(6, range(0)), Fold(4, run(2, 4)))]
+    assert list(placed) == [(Copy(run(4), run(2, 3)), Send(6, range(0)), RecvReduce(4, run(2, 4)))]
 
 
 def test_what_would_move_nothing_is_not_embedded():
     placed = embed(ring.reduce_scatter(0, 3), ranks=range(3), runs=[run(0), range(1, 1), run(1)])
-    assert list(placed) == [(Send(1, run(1)),), (Fold(2, run(0)),)]
+    assert list(placed) == [(Send(1, run(1)),), (RecvReduce(2, run(0)),)]
 
 
 def test_shares_are_as_equal_as_can_be():
@@ -345,7 +345,7 @@ def test_shares_are_as_equal_as_can_be():
 def test_moves_in_words():
     assert show(Send(3, run(2))) == "send [2] to rank 3"
     assert show(Recv(3, run(0, 4))) == "receive [0-4] from rank 3"
-    assert show(Fold(0, run(1))) == "fold [1] from rank 0"
+    assert show(RecvReduce(0, run(1))) == "receive and reduce [1] from rank 0"
     assert show(Copy(run(1), run(5))) == "copy [1] to [5]"
     assert show(Send(1, range(0))) == "send [] to rank 1"
 
@@ -353,7 +353,7 @@ def test_moves_in_words():
 def test_a_picture_shows_folds_copies_and_empty_rounds():
     rounds = {
         0: [(Send(1, run(0)), Copy(run(1), run(2))), (), (Recv(1, run(0)),)],
-        1: [(Fold(0, run(0)),), (), (Send(0, run(0)),)],
+        1: [(RecvReduce(0, run(0)),), (), (Send(0, run(0)),)],
     }
     assert render(lambda rank, size: rounds[rank], 2).splitlines() == [
         "round 0:  0->1 [0]+   0: [1]>[2]",

@@ -13,7 +13,7 @@ from collectives.algorithms import REGISTRY, Algorithm, Reach, find
 from collectives.runtime.messages import SEGMENT_BYTES
 from collectives.schedule.compressed import RankPrograms
 from collectives.schedule.cost import Link, Network, predict
-from collectives.schedule.moves import Fold, Meet, PullFold, Push, Recv, Send
+from collectives.schedule.moves import Barrier, GetReduce, Put, Recv, RecvReduce, Send
 from collectives.schedule.simulate import FABRICS
 from collectives.schedule.simulate import __main__ as command
 from collectives.schedule.simulate.__main__ import main
@@ -64,21 +64,21 @@ class Plain:
             moves, crowd, net = self.schedules[rank][number], self.crowd(rank, number), self.network
             for move in moves:
                 match move:
-                    case PullFold(sources, _, run):
+                    case GetReduce(sources, _, run):
                         self.ends[rank] += crowd * len(sources) * len(run) * self.chunk * net.gamma_s_per_byte
-                    case Send() | Recv() | Fold() | Meet():
+                    case Send() | Recv() | RecvReduce() | Barrier():
                         pass
                     case _:
                         self.ends[rank] += crowd * len(move.run) * self.chunk * net.copy_s_per_byte
-            if moves and isinstance(moves[0], Meet):
+            if moves and isinstance(moves[0], Barrier):
                 self.meet(rank, number, moves[0].ranks, crowd)
                 return
             wires = {}
             for move in moves:
-                if isinstance(move, Send | Recv | Fold):
+                if isinstance(move, Send | Recv | RecvReduce):
                     ends = (rank, move.to) if isinstance(move, Send) else (move.source, rank)
                     length, folded = wires.get(ends, (0, 0))
-                    wires[ends] = length + len(move.run), folded + len(move.run) * isinstance(move, Fold)
+                    wires[ends] = length + len(move.run), folded + len(move.run) * isinstance(move, RecvReduce)
             if wires:
                 self.open[rank, number] = [len(wires), self.ends[rank], 0, 0]
                 for ends, (length, folded) in wires.items():
@@ -373,7 +373,7 @@ def test_no_mpi_is_needed():
 
 def test_a_push_counts_as_a_copy():
     def pushes(rank, size):
-        yield (Push(1 - rank, range(1), range(1)),) if rank == 0 else ()
+        yield (Put(1 - rank, range(1), range(1)),) if rank == 0 else ()
 
     row = Algorithm("all_reduce", "pushes", pushes)
     assert simulate(row, 2000, nodes_of(2), NETWORK).seconds == same(1000 * NETWORK.copy_s_per_byte)
