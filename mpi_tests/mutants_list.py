@@ -155,14 +155,14 @@ RUNTIME = [
     ),
     mutant(
         "collectives/communicator.py",
-        "first_tag = self._num_plans % (self._num_tags // TAGS) * TAGS",
-        "first_tag = 0",
+        "return self._num_plans % (self._num_tags // TAGS) * TAGS",
+        "return 0",
         ("test_communicator.py", "waited_for_in_any_order and 2-ranks", 2),
     ),
     mutant(
-        "collectives/communicator.py",
-        'phases.Fold(a.op, dtype, self.size if a.op == "avg" else 1)',
-        "phases.Fold(a.op, dtype, 1)",
+        "collectives/runtime/binding.py",
+        'phases.Reduction(a.op, dtype, self.size if a.op == "avg" else 1)',
+        "phases.Reduction(a.op, dtype, 1)",
         ("test_data_parallel.py", "whole_batch and 2-ranks", 2),
     ),
     mutant(
@@ -331,9 +331,9 @@ TOOLS = [
     ),
     mutant(
         "collectives/runtime/choose/select.py",
-        "if once and nbytes < ONCE_BYTES:",
-        "if nbytes < ONCE_BYTES:",
-        ("test_tuning.py", "worth_binding"),
+        "tuple(row for row in rows if row.reach <= reach)",
+        "tuple(rows)",
+        ("test_tuning.py", "in_reach_is_usable"),
     ),
     mutant(
         "collectives/schedule/draw.py",
@@ -384,10 +384,10 @@ TOOLS = [
         ("test_torch_backend.py", "sums_of_products and 2-ranks", 2),
     ),
     mutant(
-        "collectives/torch_backend/runner.py",
-        "same[1] and direct > 0, same[2]",
-        "direct > 0, same[2]",
-        ("test_torch_backend.py", "those_bound and 2-ranks", 2),
+        "collectives/torch_backend/tensors.py",
+        'note = f", {call.note}" if call.note else ""',
+        'note = ""',
+        ("test_torch_backend.py", "ranks_that_disagree and 2-ranks", 2),
     ),
     mutant(
         "collectives/torch_backend/order.py",

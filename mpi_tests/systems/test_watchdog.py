@@ -65,7 +65,8 @@ if not late:
 """
     ended = run(tmp_path, body)
     before, call = line_of(tmp_path, "# before"), line_of(tmp_path, "# call")
-    waits = rf"waits {TIME} in all_reduce #5 \(32 bytes of float32, {call}\), where the ranks agree on it, a barrier that rank 1 has not come to"
+    where = "where the ranks agree on it, a barrier that rank 1 has not come to"
+    waits = rf"waits {TIME} in all_reduce #5 \(32 bytes of float32, {call}\), {where}"
     rest = rf"; before: broadcast staged #2-#4 \({before}\), Communicator #1 \(.*\)"
     matches(
         report(ended),

@@ -207,9 +207,9 @@ def test_segments_are_copied_while_others_travel(mpi_comm, monkeypatch):
     from collectives.runtime import messages
 
     seen = []
-    start, messages = messages.Lane.start, messages.Messages
+    start, under_way = messages.Lane.start, messages.Messages
     monkeypatch.setattr(messages.Lane, "start", lambda lane, i: (start(lane, i), seen.append(f"start {i}")))
-    monkeypatch.setattr(messages, "Messages", lambda requests: (seen.append("await"), messages(requests))[1])
+    monkeypatch.setattr(messages, "Messages", lambda requests: (seen.append("await"), under_way(requests))[1])
     comm = Communicator(mpi_comm, segment_bytes=16)
     device = Traced(seen)
     x = device.put(np.full(20, comm.rank, np.float32))

@@ -180,11 +180,13 @@ MUTANTS = {
     ),
     "send to the wrong peer": (
         ("all_reduce", ring.all_reduce, [0], put(0, 0, Send(2, run(3)))),
-        "deadlock: rank 0 in round 0 waits to send [3] to rank 2; rank 1 in round 0 waits to receive and reduce [3] from rank 0",
+        "deadlock: rank 0 in round 0 waits to send [3] to rank 2; "
+        "rank 1 in round 0 waits to receive and reduce [3] from rank 0",
     ),
     "fold from the wrong peer": (
         ("reduce", tree.reduce, [2], put(0, 0, RecvReduce(1, run(0, 3)))),
-        "rank 2 in round 0 waits to receive and reduce [0-3] from rank 1; rank 3 in round 0 waits to send [0-3] to rank 2",
+        "rank 2 in round 0 waits to receive and reduce [0-3] from rank 1; "
+        "rank 3 in round 0 waits to send [0-3] to rank 2",
     ),
     "chunks folded twice": (
         ("all_reduce", recursive.all_reduce, ALL, repeat_round(0)),
