@@ -286,8 +286,8 @@ CHECKS = [
     ),
     mutant(
         "collectives/arrays/views.py",
-        ": use 'max' for any, 'min' for all, or cast to int32 to count",
-        "",
+        'f"op {op!r} of {dtype}: {remedy}"',
+        'f"op {op!r} of {dtype}"',
         ("test_arrays.py", "ops_that_make_sense"),
     ),
 ]

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from collectives.arrays.views import COMPLEX, HALVES, INTEGERS, UFUNCS, sum_dtype
+from collectives.arrays.views import COMPLEX, HALVES, INTEGERS, sum_dtype
+from collectives.schedule.ops import OPS
 
 TURNS = 2  # staging buffers, and the events that go with them, are used in turn
 
@@ -65,7 +66,7 @@ class Device:
     @np.errstate(all="ignore")  # NaN and infinity are results; as an error on one rank they would hang the others
     def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
         """out = low op high, elementwise; 16-bit floats are reduced in float32 and rounded once."""
-        ufunc = getattr(self.xp, UFUNCS[op])
+        ufunc = getattr(self.xp, OPS[op].ufunc)
         if out.dtype in HALVES:
             out[...] = ufunc(low.astype(np.float32), high.astype(np.float32)).astype(out.dtype)
         elif op == "prod" and out.dtype in COMPLEX:  # NumPy's own rounds as the CPU can: here, each operation once

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from collectives.schedule.ops import OPS
+
 if TYPE_CHECKING:
     from collectives.arrays.device import Device, Host
 
-BIT_OPS = {"band": "bitwise_and", "bor": "bitwise_or", "bxor": "bitwise_xor"}
-UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "avg": "add"} | BIT_OPS
-OPS = tuple(UFUNCS)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALVES = {np.dtype("float16"), BFLOAT16}
 FLOATS = {np.dtype("float32"), np.dtype("float64")} | HALVES
@@ -99,12 +98,15 @@ def check_op(op: str, dtype: np.dtype) -> None:
     """
     if op not in OPS:
         raise ValueError(f"op {op!r} is unknown: use one of {', '.join(OPS)}")
-    if dtype == np.dtype(bool) and op in ("sum", "prod", "avg"):
-        raise ValueError(f"op {op!r} of bool: use 'max' for any, 'min' for all, or cast to int32 to count")
-    if dtype in COMPLEX and op in ("min", "max"):
-        raise ValueError(f"op {op!r} of {dtype}: complex numbers have no order; use 'sum', 'prod' or 'avg'")
-    if op in BIT_OPS and dtype in FLOATS | COMPLEX:
-        raise ValueError(f"op {op!r} of {dtype}: it is of integers and bool; use another, or pass a view of integers")
+    if remedy := OPS[op].refused.get(kind_of(dtype)):
+        raise ValueError(f"op {op!r} of {dtype}: {remedy}")
+
+
+def kind_of(dtype: np.dtype) -> str:
+    """Return bool, float, complex or integer."""
+    if dtype == np.dtype(bool):
+        return "bool"
+    return "float" if dtype in FLOATS else "complex" if dtype in COMPLEX else "integer"
 
 
 def flat(x: Any) -> "tuple[Device, Any]":

@@ -27,6 +27,7 @@ from collectives.job.settings import Parser, Range
 from collectives.runtime.arguments import OPERANDS, REDUCTIONS
 from collectives.runtime.choose.tuning import MEMORIES
 from collectives.schedule import draw
+from collectives.schedule.ops import OPS
 from collectives.schedule.sizes import ladder, num_bytes
 
 QUICK = ["auto", "mpi"]
@@ -67,7 +68,7 @@ def parser() -> Parser:
     add("-w", "--warmup_iters", type=count, default=3, help="runs before those (3)")
     add("-c", "--check", type=count, default=1, help="runs whose results are checked (1)")
     add("-d", "--dtype", default="float32", type=dtype, help="as in NumPy or nccl-tests (float32)")
-    add("-o", "--op", default="sum", help=f"{', '.join(views.OPS)} (sum)")
+    add("-o", "--op", default="sum", help=f"{', '.join(OPS)} (sum)")
     add("-r", "--root", type=count, default=0, help="of collectives that have one (0)")
     add("--device", default="cpu", help="cpu or cuda (cpu)")
     add("--memory", choices=[*MEMORIES, "both"], help="arrays from comm.empty, or others (symmetric)")

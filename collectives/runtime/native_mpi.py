@@ -10,9 +10,9 @@ from collectives.arrays.views import HALVES, flat, pointer, same_memory
 from collectives.runtime.arguments import REDUCTIONS, Arguments, Operands, even
 from collectives.runtime.messages import Messages
 from collectives.runtime.plan import Plan, Progress
+from collectives.schedule.ops import OPS
 
-BIT_OPS = {"band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR}
-MPI_OPS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "avg": MPI.SUM} | BIT_OPS
+MPI_OPS = {name: getattr(MPI, op.mpi) for name, op in OPS.items()}
 
 
 class NativePlan(Plan):

@@ -32,6 +32,7 @@ from collectives.runtime.phases import (
 )
 from collectives.runtime.plan import MismatchError
 from collectives.schedule.moves import Parts, show_ranks
+from collectives.schedule.ops import OPS
 
 interpreter, ENDED = kernels.run, kernels.ENDED
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
@@ -40,9 +41,7 @@ YIELDS = 20  # of the core, before it gives control back
 BRIEF_SPINS = 20  # of who only looks in
 
 FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
-BIT_OPCODES = {"band": kernels.BAND, "bor": kernels.BOR, "bxor": kernels.BXOR}
-OPCODES = {"sum": kernels.SUM, "prod": kernels.PROD, "min": kernels.MIN, "max": kernels.MAX} | BIT_OPCODES
-OPCODES["avg"] = kernels.SUM  # and divided
+OPCODES = {name: getattr(kernels, op.kernel) for name, op in OPS.items()}
 
 
 class Compiler(Walk):

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOp, Work
 
 from collectives.communicator import Communicator
 from collectives.job.launch import start_mpi
+from collectives.schedule.ops import OPS
 from collectives.torch_backend import monitored, reductions
 from collectives.torch_backend.call import Tensors, TorchCall, caller
 from collectives.torch_backend.letters import Delivery
@@ -21,9 +22,8 @@ from collectives.torch_backend.runner import Runner
 from collectives.torch_backend.untraced import untraced
 
 RedOp: Any = ReduceOp.RedOpType
-BIT_OPS = {RedOp.BAND: "band", RedOp.BOR: "bor", RedOp.BXOR: "bxor"}
-OPS = {RedOp.SUM: "sum", RedOp.PRODUCT: "prod", RedOp.MIN: "min", RedOp.MAX: "max", RedOp.AVG: "avg"} | BIT_OPS
-OPS_OF_BOOL = OPS | {RedOp.SUM: "max", RedOp.PRODUCT: "min"}  # as NCCL's
+NAMES = {getattr(RedOp, op.torch): name for name, op in OPS.items()}
+NAMES_OF_BOOL = NAMES | {RedOp.SUM: "max", RedOp.PRODUCT: "min"}  # as NCCL's
 
 
 def create_group(options: Any, _: Any) -> "Group":
@@ -86,7 +86,7 @@ class Group(Runner):
             )
             call.place = caller(sys._getframe(1))
             return self.submit(partial(reductions.sum_products, self, call, opts), taken or given, opts)
-        op = (OPS_OF_BOOL if dtype == torch.bool else OPS)[asked]
+        op = (NAMES_OF_BOOL if dtype == torch.bool else NAMES)[asked]
         return self.run(TorchCall(name, given, taken, (("op", op), *same), (), "", count), opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
