@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from collectives import algorithms
 from collectives.algorithms import Reach
 from collectives.arrays.device import host
-from collectives.arrays.views import address_of, flat
+from collectives.arrays.views import address_of
 from collectives.job.errors import LoneInputError
 from collectives.runtime import facts
 from collectives.runtime.arguments import OPERANDS, TAKES, Arguments, Operands, like
@@ -28,7 +28,7 @@ from collectives.runtime.checks.call_log import Call, caller
 from collectives.runtime.fuse import Fused
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.plan import MismatchError, Plan, run_now
-from collectives.runtime.signature import Signature, Signed, Unsigned, hashable, sign
+from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -141,7 +141,7 @@ class Resolver:
         result = x if out is None else out
         if bound.new is not None and out is None:
             result = bound.new(x)
-            addresses, keys = (addresses[0], address_of(flat(result)[1])), (keys[0], 0)
+            addresses, keys = (addresses[0], address_of_result(result)), (keys[0], 0)
         elif not bound.has_all:
             addresses, keys = (tuple(map(mul, bound.has, pair)) for pair in (addresses, keys))
         try:

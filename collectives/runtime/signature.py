@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Hashable
 from typing import Any
 
@@ -11,7 +12,7 @@ from mpi4py import MPI
 
 from collectives.arrays.device import host
 from collectives.arrays.memory import SymmetricMemory
-from collectives.arrays.views import flat
+from collectives.arrays.views import address_of, flat
 from collectives.runtime.arguments import IN_PLACE
 
 C_CONTIGUOUS, WRITEABLE = 0x1, 0x400  # of NumPy's flags
@@ -32,14 +33,6 @@ Signed = tuple[Signature, tuple[int, int], tuple[int, int], bool]
 
 def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tuple) -> Signed:
     """Raises: Unsigned."""
-    if out is None and type(x) is np.ndarray and x.size:  # most calls
-        flags = x.flags.num & (C_CONTIGUOUS | WRITEABLE)
-        if not flags & C_CONTIGUOUS:
-            raise Unsigned
-        address = get_address(x)
-        key = memory.windows.key_at(address)
-        kind = memory.kinds[key] if key in memory.kinds else memory.kind(key)
-        return (collective, options, x.dtype, x.size, flags, kind), (address, address), (key, key), True
     described, address, key = describe(memory, x)
     on_host = described[0] is not DEVICE
     if out is None:
@@ -57,13 +50,16 @@ def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tu
 def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
     """What decides of an array; its address; and the key of the window in which it is."""
     kind = type(x)
-    if kind is np.ndarray:
-        flags = x.flags.num & (C_CONTIGUOUS | WRITEABLE)
+    if kind is np.ndarray:  # most calls
+        flags, size = x.flags.num & (C_CONTIGUOUS | WRITEABLE), x.size
         if not flags & C_CONTIGUOUS:
             raise Unsigned
-        size = x.size
         address = get_address(x) if size else 0
-        key = memory.windows.key_at(address)
+        windows = memory.windows
+        nth = bisect_right(windows.begins, address) - 1
+        if nth < 0 or address >= windows.ends[nth]:
+            return (x.dtype, size, flags), address, 0
+        key = windows.keys[nth]
         return (x.dtype, size, flags, memory.kinds[key] if key in memory.kinds else memory.kind(key)), address, key
     if x is None:
         return (None,), 0, 0
@@ -106,3 +102,8 @@ def hashable(signature: Signature) -> Signature:
     except TypeError:
         raise Unsigned from None
     return (collective, options, *arrays)
+
+
+def address_of_result(x: Any) -> int:
+    """The address of a new array."""
+    return (get_address(x) if x.size else 0) if type(x) is np.ndarray else address_of(flat(x)[1])
