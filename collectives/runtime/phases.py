@@ -80,7 +80,7 @@ def cut(row: Algorithm, chunk_bytes: int, size: int, on_host: bool = True) -> Cu
         segment_bytes = DEVICE_BYTES
     num_segments = max(1, -(-chunk_bytes // segment_bytes)) if row.segmented else 1
     read_before = row.reach == Reach.ARRAYS and row.segmented
-    streams = read_before or chunk_bytes * size >= CACHED_BYTES
+    streams = read_before or (row.reach != Reach.STAGES and chunk_bytes * size >= CACHED_BYTES)
     return Cut(num_segments, STREAMED_BYTES if streams else NEVER)
 
 

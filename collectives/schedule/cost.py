@@ -37,12 +37,12 @@ class Network(NamedTuple):
     The defaults are of two cores of a server (benchmarks/results) and of 10 Gbit/s Ethernet.
     """
 
-    within: Link = Link(3e-6, 2.1e-10)  # between two ranks of a node: tried
+    within: Link = Link(3e-6, 3e-10)  # between two ranks of a node: tried
     between: Link = Link(3e-5, 8e-10)  # between two nodes, of which one rank each talks: tried
     gamma_s_per_byte: float = 5e-11  # to fold a byte that has arrived, or that is pulled, all cores at it: fold_rate
     copy_s_per_byte: float = 8e-11  # to copy a byte, all cores at it: copy_rate
     meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting
-    system: Link = Link(2e-6, 1e-10)  # more, to reach arrays through the system: for a meeting, and for a byte
+    system: Link = Link(2e-6, 1.5e-10)  # more, to reach arrays through the system: for a meeting, and for a byte
     pull_s_per_byte: float = 0.0  # more, for a byte of another rank's memory
     cores: float = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
     nic: Link | None = None  # how long a message keeps others off its node's way out, or in; None: one pair fills it

@@ -9,7 +9,6 @@ from collectives.runtime.choose.tuning import Case, Tuning
 from collectives.schedule.cost import NETWORK, Network, Nodes, predict
 
 UNTUNED = Tuning()
-CACHE_BYTES = 1 << 22
 Candidates = tuple[Algorithm, ...]  # rows of one collective that can be run
 
 
@@ -56,7 +55,7 @@ def ranking(
     """
 
     def seconds(row: Algorithm) -> float:
-        speeds = speeds_of(row, nbytes, size, network, memory)
+        speeds = speeds_of(row, network, memory)
         around = copied_before(row, nbytes, size) * network.copy_s_per_byte
         return predict(row, nbytes, size, nodes, network=speeds, groups=groups) + around
 
@@ -64,21 +63,12 @@ def ranking(
     return sorted(predicted, key=lambda pair: round(pair[1], 12))
 
 
-def speeds_of(row: Algorithm, nbytes: int, size: int, network: Network, memory: str) -> Network:
-    """The speeds at which ranks read each other's arrays, or stages.
-
-    The system does it more slowly than the ranks themselves; and so do they with what a stage holds of a long vector,
-    which comes out of one core's cache into another's, unless ranks share cores anyway.
-    """
-    alpha, beta = network.system
-    through_system = row.reach == Reach.ARRAYS and memory == "ordinary"
-    from_cache = row.reach == Reach.STAGES and nbytes > CACHE_BYTES and size <= network.cores
-    if not (through_system or from_cache):
+def speeds_of(row: Algorithm, network: Network, memory: str) -> Network:
+    """The speeds at which ranks read each other's arrays: through the system, more slowly than in shared memory."""
+    if row.reach < Reach.ARRAYS or memory != "ordinary":
         return network
-    return network._replace(
-        meet_s=network.meet_s + alpha * through_system,
-        pull_s_per_byte=beta,
-    )
+    alpha, beta = network.system
+    return network._replace(meet_s=network.meet_s + alpha, pull_s_per_byte=beta)
 
 
 def copied_before(row: Algorithm, nbytes: int, size: int) -> float:
