@@ -10,7 +10,9 @@ from typing import NamedTuple
 TERMINATION_S = 5.0  # for mpirun to end its ranks
 # Programs of children.
 BARRIER = "import collectives; comm = collectives.world(); comm.barrier(); print('size', comm.size, flush=True)"
-COMPILE = "from collectives.runtime import kernels; kernels.njit(lambda x: x + 1)(1); print(kernels.run.stats.cache_path)"
+COMPILE = (
+    "from collectives.runtime import kernels; kernels.njit(lambda x: x + 1)(1); print(kernels.run.stats.cache_path)"
+)
 SUM_ON_GPUS = """
 import cupy
 for index in range(cupy.cuda.runtime.getDeviceCount()):

@@ -46,6 +46,17 @@ def test_splitting(tmp_path):
         assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
 
 
+def test_calls(tmp_path):
+    path = tmp_path / "calls.md"
+    small = ["--collectives", "all_reduce", "all_gather", "--bytes", "8", "65536", "--rounds", "2", "--out", path]
+    ended = launch(2, sys.executable, "benchmarks/calls.py", *small, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = [line.strip("| ").split(" | ") for line in path.read_text().splitlines() if re.match(r"\| all_", line)]
+    assert [row[:2] for row in rows[:4]] == [[name, n] for name in ("all_reduce", "all_gather") for n in ("8", "65536")]
+    assert all(float(time) > 0 for row in rows[:4] for time in row[2:])
+    assert [row[0] for row in rows[4:]] == ["all_reduce", "all_gather"]  # how many times as fast, from 64 KiB
+
+
 def test_sharing(tmp_path):
     results, output = run(2, "sharing.py", tmp_path / "sharing.json")
     ours = [f"ZeRO {stage}: ours" for stage in (1, 2, 3)]
