@@ -54,14 +54,21 @@ def test_its_links_lead_somewhere():
 def test_its_figures_are_those_of_the_results():
     runs = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("peers-*.json"))]
     assert len(runs) == 4
-    for run in runs:
-        seconds = {r["bytes"]: r["seconds"] for r in run["results"] if r["collective"] == "all_reduce"}
-        names = "auto symmetric", "mpi", "gloo"
-        small, large = ([seconds[nbytes][name] for name in names] for nbytes in (1 << 16, 1 << 26))
-        cells = *(f"{s * 1e6:.0f}" for s in small), *(f"{s * 1e3:.1f}" for s in large)
-        assert f"| {run['mpi']} | {run['ranks']} | {' | '.join(cells)} |" in README
     table = runpy.run_path(str(ROOT / "benchmarks" / "table.py"))["table"]
     assert "\n".join(table(runs)) in (RESULTS / "README.md").read_text()
+
+
+def test_its_times_of_calls_are_those_of_the_results():
+    files = sorted(RESULTS.glob("calls-*.md"))
+    assert len(files) == 3
+    for file in files:
+        rows = [line.strip("| ").split(" | ") for line in file.read_text().splitlines()]
+        times = {int(row[1]): row[2:] for row in rows if row[0] == "all_reduce" and len(row) == 8}
+        mpi = "MPICH 5.0.2" if "mpich" in file.name else "Open MPI 5.0.11"
+        ranks = re.search(r"(\d)\.md", file.name).group(1)
+        for nbytes, size in ((min(times), f"{min(times)} B"), (1 << 14, "16 KiB"), (1 << 20, "1 MiB"), (1 << 26, "64 MiB")):
+            plan, call, _, symmetric, native, _ = times[nbytes]
+            assert f"| {mpi} | {ranks} | {size} | {call} | {plan} | {native} | {symmetric} |" in README
 
 
 def test_tables_of_the_rig_are_those_of_the_results():
