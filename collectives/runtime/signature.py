@@ -32,7 +32,10 @@ Signed = tuple[Signature, tuple[int, int], tuple[int, int], bool]
 
 
 def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tuple) -> Signed:
-    """Raises: Unsigned."""
+    """Describe a call, with its arrays' addresses apart.
+
+    Raises: Unsigned.
+    """
     described, address, key = describe(memory, x)
     on_host = described[0] is not DEVICE
     if out is None:
@@ -48,7 +51,7 @@ def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tu
 
 
 def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
-    """What decides of an array; its address; and the key of the window in which it is."""
+    """Return what decides how an array is worked on, its address, and the key of its window."""
     kind = type(x)
     if kind is np.ndarray:  # most calls
         flags, size = x.flags.num & (C_CONTIGUOUS | WRITEABLE), x.size
@@ -64,21 +67,18 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
     if x is None:
         return (None,), 0, 0
     torch = sys.modules.get("torch")
-    if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and x.device.type == "cpu":
-        return describe_tensor(memory, x, torch.strided)
     try:
+        if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and x.device.type == "cpu":
+            return describe_tensor(memory, x, torch.strided)
         device, view = flat(x)
-    except (ValueError, TypeError, RuntimeError):
+    except (ValueError, TypeError, RuntimeError):  # whoever agrees on the call says why
         raise Unsigned from None
     if device is host():
         return describe(memory, view)
     address = view.data.ptr
     writable = getattr(view.flags, "writeable", True)
-    return (
-        (DEVICE, device.place, view.dtype, len(view), writable, address, memory.windows.key_at(address)),
-        address,
-        0,
-    )
+    key = memory.windows.key_at(address)
+    return (DEVICE, device.place, view.dtype, len(view), writable, address, key), address, 0
 
 
 def describe_tensor(memory: SymmetricMemory, x: Any, strided: Any) -> tuple[tuple, int, int]:
@@ -90,7 +90,7 @@ def describe_tensor(memory: SymmetricMemory, x: Any, strided: Any) -> tuple[tupl
 
 
 def hashable(signature: Signature) -> Signature:
-    """The same with options that were lists as tuples.
+    """Return the signature with tuples for the options that were lists.
 
     Raises: Unsigned where that is not enough.
     """
@@ -105,5 +105,5 @@ def hashable(signature: Signature) -> Signature:
 
 
 def address_of_result(x: Any) -> int:
-    """The address of a new array."""
+    """Return the address of a new array."""
     return (get_address(x) if x.size else 0) if type(x) is np.ndarray else address_of(flat(x)[1])

@@ -144,6 +144,17 @@ def test_what_was_taken_before_is_refused_where_it_will_not_do(comm):
     same(comm.all_reduce(np.ones(6)), np.full(6, float(comm.size)))
 
 
+@pytest.mark.sizes(2)
+def test_a_tensor_without_memory_is_refused_on_all_ranks(comm):
+    torch = pytest.importorskip("torch")
+    comm.all_reduce(torch.zeros(3))
+    with pytest.raises(InputError, match="rank 1: all_reduce: "):
+        if comm.rank:
+            torch.vmap(comm.all_reduce)(torch.zeros(2, 3))
+        else:
+            comm.all_reduce(torch.zeros(3))
+
+
 CALLS = {
     "another length": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.all_reduce(np.ones(5))),
     "another dtype": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.all_reduce(np.ones(4, "float32"))),
