@@ -1,0 +1,14 @@
+"""Run a module of which CuPy works on the stand-in, in it and in what it starts."""
+
+import os
+import runpy
+import sys
+
+from mpi_tests.helpers.cuda_on_host.build import HERE
+from mpi_tests.helpers.cuda_on_host.load import load_when_imported
+
+if __name__ == "__main__":
+    sys.argv = sys.argv[1:]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE / "site"), os.environ.get("PYTHONPATH")]))
+    load_when_imported()
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,0 +1,69 @@
+"""Compile the stand-in's C++ once, into a folder of the user's cache."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-pthread")
+# By the names under which CuPy asks for them: who loads one of these first, by any path, has answered.
+DRIVER, NVRTC = "libcuda.so.1", "libnvrtc.so.12"
+
+
+class CannotBuildError(Exception):
+    """Why this machine can't have the stand-in."""
+
+
+def compiler() -> str:
+    """A C++ compiler that knows float16."""
+    for name in ("g++", "clang++"):
+        if shutil.which(name):
+            probe = [name, "-xc++", "-fsyntax-only", "-"]
+            if subprocess.run(probe, input="_Float16 x;", text=True, capture_output=True).returncode == 0:
+                return name
+    raise CannotBuildError("no C++ compiler that knows _Float16")
+
+
+def cache_folder(kind: str, sources: Iterable[Path]) -> Path:
+    """A folder for what is made of these very sources."""
+    digest = hashlib.sha256(str(HERE).encode())
+    for path in sorted(sources):
+        digest.update(path.read_bytes())
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    folder = base / "collectives-cuda-on-host" / f"{kind}-{digest.hexdigest()[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def kernels_folder() -> Path:
+    """The folder for kernels, which nvrtc.cc fills."""
+    return cache_folder("kernels", [HERE / "runtime/blocks.h", HERE / "nvrtc.cc", *(HERE / "device").rglob("*.h")])
+
+
+def build(name: str) -> Path:
+    """Compile a library, if it is not there yet; returns its path.  Other processes wait for the first that comes.
+
+    Raises: CannotBuildError
+    """
+    sources = sorted((HERE / "runtime").glob("*.cc")) if name == DRIVER else [HERE / "nvrtc.cc"]
+    library = cache_folder(name, [*sources, *(HERE / "runtime").glob("*.h")]) / name
+    with open(library.with_suffix(".lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not library.exists():
+            link(sources, library)
+    return library
+
+
+def link(sources: list[Path], library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as part:
+        made = Path(part) / library.name
+        command = [compiler(), *FLAGS, f"-Wl,-soname,{library.name}", *map(str, sources), "-o", str(made), "-ldl"]
+        ended = subprocess.run(command, text=True, capture_output=True)
+        if ended.returncode:
+            raise CannotBuildError(ended.stderr)
+        made.rename(library)

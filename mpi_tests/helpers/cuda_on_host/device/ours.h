@@ -1,0 +1,25 @@
+// What collectives/arrays/cuda_kernels.cu takes from CUDA beside that.  A GPU fails at addresses that 16 does not divide.
+#pragma once
+
+#include "kernel.h"
+
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+static const int MISALIGNED_ADDRESS = 716;
+
+static inline uint4 __ldcs(const uint4* address) {
+    if (reinterpret_cast<size_t>(address) % sizeof(uint4)) standin_trap(MISALIGNED_ADDRESS);
+    uint4 value;
+    std::memcpy(&value, address, sizeof value);
+    return value;
+}
+static inline void __stcs(uint4* address, uint4 value) {
+    if (reinterpret_cast<size_t>(address) % sizeof value) standin_trap(MISALIGNED_ADDRESS);
+    std::memcpy(address, &value, sizeof value);
+}
+static inline double float_to_double(float x) { return x; }
+static inline float double_to_float(double x) { return static_cast<float>(x); }
+static inline float half_to_float(unsigned short bits) { return same_bits<_Float16>(bits); }
+static inline unsigned short float_to_half(float x) { return same_bits<unsigned short>(static_cast<_Float16>(x)); }
+static inline unsigned short double_to_half(double x) { return same_bits<unsigned short>(static_cast<_Float16>(x)); }

@@ -1,0 +1,84 @@
+"""Put the stand-in under CuPy, before that is imported."""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from functools import cache
+from pathlib import Path
+
+from mpi_tests.helpers.cuda_on_host.build import DRIVER, HERE, NVRTC, CannotBuildError, build, compiler, kernels_folder
+from mpi_tests.helpers.cuda_on_host.patch import patch
+
+WHEEL = "cupy-cuda12x"
+KNOWN = {421: "CUDA 12.9"}  # by the number of its runtime's functions
+
+
+class CannotLoadError(Exception):
+    """Why the stand-in can't be had here."""
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """Have CuPy work on the stand-in from now on; returns its library.
+
+    Raises: CannotLoadError
+    """
+    check_machine()
+    try:
+        os.environ["CUDA_ON_HOST_COMPILER"] = compiler()
+        driver, _ = (ctypes.CDLL(str(build(name)), mode=ctypes.RTLD_GLOBAL) for name in (DRIVER, NVRTC))
+    except CannotBuildError as error:
+        raise CannotLoadError(str(error)) from None
+    kernels = kernels_folder()
+    os.environ |= {"CUDA_ON_HOST_SOURCES": str(HERE), "CUDA_ON_HOST_CACHE": str(kernels)}
+    os.environ |= {"CUPY_CACHE_DIR": str(kernels / "cupy"), "CUPY_ACCELERATORS": ""}  # CUB's kernels are machine code
+    done, refused = patch(load_runtime(), driver)
+    if len(done | refused) not in KNOWN:
+        known = ", ".join(f"{number} of {name}" for number, name in KNOWN.items())
+        version = importlib.metadata.version(WHEEL)
+        raise CannotLoadError(
+            f"{WHEEL} {version} has {len(done | refused)} functions of CUDA's runtime; known: {known}"
+        )
+    return driver
+
+
+def check_machine() -> None:
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise CannotLoadError("it is for Linux on x86-64")
+    if importlib.util.find_spec("cupy_backends") is None:
+        raise CannotLoadError(f"CuPy is not installed: pip install {WHEEL}")
+    if "cupy_backends" in sys.modules:
+        raise CannotLoadError("CuPy has been imported before")
+    try:
+        importlib.metadata.version(WHEEL)
+    except importlib.metadata.PackageNotFoundError:
+        raise CannotLoadError(f"CuPy is another one than {WHEEL}") from None
+
+
+def load_runtime() -> Path:
+    """Load CuPy's module of the runtime, which has CUDA's linked in; returns its path."""
+    package = importlib.util.find_spec("cupy_backends")
+    assert package is not None
+    assert package.origin is not None
+    (path,) = (Path(package.origin).parent / "cuda" / "api").resolve().glob("runtime.*.so")
+    ctypes.CDLL(str(path))
+    return path
+
+
+class Finder:
+    """Loads the stand-in when somebody imports CuPy."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "cupy":
+            sys.meta_path.remove(self)
+            try:
+                load()
+            except CannotLoadError as error:
+                raise ImportError(f"CUDA on the host: {error}", name=name) from None
+
+
+def load_when_imported() -> None:
+    sys.meta_path.insert(0, Finder())

@@ -1,0 +1,94 @@
+"""Overwrite the functions of CUDA's runtime, which CuPy's module has linked in, by jumps to the stand-in's.
+
+Source: System V ABI, "Symbol Table"; AMD64 Architecture Programmer's Manual, volume 3, MOV and JMP.
+"""
+
+import ctypes
+import mmap
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+SYMBOL_TABLE, FUNCTION = 2, 2
+READ_WRITE_EXECUTE = 7
+
+
+class Symbol(NamedTuple):
+    """A function of a module: where it begins from the module's base on, and of how many bytes it is."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+def functions(path: Path) -> Iterator[Symbol]:
+    """The functions that a module has for itself."""
+    data = path.read_bytes()
+    (sections_at,) = struct.unpack_from("<Q", data, 0x28)
+    nbytes, count, _ = struct.unpack_from("<HHH", data, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, sections_at + i * nbytes) for i in range(count)]
+    for _, kind, _, _, begin, length, strings, *_ in sections:
+        if kind != SYMBOL_TABLE:
+            continue
+        names_at = sections[strings][4]
+        for at in range(begin, begin + length, 24):
+            name, info, _, section, value, size = struct.unpack_from("<IBBHQQ", data, at)
+            if info & 15 == FUNCTION and section and size:
+                end = data.index(b"\0", names_at + name)
+                yield Symbol(data[names_at + name : end].decode(), value, size)
+
+
+def base_of(path: Path) -> int:
+    """Where a module that is loaded begins."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, _, offset, *_, name = line.split()
+        if name == str(path) and int(offset, 16) == 0:
+            return int(addresses.split("-")[0], 16)
+    raise LookupError(f"{path} is not loaded")
+
+
+def jump_to(address: int) -> bytes:
+    return b"\x49\xbb" + struct.pack("<Q", address) + b"\x41\xff\xe3"  # mov r11, address; jmp r11
+
+
+def refuse(name: int, refusal: int) -> bytes:
+    """A call of the refusal with a function's name."""
+    return b"\x48\xbf" + struct.pack("<Q", name) + jump_to(refusal)  # mov rdi, name
+
+
+def overwrite(address: int, code: bytes) -> None:
+    mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+    mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    page = address & -mmap.PAGESIZE
+    if mprotect(page, address + len(code) - page, READ_WRITE_EXECUTE):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    ctypes.memmove(address, code, len(code))
+
+
+keep: list = []  # the names that refusals say
+
+
+def patch(path: Path, library: ctypes.CDLL) -> tuple[set[str], set[str]]:
+    """Have the module's functions of CUDA do what the library's do; returns which those are, and which are refused."""
+    base = base_of(path)
+    refusal = address_of(library, "standin_unsupported")
+    done, refused = set(), set()
+    for symbol in functions(path):
+        if not (symbol.name.startswith("cuda") and symbol.name[4:5].isupper()):
+            continue
+        ours = address_of(library, symbol.name)
+        name = ctypes.create_string_buffer(symbol.name.encode())
+        keep.append(name)
+        code = jump_to(ours) if ours else refuse(ctypes.addressof(name), refusal or 0)
+        if len(code) <= symbol.nbytes:
+            overwrite(base + symbol.offset, code)
+            (done if ours else refused).add(symbol.name)
+    return done, refused
+
+
+def address_of(library: ctypes.CDLL, name: str) -> int | None:
+    try:
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    except AttributeError:
+        return None

@@ -1,0 +1,14 @@
+// Threads of a kernel: those of a block take turns on one thread of the host, and give theirs up where they wait.
+#pragma once
+
+#include <functional>
+
+struct Place {
+    unsigned x, y, z;
+};
+extern "C" {
+extern __thread Place standin_thread, standin_block, standin_block_size, standin_grid_size;
+void standin_syncthreads();
+}
+
+void run_grid(Place grid, Place block, const std::function<void()>& body);

@@ -1,0 +1,131 @@
+// What the parts of the stand-in for CUDA share: streams, events, memory, and the errors of CUDA.
+//
+// One lock guards all of it.  Work itself runs outside the lock, on a thread of its stream.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#define API extern "C" __attribute__((visibility("default")))
+
+using Error = int;
+
+enum : Error {  // cudaError_t; those of the driver have the same numbers
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_CONFIGURATION = 9,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    ILLEGAL_STATE = 401,
+    INVALID_HANDLE = 400,
+    SYMBOL_NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    MISALIGNED_ADDRESS = 716,
+    LAUNCH_FAILURE = 719,
+    NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+    CAPTURE_UNJOINED = 904,
+    CAPTURE_ISOLATION = 905,
+    CAPTURE_IMPLICIT = 906,
+    CAPTURE_WRONG_THREAD = 908,
+};
+
+using Lock = std::unique_lock<std::mutex>;
+using Number = uint64_t;  // of a piece of work on its stream, from 1 on; of a recording of an event, likewise
+
+struct Stream;
+struct Capture;
+using Clock = std::map<Stream*, Number>;  // of a capture: how much of each stream is before something
+
+struct File {  // of memory, which goes with the last process that has it; another opens it by its path
+    int descriptor = -1;
+    std::string path;
+};
+
+// How far an event is: in memory that processes share, if it is an interprocess one.
+struct Counts {
+    std::atomic<Number> recorded, reached, wanted;
+    std::atomic<double> reached_at_s;
+};
+
+struct Event {
+    int device;
+    unsigned flags;
+    Counts* counts;
+    File file;            // of an interprocess event
+    bool opened = false;  // another process has made it
+    Capture* capture = nullptr;  // in which it was recorded last
+    Clock clock = {};
+};
+
+struct Work {
+    std::function<void(Stream&, Number)> run;
+    std::vector<std::pair<Stream*, Number>> after;  // by the rules of the legacy default stream
+};
+
+struct Recording {  // of an event, among a stream's work
+    Counts* counts;
+    Number number, place;
+};
+
+struct Stream {
+    int device;
+    unsigned flags;
+    int priority;
+    bool alive = true;
+    std::deque<Work> queue = {};
+    std::deque<Recording> recordings = {};
+    Number pushed = 0, done = 0;
+    Number wanted = 0;  // somebody waits until this is done: then there is no lag
+    Capture* capture = nullptr;
+};
+
+struct Capture {
+    Stream* origin;
+    unsigned long id;
+    int mode;
+    Error broken = SUCCESS;
+    std::vector<std::function<void(Stream&, Number)>> nodes = {};
+    std::map<Stream*, Clock> clocks = {};
+};
+
+// state.cc
+extern std::mutex& lock;
+extern std::condition_variable& changed;
+extern std::atomic<Error> sticky;  // what a piece of work has died of: all that follows fails with it
+Error fail(Error);                 // what cudaGetLastError says next
+Error misuse(const char* format, ...);  // what CUDA does not define: counted, said, and refused
+double now_s();
+long setting(const char* name, long value);
+
+// devices.cc
+int num_devices();
+int current_device();
+void touch();  // the current device: a process that uses one makes a context there
+
+// streams.cc
+Stream* stream_of(void* handle, Lock&);  // null if there is none
+Error push(Stream*, Lock&, std::function<void(Stream&, Number)>);
+void finish(Stream&, Number until, Lock&);
+Error finish_device(int device, Lock&);
+bool is_capturing(Lock&);
+Error refuse_in_capture(Lock&);  // of what is not allowed while a stream is captured, which it breaks
+
+// memory.cc
+bool is_pageable(const void*, Lock&);
+File new_file(size_t nbytes);  // without a path where there is no memory
+void* map_file(const std::string& path, size_t nbytes);
+
+// faults.cc
+void guarded(const std::function<void()>&);  // a fault ends it, and is the sticky error from then on
