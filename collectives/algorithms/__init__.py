@@ -13,6 +13,7 @@ from collectives.algorithms import (
     hierarchical,
     hierarchical_all_to_all,
     hierarchical_direct,
+    leaders,
     neighbor,
     pairwise,
     recursive,
@@ -92,8 +93,8 @@ def reading(
     return Algorithm(collective, name, schedule, reach=Reach.ARRAYS, apart=apart, in_order=in_order)
 
 
-def in_nodes(collective: str, schedule: Callable[..., Schedule], needs: Precondition = NOTHING) -> Algorithm:
-    return Algorithm(collective, "hierarchical_direct", schedule, needs, over_nodes=True, reach=Reach.NODES)
+def in_nodes(collective: str, name: str, schedule: Callable[..., Schedule], needs: Precondition = NOTHING) -> Algorithm:
+    return Algorithm(collective, name, schedule, needs, over_nodes=True, reach=Reach.NODES)
 
 
 REGISTRY = (
@@ -141,11 +142,13 @@ REGISTRY = (
     reading("gather", "direct", direct.gather),
     reading("scatter", "direct", direct.scatter),
     staged("barrier", "direct", direct.barrier, apart=False),
-    in_nodes("all_reduce", hierarchical_direct.all_reduce),
-    in_nodes("reduce_scatter", hierarchical_direct.reduce_scatter),
-    in_nodes("all_gather", hierarchical_direct.all_gather),
-    in_nodes("all_to_all", hierarchical_direct.all_to_all, EQUAL_CHUNKS),
-    in_nodes("broadcast", hierarchical_direct.broadcast),
+    in_nodes("all_reduce", "hierarchical_direct", hierarchical_direct.all_reduce),
+    in_nodes("reduce_scatter", "hierarchical_direct", hierarchical_direct.reduce_scatter),
+    in_nodes("all_gather", "hierarchical_direct", hierarchical_direct.all_gather),
+    in_nodes("all_to_all", "hierarchical_direct", hierarchical_direct.all_to_all, EQUAL_CHUNKS),
+    in_nodes("broadcast", "hierarchical_direct", hierarchical_direct.broadcast),
+    in_nodes("all_reduce", "leaders", leaders.all_reduce),
+    in_nodes("all_to_all", "leaders", leaders.all_to_all, EQUAL_CHUNKS),
 )
 
 
