@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from enum import IntEnum
+from math import ceil
 from typing import Any, NamedTuple
 
 from collectives.algorithms import (
@@ -22,6 +23,9 @@ from collectives.algorithms import (
 )
 from collectives.algorithms.counterparts import Groups
 from collectives.schedule.moves import Round, Schedule
+
+PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
+STAGED_BYTES = 1 << 18  # the same where it goes by way of a staging buffer, which should stay in a core's cache
 
 # Collectives with a root; their algorithms take it as a third argument.
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -67,6 +71,11 @@ class Algorithm(NamedTuple):
         more |= {"groups": groups} if self.over_nodes else {}
         more |= {"apart": True} if self.apart else {}
         return list(self.schedule(rank, size, **more))
+
+    def num_segments(self, chunk_bytes: float) -> int:
+        """In how many segments ranks of the host work on chunks of so many bytes."""
+        segment_bytes = STAGED_BYTES if self.reach == Reach.STAGES else PIPELINED_BYTES
+        return max(1, ceil(chunk_bytes / segment_bytes)) if self.segmented else 1
 
     def check(self, size: int, equal: bool = True) -> None:
         """Refuse what the algorithm cannot do.

@@ -78,8 +78,9 @@ def exchange(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> 
         Copy(part, target) if source == leader else Get(source, part, target)
         for source, part, target in packing(team, teams, 2 * size)
     )
-    others = [(other[0], nth) for nth, other in enumerate(teams) if other != team]
-    yield (*(Send(to, leaving[nth]) for to, nth in others), *(Recv(source, arriving[nth]) for source, nth in others))
+    others = [(own + step) % len(teams) for step in range(1, len(teams))]  # so that not all send to one at once
+    sends = [Send(teams[other][0], leaving[other]) for other in others]
+    yield (*sends, *(Recv(teams[other][0], arriving[other]) for other in reversed(others)))
     yield tuple(
         Copy(part, target) if dest == leader else Put(dest, part, target)
         for other, run in zip(teams, arriving, strict=True)
