@@ -19,7 +19,7 @@ from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import SymmetricMemory, Windows
 from collectives.job import environment
 from collectives.job.launch import after_fork, library_name
-from collectives.runtime.arguments import OPERANDS, check_rank, check_writable
+from collectives.runtime.arguments import check_rank, check_writable
 from collectives.runtime.binding import bookkeeping
 from collectives.runtime.checks.agreement import Agreement
 from collectives.runtime.checks.call_log import Call, Calls, Record
@@ -32,6 +32,7 @@ from collectives.runtime.plan import Plan, Progress
 from collectives.runtime.point_to_point import Mailbox, PointToPoint, RecvMessage, SendMessage
 from collectives.runtime.resolve import Resolver
 from collectives.schedule.cost import NETWORK, Network
+from collectives.schedule.spec import spec_of
 from collectives.schedule.topology import Topology, refuse_levels
 
 LARGEST_ARRAY_BYTES = 1 << 46
@@ -442,8 +443,7 @@ class Communicator:
 
         The vector is what the collective is about, as in an algorithm's cost line: an all-gather's `out`.
         """
-        if collective not in OPERANDS:
-            raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
+        spec_of(collective)
         return self._resolver.binder.explain(collective, nbytes)
 
     # --- point to point ---

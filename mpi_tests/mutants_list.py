@@ -122,7 +122,7 @@ ALGORITHMS = [
     ),
     mutant(
         "collectives/schedule/proof.py",
-        'if collective == "barrier":\n        check',
+        "if spec.gives is Chunks.NONE:\n        check",
         "if False:\n        check",
         ("test_schedule.py", "check_catches and barrier"),
     ),

@@ -21,9 +21,7 @@ from collectives.algorithms import (
 )
 from collectives.algorithms.counterparts import Groups
 from collectives.schedule.moves import Round, Schedule
-
-# Collectives with a root; their algorithms take it as a third argument.
-ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+from collectives.schedule.spec import COLLECTIVES
 
 
 class Precondition(NamedTuple):
@@ -62,7 +60,7 @@ class Algorithm(NamedTuple):
 
     def rounds(self, rank: int, size: int, root: int, groups: Groups) -> list[Round]:
         """The schedule of a rank, with the arguments that it takes."""
-        more: dict[str, Any] = {"root": root} if self.collective in ROOTED else {}
+        more: dict[str, Any] = {"root": root} if COLLECTIVES[self.collective].rooted else {}
         more |= {"groups": groups} if self.over_nodes else {}
         more |= {"apart": True} if self.apart else {}
         return list(self.schedule(rank, size, **more))

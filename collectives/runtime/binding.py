@@ -16,16 +16,16 @@ from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.views import address_of
 from collectives.job.errors import InputError
 from collectives.runtime import phases
-from collectives.runtime.arguments import OPERANDS, Arguments, Operands
+from collectives.runtime.arguments import Arguments
 from collectives.runtime.choose import select
 from collectives.runtime.choose.tuning import Tuning
-from collectives.runtime.facts import Footing
 from collectives.runtime.messages import RequestBinder, Vector
+from collectives.runtime.operands import CallFacts, Operands, Workspace, bind, operands_of
 from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
 from collectives.runtime.plan import Plan
-from collectives.runtime.vectors import BINDERS, Room
 from collectives.schedule.cost import on_device
 from collectives.schedule.moves import Round, in_parts
+from collectives.schedule.spec import Chunks, spec_of
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class Choice(NamedTuple):
-    """How a call is to be done: by which algorithm, on what footing, and by which shared device memory, if by any."""
+    """How a call is to be done: by which algorithm, knowing what, and by which shared device memory, if by any."""
 
     row: Algorithm
-    footing: Footing | None
+    facts: CallFacts | None
     shared: DeviceMemory | None = None
 
 
@@ -49,22 +49,22 @@ class Binder:
 
     # --- choosing ---
 
-    def choose(self, a: Arguments, algorithm: str, footing: Footing) -> Choice:
+    def choose(self, a: Arguments, algorithm: str, facts: CallFacts) -> Choice:
         """The algorithm of that name, or by "auto" the best within reach.  Collective.
 
         Raises: InputError on every rank where it needs more than the ranks reach.
         """
-        shared = None if footing.on_host else self.comm._device_memory(a.device)
-        reach = self.reach(footing, shared)
+        shared = None if facts.on_host else self.comm._device_memory(a.device)
+        reach = self.reach(facts, shared)
         if algorithm == "auto":
-            memory = "symmetric" if footing.symmetric else "ordinary"
-            tuning = self.comm._tuning if footing.on_host else self.tuning_on_device
+            memory = "symmetric" if facts.symmetric else "ordinary"
+            tuning = self.comm._tuning if facts.on_host else self.tuning_on_device
             equal = a.send_counts is None
-            algorithm = select.choose(*self.case(a.collective, footing.nbytes, reach, memory, equal, a.suits, tuning))
+            algorithm = select.choose(*self.case(a.collective, facts.nbytes, reach, memory, equal, a.suits, tuning))
         row = algorithms.find(a.collective, algorithm)
         if row.reach > reach:
-            raise InputError(f"{a.collective}: {self.out_of_reach(row, a, footing, shared)}")
-        return Choice(row, footing, shared)
+            raise InputError(f"{a.collective}: {self.out_of_reach(row, a, facts, shared)}")
+        return Choice(row, facts, shared)
 
     def case(
         self,
@@ -87,16 +87,16 @@ class Binder:
     def explain(self, collective: str, nbytes: int) -> str:
         far = Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
         reach = far if len(self.topology.nodes) > 1 else Reach.ARRAYS
-        memory = "ordinary" if collective == "barrier" else "symmetric"
+        memory = "ordinary" if spec_of(collective).gives is Chunks.NONE else "symmetric"
         return select.explain(*self.case(collective, nbytes, reach, memory))
 
-    def reach(self, footing: Footing, shared: DeviceMemory | None) -> Reach:
+    def reach(self, facts: CallFacts, shared: DeviceMemory | None) -> Reach:
         """How far the ranks reach into each other's memory."""
-        if not footing.on_host and shared is None:
+        if not facts.on_host and shared is None:
             return Reach.MESSAGES
         if len(self.topology.nodes) > 1:
             return Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
-        if footing.symmetric or not footing.nbytes or (footing.on_host and self.reads_processes):
+        if facts.symmetric or not facts.nbytes or (facts.on_host and self.reads_processes):
             return Reach.ARRAYS
         return Reach.STAGES
 
@@ -110,8 +110,8 @@ class Binder:
         rows = self.agreement.gather_rows(system.invitation())
         return not any(self.agreement.highest([not system.accept(rows.tolist())]))
 
-    def out_of_reach(self, row: Algorithm, a: Arguments, footing: Footing, shared: DeviceMemory | None) -> str:
-        if not footing.on_host and shared is None:
+    def out_of_reach(self, row: Algorithm, a: Arguments, facts: CallFacts, shared: DeviceMemory | None) -> str:
+        if not facts.on_host and shared is None:
             why = "arrays in host memory, or devices whose memory the ranks may share"
         elif row.reach == Reach.NODES:
             why = "innermost groups of several ranks, each in one node"
@@ -119,7 +119,7 @@ class Binder:
             why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
         else:
             why = "arrays from comm.empty, as the system lets no process read another's memory"
-        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self.reach(footing, shared)))}"
+        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self.reach(facts, shared)))}"
 
     # --- binding ---
 
@@ -133,14 +133,14 @@ class Binder:
         self, a: Arguments, o: Operands, choice: Choice, channel: Channel | None = None, binding: int = 0
     ) -> Plan:
         """A plan of a direct schedule, on a channel of its own or on one that it shares.  Collective."""
-        row, footing, shared = choice
-        assert footing is not None
+        row, facts, shared = choice
+        assert facts is not None
         dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
         fold = phases.Reduction(a.op, dtype, self.size if a.op == "avg" else 1)
         chunks = chunks_of(ARRAY, o.given, o.inputs)
-        if a.collective != "broadcast":
+        if "out" in a.spec.takes:  # else the result is always `x`
             chunks += chunks_of(OUT, o.out, o.outputs)
-        cut = phases.cut(row, footing.chunk_bytes, self.size, footing.on_host)
+        cut = phases.cut(row, facts.chunk_bytes, self.size, facts.on_host)
         rounds = row.rounds(self.rank, self.size, a.root, ())
         memory = o.given, o.out, None
         bound = self.programs(shared).bind([rounds], memory, chunks, fold, self.rank, cut, channel, binding)
@@ -172,7 +172,7 @@ BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to
 def bookkeeping(comm: Communicator, a: Arguments) -> Plan:
     """A plan of the library's own, for a few numbers.  Collective."""
     choice = Choice(algorithms.find(a.collective, BOOKKEEPING[a.collective]), None)
-    return MessageBinder(comm, a.collective, choice).plan(a, OPERANDS[a.collective](a))
+    return MessageBinder(comm, a.collective, choice).plan(a, operands_of(a))
 
 
 class ScratchMemory:
@@ -208,7 +208,7 @@ class MessageBinder:
         self.program: Any = None
 
     def plan(self, a: Arguments, o: Operands) -> Plan:
-        comm, (row, footing, shared) = self.comm, self.choice
+        comm, (row, facts, shared) = self.comm, self.choice
         in_nodes = row.reach == Reach.NODES
         if self.arena is None:
             new = partial(comm._new, a.device) if in_nodes else a.device.empty
@@ -216,8 +216,8 @@ class MessageBinder:
         assert self.own is not None
         self.arena.rewind()
         self.own.rewind()
-        room = Room(footing is None or footing.shared or not in_nodes, self.arena.empty, together=in_nodes)
-        binding = BINDERS[self.collective](a, o, room)
+        space = Workspace(facts is None or facts.shared or not in_nodes, self.arena.empty, is_shared=in_nodes)
+        binding = bind(a, o, space)
         requests = RequestBinder(comm.mpi, self.first_tag, a.device, a.op, comm.segment_bytes, a.wire_dtype)
         groups = comm.topology.groups if row.over_nodes else ()
         schedule = row.rounds(comm.rank, comm.size, a.root, groups)

@@ -20,15 +20,16 @@ from collectives.algorithms import Reach
 from collectives.arrays.device import host
 from collectives.arrays.views import address_of
 from collectives.job.errors import LoneInputError
-from collectives.runtime import facts
-from collectives.runtime.arguments import OPERANDS, TAKES, Arguments, Operands, like
+from collectives.runtime.arguments import Arguments, like
 from collectives.runtime.binding import Binder, Choice, MessageBinder
-from collectives.runtime.checks.agreement import NUM_CLAIMS
+from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, caller
 from collectives.runtime.fuse import Fused
 from collectives.runtime.native_mpi import NativePlan, check_native
+from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
 from collectives.runtime.plan import MismatchError, Plan, run_now
 from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
+from collectives.schedule.spec import COLLECTIVES, spec_of
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -39,7 +40,7 @@ REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuP
 MOST_BOUND = 4096  # signatures of which what is bound is kept
 MOST_BOUND_ON_DEVICES = 256  # the same of arrays on devices, which are bound where they lie
 MOST_PLACES = 8  # for which messages of one signature are bound
-OPTIONS = {name: (*(option for option in takes if option != "out"), "algorithm") for name, takes in TAKES.items()}
+OPTIONS = {name: spec.options for name, spec in COLLECTIVES.items()}
 
 
 Runs = Callable[[Plan], Any]
@@ -58,7 +59,7 @@ class Request(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        arguments = {"out": self.out} if "out" in TAKES[self.collective] else {}
+        arguments = {"out": self.out} if "out" in COLLECTIVES[self.collective].takes else {}
         return arguments | dict(zip(OPTIONS[self.collective], self.options, strict=True))
 
 
@@ -265,7 +266,7 @@ class Resolver:
         Raises: InputError on every rank where one has wrong arguments, or not all make the same call.
         """
         said = failure = ""
-        claims = [0] * NUM_CLAIMS
+        facts = [0] * NUM_FACTS
         fused = x if isinstance(x, Fused) else None
         algorithm = arguments.pop("algorithm", "auto")
         try:
@@ -274,8 +275,8 @@ class Resolver:
                 fused.check(a)
                 note = f" of {fused.layout}"
             said = call.describe(collective, a.describe(algorithm) + note, a.flat)
-            operands = OPERANDS[collective](a) if a.send_counts is None else None
-            claims = [*facts.claims(a, operands, self.windows), self.num_bound + 1]
+            operands = operands_of(a) if a.send_counts is None else None
+            facts = [*local_facts(a, operands, self.windows), self.num_bound + 1]
         except REFUSALS as error:
             failure = f"{collective}: {error}"
         if failure and not self.check:
@@ -283,20 +284,19 @@ class Resolver:
         if run is not None:
             self.gate(run)
         if self.check:
-            claims = self.agreement.check(said, failure, claims, call, gated=True)
-        self.num_bound = claims.pop()
+            facts = self.agreement.check(said, failure, facts, call, gated=True)
+        self.num_bound = facts.pop()
         operands = operands or self.exchange_counts(a)
         choice = None
         if algorithm != "mpi":
-            choice = self.binder.choose(a, algorithm, facts.footing(collective, claims))
+            choice = self.binder.choose(a, algorithm, call_facts(a.spec, facts))
         return Resolved(a, operands, choice, fused, self.num_bound)
 
     def arguments(self, collective: str, x: Any, algorithm: str, arguments: dict[str, Any]) -> Arguments:
         """A call's arguments, checked as far as one rank can."""
-        if collective not in OPERANDS:
-            raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
-        if strange := [name for name in arguments if name not in TAKES[collective]]:
-            raise ValueError(f"takes no {strange[0]}: it takes {', '.join(TAKES[collective])}")
+        takes = spec_of(collective).takes
+        if strange := [name for name in arguments if name not in takes]:
+            raise ValueError(f"takes no {strange[0]}: it takes {', '.join(takes)}")
         a = Arguments(collective, self.comm.rank, self.comm.size, x, **arguments)
         if algorithm == "mpi":
             check_native(a)
@@ -309,13 +309,13 @@ class Resolver:
         """Of an all-to-all of uneven chunks: ask the other ranks how much will come."""
         assert a.send_counts is not None
         incoming = self.agreement.exchange(a.send_counts)
-        with self.comm.agreed("counts of all_to_all"):
+        with self.comm.agreed(f"counts of {a.collective}"):
             if a.recv_counts not in (None, incoming):
                 raise ValueError(
-                    f"all_to_all: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
+                    f"{a.collective}: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
                 )
             a.recv_counts = incoming
-            return OPERANDS["all_to_all"](a)
+            return operands_of(a)
 
     # --- binding ---
 
@@ -338,11 +338,11 @@ class Resolver:
         plan = rebind = None
         signature, _, _, on_host = signed
         if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
-            plan = self.binder.direct(a, OPERANDS[collective](a), choice, self.channel, number)
+            plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
         elif on_host:
             rebind = partial(self.rebind, a, choice and MessageBinder(self.comm, collective, choice, self.binder))
         else:
-            plan = self.bind(resolved._replace(a=a, operands=OPERANDS[collective](a)))
+            plan = self.bind(resolved._replace(a=a, operands=operands_of(a)))
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
         bound.rebind = rebind
@@ -356,7 +356,7 @@ class Resolver:
     def rebind(self, a: Arguments, messages: MessageBinder | None, place: tuple[int, ...]) -> Plan:
         """A plan like that of `a` for arrays at two other addresses."""
         a = a.moved(place)
-        operands = OPERANDS[a.collective](a)
+        operands = operands_of(a)
         return messages.plan(a, operands) if messages else NativePlan(a, operands, self.comm.mpi, self.progress)
 
     # --- comparing what ranks have found ---

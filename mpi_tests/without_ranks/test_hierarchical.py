@@ -18,6 +18,7 @@ from collectives.algorithms.counterparts import innermost, whole
 from collectives.schedule import proof
 from collectives.schedule.cost import Link, Network, count, predict, tally
 from collectives.schedule.moves import MESSAGES, Barrier, Get, GetReduce, Put, Recv, RecvReduce, Send
+from collectives.schedule.spec import COLLECTIVES
 from collectives.schedule.topology import Topology
 from mpi_tests.helpers.algorithm_costs import LARGEST, ceil_log2, cost, nodes_of
 
@@ -36,7 +37,7 @@ def by_levels(size, *levels):
 def holds(collective, algorithm, size):
     """Check the contract, with every root of a few ranks, the rounds and the messages in them."""
     roots = range(size) if size <= ALL_ROOTS_UP_TO else (0, size - 1)
-    for root in [{"root": root} for root in roots] if collective in algorithms.ROOTED else [{}]:
+    for root in [{"root": root} for root in roots] if COLLECTIVES[collective].rooted else [{}]:
         schedules = [list(algorithm(rank, size, **root)) for rank in range(size)]
         proof.check(collective, lambda rank, size, schedules=schedules, **root: schedules[rank], size, **root)
         assert len({len(rounds) for rounds in schedules}) == 1
