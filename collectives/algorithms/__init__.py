@@ -19,7 +19,7 @@ from collectives.algorithms import (
     ring,
     tree,
 )
-from collectives.algorithms.counterparts import Groups
+from collectives.algorithms.groups import Groups
 from collectives.schedule.moves import Round, Schedule
 from collectives.schedule.spec import COLLECTIVES
 

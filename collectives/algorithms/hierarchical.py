@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from collectives.algorithms import ring, tree
-from collectives.algorithms.counterparts import (
+from collectives.algorithms.groups import (
     Algorithm,
     Algorithms,
     Grid,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from collectives.algorithms import direct, pairwise
 from collectives.algorithms.bruck import copies
-from collectives.algorithms.counterparts import (
+from collectives.algorithms.groups import (
     Algorithms,
     Grid,
     Group,

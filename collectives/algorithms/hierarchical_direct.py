@@ -10,7 +10,7 @@ Source: as of `hierarchical` and `direct`.
 from collections.abc import Iterator
 
 from collectives.algorithms import direct, hierarchical, hierarchical_all_to_all, pairwise, ring, tree
-from collectives.algorithms.counterparts import Groups
+from collectives.algorithms.groups import Groups
 from collectives.schedule.moves import Round
 
 TO_OWNERS = ring.reduce_scatter, direct.reduce_scatter

@@ -6,7 +6,7 @@ from itertools import pairwise
 from operator import index
 from typing import Any
 
-from collectives.algorithms.counterparts import Groups, depth, innermost, whole
+from collectives.algorithms.groups import Groups, depth, innermost, whole
 
 
 @dataclass(frozen=True)

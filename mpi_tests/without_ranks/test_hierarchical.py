@@ -14,7 +14,7 @@ from collectives.algorithms import (
     ring,
     tree,
 )
-from collectives.algorithms.counterparts import innermost, whole
+from collectives.algorithms.groups import innermost, whole
 from collectives.schedule import proof
 from collectives.schedule.cost import Link, Network, count, predict, tally
 from collectives.schedule.moves import MESSAGES, Barrier, Get, GetReduce, Put, Recv, RecvReduce, Send

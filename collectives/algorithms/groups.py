@@ -1,4 +1,4 @@
-"""Counterparts: the groups of one level of a hierarchy, and which rank of each stands in for which of the others.
+"""Groups of ranks: those of one level of a hierarchy, and which rank of each stands in for which of the others.
 
 What hierarchical algorithms are made of: `inside` runs a schedule in every group, `Grid.cross` an algorithm among the
 counterparts of all groups.  A *lane* is a part of the chunks that an algorithm works on by itself.
