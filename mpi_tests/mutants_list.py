@@ -85,9 +85,9 @@ ALGORITHMS = [
         ("test_schedule.py", "contract_holds and all_reduce-chain"),
     ),
     mutant(
-        "collectives/algorithms/dissemination.py",
-        "range((size - 1).bit_length())",
-        "range(size.bit_length() - 1)",
+        "collectives/algorithms/bruck.py",
+        "nothing = range(0)\n    for bit in range((size - 1).bit_length())",
+        "nothing = range(0)\n    for bit in range(size.bit_length() - 1)",
         ("test_schedule.py", "contract_holds and barrier-dissemination"),
     ),
     mutant(

@@ -9,7 +9,7 @@ Source: as of `hierarchical` and `direct`.
 
 from collections.abc import Iterator
 
-from collectives.algorithms import direct, hierarchical, hierarchical_all_to_all, pairwise, ring, tree
+from collectives.algorithms import direct, hierarchical, pairwise, ring, tree
 from collectives.algorithms.groups import Groups
 from collectives.schedule.moves import Round
 
@@ -85,7 +85,7 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     round 5:  0->1 [7]   0->2 [8]   1->0 [6-7]
     """
     algorithms = pairwise.all_to_all, direct.all_to_all
-    yield from hierarchical_all_to_all.all_to_all(rank, size, groups, algorithms)
+    yield from hierarchical.all_to_all(rank, size, groups, algorithms)
 
 
 def broadcast(rank: int, size: int, root: int = 0, groups: Groups | None = None) -> Iterator[Round]:

@@ -8,7 +8,6 @@ from collectives.algorithms import (
     bruck,
     double_tree,
     hierarchical,
-    hierarchical_all_to_all,
     pairwise,
     recursive,
     ring,
@@ -125,7 +124,7 @@ def test_of_any_algorithms(algorithm, composed, groups):
 
 @pytest.mark.parametrize("groups", [by_levels(12, 4), by_levels(24, 12, 4), GROUPS["interleaved"]], ids=str)
 def test_an_all_to_all_of_brucks(groups):
-    algorithm = partial(hierarchical_all_to_all.all_to_all, groups=groups, algorithms=[bruck.all_to_all])
+    algorithm = partial(hierarchical.all_to_all, groups=groups, algorithms=[bruck.all_to_all])
     holds("all_to_all", algorithm, len(hierarchical.order(groups)))
 
 
@@ -208,7 +207,7 @@ def test_a_hierarchy_of_rings_has_two_neighbours_a_level(collective):
 
 
 def test_what_crosses_is_one_message_for_a_pair_of_counterparts():
-    algorithm = partial(hierarchical_all_to_all.all_to_all, groups=by_levels(32, 8))
+    algorithm = partial(hierarchical.all_to_all, groups=by_levels(32, 8))
     for rank in range(32):
         across = [m for moves in algorithm(rank, 32) for m in moves if isinstance(m, Send) and m.to // 8 != rank // 8]
         assert sorted(m.to for m in across) == [r for r in range(rank % 8, 32, 8) if r != rank]

@@ -13,9 +13,7 @@ from collectives.algorithms import (
     REGISTRY,
     bruck,
     direct,
-    dissemination,
     hierarchical,
-    hierarchical_all_to_all,
     pairwise,
     recursive,
     ring,
@@ -261,7 +259,7 @@ MUTANTS = {
         "rank 1 in round 0 reduces chunk 3 of r0 into chunk 1 of r1 in [1]",
     ),
     "chunks for the own group sent across": (
-        ("all_to_all", partial(hierarchical_all_to_all.all_to_all, groups=PAIRS), [0], put(5, 0, Send(2, run(8, 9)))),
+        ("all_to_all", partial(hierarchical.all_to_all, groups=PAIRS), [0], put(5, 0, Send(2, run(8, 9)))),
         "rank 2 ends with chunk 0 of r0 in [4], must be chunk 2 of r0",
     ),
     "a counterpart left out": (
@@ -269,7 +267,7 @@ MUTANTS = {
         "deadlock: rank 2 in round 0 waits to receive [0-3] from rank 0; rank 3 in round 1 waits",
     ),
     "a round of a barrier dropped": (
-        ("barrier", dissemination.barrier, ALL, drop_round(0)),
+        ("barrier", bruck.barrier, ALL, drop_round(0)),
         "barrier on 4 ranks: rank 0 ends without word of ranks [1, 3]",
     ),
 }
