@@ -9,6 +9,7 @@ Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988.
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, Algorithm
 from collectives.schedule.moves import Copy, Recv, Round, Send, arc
 
 
@@ -85,3 +86,10 @@ def copies(sources: list[range], targets: list[range]) -> Round:
 def cut(run: range, like: list[range]) -> list[range]:
     """A run in pieces that are as long as those of `like`."""
     return [range(a, b) for a, b in pairwise(accumulate(map(len, like), initial=run.start))]
+
+
+ALGORITHMS = (
+    Algorithm("all_gather", "bruck", all_gather),
+    Algorithm("all_to_all", "bruck", all_to_all, EQUAL_CHUNKS),
+    Algorithm("barrier", "dissemination", barrier),
+)

@@ -25,13 +25,12 @@ from itertools import product
 from typing import NamedTuple
 
 from collectives.algorithms import direct, pairwise, ring, tree
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, Algorithm, Group, Groups
 from collectives.algorithms.bruck import copies
 from collectives.algorithms.groups import (
-    Algorithm,
-    Algorithms,
     Grid,
-    Group,
-    Groups,
+    Scheduler,
+    Schedulers,
     Task,
     abreast,
     by_owner,
@@ -53,9 +52,9 @@ def all_reduce(
     rank: int,
     size: int,
     groups: Groups | None = None,
-    across: Algorithm = ring.all_reduce,
-    scatter: Algorithms = (ring.reduce_scatter,),
-    gather: Algorithms = (ring.all_gather,),
+    across: Scheduler = ring.all_reduce,
+    scatter: Schedulers = (ring.reduce_scatter,),
+    gather: Schedulers = (ring.all_gather,),
 ) -> Iterator[Round]:
     """Reduce-scatter inside the groups, all-reduce across them, all-gather inside the groups.
 
@@ -80,7 +79,7 @@ def all_reduce(
 
 
 def reduce_scatter(
-    rank: int, size: int, groups: Groups | None = None, algorithms: Algorithms = (ring.reduce_scatter,)
+    rank: int, size: int, groups: Groups | None = None, algorithms: Schedulers = (ring.reduce_scatter,)
 ) -> Iterator[Round]:
     """Rank r ends owning chunk r: r's stand-in in each group reduces it inside, then r reduces those sums.
 
@@ -98,7 +97,7 @@ def reduce_scatter(
 
 
 def all_gather(
-    rank: int, size: int, groups: Groups | None = None, algorithms: Algorithms = (ring.all_gather,)
+    rank: int, size: int, groups: Groups | None = None, algorithms: Schedulers = (ring.all_gather,)
 ) -> Iterator[Round]:
     """Rank r starts owning chunk r: its counterparts get it across, and pass it on inside their groups.
 
@@ -113,7 +112,7 @@ def all_gather(
     yield from gather_in(rank, whole(groups, size), range(size), algorithms)
 
 
-def scatter_in(rank: int, group: Group, owner: Sequence[int], algorithms: Algorithms) -> Iterator[Round]:
+def scatter_in(rank: int, group: Group, owner: Sequence[int], algorithms: Schedulers) -> Iterator[Round]:
     """Rank `owner[c]` ends with the group's sum of chunk c."""
     if isinstance(group, int):
         return
@@ -122,7 +121,7 @@ def scatter_in(rank: int, group: Group, owner: Sequence[int], algorithms: Algori
     yield from grid.cross(rank, owner, across)
 
 
-def gather_in(rank: int, group: Group, owner: Sequence[int], algorithms: Algorithms) -> Iterator[Round]:
+def gather_in(rank: int, group: Group, owner: Sequence[int], algorithms: Schedulers) -> Iterator[Round]:
     """Rank `owner[c]` starts with chunk c; every rank of the group ends with it."""
     if isinstance(group, int):
         return
@@ -132,7 +131,7 @@ def gather_in(rank: int, group: Group, owner: Sequence[int], algorithms: Algorit
 
 
 def broadcast(
-    rank: int, size: int, root: int = 0, groups: Groups | None = None, algorithms: Algorithms = (tree.broadcast,)
+    rank: int, size: int, root: int = 0, groups: Groups | None = None, algorithms: Schedulers = (tree.broadcast,)
 ) -> Iterator[Round]:
     """The root starts with the vector: its counterparts get it across, and are the roots inside their groups.
 
@@ -147,7 +146,7 @@ def broadcast(
     yield from broadcast_in(rank, whole(groups, size), size, algorithms, root)
 
 
-def broadcast_in(rank: int, group: Group, size: int, algorithms: Algorithms, root: int) -> Iterator[Round]:
+def broadcast_in(rank: int, group: Group, size: int, algorithms: Schedulers, root: int) -> Iterator[Round]:
     if isinstance(group, int):
         return
     grid, across = Grid(group), of_level(group, algorithms)
@@ -160,7 +159,7 @@ def broadcast_in(rank: int, group: Group, size: int, algorithms: Algorithms, roo
 
 
 def all_to_all(
-    rank: int, size: int, groups: Groups | None = None, algorithms: Algorithms = (pairwise.all_to_all,)
+    rank: int, size: int, groups: Groups | None = None, algorithms: Schedulers = (pairwise.all_to_all,)
 ) -> Iterator[Round]:
     """Chunk d of rank s becomes chunk p+s of rank d: inside to d's stand-in, then across.
 
@@ -221,7 +220,7 @@ def rearranged(data: list[Datum], begin: int, wanted: list[Datum], target: int) 
 
 
 def exchange_in(
-    rank: int, group: Group, owner: Sequence[int], landing: int, areas: Areas, algorithms: Algorithms
+    rank: int, group: Group, owner: Sequence[int], landing: int, areas: Areas, algorithms: Schedulers
 ) -> Iterator[Round]:
     """Rank `owner[d]` ends with all that the group has for rank d: its `load`, from chunk `landing` on."""
     if isinstance(group, int):
@@ -267,3 +266,12 @@ def ports(grid: Grid, places: list[int], outs: list[range], ins: list[range], mo
         came = ins if nth == 0 else [range(0)] * size
         runs = [] if nth is None else [*outs[nth * size : (nth + 1) * size], *came, *scratch]
         yield Task(place % grid.in_common, column, runs)
+
+
+ALGORITHMS = (
+    Algorithm("all_reduce", "hierarchical", all_reduce, over_nodes=True),
+    Algorithm("reduce_scatter", "hierarchical", reduce_scatter, over_nodes=True),
+    Algorithm("all_gather", "hierarchical", all_gather, over_nodes=True),
+    Algorithm("all_to_all", "hierarchical", all_to_all, EQUAL_CHUNKS, over_nodes=True),
+    Algorithm("broadcast", "hierarchical", broadcast, over_nodes=True),
+)

@@ -9,6 +9,7 @@ cluster with fast Ethernet", 2005; Open MPI, ompi/mca/coll/base/coll_base_allgat
 
 from collections.abc import Iterator
 
+from collectives.algorithms.algorithm import EVEN_SIZE, Algorithm
 from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, chunk
 
 
@@ -90,3 +91,11 @@ def neighbor_all_gather(rank: int, size: int) -> Iterator[Round]:
 def pair(index: int) -> range:
     """The chunks of two ranks that exchange first."""
     return range(2 * index, 2 * index + 2)
+
+
+ALGORITHMS = (
+    Algorithm("all_reduce", "ring", all_reduce),
+    Algorithm("reduce_scatter", "ring", reduce_scatter),
+    Algorithm("all_gather", "ring", all_gather),
+    Algorithm("all_gather", "neighbor", neighbor_all_gather, EVEN_SIZE),
+)

@@ -153,7 +153,7 @@ def check_algorithms(flags: argparse.Namespace, size: int) -> None:
         raise ValueError(f"--algorithms {strange[0]}: there are {', '.join([*names, *others])}")
     for row in algorithms.REGISTRY:
         if row.collective in flags.collectives and row.name in flags.algorithms:
-            row.check(size)
+            algorithms.check(row, size)
 
 
 def names_of(collective: str, size: int, flags: argparse.Namespace) -> list[str]:

@@ -301,7 +301,7 @@ class Resolver:
         if algorithm == "mpi":
             check_native(a)
         elif algorithm != "auto":
-            algorithms.find(collective, algorithm).check(self.comm.size, equal=a.send_counts is None)
+            algorithms.check(algorithms.find(collective, algorithm), self.comm.size, equal=a.send_counts is None)
         a.check_algorithm(algorithm)
         return a
 

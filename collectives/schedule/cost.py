@@ -14,7 +14,7 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
-from collectives.algorithms.groups import Groups
+from collectives.algorithms.algorithm import Groups
 from collectives.schedule.compressed import IDLE, Nodes, RankProgram, RankPrograms, Shape, program
 from collectives.schedule.moves import Round
 

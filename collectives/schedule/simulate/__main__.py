@@ -102,7 +102,7 @@ def choose_algorithms(collective: str, names: Sequence[str] | None, nodes: Nodes
         return tuple(row for row in algorithms.rows(collective, size) if row.reach <= reach)
     rows = tuple(algorithms.find(collective, name) for name in names)
     for row in rows:
-        row.check(size)
+        algorithms.check(row, size)
         if row.reach > reach:
             raise ValueError(f"algorithm {row.name!r} needs shared memory, which these {len(nodes)} nodes don't have")
     return rows
