@@ -154,8 +154,8 @@ RUNTIME = [
         ("test_communicator.py", "error_of_mpi", 2),
     ),
     mutant(
-        "collectives/communicator.py",
-        "return self._num_plans % (self._num_tags // TAGS) * TAGS",
+        "collectives/runtime/context.py",
+        "return self.num_plans % (self.num_tags // TAGS) * TAGS",
         "return 0",
         ("test_communicator.py", "waited_for_in_any_order and 2-ranks", 2),
     ),

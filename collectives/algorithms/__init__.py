@@ -24,7 +24,7 @@ REGISTRY: tuple[Algorithm, ...] = tuple(row for family in FAMILIES for row in fa
 
 
 def names(collective: str, size: int | None = None, equal: bool = True) -> list[str]:
-    """Return the names that `algorithm=` takes, besides "auto" and "mpi": all of a collective, or those for `size` ranks.
+    """Return the names that `algorithm=` takes, besides "auto" and "mpi": of all sizes, or those for `size` ranks.
 
     >>> names("broadcast")
     ['binomial', 'scatter_all_gather', 'chain', 'hierarchical', 'direct', 'staged', 'hierarchical_direct']

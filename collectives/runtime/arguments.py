@@ -17,6 +17,8 @@ from collectives.schedule.spec import Chunks, spec_of
 if TYPE_CHECKING:
     from collectives.runtime.operands import Operands
 
+REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
+
 
 @dataclass
 class Arguments:

@@ -20,7 +20,7 @@ from collectives.algorithms import Reach
 from collectives.arrays.device import host
 from collectives.arrays.views import address_of
 from collectives.job.errors import LoneInputError
-from collectives.runtime.arguments import Arguments, like
+from collectives.runtime.arguments import REFUSALS, Arguments, like
 from collectives.runtime.binding import Binder, Choice, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, caller
@@ -32,11 +32,10 @@ from collectives.runtime.signature import Signature, Signed, Unsigned, address_o
 from collectives.schedule.spec import COLLECTIVES, spec_of
 
 if TYPE_CHECKING:
-    from collectives.communicator import Communicator
     from collectives.runtime.channel import Channel
+    from collectives.runtime.context import Context
     from collectives.runtime.shared_memory import Program
 
-REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
 MOST_BOUND = 4096  # signatures of which what is bound is kept
 MOST_BOUND_ON_DEVICES = 256  # the same of arrays on devices, which are bound where they lie
 MOST_PLACES = 8  # for which messages of one signature are bound
@@ -96,11 +95,12 @@ class Bound:
 class Resolver:
     """Resolves the calls of one communicator, and keeps what is bound for them."""
 
-    def __init__(self, comm: Communicator):
-        self.comm, self.calls, self.progress, self.check = comm, comm._calls, comm._progress, bool(comm.check)
-        self.memory = comm._memory
-        self.windows, self.agreement = comm._family.windows, comm._agreement
-        self.binder = Binder(comm)
+    def __init__(self, context: Context):
+        self.context, self.calls, self.check = context, context.calls, bool(context.check)
+        self.memory, self.windows = context.memory.of_host, context.windows
+        self.progress, self.agreement = context.progress, context.agreement
+        self.binder = Binder(context)
+        self.agreement.gate = self.gate
         self.bound: dict[Signature, Bound] = {}
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
@@ -233,7 +233,7 @@ class Resolver:
         with Call(self.calls, f"plan {collective}") as call:
             plan = self.bind(self.agree(call, collective, x, arguments))
         runs = call.of_plan(plan.name)
-        runs.compare = self.agreement.compare if self.comm.check == "every" else None
+        runs.compare = self.agreement.compare if self.context.check == "every" else None
         return plan.recorded_as(runs)
 
     def free(self) -> None:
@@ -297,11 +297,11 @@ class Resolver:
         takes = spec_of(collective).takes
         if strange := [name for name in arguments if name not in takes]:
             raise ValueError(f"takes no {strange[0]}: it takes {', '.join(takes)}")
-        a = Arguments(collective, self.comm.rank, self.comm.size, x, **arguments)
+        a = Arguments(collective, self.context.rank, self.context.size, x, **arguments)
         if algorithm == "mpi":
             check_native(a)
         elif algorithm != "auto":
-            algorithms.check(algorithms.find(collective, algorithm), self.comm.size, equal=a.send_counts is None)
+            algorithms.check(algorithms.find(collective, algorithm), self.context.size, equal=a.send_counts is None)
         a.check_algorithm(algorithm)
         return a
 
@@ -309,7 +309,7 @@ class Resolver:
         """Of an all-to-all of uneven chunks: ask the other ranks how much will come."""
         assert a.send_counts is not None
         incoming = self.agreement.exchange(a.send_counts)
-        with self.comm.agreed(f"counts of {a.collective}"):
+        with self.context.agreed(f"counts of {a.collective}"):
             if a.recv_counts not in (None, incoming):
                 raise ValueError(
                     f"{a.collective}: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
@@ -323,7 +323,7 @@ class Resolver:
         """A plan for the arrays of a call.  Collective."""
         a, o, choice, fused, _ = resolved
         if choice is None:
-            plan: Plan = NativePlan(a, o, self.comm.mpi, self.progress)
+            plan: Plan = NativePlan(a, o, self.context.mpi, self.progress)
         else:
             plan = self.binder.plan(a, o, choice)
         if fused:
@@ -340,7 +340,7 @@ class Resolver:
         if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
             plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
         elif on_host:
-            rebind = partial(self.rebind, a, choice and MessageBinder(self.comm, collective, choice, self.binder))
+            rebind = partial(self.rebind, a, choice and MessageBinder(self.context, collective, choice, self.binder))
         else:
             plan = self.bind(resolved._replace(a=a, operands=operands_of(a)))
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
@@ -357,7 +357,7 @@ class Resolver:
         """A plan like that of `a` for arrays at two other addresses."""
         a = a.moved(place)
         operands = operands_of(a)
-        return messages.plan(a, operands) if messages else NativePlan(a, operands, self.comm.mpi, self.progress)
+        return messages.plan(a, operands) if messages else NativePlan(a, operands, self.context.mpi, self.progress)
 
     # --- comparing what ranks have found ---
 
@@ -366,7 +366,7 @@ class Resolver:
 
         Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
         """
-        if len(self.comm.topology.nodes) > 1:
+        if len(self.context.topology.nodes) > 1:
             if not self.agreement.same(binding, number):
                 raise MismatchError("ranks have bound different collectives")
             return
@@ -390,8 +390,8 @@ class Resolver:
         """Where calls meet, one after the other.  Collective."""
         from collectives.runtime.channel import Channel
 
-        comm = self.comm
-        others = [rank for rank in range(comm.size) if rank != comm.rank]
-        channel = Channel(comm._memory, self.binder.world_ranks, [comm.rank, *others])
+        context = self.context
+        others = [rank for rank in range(context.size) if rank != context.rank]
+        channel = Channel(self.memory, self.binder.world_ranks, [context.rank, *others])
         self.agreement.highest([0])  # all have cleared their slots
         return channel
