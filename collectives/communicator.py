@@ -290,7 +290,8 @@ class Communicator:
     def explain(self, collective: str, nbytes: int = 0) -> str:
         """Say which algorithm a plan takes by `auto`, why, and what the model predicts for all of them.
 
-        `nbytes` are of a vector from `empty`, which is what the collective is about, as in an algorithm's cost line: an all-gather's `out`.
+        `nbytes` are of a vector from `empty`, which is what the collective is about, as in an algorithm's cost line: an
+        all-gather's `out`.
         """
         spec_of(collective)
         return self._resolver.binder.explain(collective, nbytes)
