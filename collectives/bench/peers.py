@@ -19,6 +19,7 @@ from collectives.job.errors import InputError
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.native_mpi import check_native, native_call
 from collectives.runtime.operands import operands_of
+from collectives.schedule.ops import OPS
 from collectives.schedule.spec import Chunks
 
 TIMEOUT = timedelta(seconds=60)
@@ -69,7 +70,7 @@ def torch_call(collective: str, x: Any, out: Any, op: str = "sum", root: int = 0
     there: Any
     here, there = (None if array is None else views.to_torch(array) for array in (x, out))
     size, is_root = distributed.get_world_size(), distributed.get_rank() == root
-    reduction = getattr(distributed.ReduceOp, "PRODUCT" if op == "prod" else op.upper())
+    reduction = getattr(distributed.ReduceOp, OPS[op].torch)
     if op == "avg" and distributed.get_backend() == "gloo":
         raise ValueError("gloo has no op 'avg'")
     match collective:

@@ -15,6 +15,7 @@ import numpy as np
 from collectives.arrays import views
 from collectives.arrays.views import COMPLEX
 from collectives.schedule.moves import shares
+from collectives.schedule.ops import OF_BITS, OPS
 from collectives.schedule.spec import COLLECTIVES, At, Chunks
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 GIVERS, PERIOD = 6, 7  # a product's 2^6, and unlike the lengths of chunks, so that one in another's place shows
 MOVED = 113  # different numbers where nothing is reduced
-BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
-COMBINE = BITS | {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 NUM_BITS, EVERY_BIT = 6, 2**6 - 1
 NEVER = 120  # is in no result
 
@@ -179,7 +178,9 @@ def reduction(count: int, dtype: np.dtype, size: int, op: str, ranks: Sequence[i
     >>> reduction(4, np.dtype("float32"), size=2, op="sum"), reduction(4, np.dtype("float32"), size=2, op="avg")
     (array([1., 3., 5., 7.], dtype=float32), array([0.5, 1.5, 2.5, 3.5], dtype=float32))
     """
-    total = functools.reduce(COMBINE[op], (operand_period(dtype, rank, size, op) for rank in ranks or range(size)))
+    total = functools.reduce(
+        getattr(np, OPS[op].ufunc), (operand_period(dtype, rank, size, op) for rank in ranks or range(size))
+    )
     result = repeat_to(total, count, dtype, op)
     if op == "avg":
         views.host().divide(result, size)
@@ -204,7 +205,7 @@ def operand_period(dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray
         numbers = 1 + numbers % 2
     elif dtype == np.dtype(bool):
         numbers %= 2
-    elif op in BITS:
+    elif OPS[op].refused is OF_BITS:
         numbers = 1 << numbers % NUM_BITS
         numbers = EVERY_BIT - numbers if op == "band" else numbers
     neutral = {"prod": 1, "min": PERIOD, "band": EVERY_BIT}.get(op, 0)
