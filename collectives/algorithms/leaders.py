@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from itertools import product
 
 from collectives.algorithms import recursive
-from collectives.algorithms.counterparts import Group, Groups, consecutive, depth, laid, order, whole
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, Algorithm, Reach
+from collectives.algorithms.groups import Group, Groups, consecutive, depth, laid, order, whole
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, Round, Send, embed, shares
 
 
@@ -125,3 +126,9 @@ def team_of(rank: int, teams: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 def arrival(team: tuple[int, ...]) -> Round:
     return (Barrier(team),) if len(team) > 1 else ()
+
+
+ALGORITHMS = (
+    Algorithm("all_reduce", "leaders", all_reduce, over_nodes=True, reach=Reach.NODES),
+    Algorithm("all_to_all", "leaders", all_to_all, EQUAL_CHUNKS, over_nodes=True, reach=Reach.NODES),
+)

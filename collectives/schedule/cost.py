@@ -16,7 +16,7 @@ from operator import mul
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
-from collectives.algorithms.counterparts import Groups
+from collectives.algorithms.algorithm import Groups
 from collectives.schedule.compressed import IDLE, Nodes, RankProgram, RankPrograms, Shape, program
 from collectives.schedule.moves import Round
 

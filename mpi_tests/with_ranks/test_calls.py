@@ -257,7 +257,7 @@ def test_one_of_many_signatures_that_is_no_more_kept(comm, monkeypatch):
 def test_memory_is_bounded_by_the_number_of_signatures(comm):
     def used():
         gc.collect()
-        return sum(block.nbytes for block in comm._memory.blocks), len(comm._resolver.bound)
+        return sum(block.nbytes for block in comm._context.memory.of_host.blocks), len(comm._resolver.bound)
 
     sizes = []
     for _ in range(3):

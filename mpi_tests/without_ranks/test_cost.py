@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from collectives import algorithms
-from collectives.algorithms import ROOTED, Algorithm, chain, double_tree, find
+from collectives.algorithms import Algorithm, chain, double_tree, find
+from collectives.algorithms.algorithm import STAGED_BYTES
 from collectives.schedule.cost import Link, Network, count, predict, price, profile, sample, tally
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, RecvReduce, Round, Send
+from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.algorithm_costs import COSTS, each_algorithm, nodes_of, sizes
 
 ALPHA, BETA, GAMMA, COPY, MEET = 3e-6, 7e-10, 4e-10, 5e-10, 2e-6
@@ -45,7 +47,7 @@ def test_in_a_node_the_time_is_the_cost_line(row):
 def test_of_segments_that_follow_each_other_the_slowest_rank_counts():
     """The root copies all to its staging buffer while the others read what it copied before."""
     for num_segments in (1, 4, 100):
-        nbytes = num_segments * 4 * algorithms.STAGED_BYTES
+        nbytes = num_segments * 4 * STAGED_BYTES
         copy, first = nbytes * COPY, nbytes / num_segments * COPY
         assert seconds("staged", nbytes, 4, collective="broadcast") == same(num_segments * MEET + copy + first)
 
@@ -87,7 +89,7 @@ def test_a_root_may_be_anywhere():
     assert near == same((FAR + 1 + 1) * ALPHA)
     assert far == same((FAR + FAR + FAR) * ALPHA)
     for row in algorithms.REGISTRY:
-        if row.collective in ROOTED and row.schedule != chain.reduce:  # a round less to the last rank
+        if COLLECTIVES[row.collective].rooted and row.schedule != chain.reduce:  # a round less to the last rank
             costs = {predict(row, 1 << 20, 8, nodes_of(8), root, NETWORK) for root in range(8)}
             assert max(costs) == same(min(costs))
 

@@ -8,16 +8,16 @@ from collectives.algorithms import (
     bruck,
     double_tree,
     hierarchical,
-    hierarchical_all_to_all,
     pairwise,
     recursive,
     ring,
     tree,
 )
-from collectives.algorithms.counterparts import innermost, whole
+from collectives.algorithms.groups import innermost, whole
 from collectives.schedule import proof
 from collectives.schedule.cost import Link, Network, count, predict, tally
 from collectives.schedule.moves import MESSAGES, Barrier, Get, GetReduce, Put, Recv, RecvReduce, Send
+from collectives.schedule.spec import COLLECTIVES
 from collectives.schedule.topology import Topology
 from mpi_tests.helpers.algorithm_costs import LARGEST, ceil_log2, cost, floor_log2, is_power, nodes_of
 
@@ -36,7 +36,7 @@ def by_levels(size, *levels):
 def holds(collective, algorithm, size):
     """Check the contract, with every root of a few ranks, the rounds and the messages in them."""
     roots = range(size) if size <= ALL_ROOTS_UP_TO else (0, size - 1)
-    for root in [{"root": root} for root in roots] if collective in algorithms.ROOTED else [{}]:
+    for root in [{"root": root} for root in roots] if COLLECTIVES[collective].rooted else [{}]:
         schedules = [list(algorithm(rank, size, **root)) for rank in range(size)]
         proof.check(collective, lambda rank, size, schedules=schedules, **root: schedules[rank], size, **root)
         assert len({len(rounds) for rounds in schedules}) == 1
@@ -124,7 +124,7 @@ def test_of_any_algorithms(algorithm, composed, groups):
 
 @pytest.mark.parametrize("groups", [by_levels(12, 4), by_levels(24, 12, 4), GROUPS["interleaved"]], ids=str)
 def test_an_all_to_all_of_brucks(groups):
-    algorithm = partial(hierarchical_all_to_all.all_to_all, groups=groups, algorithms=[bruck.all_to_all])
+    algorithm = partial(hierarchical.all_to_all, groups=groups, algorithms=[bruck.all_to_all])
     holds("all_to_all", algorithm, len(hierarchical.order(groups)))
 
 
@@ -215,7 +215,7 @@ def test_a_hierarchy_of_rings_has_two_neighbours_a_level(collective):
 
 
 def test_what_crosses_is_one_message_for_a_pair_of_counterparts():
-    algorithm = partial(hierarchical_all_to_all.all_to_all, groups=by_levels(32, 8))
+    algorithm = partial(hierarchical.all_to_all, groups=by_levels(32, 8))
     for rank in range(32):
         across = [m for moves in algorithm(rank, 32) for m in moves if isinstance(m, Send) and m.to // 8 != rank // 8]
         assert sorted(m.to for m in across) == [r for r in range(rank % 8, 32, 8) if r != rank]
