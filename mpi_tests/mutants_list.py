@@ -85,9 +85,9 @@ ALGORITHMS = [
         ("test_schedule.py", "contract_holds and all_reduce-chain"),
     ),
     mutant(
-        "collectives/algorithms/dissemination.py",
-        "range((size - 1).bit_length())",
-        "range(size.bit_length() - 1)",
+        "collectives/algorithms/bruck.py",
+        "nothing = range(0)\n    for bit in range((size - 1).bit_length())",
+        "nothing = range(0)\n    for bit in range(size.bit_length() - 1)",
         ("test_schedule.py", "contract_holds and barrier-dissemination"),
     ),
     mutant(
@@ -122,7 +122,7 @@ ALGORITHMS = [
     ),
     mutant(
         "collectives/schedule/proof.py",
-        'if collective == "barrier":\n        check',
+        "if spec.gives is Chunks.NONE:\n        check",
         "if False:\n        check",
         ("test_schedule.py", "check_catches and barrier"),
     ),
@@ -154,8 +154,8 @@ RUNTIME = [
         ("test_communicator.py", "error_of_mpi", 2),
     ),
     mutant(
-        "collectives/communicator.py",
-        "return self._num_plans % (self._num_tags // TAGS) * TAGS",
+        "collectives/runtime/context.py",
+        "return self.num_plans % (self.num_tags // TAGS) * TAGS",
         "return 0",
         ("test_communicator.py", "waited_for_in_any_order and 2-ranks", 2),
     ),

@@ -1,13 +1,15 @@
-"""Bruck: in round k, exchange with the ranks 2^k away, for any number of ranks.  For small vectors.
+"""Bruck, and dissemination: in round k, exchange with the ranks 2^k away, for any number of ranks.  For small vectors.
 
 Source: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for all-to-all communications in multiport
 message-passing systems", 1997; MPICH, src/mpi/coll/allgather/allgather_intra_brucks.c,
-src/mpi/coll/alltoall/alltoall_intra_brucks.c.
+src/mpi/coll/alltoall/alltoall_intra_brucks.c;
+Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988.
 """
 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, Algorithm
 from collectives.schedule.moves import Copy, Recv, Round, Send, arc
 
 
@@ -59,6 +61,24 @@ def all_to_all(rank: int, size: int) -> Iterator[Round]:
     yield copies(cut(range(slots, slots + size), inboxes), inboxes)
 
 
+def barrier(rank: int, size: int) -> Iterator[Round]:
+    """Dissemination: tell the rank 2^k to the right all that you have heard, that is, who has started.
+
+    No rank ends before every rank has started.  The messages are empty.
+
+    Cost: ceil(log2 p) alpha.
+
+    >>> from collectives.schedule.moves import render
+    >>> print(render(barrier, 3))
+    round 0:  0->1 []   1->2 []   2->0 []
+    round 1:  0->2 []   1->0 []   2->1 []
+    """
+    nothing = range(0)
+    for bit in range((size - 1).bit_length()):
+        reach = 1 << bit
+        yield Send((rank + reach) % size, nothing), Recv((rank - reach) % size, nothing)
+
+
 def copies(sources: list[range], targets: list[range]) -> Round:
     return tuple(Copy(source, target) for source, target in zip(sources, targets, strict=True))
 
@@ -66,3 +86,10 @@ def copies(sources: list[range], targets: list[range]) -> Round:
 def cut(run: range, like: list[range]) -> list[range]:
     """A run in pieces that are as long as those of `like`."""
     return [range(a, b) for a, b in pairwise(accumulate(map(len, like), initial=run.start))]
+
+
+ALGORITHMS = (
+    Algorithm("all_gather", "bruck", all_gather),
+    Algorithm("all_to_all", "bruck", all_to_all, EQUAL_CHUNKS),
+    Algorithm("barrier", "dissemination", barrier),
+)

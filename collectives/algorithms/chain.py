@@ -6,6 +6,7 @@ ompi/mca/coll/base/coll_base_reduce.c, ompi_coll_base_reduce_intra_pipeline.
 
 from collections.abc import Callable, Iterator
 
+from collectives.algorithms.algorithm import Algorithm
 from collectives.schedule.moves import Move, Recv, RecvReduce, Round, Send, chunk
 
 
@@ -101,3 +102,11 @@ def deliver(rank: int, size: int, step: int, owner: Callable[[int], int]) -> lis
 def nth(index: int, size: int) -> list[range]:
     """Chunk `index`, if there is one."""
     return [chunk(index, size)] if 0 <= index < size else []
+
+
+ALGORITHMS = (
+    Algorithm("all_reduce", "chain", all_reduce, in_order=True),
+    Algorithm("reduce_scatter", "chain", reduce_scatter, in_order=True),
+    Algorithm("broadcast", "chain", broadcast),
+    Algorithm("reduce", "chain", reduce, in_order=True),
+)

@@ -10,9 +10,10 @@ In the cost lines, gamma is for a byte read and folded, beta for a byte copied, 
 Source: vLLM, csrc/custom_all_reduce.cuh, cross_device_reduce_1stage and _2stage: the same among the GPUs of a node.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Round, chunk
+from collectives.algorithms.algorithm import Algorithm, Reach
+from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Round, Schedule, chunk
 
 
 def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
@@ -315,3 +316,34 @@ def shift(run: range, by: int) -> range:
 
 def one(run: range, index: int) -> range:
     return run[index : index + 1]
+
+
+def by_stages(
+    collective: str, name: str, schedule: Callable[..., Schedule], apart: bool = True, in_order: bool = False
+) -> Algorithm:
+    return Algorithm(collective, name, schedule, reach=Reach.STAGES, apart=apart, segmented=True, in_order=in_order)
+
+
+def reading(
+    collective: str, name: str, schedule: Callable[..., Schedule], apart: bool = True, in_order: bool = False
+) -> Algorithm:
+    return Algorithm(collective, name, schedule, reach=Reach.ARRAYS, apart=apart, in_order=in_order)
+
+
+ALGORITHMS = (
+    by_stages("all_reduce", "one_shot", one_shot, in_order=True),
+    Algorithm("all_reduce", "two_shot", two_shot, reach=Reach.ARRAYS, apart=True, segmented=True, in_order=True),
+    by_stages("all_reduce", "staged_two_shot", staged_two_shot, in_order=True),
+    reading("reduce_scatter", "direct", reduce_scatter, in_order=True),
+    by_stages("reduce_scatter", "staged", staged_reduce_scatter, in_order=True),
+    reading("all_gather", "direct", all_gather),
+    by_stages("all_gather", "staged", staged_all_gather),
+    reading("all_to_all", "direct", all_to_all, apart=False),
+    by_stages("all_to_all", "staged", staged_all_to_all, apart=False),
+    reading("broadcast", "direct", broadcast, apart=False),
+    by_stages("broadcast", "staged", staged_broadcast, apart=False),
+    Algorithm("reduce", "direct", reduce, reach=Reach.ARRAYS, apart=True, segmented=True, in_order=True),
+    reading("gather", "direct", gather),
+    reading("scatter", "direct", scatter),
+    by_stages("barrier", "direct", barrier, apart=False),
+)

@@ -9,6 +9,7 @@ NCCL, src/graph/trees.cc, whose trees these are.
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from collectives.algorithms.algorithm import Algorithm
 from collectives.schedule.moves import Move, Recv, RecvReduce, Round, Send, backwards, shares
 
 
@@ -91,3 +92,6 @@ def all_reduce(rank: int, size: int) -> Iterator[Round]:
     if size > 1:
         yield from reduce_up(rank, size)
         yield from backwards(reduce_up(rank, size), take=Recv)
+
+
+ALGORITHMS = (Algorithm("all_reduce", "double_tree", all_reduce),)

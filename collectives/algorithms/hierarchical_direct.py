@@ -7,11 +7,11 @@ meeting in a group.
 Source: as of `hierarchical` and `direct`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from collectives.algorithms import direct, hierarchical, hierarchical_all_to_all, pairwise, ring, tree
-from collectives.algorithms.counterparts import Groups
-from collectives.schedule.moves import Round
+from collectives.algorithms import direct, hierarchical, pairwise, ring, tree
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, NOTHING, Algorithm, Groups, Precondition, Reach
+from collectives.schedule.moves import Round, Schedule
 
 TO_OWNERS = ring.reduce_scatter, direct.reduce_scatter
 TO_ALL = ring.all_gather, direct.all_gather
@@ -85,7 +85,7 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     round 5:  0->1 [7]   0->2 [8]   1->0 [6-7]
     """
     algorithms = pairwise.all_to_all, direct.all_to_all
-    yield from hierarchical_all_to_all.all_to_all(rank, size, groups, algorithms)
+    yield from hierarchical.all_to_all(rank, size, groups, algorithms)
 
 
 def broadcast(rank: int, size: int, root: int = 0, groups: Groups | None = None) -> Iterator[Round]:
@@ -102,3 +102,16 @@ def broadcast(rank: int, size: int, root: int = 0, groups: Groups | None = None)
     round 3:  (0-1)   (2-3)
     """
     yield from hierarchical.broadcast(rank, size, root, groups, algorithms=(tree.broadcast, direct.broadcast))
+
+
+def in_nodes(collective: str, schedule: Callable[..., Schedule], needs: Precondition = NOTHING) -> Algorithm:
+    return Algorithm(collective, "hierarchical_direct", schedule, needs, over_nodes=True, reach=Reach.NODES)
+
+
+ALGORITHMS = (
+    in_nodes("all_reduce", all_reduce),
+    in_nodes("reduce_scatter", reduce_scatter),
+    in_nodes("all_gather", all_gather),
+    in_nodes("all_to_all", all_to_all, EQUAL_CHUNKS),
+    in_nodes("broadcast", broadcast),
+)

@@ -7,6 +7,7 @@ src/mpi/coll/reduce_scatter/reduce_scatter_intra_pairwise.c.
 
 from collections.abc import Iterator
 
+from collectives.algorithms.algorithm import Algorithm
 from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, chunk
 
 
@@ -44,3 +45,9 @@ def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
     for step in range(1, size):
         dest, source = (rank + step) % size, (rank - step) % size
         yield Send(dest, chunk(dest, size)), RecvReduce(source, chunk(rank, size))
+
+
+ALGORITHMS = (
+    Algorithm("reduce_scatter", "pairwise", reduce_scatter),
+    Algorithm("all_to_all", "pairwise", all_to_all),
+)

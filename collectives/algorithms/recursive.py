@@ -12,6 +12,7 @@ src/mpi/coll/allgather/allgather_intra_recursive_doubling.c.
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
+from collectives.algorithms.algorithm import Algorithm
 from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, backwards, chunk, embed, shares
 
 
@@ -158,3 +159,11 @@ def all_gather(rank: int, size: int) -> Schedule:
     round 2:  1->0 [0-2]
     """
     return backwards(reduce_scatter(rank, size), take=Recv)
+
+
+ALGORITHMS = (
+    Algorithm("all_reduce", "recursive_doubling", all_reduce),
+    Algorithm("all_reduce", "rabenseifner", rabenseifner),
+    Algorithm("reduce_scatter", "recursive_halving", reduce_scatter),
+    Algorithm("all_gather", "recursive_doubling", all_gather),
+)

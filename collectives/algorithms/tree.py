@@ -8,6 +8,7 @@ src/mpi/coll/scatter/scatter_intra_binomial.c, src/mpi/coll/gather/gather_intra_
 from collections.abc import Iterator
 
 from collectives.algorithms import ring
+from collectives.algorithms.algorithm import Algorithm
 from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, arc, backwards
 
 
@@ -117,3 +118,13 @@ def scatter_all_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     yield from scatter(rank, size, root)
     for moves in ring.all_gather(rank, size):
         yield tuple(m for m in moves if root != (m.to if isinstance(m, Send) else rank))
+
+
+ALGORITHMS = (
+    Algorithm("all_reduce", "binomial", all_reduce),
+    Algorithm("broadcast", "binomial", broadcast),
+    Algorithm("broadcast", "scatter_all_gather", scatter_all_gather),
+    Algorithm("reduce", "binomial", reduce),
+    Algorithm("gather", "binomial", gather),
+    Algorithm("scatter", "binomial", scatter),
+)

@@ -18,17 +18,16 @@ from pathlib import Path
 import numpy as np
 
 from collectives import algorithms
-from collectives.algorithms import ROOTED
 from collectives.arrays import views
 from collectives.bench import documents
 from collectives.bench.documents import PEERS
 from collectives.bench.trial import Workload
 from collectives.job.settings import Parser, Range
-from collectives.runtime.arguments import OPERANDS, REDUCTIONS
 from collectives.runtime.choose.tuning import MEMORIES
 from collectives.schedule import draw
 from collectives.schedule.ops import OPS
 from collectives.schedule.sizes import ladder, num_bytes
+from collectives.schedule.spec import COLLECTIVES, Chunks
 
 QUICK = ["auto", "mpi"]
 ALL = "all"
@@ -89,10 +88,10 @@ def collective(text: str) -> str:
     >>> collective("allreduce"), collective("alltoall"), collective("all_gather")
     ('all_reduce', 'all_to_all', 'all_gather')
     """
-    plain = {name.replace("_", ""): name for name in (*OPERANDS, ALL)}
+    plain = {name.replace("_", ""): name for name in (*COLLECTIVES, ALL)}
     name = plain.get(text.replace("_", ""))
     if name is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no collective: use all, {', '.join(OPERANDS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is no collective: use all, {', '.join(COLLECTIVES)}")
     return name
 
 
@@ -122,7 +121,7 @@ def parse(size: int) -> argparse.Namespace:
     """
     flags = parser().parse_args()
     names = flags.names or [ALL if flags.tune else "all_reduce"]
-    flags.collectives = list(OPERANDS) if ALL in names else list(dict.fromkeys(names))
+    flags.collectives = list(COLLECTIVES) if ALL in names else list(dict.fromkeys(names))
     flags.algorithms = flags.algorithms or ([ALL] if flags.tune else QUICK)
     check(flags, size)
     check_algorithms(flags, size)
@@ -154,7 +153,7 @@ def check_algorithms(flags: argparse.Namespace, size: int) -> None:
         raise ValueError(f"--algorithms {strange[0]}: there are {', '.join([*names, *others])}")
     for row in algorithms.REGISTRY:
         if row.collective in flags.collectives and row.name in flags.algorithms:
-            row.check(size)
+            algorithms.check(row, size)
 
 
 def names_of(collective: str, size: int, flags: argparse.Namespace) -> list[str]:
@@ -171,11 +170,13 @@ def workloads(flags: argparse.Namespace) -> list[Workload]:
     flags.memory = flags.memory or ("both" if flags.tune else "symmetric")
     memories, chosen = MEMORIES if flags.memory == "both" else (flags.memory,), []
     for name, memory in product(flags.collectives, memories):
-        if name in REDUCTIONS:
+        spec = COLLECTIVES[name]
+        if spec.reduces:
             views.check_op(flags.op, flags.dtype)
-        op, root = flags.op if name in REDUCTIONS else "sum", flags.root if name in ROOTED else 0
-        barrier = Workload(name, "ordinary")
-        chosen.append(barrier if name == "barrier" else Workload(name, memory, flags.device, flags.dtype, op, root))
+        op, root = flags.op if spec.reduces else "sum", flags.root if spec.rooted else 0
+        without_arrays = Workload(name, "ordinary")
+        with_arrays = Workload(name, memory, flags.device, flags.dtype, op, root)
+        chosen.append(without_arrays if spec.gives is Chunks.NONE else with_arrays)
     return list(dict.fromkeys(chosen))
 
 

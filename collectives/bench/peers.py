@@ -13,12 +13,14 @@ from typing import Any
 from mpi4py import MPI
 
 from collectives.arrays import views
-from collectives.arrays.views import HALVES
 from collectives.bench.trial import Trial
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
-from collectives.runtime.arguments import REDUCTIONS
-from collectives.runtime.native_mpi import MPI_OPS, mpi_view
+from collectives.runtime.arguments import Arguments
+from collectives.runtime.native_mpi import check_native, native_call
+from collectives.runtime.operands import operands_of
+from collectives.schedule.ops import OPS
+from collectives.schedule.spec import Chunks
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -43,41 +45,14 @@ def peer_call(comm: Communicator, trial: Trial, name: str) -> Callable[[], Any]:
 
 def mpi_call(mpi: MPI.Comm, collective: str, x: Any, out: Any, op: str = "sum", root: int = 0) -> Callable[[], Any]:
     """Bind the MPI library's call, as directly as mpi4py can: in place where `x` and `out` are one array."""
-    if collective == "barrier":
-        return mpi.Barrier
-    refuse_mpi(collective, x if out is None else out, op)
-    in_place = x is out
-    here, there = (None if array is None else mpi_view(views.flat(array)[1]) for array in (x, out))
-    own = MPI.IN_PLACE if in_place or inside(x, out) else here
-    is_root = mpi.rank == root
-    match collective:
-        case "all_reduce":
-            return partial(mpi.Allreduce, own, there, MPI_OPS[op])
-        case "reduce":
-            return partial(mpi.Reduce, own if is_root else here, there if is_root else None, MPI_OPS[op], root)
-        case "reduce_scatter":
-            if inside(out, x):
-                raise ValueError("MPI's reduce_scatter in place leaves the result elsewhere")
-            return partial(mpi.Reduce_scatter_block, here, there, MPI_OPS[op])
-        case "all_gather":
-            return partial(mpi.Allgather, own, there)
-        case "all_to_all":
-            return partial(mpi.Alltoall, here, there)
-        case "gather":
-            return partial(mpi.Gather, here, there if is_root else None, root)
-        case "scatter":
-            return partial(mpi.Scatter, here if is_root else None, there, root)
-    return partial(mpi.Bcast, here, root)
-
-
-def refuse_mpi(collective: str, array: Any, op: str) -> None:
-    device, view = views.flat(array)
-    if not device.mpi_reads:
-        raise ValueError(f"it needs an MPI that reads {device.name} memory")
-    if collective in REDUCTIONS and view.dtype in HALVES:
-        raise ValueError(f"MPI's own sums of {view.dtype} are wrong or absent")
-    if op == "avg":
+    a = Arguments(collective, mpi.rank, mpi.size, x, None if x is out else out, op, root)
+    check_native(a)
+    if a.spec.reduces and op == "avg":
         raise ValueError("MPI has no op 'avg'")
+    o = operands_of(a)
+    if o.in_place and a.spec.reduces and a.spec.gets is Chunks.OWN:
+        raise ValueError("MPI's reduce_scatter in place leaves the result elsewhere")
+    return native_call(a, o, mpi)
 
 
 def inside(part: Any, whole: Any) -> bool:
@@ -95,7 +70,7 @@ def torch_call(collective: str, x: Any, out: Any, op: str = "sum", root: int = 0
     there: Any
     here, there = (None if array is None else views.to_torch(array) for array in (x, out))
     size, is_root = distributed.get_world_size(), distributed.get_rank() == root
-    reduction = getattr(distributed.ReduceOp, "PRODUCT" if op == "prod" else op.upper())
+    reduction = getattr(distributed.ReduceOp, OPS[op].torch)
     if op == "avg" and distributed.get_backend() == "gloo":
         raise ValueError("gloo has no op 'avg'")
     match collective:

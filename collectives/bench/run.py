@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives import algorithms
-from collectives.algorithms import ROOTED, Algorithm
+from collectives.algorithms import Algorithm
 from collectives.bench import constants, documents, peers, report
 from collectives.bench.documents import PEERS
 from collectives.bench.report import Row
-from collectives.bench.trial import IN_PLACE, Trial, element_counts, places
+from collectives.bench.trial import Trial, element_counts, places
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
-from collectives.runtime.arguments import REDUCTIONS
 from collectives.runtime.choose import select, tuning
 from collectives.runtime.plan import Plan, Step, Waitable
 from collectives.schedule import draw
@@ -29,6 +28,7 @@ from collectives.schedule.draw import Bar, Diagram, MessageLine
 from collectives.schedule.moves import Send
 from collectives.schedule.simulate.exact import plan_diagram
 from collectives.schedule.sizes import size_in_words
+from collectives.schedule.spec import COLLECTIVES
 
 LINK_REPEATS = 10
 CHECKED_ARRAYS = 6  # in and out of place, and to fill and compare them
@@ -95,7 +95,7 @@ def results(comm: Communicator, flags: Namespace, network: Network, missing: Any
     for workload in flags.workloads:
         names = [name for name in flags.names[workload.collective] if name not in missing]
         for count in element_counts(workload, comm.size, flags.sizes) if names else ():
-            both = (workload.collective in IN_PLACE,) if flags.tune else places(workload.collective)
+            both = (COLLECTIVES[workload.collective].in_place,) if flags.tune else places(workload.collective)
             trials = [Trial(comm, workload, count, in_place) for in_place in both]
             contestants = [one for name in names for one in able(comm, trials, name, flags, say)]
             if contestants:
@@ -141,8 +141,8 @@ def row_of(
         "memory": memory,
         "device": device,
         "dtype": str(dtype),
-        "op": op if collective in REDUCTIONS else None,
-        "root": root if collective in ROOTED else None,
+        "op": op if trial.spec.reduces else None,
+        "root": root if trial.spec.rooted else None,
         "bytes": trial.nbytes,
         "count": trial.count,
         "in_place": trial.in_place,

@@ -12,21 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from collectives.algorithms import ROOTED
 from collectives.arrays import views
 from collectives.arrays.views import COMPLEX
-from collectives.runtime.arguments import REDUCTIONS
+from collectives.schedule.moves import shares
+from collectives.schedule.ops import OF_BITS, OPS
+from collectives.schedule.spec import COLLECTIVES, At, Chunks
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
-IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})  # what these do by default
-BOTH_PLACES = frozenset({"all_reduce", "reduce", "reduce_scatter", "all_gather"})
-
 GIVERS, PERIOD = 6, 7  # a product's 2^6, and unlike the lengths of chunks, so that one in another's place shows
 MOVED = 113  # different numbers where nothing is reduced
-BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
-COMBINE = BITS | {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 NUM_BITS, EVERY_BIT = 6, 2**6 - 1
 NEVER = 120  # is in no result
 
@@ -44,7 +40,9 @@ class Workload(NamedTuple):
 
 def places(collective: str) -> tuple[bool, ...]:
     """Say whether a collective works in place: out of place first, where it does both."""
-    return (False, True) if collective in BOTH_PLACES else (collective in IN_PLACE,)
+    spec = COLLECTIVES[collective]
+    both = "out" in spec.takes and not spec.exchanges and (spec.in_place or not spec.rooted)
+    return (False, True) if both else (spec.in_place,)
 
 
 def element_counts(workload: Workload, size: int, sizes: Sequence[int]) -> list[int]:
@@ -55,9 +53,10 @@ def element_counts(workload: Workload, size: int, sizes: Sequence[int]) -> list[
     >>> element_counts(Workload("all_gather"), 8, sizes=[4, 16, 64])
     [8, 16]
     """
-    if workload.collective == "barrier":
+    spec = COLLECTIVES[workload.collective]
+    if spec.gives is Chunks.NONE:
         return [0]
-    unit = 1 if workload.collective in IN_PLACE else size
+    unit = 1 if spec.in_place else size
     itemsize = workload.dtype.itemsize
     return list(dict.fromkeys(unit * math.ceil(max(1, nbytes) / (unit * itemsize)) for nbytes in sizes))
 
@@ -71,14 +70,16 @@ class Trial:
     def __init__(self, comm: "Communicator", workload: Workload, count: int, in_place: bool | None = None):
         self.workload, self.collective, self.count = workload, workload.collective, count
         self.rank, self.size, self.root = comm.rank, comm.size, workload.root
-        self.in_place = self.collective in IN_PLACE if in_place is None else in_place
+        self.spec = COLLECTIVES[self.collective]
+        self.gives, self.gets = (held.on(self.rank, self.size, self.root) for held in (self.spec.gives, self.spec.gets))
+        self.in_place = self.spec.in_place if in_place is None else in_place
         self.dtype, self.nbytes = workload.dtype, count * workload.dtype.itemsize
         self.device = views.device(workload.device)
         self.x, self.out = self.allocate(comm)
         self.arguments: dict[str, Any] = {"out": self.out} if self.out is not None and self.out is not self.x else {}
-        if self.collective in REDUCTIONS:
+        if self.spec.reduces:
             self.arguments["op"] = workload.op
-        if self.collective in ROOTED:
+        if self.spec.rooted:
             self.arguments["root"] = self.root
 
     def allocate(self, comm: "Communicator") -> tuple[Any, Any]:
@@ -89,61 +90,56 @@ class Trial:
                 return comm.empty(count, self.dtype, self.workload.device)
             return self.device.empty(count, self.dtype)
 
-        count, share, is_root = self.count, self.count // self.size, self.rank == self.root
-        match self.collective:
-            case "all_reduce" | "broadcast" | "reduce":
-                x, out = empty(count), None if self.in_place else empty(count)
-                return x, x if out is None or (self.collective == "reduce" and not is_root) else out
-            case "reduce_scatter":
-                x = empty(count)
-                return x, x[self.own] if self.in_place else empty(share)
-            case "all_gather":
-                out = empty(count)
-                return out[self.own] if self.in_place else empty(share), out
-            case "gather":
-                x, out = empty(share), empty(count if is_root else 0)
-                return x, out if is_root else None
-            case "scatter":
-                x, out = empty(count if is_root else 0), empty(share)
-                return x if is_root else None, out
-            case "all_to_all":
-                return empty(count), empty(count)
-        return None, None
+        if self.spec.gives is Chunks.NONE:
+            return None, None
+        if self.spec.in_place:
+            x = empty(self.count)
+            return x, x if self.in_place or not self.gets else empty(self.count)
+        if self.in_place:
+            whole = empty(self.count)
+            return (whole, whole[self.own]) if self.spec.gets is Chunks.OWN else (whole[self.own], whole)
+        share = self.count // self.size
+        x, out = (empty(len(chunks) * share) for chunks in (self.gives, self.gets))  # on all ranks
+        return x if self.gives else None, out if self.gets else None
 
     @property
     def own(self) -> slice:
         """This rank's chunk."""
-        share = self.count // self.size
-        return slice(self.rank * share, (self.rank + 1) * share)
+        return self.place(range(self.rank, self.rank + 1))
+
+    def place(self, chunks: range) -> slice:
+        """Return where consecutive chunks are in a vector."""
+        cut = shares(self.count, self.size)
+        return slice(cut[chunks.start].start, cut[chunks.stop - 1].stop)
 
     def input(self) -> Any:
         """Compute what this rank gives; None for no array."""
         if self.x is None:
             return None
-        if self.collective in REDUCTIONS:
-            return operand(self.count, self.dtype, self.rank, self.size, self.workload.op)
-        if self.collective == "broadcast" and self.rank != self.root:
-            return np.full(self.count, NEVER).astype(self.dtype)
-        return payload(len(self.x), self.dtype, self.rank)
+        if not self.gives:
+            return np.full(len(self.x), NEVER).astype(self.dtype)
+        return self.input_of(self.rank)
+
+    def input_of(self, rank: int) -> np.ndarray:
+        if self.spec.reduces:
+            return operand(self.count, self.dtype, rank, self.size, self.workload.op)
+        count = self.count // self.size if self.spec.gives is Chunks.OWN else self.count
+        return payload(count, self.dtype, rank)
 
     def expected(self) -> Any:
         """Compute what this rank must get; None for no array."""
-        match self.collective:
-            case "reduce" if self.rank != self.root:
-                return self.input()
-            case "all_reduce" | "reduce" | "reduce_scatter":
-                total = reduction(self.count, self.dtype, self.size, self.workload.op)
-                return total[self.own] if self.collective == "reduce_scatter" else total
-            case "broadcast":
-                return payload(self.count, self.dtype, self.root)
-            case "scatter":
-                return payload(self.count, self.dtype, self.root)[self.own]
-            case "all_gather" | "gather":
-                chunks = [payload(self.count // self.size, self.dtype, rank) for rank in range(self.size)]
-                return None if self.out is None else np.concatenate(chunks)
-            case "all_to_all":
-                return np.concatenate([payload(self.count, self.dtype, rank)[self.own] for rank in range(self.size)])
-        return None
+        if not self.gets:
+            return self.input() if self.spec.in_place else None
+        sources = [self.spec.sources(At(self.rank, chunk, self.size, self.root)) for chunk in self.gets]
+        if self.spec.reduces:
+            total = reduction(self.count, self.dtype, self.size, self.workload.op, sources[0])
+            return total[self.place(self.gets)]
+        chunks = []
+        for chunk, (source,) in zip(self.gets, sources, strict=True):
+            sent = self.rank if self.spec.exchanges else chunk
+            given = self.input_of(source)
+            chunks.append(given if self.spec.gives is Chunks.OWN else given[self.place(range(sent, sent + 1))])
+        return np.concatenate(chunks)
 
     def fill(self) -> None:
         """Write this rank's input, and what can't be the result where that will be."""
@@ -176,13 +172,15 @@ def operand(count: int, dtype: np.dtype, rank: int, size: int, op: str) -> np.nd
     return repeat_to(operand_period(dtype, rank, size, op), count, dtype, op)
 
 
-def reduction(count: int, dtype: np.dtype, size: int, op: str) -> np.ndarray:
-    """Compute the reduction of all ranks' operands.
+def reduction(count: int, dtype: np.dtype, size: int, op: str, ranks: Sequence[int] = ()) -> np.ndarray:
+    """Compute the reduction of some ranks' operands, or of all.
 
     >>> reduction(4, np.dtype("float32"), size=2, op="sum"), reduction(4, np.dtype("float32"), size=2, op="avg")
     (array([1., 3., 5., 7.], dtype=float32), array([0.5, 1.5, 2.5, 3.5], dtype=float32))
     """
-    total = functools.reduce(COMBINE[op], (operand_period(dtype, rank, size, op) for rank in range(size)))
+    total = functools.reduce(
+        getattr(np, OPS[op].ufunc), (operand_period(dtype, rank, size, op) for rank in ranks or range(size))
+    )
     result = repeat_to(total, count, dtype, op)
     if op == "avg":
         views.host().divide(result, size)
@@ -207,7 +205,7 @@ def operand_period(dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray
         numbers = 1 + numbers % 2
     elif dtype == np.dtype(bool):
         numbers %= 2
-    elif op in BITS:
+    elif OPS[op].refused is OF_BITS:
         numbers = 1 << numbers % NUM_BITS
         numbers = EVERY_BIT - numbers if op == "band" else numbers
     neutral = {"prod": 1, "min": PERIOD, "band": EVERY_BIT}.get(op, 0)

@@ -1,33 +1,23 @@
-"""What a collective's arguments mean: what each rank gives and gets, chunk by chunk, checked as far as one rank can."""
+"""The arguments of a call on one rank, checked as far as one rank can."""
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectives.algorithms import ROOTED, Algorithm, Reach, rows
+from collectives.algorithms import Algorithm, Reach, rows
 from collectives.arrays.device import Device, host
-from collectives.arrays.views import BFLOAT16, check_op, flat, is_a, overlap, pointer, same_memory, writable
-from collectives.schedule.moves import shares
+from collectives.arrays.views import BFLOAT16, check_op, flat, is_a, pointer, writable
+from collectives.schedule.spec import Chunks, spec_of
 
-IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce", "barrier"})  # without an `out`
-REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+if TYPE_CHECKING:
+    from collectives.runtime.operands import Operands
 
-# What each collective takes besides `x` and `algorithm`.
-TAKES = {
-    "all_reduce": ("op", "out", "wire_dtype", "reproducible"),
-    "reduce_scatter": ("out", "op", "counts", "wire_dtype", "reproducible"),
-    "all_gather": ("out", "counts"),
-    "all_to_all": ("out", "send_counts", "recv_counts"),
-    "broadcast": ("root",),
-    "reduce": ("root", "op", "out", "wire_dtype", "reproducible"),
-    "gather": ("root", "out", "counts"),
-    "scatter": ("root", "out", "counts"),
-    "barrier": (),
-}
+REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
 
 
 @dataclass
@@ -48,12 +38,13 @@ class Arguments:
     reproducible: bool = False
 
     def __post_init__(self) -> None:
-        if self.collective in ROOTED:
+        self.spec = spec_of(self.collective)
+        if self.spec.rooted:
             check_rank("root", self.root, self.size)
         self.device: Device
         self.flat: Any
-        self.device, self.flat = (host(), None) if self.collective == "barrier" else flat(self.given)
-        if self.flat is not None and self.collective in REDUCTIONS:
+        self.device, self.flat = (host(), None) if self.spec.gives is Chunks.NONE else flat(self.given)
+        if self.flat is not None and self.spec.reduces:
             check_op(self.op, self.flat.dtype)
         if self.wire_dtype is not None:
             self.wire_dtype = checked_wire_dtype(self.wire_dtype, self.flat.dtype)
@@ -64,9 +55,14 @@ class Arguments:
             raise ValueError(f"recv_counts={self.recv_counts} need send_counts: pass them too")
 
     @property
+    def holds_x(self) -> bool:
+        """Whether this rank has an `x`, be it for the result only; a scatter's receivers do not."""
+        return self.spec.in_place or self.spec.reads(self.rank, self.root)
+
+    @property
     def given(self) -> Any:
         """The array that says dtype and device: `x`, or what a scatter's receiver passes for it."""
-        return self.out if self.x is None and self.collective == "scatter" and self.rank != self.root else self.x
+        return self.out if self.x is None and not self.holds_x else self.x
 
     @property
     def total(self) -> int:
@@ -115,18 +111,16 @@ class Arguments:
         if self.flat is not None:
             uneven = "uneven counts" if self.send_counts is not None else f"{self.total} elements"
             said += [uneven if self.counts is None else f"counts {self.counts}", str(self.flat.dtype)]
-        said += [f"op={self.op}"] * (self.collective in REDUCTIONS) + [f"root={self.root}"] * (
-            self.collective in ROOTED
-        )
+        said += [f"op={self.op}"] * self.spec.reduces + [f"root={self.root}"] * self.spec.rooted
         return f"{self.collective}({', '.join([*said, *self.asked, f'algorithm={algorithm}'])})"
 
-    def lent(self, o: "Operands") -> "Arguments":
+    def lent(self, o: Operands) -> Arguments:
         """The same call on the same memory, without keeping the caller's arrays; the result's is its `out`."""
         views = self.flat if self.x is not None else None, None if o.out is o.given else o.out
         x, out = (None if view is None else self.borrow(pointer(view), view) for view in views)
         return replace(self, x=x, out=out)
 
-    def moved(self, place: tuple[int, ...]) -> "Arguments":
+    def moved(self, place: tuple[int, ...]) -> Arguments:
         """The same call on memory at two other addresses."""
         x, out = (
             None if view is None else self.borrow(address, view)
@@ -150,21 +144,6 @@ class Arguments:
             )
         check_writable(out, "out")
         return self.out, out
-
-
-@dataclass
-class Operands:
-    """Flat arrays of a call on one rank: `given`, and `out` for the result; and where in them each chunk lies.
-
-    `counts` are the chunks' lengths.  A rank that gives or gets one chunk only has None for the others.
-    """
-
-    result: Any  # as the caller sees it
-    given: Any
-    out: Any
-    counts: list[int]
-    inputs: list[Any]
-    outputs: list[Any]
 
 
 def check_rank(name: str, rank: Any, size: int) -> None:
@@ -191,121 +170,3 @@ def like(device: Device, x: Any, count: int) -> Any:
 def check_writable(view: Any, name: str) -> None:
     if not writable(view):
         raise ValueError(f"{name} is read-only: pass an array that may be written")
-
-
-def check_overlap(x: Any, out: Any, x_part: Any, out_part: Any, allowed: str) -> None:
-    """Refuse an `out` that overlaps `x`, unless those parts of them are the same memory: then the call is in place."""
-    if overlap(x, out) and not same_memory(x_part, out_part):
-        raise ValueError(f"out overlaps x: pass {allowed}, an out with memory of its own, or none")
-
-
-def even(count: int, size: int) -> list[int]:
-    """Lengths of `size` chunks of `count` elements, the first ones one longer where it must be."""
-    return [len(share) for share in shares(count, size)]
-
-
-def split(array: Any, counts: Sequence[int]) -> list[Any]:
-    """An array's chunks of those lengths."""
-    return [array[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]
-
-
-def only(place: int, view: Any, size: int) -> list[Any]:
-    return [view if i == place else None for i in range(size)]
-
-
-def all_reduce_operands(a: Arguments) -> Operands:
-    counts = even(len(a.flat), a.size)
-    if a.out is None:
-        check_writable(a.flat, "x")
-    result, out = (a.x, a.flat) if a.out is None else a.output(len(a.flat))
-    check_overlap(a.flat, out, a.flat, out, "x itself")
-    return Operands(result, a.flat, out, counts, split(a.flat, counts), split(out, counts))
-
-
-def reduce_scatter_operands(a: Arguments) -> Operands:
-    counts = list(a.counts or even(len(a.flat), a.size))
-    if sum(counts) != len(a.flat):
-        raise ValueError(f"counts={counts} add up to {sum(counts)}, but x has {len(a.flat)} elements")
-    result, out = a.output(counts[a.rank])
-    inputs = split(a.flat, counts)
-    check_overlap(a.flat, out, inputs[a.rank], out, f"chunk {a.rank} of x")
-    return Operands(result, a.flat, out, counts, inputs, only(a.rank, out, a.size))
-
-
-def all_gather_operands(a: Arguments) -> Operands:
-    counts = gathered_counts(a)
-    result, out = a.output(sum(counts))
-    outputs = split(out, counts)
-    check_overlap(a.flat, out, a.flat, outputs[a.rank], f"an out whose chunk {a.rank} is x")
-    return Operands(result, a.flat, out, counts, only(a.rank, a.flat, a.size), outputs)
-
-
-def gathered_counts(a: Arguments) -> list[int]:
-    counts = list(a.counts or [len(a.flat)] * a.size)
-    if counts[a.rank] != len(a.flat):
-        raise ValueError(f"counts={counts} say {counts[a.rank]} for rank {a.rank}, but x has {len(a.flat)} elements")
-    return counts
-
-
-def all_to_all_operands(a: Arguments) -> Operands:
-    if a.send_counts is None and len(a.flat) % a.size:
-        raise ValueError(f"x has {len(a.flat)} elements, which {a.size} ranks can't share evenly: pass send_counts")
-    send_counts = list(a.send_counts or [len(a.flat) // a.size] * a.size)
-    if sum(send_counts) != len(a.flat):
-        raise ValueError(f"send_counts={send_counts} add up to {sum(send_counts)}, but x has {len(a.flat)} elements")
-    recv_counts = list(a.recv_counts or send_counts)
-    result, out = a.output(sum(recv_counts))
-    if overlap(a.flat, out):
-        raise ValueError(
-            "out overlaps x: all_to_all does not work in place; pass an out with memory of its own, or none"
-        )
-    return Operands(result, a.flat, out, send_counts, split(a.flat, send_counts), split(out, recv_counts))
-
-
-def broadcast_operands(a: Arguments) -> Operands:
-    if a.rank != a.root:
-        check_writable(a.flat, "x")
-    counts = even(len(a.flat), a.size)
-    chunks = split(a.flat, counts)
-    return Operands(a.x, a.flat, a.flat, counts, chunks, chunks)
-
-
-def reduce_operands(a: Arguments) -> Operands:
-    if a.rank == a.root:
-        return all_reduce_operands(a)
-    counts = even(len(a.flat), a.size)
-    return Operands(a.x, a.flat, None, counts, split(a.flat, counts), [None] * a.size)
-
-
-def gather_operands(a: Arguments) -> Operands:
-    if a.rank == a.root:
-        return all_gather_operands(a)
-    return Operands(None, a.flat, None, gathered_counts(a), only(a.rank, a.flat, a.size), [None] * a.size)
-
-
-def scatter_operands(a: Arguments) -> Operands:
-    counts = list(a.counts or even(a.total, a.size))
-    if sum(counts) != a.total:
-        raise ValueError(f"counts={counts} add up to {sum(counts)}, but x has {a.total} elements")
-    result, out = a.output(counts[a.rank])
-    inputs = split(a.flat, counts) if a.rank == a.root else [None] * a.size
-    if a.rank == a.root:
-        check_overlap(a.flat, out, inputs[a.rank], out, f"chunk {a.rank} of x")
-    return Operands(result, a.flat if a.rank == a.root else None, out, counts, inputs, only(a.rank, out, a.size))
-
-
-def barrier_operands(a: Arguments) -> Operands:
-    return Operands(None, None, None, [], [], [])
-
-
-OPERANDS: dict[str, Callable[[Arguments], Operands]] = {
-    "all_reduce": all_reduce_operands,
-    "reduce_scatter": reduce_scatter_operands,
-    "all_gather": all_gather_operands,
-    "all_to_all": all_to_all_operands,
-    "broadcast": broadcast_operands,
-    "reduce": reduce_operands,
-    "gather": gather_operands,
-    "scatter": scatter_operands,
-    "barrier": barrier_operands,
-}

@@ -16,55 +16,55 @@ from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.views import address_of
 from collectives.job.errors import InputError
 from collectives.runtime import phases
-from collectives.runtime.arguments import OPERANDS, Arguments, Operands
+from collectives.runtime.arguments import Arguments
 from collectives.runtime.choose import select
 from collectives.runtime.choose.tuning import Tuning
-from collectives.runtime.facts import Footing
 from collectives.runtime.messages import RequestBinder, Vector
+from collectives.runtime.operands import CallFacts, Operands, Workspace, bind, operands_of
 from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
 from collectives.runtime.plan import Plan
-from collectives.runtime.vectors import BINDERS, Room
 from collectives.schedule.cost import on_device
 from collectives.schedule.moves import Round, in_parts
+from collectives.schedule.spec import Chunks, spec_of
 
 if TYPE_CHECKING:
-    from collectives.communicator import Communicator
     from collectives.runtime.channel import Channel
+    from collectives.runtime.context import Context
 
 
 class Choice(NamedTuple):
-    """How a call is to be done: by which algorithm, on what footing, and by which shared device memory, if by any."""
+    """How a call is to be done: by which algorithm, knowing what, and by which shared device memory, if by any."""
 
     row: Algorithm
-    footing: Footing | None
+    facts: CallFacts | None
     shared: DeviceMemory | None = None
 
 
 class Binder:
     """Chooses algorithms for one communicator's calls, and binds them."""
 
-    def __init__(self, comm: Communicator):
-        self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.agreement, self.progress, self.topology = comm._agreement, comm._progress, comm.topology
+    def __init__(self, context: Context):
+        self.context, self.rank, self.size = context, context.rank, context.size
+        self.agreement, self.progress, self.topology = context.agreement, context.progress, context.topology
 
     # --- choosing ---
 
-    def choose(self, a: Arguments, algorithm: str, footing: Footing) -> Choice:
+    def choose(self, a: Arguments, algorithm: str, facts: CallFacts) -> Choice:
         """The algorithm of that name, or by "auto" the best within reach.  Collective.
 
         Raises: InputError on every rank where it needs more than the ranks reach.
         """
-        shared = None if footing.on_host else self.comm._device_memory(a.device)
-        reach = self.reach(footing, shared)
+        shared = None if facts.on_host else self.context.memory.on_devices(a.device)
+        reach = self.reach(facts, shared)
         if algorithm == "auto":
-            memory = "symmetric" if footing.symmetric else "ordinary"
-            tuning = self.comm._tuning if footing.on_host else self.tuning_on_device
+            memory = "symmetric" if facts.symmetric else "ordinary"
+            tuning = self.context.tuning if facts.on_host else self.tuning_on_device
             equal = a.send_counts is None
-            algorithm = select.choose(*self.case(a.collective, footing.nbytes, reach, memory, equal, a.suits, tuning))
+            algorithm = select.choose(*self.case(a.collective, facts.nbytes, reach, memory, equal, a.suits, tuning))
         row = algorithms.find(a.collective, algorithm)
         if row.reach > reach:
-            raise InputError(f"{a.collective}: {self.out_of_reach(row, a, footing, shared)}")
-        return Choice(row, footing, shared)
+            raise InputError(f"{a.collective}: {self.out_of_reach(row, a, facts, shared)}")
+        return Choice(row, facts, shared)
 
     def case(
         self,
@@ -82,27 +82,27 @@ class Binder:
             rows = [row for row in rows if row.reach != Reach.NODES]
         candidates = select.usable(rows, reach)
         nodes, groups = self.topology.nodes, self.topology.groups
-        return collective, nbytes, candidates, self.size, nodes, tuning or self.comm._tuning, memory, groups
+        return collective, nbytes, candidates, self.size, nodes, tuning or self.context.tuning, memory, groups
 
     def explain(self, collective: str, nbytes: int) -> str:
         far = Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
         reach = far if len(self.topology.nodes) > 1 else Reach.ARRAYS
-        memory = "ordinary" if collective == "barrier" else "symmetric"
+        memory = "ordinary" if spec_of(collective).gives is Chunks.NONE else "symmetric"
         return select.explain(*self.case(collective, nbytes, reach, memory))
 
-    def reach(self, footing: Footing, shared: DeviceMemory | None) -> Reach:
+    def reach(self, facts: CallFacts, shared: DeviceMemory | None) -> Reach:
         """How far the ranks reach into each other's memory."""
-        if not footing.on_host and shared is None:
+        if not facts.on_host and shared is None:
             return Reach.MESSAGES
         if len(self.topology.nodes) > 1:
             return Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
-        if footing.symmetric or not footing.nbytes or (footing.on_host and self.reads_processes):
+        if facts.symmetric or not facts.nbytes or (facts.on_host and self.reads_processes):
             return Reach.ARRAYS
         return Reach.STAGES
 
     @cached_property
     def tuning_on_device(self) -> Tuning:
-        return Tuning(on_device(self.comm.network))
+        return Tuning(on_device(self.context.tuning.network))
 
     @cached_property
     def reads_processes(self) -> bool:
@@ -110,8 +110,8 @@ class Binder:
         rows = self.agreement.gather_rows(system.invitation())
         return not any(self.agreement.highest([not system.accept(rows.tolist())]))
 
-    def out_of_reach(self, row: Algorithm, a: Arguments, footing: Footing, shared: DeviceMemory | None) -> str:
-        if not footing.on_host and shared is None:
+    def out_of_reach(self, row: Algorithm, a: Arguments, facts: CallFacts, shared: DeviceMemory | None) -> str:
+        if not facts.on_host and shared is None:
             why = "arrays in host memory, or devices whose memory the ranks may share"
         elif row.reach == Reach.NODES:
             why = "innermost groups of several ranks, each in one node"
@@ -119,7 +119,7 @@ class Binder:
             why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
         else:
             why = "arrays from comm.empty, as the system lets no process read another's memory"
-        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self.reach(footing, shared)))}"
+        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self.reach(facts, shared)))}"
 
     # --- binding ---
 
@@ -127,20 +127,20 @@ class Binder:
         """A plan for these arrays.  Collective."""
         if choice.row.reach >= Reach.STAGES:
             return self.direct(a, o, choice)
-        return MessageBinder(self.comm, a.collective, choice, self).plan(a, o)
+        return MessageBinder(self.context, a.collective, choice, self).plan(a, o)
 
     def direct(
         self, a: Arguments, o: Operands, choice: Choice, channel: Channel | None = None, binding: int = 0
     ) -> Plan:
         """A plan of a direct schedule, on a channel of its own or on one that it shares.  Collective."""
-        row, footing, shared = choice
-        assert footing is not None
+        row, facts, shared = choice
+        assert facts is not None
         dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
         fold = phases.Reduction(a.op, dtype, self.size if a.op == "avg" else 1)
         chunks = chunks_of(ARRAY, o.given, o.inputs)
-        if a.collective != "broadcast":
+        if "out" in a.spec.takes:  # else the result is always `x`
             chunks += chunks_of(OUT, o.out, o.outputs)
-        cut = phases.cut(row, footing.chunk_bytes, self.size, footing.on_host)
+        cut = phases.cut(row, facts.chunk_bytes, self.size, facts.on_host)
         rounds = row.rounds(self.rank, self.size, a.root, ())
         memory = o.given, o.out, None
         bound = self.programs(shared).bind([rounds], memory, chunks, fold, self.rank, cut, channel, binding)
@@ -152,7 +152,7 @@ class Binder:
 
     @cached_property
     def world_ranks(self) -> list[int]:
-        group, ranks = self.comm.mpi.Get_group(), range(self.size)
+        group, ranks = self.context.mpi.Get_group(), range(self.size)
         return list(MPI.Group.Translate_ranks(group, ranks, MPI.COMM_WORLD.Get_group()))
 
     def programs(self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None) -> Any:
@@ -161,7 +161,7 @@ class Binder:
         from collectives.runtime.shared_memory import ProgramBinder
 
         ways = self.agreement.gather_rows, self.agreement.highest
-        parts = self.world_ranks, self.comm._memory, *ways, self.progress.crowded, meanwhile
+        parts = self.world_ranks, self.context.memory.of_host, *ways, self.progress.crowded, meanwhile
         return DeviceProgramBinder(shared, *parts) if shared else ProgramBinder(*parts)
 
 
@@ -169,10 +169,10 @@ class Binder:
 BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
 
 
-def bookkeeping(comm: Communicator, a: Arguments) -> Plan:
+def bookkeeping(context: Context, a: Arguments) -> Plan:
     """A plan of the library's own, for a few numbers.  Collective."""
     choice = Choice(algorithms.find(a.collective, BOOKKEEPING[a.collective]), None)
-    return MessageBinder(comm, a.collective, choice).plan(a, OPERANDS[a.collective](a))
+    return MessageBinder(context, a.collective, choice).plan(a, operands_of(a))
 
 
 class ScratchMemory:
@@ -200,27 +200,27 @@ class MessageBinder:
     collective, and only one can run at a time.
     """
 
-    def __init__(self, comm: Communicator, collective: str, choice: Choice, binder: Binder | None = None):
-        self.comm, self.collective, self.choice, self.binder = comm, collective, choice, binder
-        self.first_tag = comm._next_tags()
+    def __init__(self, context: Context, collective: str, choice: Choice, binder: Binder | None = None):
+        self.context, self.collective, self.choice, self.binder = context, collective, choice, binder
+        self.first_tag = context.next_tags()
         self.arena: ScratchMemory | None = None
         self.own: ScratchMemory | None = None
         self.program: Any = None
 
     def plan(self, a: Arguments, o: Operands) -> Plan:
-        comm, (row, footing, shared) = self.comm, self.choice
+        context, (row, facts, shared) = self.context, self.choice
         in_nodes = row.reach == Reach.NODES
         if self.arena is None:
-            new = partial(comm._new, a.device) if in_nodes else a.device.empty
+            new = partial(context.memory.empty, a.device) if in_nodes else a.device.empty
             self.arena, self.own = ScratchMemory(new), ScratchMemory(a.device.empty)
         assert self.own is not None
         self.arena.rewind()
         self.own.rewind()
-        room = Room(footing is None or footing.shared or not in_nodes, self.arena.empty, together=in_nodes)
-        binding = BINDERS[self.collective](a, o, room)
-        requests = RequestBinder(comm.mpi, self.first_tag, a.device, a.op, comm.segment_bytes, a.wire_dtype)
-        groups = comm.topology.groups if row.over_nodes else ()
-        schedule = row.rounds(comm.rank, comm.size, a.root, groups)
+        space = Workspace(facts is None or facts.shared or not in_nodes, self.arena.empty, is_shared=in_nodes)
+        binding = bind(a, o, space)
+        requests = RequestBinder(context.mpi, self.first_tag, a.device, a.op, context.segment_bytes, a.wire_dtype)
+        groups = context.topology.groups if row.over_nodes else ()
+        schedule = row.rounds(context.rank, context.size, a.root, groups)
         num_shared = len(binding.vector.places)
         binding.vector.add_scratch(schedule, self.own.empty)
         memory, chunks = in_registers(binding.vector, num_shared) if in_nodes else ([], [])
@@ -231,27 +231,27 @@ class MessageBinder:
             rounds += [self.program] if direct else [requests.bind(i, m, binding.vector) for i, m in part if m]
         if a.wire_dtype is not None and binding.reduced is not None:
             rounds.append(requests.rounding(len(schedule), binding.reduced))
-        plan = Plan(f"{self.collective} {row.name}", binding.result, comm._progress, a.device, rounds)
+        plan = Plan(f"{self.collective} {row.name}", binding.result, context.progress, a.device, rounds)
         plan.before, plan.after = binding.before, binding.after
         if a.op == "avg" and binding.reduced is not None:
-            plan.divide = binding.reduced, comm.size
+            plan.divide = binding.reduced, context.size
         if in_nodes and not shared:
-            places = [tuple(map(of, memory[:SCRATCH])) for of in (address_of, comm._family.windows.key_of)]
+            places = [tuple(map(of, memory[:SCRATCH])) for of in (address_of, context.windows.key_of)]
             plan.prepare = partial(self.program.use, 0, *places)
         return plan
 
     def direct_parts(self, schedule: Sequence[Round], memory: list[Any], chunks: list[Chunk], op: str) -> Any:
         """The direct parts of a schedule as one program, which pauses after each.  Collective."""
-        comm = self.comm
+        context = self.context
         assert self.binder is not None
         parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
         itemsize = memory[ARRAY].dtype.itemsize
         longest_bytes = max(chunk.length for chunk in chunks) * itemsize
-        probe = partial(comm.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
+        probe = partial(context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
         fold = phases.Reduction(op, memory[ARRAY].dtype, divisor=1)
-        cut = phases.whole(longest_bytes * comm.size)
+        cut = phases.whole(longest_bytes * context.size)
         programs = self.binder.programs(self.choice.shared, meanwhile=probe)
-        return programs.bind(parts, memory, chunks, fold, comm.rank, cut)
+        return programs.bind(parts, memory, chunks, fold, context.rank, cut)
 
 
 def chunks_of(register: int, array: Any, views: Sequence[Any]) -> list[Chunk]:

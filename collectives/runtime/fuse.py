@@ -6,10 +6,13 @@ from typing import Any
 
 from collectives.arrays.device import Device
 from collectives.arrays.views import flat, overlap, pointer
-from collectives.runtime.arguments import Arguments, check_writable, split
+from collectives.runtime.arguments import Arguments, check_writable
+from collectives.runtime.operands import split
 from collectives.runtime.plan import Plan
+from collectives.schedule.spec import COLLECTIVES, Chunks
 
-TAKING = ("all_reduce", "broadcast", "reduce")  # the collectives whose result is as long as what each rank gives
+# The collectives whose result is as long as what each rank gives.
+TAKING = [name for name, spec in COLLECTIVES.items() if spec.in_place and spec.gives is not Chunks.NONE]
 
 
 class Parts:
@@ -55,24 +58,14 @@ class Fused:
             raise ValueError(f"takes no fused arrays: use {', '.join(TAKING)}, or call it for each array")
         if a.out is not None:
             raise ValueError("takes no out with fused arrays, which get the results themselves: leave it out")
-        for index, view in enumerate(self.views if gets(a) else ()):
+        for index, view in enumerate(self.views if a.spec.writes(a.rank, a.root) else ()):
             check_writable(view, f"array {index}")
 
     def enclose(self, plan: Plan, a: Arguments) -> None:
         """Let a plan for the buffer begin with the arrays and end with them."""
-        before = zip(self.places, self.views, strict=True) if gives(a) else ()
-        after = zip(self.views, self.places, strict=True) if gets(a) else ()
+        before = zip(self.places, self.views, strict=True) if a.spec.reads(a.rank, a.root) else ()
+        after = zip(self.views, self.places, strict=True) if a.spec.writes(a.rank, a.root) else ()
         plan.enclose(before, after, self.arrays)
-
-
-def gives(a: Arguments) -> bool:
-    """Whether this rank's input counts."""
-    return a.collective != "broadcast" or a.rank == a.root
-
-
-def gets(a: Arguments) -> bool:
-    """Whether this rank's arrays are changed."""
-    return a.collective == "all_reduce" or (a.rank == a.root) == (a.collective == "reduce")
 
 
 def one_of(values: Sequence[Any], what: str, name: Any) -> Any:

@@ -1,16 +1,19 @@
 """`algorithm="mpi"`: the MPI library's own collectives, as a baseline and for comparison.  Nothing else uses them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.arrays.views import HALVES, flat, pointer, same_memory
-from collectives.runtime.arguments import REDUCTIONS, Arguments, Operands, even
+from collectives.arrays.views import HALVES, pointer
+from collectives.runtime.arguments import Arguments
 from collectives.runtime.messages import Messages
+from collectives.runtime.operands import Operands
 from collectives.runtime.plan import Plan, Progress
 from collectives.schedule.ops import OPS
+from collectives.schedule.spec import Chunks
 
 MPI_OPS = {name: getattr(MPI, op.mpi) for name, op in OPS.items()}
 
@@ -21,7 +24,7 @@ class NativePlan(Plan):
     def __init__(self, a: Arguments, o: Operands, mpi: MPI.Comm, progress: Progress):
         super().__init__(f"{a.collective} mpi", o.result, progress, a.device, [])
         self.native_call = native_call(a, o, mpi)
-        if a.op == "avg" and a.collective in REDUCTIONS and o.out is not None:
+        if a.op == "avg" and a.spec.reduces and o.out is not None:
             self.divide = (o.out, a.size)
 
     def _run(self) -> Iterator[Messages]:
@@ -46,7 +49,7 @@ def check_native(a: Arguments) -> None:
     """
     if not a.device.mpi_reads:
         raise ValueError(f"algorithm 'mpi' needs an MPI that reads {a.device.name} memory; use another algorithm")
-    if a.collective in REDUCTIONS and a.flat.dtype in HALVES:
+    if a.spec.reduces and a.flat.dtype in HALVES:
         raise ValueError(
             f"algorithm 'mpi' cannot reduce {a.flat.dtype}: MPI's own sums of it are wrong or absent; "
             "use another algorithm"
@@ -54,58 +57,48 @@ def check_native(a: Arguments) -> None:
 
 
 def native_call(a: Arguments, o: Operands, mpi: MPI.Comm) -> Callable[[], None]:
-    if a.collective == "barrier":
-        return mpi.Barrier
-    x, op = mpi_view(a.flat), MPI_OPS[a.op]
-    out: Any = None if o.result is None else mpi_view(flat(o.result)[1])
-    here = MPI.IN_PLACE if same_memory(x, out) else x
-    counts: Sequence[int]
-    match a.collective:
-        case "all_reduce":
-            return lambda: mpi.Allreduce(here, out, op)
-        case "reduce_scatter":
-            counts = a.counts or even(len(x), a.size)
-            inside = pointer(x) <= pointer(out) < pointer(x) + max(x.nbytes, 1)  # where MPI may not write
-            apart = a.device.empty(len(out), out.dtype) if inside else out
-
-            def reduce_scatter() -> None:
-                mpi.Reduce_scatter(x, apart, counts, op)
-                if apart is not out:
-                    a.device.copy(out, apart)
-
-            return reduce_scatter
-        case "all_gather":
-            counts = a.counts or [len(x)] * a.size
-            own = MPI.IN_PLACE if same_memory(x, chunk_of(out, counts, a.rank)) else x
-            return lambda: mpi.Allgatherv(own, [out, counts])
-        case "all_to_all":
-            sends = a.send_counts or [len(x) // a.size] * a.size
-            return lambda: mpi.Alltoallv([x, sends], [out, a.recv_counts or sends])
-        case "gather":
-            if a.rank != a.root:
-                return lambda: mpi.Gatherv(x, None, a.root)
-            counts = a.counts or [len(x)] * a.size
-            own = MPI.IN_PLACE if same_memory(x, chunk_of(out, counts, a.rank)) else x
-            return lambda: mpi.Gatherv(own, [out, counts], a.root)
-        case "scatter":
-            if a.rank != a.root:
-                return lambda: mpi.Scatterv(None, out, a.root)
-            counts = a.counts or even(len(x), a.size)
-            into = MPI.IN_PLACE if same_memory(out, chunk_of(x, counts, a.rank)) else out
-            return lambda: mpi.Scatterv([x, counts], into, a.root)
-        case "broadcast":
-            return lambda: mpi.Bcast(x, a.root)
-        case _:
-            return lambda: mpi.Reduce(here if a.rank == a.root else x, out if a.rank == a.root else None, op, a.root)
+    """Bind MPI's function to the arrays of a call, as directly as mpi4py can."""
+    spec, extra = a.spec, ([MPI_OPS[a.op]] if a.spec.reduces else []) + ([a.root] if a.spec.rooted else [])
+    if a.flat is None:
+        return partial(getattr(mpi, spec.mpi))
+    x, out = (None if view is None else mpi_view(view) for view in (o.given, o.out))
+    if "out" not in spec.takes:
+        return partial(getattr(mpi, spec.mpi), x, *extra)
+    equal, _, uneven = spec.mpi.partition(" ")
+    is_even = a.send_counts is None if spec.exchanges else len(set(o.counts)) == 1
+    function = getattr(mpi, equal if is_even or not uneven else uneven)
+    if spec.reduces and spec.gets is Chunks.OWN:
+        return reduce_scatter(function, a, x, out, [*([] if is_even else [o.counts]), *extra])
+    send, recv = x, out
+    if not is_even and uneven:
+        send, recv = with_counts(send, spec.gives, o.counts), with_counts(recv, spec.gets, a.recv_counts or o.counts)
+    if o.in_place and spec.gets is Chunks.OWN:
+        recv = MPI.IN_PLACE
+    elif o.in_place:
+        send = MPI.IN_PLACE
+    return partial(function, send, recv, *extra)
 
 
-def chunk_of(x: Any, counts: Sequence[int], rank: int) -> Any:
-    begin = sum(counts[:rank])
-    return x[begin : begin + counts[rank]]
+def with_counts(array: Any, held: Chunks, counts: Sequence[int]) -> Any:
+    return array if array is None or held is Chunks.OWN else [array, counts]
+
+
+def reduce_scatter(
+    function: Callable[..., None], a: Arguments, x: Any, out: Any, extra: list[Any]
+) -> Callable[[], None]:
+    """Bind a reduce-scatter, which MPI does not do in place as we mean it: the result goes elsewhere first."""
+    is_inside = pointer(x) <= pointer(out) < pointer(x) + max(x.nbytes, 1)
+    apart = a.device.empty(len(out), out.dtype) if is_inside else out
+
+    def run() -> None:
+        function(x, apart, *extra)
+        a.device.copy(out, apart)
+
+    return run if is_inside else partial(function, x, out, *extra)
 
 
 def mpi_view(x: Any) -> Any:
-    """MPI has no 16-bit floats, and bools without an order: as integers they move, and compare, alike."""
+    """View 16-bit floats, which MPI lacks, and bools, which it does not order, as integers, which move alike."""
     if x.dtype == np.dtype(bool):
         return x.view(np.uint8)
     return x.view(np.uint16) if x.dtype in HALVES else x

@@ -10,16 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import count
 from struct import Struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.device import Device
-from collectives.arrays.views import DTYPES, as_bytes
+from collectives.arrays.views import DTYPES, as_bytes, flat
 from collectives.job.errors import CommunicationError
+from collectives.runtime.arguments import check_rank, check_writable
 from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, Messages
+from collectives.runtime.plan import Plan
 from collectives.schedule.moves import Round
+
+if TYPE_CHECKING:
+    from collectives.runtime.context import Context
 
 EAGER_BYTES = 4032  # with its envelope, of a size that MPI sends without waiting for the receiver
 ENVELOPE = Struct("qqq")  # dtype, bytes, and tag of the payload
@@ -110,6 +115,29 @@ class RecvMessage(PointToPoint):
             f"x has {len(self.memory) // own.itemsize} elements of {own}, but rank {self.peer} sent "
             f"{nbytes // sent.itemsize} of {sent}: receive into an array of that length and dtype"
         )
+
+
+def run_message(context: Context, kind: type[PointToPoint], x: Any, peer: int | None, tag: int, blocking: bool) -> Any:
+    """Send `x` to a rank, or receive it from one, or from any; returns `x`, or a request.
+
+    Raises: ValueError for a rank or a tag that is out of range, or an array that will not do.
+    """
+    receives = kind is RecvMessage
+    if peer is not None or not receives:
+        check_rank("source" if receives else "dest", peer, context.size)
+    device, view = flat(x)
+    if receives:
+        check_writable(view, "x")
+    other = "any rank" if peer is None else f"rank {peer}"
+    words = f"{'recv from' if receives else 'send to'} {other} with tag {tag}"
+    rank = MPI.ANY_SOURCE if peer is None else peer
+    plan = Plan(words, x, context.progress, device, [kind(context.mailbox, device, view, rank, tag)])
+    plan.words = words
+    own_node = context.topology.nodes[context.topology.node_of[context.rank]]
+    if not blocking and peer is not None and peer not in own_node:
+        return plan.start()
+    plan.begin()  # in a node no thread need move it on: it is copied once, when it is waited for
+    return plan.wait() if blocking else plan
 
 
 def parts(payload: Any) -> list[Any]:

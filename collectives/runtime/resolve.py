@@ -15,31 +15,33 @@ from functools import cached_property, partial
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from collectives import algorithms
 from collectives.algorithms import Reach
 from collectives.arrays.device import host
 from collectives.arrays.views import address_of
 from collectives.job.errors import LoneInputError
-from collectives.runtime import facts
-from collectives.runtime.arguments import OPERANDS, TAKES, Arguments, Operands, like
+from collectives.runtime.arguments import REFUSALS, Arguments, like
 from collectives.runtime.binding import Binder, Choice, MessageBinder
-from collectives.runtime.checks.agreement import NUM_CLAIMS
+from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, caller
 from collectives.runtime.fuse import Fused
 from collectives.runtime.native_mpi import NativePlan, check_native
+from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
 from collectives.runtime.plan import MismatchError, Plan, run_now
 from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
+from collectives.schedule.spec import COLLECTIVES, spec_of
 
 if TYPE_CHECKING:
-    from collectives.communicator import Communicator
     from collectives.runtime.channel import Channel
+    from collectives.runtime.context import Context
     from collectives.runtime.shared_memory import Program
 
-REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
 MOST_BOUND = 4096  # signatures of which what is bound is kept
 MOST_BOUND_ON_DEVICES = 256  # the same of arrays on devices, which are bound where they lie
 MOST_PLACES = 8  # for which messages of one signature are bound
-OPTIONS = {name: (*(option for option in takes if option != "out"), "algorithm") for name, takes in TAKES.items()}
+OPTIONS = {name: spec.options for name, spec in COLLECTIVES.items()}
 
 
 Runs = Callable[[Plan], Any]
@@ -58,7 +60,7 @@ class Request(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        arguments = {"out": self.out} if "out" in TAKES[self.collective] else {}
+        arguments = {"out": self.out} if "out" in COLLECTIVES[self.collective].takes else {}
         return arguments | dict(zip(OPTIONS[self.collective], self.options, strict=True))
 
 
@@ -95,11 +97,12 @@ class Bound:
 class Resolver:
     """Resolves the calls of one communicator, and keeps what is bound for them."""
 
-    def __init__(self, comm: Communicator):
-        self.comm, self.calls, self.progress, self.check = comm, comm._calls, comm._progress, bool(comm.check)
-        self.memory = comm._memory
-        self.windows, self.agreement = comm._family.windows, comm._agreement
-        self.binder = Binder(comm)
+    def __init__(self, context: Context):
+        self.context, self.calls, self.check = context, context.calls, bool(context.check)
+        self.memory, self.windows = context.memory.of_host, context.windows
+        self.progress, self.agreement = context.progress, context.agreement
+        self.binder = Binder(context)
+        self.agreement.gate = self.gate
         self.bound: dict[Signature, Bound] = {}
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
@@ -232,14 +235,14 @@ class Resolver:
         with Call(self.calls, f"plan {collective}") as call:
             plan = self.bind(self.agree(call, collective, x, arguments))
         runs = call.of_plan(plan.name)
-        runs.compare = self.agreement.compare if self.comm.check == "every" else None
+        runs.compare = self.agreement.compare if self.context.check == "every" else None
         return plan.recorded_as(runs)
 
     def free(self) -> None:
         """Let go what is bound, and its memory."""
         self.bound.clear()
         self.bound_on_devices.clear()
-        for name in ("gate_plan", "channel"):
+        for name in ("gate_plan", "comparison", "channel"):
             self.__dict__.pop(name, None)
 
     # --- resolving ---
@@ -265,7 +268,7 @@ class Resolver:
         Raises: InputError on every rank where one has wrong arguments, or not all make the same call.
         """
         said = failure = ""
-        claims = [0] * NUM_CLAIMS
+        facts = [0] * NUM_FACTS
         fused = x if isinstance(x, Fused) else None
         algorithm = arguments.pop("algorithm", "auto")
         try:
@@ -274,8 +277,8 @@ class Resolver:
                 fused.check(a)
                 note = f" of {fused.layout}"
             said = call.describe(collective, a.describe(algorithm) + note, a.flat)
-            operands = OPERANDS[collective](a) if a.send_counts is None else None
-            claims = [*facts.claims(a, operands, self.windows), self.num_bound + 1]
+            operands = operands_of(a) if a.send_counts is None else None
+            facts = [*local_facts(a, operands, self.windows), self.num_bound + 1]
         except REFUSALS as error:
             failure = f"{collective}: {error}"
         if failure and not self.check:
@@ -283,25 +286,24 @@ class Resolver:
         if run is not None:
             self.gate(run)
         if self.check:
-            claims = self.agreement.check(said, failure, claims, call, gated=True)
-        self.num_bound = claims.pop()
+            facts = self.agreement.check(said, failure, facts, call, gated=True)
+        self.num_bound = facts.pop()
         operands = operands or self.exchange_counts(a)
         choice = None
         if algorithm != "mpi":
-            choice = self.binder.choose(a, algorithm, facts.footing(collective, claims))
+            choice = self.binder.choose(a, algorithm, call_facts(a.spec, facts))
         return Resolved(a, operands, choice, fused, self.num_bound)
 
     def arguments(self, collective: str, x: Any, algorithm: str, arguments: dict[str, Any]) -> Arguments:
         """A call's arguments, checked as far as one rank can."""
-        if collective not in OPERANDS:
-            raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(OPERANDS)}")
-        if strange := [name for name in arguments if name not in TAKES[collective]]:
-            raise ValueError(f"takes no {strange[0]}: it takes {', '.join(TAKES[collective])}")
-        a = Arguments(collective, self.comm.rank, self.comm.size, x, **arguments)
+        takes = spec_of(collective).takes
+        if strange := [name for name in arguments if name not in takes]:
+            raise ValueError(f"takes no {strange[0]}: it takes {', '.join(takes)}")
+        a = Arguments(collective, self.context.rank, self.context.size, x, **arguments)
         if algorithm == "mpi":
             check_native(a)
         elif algorithm != "auto":
-            algorithms.find(collective, algorithm).check(self.comm.size, equal=a.send_counts is None)
+            algorithms.check(algorithms.find(collective, algorithm), self.context.size, equal=a.send_counts is None)
         a.check_algorithm(algorithm)
         return a
 
@@ -309,13 +311,13 @@ class Resolver:
         """Of an all-to-all of uneven chunks: ask the other ranks how much will come."""
         assert a.send_counts is not None
         incoming = self.agreement.exchange(a.send_counts)
-        with self.comm.agreed("counts of all_to_all"):
+        with self.context.agreed(f"counts of {a.collective}"):
             if a.recv_counts not in (None, incoming):
                 raise ValueError(
-                    f"all_to_all: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
+                    f"{a.collective}: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
                 )
             a.recv_counts = incoming
-            return OPERANDS["all_to_all"](a)
+            return operands_of(a)
 
     # --- binding ---
 
@@ -323,7 +325,7 @@ class Resolver:
         """A plan for the arrays of a call.  Collective."""
         a, o, choice, fused, _ = resolved
         if choice is None:
-            plan: Plan = NativePlan(a, o, self.comm.mpi, self.progress)
+            plan: Plan = NativePlan(a, o, self.context.mpi, self.progress)
         else:
             plan = self.binder.plan(a, o, choice)
         if fused:
@@ -338,11 +340,11 @@ class Resolver:
         plan = rebind = None
         signature, _, _, on_host = signed
         if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
-            plan = self.binder.direct(a, OPERANDS[collective](a), choice, self.channel, number)
+            plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
         elif on_host:
-            rebind = partial(self.rebind, a, choice and MessageBinder(self.comm, collective, choice, self.binder))
+            rebind = partial(self.rebind, a, choice and MessageBinder(self.context, collective, choice, self.binder))
         else:
-            plan = self.bind(resolved._replace(a=a, operands=OPERANDS[collective](a)))
+            plan = self.bind(resolved._replace(a=a, operands=operands_of(a)))
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
         bound.rebind = rebind
@@ -356,8 +358,8 @@ class Resolver:
     def rebind(self, a: Arguments, messages: MessageBinder | None, place: tuple[int, ...]) -> Plan:
         """A plan like that of `a` for arrays at two other addresses."""
         a = a.moved(place)
-        operands = OPERANDS[a.collective](a)
-        return messages.plan(a, operands) if messages else NativePlan(a, operands, self.comm.mpi, self.progress)
+        operands = operands_of(a)
+        return messages.plan(a, operands) if messages else NativePlan(a, operands, self.context.mpi, self.progress)
 
     # --- comparing what ranks have found ---
 
@@ -366,8 +368,12 @@ class Resolver:
 
         Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
         """
-        if len(self.comm.topology.nodes) > 1:
-            if not self.agreement.same(binding, number):
+        if len(self.context.topology.nodes) > 1:
+            key = binding << 32 | number if binding else 0
+            highest, plan = self.comparison
+            highest[:] = key, -key
+            run(plan)
+            if highest[0] != -highest[1] or not key:
                 raise MismatchError("ranks have bound different collectives")
             return
         program, plan = self.gate_plan
@@ -386,12 +392,23 @@ class Resolver:
         return program, Plan("agreement", None, self.progress, host(), [program], only=program)
 
     @cached_property
+    def comparison(self) -> tuple[np.ndarray, Plan]:
+        """Two numbers, and what gives every rank the highest of all ranks' there.  Collective."""
+        context = self.context
+        in_nodes = context.topology.has_groups_in_nodes
+        row = algorithms.find("all_reduce", "leaders" if in_nodes else "recursive_doubling")
+        numbers = context.memory.empty(host(), 2, np.dtype(np.int64))
+        a = Arguments(row.collective, context.rank, context.size, numbers, op="max")
+        binder = MessageBinder(context, row.collective, Choice(row, None), self.binder)
+        return numbers, binder.plan(a, operands_of(a))
+
+    @cached_property
     def channel(self) -> Channel:
         """Where calls meet, one after the other.  Collective."""
         from collectives.runtime.channel import Channel
 
-        comm = self.comm
-        others = [rank for rank in range(comm.size) if rank != comm.rank]
-        channel = Channel(comm._memory, self.binder.world_ranks, [comm.rank, *others])
+        context = self.context
+        others = [rank for rank in range(context.size) if rank != context.rank]
+        channel = Channel(self.memory, self.binder.world_ranks, [context.rank, *others])
         self.agreement.highest([0])  # all have cleared their slots
         return channel

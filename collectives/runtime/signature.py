@@ -13,7 +13,7 @@ from mpi4py import MPI
 from collectives.arrays.device import host
 from collectives.arrays.memory import SymmetricMemory
 from collectives.arrays.views import address_of, flat
-from collectives.runtime.arguments import IN_PLACE
+from collectives.schedule.spec import COLLECTIVES
 
 C_CONTIGUOUS, WRITEABLE = 0x1, 0x400  # of NumPy's flags
 
@@ -39,7 +39,7 @@ def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tu
     described, address, key = describe(memory, x)
     on_host = described[0] is not DEVICE
     if out is None:
-        if not on_host and collective not in IN_PLACE:
+        if not on_host and not COLLECTIVES[collective].in_place:
             raise Unsigned  # its result will lie elsewhere each time
         return (collective, options, *described), (address, address), (key, key), on_host
     out_described, out_address, out_key = describe(memory, out)

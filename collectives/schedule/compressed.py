@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from collectives.algorithms import Algorithm
-from collectives.algorithms.counterparts import Groups
+from collectives.algorithms.algorithm import Groups
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, RecvReduce, Round, Send
 
 Nodes = tuple[tuple[int, ...], ...]  # the ranks of each

@@ -6,8 +6,8 @@ each other's memory, every read and write must be ordered by meetings: two that 
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from functools import partial, reduce
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
 from collectives.schedule.moves import (
@@ -25,6 +25,7 @@ from collectives.schedule.moves import (
     show,
     show_run,
 )
+from collectives.schedule.spec import At, Chunks, Collective, spec_of
 
 RUNS = 3  # of a schedule on shared memory, one after the other, to see that a run leaves the next one in peace
 BITS = 16  # a rank's count in a multiset of contributions, kept as one integer
@@ -45,49 +46,24 @@ class Value(NamedTuple):
 Vector = dict[int, Value]
 
 
-class Contract(NamedTuple):
-    """What each rank's working vector holds `before(rank, size, root)` and must hold `after` it."""
-
-    before: Callable[[int, int, int], Vector]
-    after: Callable[[int, int, int], Vector]
+def before(spec: Collective, rank: int, size: int, root: int) -> Vector:
+    """Return what a rank's working vector holds ahead of a collective."""
+    return {c: Value(c, contributions((rank,))) for c in spec.gives.on(rank, size, root)}
 
 
-def of(rank: int, chunks: range) -> Vector:
-    return {c: Value(c, 1 << BITS * rank) for c in chunks}
+def after(spec: Collective, rank: int, size: int, root: int) -> Vector:
+    """Return what it must hold after it; where the result has chunks of its own, `x` as it was."""
+    values = before(spec, rank, size, root) if spec.exchanges else {}
+    for chunk in spec.gets.on(rank, size, root):
+        count = contributions(spec.sources(At(rank, chunk, size, root)))
+        values[size + chunk if spec.exchanges else chunk] = Value(rank if spec.exchanges else chunk, count)
+    return values
 
 
-def total(size: int, chunks: range) -> Vector:
-    return {c: Value(c, all_of(size)) for c in chunks}
-
-
-def all_of(size: int) -> int:
-    """Each of the first `size` ranks once."""
-    return sum(1 << BITS * r for r in range(size))
-
-
-CONTRACTS = {
-    "all_reduce": Contract(lambda r, p, _: of(r, range(p)), lambda r, p, _: total(p, range(p))),
-    "reduce_scatter": Contract(lambda r, p, _: of(r, range(p)), lambda r, p, _: total(p, range(r, r + 1))),
-    "all_gather": Contract(
-        lambda r, p, _: of(r, range(r, r + 1)), lambda r, p, _: {c: Value(c, 1 << BITS * c) for c in range(p)}
-    ),
-    "all_to_all": Contract(
-        lambda r, p, _: of(r, range(p)),
-        lambda r, p, _: of(r, range(p)) | {p + s: Value(r, 1 << BITS * s) for s in range(p)},
-    ),
-    "broadcast": Contract(
-        lambda r, p, root: of(root, range(p)) if r == root else {}, lambda r, p, root: of(root, range(p))
-    ),
-    "reduce": Contract(lambda r, p, _: of(r, range(p)), lambda r, p, root: total(p, range(p)) if r == root else {}),
-    "gather": Contract(
-        lambda r, p, _: of(r, range(r, r + 1)),
-        lambda r, p, root: {c: Value(c, 1 << BITS * c) for c in range(p)} if r == root else {},
-    ),
-    "scatter": Contract(
-        lambda r, p, root: of(root, range(p)) if r == root else {}, lambda r, p, root: of(root, range(r, r + 1))
-    ),
-    "barrier": Contract(lambda r, p, _: {}, lambda r, p, _: {}),
-}
+@lru_cache(maxsize=1024)
+def contributions(ranks: Sequence[int]) -> int:
+    """Count each of the ranks once."""
+    return sum(1 << BITS * rank for rank in ranks)
 
 
 class ContractError(Exception):
@@ -103,29 +79,29 @@ def check(
     in_order: bool = False,
     **root: int,
 ) -> None:
-    """Run every rank's schedule symbolically and hold the result against the collective's contract.
+    """Run every rank's schedule symbolically and hold the result against what the collective promises.
 
     With `apart` the result is due in chunks p to 2p-1 of the working vector.  With `in_order`, every sum must be
     ((rank 0 + rank 1) + rank 2) + ...
 
     Raises: ContractError, naming rank, round, peer and chunk.
     """
-    contract, at = CONTRACTS[collective], root.get("root", 0)
-    before = [contract.before(rank, size, at) for rank in range(size)]
-    after = [contract.after(rank, size, at) for rank in range(size)]
+    spec, at = spec_of(collective), root.get("root", 0)
+    start = [before(spec, rank, size, at) for rank in range(size)]
+    goal = [after(spec, rank, size, at) for rank in range(size)]
     if apart:
-        after = [{chunk + size: value for chunk, value in vector.items()} for vector in after]
+        goal = [{chunk + size: value for chunk, value in vector.items()} for vector in goal]
     programs = [list(algorithm(rank, size, **root)) for rank in range(size)]
     name = f"{collective} on {size} ranks"
     if any(isinstance(m, Barrier | Get | Put | GetReduce) for rounds in programs for moves in rounds for m in moves):
-        width = 1 + max((chunk for vector in (*before, *after) for chunk in vector), default=-1)
+        width = 1 + max((chunk for vector in (*start, *goal) for chunk in vector), default=-1)
         num_chunks = max((run.stop for rs in programs for moves in rs for m in moves for run in runs_of(m)), default=0)
         programs = [repeated(rounds, width, num_chunks - width) for rounds in programs]
-    world = World(name, programs, before, after, in_order)
+    world = World(name, programs, start, goal, in_order)
     world.run()
     for rank in range(size) if not world.shared else ():  # else checked before each rerun
         world.check_result(rank)
-    if collective == "barrier":
+    if spec.gives is Chunks.NONE:
         check_everyone_heard(world.heard, size)
 
 
@@ -359,7 +335,7 @@ class World:
         """left + right"""
         if self.in_order:
             last = right.ranks.bit_length() // BITS
-            if (left.ranks, right.ranks) != (all_of(last), 1 << BITS * last):
+            if (left.ranks, right.ranks) != (contributions(range(last)), contributions((last,))):
                 raise ContractError(f"{self.at(rank)} adds {right} to {left}: not in the order of the ranks")
         return Value(left.chunk, left.ranks + right.ranks)
 

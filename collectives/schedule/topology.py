@@ -6,7 +6,8 @@ from itertools import pairwise
 from operator import index
 from typing import Any
 
-from collectives.algorithms.counterparts import Groups, depth, innermost, whole
+from collectives.algorithms.algorithm import Groups
+from collectives.algorithms.groups import depth, innermost, whole
 
 
 @dataclass(frozen=True)

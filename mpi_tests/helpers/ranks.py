@@ -138,9 +138,9 @@ class Ranks:
         if mpi_comm.size not in self.communicators:
             self.communicators[mpi_comm.size] = Communicator(mpi_comm)
         comm = self.communicators[mpi_comm.size]
-        comm._calls.number = 1  # that of making it
-        comm._calls.record.ring.clear()
-        comm._calls.record.short.clear()
+        comm._context.calls.number = 1  # that of making it
+        comm._context.calls.record.ring.clear()
+        comm._context.calls.record.short.clear()
         return comm
 
     @pytest.hookimpl(tryfirst=True)
@@ -242,8 +242,8 @@ class Ranks:
             report.longrepr = f"{where}, and others passed: {report.longreprtext}"
         if report.failed and (comm := self.communicators.pop(num_ranks, None)):
             self.has_dropped = True  # and never frees it: a rank may still be in one of its collectives
-            if comm._watchdog:
-                comm._watchdog.stop()
+            if comm._context.watchdog:
+                comm._context.watchdog.stop()
         return reports
 
     def close(self):

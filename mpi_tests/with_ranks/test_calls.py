@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
+from collectives import Communicator
 from collectives.job.errors import InputError
 from mpi_tests.helpers.reference import COLLECTIVES, ROOTED, algorithms_of, expected, inputs, same
 
@@ -198,6 +199,20 @@ CALLS = {
 @pytest.mark.sizes(2, 3, proof=(5, 8))
 @pytest.mark.parametrize(("one", "other"), CALLS.values(), ids=CALLS)
 def test_ranks_that_repeat_calls_of_other_signatures(comm, one, other):
+    check_that_both_are_named(comm, one, other)
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize("nodes", ["2x2", "4x1"])
+def test_ranks_of_other_nodes_that_repeat_calls_of_other_signatures(mpi_comm, nodes, monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", nodes)
+    comm = Communicator(mpi_comm)
+    for one, other in CALLS.values():
+        check_that_both_are_named(comm, one, other)
+    comm.free()
+
+
+def check_that_both_are_named(comm, one, other):
     comm._kept = comm.empty(8)
     for call in (one, other) * 2:
         call(comm)
@@ -242,7 +257,7 @@ def test_one_of_many_signatures_that_is_no_more_kept(comm, monkeypatch):
 def test_memory_is_bounded_by_the_number_of_signatures(comm):
     def used():
         gc.collect()
-        return sum(block.nbytes for block in comm._memory.blocks), len(comm._resolver.bound)
+        return sum(block.nbytes for block in comm._context.memory.of_host.blocks), len(comm._resolver.bound)
 
     sizes = []
     for _ in range(3):

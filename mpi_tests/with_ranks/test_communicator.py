@@ -249,7 +249,7 @@ def test_messages_that_cannot_be(comm):
     """They are refused on the rank that asks, and the communicator goes on."""
     unwritable = np.zeros(4)
     unwritable.flags.writeable = False
-    largest = comm._num_tags // 2 - 1
+    largest = comm._context.num_tags // 2 - 1
     for call, words in (
         (lambda: comm.recv(unwritable, 0), "x is read-only: pass an array that may be written"),
         (lambda: comm.send(np.zeros(4), 2), "dest 2 is out of range: use a rank from 0 to 1"),
@@ -429,9 +429,9 @@ def test_only_started_plans_have_a_thread(new_comm):
     x = np.zeros(1 << 14)
     new_comm.all_reduce(x)
     new_comm.plan("all_reduce", x, algorithm="ring")()
-    assert new_comm._progress.background.thread is None
+    assert new_comm._context.progress.background.thread is None
     new_comm.all_reduce(x, algorithm="ring", blocking=False).wait()
-    assert (new_comm._progress.background.thread is None) == (new_comm.size == 1)
+    assert (new_comm._context.progress.background.thread is None) == (new_comm.size == 1)
 
 
 @pytest.mark.sizes(2)

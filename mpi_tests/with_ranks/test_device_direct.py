@@ -24,7 +24,7 @@ def comm(mpi_comm):
 
 
 def symmetric(comm, device, values):
-    return device.fill(comm._new(device, values.size, values.dtype), values)
+    return device.fill(comm._context.memory.empty(device, values.size, values.dtype), values)
 
 
 def ordinary(comm, device, values):
@@ -222,7 +222,7 @@ def test_a_forgotten_offset_shows(comm, monkeypatch):
     first, x = (symmetric(comm, device, xs[comm.rank]) for _ in range(2))
     assert device.export_memory(first.data.ptr) == device.export_memory(x.data.ptr)
     assert first.data.ptr != x.data.ptr
-    window_of = comm._family.windows.window_of
+    window_of = comm._context.windows.window_of
     for forgets in (False, True):
         if forgets:
             monkeypatch.setattr(
@@ -238,15 +238,15 @@ def test_a_forgotten_offset_shows(comm, monkeypatch):
 def test_memory_is_reused_and_freed(comm):
     """Peers close what they have opened before its owner frees it: the fake fails where they don't."""
     device = FakeDevice()
-    x = comm._new(device, 1 << 20, np.dtype("float32"))
+    x = comm._context.memory.empty(device, 1 << 20, np.dtype("float32"))
     there = x.data.ptr
     del x
-    assert comm._new(device, 1 << 20, np.dtype("float32")).data.ptr == there
+    assert comm._context.memory.empty(device, 1 << 20, np.dtype("float32")).data.ptr == there
     gc.collect()
-    small = comm._new(device, 3, np.dtype("float32"))  # nothing that is unused fits: all of it goes
+    small = comm._context.memory.empty(device, 3, np.dtype("float32"))  # nothing that is unused fits: all of it goes
     assert len(device.allocations) == 1
     assert len(device.opened) == comm.size - 1
-    comm._on_device.close_windows([])
+    comm._context.memory.of_device.close_windows([])
     assert small.memory.view(np.uint8).tolist() == [0x7F] * 12
 
 
@@ -262,7 +262,7 @@ def test_where_nothing_is_shared_arrays_go_by_messages(comm, capfd):
     with pytest.raises(InputError, match="'two_shot' needs arrays in host memory, or devices whose memory"):
         comm.all_reduce(x, algorithm="two_shot")
     said = capfd.readouterr().err.splitlines()
-    words = "arrays go through host memory, as ranks cannot share the devices': "
+    words = "CUDA IPC is unavailable; staging device arrays through host memory: "
     assert said == [f"{words}rank {comm.size - 1}: handles of memory are not supported"] * (comm.rank == 0)
 
 

@@ -99,7 +99,7 @@ def test_on_a_device(new_comm, mpi_reads):
 
 def test_the_buffer_is_symmetric_memory(comm):
     fused = comm.fuse([np.zeros(1 << 16), np.zeros(5)])
-    assert comm._family.windows.window_of(fused.buffer)
+    assert comm._context.windows.window_of(fused.buffer)
 
 
 @pytest.mark.sizes(2, 3)

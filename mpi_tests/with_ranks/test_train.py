@@ -167,12 +167,12 @@ def left(comm):
     """
     comm.barrier()
     gc.collect()
-    threads = {*threading.enumerate()} - {comm._progress.background.thread}
-    keys = {block.window.key for block in comm._memory.blocks}
+    threads = {*threading.enumerate()} - {comm._context.progress.background.thread}
+    keys = {block.window.key for block in comm._context.memory.of_host.blocks}
     return (
-        len(comm._calls.record.communicators),
-        sum(not block.free for block in comm._memory.blocks),
-        comm._family.windows.by_key.keys() - keys,
+        len(comm._context.calls.record.communicators),
+        sum(not block.free for block in comm._context.memory.of_host.blocks),
+        comm._context.windows.by_key.keys() - keys,
         sorted(thread.name for thread in threads),
         [signal.getsignal(number) for number in SIGNALS],
         torch.get_float32_matmul_precision(),

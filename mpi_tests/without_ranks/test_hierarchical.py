@@ -8,18 +8,18 @@ from collectives.algorithms import (
     bruck,
     double_tree,
     hierarchical,
-    hierarchical_all_to_all,
     pairwise,
     recursive,
     ring,
     tree,
 )
-from collectives.algorithms.counterparts import innermost, whole
+from collectives.algorithms.groups import innermost, whole
 from collectives.schedule import proof
 from collectives.schedule.cost import Link, Network, count, predict, tally
 from collectives.schedule.moves import MESSAGES, Barrier, Get, GetReduce, Put, Recv, RecvReduce, Send
+from collectives.schedule.spec import COLLECTIVES
 from collectives.schedule.topology import Topology
-from mpi_tests.helpers.algorithm_costs import LARGEST, ceil_log2, cost, nodes_of
+from mpi_tests.helpers.algorithm_costs import LARGEST, ceil_log2, cost, floor_log2, is_power, nodes_of
 
 ROWS = {row.collective: row for row in algorithms.REGISTRY if row.name == "hierarchical"}
 EVERY = [row for row in algorithms.REGISTRY if row.over_nodes]
@@ -36,7 +36,7 @@ def by_levels(size, *levels):
 def holds(collective, algorithm, size):
     """Check the contract, with every root of a few ranks, the rounds and the messages in them."""
     roots = range(size) if size <= ALL_ROOTS_UP_TO else (0, size - 1)
-    for root in [{"root": root} for root in roots] if collective in algorithms.ROOTED else [{}]:
+    for root in [{"root": root} for root in roots] if COLLECTIVES[collective].rooted else [{}]:
         schedules = [list(algorithm(rank, size, **root)) for rank in range(size)]
         proof.check(collective, lambda rank, size, schedules=schedules, **root: schedules[rank], size, **root)
         assert len({len(rounds) for rounds in schedules}) == 1
@@ -124,7 +124,7 @@ def test_of_any_algorithms(algorithm, composed, groups):
 
 @pytest.mark.parametrize("groups", [by_levels(12, 4), by_levels(24, 12, 4), GROUPS["interleaved"]], ids=str)
 def test_an_all_to_all_of_brucks(groups):
-    algorithm = partial(hierarchical_all_to_all.all_to_all, groups=groups, algorithms=[bruck.all_to_all])
+    algorithm = partial(hierarchical.all_to_all, groups=groups, algorithms=[bruck.all_to_all])
     holds("all_to_all", algorithm, len(hierarchical.order(groups)))
 
 
@@ -148,21 +148,29 @@ def test_the_cost_line_is_what_the_schedule_does(collective, num_groups, width):
 
 # Factors of meetings, of alpha, of n/p beta, copied and sent, and of n/p gamma, of k groups of w ranks.
 DIRECT_COSTS = {
-    "all_reduce": lambda k, p, w: (4, 2 * (k - 1), p * (w - 1) // w, 2 * (k - 1), p + k - 1),
-    "reduce_scatter": lambda k, p, w: (2, k - 1, 0, k - 1, p + k - 1),
-    "all_gather": lambda k, p, w: (2, k - 1, p * (w - 1) // w, k - 1, 0),
-    "all_to_all": lambda k, p, w: (2, k - 1, 2 * p + w, p * (k - 1) // k, 0),
-    "broadcast": lambda k, p, w: (2, ceil_log2(k), p * (w - 1) // w, p * ceil_log2(k), 0),
+    ("all_reduce", "leaders"): lambda k, p, w: (
+        2,
+        floor_log2(k) + 2 * (not is_power(k)),
+        p * (w - 1),
+        p * (floor_log2(k) + 2 * (not is_power(k))),
+        p * (w + floor_log2(k) + (not is_power(k))),
+    ),
+    ("all_to_all", "leaders"): lambda k, p, w: (2, 1, 2 * w * p, w * w * (k - 1), 0),
+    ("all_reduce", "hierarchical_direct"): lambda k, p, w: (4, 2 * (k - 1), p * (w - 1) // w, 2 * (k - 1), p + k - 1),
+    ("reduce_scatter", "hierarchical_direct"): lambda k, p, w: (2, k - 1, 0, k - 1, p + k - 1),
+    ("all_gather", "hierarchical_direct"): lambda k, p, w: (2, k - 1, p * (w - 1) // w, k - 1, 0),
+    ("all_to_all", "hierarchical_direct"): lambda k, p, w: (2, k - 1, 2 * p + w, p * (k - 1) // k, 0),
+    ("broadcast", "hierarchical_direct"): lambda k, p, w: (2, ceil_log2(k), p * (w - 1) // w, p * ceil_log2(k), 0),
 }
 
 
 @pytest.mark.parametrize(("num_groups", "width"), [(2, 2), (3, 3), (2, 8), (5, 2), (9, 3)])
-@pytest.mark.parametrize("collective", DIRECT_COSTS)
-def test_the_cost_line_of_what_is_direct_inside(collective, num_groups, width):
-    row, groups = algorithms.find(collective, "hierarchical_direct"), nodes_of(*[width] * num_groups)
+@pytest.mark.parametrize(("collective", "name"), DIRECT_COSTS)
+def test_the_cost_line_of_what_is_direct_inside(collective, name, num_groups, width):
+    row, groups = algorithms.find(collective, name), nodes_of(*[width] * num_groups)
     size = num_groups * width
     counted = count(tally({rank: row.rounds(rank, size, 0, groups) for rank in range(size)}, groups))
-    wanted = DIRECT_COSTS[collective](num_groups, size, width)
+    wanted = DIRECT_COSTS[collective, name](num_groups, size, width)
     assert (counted.meets, counted.messages, counted.copied, counted.sent, counted.folded) == wanted
 
 
@@ -207,7 +215,7 @@ def test_a_hierarchy_of_rings_has_two_neighbours_a_level(collective):
 
 
 def test_what_crosses_is_one_message_for_a_pair_of_counterparts():
-    algorithm = partial(hierarchical_all_to_all.all_to_all, groups=by_levels(32, 8))
+    algorithm = partial(hierarchical.all_to_all, groups=by_levels(32, 8))
     for rank in range(32):
         across = [m for moves in algorithm(rank, 32) for m in moves if isinstance(m, Send) and m.to // 8 != rank // 8]
         assert sorted(m.to for m in across) == [r for r in range(rank % 8, 32, 8) if r != rank]

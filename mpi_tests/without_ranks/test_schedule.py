@@ -11,12 +11,9 @@ import pytest
 from collectives import algorithms
 from collectives.algorithms import (
     REGISTRY,
-    ROOTED,
     bruck,
     direct,
-    dissemination,
     hierarchical,
-    hierarchical_all_to_all,
     pairwise,
     recursive,
     ring,
@@ -25,6 +22,7 @@ from collectives.algorithms import (
 from collectives.schedule import proof
 from collectives.schedule.moves import Copy, Get, GetReduce, Recv, RecvReduce, Send, embed, render, shares, show
 from collectives.schedule.proof import ContractError
+from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.algorithm_costs import (
     COSTS,
     LARGEST,
@@ -41,7 +39,7 @@ ALL_ROOTS_UP_TO = 9
 
 def roots(row, size):
     """The keywords under which an algorithm is tried: every root, or some."""
-    if row.collective not in ROOTED:
+    if not COLLECTIVES[row.collective].rooted:
         return [{}]
     some = range(size) if size <= ALL_ROOTS_UP_TO else {0, 1, size // 2, size - 1} if size <= 33 else {size // 2}
     return [{"root": root} for root in some]
@@ -261,7 +259,7 @@ MUTANTS = {
         "rank 1 in round 0 reduces chunk 3 of r0 into chunk 1 of r1 in [1]",
     ),
     "chunks for the own group sent across": (
-        ("all_to_all", partial(hierarchical_all_to_all.all_to_all, groups=PAIRS), [0], put(5, 0, Send(2, run(8, 9)))),
+        ("all_to_all", partial(hierarchical.all_to_all, groups=PAIRS), [0], put(5, 0, Send(2, run(8, 9)))),
         "rank 2 ends with chunk 0 of r0 in [4], must be chunk 2 of r0",
     ),
     "a counterpart left out": (
@@ -269,7 +267,7 @@ MUTANTS = {
         "deadlock: rank 2 in round 0 waits to receive [0-3] from rank 0; rank 3 in round 1 waits",
     ),
     "a round of a barrier dropped": (
-        ("barrier", dissemination.barrier, ALL, drop_round(0)),
+        ("barrier", bruck.barrier, ALL, drop_round(0)),
         "barrier on 4 ranks: rank 0 ends without word of ranks [1, 3]",
     ),
 }
@@ -365,13 +363,44 @@ def test_a_picture_shows_folds_copies_and_empty_rounds():
     assert render(ring.all_reduce, 1) == ""
 
 
+@pytest.mark.parametrize(
+    ("collective", "before", "after"),
+    [  # of 3 ranks, with root 1: chunks, and on what ranks they were before
+        ("all_reduce", ["abc", "abc", "abc"], [{"a": "012", "b": "012", "c": "012"}] * 3),
+        ("reduce_scatter", ["abc", "abc", "abc"], [{"a": "012"}, {"b": "012"}, {"c": "012"}]),
+        ("all_gather", ["a", "b", "c"], [{"a": "0", "b": "1", "c": "2"}] * 3),
+        ("broadcast", ["", "abc", ""], [{"a": "1", "b": "1", "c": "1"}] * 3),
+        ("reduce", ["abc", "abc", "abc"], [{}, {"a": "012", "b": "012", "c": "012"}, {}]),
+        ("gather", ["a", "b", "c"], [{}, {"a": "0", "b": "1", "c": "2"}, {}]),
+        ("scatter", ["", "abc", ""], [{"a": "1"}, {"b": "1"}, {"c": "1"}]),
+        ("barrier", ["", "", ""], [{}, {}, {}]),
+    ],
+)
+def test_what_a_collective_promises(collective, before, after):
+    def vector(chunks):
+        counts = {"abc".index(c): sum(1 << proof.BITS * int(rank) for rank in ranks) for c, ranks in chunks.items()}
+        return {c: proof.Value(c, count) for c, count in counts.items()}
+
+    spec = COLLECTIVES[collective]
+    for rank, chunks in enumerate(before):
+        assert proof.before(spec, rank, 3, 1) == vector(dict.fromkeys(chunks, str(rank)))
+        assert proof.after(spec, rank, 3, 1) == vector(after[rank])
+
+
+def test_what_an_all_to_all_promises():
+    spec = COLLECTIVES["all_to_all"]
+    own = {c: proof.Value(c, 1 << proof.BITS) for c in (0, 1)}
+    assert proof.before(spec, 1, 2, 0) == own
+    assert proof.after(spec, 1, 2, 0) == own | {2: proof.Value(1, 1), 3: proof.Value(1, 1 << proof.BITS)}
+
+
 def test_a_picture_needs_as_many_rounds_on_every_rank():
     with pytest.raises(ValueError, match="longer"):
         render(lambda rank, size: [()] * (rank + 1), 2)
 
 
 def test_names_and_rows():
-    assert {row.collective for row in REGISTRY} == set(proof.CONTRACTS)
+    assert {row.collective for row in REGISTRY} == set(COLLECTIVES)
     assert algorithms.find("broadcast", "binomial").schedule is tree.broadcast
     with pytest.raises(ValueError, match=r"all_reduce has no algorithm 'rign'; it has auto, ring, .*, mpi"):
         algorithms.find("all_reduce", "rign")

@@ -11,7 +11,7 @@ from collectives.runtime.arguments import Arguments
 from collectives.runtime.checks.call_log import Call, SourceLine
 from collectives.runtime.plan import Plan
 
-NUM_CLAIMS = 9
+NUM_FACTS = 9
 
 
 class Side(NamedTuple):
@@ -30,31 +30,31 @@ class Agreement:
 
     def __init__(self, rank: int, size: int, bind_plan: Callable[[Arguments], Plan]):
         self.rank, self.size, self.bind_plan = rank, size, bind_plan
-        self.digest = np.zeros(2 + NUM_CLAIMS, np.int64)
+        self.digest = np.zeros(2 + NUM_FACTS, np.int64)
         self.extremes = bind_plan(Arguments("all_reduce", rank, size, self.digest, op="max"))
         self.gate: Callable[[], None] = lambda: None  # lets ranks know that are about to run what they have bound
 
     def check(
-        self, said: str, failure: str, claims: Sequence[int] = (), call: Call | None = None, gated: bool = False
+        self, said: str, failure: str, facts: Sequence[int] = (), call: Call | None = None, gated: bool = False
     ) -> list[int]:
         """Raise InputError on all ranks where one has a failure, or not all have said the same.  Collective.
 
         Ranks that say it in a `call` must be at the same number.  Returns the elementwise maximum of the ranks'
-        `claims`, of which there may be up to `NUM_CLAIMS`.
+        `facts`, of which there may be up to `NUM_FACTS`.
         """
         if not gated:
             self.gate()
         number = str(call.number) if call else ""
         text = f"!{failure}" if failure else f"{said}#{number}"
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-        self.digest[:] = digest, -digest, *claims, *[0] * (NUM_CLAIMS - len(claims))
-        highest, lowest, *highest_claims = self.extremes().tolist()
+        self.digest[:] = digest, -digest, *facts, *[0] * (NUM_FACTS - len(facts))
+        highest, lowest, *highest_facts = self.extremes().tolist()
         if highest != -lowest:
             mine = Side(f"!{failure}" if failure else said, number, str(SourceLine(*call.place)) if call else "")
             raise InputError(self.disagreement(mine, call))
         if failure:
             raise InputError(failure)
-        return highest_claims[: len(claims)]
+        return highest_facts[: len(facts)]
 
     def compare(self, call: Call) -> None:
         """Raise InputError on all ranks where not all have entered the same call.  Collective."""
@@ -93,13 +93,6 @@ class Agreement:
         """From each rank the integer that it has for this one.  Collective."""
         data = np.array(mine, np.int64)
         return self.bind_plan(Arguments("all_to_all", self.rank, self.size, data))().tolist()
-
-    def same(self, binding: int, number: int) -> bool:
-        """Whether all ranks have found the same, and something, in calls of the same number.  Collective."""
-        key = binding << 32 | number if binding else 0
-        self.digest[:] = key, -key, *[0] * NUM_CLAIMS
-        highest, lowest = self.extremes().tolist()[:2]
-        return highest == -lowest and key != 0
 
     def free(self) -> None:
         self.extremes.free()

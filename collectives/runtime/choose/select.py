@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from collectives.algorithms import Algorithm, Reach
-from collectives.algorithms.counterparts import Groups
+from collectives.algorithms.algorithm import Groups
 from collectives.runtime.choose.tuning import Case, Tuning
 from collectives.schedule.cost import NETWORK, Network, Nodes, predict
 

@@ -20,8 +20,8 @@ from collectives.schedule.cost import Nodes, predict
 from collectives.schedule.simulate import FABRICS, RANKS, add_network_flags, topology, with_flags
 from collectives.schedule.simulate.exact import Simulation, plan_diagram
 from collectives.schedule.sizes import ladder, num_bytes, size_in_words
+from collectives.schedule.spec import COLLECTIVES
 
-COLLECTIVES = tuple(dict.fromkeys(row.collective for row in algorithms.REGISTRY))
 EXACT_RANKS = 1024  # up to which every rank is followed, unless flags say otherwise
 FACTOR = Range(2, 2**30)
 
@@ -53,7 +53,7 @@ def parser() -> Parser:
     parser = Parser("python -m collectives.schedule.simulate", __doc__)
     add = parser.add_argument
     fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
-    add("collective", nargs="?", default="all_reduce", choices=COLLECTIVES, help="(all_reduce)")
+    add("collective", nargs="?", default="all_reduce", choices=list(COLLECTIVES), help="(all_reduce)")
     add("--ranks", type=RANKS.whole, metavar="N", help="as many as the topology has, by default")
     words = f"nodes x ranks, as 512x8; measured: of these hosts, and kept; {fabrics} (ndr)"
     add("--topology", default="ndr", help=words)
@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError(f"--root {flags.root}: there are ranks 0 to {flags.ranks - 1}")
     flags.exact = flags.exact or (flags.ranks <= EXACT_RANKS and not flags.by_round)
     flags.rows = choose_algorithms(flags.collective, flags.algorithms, flags.nodes)
-    flags.sizes = ladder(flags.begin, flags.end, flags.factor) if flags.collective != "barrier" else (0,)
+    flags.sizes = ladder(flags.begin, flags.end, flags.factor) if COLLECTIVES[flags.collective].takes else (0,)
     if flags.space_time and (len(flags.rows) > 1 or not flags.exact):
         raise ValueError("--space-time draws one algorithm, exactly: name it by --algorithms, on fewer ranks")
     for path in filter(None, (flags.plot, flags.space_time)):
@@ -102,7 +102,7 @@ def choose_algorithms(collective: str, names: Sequence[str] | None, nodes: Nodes
         return tuple(row for row in algorithms.rows(collective, size) if row.reach <= reach)
     rows = tuple(algorithms.find(collective, name) for name in names)
     for row in rows:
-        row.check(size)
+        algorithms.check(row, size)
         if row.reach > reach:
             raise ValueError(f"algorithm {row.name!r} needs shared memory, which these {len(nodes)} nodes don't have")
     return rows

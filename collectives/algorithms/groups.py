@@ -1,4 +1,4 @@
-"""Counterparts: the groups of one level of a hierarchy, and which rank of each stands in for which of the others.
+"""Groups of ranks: those of one level of a hierarchy, and which rank of each stands in for which of the others.
 
 What hierarchical algorithms are made of: `inside` runs a schedule in every group, `Grid.cross` an algorithm among the
 counterparts of all groups.  A *lane* is a part of the chunks that an algorithm works on by itself.
@@ -12,16 +12,15 @@ from itertools import pairwise as neighbours
 from typing import NamedTuple
 
 from collectives.algorithms import direct, pairwise, ring
+from collectives.algorithms.algorithm import Group, Groups
 from collectives.schedule.moves import MESSAGES, Barrier, Round, Schedule, embed
 
-Group = int | tuple["Group", ...]  # a rank, or a tuple of groups
-Groups = tuple[Group, ...]
-Algorithm = Callable[..., Schedule]
-Algorithms = Sequence[Algorithm]
+Scheduler = Callable[..., Schedule]
+Schedulers = Sequence[Scheduler]
 
-# Algorithms that read each other's memory, and so must have a node to themselves.
+# Schedulers that read each other's memory, and so must have a node to themselves.
 DIRECT = (direct.reduce_scatter, direct.all_gather)
-# Algorithms that move a rank one chunk in a round.  Others may send it two runs, of any length.
+# Schedulers that move a rank one chunk in a round.  Others may send it two runs, of any length.
 ONE_BY_ONE = (ring.reduce_scatter, ring.all_gather, ring.all_reduce, pairwise.reduce_scatter, *DIRECT)
 
 
@@ -70,7 +69,7 @@ class Grid:
         """What each rank of a column holds that belongs there."""
         return [held.get(rank, []) if self.home[rank] == place else [] for rank in self.columns[place]]
 
-    def cross(self, rank: int, owner: Sequence[int], algorithm: Algorithm) -> Iterator[Round]:
+    def cross(self, rank: int, owner: Sequence[int], algorithm: Scheduler) -> Iterator[Round]:
         """Run an algorithm in every column, on the chunks that are owned there; the owner's row says whose they are."""
         held, tasks = by_owner(owner), []
         for place, column in enumerate(self.columns):
@@ -124,7 +123,7 @@ def innermost(group: Group) -> list[tuple[int, ...]]:
     return [ranks for child in group for ranks in innermost(child)]
 
 
-def of_level(group: Group, algorithms: Algorithms) -> Algorithm:
+def of_level(group: Group, algorithms: Schedulers) -> Scheduler:
     """The algorithm for a group's level."""
     return algorithms[-min(depth(group), len(algorithms))]
 
@@ -156,7 +155,7 @@ def inside(rank: int, groups: Groups, schedule: Callable[[int, Group], Schedule]
     yield from (() for _ in range(longest - len(rounds)))
 
 
-def abreast(rank: int, tasks: Iterable[Task], algorithm: Algorithm) -> Iterator[Round]:
+def abreast(rank: int, tasks: Iterable[Task], algorithm: Scheduler) -> Iterator[Round]:
     """Run an algorithm for many tasks, as many turns at once as two ranks may exchange messages in a round."""
     tasks = list(tasks)
     size = len(tasks[0].ranks)

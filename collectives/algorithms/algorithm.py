@@ -1,0 +1,63 @@
+"""An algorithm's row in the registry: what it does, on which ranks, and how far these must reach."""
+
+from collections.abc import Callable
+from enum import IntEnum
+from math import ceil
+from typing import Any, NamedTuple
+
+from collectives.schedule.moves import Round, Schedule
+from collectives.schedule.spec import COLLECTIVES
+
+Group = int | tuple["Group", ...]  # a rank, or a tuple of groups
+Groups = tuple[Group, ...]
+
+
+class Precondition(NamedTuple):
+    """What an algorithm needs: `holds(size, equal)`, `equal` being whether all chunks have one length; and in words."""
+
+    holds: Callable[[int, bool], bool]
+    words: str
+
+
+NOTHING = Precondition(lambda size, equal: True, "")
+EVEN_SIZE = Precondition(lambda size, equal: size == 1 or size % 2 == 0, "an even number of ranks, or one")
+EQUAL_CHUNKS = Precondition(lambda size, equal: equal, "equal chunks")
+
+
+class Reach(IntEnum):
+    """How far ranks reach into each other's memory; each includes those before."""
+
+    MESSAGES = 0  # not at all
+    NODES = 1  # in the innermost groups of a hierarchy, each a part of a node
+    STAGES = 2  # everywhere, in memory that the library allocates for a plan
+    ARRAYS = 3  # in the callers' arrays, too
+
+
+PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
+STAGED_BYTES = 1 << 18  # the same where it goes by way of a staging buffer, which should stay in a core's cache
+
+
+class Algorithm(NamedTuple):
+    """A row of the registry."""
+
+    collective: str
+    name: str
+    schedule: Callable[..., Schedule]
+    precondition: Precondition = NOTHING
+    over_nodes: bool = False  # the schedule takes the groups of ranks, nodes or what the user made of them
+    reach: Reach = Reach.MESSAGES
+    apart: bool = False  # the schedule can put its result in chunks of their own
+    segmented: bool = False  # a direct schedule whose phases follow each other, segment by segment
+    in_order: bool = False  # reduces ((rank 0 op rank 1) op rank 2) op ..., whatever the chunk
+
+    def rounds(self, rank: int, size: int, root: int, groups: Groups) -> list[Round]:
+        """Return the schedule of a rank, with the arguments that it takes."""
+        more: dict[str, Any] = {"root": root} if COLLECTIVES[self.collective].rooted else {}
+        more |= {"groups": groups} if self.over_nodes else {}
+        more |= {"apart": True} if self.apart else {}
+        return list(self.schedule(rank, size, **more))
+
+    def num_segments(self, chunk_bytes: float) -> int:
+        """Return in how many segments ranks of the host work on chunks of so many bytes."""
+        segment_bytes = STAGED_BYTES if self.reach == Reach.STAGES else PIPELINED_BYTES
+        return max(1, ceil(chunk_bytes / segment_bytes)) if self.segmented else 1

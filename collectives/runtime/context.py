@@ -1,0 +1,227 @@
+"""What the collectives of one communicator work with, each part the one owner of its state; and how it is set up."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.arrays.device import Device, SharingDevice, host
+from collectives.arrays.device_memory import DeviceMemory
+from collectives.arrays.memory import SymmetricMemory, Windows, array
+from collectives.job import environment
+from collectives.job.launch import library_name
+from collectives.runtime.binding import bookkeeping
+from collectives.runtime.checks.agreement import Agreement
+from collectives.runtime.checks.call_log import Call, Calls, Record
+from collectives.runtime.checks.watchdog import Watchdog
+from collectives.runtime.choose import links
+from collectives.runtime.choose.tuning import Tuning, parse_tuning, read_tuning
+from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, TAGS
+from collectives.runtime.plan import Progress
+from collectives.runtime.point_to_point import Mailbox
+from collectives.schedule.cost import NETWORK
+from collectives.schedule.topology import Topology, refuse_levels
+
+
+class Context:
+    """The parts of a communicator, over a duplicate of an mpi4py communicator.  Making one is collective.
+
+    With a `parent`, the communicator is the part of it that has a `color`: they share progress and windows of memory,
+    so that each moves the other's started plans on, and settings.
+    """
+
+    def __init__(
+        self,
+        mpi_comm: MPI.Comm,
+        segment_bytes: int,
+        check: bool | str | None = None,
+        timeout_s: float | None = None,
+        levels: Sequence[int] | None = None,
+        parent: Context | None = None,
+        color: int = 0,
+    ):
+        self.mpi = mpi_comm.Dup()
+        self.rank, self.size = self.mpi.rank, self.mpi.size
+        self.segment_bytes = segment_bytes
+        self.num_tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
+        self.num_plans = 0
+        self.mailbox = Mailbox(mpi_comm.Dup(), self.num_tags)
+        self.calls = parent.calls_of(self.mpi, color) if parent else Calls(Record(), "", range(self.size))
+        shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        self.progress: Progress = parent.progress if parent else Progress(environment.crowded(shared.size))
+        self.windows: Windows = parent.windows if parent else Windows()
+        self.agreement = Agreement(self.rank, self.size, partial(bookkeeping, self))
+        self.check: bool | str
+        self.timeout_s: float
+        self.node: int  # the same number on all its ranks
+        if parent:
+            self.check, self.timeout_s, self.node = parent.check, parent.timeout_s, parent.node
+        else:
+            description = f"Communicator(segment_bytes={segment_bytes}{'' if levels is None else f', {levels=}'})"
+            self.agreement.check(description, refuse_segment(segment_bytes) or refuse_levels(levels))
+            self.check, self.timeout_s = settings(self.agreement, check, timeout_s)
+            self.node = node_number(self, shared)
+        shared.Free()
+        self.topology = Topology.from_ids(self.agreement.gather_ints(self.node), levels)
+        self.tuning: Tuning = parent.tuning if parent else tuning_from_file(self)
+        self.memory = Memories(self)
+        self.watchdog: Watchdog | None = None
+        if not parent and self.timeout_s:
+            self.watchdog = Watchdog(self.mpi, self.num_tags, self.calls, self.progress.waits, self.timeout_s)
+
+    def next_tags(self) -> int:
+        """Return the first of the tags of a new plan: the same on every rank, since binding is collective."""
+        self.num_plans += 1
+        return self.num_plans % (self.num_tags // TAGS) * TAGS
+
+    def calls_of(self, part: MPI.Comm, color: int) -> Calls:
+        """Return the log of a part's calls."""
+        members = MPI.Group.Translate_ranks(part.Get_group(), range(part.size), self.mpi.Get_group())
+        return self.calls.part(color, list(members))
+
+    def host_names(self) -> list[str]:
+        """Return the name of each rank's host.  Collective."""
+        return self.agreement.gather_texts(platform.node())
+
+    @contextmanager
+    def agreed(self, name: str = "agreed") -> Iterator[None]:
+        """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective."""
+        failure = ""
+        with Call(self.calls, name) as call:
+            try:
+                yield
+            except (ValueError, OSError, MemoryError) as error:
+                failure = str(error) or type(error).__name__
+            self.agreement.check(name, failure, call=call if self.check else None)
+
+    def free(self) -> None:
+        """Give back what MPI has for it, after its memory.  Collective."""
+        if self.watchdog:
+            self.watchdog.stop()
+        self.calls.close()
+        self.agreement.free()
+        self.mpi.Free()
+        self.mailbox.mpi.Free()
+
+
+class Memories:
+    """The symmetric memory of a communicator: of hosts, and of devices once arrays are on some."""
+
+    def __init__(self, context: Context):
+        self.context, self.agreement = context, context.agreement
+        self.of_host = SymmetricMemory(context.mpi, context.node, context.windows, self.agreement.highest)
+        self.of_device: DeviceMemory | None = None
+
+    def empty(self, device: Device, count: int, dtype: np.dtype) -> Any:
+        """Return a new flat array, in memory that the node's ranks reach where that can be.  Collective."""
+        if device is host():
+            return array(self.of_host.allocate(count * dtype.itemsize), count, dtype)
+        shared = self.on_devices(device)
+        if shared is None:
+            return device.empty(count, dtype)
+        return shared.array(shared.allocate(count * dtype.itemsize), count, dtype)
+
+    def on_devices(self, device: Device) -> DeviceMemory | None:
+        """Return what lets a node's ranks reach each other's device memory, if all have arrays on devices.  Collective.
+
+        Each rank's is on the device that it used first.
+        """
+        own = self.of_device and self.of_device.device.place
+        (another,) = self.agreement.highest([not isinstance(device, SharingDevice) or own not in (None, device.place)])
+        if another:
+            return None
+        if self.of_device is None:
+            assert isinstance(device, SharingDevice)
+            self.of_device = self._open(device)
+        return self.of_device if self.of_device.usable else None
+
+    def _open(self, device: SharingDevice) -> DeviceMemory:
+        """Try it, and have rank 0 say why where it cannot be.  Collective."""
+        context = self.context
+        ways = self.agreement.highest, self.agreement.gather_rows
+        memory = DeviceMemory(context.mpi, context.node, context.windows, *ways, device)
+        failures = self.agreement.gather_texts(memory.failure if not memory.usable else "")
+        if context.rank == 0 and any(failures):
+            rank, failure = next((rank, text) for rank, text in enumerate(failures) if text)
+            words = "CUDA IPC is unavailable; staging device arrays through host memory"
+            print(f"{words}: rank {rank}: {failure}", file=sys.stderr)
+        return memory
+
+    def free(self) -> None:
+        """Give back what no array uses any more.  Collective."""
+        self.of_host.free()
+        if self.of_device:
+            self.of_device.free()
+
+
+def refuse_segment(segment_bytes: int) -> str:
+    """Return what is wrong with a caller's `segment_bytes`, if anything is."""
+    if 1 <= segment_bytes <= LARGEST_MESSAGE_BYTES:
+        return ""
+    return f"segment_bytes={segment_bytes} must be from 1 to {LARGEST_MESSAGE_BYTES}"
+
+
+def settings(agreement: Agreement, check: bool | str | None, timeout_s: float | None) -> tuple[bool | str, float]:
+    """Return what was passed, else what the environment says; refuse on all ranks what will not do.  Collective."""
+    failure = ""
+    try:
+        check = environment.check() if check is None else check
+        timeout_s = environment.timeout_s() if timeout_s is None else timeout_s
+        if check not in (True, False, "every"):
+            raise ValueError(f"check={check!r} must be True, False or 'every'")
+        if not timeout_s >= 0:
+            raise ValueError(f"timeout_s={timeout_s} must be seconds, or 0 for no limit")
+    except ValueError as error:
+        failure = str(error)
+    agreement.check(f"Communicator(check={check!r})", failure)
+    assert check is not None
+    assert timeout_s is not None
+    return check, timeout_s
+
+
+def node_number(context: Context, shared: MPI.Comm) -> int:
+    """Return a number that the ranks of a node have in common, their first rank.  Collective."""
+    with context.agreed("Communicator"):
+        fake = environment.fake_nodes()
+        if fake and fake[0] * fake[1] != context.size:
+            raise ValueError(
+                f"COLLECTIVES_FAKE_NODES={fake[0]}x{fake[1]} does not make the {context.size} ranks of this job: "
+                "change it, or unset it"
+            )
+    if fake:
+        return context.rank // fake[1]
+    return MPI.Group.Translate_ranks(shared.Get_group(), [0], context.mpi.Get_group())[0]
+
+
+def tuning_from_file(context: Context) -> Tuning:
+    """Read the file that rank 0's COLLECTIVES_TUNING names; other ranks need not have it.  Collective."""
+    agreement, is_first = context.agreement, context.rank == 0
+    path = agreement.gather_texts(str(environment.tuning_file() or "") * is_first)[0]
+    if not path:
+        return tuning_of_hosts(context)
+    with context.agreed():
+        text = read_tuning(Path(path)) if is_first else ""
+    text = agreement.gather_texts(text)[0]
+    with context.agreed():
+        return parse_tuning(text, path)
+
+
+def tuning_of_hosts(context: Context) -> Tuning:
+    """Read the speeds that were measured of these hosts, if rank 0 has them; other ranks need not.  Collective."""
+    agreement, is_first = context.agreement, context.rank == 0
+    cores = min(agreement.gather_ints(environment.cores()))
+    if not max(agreement.gather_ints(is_first and links.any_kept())):
+        return Tuning(NETWORK._replace(cores=cores))
+    place = links.place(context.host_names(), context.topology.nodes, library_name(MPI))
+    cached = links.parse(agreement.gather_texts(links.read(place.file) * is_first)[0])
+    if cached is None or cached.place != place:
+        return Tuning(NETWORK._replace(cores=cores))
+    return Tuning(cached.network._replace(cores=cores), measured=True)

@@ -1,0 +1,131 @@
+"""The collectives, a row each: what they take, and what each rank holds before and after.
+
+A collective is about a vector in p chunks, of which a rank's arrays hold all, its own, or none.  What the library
+needs to know of a collective follows from its row: which arguments it checks, how long a new result is, where the
+chunks of a call lie, what a schedule must prove, and which call of MPI does the same.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+
+class Chunks(Enum):
+    """The chunks of the vector that an array holds on each rank."""
+
+    NONE = "none"
+    OWN = "chunk r on rank r"
+    ALL = "all"
+    ALL_ON_ROOT = "all on the root, none elsewhere"
+
+    def on(self, rank: int, size: int, root: int = 0) -> range:
+        """Return the chunks on a rank.
+
+        >>> Chunks.OWN.on(1, size=4), Chunks.ALL_ON_ROOT.on(1, size=4, root=1)
+        (range(1, 2), range(0, 4))
+        """
+        if self is Chunks.OWN:
+            return range(rank, rank + 1)
+        return range(size if self is Chunks.ALL or (self is Chunks.ALL_ON_ROOT and rank == root) else 0)
+
+
+class At(NamedTuple):
+    """A chunk of the result, on a rank."""
+
+    rank: int
+    chunk: int
+    size: int
+    root: int
+
+
+def everyone(at: At) -> Sequence[int]:
+    return range(at.size)
+
+
+def owner(at: At) -> Sequence[int]:
+    return (at.chunk,)
+
+
+def root(at: At) -> Sequence[int]:
+    return (at.root,)
+
+
+def nobody(at: At) -> Sequence[int]:
+    return ()
+
+
+class Collective(NamedTuple):
+    """A row: `x` holds the chunks `gives`, the result `gets`, each of which comes from the ranks `sources`."""
+
+    name: str
+    gives: Chunks
+    gets: Chunks
+    sources: Callable[[At], Sequence[int]]
+    takes: tuple[str, ...]  # the arguments besides `x` and `algorithm`
+    mpi: str  # MPI's function, and the one for chunks of several lengths, where there are two
+    in_place: bool = False  # without an `out` the result is `x`; else it is a new array
+
+    @property
+    def reduces(self) -> bool:
+        return "op" in self.takes
+
+    @property
+    def rooted(self) -> bool:
+        return "root" in self.takes
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether chunk d of rank s becomes chunk s of rank d, in chunks of the result's own, p to 2p-1."""
+        return "send_counts" in self.takes
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What it takes besides arrays, in the order in which calls pass it."""
+        return (*(name for name in self.takes if name != "out"), "algorithm")
+
+    def reads(self, rank: int, root: int) -> bool:
+        """Whether `x` counts on a rank."""
+        return bool(self.gives.on(rank, rank + 1, root))
+
+    def writes(self, rank: int, root: int) -> bool:
+        """Whether a rank gets a result that is not its own `x`, as that of a broadcast is on the root."""
+        is_its_own = self.in_place and self.gives is Chunks.ALL_ON_ROOT and rank == root
+        return bool(self.gets.on(rank, rank + 1, root)) and not is_its_own
+
+
+def row(
+    name: str,
+    gives: Chunks,
+    gets: Chunks,
+    sources: Callable[[At], Sequence[int]],
+    takes: str,
+    mpi: str,
+    in_place: bool = False,
+) -> Collective:
+    return Collective(name, gives, gets, sources, tuple(takes.split()), mpi, in_place)
+
+
+NONE, OWN, ALL, ALL_ON_ROOT = Chunks
+SUMS = "wire_dtype reproducible"
+ROWS = (
+    row("all_reduce", ALL, ALL, everyone, f"op out {SUMS}", "Allreduce", in_place=True),
+    row("reduce_scatter", ALL, OWN, everyone, f"out op counts {SUMS}", "Reduce_scatter_block Reduce_scatter"),
+    row("all_gather", OWN, ALL, owner, "out counts", "Allgather Allgatherv"),
+    row("all_to_all", ALL, ALL, owner, "out send_counts recv_counts", "Alltoall Alltoallv"),
+    row("broadcast", ALL_ON_ROOT, ALL, root, "root", "Bcast", in_place=True),
+    row("reduce", ALL, ALL_ON_ROOT, everyone, f"root op out {SUMS}", "Reduce", in_place=True),
+    row("gather", OWN, ALL_ON_ROOT, owner, "root out counts", "Gather Gatherv"),
+    row("scatter", ALL_ON_ROOT, OWN, root, "root out counts", "Scatter Scatterv"),
+    row("barrier", NONE, NONE, nobody, "", "Barrier", in_place=True),
+)
+COLLECTIVES = {each.name: each for each in ROWS}
+
+
+def spec_of(collective: str) -> Collective:
+    """Return the row of a name.
+
+    Raises: ValueError where there is none, with the names there are.
+    """
+    if collective not in COLLECTIVES:
+        raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(COLLECTIVES)}")
+    return COLLECTIVES[collective]
