@@ -36,6 +36,25 @@ def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
     yield meeting(size)
 
 
+def two_shot_put(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
+    """All-reduce: rank r reduces chunk r of all, and writes the result to all the others.
+
+    Cost: 2 alpha + n(p-1)/p beta + n gamma.
+
+    >>> from collectives.schedule.moves import render
+    >>> print(render(two_shot_put, 2))
+    round 0:  (0-1)
+    round 1:  0-1=>0 [0]+   0-1=>1 [1]+
+    round 2:  0~>1 [0]   1~>0 [1]
+    round 3:  (0-1)
+    """
+    own = into(rank, size, apart)
+    yield meeting(size)
+    yield (GetReduce(everyone(size), chunk(rank, size), own),)
+    yield tuple(Put(d, own, own) for d in others(rank, size))
+    yield meeting(size)
+
+
 def staged_two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
     """All-reduce: the two shots by way of two stages, one for the inputs and one for the results.
 
@@ -333,6 +352,9 @@ def reading(
 ALGORITHMS = (
     by_stages("all_reduce", "one_shot", one_shot, in_order=True),
     Algorithm("all_reduce", "two_shot", two_shot, reach=Reach.ARRAYS, apart=True, segmented=True, in_order=True),
+    Algorithm(
+        "all_reduce", "two_shot_put", two_shot_put, reach=Reach.ARRAYS, apart=True, segmented=True, in_order=True
+    ),
     by_stages("all_reduce", "staged_two_shot", staged_two_shot, in_order=True),
     reading("reduce_scatter", "direct", reduce_scatter, in_order=True),
     by_stages("reduce_scatter", "staged", staged_reduce_scatter, in_order=True),

@@ -7,6 +7,7 @@ base; cudaIpcOpenMemHandle: it is to be closed before the owner frees the memory
 "Event Management", cudaStreamWaitEvent: what an event was last recorded after when it is called, nothing if never.
 """
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import cuda_kernels
-from collectives.arrays.device import Device, Event, SharingDevice
+from collectives.arrays.cuda_programs import CudaProgram
+from collectives.arrays.device import Device, Event, SharingDevice, Step
 from collectives.arrays.views import pointer
 from collectives.job import environment
 
@@ -127,6 +129,21 @@ class Cuda(SharingDevice):
 
     def wait_for(self, event: Any) -> None:
         self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)
+
+    def identity(self) -> int:
+        return zlib.crc32(self.xp.cuda.Device(self.index).pci_bus_id.encode())
+
+    def program(
+        self,
+        turns: Sequence[Sequence[Step]],
+        fold: tuple[str, np.dtype, int],
+        arrivals: int,
+        signals: Sequence[int],
+    ) -> CudaProgram:
+        return CudaProgram(self, turns, fold, arrivals, signals)
+
+    def streams(self) -> tuple[int, int]:
+        return self.current_stream(), self.stream.ptr
 
 
 class TorchCuda(Cuda):

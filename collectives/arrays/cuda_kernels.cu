@@ -6,8 +6,8 @@
 
 struct Task {  // as collectives/arrays/cuda_kernels.py lays it out
     unsigned long long sources[64];
-    unsigned long long num_sources;
-    unsigned long long out;
+    unsigned long long outs[64];
+    unsigned long long num_sources, num_outs;
     unsigned long long head, blocks, tail;  // elements before the blocks, blocks, and elements after them
     double divisor;
 };
@@ -216,18 +216,19 @@ template <typename Op, typename In, typename Out, int SOURCES> struct Folding {
             Block<Out, N> result;
 #pragma unroll
             for (int i = 0; i < N; i++) result.at[i] = To<Out>::of(Op::template end<Out>(sums[b][i], task.divisor));
-            result.store(reinterpret_cast<Out*>(task.out) + at + b * step);
+#pragma unroll 1
+            for (int out = 0; out < task.num_outs; out++)
+                result.store(reinterpret_cast<Out*>(task.outs[out]) + at + b * step);
         }
     }
 };
 
-// The number of sources is a multiple of SOURCES.
-template <typename Op, typename In, typename Out, int SOURCES> __global__ void fold(const Task task) {
+// A thread's part of a task, one of `threads`.  The number of sources is a multiple of SOURCES.
+template <typename Op, typename In, typename Out, int SOURCES>
+__device__ void fold_part(const Task& task, unsigned long long thread, unsigned long long threads) {
     using Fold = Folding<Op, In, Out, SOURCES>;
     const int N = sizeof(uint4) / (sizeof(In) < sizeof(Out) ? sizeof(In) : sizeof(Out));
     const int BLOCKS = SOURCES <= 2 ? 4 : SOURCES <= 4 ? 2 : 1;  // so that about 8 loads are under way
-    const unsigned long long thread = blockIdx.x * static_cast<unsigned long long>(blockDim.x) + threadIdx.x;
-    const unsigned long long threads = gridDim.x * static_cast<unsigned long long>(blockDim.x);
     unsigned long long block = thread;
 #pragma unroll 1
     for (; block + (BLOCKS - 1) * threads < task.blocks; block += BLOCKS * threads)
@@ -237,4 +238,13 @@ template <typename Op, typename In, typename Out, int SOURCES> __global__ void f
 #pragma unroll 1
     for (unsigned long long i = thread; i < task.head + task.tail; i += threads)
         Fold::template fold<1, 1>(task, i < task.head ? i : i + task.blocks * N, 0);
+}
+
+__device__ unsigned long long this_thread() {
+    return blockIdx.x * static_cast<unsigned long long>(blockDim.x) + threadIdx.x;
+}
+__device__ unsigned long long num_threads() { return gridDim.x * static_cast<unsigned long long>(blockDim.x); }
+
+template <typename Op, typename In, typename Out, int SOURCES> __global__ void fold(const Task task) {
+    fold_part<Op, In, Out, SOURCES>(task, this_thread(), num_threads());
 }

@@ -27,7 +27,8 @@ BLOCKS_PER_MULTIPROCESSOR = 32  # some times what one holds, so that none is idl
 TASK = np.dtype(
     [
         ("sources", "u8", MAX_SOURCES),
-        *((name, "u8") for name in ("num_sources", "out", "head", "blocks", "tail")),
+        ("outs", "u8", MAX_SOURCES),
+        *((name, "u8") for name in ("num_sources", "num_outs", "head", "blocks", "tail")),
         ("divisor", "f8"),
     ]
 )
@@ -37,11 +38,21 @@ SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
 
 
 class KernelChoice(NamedTuple):
-    """A kernel's name, how many numbers it takes, and of how many bytes each is: out's, and each source's."""
+    """What a kernel is an instance for, how many numbers it takes, and of how many bytes each is: out's, each source's.
 
-    name: str
+    It loads from `together` sources at a time.
+    """
+
+    op: str
+    given: str
+    into: str
+    together: int
     num_elements: int
     sizes: list[int]
+
+    @property
+    def name(self) -> str:
+        return f"fold<{self.op}, {self.given}, {self.into}, {self.together}>"
 
 
 class Launch(NamedTuple):
@@ -93,15 +104,22 @@ def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Laun
     given = dtype_of(out, sources)
     check(op, out, sources, given, divisor)
     pointers = [address(source) for source in sources]
-    name, count, sizes = plan(op, out.dtype, given, out.size, len(sources), divisor)
-    head, blocks, tail = split(count, sizes, [views.pointer(out), *pointers])
-    task = np.zeros((), TASK)
-    task["sources"][: len(pointers)] = pointers
-    rest = (len(pointers), views.pointer(out), head, blocks, tail, divisor)
-    for field, value in zip(TASK.names[1:], rest, strict=True):  # type: ignore[index]
-        task[field] = value
+    choice = plan(op, out.dtype, given, out.size, len(sources), divisor)
+    task, work = task_of(choice, [views.pointer(out)], pointers, divisor)
     device = cupy.cuda.runtime.getDevice()
-    return Launch(kernel(name, device), num_blocks(max(blocks, head + tail), device), task)
+    return Launch(kernel(choice.name, device), num_blocks(work, device), task)
+
+
+def task_of(choice: KernelChoice, outs: Sequence[int], sources: Sequence[int], divisor: int) -> tuple[np.ndarray, int]:
+    """What a kernel is told, of memory at these addresses; and for how many threads it has something to do."""
+    sizes = choice.sizes[:1] * len(outs) + choice.sizes[1:]
+    head, blocks, tail = split(choice.num_elements, sizes, [*outs, *sources])
+    task = np.zeros((), TASK)
+    task["sources"][: len(sources)], task["outs"][: len(outs)] = sources, outs
+    rest = (len(sources), len(outs), head, blocks, tail, divisor)
+    for field, value in zip(TASK.names[2:], rest, strict=True):  # type: ignore[index]
+        task[field] = value
+    return task, max(blocks, head + tail)
 
 
 def check(op: str, out: Any, sources: Sequence[Any], given: np.dtype, divisor: int) -> None:
@@ -144,14 +162,14 @@ def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int,
     """Which kernel it is that folds.  It loads from as many sources at a time as divide all of them, up to 8.
 
     >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
-    KernelChoice(name='fold<Sum, float, float, 3>', num_elements=10, sizes=[4, 4, 4, 4])
+    KernelChoice(op='Sum', given='float', into='float', together=3, num_elements=10, sizes=[4, 4, 4, 4])
     """
     parts = 2 if into in views.COMPLEX and op != "prod" else 1  # complex numbers are folded as twice as many real ones
     together = max(n for n in range(1, MAX_TOGETHER + 1) if num_sources % n == 0)
     if op == "avg" and divisor == 1:
         op = "sum"
-    name = f"fold<{op.capitalize()}, {number(given, op)}, {number(into, op)}, {together}>"
-    return KernelChoice(name, count * parts, [into.itemsize // parts, *[given.itemsize // parts] * num_sources])
+    sizes = [into.itemsize // parts, *[given.itemsize // parts] * num_sources]
+    return KernelChoice(op.capitalize(), number(given, op), number(into, op), together, count * parts, sizes)
 
 
 def number(dtype: np.dtype, op: str) -> str:

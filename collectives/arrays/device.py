@@ -7,7 +7,7 @@ Everything above works on flat arrays, slices of them, and these operations.
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -138,6 +138,24 @@ class Host(Device):
     xp = np
 
 
+class Step(NamedTuple):
+    """A part of a device's program, by addresses: all of `outs` = sources[0] op sources[1] op ...
+
+    Without outs, a barrier of the ranks.  From one source it is a copy.
+    """
+
+    outs: list[int]
+    sources: list[int]
+    nbytes: int
+
+
+class DeviceKernel(Protocol):
+    """Steps that a device does by itself, again and again."""
+
+    def launch(self, stream: int) -> None:
+        """Run after what is on a stream by now, which is given as the device's library knows it."""
+
+
 class SharingDevice(Device):
     """A device whose memory and events other processes of the node can be given, by handles.
 
@@ -186,6 +204,28 @@ class SharingDevice(Device):
 
     def wait_for(self, event: Any) -> None:
         """Order what follows on the device's stream after what an event was last recorded after."""
+        raise NotImplementedError
+
+    def identity(self) -> int:
+        """A number of this very device, which no other of the machine has."""
+        raise NotImplementedError
+
+    def program(
+        self,
+        turns: Sequence[Sequence[Step]],
+        fold: tuple[str, np.dtype, int],
+        arrivals: int,
+        signals: Sequence[int],
+    ) -> DeviceKernel:
+        """Steps that follow each other, with the barriers between them done by the devices; `fold` is op, dtype, divisor.
+
+        Runs are of the `turns` in turn.  At `arrivals`, in this rank's shared memory, all ranks write the numbers of
+        barriers that they have come to; `signals` is where this rank writes its own, in each rank's memory.
+        """
+        raise NotImplementedError
+
+    def streams(self) -> tuple[int, int]:
+        """The caller's current stream, and the one that collectives are done on, as the device's library knows them."""
         raise NotImplementedError
 
 

@@ -15,10 +15,12 @@ from mpi4py import MPI
 
 from collectives.arrays.device import TURNS, SharingDevice
 from collectives.arrays.memory import Lease, SymmetricMemory, Window, Windows
+from collectives.job import environment
 from collectives.job.errors import InputError
 
 SLAB_BYTES = ALLOCATION_BYTES = 1 << 21  # CUDA gives out memory in pieces of so much, of which each has one handle
 HANDLE_BYTES = 64
+MOST_RANKS = 64  # whose devices wait for each other
 PROBE = np.dtype(np.int64)
 REFUSALS = (OSError, RuntimeError, MemoryError)  # what CuPy raises for CUDA's errors
 
@@ -62,10 +64,12 @@ class DeviceMemory(SymmetricMemory):
         self.ranks = list(MPI.Group.Translate_ranks(group, range(group.size), comm.Get_group()))  # of the node
         self.me = self.node_comm.rank
         self.signals: Signals | None = None
+        self.has_barriers = False  # whether devices may wait for each other
         self.failure = ""
         self.usable = self.probe()
         if self.usable:
             self.signals = self.make_signals()
+            self.has_barriers = self.may_wait()
 
     def allocate(self, nbytes: int) -> Lease:
         """As on the host; what was given back before is no more read by anybody then."""
@@ -167,6 +171,14 @@ class DeviceMemory(SymmetricMemory):
         self.device.copy(got, self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None))
         self.device.synchronize()
         return int(got.view(PROBE)[0])
+
+    def may_wait(self) -> bool:
+        """Whether the node's devices may wait for each other: none has to run another rank's work first.  Collective."""
+        stated = environment.device_barriers()
+        rows = self.gather_rows([self.device.identity()])
+        devices = [int(rows[rank][0]) for rank in self.ranks]
+        shared = len(set(devices)) < len(devices) if stated is None else not stated
+        return not self.agree_max([shared or len(self.ranks) > MOST_RANKS])[0]
 
     def make_signals(self) -> Signals | None:
         """Events that the node's ranks wait for; None where a rank is refused some.  Collective."""

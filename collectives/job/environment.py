@@ -192,6 +192,19 @@ def mpi_reads_device_memory() -> bool:
     return text == "1"
 
 
+def device_barriers() -> bool | None:
+    """COLLECTIVES_DEVICE_BARRIERS: 1, devices wait for each other in kernels; 0, the hosts order their streams.
+
+    None where it is not set: they wait where each rank of a node has a device of its own.
+
+    Raises: ValueError for another value.
+    """
+    text = os.environ.get("COLLECTIVES_DEVICE_BARRIERS") or None
+    if text not in ("0", "1", None):
+        raise ValueError(f"COLLECTIVES_DEVICE_BARRIERS={text!r}: write 1 where ranks that share a device use MPS, or 0")
+    return None if text is None else text == "1"
+
+
 # All of ours, and what reads each and refuses wrong values.
 SETTINGS = {
     "COLLECTIVES_FAKE_NODES": fake_nodes,
@@ -201,6 +214,7 @@ SETTINGS = {
     "COLLECTIVES_CORES": stated_cores,
     "COLLECTIVES_LINKS": stated_links_folder,
     "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
+    "COLLECTIVES_DEVICE_BARRIERS": device_barriers,
 }
 
 

@@ -144,7 +144,7 @@ class Binder:
         rounds = row.rounds(self.rank, self.size, a.root, ())
         memory = o.given, o.out, None
         bound = self.programs(shared).bind([rounds], memory, chunks, fold, self.rank, cut, channel, binding)
-        only = None if shared else bound
+        only = bound if bound.is_short else None
         plan = Plan(f"{a.collective} {row.name}", o.result, self.progress, a.device, [bound], only=only)
         if channel is None:
             plan.keep = memory

@@ -1,8 +1,10 @@
 """Direct rounds as work on a device's stream: copies from and to other ranks' memory, fused folds, and meetings.
 
-Ranks meet in two ways at once.  On the host, each waits until the others have come so far in their programs: then
-their events are recorded.  On the devices, each stream waits for those events: then their work is done.  The host waits
-for no device, and other streams go on.
+Where each rank has a device of its own, all rounds are one kernel, in which the devices wait for each other.
+
+Where ranks share one, they meet in two ways at once.  On the host, each waits until the others have come so far in
+their programs: then their events are recorded.  On the devices, each stream waits for those events: then their work is
+done.  The host waits for no device, and other streams go on.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays.device import TURNS, Device, SharingDevice
+from collectives.arrays.device import TURNS, Device, DeviceKernel, SharingDevice, Step
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
@@ -36,6 +38,7 @@ from collectives.schedule.moves import Parts, Round
 Operation = Callable[[], None]
 Part = list[list[Operation]]  # what is done before the first meeting, between two, and after the last
 BYTE = np.dtype(np.uint8)
+FLAG_BYTES = 4
 
 
 class DeviceCompiler(Walk):
@@ -106,7 +109,7 @@ class Meeting:
 class DeviceProgram:
     """A rank's parts, run one after another, again and again, in the turns of the stages."""
 
-    number, moves = 0, ()
+    number, moves, is_short = 0, (), False
 
     def __init__(self, turns: list[list[Part]], meeting: Meeting, keep: Any):
         self.parts = [part for parts in turns for part in parts]
@@ -130,6 +133,67 @@ class DeviceProgram:
         return self.meeting.arrival.awaits()
 
 
+class StepWriter(Walk):
+    """Writes phases as steps that a device does by itself."""
+
+    def __init__(self, registers: Sequence[int], *arguments: Any):
+        super().__init__(*arguments)
+        self.registers = registers
+        self.steps: list[Step] = []
+
+    def write_all(self, parts: Parts) -> list[Step]:
+        self.walk(parts)
+        return self.steps
+
+    def barrier(self) -> None:
+        self.steps.append(Step([], [], 0))
+
+    def copy(self, target: Spot, source: Spot, nbytes: int) -> None:
+        out, given = self.address(target), self.address(source)
+        last = self.steps[-1] if self.steps else Step([], [], 0)
+        if out == given:
+            return
+        if given in last.outs and nbytes == last.nbytes:  # what was just written: it is stored there, too
+            last.outs.append(out)
+        else:
+            self.steps.append(Step([out], [given], nbytes))
+
+    def reduce(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
+        if len(sources) == 1:
+            self.copy(target, sources[0], nbytes)
+        else:
+            self.steps.append(Step([self.address(target)], [self.address(source) for source in sources], nbytes))
+
+    def address(self, spot: Spot) -> int:
+        assert not spot.pid, "another rank's array is not in memory that this one has opened"
+        return self.registers[spot.register] + spot.offset
+
+
+class KernelProgram:
+    """A rank's rounds as one kernel, which waits for the other devices itself: the host only launches it."""
+
+    number, moves, is_short = 0, (), True
+
+    def __init__(self, device: SharingDevice, kernel: DeviceKernel, keep: Any):
+        self.device, self.kernel, self.keep = device, kernel, keep
+
+    def linger(self) -> bool:
+        """Launch it on the caller's stream, which is all that a run is on the host."""
+        self.kernel.launch(self.device.streams()[0])
+        return True
+
+    def run(self, device: Device) -> Iterator[Waitable]:
+        """Launch it on the collectives' stream."""
+        self.kernel.launch(self.device.streams()[1])
+        yield from ()
+
+    def requests(self) -> list:
+        return []
+
+    def awaits(self) -> str:
+        return "on its way"
+
+
 class DeviceProgramBinder(ProgramBinder):
     """Turns a rank's direct rounds into work on its device."""
 
@@ -147,36 +211,60 @@ class DeviceProgramBinder(ProgramBinder):
         cut: Cut,
         channel: Channel | None = None,
         binding: int = 0,
-    ) -> DeviceProgram:
+    ) -> DeviceProgram | KernelProgram:
         """As `bind`, for arrays on devices: these, and no others."""
         rounds = [moves for part in parts for moves in part]
         space = Space.of(rounds, [chunk.length for chunk in chunks], len(self.world_ranks), cut, fold.dtype)
         lease = self.device_memory.allocate(TURNS * space.turn_bytes)
-        meeting = self.meeting(rounds, rank)
+        by_themselves = self.device_memory.has_barriers and len(parts) == 1
+        meeting = None if by_themselves else self.meeting(rounds, rank)
+        flags = self.flags() if by_themselves else None
         rows = self.exchange(arrays, chunks, space, space.turn_bytes)
-        compile_for(BYTE)
-        ranks = meeting.arrival.channel.ranks
+        ranks = [rank, *peers_of(rounds, rank)]
         layouts = self.layouts(ranks, rows, chunks)
-        programs = []
+        turns = []
         for turn in range(TURNS) if cut.num_segments % 2 else range(1):
             registers = self.registers(ranks, rows, lease, turn)
             registers[SCRATCH] = address_of(arrays[SCRATCH])
-            programs.append(DeviceCompiler(self.device, registers, rank, layouts, space, cut, fold).compile(parts))
-        return DeviceProgram(programs, meeting, [lease, *arrays])
+            turns.append((registers, rank, layouts, space, cut, fold))
+        keep = [lease, flags, *arrays]
+        if meeting is None:
+            assert flags is not None
+            steps = [StepWriter(*turn).write_all(parts) for turn in turns]
+            signals = [self.address_at(flags, other) + rank * FLAG_BYTES for other in ranks]
+            kernel = self.device.program(
+                steps, (fold.op, fold.dtype, fold.divisor), self.address_at(flags, rank), signals
+            )
+            return KernelProgram(self.device, kernel, keep)
+        compile_for(BYTE)
+        return DeviceProgram([DeviceCompiler(self.device, *turn).compile(parts) for turn in turns], meeting, keep)
+
+    def flags(self) -> Lease:
+        """Memory in which ranks write what barriers they have come to: none yet.  Collective."""
+        nbytes = FLAG_BYTES * len(self.world_ranks)
+        lease = self.device_memory.allocate(nbytes)
+        nothing = self.device.host(nbytes)
+        nothing[:] = 0
+        self.device.copy(self.device.at(lease.address, nbytes, BYTE, None), nothing)
+        self.device.synchronize()
+        return lease
+
+    def address_at(self, lease: Lease, rank: int) -> int:
+        """Where this process has a rank's part of leased memory."""
+        return lease.block.window.bases[self.world_ranks[rank]] + lease.block.offset
 
     def registers(
         self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], lease: Lease, turn: int
     ) -> list[int]:
         """The addresses in all registers of these ranks, for a run that begins with a staging buffer."""
         registers = [0] * NUM_REGISTERS * len(ranks)
-        block = lease.block
         for nth, rank in enumerate(ranks):
             known = rows[rank][0]
             places = (known.window, known.address), (known.out_window, known.out_address)
             for index, (base, (window, address)) in enumerate(zip(self.mapped(rank, known), places, strict=True)):
                 registers[nth * NUM_REGISTERS + index] = address if base is None else base + address - window
             first = nth * NUM_REGISTERS + STAGING
-            stage = block.window.bases[self.world_ranks[rank]] + block.offset
+            stage = self.address_at(lease, rank)
             pair = stage + turn * known.turn_bytes, stage + (1 - turn) * known.turn_bytes
             registers[first : first + TURNS] = pair
         return registers

@@ -82,11 +82,11 @@ class Bound:
     """
 
     def __init__(self, number: int, call: Call, plan: Plan | None, resolved: Resolved):
+        a, o = resolved.a, resolved.operands
         self.number, self.call, self.plan = number, call, plan
-        self.program: Program | None = plan.only if plan else None
+        self.program: Program | None = plan.only if plan and a.device is host() else None
         self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
         self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
-        a, o = resolved.a, resolved.operands
         self.has_result = o.result is not None
         self.has = o.given is not None, o.out is not None
         self.has_all = all(self.has)

@@ -105,7 +105,7 @@ class Program:
     ranks compare.  `meanwhile` is done now and then while it waits.
     """
 
-    number, moves = 0, ()
+    number, moves, is_short = 0, (), True
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-// What collectives/arrays/cuda_kernels.cu takes from CUDA beside that.  A GPU fails at addresses that 16 does not divide.
+// What collectives/arrays/cuda_kernels.cu and cuda_programs.cu take from CUDA beside that.  A GPU fails at addresses that 16 does not divide.
 #pragma once
 
 #include "kernel.h"
@@ -23,3 +23,11 @@ static inline float double_to_float(double x) { return static_cast<float>(x); }
 static inline float half_to_float(unsigned short bits) { return same_bits<_Float16>(bits); }
 static inline unsigned short float_to_half(float x) { return same_bits<unsigned short>(static_cast<_Float16>(x)); }
 static inline unsigned short double_to_half(double x) { return same_bits<unsigned short>(static_cast<_Float16>(x)); }
+
+static inline void __nanosleep(unsigned) { standin_sleep(); }
+static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline unsigned atomicAdd(unsigned* address, unsigned value) {
+    return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+static inline void store_release(unsigned* to, unsigned value) { __atomic_store_n(to, value, __ATOMIC_RELEASE); }
+static inline unsigned load_acquire(const unsigned* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }

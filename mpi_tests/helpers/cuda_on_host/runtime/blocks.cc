@@ -1,11 +1,17 @@
 // A fiber runs threads of a block one after another, until one of them comes to a barrier: then another fiber goes on with
 // the next thread.  When all have come, each fiber continues.  A kernel without barriers so takes one fiber.
+//
+// Blocks run one after another, too, until a thread sleeps because it waits for another block's or device's: then those
+// that have not begun begin at once, each on a thread of the host.
 
 #include "blocks.h"
 #include "state.h"
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <sys/mman.h>
+#include <thread>
 #include <ucontext.h>
 
 extern "C" {
@@ -17,7 +23,7 @@ static const size_t STACK_BYTES = 256 << 10;
 struct Fiber {
     ucontext_t context;
     Place thread;
-    bool has_ended = false;
+    bool has_ended = false, sleeps = false;  // otherwise it is at a barrier
     void* stack;
 
     Fiber() : stack(mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
@@ -47,9 +53,23 @@ struct Block {
         swapcontext(&home, &fiber.context);
     }
 
-    void wait() {
+    void wait(bool sleeps) {
         running->thread = standin_thread;
+        running->sleeps = sleeps;
         swapcontext(&running->context, &home);
+    }
+
+    // Until all are at a barrier, or have ended.
+    void wake(size_t used) {
+        for (bool some = true; some;) {
+            some = false;
+            for (size_t i = 0; i < used; i++)
+                if (!fibers[i]->has_ended && fibers[i]->sleeps) {
+                    some = true;
+                    resume(*fibers[i]);
+                }
+            if (some) std::this_thread::yield();
+        }
     }
 
     void run(const std::function<void()>& kernel) {
@@ -59,6 +79,7 @@ struct Block {
         size_t used = 0;
         while (next < count) start(used++);
         for (bool some = true; some;) {
+            wake(used);
             some = false;
             for (size_t i = 0; i < used; i++)
                 if (!fibers[i]->has_ended) {
@@ -71,7 +92,7 @@ struct Block {
     void start(size_t number) {
         if (number == fibers.size()) fibers.push_back(std::make_unique<Fiber>());
         Fiber& fiber = *fibers[number];
-        fiber.has_ended = false;
+        fiber.has_ended = fiber.sleeps = false;
         getcontext(&fiber.context);
         fiber.context.uc_stack = {fiber.stack, 0, STACK_BYTES};
         fiber.context.uc_link = &home;
@@ -86,15 +107,45 @@ static thread_local Block current;
 
 void Block::begin() { current.run_threads(); }
 
-API void standin_syncthreads() { current.wait(); }
+// The blocks of a kernel.
+struct Grid {
+    Place size, block_size;
+    const std::function<void()>& body;
+    std::atomic<unsigned> next{0};
+    std::mutex starting;
+    std::vector<std::thread> others;
 
-void run_grid(Place grid, Place block, const std::function<void()>& body) {
-    standin_block_size = block;
-    standin_grid_size = grid;
-    for (unsigned z = 0; z < grid.z; z++)
-        for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) {
-                standin_block = {x, y, z};
-                current.run(body);
-            }
+    unsigned count() const { return size.x * size.y * size.z; }
+    void run_blocks(unsigned most);
+    void start_others();
+};
+static thread_local Grid* grid;
+
+void Grid::run_blocks(unsigned most) {
+    grid = this;
+    standin_block_size = block_size;
+    standin_grid_size = size;
+    for (unsigned number; most-- && (number = next++) < count();) {
+        standin_block = {number % size.x, number / size.x % size.y, number / size.x / size.y};
+        current.run(body);
+    }
+}
+
+void Grid::start_others() {
+    std::lock_guard<std::mutex> held(starting);
+    if (!others.empty()) return;
+    for (unsigned missing = count() - std::min(next.load(), count()); missing--;)
+        others.emplace_back([this] { run_blocks(1); });
+}
+
+API void standin_syncthreads() { current.wait(false); }
+API void standin_sleep() {
+    grid->start_others();
+    current.wait(true);
+}
+
+void run_grid(Place size, Place block_size, const std::function<void()>& body) {
+    Grid blocks{size, block_size, body};
+    blocks.run_blocks(blocks.count());
+    for (auto& other : blocks.others) other.join();
 }

@@ -9,6 +9,7 @@ struct Place {
 extern "C" {
 extern __thread Place standin_thread, standin_block, standin_block_size, standin_grid_size;
 void standin_syncthreads();
+void standin_sleep();
 }
 
 void run_grid(Place grid, Place block, const std::function<void()>& body);
