@@ -1,6 +1,8 @@
 """CUDA devices, by CuPy.
 
-Streams and events are given to CUDA as it knows them, so that other libraries' are as good as CuPy's.
+Streams and events are given to CUDA as it knows them, so that other libraries' are as good as CuPy's.  Each call is
+made with the array's device current: the default stream is that of the current one, and a thread that has set none would
+make a context on device 0.  No stream becomes current: CuPy's `with stream` forgets one that the caller has set by `use`.
 
 Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcGetMemHandle: a handle is of a whole allocation, from its
 base; cudaIpcOpenMemHandle: it is to be closed before the owner frees the memory, which else is undefined;
@@ -8,8 +10,7 @@ base; cudaIpcOpenMemHandle: it is to be closed before the owner frees the memory
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -35,77 +36,81 @@ class Cuda(SharingDevice):
         self.runtime = cupy.cuda.runtime
         self.stream = stream(index)
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        with self.xp.cuda.Device(self.index), self.stream:
-            yield
+    def on_device(self) -> Any:
+        """A context in which the device is current."""
+        return self.xp.cuda.Device(self.index)
 
     def empty(self, count: int, dtype: np.dtype) -> Any:
-        with self.xp.cuda.Device(self.index):
+        with self.on_device():
             return self.xp.empty(count, dtype)
 
     def host(self, nbytes: int) -> np.ndarray:
-        return np.frombuffer(self.xp.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+        with self.on_device():
+            return np.frombuffer(self.xp.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     def copy(self, target: Any, source: Any) -> None:
         if target.dtype != source.dtype:
-            with self.current():
-                cuda_kernels.cast(target, source)
+            with self.on_device():
+                cuda_kernels.cast(target, source, self.stream)
         elif target.nbytes:
             way = self.runtime.memcpyDefault  # by the addresses: of the host, this device or another
-            self.runtime.memcpyAsync(pointer(target), pointer(source), target.nbytes, way, self.stream.ptr)
+            with self.on_device():
+                self.runtime.memcpyAsync(pointer(target), pointer(source), target.nbytes, way, self.stream.ptr)
 
     def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
-        with self.current():
-            cuda_kernels.fold(op, out, [low, high])
+        with self.on_device():
+            cuda_kernels.fold(op, out, [low, high], stream=self.stream)
 
     def folding(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
-        with self.current():
+        with self.on_device():
             return partial(self.launch, cuda_kernels.folding(op, out, sources, divisor))
 
     def launch(self, work: cuda_kernels.Launch) -> None:
-        with self.current():
-            work()
+        with self.on_device():
+            work(self.stream)
 
     def divide(self, x: Any, divisor: int) -> None:
-        with self.current():
-            cuda_kernels.divide(x, divisor)
+        with self.on_device():
+            cuda_kernels.divide(x, divisor, self.stream)
 
     def begin(self) -> None:
-        with self.xp.cuda.Device(self.index):
+        with self.on_device():
             event = self.xp.cuda.Event(disable_timing=True)
             self.runtime.eventRecord(event.ptr, self.current_stream())
             self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)
 
     def record(self) -> Event:
-        with self.xp.cuda.Device(self.index):
+        with self.on_device():
             event = self.xp.cuda.Event(disable_timing=True)
             event.record(self.stream)
         return event
 
     def end(self, event: Any) -> None:
-        self.runtime.streamWaitEvent(self.current_stream(), event.ptr)
+        with self.on_device():
+            self.runtime.streamWaitEvent(self.current_stream(), event.ptr)
 
     def current_stream(self) -> int:
         """The caller's, as CUDA knows it."""
         return self.xp.cuda.get_current_stream(self.index).ptr
 
     def synchronize(self) -> None:
-        self.stream.synchronize()
+        with self.on_device():
+            self.stream.synchronize()
 
     def allocate(self, nbytes: int) -> Any:
-        with self.xp.cuda.Device(self.index):
+        with self.on_device():
             return self.xp.cuda.Memory(nbytes)  # no pool's: a handle is of a whole allocation
 
     def export_memory(self, address: int) -> bytes:
-        return self.runtime.ipcGetMemHandle(address)
+        with self.on_device():
+            return self.runtime.ipcGetMemHandle(address)
 
     def open_memory(self, handle: bytes) -> int:
-        with self.xp.cuda.Device(self.index):
+        with self.on_device():
             return self.runtime.ipcOpenMemHandle(handle)
 
     def close_memory(self, address: int) -> None:
-        with self.xp.cuda.Device(self.index):
+        with self.on_device():
             self.runtime.ipcCloseMemHandle(address)
 
     def at(self, address: int, count: int, dtype: np.dtype, owner: Any) -> Any:
@@ -114,21 +119,23 @@ class Cuda(SharingDevice):
         return self.xp.ndarray(count, dtype, cuda.MemoryPointer(memory, 0))
 
     def shared_event(self) -> Any:
-        with self.xp.cuda.Device(self.index):
+        with self.on_device():
             return self.xp.cuda.Event(disable_timing=True, interprocess=True)
 
     def export_event(self, event: Any) -> bytes:
         return self.runtime.ipcGetEventHandle(event.ptr)
 
     def open_event(self, handle: bytes) -> "OpenedEvent":
-        with self.xp.cuda.Device(self.index):
+        with self.on_device():
             return OpenedEvent(self.runtime.ipcOpenEventHandle(handle), self.runtime)
 
     def mark(self, event: Any) -> None:
-        self.runtime.eventRecord(event.ptr, self.stream.ptr)
+        with self.on_device():
+            self.runtime.eventRecord(event.ptr, self.stream.ptr)
 
     def wait_for(self, event: Any) -> None:
-        self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)
+        with self.on_device():
+            self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)
 
     def identity(self) -> int:
         return zlib.crc32(self.xp.cuda.Device(self.index).pci_bus_id.encode())

@@ -63,13 +63,8 @@ class Launch(NamedTuple):
     task: np.ndarray
 
     def __call__(self, stream: Any = None) -> None:
-        if self.num_blocks == 0:
-            return
-        if stream is None:
-            self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.task,))
-        else:
-            with stream:
-                self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.task,))
+        if self.num_blocks:
+            self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.task,), stream=stream)
 
 
 def fold(op: str, out: Any, sources: Sequence[Any], divisor: int = 1, stream: Any = None) -> None:

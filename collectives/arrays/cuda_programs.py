@@ -42,7 +42,7 @@ class CudaProgram:
         self.device, self.runtime, xp = device, device.runtime, device.xp
         choices = [[choice_of(step, *fold) for step in steps] for steps in turns]
         steps, work = steps_of(turns, choices, fold[2])
-        with xp.cuda.Device(device.index):
+        with device.on_device():
             self.steps = xp.asarray(steps.view(np.uint8))
             self.counters = xp.zeros(2, np.uint32)
             self.event = xp.cuda.Event(disable_timing=True)
@@ -62,12 +62,12 @@ class CudaProgram:
 
     def launch(self, stream: int) -> None:
         """Run after what is on a stream by now, and after the run before; ahead of what collectives' own stream gets."""
-        cuda, captured = self.device.xp.cuda, self.runtime.streamIsCapturing(stream)
-        with cuda.Device(self.device.index):
+        with self.device.on_device():
+            captured = self.runtime.streamIsCapturing(stream)
             if self.last not in (None, stream) and not captured:
                 self.runtime.streamWaitEvent(stream, self.event.ptr)
-            with cuda.ExternalStream(stream, self.device.index):
-                self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.program,))
+            there = self.device.xp.cuda.ExternalStream(stream, self.device.index)
+            self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.program,), stream=there)
             if not captured:  # a graph's runs are ordered by who launches it
                 self.runtime.eventRecord(self.event.ptr, stream)
                 self.runtime.streamWaitEvent(self.device.stream.ptr, self.event.ptr)
@@ -112,4 +112,4 @@ def kernel(name: str, device: int) -> Any:
 
     code = cuda_kernels.SOURCE.read_text() + SOURCE.read_text()
     module = cupy.RawModule(code=code, options=cuda_kernels.OPTIONS, name_expressions=(name,))
-    return module.get_function(name)
+    return module.get_function(name).kernel

@@ -112,15 +112,14 @@ def kind_of(dtype: np.dtype) -> str:
 def flat(x: Any) -> "tuple[Device, Any]":
     """An array's device, which follows its library's current stream; and the array as one dimension, sharing memory.
 
-    `x` is a NumPy array, a CuPy array, a torch tensor, or of a type that brings a `__collectives_device__`.
+    `x` is a NumPy array, a CuPy array or a torch tensor.
 
     Raises: ValueError for what is none of these, not C-contiguous, or of a dtype that cannot be sent.
     """
-    if hasattr(x, "__collectives_device__"):
-        view_device, view = x.__collectives_device__, x
-    elif isinstance(x, np.ma.MaskedArray):
+    if isinstance(x, np.ma.MaskedArray):
         raise ValueError("masked array: pass x.filled(...), or x.data with what the mask covers")
-    elif isinstance(x, np.ndarray):
+    view_device: Device
+    if isinstance(x, np.ndarray):
         view_device, view = host(), np.asarray(x)  # of a subclass, its memory
     elif is_a(x, "cupy", "ndarray"):
         view_device, view = cuda(x.device.id), x

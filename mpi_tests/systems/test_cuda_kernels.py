@@ -1,34 +1,42 @@
 import itertools
-import sys
 
 import numpy as np
 import pytest
 
 from collectives.arrays import cuda_kernels, views
 from collectives.arrays.views import FLOATS, HALVES, dtype_of
-from mpi_tests.helpers import cuda_on_cpu, gpu_kernels
+from mpi_tests.helpers import gpu_kernels
 from mpi_tests.helpers.folds import ALIGNED, CASES, COUNTS, REAL, Guarded, check_fold, draw, folded, same
 from mpi_tests.helpers.gpu_kernels import CASTS, names
 from mpi_tests.helpers.reference import DTYPES, INTEGERS, ops_of
 
-THREADS = 4  # of a block, and 4 blocks: so few that each takes several pieces
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    source = cuda_kernels.SOURCE.read_text()
-    return cuda_on_cpu.build(source, dict.fromkeys(names(range(1, 9))), tmp_path_factory.mktemp("kernels"))
+THREADS = 4  # of a block, and at most 4 blocks: so few that each takes several pieces
 
 
 @pytest.fixture
-def cupy(built, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", built)
+def launches(cuda, monkeypatch):
+    """The names, grids and streams of what has been launched, of instances that are compiled together."""
+    cupy, launches = cuda.cupy, []
+    expressions = tuple(dict.fromkeys(names(range(1, 9))))
+    code = cuda_kernels.SOURCE.read_text()
+    module = cupy.RawModule(code=code, options=cuda_kernels.OPTIONS, name_expressions=expressions)
+
+    def kernel(name, device):
+        def launch(grid, block, arguments, stream):
+            launches.append((name, grid[0], stream))
+            module.get_function(name)(grid, block, arguments, stream=stream)
+
+        return launch
+
+    monkeypatch.setattr(cuda_kernels, "kernel", kernel)
     monkeypatch.setattr(cuda_kernels, "BLOCK_THREADS", THREADS)
-    monkeypatch.setattr(cuda_kernels, "BLOCKS_PER_MULTIPROCESSOR", 4)
-    built.launches.clear()
-    yield built
-    cuda_kernels.kernel.cache_clear()
-    cuda_kernels.num_multiprocessors.cache_clear()
+    monkeypatch.setattr(cuda_kernels, "BLOCKS_PER_MULTIPROCESSOR", 1)
+    return launches
+
+
+@pytest.fixture
+def cupy(cuda, launches):
+    return cuda.cupy
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -40,21 +48,21 @@ def test_folds_are_those_of_the_host(cupy, name):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int16", "complex64"])
-def test_more_sources_than_are_loaded_at_once(cupy, dtype):
+def test_more_sources_than_are_loaded_at_once(cupy, launches, dtype):
     rng = np.random.default_rng(1)
     for num in (9, 11, 16, 64):
         check_fold(cupy, "sum", [draw(rng, 200, dtype_of(dtype)) for _ in range(num)], ALIGNED)
-    assert {name[-2] for name, *_ in cupy.launches} == {"3", "1", "8"}
+    assert {name[-2] for name, *_ in launches} == {"3", "1", "8"}
 
 
 def test_two_halves_are_folded_as_the_device_does(cupy):
     for dtype in sorted(HALVES, key=str):
         low, high = (draw(np.random.default_rng(seed), 1000, dtype) for seed in range(2))
         for op in ops_of(str(dtype)):
-            got, want = np.empty_like(low), np.empty_like(low)
-            cuda_kernels.fold(op, got, [low, high])
+            got, want = cupy.asarray(low), np.empty_like(low)
+            cuda_kernels.fold(op, got, [got, cupy.asarray(high)])
             views.host().fold(op, low, high, want)
-            same(got, want, op)
+            same(got.get(), want, op)
 
 
 @np.errstate(all="ignore")
@@ -80,17 +88,17 @@ def test_casts_round_as_numpy(cupy, into, given):
 def test_cast_to_the_same_is_a_copy(cupy):
     for dtype in map(dtype_of, DTYPES):
         x = draw(np.random.default_rng(3), 100, dtype)
-        out = np.zeros_like(x)
-        cuda_kernels.cast(out, x)
-        same(out, x)
+        out = cupy.asarray(np.zeros_like(x))
+        cuda_kernels.cast(out, cupy.asarray(x))
+        same(out.get(), x)
 
 
 def test_sums_of_16_bits_may_stay_in_32(cupy):
     sources = [draw(np.random.default_rng(seed), 100, dtype_of("bfloat16")) for seed in range(3)]
-    out = np.zeros(100, np.float32)
-    cuda_kernels.fold("sum", out, sources)
+    out = cupy.asarray(np.zeros(100, np.float32))
+    cuda_kernels.fold("sum", out, list(map(cupy.asarray, sources)))
     with np.errstate(all="ignore"):
-        same(out, folded("sum", [source.astype(np.float32) for source in sources]))
+        same(out.get(), folded("sum", [source.astype(np.float32) for source in sources]))
 
 
 @pytest.mark.parametrize("dtype", [*sorted(map(str, FLOATS)), *REAL, *INTEGERS])
@@ -99,28 +107,33 @@ def test_divide(cupy, dtype):
         x = draw(np.random.default_rng(divisor), 500, dtype_of(dtype))
         want = x.copy()
         views.host().divide(want, divisor)
-        cuda_kernels.divide(x, divisor)
-        same(x, want)
+        got = cupy.asarray(x)
+        cuda_kernels.divide(got, divisor)
+        same(got.get(), want)
 
 
-def test_launches(cupy):
+def test_launches(cuda, cupy, launches):
     """Kernel, grid and stream; a launch may be run again."""
-    x, y = np.ones(40, np.float32), np.ones(40, np.float32)
+    x, y = (cupy.asarray(np.ones(40, np.float32)) for _ in range(2))
     launch = cuda_kernels.folding("sum", x, [x, y])
     launch()
-    launch(cupy.on("mine"))
-    assert (x == 3).all()
-    many = np.ones(10_000, np.float32)
-    cuda_kernels.fold("max", many, [many.ctypes.data, many])
-    cuda_kernels.divide(np.ones(0), 2)
+    other = cupy.cuda.Stream(non_blocking=True)
+    other.wait_event(cuda.stream.record())
+    launch(other)
+    cuda.stream.wait_event(other.record())
+    assert (x.get() == 3).all()
+    many = cupy.asarray(np.ones(10_000, np.float32))
+    cuda_kernels.fold("max", many, [many.data.ptr, many])
+    cuda_kernels.divide(cupy.empty(0), 2)
     name = "fold<Sum, float, float, 2>"
-    assert cupy.launches == [(name, 3, None), (name, 3, "mine"), ("fold<Max, float, float, 2>", 4, None)]
+    expected = [(name, 3, None), (name, 3, other), ("fold<Max, float, float, 2>", 4, None)]
+    assert launches == expected
 
 
 def test_integers_are_addresses(cupy):
-    x, y = np.full(5, 7, np.int16), np.full(5, 2, np.int16)
-    cuda_kernels.fold("prod", x, [x.ctypes.data, y.ctypes.data])
-    assert x.tolist() == [14] * 5
+    x, y = cupy.asarray(np.full(5, 7, np.int16)), cupy.asarray(np.full(5, 2, np.int16))
+    cuda_kernels.fold("prod", x, [x.data.ptr, y.data.ptr])
+    assert x.get().tolist() == [14] * 5
 
 
 X = np.zeros(8, np.float32)
@@ -142,11 +155,11 @@ X = np.zeros(8, np.float32)
         (("sum", np.zeros(8, ">i4"), [np.zeros(8, ">i4")]), "dtype >i4 cannot be sent"),
     ],
 )
-def test_bad_input(cupy, arguments, message):
+def test_bad_input(launches, arguments, message):
     with pytest.raises(ValueError, match=message):
         cuda_kernels.fold(*arguments)
-    assert cupy.launches == []
+    assert launches == []
 
 
-def test_the_check_of_a_gpu(cupy):
-    assert gpu_kernels.check(counts=(9,)) == f"{len(cupy.launches)} folds of 15 dtypes, as on the host"
+def test_the_check_of_a_gpu(launches):
+    assert gpu_kernels.check(counts=(9,)) == f"{len(launches)} folds of 15 dtypes, as on the host"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from collectives.doctor import checks
 from collectives.doctor.__main__ import VERDICTS
+from mpi_tests.helpers.cuda_on_host.load import SITE
 from mpi_tests.helpers.doctor import found
 from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch
 
@@ -16,20 +17,19 @@ DOCTOR = ("python", "-m", "collectives.doctor")
 GRAMMAR = re.compile(r"(?P<verdict>ok|note|problem) +(?P<topic>[a-z ]+)(?: \((?P<who>[^)]+)\))?: (?P<text>.+)")
 
 
-def test_a_device(monkeypatch, tmp_path):
-    (tmp_path / "cupy.py").write_text("from mpi_tests.helpers.fake_cupy import *")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_device(cuda, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", f"{SITE}{os.pathsep}{ROOT}")
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
     monkeypatch.setattr(checks, "ROOT", tmp_path)
-    monkeypatch.setenv("FAKE_GPU", "right")
-    (device,) = found(checks.cuda)
-    assert (device.verdict, device.text) == ("ok", "device 0: Fake GPU")
-    monkeypatch.setenv("FAKE_GPU", "broken")
+    monkeypatch.setenv("CUDA_ON_HOST_DEVICES", "2")
+    devices = found(checks.cuda)
+    assert [device.verdict for device in devices] == ["ok", "ok"]
+    assert [device.text for device in devices] == [f"device {i}: CUDA on the host" for i in range(2)]
+    monkeypatch.setenv("CUDA_ON_HOST_MEMORY_MB", "0")
     (broken,) = found(checks.cuda)
     assert broken.verdict == "problem"
-    assert "wrong sums on device 0: Fake GPU" in broken.text
+    assert "OutOfMemoryError" in broken.text
 
 
 def examined(ended: subprocess.CompletedProcess) -> dict[str, str]:

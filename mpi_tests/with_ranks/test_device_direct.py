@@ -1,12 +1,14 @@
 """Direct algorithms on devices: ranks that reach each other's device memory, ordered by events only."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
 
 from collectives import algorithms
-from mpi_tests.helpers.fake_device import FakeDevice, Forgetful
+from collectives.arrays.cuda import Cuda
+from mpi_tests.helpers.cuda_arrays import NUM_DEVICES
 from mpi_tests.helpers.reference import COLLECTIVES, REDUCTIONS, ROOTED, expected, inputs, ops_of, reduced, same
 
 pytestmark = pytest.mark.sizes(1, 2, 3, proof=(4,))
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.sizes(1, 2, 3, proof=(4,))
 
 @pytest.fixture
 def comm(mpi_comm):
-    """One for each test: its device memory is that of the test's device."""
+    """One for each test, as what it has of the devices is looked at."""
     from collectives import Communicator
 
     made = Communicator(mpi_comm)
@@ -23,12 +25,12 @@ def comm(mpi_comm):
     made.free()
 
 
-def symmetric(comm, device, values):
-    return device.fill(comm._context.memory.empty(device, values.size, values.dtype), values)
+def symmetric(comm, cuda, values):
+    return cuda.symmetric(comm, values)
 
 
-def ordinary(comm, device, values):
-    return device.put(values)
+def ordinary(comm, cuda, values):
+    return cuda.put(values)
 
 
 PLACES = (symmetric, ordinary)
@@ -40,248 +42,228 @@ def direct(collective, place=symmetric):
     return [row.name for row in rows if row.reach and (place is symmetric or row.reach < algorithms.Reach.ARRAYS)]
 
 
-def check_runs(comm, device, place, collective, algorithm, count, **arguments):
+def check_runs(comm, cuda, place, collective, algorithm, count, **arguments):
     """Run one plan on new inputs each time, without a look at the results in between but by the caller's stream."""
     first = inputs(comm.size, count)
-    x = place(comm, device, first[comm.rank])
+    x = place(comm, cuda, first[comm.rank])
     plan = comm.plan(collective, x, algorithm=algorithm, **arguments)
     for run in range(3):
         xs = [values + np.float32(run) for values in first]
-        device.fill(x, xs[comm.rank])
+        cuda.fill(x, xs[comm.rank])
         got = plan()
         want = expected(collective, xs, comm.rank, **arguments)
-        same(None if got is None else device.get(got), want, (collective, algorithm, place, count, run))
+        same(None if got is None else cuda.get(got), want, (collective, algorithm, place, count, run))
     plan.free()
 
 
-@pytest.mark.parametrize("shares", ["all", "memory"])
-def test_every_collective(comm, shares):
-    device = FakeDevice(shares=shares)
+def refuse(*given):
+    raise RuntimeError("handles are not supported")
+
+
+@pytest.mark.parametrize("shares_events", [True, False])
+def test_every_collective(comm, cuda, shares_events, monkeypatch):
+    if not shares_events:
+        monkeypatch.setattr(Cuda, "export_event", refuse)
     for collective in COLLECTIVES:
         for place in PLACES:
             for algorithm in [*direct(collective, place), "auto"]:
                 for count in (0, 30 * comm.size):
-                    check_runs(comm, device, place, collective, algorithm, count)
+                    check_runs(comm, cuda, place, collective, algorithm, count)
 
 
 @pytest.mark.sizes(2, 3)
-def test_every_root_and_uneven_chunks(comm):
-    device = FakeDevice()
+def test_a_device_each_while_another_is_current(comm, cuda):
+    """Device 0 is current, and no thread makes a context there but for what the test itself does."""
+    cuda.use(1 + comm.rank % (NUM_DEVICES - 1))
+    comm.barrier()
+    for collective in ("all_reduce", "all_to_all"):
+        for place in PLACES:
+            for algorithm in [*direct(collective, place), "auto"]:
+                check_runs(comm, cuda, place, collective, algorithm, 30 * comm.size)
+    check_runs(comm, cuda, ordinary, "all_reduce", "ring", 30 * comm.size)
+    assert cuda.cupy.cuda.runtime.getDevice() == 0
+
+
+@pytest.mark.sizes(2)
+def test_no_context_is_made_on_other_devices(comm, cuda):
+    cuda.use(2)
+    x = cuda.symmetric(comm, np.ones(1000, np.float32))
+    plans = [comm.plan("all_reduce", x, algorithm=name) for name in ("two_shot", "ring")]
+    cuda.library.standin_contexts()
+    for plan in plans:
+        plan()
+        plan.start()
+        plan.wait()
+    assert cuda.library.standin_contexts() == 1 << 2
+    same(cuda.get(x), np.full(1000, 16, np.float32))
+
+
+@pytest.mark.sizes(2)
+def test_the_callers_stream_stays_current(comm, cuda):
+    current = cuda.cupy.cuda.get_current_stream
+    x = cuda.symmetric(comm, np.ones(100, np.float32))
+    for algorithm in ("ring", "two_shot"):
+        comm.all_reduce(x, algorithm=algorithm)
+        assert current() == cuda.stream
+    with cuda.cupy.cuda.Stream(non_blocking=True) as other:
+        comm.all_reduce(x)
+        assert current() == other
+
+
+@pytest.mark.sizes(2, 3)
+def test_every_root_and_uneven_chunks(comm, cuda):
     for collective in ROOTED:
         for algorithm in direct(collective):
             for root in range(comm.size):
-                check_runs(comm, device, symmetric, collective, algorithm, 5 * comm.size + 1, root=root)
+                check_runs(comm, cuda, symmetric, collective, algorithm, 5 * comm.size + 1, root=root)
     counts = [3 * rank for rank in range(comm.size)]
     xs = [np.arange(n) + 10.0 * rank for rank, n in enumerate(counts)]
     for place, name in ((symmetric, "direct"), (ordinary, "staged")):
-        got = comm.all_gather(place(comm, device, xs[comm.rank]), counts=counts, algorithm=name)
-        same(device.get(got), np.concatenate(xs), name)
+        got = comm.all_gather(place(comm, cuda, xs[comm.rank]), counts=counts, algorithm=name)
+        same(cuda.get(got), np.concatenate(xs), name)
         sends = [comm.rank + dest for dest in range(comm.size)]
-        given = place(comm, device, np.full(sum(sends), float(comm.rank)))
+        given = place(comm, cuda, np.full(sum(sends), float(comm.rank)))
         got = comm.all_to_all(given, send_counts=sends, algorithm=name)
         want = [np.full(source + comm.rank, float(source)) for source in range(comm.size)]
-        same(device.get(got), np.concatenate(want), name)
+        same(cuda.get(got), np.concatenate(want), name)
 
 
 @pytest.mark.sizes(2, 3)
-def test_every_dtype_and_op(comm):
-    device = FakeDevice()
+def test_every_dtype_and_op(comm, cuda):
     for dtype in ("float16", "bfloat16", "float64", "int8", "uint16", "complex64", "bool"):
         for op in ops_of(dtype):
             xs = inputs(comm.size, 3 * comm.size + 1, dtype, op)
             for collective in REDUCTIONS:
                 for name in direct(collective):
-                    got = getattr(comm, collective)(symmetric(comm, device, xs[comm.rank]), op=op, algorithm=name)
+                    got = getattr(comm, collective)(symmetric(comm, cuda, xs[comm.rank]), op=op, algorithm=name)
                     want = expected(collective, xs, comm.rank, op).astype(complex)
-                    np.testing.assert_allclose(device.get(got).astype(complex), want, rtol=1e-6, err_msg=name)
+                    np.testing.assert_allclose(cuda.get(got).astype(complex), want, rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.sizes(3)
-def test_16_bit_floats_are_rounded_once(comm):
-    device = FakeDevice()
+def test_16_bit_floats_are_rounded_once(comm, cuda):
     xs = [np.full(40, 1 + 2.0**-7 if rank == 0 else 2.0**-9).astype("bfloat16") for rank in range(comm.size)]
     want = sum(x.astype(np.float64) for x in xs).astype(xs[0].dtype)
     for name in direct("all_reduce"):
         if name != "hierarchical_direct":
-            got = comm.all_reduce(symmetric(comm, device, xs[comm.rank]), algorithm=name)
-            same(device.get(got), want, name)
+            got = comm.all_reduce(symmetric(comm, cuda, xs[comm.rank]), algorithm=name)
+            same(cuda.get(got), want, name)
 
 
 @pytest.mark.sizes(2, 3)
 @pytest.mark.parametrize("num_segments", [2, 3])
-def test_segments_follow_each_other(comm, num_segments, monkeypatch):
+def test_segments_follow_each_other(comm, cuda, num_segments, monkeypatch):
     from collectives.runtime import phases
 
     monkeypatch.setattr(phases, "DEVICE_BYTES", -(-60 * 4 // num_segments))
-    device = FakeDevice()
     for collective in COLLECTIVES:
         for algorithm in direct(collective):
-            check_runs(comm, device, symmetric, collective, algorithm, 60 * comm.size)
+            check_runs(comm, cuda, symmetric, collective, algorithm, 60 * comm.size)
 
 
 @pytest.mark.sizes(4)
-def test_over_nodes(mpi_comm, monkeypatch):
+def test_over_nodes(mpi_comm, cuda, monkeypatch):
     """Direct in the nodes, and by messages from host memory between them."""
     from collectives import Communicator
 
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x2")
     comm = Communicator(mpi_comm, segment_bytes=40)
-    device = FakeDevice()
     for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"):
         for place in PLACES:
-            check_runs(comm, device, place, collective, "hierarchical_direct", 30 * comm.size)
+            check_runs(comm, cuda, place, collective, "hierarchical_direct", 30 * comm.size)
     comm.free()
 
 
 @pytest.mark.sizes(2, 4)
-def test_many_in_turn(comm):
+def test_many_in_turn(comm, cuda):
     """Plans that each rank waits for in another order, while the caller's stream goes on."""
-    device = FakeDevice()
     xs = [inputs(comm.size, n * comm.size) for n in (1, 7, 20)]
     kinds = [("all_reduce", "two_shot"), ("all_reduce", "one_shot"), ("all_to_all", "direct")]
-    arrays = [symmetric(comm, device, x[comm.rank]) for x in xs]
+    arrays = [symmetric(comm, cuda, x[comm.rank]) for x in xs]
     plans = [comm.plan(kind, x, algorithm=name) for (kind, name), x in zip(kinds, arrays, strict=True)]
     order = np.random.default_rng(comm.rank).permutation(3)
     for _ in range(3):
         for x, values in zip(arrays, xs, strict=True):
-            device.fill(x, values[comm.rank])
+            cuda.fill(x, values[comm.rank])
         for i in range(3):
             plans[(i + comm.rank) % 3].start()
         for i in order:
-            same(device.get(plans[i].wait()), expected(kinds[i][0], xs[i], comm.rank), kinds[i])
+            same(cuda.get(plans[i].wait()), expected(kinds[i][0], xs[i], comm.rank), kinds[i])
 
 
 @pytest.mark.sizes(2)
-def test_the_host_does_not_wait_for_the_device(comm):
+def test_the_host_does_not_wait_for_the_device(comm, cuda):
     """When a plan has been run, nothing of what the caller put on its stream has been done."""
-    device = FakeDevice()
     xs = inputs(2, 64)
-    x = symmetric(comm, device, xs[comm.rank])
+    x = symmetric(comm, cuda, xs[comm.rank])
     plan = comm.plan("all_reduce", x, algorithm="two_shot")
-    device.synchronize()
-    begun = []
-    device.caller.launch(lambda: begun.append(1))
+    gate, begun = threading.Event(), []
+    cuda.stream.launch_host_func(lambda _: begun.append(gate.wait(60)), None)
     plan()
     plan()
     assert not begun
-    comm.mpi.Barrier()
-    same(device.get(x), 2 * reduced(xs, "sum"))
+    gate.set()
+    same(cuda.get(x), 2 * reduced(xs, "sum"))
 
 
-def in_turn(comm, got):
-    """Each rank's result, one rank after another: nobody's device has done more by then than it was asked to."""
-    for rank in range(comm.size):
-        if comm.rank == rank:
-            yield got()
-        comm.mpi.Barrier()
-
-
-@pytest.mark.sizes(3)
-@pytest.mark.parametrize("duty", ["begin", "end", "mark", "wait_for"])
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "staged_two_shot"])
-def test_a_forgotten_duty_shows(comm, algorithm, duty):
-    device = Forgetful(duty)
-    xs = inputs(comm.size, 40)
-    plan = comm.plan("all_reduce", symmetric(comm, device, xs[comm.rank]), op="avg", algorithm=algorithm)
-    got = plan()
-    (got,) = in_turn(comm, lambda: device.get(got))
-    assert not all(comm.mpi.allgather(np.array_equal(got, reduced(xs, "avg"))))
-
-
-@pytest.mark.sizes(3)
-def test_nothing_forgotten_is_right(comm):
-    """What the tests of forgotten duties do, without one forgotten."""
-    device = FakeDevice()
-    xs = inputs(comm.size, 40)
-    for algorithm in ("one_shot", "two_shot", "staged_two_shot"):
-        got = comm.plan("all_reduce", symmetric(comm, device, xs[comm.rank]), op="avg", algorithm=algorithm)()
-        (got,) = in_turn(comm, lambda got=got: device.get(got))
-        same(got, reduced(xs, "avg"))
-
-
-@pytest.mark.sizes(2)
-@pytest.mark.parametrize("shares", ["all", "memory"])
-def test_a_forgotten_meeting_shows(comm, shares, monkeypatch):
-    from collectives.runtime.on_device import Meeting
-
-    device = FakeDevice(shares=shares)
-    xs = inputs(2, 40)
-    plan = comm.plan("all_reduce", symmetric(comm, device, xs[comm.rank]), algorithm="two_shot")
-    monkeypatch.setattr(Meeting, "arrive", lambda self: iter(()))
-    (got,) = in_turn(comm, lambda: device.get(plan()))
-    assert not all(comm.mpi.allgather(np.array_equal(got, reduced(xs, "sum"))))
-
-
-@pytest.mark.sizes(2)
-def test_a_forgotten_offset_shows(comm, monkeypatch):
-    """A handle is of a whole allocation, wherever an array lies in it."""
-    from collectives.runtime import shared_memory
-
-    device = FakeDevice()
-    xs = inputs(2, 40)
-    first, x = (symmetric(comm, device, xs[comm.rank]) for _ in range(2))
-    assert device.export_memory(first.data.ptr) == device.export_memory(x.data.ptr)
-    assert first.data.ptr != x.data.ptr
-    window_of = comm._context.windows.window_of
-    for forgets in (False, True):
-        if forgets:
-            monkeypatch.setattr(
-                shared_memory, "address_of", lambda array: 0 if array is None else window_of(array).address
-            )
-        device.fill(first, np.zeros(40))
-        device.fill(x, xs[comm.rank])
-        got = device.get(comm.plan("all_reduce", x, algorithm="two_shot")())
-        right = comm.mpi.allgather(np.array_equal(got, reduced(xs, "sum")))
-        assert all(right) != forgets
-
-
-def test_memory_is_reused_and_freed(comm):
-    """Peers close what they have opened before its owner frees it: the fake fails where they don't."""
-    device = FakeDevice()
-    x = comm._context.memory.empty(device, 1 << 20, np.dtype("float32"))
+def test_memory_is_reused_and_freed(comm, cuda):
+    """Peers close what they have opened before its owner frees it: the stand-in says where they don't."""
+    library = cuda.library
+    comm.empty(3, "float32", device="cuda")  # the first finds out what is shared
+    gc.collect()
+    own, opened = library.standin_num_allocations(), library.standin_num_opened_memory()
+    x = comm.empty(1 << 20, "float32", device="cuda")
     there = x.data.ptr
     del x
-    assert comm._context.memory.empty(device, 1 << 20, np.dtype("float32")).data.ptr == there
+    x = comm.empty(1 << 20, "float32", device="cuda")
+    assert x.data.ptr == there
+    del x
     gc.collect()
-    small = comm._context.memory.empty(device, 3, np.dtype("float32"))  # nothing that is unused fits: all of it goes
-    assert len(device.allocations) == 1
-    assert len(device.opened) == comm.size - 1
-    comm._context.memory.of_device.close_windows([])
-    assert small.memory.view(np.uint8).tolist() == [0x7F] * 12
+    comm.empty(1 << 21, "float32", device="cuda")  # nothing that is unused fits: all of it goes
+    assert library.standin_num_allocations() == own
+    assert library.standin_num_opened_memory() == opened == comm.size - 1
 
 
-def test_where_nothing_is_shared_arrays_go_by_messages(comm, capfd):
+def test_a_communicator_closes_what_it_has_opened(mpi_comm, cuda):
+    from collectives import Communicator
+
+    library = cuda.library
+    gc.collect()
+    before = library.standin_num_opened_events(), library.standin_num_opened_memory(), library.standin_num_allocations()
+    comm = Communicator(mpi_comm)
+    comm.all_reduce(cuda.symmetric(comm, np.ones(100, np.float32)))
+    comm.free()
+    cuda.stream.synchronize()
+    del comm
+    gc.collect()
+    now = library.standin_num_opened_events(), library.standin_num_opened_memory(), library.standin_num_allocations()
+    assert now == before
+
+
+def test_where_nothing_is_shared_arrays_go_by_messages(comm, cuda, capfd, monkeypatch):
     from collectives import InputError
 
-    device = FakeDevice(shares="nothing" if comm.rank == comm.size - 1 else "all")
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(Cuda, "export_memory", refuse)
     xs = inputs(comm.size, 40)
-    x = symmetric(comm, device, xs[comm.rank])
+    x = symmetric(comm, cuda, xs[comm.rank])
     for algorithm in ("ring", "auto", "auto"):
-        device.fill(x, xs[comm.rank])
-        same(device.get(comm.all_reduce(x, algorithm=algorithm)), reduced(xs, "sum"))
+        cuda.fill(x, xs[comm.rank])
+        same(cuda.get(comm.all_reduce(x, algorithm=algorithm)), reduced(xs, "sum"))
     with pytest.raises(InputError, match="'two_shot' needs arrays in host memory, or devices whose memory"):
         comm.all_reduce(x, algorithm="two_shot")
     said = capfd.readouterr().err.splitlines()
-    words = "CUDA IPC is unavailable; staging device arrays through host memory: "
-    assert said == [f"{words}rank {comm.size - 1}: handles of memory are not supported"] * (comm.rank == 0)
-
-
-class Strange(FakeDevice):
-    """Opens memory that is not the owner's."""
-
-    def open_memory(self, handle):
-        self.mine = self.allocate(1 << 21)
-        return self.mine.ptr
-
-    def close_memory(self, address):
-        del self.mine
+    words = "arrays go through host memory, as ranks cannot share the devices': "
+    assert said == [f"{words}rank {comm.size - 1}: handles are not supported"] * (comm.rank == 0)
 
 
 @pytest.mark.sizes(2)
-def test_memory_that_only_seems_shared_is_found_out(comm, capfd):
+def test_memory_that_only_seems_shared_is_found_out(comm, cuda, capfd, monkeypatch):
     """A handle is given and opened, but other numbers are there."""
-    device = Strange()
+    memory = cuda.cupy.cuda.Memory(1 << 21)
+    monkeypatch.setattr(Cuda, "open_memory", lambda device, handle: memory.ptr)
+    monkeypatch.setattr(Cuda, "close_memory", lambda device, address: None)
     xs = inputs(2, 40)
-    x = symmetric(comm, device, xs[comm.rank])
-    same(device.get(comm.all_reduce(x)), reduced(xs, "sum"))
+    x = symmetric(comm, cuda, xs[comm.rank])
+    same(cuda.get(comm.all_reduce(x)), reduced(xs, "sum"))
     assert ("other numbers" in capfd.readouterr().err) == (comm.rank == 0)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from collectives.job.errors import InputError
-from mpi_tests.helpers.fake_device import FakeDevice
 
 pytestmark = pytest.mark.sizes(2, 3, proof=(5, 8))
 
@@ -347,10 +346,6 @@ WRONG = {
         lambda comm: comm.fuse([np.zeros(4), np.zeros(4, "int8")]),
         "fuse: arrays of dtype float64 and int8 do not go together: fuse those of each dtype",
     ),
-    "fuse on two devices": (
-        lambda comm: comm.fuse([np.zeros(4), FakeDevice(mpi_reads=True).put(np.zeros(4))]),
-        "fuse: arrays of device cpu and fake do not go together: fuse those of each device",
-    ),
     "fused arrays that a collective does not take": (
         lambda comm: comm.reduce_scatter(comm.fuse(zeros(4, 4))),
         "reduce_scatter: takes no fused arrays: use all_reduce, broadcast, reduce, or call it for each array",
@@ -372,6 +367,11 @@ def test_what_all_ranks_get_wrong(comm, call, message):
     words = refused(comm, lambda: call(comm))
     assert message in words
     assert not words.startswith("rank")
+
+
+def test_fused_arrays_on_two_devices(comm, cuda):
+    words = refused(comm, lambda: comm.fuse([np.zeros(4), cuda.put(np.zeros(4))]))
+    assert words == "fuse: arrays of device cpu and cuda do not go together: fuse those of each device"
 
 
 @pytest.mark.sizes(3, 5)

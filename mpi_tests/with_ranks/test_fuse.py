@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from collectives.arrays.views import dtype_of
-from mpi_tests.helpers.fake_device import FakeDevice
+from mpi_tests.helpers.cuda_arrays import each_mode
 from mpi_tests.helpers.reference import HALVES, algorithms_of, expected, inputs, same
 
 SHAPES = ((3,), (2, 2), (), (0, 4), (1, 5, 1))
@@ -89,12 +89,13 @@ def test_tensors(comm):
 
 
 @pytest.mark.sizes(1, 3)
-@pytest.mark.parametrize("mpi_reads", [False, True], ids=["staged", "read-by-mpi"])
-def test_on_a_device(new_comm, mpi_reads):
-    device, xs = FakeDevice(mpi_reads), inputs(new_comm.size, sum(LENGTHS))
-    got = new_comm.all_reduce(new_comm.fuse([device.put(x) for x in cut(xs[new_comm.rank])]))
+@each_mode
+def test_on_a_device(new_comm, cuda, mpi_reads):
+    cuda.use(mpi_reads=mpi_reads)
+    xs = inputs(new_comm.size, sum(LENGTHS))
+    got = new_comm.all_reduce(new_comm.fuse([cuda.put(x) for x in cut(xs[new_comm.rank])]))
     for part, want in zip(got, cut(expected("all_reduce", xs, new_comm.rank)), strict=True):
-        same(device.get(part), want)
+        same(cuda.get(part), want)
 
 
 def test_the_buffer_is_symmetric_memory(comm):
@@ -116,9 +117,9 @@ def test_without_the_check_ranks_may_have_called_more_or_less(mpi_comm):
 
 
 @pytest.mark.sizes(1, 2)
-def test_arrays_on_two_devices_of_a_kind(comm):
+def test_arrays_on_two_devices_of_a_kind(comm, cuda):
     from collectives import InputError
 
-    arrays = [FakeDevice(mpi_reads=True).put(np.ones(3)) for _ in range(2)]
-    with pytest.raises(InputError, match=r"arrays of device fake:\d+ and fake:\d+ do not go together"):
+    arrays = [cuda.use(index).put(np.ones(3)) for index in range(2)]
+    with pytest.raises(InputError, match="arrays of device cuda:0 and cuda:1 do not go together"):
         comm.fuse(arrays)

@@ -5,7 +5,7 @@ import pytest
 
 from collectives import algorithms
 from collectives.arrays.views import BFLOAT16, dtype_of
-from mpi_tests.helpers.fake_device import FakeDevice
+from mpi_tests.helpers.cuda_arrays import each_mode
 from mpi_tests.helpers.reference import HALVES, REDUCTIONS, algorithms_of, expected, inputs, same
 
 MANTISSA_BITS = {"float16": 10, "bfloat16": 7}
@@ -62,17 +62,17 @@ def test_16_bit_averages_and_products(comm, dtype):
 
 @each_half
 @pytest.mark.sizes(1, 3, 4)
-@pytest.mark.parametrize("mpi_reads", [False, True], ids=["staged", "read-by-mpi"])
-def test_16_bit_sums_on_a_device(mpi_comm, dtype, mpi_reads):
+@each_mode
+def test_16_bit_sums_on_a_device(mpi_comm, cuda, dtype, mpi_reads):
     from collectives import Communicator
 
     comm = Communicator(mpi_comm, segment_bytes=16)
-    device = FakeDevice(mpi_reads)
+    cuda.use(mpi_reads=mpi_reads)
     for collective in REDUCTIONS:
         xs = exact_in_float32(comm.size, 29, dtype)
         for algorithm in by_messages(collective, comm.size):
-            got = getattr(comm, collective)(device.put(xs[comm.rank]), algorithm=algorithm)
-            same(device.get(got), expected(collective, xs, comm.rank), (collective, algorithm))
+            got = getattr(comm, collective)(cuda.put(xs[comm.rank]), algorithm=algorithm)
+            same(cuda.get(got), expected(collective, xs, comm.rank), (collective, algorithm))
     comm.free()
 
 
@@ -139,19 +139,19 @@ def test_wire_dtypes_in_segments_and_out(mpi_comm, segment_bytes):
 
 
 @pytest.mark.sizes(1, 3, 4)
-@pytest.mark.parametrize("mpi_reads", [False, True], ids=["staged", "read-by-mpi"])
+@each_mode
 @pytest.mark.parametrize("segment_bytes", [16, 1 << 20])
-def test_wire_dtypes_on_a_device(mpi_comm, mpi_reads, segment_bytes):
+def test_wire_dtypes_on_a_device(mpi_comm, cuda, mpi_reads, segment_bytes):
     from collectives import Communicator
 
     comm, host = Communicator(mpi_comm, segment_bytes=segment_bytes), Communicator(mpi_comm)
-    device = FakeDevice(mpi_reads)
+    cuda.use(mpi_reads=mpi_reads)
     xs = uniform(comm.size, 29)
     for collective in REDUCTIONS:
         for algorithm in by_messages(collective, comm.size):
             asked = {"op": "avg", "algorithm": algorithm, "wire_dtype": "bfloat16"}
-            got = getattr(comm, collective)(device.put(xs[comm.rank]), **asked)
-            same(device.get(got), getattr(host, collective)(xs[comm.rank].copy(), **asked), (collective, algorithm))
+            got = getattr(comm, collective)(cuda.put(xs[comm.rank]), **asked)
+            same(cuda.get(got), getattr(host, collective)(xs[comm.rank].copy(), **asked), (collective, algorithm))
     comm.free()
     host.free()
 

@@ -5,7 +5,7 @@ import pytest
 
 from collectives import algorithms
 from collectives.arrays.views import COMPLEX, HALVES, dtype_of
-from mpi_tests.helpers.fake_device import FakeDevice
+from mpi_tests.helpers.cuda_arrays import each_mode
 from mpi_tests.helpers.reference import DTYPES, REDUCTIONS, UFUNCS, ops_of
 
 TEN_TO_THE = {"float16": 4, "float64": 200}  # how far magnitudes go; otherwise 30
@@ -140,11 +140,12 @@ def test_several_nodes(mpi_comm, monkeypatch):
 
 
 @pytest.mark.sizes(3)
-@pytest.mark.parametrize("mpi_reads", [False, True], ids=["staged", "read-by-mpi"])
-def test_on_a_device(comm, mpi_reads):
-    device, xs = FakeDevice(mpi_reads), wild(comm.size, 50, "float32")
-    got = comm.all_reduce(device.put(xs[comm.rank]), reproducible=True)
-    assert device.get(got).tobytes() == left_to_right(xs, "sum").tobytes()
+@each_mode
+def test_on_a_device(new_comm, cuda, mpi_reads):
+    cuda.use(mpi_reads=mpi_reads)
+    comm, xs = new_comm, wild(new_comm.size, 50, "float32")
+    got = comm.all_reduce(cuda.put(xs[comm.rank]), reproducible=True)
+    assert cuda.get(got).tobytes() == left_to_right(xs, "sum").tobytes()
 
 
 @pytest.mark.sizes(5)

@@ -8,7 +8,6 @@ import pytest
 from collectives.arrays import views
 from collectives.runtime import kernels
 from collectives.schedule.ops import OPS
-from mpi_tests.helpers.fake_device import FakeDevice
 from mpi_tests.helpers.reference import COMPLEX, DTYPES, HALVES, INTEGERS, UFUNCS, draw, ops_of
 
 
@@ -23,11 +22,11 @@ def test_a_flat_view_shares_the_memory():
     assert views.flat(np.zeros((4, 2))[1:3])[1].shape == (4,)
 
 
-def test_a_type_may_bring_its_device():
-    fake = FakeDevice(mpi_reads=False)
-    device, view = views.flat(fake.put(np.ones((2, 3))))
-    assert device is fake
-    assert view.shape == (6,)
+def test_the_device_of_an_array_is_its_own(cuda):
+    x = cuda.use(1).put(np.ones((2, 3)))
+    device, view = views.flat(x)
+    assert device.place == "cuda:1"
+    assert (view.shape, view.data.ptr) == ((6,), x.data.ptr)
 
 
 @pytest.mark.parametrize(
@@ -106,25 +105,25 @@ def test_folds_of_infinity_warn_of_nothing():
     assert np.isinf(huge).all()
 
 
-def test_same_memory():
+def test_same_memory(cuda):
     x = np.zeros(6)
     assert views.same_memory(x[2:4], x[2:4])
     assert not views.same_memory(x[2:4], x[2:5])
     assert not views.same_memory(x[2:4], x[1:3])
-    fake = FakeDevice(mpi_reads=True).put(x)
-    assert views.same_memory(fake[:3], fake[:3])
-    assert not views.same_memory(fake[:3], fake[3:])
+    there = cuda.put(x)
+    assert views.same_memory(there[:3], there[:3])
+    assert not views.same_memory(there[:3], there[3:])
 
 
-def test_overlap():
+def test_overlap(cuda):
     x = np.zeros(6)
     for a, b in ((x[:3], x[2:]), (x, x[3:4]), (x[2:3], x), (x, x)):
         assert views.overlap(a, b)
     for a, b in ((x[:3], x[3:]), (x[4:], x[:4]), (x, x.copy()), (x, x[3:3]), (x[3:3], x)):
         assert not views.overlap(a, b)
-    fake = FakeDevice(mpi_reads=True).put(x)
-    assert views.overlap(fake[:3], fake[2:])
-    assert not views.overlap(fake[:3], fake[3:])
+    there = cuda.put(x)
+    assert views.overlap(there[:3], there[2:])
+    assert not views.overlap(there[:3], there[3:])
 
 
 def test_devices():

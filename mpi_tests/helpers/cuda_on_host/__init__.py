@@ -1,9 +1,9 @@
 """Real CuPy on a machine without a GPU: a CUDA whose devices are this machine's memory and threads.
 
 The wheel of CuPy is unchanged.  It has CUDA's runtime linked in, whose functions are overwritten by jumps to ours
-(`patch`); it looks up the driver and NVRTC by their names, under which ours are loaded before (`load`).  These are C++
-(runtime/, nvrtc.cc), compiled once (`build`).  Kernels, CuPy's and ours, are compiled as C++, too, with device/ in place
-of CUDA's headers.
+(`patch`); it looks up the driver and NVRTC by their names, under which ours are loaded before (`load`).  These are in
+C++ (runtime/, nvrtc.cc), compiled once (`build`).  Kernels, CuPy's and ours, are compiled as C++, too, with device/ in
+place of CUDA's headers.
 
 What it is made for is to show what no reading does: each stream is a thread that lags behind by times drawn at random,
 but not behind who waits for it; events wait for what was recorded when the wait was called; memory and events go from

@@ -4,11 +4,10 @@ import os
 import runpy
 import sys
 
-from mpi_tests.helpers.cuda_on_host.build import HERE
-from mpi_tests.helpers.cuda_on_host.load import load_when_imported
+from mpi_tests.helpers.cuda_on_host.load import SITE, load_when_imported
 
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE / "site"), os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH")]))
     load_when_imported()
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -31,7 +31,7 @@ def compiler() -> str:
 
 def cache_folder(kind: str, sources: Iterable[Path]) -> Path:
     """A folder for what is made of these very sources."""
-    digest = hashlib.sha256(str(HERE).encode())
+    digest = hashlib.sha256()
     for path in sorted(sources):
         digest.update(path.read_bytes())
     base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

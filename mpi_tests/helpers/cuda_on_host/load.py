@@ -12,6 +12,7 @@ from pathlib import Path
 from mpi_tests.helpers.cuda_on_host.build import DRIVER, HERE, NVRTC, CannotBuildError, build, compiler, kernels_folder
 from mpi_tests.helpers.cuda_on_host.patch import patch
 
+SITE = HERE / "site"  # in PYTHONPATH: processes load the stand-in when they import CuPy
 WHEEL = "cupy-cuda12x"
 KNOWN = {421: "CUDA 12.9"}  # by the number of its runtime's functions
 

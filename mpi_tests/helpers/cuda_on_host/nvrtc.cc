@@ -53,11 +53,10 @@ static std::vector<std::string> kernels_of(const std::string& source) {
 static bool is_cupys(const std::string& option) { return option.find("/cupy/") != std::string::npos; }
 
 static std::string translated(Program& program) {
-    std::string here = getenv("CUDA_ON_HOST_SOURCES");
     bool has_headers = program.source.find("#include <cupy/") != std::string::npos;
     std::stringstream code;
-    code << "#include \"" << here << "/device/" << (has_headers ? "cupy.h" : "ours.h") << "\"\n#line 1\n" << program.source
-         << "\n#include \"" << here << "/device/entry.h\"\n";
+    code << "#include \"device/" << (has_headers ? "cupy.h" : "ours.h") << "\"\n#line 1\n" << program.source
+         << "\n#include \"device/entry.h\"\n";
     for (auto& name : kernels_of(program.source)) code << "ENTRY(" << name << ", " << name << ")\n";
     for (auto& expression : program.expressions) {
         std::string name = "instance_" + hexadecimal(std::hash<std::string>()(expression));
@@ -67,6 +66,13 @@ static std::string translated(Program& program) {
     return code.str();
 }
 
+static std::string includes() {
+    std::string here = getenv("CUDA_ON_HOST_SOURCES");
+    return " -I'" + here + "' -I'" + here + "/device/include'";
+}
+
+static const char* const FLAGS = " -std=c++17 -O0 -w -ffp-contract=off -fno-strict-aliasing -shared -fPIC";
+
 // Compile it, if nobody has yet.  Returns the path of the object, less its ending.
 static std::string compiled(const std::string& code, const std::string& options) {
     std::string base = std::string(getenv("CUDA_ON_HOST_CACHE")) + "/" + hexadecimal(std::hash<std::string>()(code + options));
@@ -74,9 +80,7 @@ static std::string compiled(const std::string& code, const std::string& options)
     flock(file, LOCK_EX);
     if (access((base + ".so").c_str(), R_OK)) {
         std::ofstream(base + ".cc") << code;
-        std::string command = std::string(getenv("CUDA_ON_HOST_COMPILER")) +
-                              " -std=c++17 -O0 -w -ffp-contract=off -fno-strict-aliasing -shared -fPIC -I'" +
-                              getenv("CUDA_ON_HOST_SOURCES") + "/device/include'" + options + " '" + base +
+        std::string command = std::string(getenv("CUDA_ON_HOST_COMPILER")) + FLAGS + includes() + options + " '" + base +
                               ".cc' -o '" + base + ".part' 2> '" + base + ".log'";
         if (system(command.c_str()) == 0) rename((base + ".part").c_str(), (base + ".so").c_str());
     }

@@ -86,7 +86,7 @@ API Error cudaEventRecord(void* handle, void* stream_handle) {
     if (!event || !stream) return fail(INVALID_HANDLE);
     if (!event->opened && event->device != stream->device) return fail(INVALID_HANDLE);
     if (Capture* capture = stream->capture) {
-        if (event->flags & INTERPROCESS) return refuse_in_capture(held), fail(CAPTURE_UNSUPPORTED);
+        if (event->flags & INTERPROCESS) return broken(capture, CAPTURE_UNSUPPORTED);
         event->capture = capture;
         event->clock = capture->clocks[stream];
         return SUCCESS;
@@ -103,12 +103,9 @@ API Error cudaEventRecord(void* handle, void* stream_handle) {
 API Error cudaEventRecordWithFlags(void* handle, void* stream, unsigned) { return cudaEventRecord(handle, stream); }
 
 // In a capture: what follows on the stream comes after what the event was recorded after.
-static Error join(Stream& stream, Event& event, Lock& held) {
+static Error join(Stream& stream, Event& event) {
     Capture* capture = event.capture ? event.capture : stream.capture;
-    if (event.capture != capture || (stream.capture && stream.capture != capture)) {
-        refuse_in_capture(held);
-        return CAPTURE_ISOLATION;
-    }
+    if (event.capture != capture || (stream.capture && stream.capture != capture)) return broken(capture, CAPTURE_ISOLATION);
     stream.capture = capture;
     for (auto [other, number] : event.clock) {
         Number& known = capture->clocks[&stream][other];
@@ -122,7 +119,7 @@ API Error cudaStreamWaitEvent(void* stream_handle, void* handle, unsigned) {
     Event* event = event_of(handle);
     Stream* stream = stream_of(stream_handle, held);
     if (!event || !stream) return fail(INVALID_HANDLE);
-    if (event->capture || stream->capture) return fail(join(*stream, *event, held));
+    if (event->capture || stream->capture) return fail(join(*stream, *event));
     Counts* counts = event->counts;
     Number number = counts->recorded;
     if (number == 0) return fail(sticky);
@@ -137,7 +134,7 @@ API Error cudaEventSynchronize(void* handle) {
     Lock held(lock);
     Event* event = event_of(handle);
     if (!event) return fail(INVALID_HANDLE);
-    if (event->capture) return refuse_in_capture(held), fail(CAPTURE_UNSUPPORTED);
+    if (event->capture) return broken(event->capture, CAPTURE_UNSUPPORTED);
     Number number = event->counts->recorded;
     held.unlock();
     await(*event->counts, number, [] { return true; });
@@ -147,7 +144,7 @@ API Error cudaEventQuery(void* handle) {
     Lock held(lock);
     Event* event = event_of(handle);
     if (!event) return fail(INVALID_HANDLE);
-    if (event->capture) return refuse_in_capture(held), fail(CAPTURE_UNSUPPORTED);
+    if (event->capture) return broken(event->capture, CAPTURE_UNSUPPORTED);
     if (sticky) return fail(sticky);
     return event->counts->reached >= event->counts->recorded ? SUCCESS : NOT_READY;
 }

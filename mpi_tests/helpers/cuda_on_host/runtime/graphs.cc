@@ -15,9 +15,11 @@ bool is_capturing(Lock&) { return !captures.empty(); }
 Error refuse_in_capture(Lock&) {
     Error error = SUCCESS;
     for (Capture* capture : captures)
-        if (capture->mode == GLOBAL) error = capture->broken = CAPTURE_UNSUPPORTED;
+        if (capture->mode == GLOBAL) error = broken(capture, CAPTURE_UNSUPPORTED);
     return error;
 }
+
+Error broken(Capture* capture, Error error) { return fail(capture->broken = error); }
 
 API Error cudaStreamBeginCapture(void* handle, int mode) {
     Lock held(lock);

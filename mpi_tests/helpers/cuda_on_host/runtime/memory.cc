@@ -184,7 +184,7 @@ API Error cudaMemcpyAsync(void* target, const void* source, size_t nbytes, int, 
     Stream* stream = stream_of(handle, held);
     if (!stream) return fail(INVALID_HANDLE);
     bool from_pageable = is_pageable(source, held), to_pageable = is_pageable(target, held);
-    if (stream->capture && to_pageable) return refuse_in_capture(held), fail(CAPTURE_UNSUPPORTED);
+    if (stream->capture && to_pageable) return broken(stream->capture, CAPTURE_UNSUPPORTED);
     std::function<void(Stream&, Number)> copy = [=](Stream&, Number) { memmove(target, source, nbytes); };
     if (from_pageable) {
         std::string content(static_cast<const char*>(source), nbytes);

@@ -120,7 +120,8 @@ Error push(Stream*, Lock&, std::function<void(Stream&, Number)>);
 void finish(Stream&, Number until, Lock&);
 Error finish_device(int device, Lock&);
 bool is_capturing(Lock&);
-Error refuse_in_capture(Lock&);  // of what is not allowed while a stream is captured, which it breaks
+Error refuse_in_capture(Lock&);  // what no thread may do while a stream is captured in the global mode; it ends that
+Error broken(Capture*, Error);   // end a capture by an error
 
 // memory.cc
 bool is_pageable(const void*, Lock&);

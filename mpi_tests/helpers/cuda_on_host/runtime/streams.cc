@@ -151,7 +151,7 @@ API Error cudaStreamSynchronize(void* handle) {
     Lock held(lock);
     Stream* stream = stream_of(handle, held);
     if (!stream) return fail(INVALID_HANDLE);
-    if (stream->capture) return refuse_in_capture(held), fail(CAPTURE_UNSUPPORTED);
+    if (stream->capture) return broken(stream->capture, CAPTURE_UNSUPPORTED);
     finish(*stream, stream->pushed, held);
     return fail(sticky);
 }
@@ -159,7 +159,7 @@ API Error cudaStreamQuery(void* handle) {
     Lock held(lock);
     Stream* stream = stream_of(handle, held);
     if (!stream) return fail(INVALID_HANDLE);
-    if (stream->capture) return refuse_in_capture(held), fail(CAPTURE_UNSUPPORTED);
+    if (stream->capture) return broken(stream->capture, CAPTURE_UNSUPPORTED);
     if (sticky) return fail(sticky);
     return stream->done == stream->pushed ? SUCCESS : NOT_READY;
 }

@@ -1,0 +1,100 @@
+"""A pytest plug-in: CuPy's arrays for tests, on devices that mpi_tests.helpers.cuda_on_host makes of this machine."""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from mpi_tests.helpers.cuda_on_host.load import CannotLoadError, load
+
+NUM_DEVICES = 4
+LAG_US = 500  # the longest, by default
+
+each_mode = pytest.mark.parametrize("mpi_reads", [False, True], ids=["staged", "read-by-mpi"])
+
+
+class Caller:
+    """A user of CuPy with a current stream of its own on each device; `library` is that of the stand-in."""
+
+    def __init__(self, library):
+        import cupy
+
+        self.cupy, self.library, self.index = cupy, library, 0
+        self.streams = [self.new_stream(index) for index in range(NUM_DEVICES)]
+
+    def new_stream(self, index):
+        with self.cupy.cuda.Device(index):
+            stream = self.cupy.cuda.Stream(non_blocking=True)
+            stream.use()
+        return stream
+
+    @property
+    def stream(self):
+        return self.streams[self.index]
+
+    @property
+    def device(self):
+        """The collectives' own, as it is now."""
+        from collectives.arrays import views
+
+        return views.device(f"cuda:{self.index}")
+
+    def use(self, index=0, mpi_reads=False):
+        """Have arrays from now on be on a device, and MPI be given device memory or not; returns this."""
+        from collectives.arrays import cuda
+
+        self.index = index
+        os.environ["COLLECTIVES_CUDA_AWARE"] = str(int(mpi_reads))
+        cuda.cuda.cache_clear()
+        return self
+
+    def put(self, values):
+        """A new array that this stream will fill."""
+        with self.cupy.cuda.Device(self.index):
+            x = self.cupy.empty(values.shape, values.dtype)
+        return self.fill(x, values)
+
+    def empty(self, shape, dtype):
+        with self.cupy.cuda.Device(self.index):
+            return self.cupy.empty(shape, dtype)
+
+    def symmetric(self, comm, values):
+        return self.fill(comm.empty(values.shape, values.dtype, device=f"cuda:{self.index}"), values)
+
+    def fill(self, x, values):
+        with self.cupy.cuda.Device(self.index):
+            if x.size:
+                x.set(np.array(values, order="C"), self.stream)
+        return x
+
+    def get(self, x):
+        """What this stream has in an array in the end."""
+        with self.cupy.cuda.Device(self.index):
+            return x.get(self.stream)
+
+    def lag(self, us):
+        """Have streams be late by up to so many microseconds, but for what somebody waits for."""
+        self.library.standin_set_delay(us)
+
+
+@pytest.fixture
+def cuda(monkeypatch) -> Iterator[Caller]:
+    """A caller of CuPy; the test is skipped where the stand-in can't be had, and fails where CUDA was misused."""
+    from collectives.arrays import cuda
+
+    monkeypatch.setenv("CUDA_ON_HOST_DEVICES", str(NUM_DEVICES))
+    monkeypatch.setenv("COLLECTIVES_CUDA_AWARE", "0")
+    try:
+        library = load()
+    except CannotLoadError as error:
+        pytest.skip(f"CuPy without a GPU: {error}")
+    caller = Caller(library)
+    caller.lag(LAG_US)
+    yield caller.use()
+    cuda.cuda.cache_clear()
+    caller.cupy.cuda.Device(0).use()
+    for index in range(NUM_DEVICES):
+        with caller.cupy.cuda.Device(index):
+            caller.cupy.cuda.Stream.null.use()
+    assert library.standin_num_misuses() == 0
