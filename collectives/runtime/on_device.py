@@ -216,7 +216,7 @@ class DeviceProgramBinder(ProgramBinder):
         rounds = [moves for part in parts for moves in part]
         space = Space.of(rounds, [chunk.length for chunk in chunks], len(self.world_ranks), cut, fold.dtype)
         lease = self.device_memory.allocate(TURNS * space.turn_bytes)
-        by_themselves = self.device_memory.has_barriers and len(parts) == 1
+        by_themselves = self.device_memory.has_barriers and self.meanwhile is None  # with no messages in between
         meeting = None if by_themselves else self.meeting(rounds, rank)
         flags = self.flags() if by_themselves else None
         rows = self.exchange(arrays, chunks, space, space.turn_bytes)

@@ -147,8 +147,9 @@ def bind(a: Arguments, o: Operands, space: Workspace) -> Binding:
     if work is None:
         work = space.allocate(sum(o.counts), sum_dtype(a.flat.dtype, a.op) if a.spec.reduces else a.flat.dtype)
     if a.spec.exchanges:
-        vector = Vector((work, o.counts), (o.out, [len(view) for view in o.outputs]))
-        return Binding(vector, o.result, copies(work, o.given))
+        out = space.allocate(len(o.out), o.out.dtype) if space.is_shared else o.out  # others may write there
+        vector = Vector((work, o.counts), (out, [len(view) for view in o.outputs]))
+        return Binding(vector, o.result, copies(work, o.given), copies(o.out, out))
     vector = Vector((work, o.counts))
     binding = Binding(vector, o.result)
     gives, gets = (chunks.on(a.rank, a.size, a.root) for chunks in (a.spec.gives, a.spec.gets))

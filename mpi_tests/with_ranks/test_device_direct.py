@@ -253,7 +253,7 @@ def test_where_nothing_is_shared_arrays_go_by_messages(comm, cuda, capfd, monkey
     with pytest.raises(InputError, match="'two_shot' needs arrays in host memory, or devices whose memory"):
         comm.all_reduce(x, algorithm="two_shot")
     said = capfd.readouterr().err.splitlines()
-    words = "arrays go through host memory, as ranks cannot share the devices': "
+    words = "CUDA IPC is unavailable; staging device arrays through host memory: "
     assert said == [f"{words}rank {comm.size - 1}: handles are not supported"] * (comm.rank == 0)
 
 
