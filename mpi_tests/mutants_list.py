@@ -784,6 +784,7 @@ CUDA, ON_DEVICE = "collectives/arrays/cuda.py", "collectives/runtime/on_device.p
 DEVICE_MEMORY, MESSAGES = "collectives/arrays/device_memory.py", "collectives/runtime/messages.py"
 ON_IT = "        with self.on_device():\n"
 ANYWHERE = "        if True:\n"
+WAIT = "        self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)"
 
 DEVICES = [
     # Records and waits.
@@ -799,7 +800,7 @@ DEVICES = [
     mutant(CUDA, "self.runtime.eventRecord(event.ptr, self.stream.ptr)", "pass", ORDER),
     mutant(
         CUDA,
-        f"wait_for(self, event: Any) -> None:\n{ON_IT}            self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)",
+        f"wait_for(self, event: Any) -> None:\n{ON_IT}    {WAIT}",
         "wait_for(self, event: Any) -> None:\n        pass",
         ORDER,
     ),
