@@ -806,7 +806,6 @@ DEVICES = [
     ),
     mutant(CUDA, "self.stream.synchronize()", "pass", ORDER),
     mutant(CUDA, "return torch.cuda.current_stream(self.index).cuda_stream", "return 0", ("test_cuda.py",)),
-    mutant(CUDA, "get_current_stream(self.index)", "get_current_stream()", ("test_cuda.py",), ORDER),
     # The stream on which kernels run.
     mutant(CUDA, "work(self.stream)", "work()", ORDER),
     mutant(CUDA, "[low, high], stream=self.stream)", "[low, high])", ORDER),
