@@ -778,9 +778,131 @@ TRAINING = [
     ),
 ]
 
+ORDER = ("test_device_order.py", "", 3)
+GUARDED = ("test_device_direct.py", "context or device_each or closes", 3)
+CUDA, ON_DEVICE = "collectives/arrays/cuda.py", "collectives/runtime/on_device.py"
+DEVICE_MEMORY, MESSAGES = "collectives/arrays/device_memory.py", "collectives/runtime/messages.py"
+ON_IT = "        with self.on_device():\n"
+ANYWHERE = "        if True:\n"
+WAIT = "        self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)"
+
+DEVICES = [
+    # Records and waits.
+    mutant(CUDA, "self.runtime.eventRecord(event.ptr, self.current_stream())", "pass", ORDER),
+    mutant(
+        CUDA,
+        "self.current_stream())\n            self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)",
+        "self.current_stream())",
+        ORDER,
+    ),
+    mutant(CUDA, "event.record(self.stream)", "pass", ORDER),
+    mutant(CUDA, "self.runtime.streamWaitEvent(self.current_stream(), event.ptr)", "pass", ORDER),
+    mutant(CUDA, "self.runtime.eventRecord(event.ptr, self.stream.ptr)", "pass", ORDER),
+    mutant(
+        CUDA,
+        f"wait_for(self, event: Any) -> None:\n{ON_IT}    {WAIT}",
+        "wait_for(self, event: Any) -> None:\n        pass",
+        ORDER,
+    ),
+    mutant(CUDA, "self.stream.synchronize()", "pass", ORDER),
+    mutant(CUDA, "return torch.cuda.current_stream(self.index).cuda_stream", "return 0", ("test_cuda.py",)),
+    # The stream on which kernels run.
+    mutant(CUDA, "work(self.stream)", "work()", ORDER),
+    mutant(CUDA, "[low, high], stream=self.stream)", "[low, high])", ORDER),
+    mutant(CUDA, "divide(x, divisor, self.stream)", "divide(x, divisor)", ORDER),
+    mutant(CUDA, "cast(target, source, self.stream)", "cast(target, source)", ("test_precision.py", "device", 3)),
+    # Devices.
+    *(
+        mutant(CUDA, f"{definition}\n{ON_IT}", f"{definition}\n{ANYWHERE}", GUARDED, ORDER)
+        for definition in (
+            "    def begin(self) -> None:",
+            "    def record(self) -> Event:",
+            "    def end(self, event: Any) -> None:",
+            "    def synchronize(self) -> None:",
+            "    def launch(self, work: cuda_kernels.Launch) -> None:",
+            "    def mark(self, event: Any) -> None:",
+            "    def wait_for(self, event: Any) -> None:",
+            "    def shared_event(self) -> Any:",
+            '    def open_event(self, handle: bytes) -> "OpenedEvent":',
+            "    def open_memory(self, handle: bytes) -> int:",
+            "    def empty(self, count: int, dtype: np.dtype) -> Any:",
+            "    def allocate(self, nbytes: int) -> Any:",
+        )
+    ),
+    mutant(
+        CUDA,
+        f"    {ON_IT}                self.runtime.memcpyAsync",
+        f"    {ANYWHERE}                self.runtime.memcpyAsync",
+        GUARDED,
+    ),
+    # What is opened is closed, and not too early.
+    mutant(CUDA, "self.runtime.ipcCloseMemHandle(address)", "pass", GUARDED),
+    mutant(CUDA, "self.runtime.eventDestroy(self.ptr)", "pass", GUARDED),
+    mutant(DEVICE_MEMORY, "self.device.close_memory(address)", "pass", GUARDED),
+    mutant(DEVICE_MEMORY, "self.device.synchronize()\n        for mapping", "for mapping", ORDER),
+    mutant(
+        DEVICE_MEMORY,
+        "self.device.close_memory(address)\n        self.agree_max([0])",
+        "self.device.close_memory(address)",
+        ("test_device_direct.py", "memory or closes", 3),
+    ),
+    mutant(
+        DEVICE_MEMORY,
+        "self.device.synchronize()\n        return super().allocate(nbytes)",
+        "return super().allocate(nbytes)",
+        ORDER,
+    ),
+    # What is found out about the devices.
+    mutant(DEVICE_MEMORY, "given)\n        self.device.synchronize()", "given)", ORDER),
+    mutant(
+        DEVICE_MEMORY,
+        "dtype(np.uint8), None))\n        self.device.synchronize()\n        return",
+        "dtype(np.uint8), None))\n        return",
+        ORDER,
+    ),
+    mutant(
+        DEVICE_MEMORY,
+        "        self.agree_max([0])\n        failure = failure or",
+        "        failure = failure or",
+        ORDER,
+    ),
+    # Barriers.
+    mutant(ON_DEVICE, "self.device.synchronize()", "pass", ORDER),
+    mutant(ON_DEVICE, "self.device.mark(self.signals.own[self.turn])", "pass", ORDER),
+    mutant(ON_DEVICE, "yield from self.arrive()", "yield from ()", ORDER),
+    mutant(ON_DEVICE, "for peer in self.peers:", "for peer in self.peers[1:]:", ORDER),
+    mutant(ON_DEVICE, "                yield from self.meeting.meet()", "                pass", ORDER),
+    mutant(ON_DEVICE, "self.parts[-1].append([])", "pass", ORDER),
+    mutant(
+        ON_DEVICE,
+        "lease, turn)\n            registers",
+        "lease, 0)\n            registers",
+        ("test_device_direct.py", "segments_follow", 3),
+    ),
+    # The host, which waits before MPI reads or writes memory.
+    mutant(MESSAGES, "self.ready.pop(index).synchronize()", "self.ready.pop(index)", ORDER),
+    mutant(MESSAGES, "        if self.plain:\n            device.synchronize()", "", ORDER),
+    mutant("collectives/runtime/native_mpi.py", "        self.device.synchronize()\n", "", ORDER),
+    mutant(
+        "collectives/runtime/point_to_point.py",
+        "self.memory)\n        device.synchronize()",
+        "self.memory)",
+        ORDER,
+    ),
+    mutant("collectives/runtime/plan.py", "            self.device.end(last)", "            pass", ORDER),
+    mutant(
+        "collectives/runtime/plan.py",
+        "        device = self.device\n        device.begin()",
+        "        device = self.device",
+        ORDER,
+    ),
+    mutant("collectives/runtime/plan.py", "self.device.synchronize()  # copies out", "pass  # copies out", ORDER),
+]
+
 MUTANTS = [
     *ALGORITHMS,
     *RUNTIME,
+    *DEVICES,
     *CHECKS,
     *TOOLS,
     *DIVIDED,

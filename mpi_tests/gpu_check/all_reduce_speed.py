@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,9 @@ LARGE, SMALL = 256 << 20, 64 << 10  # bytes
 REPEATS, WARMUPS = 10, 3
 
 
-def check(setting: Setting) -> list[Row]:
-    sizes = (4,) if setting.is_small else (2, 4)
-    return [row for size in sizes for row in rows(setting, size, program(setting, size, "all_reduce_speed"))]
+def check(setting: Setting) -> Iterator[Row]:
+    for size in (4,) if setting.is_small else (2, 4):
+        yield from rows(setting, size, program(setting, size, "all_reduce_speed"))
 
 
 def rows(setting: Setting, size: int, found: dict[str, Any]) -> list[Row]:

@@ -21,19 +21,22 @@ class CannotRunError(Exception):
 
 
 def rows_of(name: str, device: str, limit_s: float, module: str) -> list[Row]:
-    """Run `python -m module --child NAME ...`, and read the rows that it writes."""
+    """Run `python -m module --child NAME ...`, and read the rows that it has written, however it ends."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.json"
+        path = Path(folder) / "rows.jsonl"
         words = ["-m", module, "--child", name, "--device", device, "--limit_s", limit_s, "--rows", path]
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        end = []
         try:
             ended = watched([sys.executable, *words], environment() | {"PYTHONPATH": paths}, limit_s + SPARE_S)
         except AssertionError as error:
-            return [Row(name, "an end", last_line(str(error)), "too long")]
-        if path.exists():
-            return [Row(*row) for row in json.loads(path.read_text())]
-        how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit status {ended.returncode}"
-        return [Row(name, "an end", f"{how}: {last_line(ended.stderr)}", "crashed")]
+            end = [Row(name, "an end", last_line(str(error)), "too long")]
+        else:
+            if ended.returncode:
+                how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit status {ended.returncode}"
+                end = [Row(name, "an end", f"{how}: {last_line(ended.stderr)}", "crashed")]
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [Row(*json.loads(line)) for line in lines if line.endswith("\n")] + end
 
 
 def last_line(text: str) -> str:
@@ -42,14 +45,14 @@ def last_line(text: str) -> str:
 
 
 def run_child(name: str, place: str, setting: Setting, path: Path) -> None:
-    """In the child: do the check that is there, and write its rows, in one go."""
-    try:
-        rows: list[Row] = resolve_name(place)(setting)
-    except CannotRunError as error:
-        rows = [Row(name, "", str(error), SKIPPED)]
-    except Exception as error:
-        traceback.print_exc()
-        rows = [Row(name, "an end", f"{type(error).__name__}: {last_line(str(error))}", "crashed")]
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(rows))
-    part.replace(path)
+    """In the child: do the check that is there, and write each of its rows as soon as it is known."""
+    with path.open("w", buffering=1) as file:
+        try:
+            for row in resolve_name(place)(setting):
+                print(json.dumps(row), file=file)
+        except CannotRunError as error:
+            print(json.dumps(Row(name, "", str(error), SKIPPED)), file=file)
+        except Exception as error:
+            traceback.print_exc()
+            words = f"{type(error).__name__}: {last_line(str(error))}"
+            print(json.dumps(Row(name, "an end", words, "crashed")), file=file)

@@ -1,12 +1,14 @@
 """Every collective, algorithm and dtype in each kind of memory, beside what one rank computes in NumPy.
 
-python -m mpi_tests.gpu_check.every_collective cuda
+python -m mpi_tests.gpu_check.every_collective cuda 30
 """
 
 from __future__ import annotations
 
 import json
+import random
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from mpi_tests.helpers.reference import COLLECTIVES, DTYPES, algorithms_of, expe
 
 NAME = "every collective"
 PER_RANK = (1, 777)  # elements
+STARTING_S = 8.0  # of a job
 LARGE = 1 << 16  # likewise, of float32
 SMALL_DTYPES = ("float32", "bfloat16")
 
@@ -31,16 +34,16 @@ class Case(NamedTuple):
     per_rank: int
 
 
-def check(setting: Setting) -> list[Row]:
-    rows = []
-    for size in (3,) if setting.is_small else (1, 2, 3, 4, 8):
-        found = program(setting, size, "every_collective")
-        text = f"{found['cases']} cases in {found['memories']}, {len(found['wrong'])} wrong"
+def check(setting: Setting) -> Iterator[Row]:
+    sizes = (3,) if setting.is_small else (1, 2, 3, 4, 8)
+    for nth, size in enumerate(sizes):
+        limit_s = max(1.0, setting.left_s / (len(sizes) - nth) - STARTING_S)
+        found = program(setting, size, "every_collective", limit_s)
+        text = f"{found['cases']} of {found['all']} cases in {found['memories']}, {len(found['wrong'])} wrong"
         text += "".join(f"; {case}" for case in found["wrong"][:3])
         if found["refused"]:
             text += f"; no memory for {', '.join(found['refused'])}"
-        rows.append(Row(f"{NAME}, {size} ranks", "equal to the host's", text, verdict(not found["wrong"])))
-    return rows
+        yield Row(f"{NAME}, {size} ranks", "equal to the host's", text, verdict(not found["wrong"]))
 
 
 def cases(size: int, is_small: bool) -> Iterator[Case]:
@@ -71,22 +74,27 @@ def wrong(comm: collectives.Communicator, case: Case, put: Put) -> bool:
 
 
 def main() -> None:
-    comm, device = collectives.world(), sys.argv[1]
+    """Go through the cases in an order drawn at random, as far as rank 0 has time for."""
+    comm, device, end = collectives.world(), sys.argv[1], time.monotonic() + float(sys.argv[2])
     memories = kinds(comm, device)
-    found: dict[str, Any] = {"cases": 0, "wrong": [], "memories": ", ".join(memories)}
+    drawn = [(case, memory) for case in cases(comm.size, device == "cpu") for memory in memories]
+    random.Random(int(comm.broadcast(np.array([random.getrandbits(32)]))[0])).shuffle(drawn)
+    found: dict[str, Any] = {"cases": 0, "all": len(drawn), "wrong": [], "memories": ", ".join(memories)}
     did: dict[str, bool] = {}
-    for case in cases(comm.size, device == "cpu"):
+    for case, memory in drawn:
+        if comm.broadcast(np.array([time.monotonic() > end]))[0]:
+            break
         algorithm = f"{case.collective} {case.algorithm}"
-        for name, put in memories.items():
-            did.setdefault(algorithm, False)
-            try:
-                if wrong(comm, case, put):
-                    found["wrong"].append(f"{name}: {' '.join(map(str, case))}")
-                found["cases"] += 1
-                did[algorithm] = True
-            except collectives.InputError:
-                pass  # not in this memory
-    found["refused"] = [algorithm for algorithm, done in did.items() if not done]
+        did.setdefault(algorithm, False)
+        found["cases"] += 1
+        try:
+            if wrong(comm, case, memories[memory]):
+                found["wrong"].append(f"{memory}: {' '.join(map(str, case))}")
+            did[algorithm] = True
+        except collectives.InputError:
+            pass  # not in this memory
+    is_all = found["cases"] == found["all"]
+    found["refused"] = [algorithm for algorithm, done in did.items() if is_all and not done]
     if comm.rank == 0:
         print(json.dumps(found))
 

@@ -25,7 +25,13 @@ def kinds(comm: collectives.Communicator, device: str) -> Mapping[str, Put]:
     def symmetric(values: np.ndarray) -> Any:
         return filled(memory, comm.empty(values.size, values.dtype, device), values)
 
-    return {"own": own, "torch": lambda values: of_torch(values).to(device), "symmetric": symmetric}
+    torchs = {"torch": lambda values: of_torch(values).to(device)} if knows(device) else {}
+    return {"own": own, "symmetric": symmetric, **torchs}
+
+
+def knows(device: str) -> bool:
+    """Whether this torch has arrays there."""
+    return device == "cpu" or torch.cuda.is_available()
 
 
 def filled(memory: Device, array: Any, values: np.ndarray) -> Any:

@@ -31,7 +31,7 @@ def on_ranks(setting: Setting, ranks: int, *command: Any) -> str:
     return ended.stdout
 
 
-def program(setting: Setting, ranks: int, name: str) -> Any:
+def program(setting: Setting, ranks: int, name: str, *more: Any) -> Any:
     """What rank 0 of a program of this package prints in its last line, as JSON."""
-    output = on_ranks(setting, ranks, "-m", f"mpi_tests.gpu_check.{name}", setting.device)
+    output = on_ranks(setting, ranks, "-m", f"mpi_tests.gpu_check.{name}", setting.device, *more)
     return json.loads(output.strip().splitlines()[-1])

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import collectives
+from mpi_tests.gpu_check.memories import knows
 from mpi_tests.gpu_check.rows import Row, Setting, verdict
 from mpi_tests.gpu_check.started import program
 
@@ -96,7 +97,7 @@ class CuPy(Library):
 
 def libraries(device: str) -> dict[str, Library]:
     own = {"numpy": Library(device)} if device == "cpu" else {"cupy": CuPy(device)}
-    return {**own, "torch": Torch(device)}
+    return {**own, **({"torch": Torch(device)} if knows(device) else {})}
 
 
 def num_wrong(comm: collectives.Communicator, library: Library) -> int:

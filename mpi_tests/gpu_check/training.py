@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpi_tests.gpu_check.child import CannotRunError
+from mpi_tests.gpu_check.memories import knows
 from mpi_tests.gpu_check.rows import Row, Setting, verdict
 from mpi_tests.gpu_check.started import on_ranks
 
@@ -43,20 +46,26 @@ SMALL_MIXES = {"tp 2": Mix("--tp 2")}  # of 2 ranks
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64"
 
 
+def need(setting: Setting) -> None:
+    """Raises: CannotRunError where this torch has no arrays on the device."""
+    if not knows(setting.device):
+        raise CannotRunError("this torch sees no CUDA device")
+
+
 def parity(setting: Setting) -> list[Row]:
     """Of one rank on the device and one on the CPU."""
+    need(setting)
     there, here = (losses(setting, device) for device in (setting.device, "cpu"))
     return [row(f"{len(here)} iterations, one rank", "the CPU's losses", there, here)]
 
 
-def mixes(setting: Setting) -> list[Row]:
+def mixes(setting: Setting) -> Iterator[Row]:
     """Of layouts of 4 ranks and one rank, each on the device."""
+    need(setting)
     ranks, chosen = (2, SMALL_MIXES) if setting.is_small else (4, MIXES)
     alone = losses(setting, setting.device)
-    return [
-        row(f"training, {name}", "one rank's losses", losses(setting, setting.device, ranks, mix), alone)
-        for name, mix in chosen.items()
-    ]
+    for name, mix in chosen.items():
+        yield row(f"training, {name}", "one rank's losses", losses(setting, setting.device, ranks, mix), alone)
 
 
 def row(check: str, goal: str, found: np.ndarray, wanted: np.ndarray) -> Row:
@@ -78,6 +87,7 @@ def losses(setting: Setting, device: str, ranks: int = 1, mix: Mix = ALONE) -> n
 
 def speed(setting: Setting) -> list[Row]:
     """Of GPT-2 124M, by benchmarks/gpt2.py."""
+    need(setting)
     words = [*TINY.split(), "--no_compile"] if setting.is_small else []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "gpt2.json"

@@ -4,6 +4,9 @@
 """
 
 import itertools
+import math
+import random
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -30,18 +33,22 @@ def names(nums_sources: Iterable[int], divisor: int = 2) -> Iterator[str]:
         yield cuda_kernels.plan("sum", dtype_of(into), dtype_of(given), 1, num, 1).name
 
 
-def check(counts: tuple[int, ...] = COUNTS) -> str:
-    """Every dtype and op on CuPy's arrays, aligned and not, in place and not, against the host."""
+def check(counts: tuple[int, ...] = COUNTS, limit_s: float = math.inf) -> str:
+    """Dtypes, ops, numbers of sources, lengths and places of CuPy's arrays, against the host.
+
+    In a random order, as many as there is time for.
+    """
     import cupy
 
-    rng, cases, num_folds = np.random.default_rng(0), itertools.cycle(CASES[:-1]), 0
-    for name in DTYPES:
-        for op, num, count in itertools.product(ops_of(name), NUMS_SOURCES, counts):
-            xs = [draw(rng, count, dtype_of(name)) for _ in range(num)]
-            for case in (next(cases), CASES[-1]):
-                check_fold(cupy, op, xs, case)
-                num_folds += 1
-    return f"{num_folds} folds of {len(DTYPES)} dtypes, as on the host"
+    end = time.monotonic() + limit_s
+    rng = np.random.default_rng()
+    folds = [(name, *fold) for name in DTYPES for fold in itertools.product(ops_of(name), NUMS_SOURCES, counts, CASES)]
+    random.shuffle(folds)
+    for done, (name, op, num, count, case) in enumerate(folds):
+        if time.monotonic() > end:
+            return f"{done} of {len(folds)} folds, as on the host"
+        check_fold(cupy, op, [draw(rng, count, dtype_of(name)) for _ in range(num)], case)
+    return f"{len(folds)} of {len(folds)} folds, as on the host"
 
 
 def speed() -> list[tuple[str, float, float]]:
@@ -63,5 +70,5 @@ def speed() -> list[tuple[str, float, float]]:
 def gb_per_s(run: Callable[[], None], nbytes: int) -> float:
     from cupyx.profiler import benchmark
 
-    times = benchmark(run, n_repeat=ROUNDS, n_warmup=3).gpu_times
+    times = benchmark(run, n_repeat=ROUNDS, n_warmup=3, name="run").gpu_times  # a launch has no __name__
     return nbytes / float(np.median(times)) / 1e9

@@ -29,6 +29,7 @@ def lacks(setting):
 
 
 def raises(setting):
+    yield Row("half", "kept", "before the error", PASSED)
     raise RuntimeError("first line\nlast line")
 
 
@@ -37,6 +38,7 @@ def dies(setting):
 
 
 def stays(setting):
+    yield Row("first", "kept", "before the end", PASSED)
     time.sleep(setting.left_s + 600)
 
 

@@ -161,5 +161,14 @@ def test_bad_input(launches, arguments, message):
     assert launches == []
 
 
+def test_the_speeds_of_a_gpu(launches, monkeypatch):
+    monkeypatch.setattr(gpu_kernels, "NBYTES", 1 << 12)
+    copy, *folds = gpu_kernels.speed()
+    assert copy[0] == "copy"
+    assert [name for name, *_ in folds] == [f"sum of 4 sources of {name}" for name in ("bfloat16", "float32")]
+    assert all(rate > 0 and share > 0 for _, rate, share in folds)
+
+
 def test_the_check_of_a_gpu(launches):
-    assert gpu_kernels.check(counts=(9,)) == f"{len(launches)} folds of 15 dtypes, as on the host"
+    assert gpu_kernels.check(counts=(9,)) == f"{len(launches)} of {len(launches)} folds, as on the host"
+    assert gpu_kernels.check(counts=(9,), limit_s=0).startswith("0 of ")

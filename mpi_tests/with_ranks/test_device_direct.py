@@ -87,9 +87,9 @@ def test_a_device_each_while_another_is_current(comm, cuda):
 @pytest.mark.sizes(2)
 def test_no_context_is_made_on_other_devices(comm, cuda):
     cuda.use(2)
+    cuda.library.standin_contexts()
     x = cuda.symmetric(comm, np.ones(1000, np.float32))
     plans = [comm.plan("all_reduce", x, algorithm=name) for name in ("two_shot", "ring")]
-    cuda.library.standin_contexts()
     for plan in plans:
         plan()
         plan.start()

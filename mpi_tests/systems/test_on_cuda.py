@@ -1,0 +1,49 @@
+"""Whole programs on CuPy's arrays, on devices that mpi_tests.helpers.cuda_on_host makes of this machine."""
+
+import json
+import time
+
+import pytest
+
+from mpi_tests.gpu_check import kernels
+from mpi_tests.gpu_check.rows import Setting
+from mpi_tests.helpers import gpu_kernels
+from mpi_tests.helpers.launch import launch
+
+ON_CUDA = ("python", "-m", "mpi_tests.helpers.cuda_on_host")
+
+
+def on_ranks(ranks, *command, **env):
+    ended = launch(ranks, *ON_CUDA, *command, env=env)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_every_collective_as_the_check_of_a_gpu_does(cuda, devices):
+    output = on_ranks(2, "mpi_tests.gpu_check.every_collective", "cuda", 10, CUDA_ON_HOST_DEVICES=devices)
+    found = json.loads(output.splitlines()[-1])
+    assert found["cases"] > 50
+    assert found["all"] > 1000
+    assert found["wrong"] == []
+
+
+def test_the_rows_of_the_kernels(cuda, monkeypatch):
+    monkeypatch.setattr(gpu_kernels, "NBYTES", 1 << 12)
+    first, *speeds = kernels.check(Setting("cuda", time.monotonic() + 8))
+    assert first.verdict == "passed"
+    assert " folds, as on the host" in first.measured
+    assert len(speeds) == 2
+
+
+def test_the_bench(cuda):
+    words = ("all_reduce", "--device", "cuda", "--memory", "symmetric", "-b", "1K", "-e", "16K", "-n", "3", "-w", "1")
+    output = on_ranks(2, "collectives.bench", *words)
+    rows = [line.split() for line in output.splitlines() if line.strip()[:1].isdigit()]
+    assert len(rows) == 3, output
+    assert "# Wrong elements    : 0 OK" in output
+
+
+def test_the_doctor_on_ranks(cuda):
+    output = on_ranks(2, "collectives.doctor")
+    assert "device 0: CUDA on the host" in output

@@ -1,0 +1,154 @@
+"""Order between streams, ranks and the host: each wait is one that shows if it is left out.
+
+Streams are late but for what somebody waits for, and ranks look at their results one after another.
+"""
+
+import gc
+
+import numpy as np
+import pytest
+
+from mpi_tests.helpers.cuda_arrays import each_mode
+from mpi_tests.helpers.reference import expected, inputs, reduced, same
+
+LATE_US = 20_000
+DIRECT = ("one_shot", "two_shot", "staged_two_shot")
+
+
+def in_turn(comm, get):
+    """This rank's result, when it is its turn: nobody has waited for more of the other devices by then."""
+    for rank in range(comm.size):
+        if comm.rank == rank:
+            result = get()
+        comm.mpi.Barrier()
+    return result
+
+
+def check_in_turn(comm, cuda, collective, x, **options):
+    """Three runs of a plan on new numbers, each following the caller's stream, and followed by it."""
+    cuda.stream.synchronize()
+    plan = comm.plan(collective, x, **options)
+    cuda.lag(LATE_US)
+    first = inputs(comm.size, x.size)
+    for run in range(3):
+        xs = [values + np.float32(run) for values in first]
+        cuda.fill(x, xs[comm.rank])
+        got = plan()
+        got = in_turn(comm, lambda got=got: cuda.get(got))
+        same(got, expected(collective, xs, comm.rank, options.get("op", "sum")), (collective, options, run))
+    cuda.lag(0)
+    plan.free()
+
+
+@pytest.mark.sizes(3)
+@pytest.mark.parametrize("index", [0, 1])
+def test_direct(new_comm, cuda, index):
+    cuda.use(index)
+    for algorithm in DIRECT:
+        x = cuda.symmetric(new_comm, np.zeros(40, np.float32))
+        check_in_turn(new_comm, cuda, "all_reduce", x, algorithm=algorithm, op="avg")
+    x = cuda.symmetric(new_comm, np.zeros(30, np.float32))
+    check_in_turn(new_comm, cuda, "all_to_all", x, algorithm="direct")
+
+
+@pytest.mark.sizes(2)
+def test_direct_without_events(new_comm, cuda, monkeypatch):
+    from collectives.arrays.cuda import Cuda
+
+    def refuse(device, event):
+        raise RuntimeError("handles of events are not supported")
+
+    monkeypatch.setattr(Cuda, "export_event", refuse)
+    x = cuda.symmetric(new_comm, np.zeros(40, np.float32))
+    check_in_turn(new_comm, cuda, "all_reduce", x, algorithm="two_shot")
+
+
+@pytest.mark.sizes(3)
+@each_mode
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "mpi"])
+def test_messages(mpi_comm, cuda, mpi_reads, algorithm):
+    from collectives import Communicator
+
+    cuda.use(1, mpi_reads=mpi_reads)
+    if algorithm == "mpi" and not mpi_reads:
+        return
+    comm = Communicator(mpi_comm, segment_bytes=16)
+    check_in_turn(comm, cuda, "all_reduce", cuda.put(np.zeros(40, np.float32)), algorithm=algorithm, op="avg")
+    comm.free()
+
+
+@pytest.mark.sizes(2)
+@each_mode
+def test_send_and_recv(new_comm, cuda, mpi_reads):
+    cuda.use(1, mpi_reads=mpi_reads)
+    for count in (10, 100_000):  # inside the envelope, and after it
+        x, values = cuda.put(np.zeros(count, np.float32)), np.arange(count, dtype=np.float32)
+        cuda.stream.synchronize()
+        cuda.lag(LATE_US)
+        if new_comm.rank == 0:
+            new_comm.send(cuda.fill(x, values), 1)
+            cuda.fill(x, -values)
+        else:
+            new_comm.recv(x, 0)
+            same(cuda.get(x), values)
+        cuda.lag(0)
+
+
+@pytest.mark.sizes(2)
+def test_plans_that_are_left_to_a_thread(new_comm, cuda):
+    cuda.use(1)
+    xs = inputs(2, 1000)
+    arrays = [cuda.symmetric(new_comm, xs[new_comm.rank]), cuda.put(xs[new_comm.rank])]
+    plans = [
+        new_comm.plan("all_reduce", x, algorithm=name) for x, name in zip(arrays, ("two_shot", "ring"), strict=True)
+    ]
+    cuda.lag(LATE_US)
+    for run in range(1, 4):
+        for plan in plans:
+            plan.start()
+        for plan in reversed(plans):
+            plan.wait()
+        for x in arrays:
+            got = in_turn(new_comm, lambda x=x: cuda.get(x))
+            same(got, 2 ** (run - 1) * reduced(xs, "sum"))
+
+
+@pytest.mark.sizes(2)
+def test_memory_that_is_given_out_again_is_read_no_more(new_comm, cuda):
+    """Staging buffers of a plan that is gone are another's at once."""
+    xs, arrays = [inputs(2, 1000 + n) for n in range(4)], []
+    for values in xs:
+        arrays.append(cuda.put(values[new_comm.rank]))
+        cuda.stream.synchronize()
+        cuda.lag(LATE_US)
+        new_comm.plan("all_reduce", arrays[-1], algorithm="staged_two_shot")()
+        gc.collect()
+    for x, values in zip(arrays, xs, strict=True):
+        same(in_turn(new_comm, lambda x=x: cuda.get(x)), reduced(values, "sum"))
+
+
+@pytest.mark.sizes(2)
+def test_memory_is_closed_when_it_is_read_no_more(mpi_comm, cuda):
+    from collectives import Communicator
+
+    comm = Communicator(mpi_comm)
+    xs = inputs(2, 1000)
+    x = cuda.symmetric(comm, xs[comm.rank])
+    plan = comm.plan("all_reduce", x, algorithm="two_shot")
+    cuda.stream.synchronize()
+    cuda.lag(LATE_US)
+    plan()
+    plan.free()
+    comm.free()
+    same(cuda.get(x), reduced(xs, "sum"))
+
+
+@pytest.mark.sizes(3)
+def test_what_ranks_share_is_found_out(mpi_comm, cuda):
+    from collectives import Communicator
+
+    cuda.lag(LATE_US)
+    comm = Communicator(mpi_comm)
+    x = cuda.symmetric(comm, np.ones(10, np.float32))
+    same(cuda.get(comm.all_reduce(x, algorithm="two_shot")), np.full(10, 3, np.float32))
+    comm.free()
