@@ -56,6 +56,7 @@ API Error cudaDeviceGetLimit(size_t* value, int) { return *value = 1 << 20, SUCC
 API Error cudaDeviceSetLimit(int, size_t) { return SUCCESS; }
 API Error cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, SUCCESS; }
 API Error cudaDeviceSynchronize() {
+    count_wait();
     Lock held(lock);
     touch();
     return fail(finish_device(current, held));

@@ -131,6 +131,7 @@ API Error cudaStreamWaitEvent(void* stream_handle, void* handle, unsigned) {
     }));
 }
 API Error cudaEventSynchronize(void* handle) {
+    count_wait();
     Lock held(lock);
     Event* event = event_of(handle);
     if (!event) return fail(INVALID_HANDLE);

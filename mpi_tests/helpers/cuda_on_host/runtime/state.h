@@ -130,3 +130,5 @@ void* map_file(const std::string& path, size_t nbytes);
 
 // faults.cc
 void guarded(const std::function<void()>&);  // a fault ends it, and is the sticky error from then on
+
+void count_wait();
