@@ -48,6 +48,7 @@ class Algorithm(NamedTuple):
     reach: Reach = Reach.MESSAGES
     apart: bool = False  # the schedule can put its result in chunks of their own
     segmented: bool = False  # a direct schedule whose phases follow each other, segment by segment
+    for_devices: bool = False  # "auto" takes it for arrays on devices only: where writing costs no more than reading
     in_order: bool = False  # reduces ((rank 0 op rank 1) op rank 2) op ..., whatever the chunk
 
     def rounds(self, rank: int, size: int, root: int, groups: Groups) -> list[Round]:

@@ -1,4 +1,4 @@
-"""Direct schedules as single kernels (cuda_programs.cu), in which a node's devices wait for each other without the host.
+"""Direct schedules as single kernels (cuda_programs.cu), in which the devices of a node wait for each other.
 
 Each rank must have a device of its own, or one whose ranks' kernels run at once (MPS): a kernel that waits holds it.
 """
@@ -62,7 +62,7 @@ class CudaProgram:
         self.last: int | None = None  # the stream of the run before
 
     def launch(self, stream: int) -> None:
-        """Run after what is on a stream by now, and after the run before; ahead of what collectives' own stream gets."""
+        """Run after what is on a stream by now, and after the run before."""
         with self.device.on_device():
             captured = self.runtime.streamIsCapturing(stream)
             if self.last not in (None, stream) and not captured:

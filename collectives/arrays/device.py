@@ -217,7 +217,7 @@ class SharingDevice(Device):
         arrivals: int,
         signals: Sequence[int],
     ) -> DeviceKernel:
-        """Steps that follow each other, with the barriers between them done by the devices; `fold` is op, dtype, divisor.
+        """Steps and barriers that the device does by itself; `fold` is op, dtype and divisor.
 
         Runs are of the `turns` in turn.  At `arrivals`, in this rank's shared memory, all ranks write the numbers of
         barriers that they have come to; `signals` is where this rank writes its own, in each rank's memory.

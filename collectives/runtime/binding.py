@@ -58,7 +58,7 @@ class Binder:
         reach = self.reach(facts, shared)
         if algorithm == "auto":
             memory = "symmetric" if facts.symmetric else "ordinary"
-            tuning = self.context.tuning if facts.on_host else self.tuning_on_device
+            tuning = None if facts.on_host else self.tuning_on_device(shared is not None and shared.has_barriers)
             equal = a.send_counts is None
             algorithm = select.choose(*self.case(a.collective, facts.nbytes, reach, memory, equal, a.suits, tuning))
         row = algorithms.find(a.collective, algorithm)
@@ -76,8 +76,10 @@ class Binder:
         suits: Callable[[Algorithm], bool] = lambda row: True,
         tuning: Tuning | None = None,
     ) -> tuple:
-        """What `select` decides by."""
+        """What `select` decides by; `tuning` is that of arrays on devices, if they are there."""
         rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
+        if tuning is None:
+            rows = [row for row in rows if not row.for_devices]
         if self.topology.is_flat:  # with nothing to compose
             rows = [row for row in rows if row.reach != Reach.NODES]
         candidates = select.usable(rows, reach)
@@ -100,9 +102,8 @@ class Binder:
             return Reach.ARRAYS
         return Reach.STAGES
 
-    @cached_property
-    def tuning_on_device(self) -> Tuning:
-        return Tuning(on_device(self.context.tuning.network))
+    def tuning_on_device(self, has_barriers: bool) -> Tuning:
+        return Tuning(on_device(self.context.tuning.network, has_barriers))
 
     @cached_property
     def reads_processes(self) -> bool:

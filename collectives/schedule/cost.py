@@ -65,12 +65,12 @@ class Network(NamedTuple):
 NETWORK = Network()
 
 
-def on_device(network: Network) -> Network:
+def on_device(network: Network, has_barriers: bool = False) -> Network:
     """The speeds with arrays in device memory, of which none was measured: orders of magnitude.
 
     A message goes through host memory at both ends: 10 us for a copy that the host waits for, and 50 GB/s, a PCIe link
     of the fifth generation.  A byte of another rank's memory comes at 400 GB/s, NVLink's of the fourth.  Ranks meet by
-    a host's flags and two events on streams.
+    a host's flags and two events on streams, or, where devices wait for each other, by flags in each other's memory.
     """
 
     def staged(link: Link) -> Link:
@@ -81,7 +81,7 @@ def on_device(network: Network) -> Network:
         between=staged(network.between),
         gamma_s_per_byte=2.5e-12,
         copy_s_per_byte=2.5e-12,
-        meet_s=2e-5,
+        meet_s=3e-6 if has_barriers else 2e-5,
         system=Link(0.0, 0.0),
     )
 

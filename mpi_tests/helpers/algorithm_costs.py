@@ -98,6 +98,7 @@ COSTS = {
     ("all_reduce", "one_shot"): lambda p: (1, p, p * p),
     ("all_reduce", "two_shot"): lambda p: (3, p - 1, p),
     ("all_reduce", "staged_two_shot"): lambda p: (2, 2 * p, p),
+    ("all_reduce", "two_shot_put"): lambda p: (2, p - 1, p),
     ("reduce_scatter", "direct"): lambda p: (2, 0, p),
     ("reduce_scatter", "staged"): lambda p: (1, p, p),
     ("all_gather", "direct"): lambda p: (2, p - 1, 0),
