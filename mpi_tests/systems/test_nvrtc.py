@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from collectives.arrays import cuda_kernels
+from collectives.arrays import cuda_kernels, cuda_programs
 from mpi_tests.helpers import nvrtc
 from mpi_tests.helpers.gpu_kernels import names
 
@@ -25,6 +25,19 @@ def test_nvrtc_compiles_every_kernel():
         assert ".local" not in code  # all loops are unrolled, and arrays in registers
         assert "fma" not in code
         assert ".ftz" not in code  # subnormal numbers stay
+
+
+@pytest.mark.filterwarnings("default")
+def test_nvrtc_compiles_programs():
+    source = cuda_kernels.SOURCE.read_text() + cuda_programs.SOURCE.read_text()
+    some = ["run<Sum, float, 2>", "run<Max, Bfloat16, 4>", "run<Sum, unsigned char, 1>", "run<Avg, double, 8>"]
+    for arch in ("sm_80", "sm_90", "sm_100"):
+        code = nvrtc.ptx(source, some, [*cuda_kernels.OPTIONS, f"--gpu-architecture={arch}", "-ftz=true"])
+        assert code.count(".entry") == len(some)
+        assert "ld.global.cs.v4" in code
+        assert ".local" not in code
+        assert "st.release.sys.global.u32" in code
+        assert "ld.acquire.sys.global.u32" in code
 
 
 def test_nvrtc_reports_what_is_wrong():
