@@ -4,13 +4,18 @@ One kernel does all: out = sources[0] op sources[1] op ..., divided in the end, 
 source is read once and `out` written once.  Sources may lie in peers' memory, mapped by CUDA IPC.
 
 They run on the current device and, if none is passed, on the current stream.  CuPy compiles an instance for a dtype, op
-and number of sources when that is first asked for, and keeps it on disk.
+and number of sources when that is first asked for, once a node, and keeps it on disk.
 """
 
-from collections.abc import Sequence
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -192,4 +197,14 @@ def kernel(name: str, device: int) -> Any:
     import cupy
 
     module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS, name_expressions=(name,))
-    return module.get_function(name)
+    with once_per_node(name):
+        return module.get_function(name)
+
+
+@contextmanager
+def once_per_node(name: str) -> Iterator[None]:
+    """Let one process of the user compile an instance: the others then find it in CuPy's cache."""
+    path = Path(tempfile.gettempdir(), f"collectives-{os.getuid()}-{crc32(name.encode()):x}.lock")
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -2,11 +2,13 @@
 
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from collectives import algorithms
+from collectives.arrays import cuda_kernels
 from collectives.arrays.cuda import Cuda
 from mpi_tests.helpers.cuda_arrays import NUM_DEVICES
 from mpi_tests.helpers.reference import COLLECTIVES, REDUCTIONS, ROOTED, expected, inputs, ops_of, reduced, same
@@ -81,6 +83,8 @@ def test_a_device_each_while_another_is_current(comm, cuda):
             for algorithm in [*direct(collective, place), "auto"]:
                 check_runs(comm, cuda, place, collective, algorithm, 30 * comm.size)
     check_runs(comm, cuda, ordinary, "all_reduce", "ring", 30 * comm.size)
+    got = comm.all_to_all(cuda.put(np.zeros(comm.size)))
+    assert got.device.id == cuda.index
     assert cuda.cupy.cuda.runtime.getDevice() == 0
 
 
@@ -96,6 +100,26 @@ def test_no_context_is_made_on_other_devices(comm, cuda):
         plan.wait()
     assert cuda.library.standin_contexts() == 1 << 2
     same(cuda.get(x), np.full(1000, 16, np.float32))
+
+
+@pytest.mark.sizes(3)
+def test_a_kernel_is_compiled_once_a_node(comm, cuda, monkeypatch, tmp_path):
+    from cupy.cuda import compiler
+
+    compiled, compile_program = [], compiler._NVRTCProgram.compile
+
+    def counted(program, *given):
+        compiled.extend(program.name_expressions or ())
+        return compile_program(program, *given)
+
+    monkeypatch.setattr(compiler._NVRTCProgram, "compile", counted)
+    source = tmp_path / "new.cu"
+    source.write_text(f"{cuda_kernels.SOURCE.read_text()}// {comm.mpi.bcast(time.time_ns())}")
+    monkeypatch.setattr(cuda_kernels, "SOURCE", source)
+    cuda_kernels.kernel.cache_clear()
+    cuda_kernels.kernel("fold<Max, float, float, 2>", 0)
+    cuda_kernels.kernel.cache_clear()
+    assert sum(comm.mpi.allgather(len(compiled))) == 1
 
 
 @pytest.mark.sizes(2)
