@@ -61,11 +61,6 @@ class Launch(NamedTuple):
             self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.task,), stream=stream)
 
 
-def fold(op: str, out: Any, sources: Sequence[Any], divisor: int = 1, stream: Any = None) -> None:
-    """out = (sources[0] op sources[1] op ...) / divisor: `folding`, run once."""
-    folding(op, out, sources, divisor)(stream)
-
-
 def cast(out: Any, source: Any, stream: Any = None) -> None:
     """out = source, two arrays of floats, rounded to nearest; or of one dtype."""
     folding("max" if out.dtype == bool else "sum", out, [source])(stream)
@@ -204,7 +199,6 @@ def kernel(name: str, device: int) -> Any:
 @contextmanager
 def once_per_node(name: str) -> Iterator[None]:
     """Let one process of the user compile an instance: the others then find it in CuPy's cache."""
-    path = Path(tempfile.gettempdir(), f"collectives-{os.getuid()}-{crc32(name.encode()):x}.lock")
-    with path.open("w") as file:
+    with open(f"{tempfile.gettempdir()}/collectives-{os.getuid()}-{crc32(name.encode()):x}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

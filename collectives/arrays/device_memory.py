@@ -7,6 +7,7 @@ handle.  They go by way of stages.
 Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcOpenMemHandle and cudaIpcCloseMemHandle.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,8 +17,10 @@ from mpi4py import MPI
 from collectives.arrays.device import TURNS, SharingDevice
 from collectives.arrays.memory import Lease, SymmetricMemory, Window, Windows
 from collectives.job.errors import InputError
+from collectives.job.launch import at_exit
 
-SLAB_BYTES = ALLOCATION_BYTES = 1 << 21  # CUDA gives out memory in pieces of so much, of which each has one handle
+SLAB_BYTES = 1 << 23  # blocks of up to a sixteenth of it share a window
+ALLOCATION_BYTES = 1 << 21  # CUDA gives out memory in pieces of so much, of which each has one handle
 HANDLE_BYTES = 64
 PROBE = np.dtype(np.int64)
 REFUSALS = (OSError, RuntimeError, MemoryError)  # what CuPy raises for CUDA's errors
@@ -64,6 +67,7 @@ class DeviceMemory(SymmetricMemory):
         self.signals: Signals | None = None
         self.failure = ""
         self.usable = self.probe()
+        at_exit(leave, weakref.ref(self))
         if self.usable:
             self.signals = self.make_signals()
 
@@ -129,8 +133,8 @@ class DeviceMemory(SymmetricMemory):
 
     def free(self) -> None:
         """Close what is opened of others; the own memory goes when no array uses it any more.  Collective."""
-        windows = {block.window.key: block.window for block in self.blocks}
-        self.blocks = []
+        windows = {block.window.key for block in self.blocks}
+        self.blocks, self.usable = [], False
         self.close_windows([self.windows.remove(key) for key in windows])
         self.node_comm.Free()
 
@@ -182,6 +186,12 @@ class DeviceMemory(SymmetricMemory):
             for world, event in found.items():
                 events[world].append(event)
         return None if self.on_any(failure) else Signals(own, events)
+
+
+def leave(memory: Callable[[], DeviceMemory | None]) -> None:
+    """At the end of the process, close what is opened: nobody frees what others' work still reads.  Collective."""
+    if (left := memory()) and left.usable:
+        left.close_windows(list({block.window.key: block.window for block in left.blocks}.values()))
 
 
 def attempt(work: Callable[[], None]) -> str:
