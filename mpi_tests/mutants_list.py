@@ -876,7 +876,7 @@ DEVICES = [
         ON_DEVICE,
         "lease, turn)\n            registers",
         "lease, 0)\n            registers",
-        ("test_device_direct.py", "segments_follow", 3),
+        ORDER,
     ),
     # The host, which waits before MPI reads or writes memory.
     mutant(MESSAGES, "self.ready.pop(index).synchronize()", "self.ready.pop(index)", ORDER),
