@@ -808,7 +808,6 @@ DEVICES = [
     mutant(CUDA, "return torch.cuda.current_stream(self.index).cuda_stream", "return 0", ("test_cuda.py",)),
     # The stream on which kernels run.
     mutant(CUDA, "work(self.stream)", "work()", ORDER),
-    mutant(CUDA, "[low, high], stream=self.stream)", "[low, high])", ORDER),
     mutant(CUDA, "divide(x, divisor, self.stream)", "divide(x, divisor)", ORDER),
     mutant(CUDA, "cast(target, source, self.stream)", "cast(target, source)", ("test_precision.py", "device", 3)),
     # Devices.
@@ -877,7 +876,7 @@ DEVICES = [
         ON_DEVICE,
         "lease, turn)\n            registers",
         "lease, 0)\n            registers",
-        ("test_device_direct.py", "segments_follow", 3),
+        ORDER,
     ),
     # The host, which waits before MPI reads or writes memory.
     mutant(MESSAGES, "self.ready.pop(index).synchronize()", "self.ready.pop(index)", ORDER),

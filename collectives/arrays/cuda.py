@@ -59,8 +59,7 @@ class Cuda(SharingDevice):
                 self.runtime.memcpyAsync(pointer(target), pointer(source), target.nbytes, way, self.stream.ptr)
 
     def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
-        with self.on_device():
-            cuda_kernels.fold(op, out, [low, high], stream=self.stream)
+        self.folding(op, out, [low, high], 1)()
 
     def folding(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
         with self.on_device():

@@ -4,13 +4,18 @@ One kernel does all: out = sources[0] op sources[1] op ..., divided in the end, 
 source is read once and `out` written once.  Sources may lie in peers' memory, mapped by CUDA IPC.
 
 They run on the current device and, if none is passed, on the current stream.  CuPy compiles an instance for a dtype, op
-and number of sources when that is first asked for, and keeps it on disk.
+and number of sources when that is first asked for, once a node, and keeps it on disk.
 """
 
-from collections.abc import Sequence
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -65,11 +70,6 @@ class Launch(NamedTuple):
     def __call__(self, stream: Any = None) -> None:
         if self.num_blocks:
             self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.task,), stream=stream)
-
-
-def fold(op: str, out: Any, sources: Sequence[Any], divisor: int = 1, stream: Any = None) -> None:
-    """out = (sources[0] op sources[1] op ...) / divisor: `folding`, run once."""
-    folding(op, out, sources, divisor)(stream)
 
 
 def cast(out: Any, source: Any, stream: Any = None) -> None:
@@ -210,4 +210,13 @@ def kernel(name: str, device: int) -> Any:
     import cupy
 
     module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS, name_expressions=(name,))
-    return module.get_function(name)
+    with once_per_node(name):
+        return module.get_function(name)
+
+
+@contextmanager
+def once_per_node(name: str) -> Iterator[None]:
+    """Let one process of the user compile an instance: the others then find it in CuPy's cache."""
+    with open(f"{tempfile.gettempdir()}/collectives-{os.getuid()}-{crc32(name.encode()):x}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

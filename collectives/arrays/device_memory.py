@@ -7,6 +7,7 @@ handle.  They go by way of stages.
 Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcOpenMemHandle and cudaIpcCloseMemHandle.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ from collectives.arrays.device import TURNS, SharingDevice
 from collectives.arrays.memory import Lease, SymmetricMemory, Window, Windows
 from collectives.job import environment
 from collectives.job.errors import InputError
+from collectives.job.launch import at_exit
 
-SLAB_BYTES = ALLOCATION_BYTES = 1 << 21  # CUDA gives out memory in pieces of so much, of which each has one handle
+SLAB_BYTES = 1 << 23  # blocks of up to a sixteenth of it share a window
+ALLOCATION_BYTES = 1 << 21  # CUDA gives out memory in pieces of so much, of which each has one handle
 HANDLE_BYTES = 64
 MOST_RANKS = 64  # whose devices wait for each other
 PROBE = np.dtype(np.int64)
@@ -67,6 +70,7 @@ class DeviceMemory(SymmetricMemory):
         self.has_barriers = False  # whether devices may wait for each other
         self.failure = ""
         self.usable = self.probe()
+        at_exit(leave, weakref.ref(self))
         if self.usable:
             self.signals = self.make_signals()
             self.has_barriers = self.may_wait()
@@ -133,8 +137,8 @@ class DeviceMemory(SymmetricMemory):
 
     def free(self) -> None:
         """Close what is opened of others; the own memory goes when no array uses it any more.  Collective."""
-        windows = {block.window.key: block.window for block in self.blocks}
-        self.blocks = []
+        windows = {block.window.key for block in self.blocks}
+        self.blocks, self.usable = [], False
         self.close_windows([self.windows.remove(key) for key in windows])
         self.node_comm.Free()
 
@@ -194,6 +198,12 @@ class DeviceMemory(SymmetricMemory):
             for world, event in found.items():
                 events[world].append(event)
         return None if self.on_any(failure) else Signals(own, events)
+
+
+def leave(memory: Callable[[], DeviceMemory | None]) -> None:
+    """At the end of the process, close what is opened: nobody frees what others' work still reads.  Collective."""
+    if (left := memory()) and left.usable:
+        left.close_windows(list({block.window.key: block.window for block in left.blocks}.values()))
 
 
 def attempt(work: Callable[[], None]) -> str:

@@ -19,6 +19,7 @@ from collectives.job.errors import InputError
 
 PAGE_BYTES = 4096
 SLAB_BYTES = 1 << 20  # blocks of up to a sixteenth of it share a window
+KEPT_BYTES = 1 << 26  # of a rank's memory that is not in use: more goes when new memory is needed
 
 
 @dataclass
@@ -142,14 +143,11 @@ class SymmetricMemory:
         """
         used = [not block.free for block in self.blocks]
         need, key, *used = self.agree_max([nbytes, self.next_key(), *used])
-        need = max(PAGE_BYTES, -(-need // PAGE_BYTES) * PAGE_BYTES)
-        if need <= self.slab_bytes // 16:
-            need = 1 << (need - 1).bit_length()
+        need = size_class(need, self.slab_bytes // 16)
         unused = [block for block, is_used in zip(self.blocks, used, strict=True) if not is_used]
         fitting = [block for block in unused if need <= block.nbytes <= 2 * need]
         if not fitting:
-            self.release(unused)
-            fitting = self.make_blocks(key, need)
+            fitting = self.make_room(key, need, unused)
             self.blocks += fitting
         return self.lease(min(fitting, key=lambda block: block.nbytes))
 
@@ -157,12 +155,23 @@ class SymmetricMemory:
         """A key for a window, of the first rank's making."""
         return (self.world_ranks[0] << 32 | self.windows.num_made) + 1 if self.is_first else 0
 
+    def make_room(self, key: int, need: int, unused: list[Block]) -> list[Block]:
+        """New blocks; what is unused goes if it is much, or there is no memory else."""
+        if sum(block.nbytes for block in unused) <= KEPT_BYTES:
+            try:
+                return self.make_blocks(key, need)
+            except InputError:
+                if not unused:
+                    raise
+        self.release(unused)
+        return self.make_blocks(key, need)
+
     def make_blocks(self, key: int, nbytes: int) -> list[Block]:
         """A new window, as one block or, where they are small, as many."""
         number = self.slab_bytes // nbytes if nbytes <= self.slab_bytes // 16 else 1
         window = self.make_window(key, number * nbytes)
         self.windows.add(window)
-        return [Block(window, i * nbytes, nbytes) for i in range(number)]
+        return [Block(window, i * nbytes, window.nbytes if number == 1 else nbytes) for i in range(number)]
 
     def make_window(self, key: int, nbytes: int) -> Window:
         """Map memory for every rank of the node, one part after the other.  Collective.
@@ -213,6 +222,19 @@ class SymmetricMemory:
         used = self.agree_max([0, *(not block.free for block in self.blocks)])[1:]
         self.release([block for block, is_used in zip(self.blocks, used, strict=True) if not is_used])
         self.node_comm.Free()
+
+
+def size_class(nbytes: int, small: int) -> int:
+    """At least so many bytes: what is small as a power of 2, more in steps of an eighth, very much in pages.
+
+    >>> size_class(5000, 1 << 16), size_class(800_000, 1 << 16), size_class(804_000, 1 << 16)
+    (8192, 851968, 851968)
+    """
+    pages = max(1, -(-nbytes // PAGE_BYTES)) * PAGE_BYTES
+    if pages <= small:
+        return 1 << (pages - 1).bit_length()
+    step = max(PAGE_BYTES, 1 << (pages.bit_length() - 4)) if pages <= KEPT_BYTES else PAGE_BYTES
+    return -(-pages // step) * step
 
 
 def shared_folder() -> str:

@@ -1,6 +1,7 @@
 """Folds of arrays that lie in many ways, on a GPU or on what stands in for one, against the host's."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,12 +74,17 @@ def canonical(x, op):
     return parts.view(f"u{parts.dtype.itemsize}")
 
 
+def fold(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> None:
+    """out = (sources[0] op sources[1] op ...) / divisor, on the current stream."""
+    cuda_kernels.folding(op, out, sources, divisor)()
+
+
 def check_fold(cupy: Any, op: str, xs: list[np.ndarray], case: str) -> None:
     num, divisor = len(xs), 3 if op == "avg" else 1
     offsets = {ALIGNED: [0] * (num + 1), SHIFTED: [1] * (num + 1), MIXED: range(num + 1), IN_PLACE: [1] * num}[case]
     held = [Guarded(cupy, x, offset) for x, offset in zip(xs, offsets, strict=False)]
     out = held[num // 2] if case == IN_PLACE else Guarded(cupy, np.zeros_like(xs[0]), offsets[-1])
-    cuda_kernels.fold(op, out.array, [x.array for x in held], divisor)
+    fold(op, out.array, [x.array for x in held], divisor)
     same(out.get(), folded(op, xs, divisor), op, (op, num, len(xs[0]), case))
     for x, given in zip(held, xs, strict=True):
         if x is not out:

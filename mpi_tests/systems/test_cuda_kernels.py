@@ -6,7 +6,7 @@ import pytest
 from collectives.arrays import cuda_kernels, views
 from collectives.arrays.views import FLOATS, HALVES, dtype_of
 from mpi_tests.helpers import gpu_kernels
-from mpi_tests.helpers.folds import ALIGNED, CASES, COUNTS, REAL, Guarded, check_fold, draw, folded, same
+from mpi_tests.helpers.folds import ALIGNED, CASES, COUNTS, REAL, Guarded, check_fold, draw, fold, folded, same
 from mpi_tests.helpers.gpu_kernels import CASTS, names
 from mpi_tests.helpers.reference import DTYPES, INTEGERS, ops_of
 
@@ -60,7 +60,7 @@ def test_two_halves_are_folded_as_the_device_does(cupy):
         low, high = (draw(np.random.default_rng(seed), 1000, dtype) for seed in range(2))
         for op in ops_of(str(dtype)):
             got, want = cupy.asarray(low), np.empty_like(low)
-            cuda_kernels.fold(op, got, [got, cupy.asarray(high)])
+            fold(op, got, [got, cupy.asarray(high)])
             views.host().fold(op, low, high, want)
             same(got.get(), want, op)
 
@@ -96,7 +96,7 @@ def test_cast_to_the_same_is_a_copy(cupy):
 def test_sums_of_16_bits_may_stay_in_32(cupy):
     sources = [draw(np.random.default_rng(seed), 100, dtype_of("bfloat16")) for seed in range(3)]
     out = cupy.asarray(np.zeros(100, np.float32))
-    cuda_kernels.fold("sum", out, list(map(cupy.asarray, sources)))
+    fold("sum", out, list(map(cupy.asarray, sources)))
     with np.errstate(all="ignore"):
         same(out.get(), folded("sum", [source.astype(np.float32) for source in sources]))
 
@@ -123,7 +123,7 @@ def test_launches(cuda, cupy, launches):
     cuda.stream.wait_event(other.record())
     assert (x.get() == 3).all()
     many = cupy.asarray(np.ones(10_000, np.float32))
-    cuda_kernels.fold("max", many, [many.data.ptr, many])
+    fold("max", many, [many.data.ptr, many])
     cuda_kernels.divide(cupy.empty(0), 2)
     name = "fold<Sum, float, float, 2>"
     expected = [(name, 3, None), (name, 3, other), ("fold<Max, float, float, 2>", 4, None)]
@@ -132,7 +132,7 @@ def test_launches(cuda, cupy, launches):
 
 def test_integers_are_addresses(cupy):
     x, y = cupy.asarray(np.full(5, 7, np.int16)), cupy.asarray(np.full(5, 2, np.int16))
-    cuda_kernels.fold("prod", x, [x.data.ptr, y.data.ptr])
+    fold("prod", x, [x.data.ptr, y.data.ptr])
     assert x.get().tolist() == [14] * 5
 
 
@@ -157,7 +157,7 @@ X = np.zeros(8, np.float32)
 )
 def test_bad_input(launches, arguments, message):
     with pytest.raises(ValueError, match=message):
-        cuda_kernels.fold(*arguments)
+        fold(*arguments)
     assert launches == []
 
 

@@ -8,7 +8,8 @@ import pytest
 from mpi_tests.gpu_check import kernels
 from mpi_tests.gpu_check.rows import Setting
 from mpi_tests.helpers import gpu_kernels
-from mpi_tests.helpers.launch import launch
+from mpi_tests.helpers.cuda_on_host.load import SITE
+from mpi_tests.helpers.launch import ROOT, launch
 
 ON_CUDA = ("python", "-m", "mpi_tests.helpers.cuda_on_host")
 
@@ -42,6 +43,23 @@ def test_the_bench(cuda):
     rows = [line.split() for line in output.splitlines() if line.strip()[:1].isdigit()]
     assert len(rows) == 3, output
     assert "# Wrong elements    : 0 OK" in output
+
+
+SUM = """
+import cupy, collectives
+comm = collectives.world()
+x = comm.empty(999, "float32", device="cuda")
+x[:] = comm.rank + 1
+comm.all_reduce(x)
+y = comm.all_to_all(x)
+print(float(x[0]), flush=True)
+"""
+
+
+def test_a_process_frees_no_memory_that_others_have_open_when_it_ends(cuda):
+    ended = launch(3, "python", "-c", SUM, env={"PYTHONPATH": f"{SITE}:{ROOT}"})
+    assert (ended.returncode, ended.stdout.split()) == (0, ["6.0"] * 3)
+    assert "CUDA on the host" not in ended.stderr
 
 
 def test_the_doctor_on_ranks(cuda):

@@ -2,11 +2,13 @@
 
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from collectives import algorithms
+from collectives.arrays import cuda_kernels, memory
 from collectives.arrays.cuda import Cuda
 from mpi_tests.helpers.cuda_arrays import NUM_DEVICES
 from mpi_tests.helpers.reference import COLLECTIVES, REDUCTIONS, ROOTED, expected, inputs, ops_of, reduced, same
@@ -81,6 +83,8 @@ def test_a_device_each_while_another_is_current(comm, cuda):
             for algorithm in [*direct(collective, place), "auto"]:
                 check_runs(comm, cuda, place, collective, algorithm, 30 * comm.size)
     check_runs(comm, cuda, ordinary, "all_reduce", "ring", 30 * comm.size)
+    got = comm.all_to_all(cuda.put(np.zeros(comm.size)))
+    assert got.device.id == cuda.index
     assert cuda.cupy.cuda.runtime.getDevice() == 0
 
 
@@ -96,6 +100,26 @@ def test_no_context_is_made_on_other_devices(comm, cuda):
         plan.wait()
     assert cuda.library.standin_contexts() == 1 << 2
     same(cuda.get(x), np.full(1000, 16, np.float32))
+
+
+@pytest.mark.sizes(3)
+def test_a_kernel_is_compiled_once_a_node(comm, cuda, monkeypatch, tmp_path):
+    from cupy.cuda import compiler
+
+    compiled, compile_program = [], compiler._NVRTCProgram.compile
+
+    def counted(program, *given):
+        compiled.extend(program.name_expressions or ())
+        return compile_program(program, *given)
+
+    monkeypatch.setattr(compiler._NVRTCProgram, "compile", counted)
+    source = tmp_path / "new.cu"
+    source.write_text(f"{cuda_kernels.SOURCE.read_text()}// {comm.mpi.bcast(time.time_ns())}")
+    monkeypatch.setattr(cuda_kernels, "SOURCE", source)
+    cuda_kernels.kernel.cache_clear()
+    cuda_kernels.kernel("fold<Max, float, float, 2>", 0)
+    cuda_kernels.kernel.cache_clear()
+    assert sum(comm.mpi.allgather(len(compiled))) == 1
 
 
 @pytest.mark.sizes(2)
@@ -206,7 +230,7 @@ def test_the_host_does_not_wait_for_the_device(comm, cuda):
     same(cuda.get(x), 2 * reduced(xs, "sum"))
 
 
-def test_memory_is_reused_and_freed(comm, cuda):
+def test_memory_is_reused_and_freed(comm, cuda, monkeypatch):
     """Peers close what they have opened before its owner frees it: the stand-in says where they don't."""
     library = cuda.library
     comm.empty(3, "float32", device="cuda")  # the first finds out what is shared
@@ -219,9 +243,27 @@ def test_memory_is_reused_and_freed(comm, cuda):
     assert x.data.ptr == there
     del x
     gc.collect()
+    monkeypatch.setattr(memory, "KEPT_BYTES", 0)
     comm.empty(1 << 21, "float32", device="cuda")  # nothing that is unused fits: all of it goes
     assert library.standin_num_allocations() == own
     assert library.standin_num_opened_memory() == opened == comm.size - 1
+
+
+@pytest.mark.sizes(2)
+def test_lengths_that_are_near_share_windows(comm, cuda, monkeypatch):
+    """Windows that are unused stay, and have room for what is a little longer; small arrays share one."""
+    allocated, allocate = [], Cuda.allocate
+    comm.empty(3, "float32", device="cuda")
+    monkeypatch.setattr(Cuda, "allocate", lambda device, nbytes: allocated.append(nbytes) or allocate(device, nbytes))
+    for nbytes in (800_000, 804_000, 8_000_000, 800_000, 8_100_000):
+        x = cuda.put(np.ones(nbytes // 4, np.float32))
+        comm.plan("all_reduce", x, algorithm="staged_two_shot")()
+        gc.collect()
+    assert len(allocated) == 2
+    allocated.clear()
+    for count in range(10_000, 10_010):
+        comm.all_reduce(cuda.put(np.ones(count, np.float32)), algorithm="staged_two_shot")
+    assert len(allocated) <= 1
 
 
 def test_a_communicator_closes_what_it_has_opened(mpi_comm, cuda):
@@ -260,8 +302,8 @@ def test_where_nothing_is_shared_arrays_go_by_messages(comm, cuda, capfd, monkey
 @pytest.mark.sizes(2)
 def test_memory_that_only_seems_shared_is_found_out(comm, cuda, capfd, monkeypatch):
     """A handle is given and opened, but other numbers are there."""
-    memory = cuda.cupy.cuda.Memory(1 << 21)
-    monkeypatch.setattr(Cuda, "open_memory", lambda device, handle: memory.ptr)
+    wrong = cuda.cupy.cuda.Memory(1 << 21)
+    monkeypatch.setattr(Cuda, "open_memory", lambda device, handle: wrong.ptr)
     monkeypatch.setattr(Cuda, "close_memory", lambda device, address: None)
     xs = inputs(2, 40)
     x = symmetric(comm, cuda, xs[comm.rank])

@@ -116,15 +116,34 @@ def test_plans_that_are_left_to_a_thread(new_comm, cuda):
 @pytest.mark.sizes(2)
 def test_memory_that_is_given_out_again_is_read_no_more(new_comm, cuda):
     """Staging buffers of a plan that is gone are another's at once."""
-    xs, arrays = [inputs(2, 1000 + n) for n in range(4)], []
-    for values in xs:
-        arrays.append(cuda.put(values[new_comm.rank]))
-        cuda.stream.synchronize()
-        cuda.lag(LATE_US)
-        new_comm.plan("all_reduce", arrays[-1], algorithm="staged_two_shot")()
+    xs = [inputs(2, 1000 + n) for n in range(8)]
+    arrays = [cuda.put(values[new_comm.rank]) for values in xs]
+    cuda.stream.synchronize()
+    cuda.lag(LATE_US)
+    for x in arrays:
+        new_comm.plan("all_reduce", x, algorithm="staged_two_shot")()
         gc.collect()
     for x, values in zip(arrays, xs, strict=True):
         same(in_turn(new_comm, lambda x=x: cuda.get(x)), reduced(values, "sum"))
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("num_segments", [1, 2, 3])
+def test_runs_that_follow_each_other_at_once(new_comm, cuda, num_segments, monkeypatch):
+    """A run begins with the staging buffer that the one before has not used last."""
+    from collectives.runtime import phases
+
+    monkeypatch.setattr(phases, "DEVICE_BYTES", -(-60 * 4 // num_segments))
+    xs, x = inputs(2, 120), cuda.put(np.zeros(120, np.float32))
+    plan = new_comm.plan("all_reduce", x, algorithm="staged_two_shot")
+    for _ in range(3):
+        cuda.lag(0)
+        cuda.fill(x, xs[new_comm.rank])
+        cuda.stream.synchronize()
+        cuda.lag(LATE_US)
+        for _ in range(4):
+            plan()
+        same(in_turn(new_comm, lambda: cuda.get(x)), 8 * reduced(xs, "sum"))
 
 
 @pytest.mark.sizes(2)

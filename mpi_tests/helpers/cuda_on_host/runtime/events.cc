@@ -35,7 +35,7 @@ static void reach(Counts& counts, Number number) {
 
 // Wait without the lock.  `is_wanted` says whether somebody waits for what comes after.
 static void await(Counts& counts, Number number, const std::function<bool()>& is_wanted) {
-    for (double end = now_s() + LONGEST_WAIT_S; counts.reached < number;) {
+    for (double end = now_s() + LONGEST_WAIT_S; counts.reached < number && !sticky;) {
         if (is_wanted() && counts.wanted < number) {
             counts.wanted = number;
             Lock held(lock);
