@@ -260,7 +260,7 @@ CHECKS = [
         ("test_watchdog.py", "comes_while_the_others_ask"),
     ),
     mutant(
-        "collectives/runtime/checks/hang.py",
+        "collectives/runtime/checks/watchdog.py",
         "reports[r].numbers.get(label, 0) < number]",
         "reports[r].numbers.get(label, 0) <= number]",
         ("test_watchdog.py", "does_not_enter"),
@@ -318,19 +318,19 @@ TOOLS = [
         ("test_cost.py", "moves_of_shared_memory"),
     ),
     mutant(
-        "collectives/runtime/choose/tuning.py",
+        "collectives/runtime/choose/auto.py",
         "[2 * winners[-1][0]]",
         "[winners[-1][0]]",
         ("test_tuning.py", "nearest_measured"),
     ),
     mutant(
-        "collectives/runtime/choose/tuning.py",
+        "collectives/runtime/choose/auto.py",
         'if take(data, "version", int) != VERSION:',
         'if not take(data, "version", int):',
         ("test_tuning.py", "a_bad_file"),
     ),
     mutant(
-        "collectives/runtime/choose/select.py",
+        "collectives/runtime/choose/auto.py",
         "tuple(row for row in rows if row.reach <= reach)",
         "tuple(rows)",
         ("test_tuning.py", "in_reach_is_usable"),

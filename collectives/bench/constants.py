@@ -22,7 +22,7 @@ from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.launch import library_name
 from collectives.runtime.choose import links
-from collectives.runtime.choose.tuning import network_to_json
+from collectives.runtime.choose.auto import network_to_json
 from collectives.runtime.messages import SEGMENT_BYTES
 from collectives.runtime.plan import Plan
 from collectives.schedule.cost import NETWORK, Link, Network

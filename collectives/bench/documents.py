@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from collectives.runtime.choose.tuning import take
+from collectives.runtime.choose.auto import take
 from collectives.schedule import draw
 
 SCHEMA = 1

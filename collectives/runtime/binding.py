@@ -17,8 +17,8 @@ from collectives.arrays.views import address_of
 from collectives.job.errors import InputError
 from collectives.runtime import phases
 from collectives.runtime.arguments import Arguments
-from collectives.runtime.choose import select
-from collectives.runtime.choose.tuning import Tuning
+from collectives.runtime.choose import auto
+from collectives.runtime.choose.auto import Tuning
 from collectives.runtime.messages import RequestBinder, Vector
 from collectives.runtime.operands import CallFacts, Operands, Workspace, bind, operands_of
 from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
@@ -60,7 +60,7 @@ class Binder:
             memory = "symmetric" if facts.symmetric else "ordinary"
             tuning = self.context.tuning if facts.on_host else self.tuning_on_device
             equal = a.send_counts is None
-            algorithm = select.choose(*self.case(a.collective, facts.nbytes, reach, memory, equal, a.suits, tuning))
+            algorithm = auto.choose(*self.case(a.collective, facts.nbytes, reach, memory, equal, a.suits, tuning))
         row = algorithms.find(a.collective, algorithm)
         if row.reach > reach:
             raise InputError(f"{a.collective}: {self.out_of_reach(row, a, facts, shared)}")
@@ -80,7 +80,7 @@ class Binder:
         rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
         if self.topology.is_flat:  # with nothing to compose
             rows = [row for row in rows if row.reach != Reach.NODES]
-        candidates = select.usable(rows, reach)
+        candidates = auto.usable(rows, reach)
         nodes, groups = self.topology.nodes, self.topology.groups
         return collective, nbytes, candidates, self.size, nodes, tuning or self.context.tuning, memory, groups
 
@@ -88,7 +88,7 @@ class Binder:
         far = Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
         reach = far if len(self.topology.nodes) > 1 else Reach.ARRAYS
         memory = "ordinary" if spec_of(collective).gives is Chunks.NONE else "symmetric"
-        return select.explain(*self.case(collective, nbytes, reach, memory))
+        return auto.explain(*self.case(collective, nbytes, reach, memory))
 
     def reach(self, facts: CallFacts, shared: DeviceMemory | None) -> Reach:
         """How far the ranks reach into each other's memory."""

@@ -23,7 +23,7 @@ from collectives.runtime.checks.agreement import Agreement
 from collectives.runtime.checks.call_log import Call, Calls, Record
 from collectives.runtime.checks.watchdog import Watchdog
 from collectives.runtime.choose import links
-from collectives.runtime.choose.tuning import Tuning, parse_tuning, read_tuning
+from collectives.runtime.choose.auto import Tuning, parse_tuning, read_tuning
 from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, TAGS
 from collectives.runtime.plan import Progress
 from collectives.runtime.point_to_point import Mailbox

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collectives.job import environment
-from collectives.runtime.choose.tuning import network_to_json, parse_network, take
+from collectives.runtime.choose.auto import network_to_json, parse_network, take
 from collectives.schedule.cost import Network
 
 VERSION = 1

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.algorithms import Algorithm
+from collectives.job.settings import size_in_words
 from collectives.schedule.compressed import RankClass, RankPrograms
 from collectives.schedule.cost import Network, Nodes
 from collectives.schedule.draw import Bar, Diagram, MessageLine
 from collectives.schedule.simulate.events import NOT_AT_IT, Code, Speeds, State, count_busy, follow
-from collectives.schedule.sizes import size_in_words
 
 
 class Outcome(NamedTuple):
