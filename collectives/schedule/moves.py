@@ -7,7 +7,7 @@ of rounds; a rank that has nothing to do in one has an empty round there.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Send(NamedTuple):
@@ -115,23 +115,24 @@ def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> It
     def place(run: range) -> range:
         return range(runs[run.start].start, runs[run.stop - 1].stop) if run else run
 
-    def move(m: Move) -> Move:
-        match m:
-            case Copy(source, run):
-                return Copy(place(source), place(run))
-            case Get(source, theirs, run):
-                return Get(ranks[source], place(theirs), place(run))
-            case Put(to, run, theirs):
-                return Put(ranks[to], place(run), place(theirs))
-            case GetReduce(sources, theirs, run):
-                return GetReduce(tuple(ranks[s] for s in sources), place(theirs), place(run))
-            case Barrier(members):
-                return Barrier(tuple(ranks[m] for m in members))
-            case _:
-                return type(m)(ranks[m[0]], place(m.run))
-
     for moves in schedule:
-        yield tuple(move(m) for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
+        kept = (m for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
+        yield tuple(replaced(m, ranks.__getitem__, place) for m in kept)
+
+
+def replaced(move: Move, rank: Callable[[int], int], run: Callable[[range], range]) -> Move:
+    """Return a move with others in place of its ranks and runs."""
+
+    def other(value: Any) -> Any:
+        if isinstance(value, range):
+            return run(value)
+        return rank(value) if isinstance(value, int) else tuple(map(rank, value))
+
+    return type(move)(*map(other, move))
+
+
+def runs_of(move: Move) -> list[range]:
+    return [value for value in move if isinstance(value, range)]
 
 
 def is_direct(moves: Round) -> bool:

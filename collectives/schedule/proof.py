@@ -22,6 +22,8 @@ from collectives.schedule.moves import (
     Round,
     Schedule,
     Send,
+    replaced,
+    runs_of,
     show,
     show_run,
 )
@@ -116,29 +118,11 @@ def repeated(rounds: list[Round], width: int, num_scratch: int) -> list[Round]:
         by = num_scratch if run.start >= width else 0
         return range(run.start + by, run.stop + by)
 
-    def turned(move: Move) -> Any:
-        return move._replace(**{name: other(getattr(move, name)) for name in RUN_FIELDS[type(move)]})  # type: ignore
-
     programs: list[Any] = []
     for index in range(RUNS):
-        programs += [tuple(map(turned, moves)) if index % 2 else moves for moves in rounds] + [(Rerun(),)]
+        turned = [tuple(replaced(m, int, other) for m in moves) for moves in rounds] if index % 2 else rounds
+        programs += [*turned, (Rerun(),)]
     return programs
-
-
-RUN_FIELDS: dict[type, tuple[str, ...]] = {
-    Send: ("run",),
-    Recv: ("run",),
-    RecvReduce: ("run",),
-    Copy: ("source", "run"),
-    Get: ("theirs", "run"),
-    Put: ("run", "theirs"),
-    GetReduce: ("theirs", "run"),
-    Barrier: (),
-}
-
-
-def runs_of(move: Move) -> list[range]:
-    return [getattr(move, name) for name in RUN_FIELDS[type(move)]]
 
 
 def check_everyone_heard(heard: list[int], size: int) -> None:
