@@ -288,7 +288,7 @@ def everyone(size: int) -> tuple[int, ...]:
 
 
 def others(rank: int, size: int) -> list[int]:
-    """The other ranks, each rank beginning at another one, so that not all read from one at once."""
+    """Return the other ranks, each rank beginning at another one, so that not all read from one at once."""
     return [(rank + i) % size for i in range(1, size)]
 
 
@@ -297,7 +297,7 @@ def meeting(size: int) -> Round:
 
 
 def into(index: int, size: int, apart: bool) -> range:
-    """The chunk of the result."""
+    """Return the chunk of the result."""
     return one(results(size, apart), index)
 
 
@@ -306,7 +306,7 @@ def results(size: int, apart: bool) -> range:
 
 
 def stage(size: int, apart: bool) -> range:
-    """The scratch chunks behind the collective's own."""
+    """Return the scratch chunks behind the collective's own."""
     return shift(range(size), 2 * size if apart else size)
 
 

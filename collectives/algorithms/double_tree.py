@@ -37,11 +37,11 @@ class Tree(NamedTuple):
         return [other for other in nearby if 0 < other < self.size and self.parent(other) == place]
 
     def start(self, place: int) -> int:
-        """The round in which a place's first chunk goes up: after its children's, which come one by one."""
+        """Return the round in which a place's first chunk goes up: after its children's, which come one by one."""
         return 2 * ((place & -place).bit_length() - 1) + (place > self.parent(place) > 0)
 
     def links(self, rank: int) -> Iterator["TreeEdge"]:
-        """What a rank does on the way up: first with each child, then with its parent."""
+        """Yield what a rank does on the way up: first with each child, then with its parent."""
         place = self.place(rank)
         yield from (
             TreeEdge(RecvReduce, self.rank(child), self.start(child), self.chunks) for child in self.children(place)

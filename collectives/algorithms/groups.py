@@ -54,19 +54,19 @@ class Grid:
         self.in_common = -(-width // second)  # the most columns that two ranks of different groups share
 
     def order(self) -> tuple[int, ...]:
-        """All ranks, column by column."""
+        """Return all ranks, column by column."""
         return tuple(r for place, column in enumerate(self.columns) for r in column if self.home[r] == place)
 
     def row_of(self, rank: int) -> list[int]:
         return next(row for row in self.rows if rank in row)
 
     def stand_ins(self, rank: int, owner: Sequence[int]) -> list[int]:
-        """Who in `rank`'s group stands in for the owner of each chunk: the owner itself, if it is there."""
+        """Return the rank of `rank`'s group that stands in for each chunk's owner: the owner itself, if it is there."""
         row = self.row_of(rank)
         return [row[self.home[other]] for other in owner]
 
     def sets(self, place: int, held: dict[int, list[int]]) -> list[list[int]]:
-        """What each rank of a column holds that belongs there."""
+        """Return what each rank of a column holds that belongs there."""
         return [held.get(rank, []) if self.home[rank] == place else [] for rank in self.columns[place]]
 
     def cross(self, rank: int, owner: Sequence[int], algorithm: Scheduler) -> Iterator[Round]:
@@ -82,7 +82,7 @@ class Grid:
 
 @lru_cache(maxsize=4096)
 def order(group: Group) -> tuple[int, ...]:
-    """The ranks of a group, counterparts side by side.
+    """Return the ranks of a group, counterparts side by side.
 
     >>> order(((0, 1), (2, 3)))
     (0, 2, 1, 3)
@@ -91,7 +91,7 @@ def order(group: Group) -> tuple[int, ...]:
 
 
 def whole(groups: Groups | None, size: int) -> Groups:
-    """The hierarchy without the levels that have a single group; one of all ranks where there is none."""
+    """Return the hierarchy without the levels that have a single group; one of all ranks where there is none."""
     least = simplified(groups or tuple(range(size)))
     assert sorted(order(least)) == list(range(size)), f"{groups} are not ranks 0 to {size - 1}, each once"
     return (least,) if isinstance(least, int) else least
@@ -105,12 +105,12 @@ def simplified(group: Group) -> Group:
 
 
 def depth(group: Group) -> int:
-    """How many levels a group has: 0 of a rank, 1 of an innermost group, all of whose members are ranks."""
+    """Return how many levels a group has: 0 of a rank, 1 of an innermost group, all of whose members are ranks."""
     return 0 if isinstance(group, int) else 1 + max(map(depth, group))
 
 
 def innermost(group: Group) -> list[tuple[int, ...]]:
-    """The groups that have ranks only.
+    """Return the groups that have ranks only.
 
     >>> innermost((0, (1, (2, 3))))
     [(2, 3)]
@@ -124,12 +124,12 @@ def innermost(group: Group) -> list[tuple[int, ...]]:
 
 
 def of_level(group: Group, algorithms: Schedulers) -> Scheduler:
-    """The algorithm for a group's level."""
+    """Return the algorithm for a group's level."""
     return algorithms[-min(depth(group), len(algorithms))]
 
 
 def by_owner(owner: Sequence[int]) -> dict[int, list[int]]:
-    """The chunks that each rank owns."""
+    """Return the chunks that each rank owns."""
     held: dict[int, list[int]] = {}
     for chunk, rank in enumerate(owner):
         held.setdefault(rank, []).append(chunk)
@@ -141,7 +141,7 @@ def group_of(rank: int, groups: Groups) -> Group:
 
 
 def shape(group: Group) -> Group:
-    """What a group has in common with those that are built like it."""
+    """Return what a group has in common with those that are built like it."""
     return 0 if isinstance(group, int) else tuple(map(shape, group))
 
 
@@ -171,7 +171,7 @@ def abreast(rank: int, tasks: Iterable[Task], algorithm: Scheduler) -> Iterator[
 
 
 def consecutive(numbers: Sequence[int]) -> list[range]:
-    """Numbers as runs, in their order.
+    """Return numbers as runs, in their order.
 
     >>> consecutive([4, 5, 0, 1])
     [range(4, 6), range(0, 2)]
@@ -182,12 +182,12 @@ def consecutive(numbers: Sequence[int]) -> list[range]:
 
 
 def laid(begin: int, lengths: Iterable[int]) -> list[range]:
-    """Runs of these lengths, one after the other."""
+    """Return runs of these lengths, one after the other."""
     return [range(a, b) for a, b in neighbours(accumulate(lengths, initial=begin))]
 
 
 def lanes_of_pieces(sets: Sequence[Sequence[int]]) -> list[list[range]]:
-    """Lanes that have a run of each set, for algorithms that never send the chunks of two sets as one run.
+    """Return lanes that have a run of each set, for algorithms that never send the chunks of two sets as one run.
 
     >>> lanes_of_pieces([[0, 1, 4], [2, 3]])
     [[range(0, 2), range(2, 4)], [range(4, 5), range(0, 0)]]
@@ -196,7 +196,7 @@ def lanes_of_pieces(sets: Sequence[Sequence[int]]) -> list[list[range]]:
 
 
 def lanes_in_order(sets: Sequence[Sequence[int]]) -> list[list[range]]:
-    """Lanes in which the runs of the sets follow each other without a gap.
+    """Return lanes in which the runs of the sets follow each other without a gap.
 
     >>> lanes_in_order([[0, 1, 4], [2, 3, 6]])
     [[range(0, 2), range(2, 4)], [range(4, 5), range(5, 5)], [range(6, 6), range(6, 7)]]

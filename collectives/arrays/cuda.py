@@ -85,7 +85,7 @@ class Cuda(SharingDevice):
         self.runtime.streamWaitEvent(self.current_stream(), event.ptr)
 
     def current_stream(self) -> int:
-        """The caller's, as CUDA knows it."""
+        """Return the caller's stream, as CUDA knows it."""
         return self.xp.cuda.get_current_stream(self.index).ptr
 
     def synchronize(self) -> None:
@@ -150,7 +150,7 @@ class OpenedEvent:
 
 @cache
 def stream(index: int) -> Any:
-    """On which the work of collectives is done, whichever library's arrays they are of."""
+    """Return the stream of collectives, whichever library's arrays they are of."""
     import cupy
 
     with cupy.cuda.Device(index):
@@ -159,6 +159,6 @@ def stream(index: int) -> Any:
 
 @cache
 def cuda(index: int, library: str = "cupy") -> Device:
-    """The device of that index as a library's arrays are on it."""
+    """Return the device of that index as a library's arrays are on it."""
     kind = TorchCuda if library == "torch" else Cuda
     return kind(index, environment.mpi_reads_device_memory())

@@ -62,22 +62,22 @@ class Launch(NamedTuple):
 
 
 def fold(op: str, out: Any, sources: Sequence[Any], divisor: int = 1, stream: Any = None) -> None:
-    """out = (sources[0] op sources[1] op ...) / divisor: `folding`, run once."""
+    """Compute out = (sources[0] op sources[1] op ...) / divisor: `folding`, run once."""
     folding(op, out, sources, divisor)(stream)
 
 
 def cast(out: Any, source: Any, stream: Any = None) -> None:
-    """out = source, two arrays of floats, rounded to nearest; or of one dtype."""
+    """Copy `source` to `out`, two arrays of floats, rounded to nearest; or of one dtype."""
     folding("max" if out.dtype == bool else "sum", out, [source])(stream)
 
 
 def divide(x: Any, divisor: int, stream: Any = None) -> None:
-    """x /= divisor, in place; 16-bit floats in float32, integers toward zero."""
+    """Divide in place; 16-bit floats in float32, integers toward zero."""
     folding("avg", x, [x], divisor)(stream)
 
 
 def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Launch:
-    """The launch of out = (sources[0] op sources[1] op ...) / divisor, elementwise and in that order.
+    """Return the launch of out = (sources[0] op sources[1] op ...) / divisor, elementwise and in that order.
 
     `out` and the sources are flat arrays of one length; a source may be `out` itself, and an integer, the address of
     numbers of `out`'s dtype.  Sources of floats may be of another float dtype than `out`, one for all.  Only "avg" has
@@ -121,7 +121,7 @@ def check(op: str, out: Any, sources: Sequence[Any], given: np.dtype, divisor: i
 
 
 def check_overlap(source: int, nbytes: int, out: Any) -> None:
-    """In place is fine: what is stored was loaded by the same thread before."""
+    """Refuse a partial overlap.  In place is fine: what is stored was loaded by the same thread before."""
     start = views.pointer(out)
     apart = source + nbytes <= start or start + out.nbytes <= source
     if not apart and (source, nbytes) != (start, out.nbytes):
@@ -129,7 +129,7 @@ def check_overlap(source: int, nbytes: int, out: Any) -> None:
 
 
 def dtype_of(out: Any, sources: Sequence[Any]) -> np.dtype:
-    """What all sources are of."""
+    """Return the dtype that all sources have."""
     dtypes = {out.dtype if isinstance(source, int) else source.dtype for source in sources} or {out.dtype}
     if len(dtypes) != 1:
         raise ValueError(f"sources of {' and '.join(sorted(map(str, dtypes)))}: pass sources of one dtype")
@@ -141,7 +141,7 @@ def address(source: Any) -> int:
 
 
 def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int, divisor: int) -> KernelChoice:
-    """Which kernel it is that folds.  It loads from as many sources at a time as divide all of them, up to 8.
+    """Choose the kernel.  It loads from as many sources at a time as divide all of them, up to 8.
 
     >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
     KernelChoice(name='fold<Sum, float, float, 3>', num_elements=10, sizes=[4, 4, 4, 4])
@@ -155,7 +155,7 @@ def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int,
 
 
 def number(dtype: np.dtype, op: str) -> str:
-    """A dtype in C++.  Signed integers are unsigned where that makes no difference but that they wrap."""
+    """Name a dtype in C++.  Signed integers are unsigned where that makes no difference but that they wrap."""
     if str(dtype) in FLOATS:
         return FLOATS[str(dtype)]
     if dtype in views.COMPLEX:
@@ -165,7 +165,7 @@ def number(dtype: np.dtype, op: str) -> str:
 
 
 def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[int, int, int]:
-    """Elements before one that is aligned in all arrays, blocks from there on, and elements after these.
+    """Count elements before one that is aligned in all arrays, blocks from there on, and elements after these.
 
     Where no element is aligned in all, all come before.
 
@@ -180,7 +180,7 @@ def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[in
 
 
 def num_blocks(work: int, device: int) -> int:
-    """Of threads: as many as there are pieces of work, up to where each thread may as well take several."""
+    """Count blocks of threads: one for each piece of work, up to where each thread may as well take several."""
     return min(-(-work // BLOCK_THREADS), num_multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR)
 
 
@@ -193,7 +193,7 @@ def num_multiprocessors(device: int) -> int:
 
 @cache
 def kernel(name: str, device: int) -> Any:
-    """An instance of the template `fold`, for the device, which is current."""
+    """Return an instance of the template `fold`, for the device, which is current."""
     import cupy
 
     module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS, name_expressions=(name,))

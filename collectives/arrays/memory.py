@@ -82,15 +82,15 @@ class Windows:
     keys: list[int] = field(default_factory=list)
 
     def window_of(self, view: Any) -> Window | None:
-        """The window in which a flat array lies, if it lies in one."""
+        """Return the window in which a flat array lies, if it lies in one."""
         return self.by_key.get(self.key_of(view))
 
     def key_of(self, view: Any) -> int:
-        """The key of the window in which a flat array lies; 0 for one that is in none, is empty, or None."""
+        """Return the key of the window in which a flat array lies; 0 for one that is in none, is empty, or None."""
         return self.key_at(pointer(view)) if view is not None and len(view) else 0
 
     def key_at(self, address: int) -> int:
-        """The key of the window in which an address is, or 0."""
+        """Return the key of the window in which an address is, or 0."""
         nth = bisect_right(self.begins, address) - 1
         return self.keys[nth] if nth >= 0 and address < self.ends[nth] else 0
 
@@ -130,13 +130,13 @@ class SymmetricMemory:
         self.kinds: dict[int, int] = {0: 0}
 
     def kind(self, key: int) -> int:
-        """What memory a window is to collectives: 0 for none, 1 for one that all these ranks have, or its own kind."""
+        """Classify a window for collectives: 0 for none, 1 for one that all these ranks have, or its own key."""
         if key not in self.kinds:
             self.kinds[key] = 1 if self.windows.by_key[key].bases.keys() >= set(self.world_ranks) else key
         return self.kinds[key]
 
     def allocate(self, nbytes: int) -> Lease:
-        """At least `nbytes` of memory, as much as any rank asks for.  Collective.
+        """Allocate at least `nbytes` of memory, as much as any rank asks for.  Collective.
 
         Raises: InputError on every rank where a node has not enough shared memory.
         """
@@ -154,11 +154,11 @@ class SymmetricMemory:
         return self.lease(min(fitting, key=lambda block: block.nbytes))
 
     def next_key(self) -> int:
-        """A key for a window, of the first rank's making."""
+        """Make a key for a window, on the first rank; 0 on others."""
         return (self.world_ranks[0] << 32 | self.windows.num_made) + 1 if self.is_first else 0
 
     def make_blocks(self, key: int, nbytes: int) -> list[Block]:
-        """A new window, as one block or, where they are small, as many."""
+        """Make a window, and divide it into blocks where these are small."""
         number = self.slab_bytes // nbytes if nbytes <= self.slab_bytes // 16 else 1
         window = self.make_window(key, number * nbytes)
         self.windows.add(window)
@@ -216,7 +216,7 @@ class SymmetricMemory:
 
 
 def shared_folder() -> str:
-    """The folder whose files are memory; where the system has none, one for files that go."""
+    """Return the folder whose files are memory; where the system has none, one for files that go."""
     return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 
 
@@ -244,5 +244,5 @@ def map_file(path: str) -> tuple[np.ndarray | None, str]:
 
 
 def array(lease: Lease, count: int, dtype: np.dtype) -> np.ndarray:
-    """A flat array at the beginning of leased memory, which it keeps."""
+    """Return a flat array at the beginning of leased memory, which it keeps."""
     return np.asarray(lease)[: count * dtype.itemsize].view(dtype)

@@ -18,17 +18,17 @@ probe = np.array([PROBE], np.int64)
 
 
 def invitation() -> list[int]:
-    """Where another process finds a number that it knows."""
+    """Return where another process finds a number that it knows."""
     return [os.getpid(), probe.ctypes.data]
 
 
 def accept(invitations: list[list[int]]) -> bool:
-    """Whether this process can read the number in each of the others."""
+    """Return whether this process can read the number in each of the others."""
     return all(pid == os.getpid() or read(pid, address) == PROBE for pid, address in invitations)
 
 
 def read(pid: int, address: int) -> int | None:
-    """An integer in another process's memory, None where the system does not let us."""
+    """Return an integer in another process's memory, None where the system does not let us."""
     here = np.zeros(1, np.int64)
     call = getattr(ctypes.CDLL(None), "process_vm_readv", None)
     if call is None:

@@ -40,12 +40,12 @@ class Range(NamedTuple):
         return f"{f'{begin} and {end}' if self.open else f'from {self.least} to {self.most}'} {self.unit}".rstrip()
 
     def whole(self, text: str) -> int:
-        """A whole number on a command line."""
+        """Parse a whole number on a command line."""
         number = int(text) if re.fullmatch(r"-?\d{1,30}", text, re.ASCII) else None
         return self._refused_unless_in(text, number, "a whole number")
 
     def number(self, text: str) -> float:
-        """A number on a command line."""
+        """Parse a number on a command line."""
         try:
             number = float(text)
         except ValueError:
@@ -73,12 +73,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def value_type(hint: Any) -> Any:
-    """int of `int | None`, for example."""
+    """Return int for `int | None`, for example."""
     return next((kind for kind in get_args(hint) if kind is not type(None)), hint) if hint != list[str] else list
 
 
 def refusal(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> str:
-    """What is wrong with a setting of the type `hint`; empty for nothing.
+    """Return what is wrong with a setting of the type `hint`; empty for nothing.
 
     >>> refusal("lr", -1.0, float, {"range": Range(0, 100, open="above")})
     'lr=-1.0 must be above 0 and at most 100'
@@ -111,7 +111,7 @@ def check(settings: Any) -> None:
 
 
 def num_bytes(text: str) -> int:
-    """A size, with K, M or G for 2^10, 2^20 or 2^30.
+    """Parse a size, with K, M or G for 2^10, 2^20 or 2^30.
 
     >>> num_bytes("8"), num_bytes("64K")
     (8, 65536)
@@ -126,7 +126,7 @@ def num_bytes(text: str) -> int:
 
 
 def size_in_words(nbytes: int) -> str:
-    """A size as `num_bytes` takes it.
+    """Format a size as `num_bytes` takes it.
 
     >>> [size_in_words(nbytes) for nbytes in (8, 65536, 3 << 20)]
     ['8', '64K', '3M']
@@ -138,7 +138,7 @@ def size_in_words(nbytes: int) -> str:
 
 
 def ladder(begin: int, end: int, factor: int) -> tuple[int, ...]:
-    """From `begin` to `end`, each `factor` times the one before.
+    """List sizes from `begin` to `end`, each `factor` times the one before.
 
     >>> ladder(8, 1000, 4)
     (8, 32, 128, 512)

@@ -31,7 +31,7 @@ class Background:
         self.ended = False
 
     def attend(self) -> None:
-        """There is something to do."""
+        """Wake the thread: there is something to do."""
         if self.allowed and self.thread is None:
             self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
             self.thread.start()

@@ -99,7 +99,7 @@ class Meeting:
             self.turn = (self.turn + 1) % TURNS  # who is slow waits for no later work than that of this meeting
 
     def arrive(self) -> Iterator[Waitable]:
-        """Barrier on the host."""
+        """Wait at a barrier on the host."""
         yield from self.arrival.run(self.device)
 
 
@@ -148,7 +148,7 @@ class DeviceProgramBinder(ProgramBinder):
         channel: Channel | None = None,
         binding: int = 0,
     ) -> DeviceProgram:
-        """As `bind`, for arrays on devices: these, and no others."""
+        """Bind as on the host, but for these arrays and no others."""
         rounds = [moves for part in parts for moves in part]
         space = Space.of(rounds, [chunk.length for chunk in chunks], len(self.world_ranks), cut, fold.dtype)
         lease = self.device_memory.allocate(TURNS * space.turn_bytes)
@@ -167,7 +167,7 @@ class DeviceProgramBinder(ProgramBinder):
     def registers(
         self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], lease: Lease, turn: int
     ) -> list[int]:
-        """The addresses in all registers of these ranks, for a run that begins with a staging buffer."""
+        """Return the addresses in all registers of these ranks, for a run that begins with a staging buffer."""
         registers = [0] * NUM_REGISTERS * len(ranks)
         block = lease.block
         for nth, rank in enumerate(ranks):

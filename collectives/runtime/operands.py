@@ -222,10 +222,10 @@ def call_facts(spec: Collective, facts: Sequence[int]) -> CallFacts:
 
 
 def reads_results(spec: Collective) -> bool:
-    """Whether ranks read the sums of others in a direct algorithm: their results must be within reach, too."""
+    """Return whether ranks read the sums of others in a direct algorithm: their results must be within reach, too."""
     return spec.reduces and spec.gets is Chunks.ALL
 
 
 def in_one_window(highest: int, negated: int) -> bool:
-    """Whether the arrays of all ranks lie in one window."""
+    """Return whether the arrays of all ranks lie in one window."""
     return highest == -negated and highest > 0

@@ -54,7 +54,7 @@ class Network(NamedTuple):
         return self.nic or Link(0.0, self.between.beta_s_per_byte)
 
     def folding_s(self, nbytes: float) -> float:
-        """From the end of a message from another node until it is folded: most of that goes on while it comes."""
+        """Return the time from the end of a message between nodes until it is folded, most of it while it comes."""
         late = max(0.0, nbytes - self.segment_bytes)
         slower = max(0.0, self.gamma_s_per_byte - self.between.beta_s_per_byte)
         return (nbytes - late) * self.gamma_s_per_byte + late * slower
@@ -64,7 +64,7 @@ NETWORK = Network()
 
 
 def on_device(network: Network) -> Network:
-    """The speeds with arrays in device memory, of which none was measured: orders of magnitude.
+    """Return the speeds with arrays in device memory, of which none was measured: orders of magnitude.
 
     A message goes through host memory at both ends: 10 us for a copy that the host waits for, and 50 GB/s, a PCIe link
     of the fifth generation.  A byte of another rank's memory comes at 400 GB/s, NVLink's of the fourth.  Ranks meet by
@@ -140,7 +140,7 @@ def predict(
     network: Network = NETWORK,
     groups: Groups | None = None,
 ) -> float:
-    """Seconds that an algorithm takes on a vector of `nbytes`, in chunks of nbytes/size.
+    """Predict the seconds that an algorithm takes on a vector of `nbytes`, in chunks of nbytes/size.
 
     A hierarchical one works in `groups`, by default the nodes.
 
@@ -158,7 +158,7 @@ def price(rounds: Profile, chunk_bytes: float, network: Network) -> float:
 
 
 def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
-    """How long one rank is at its part of a round."""
+    """Return how long one rank is at its part of a round."""
     work, crowd = load.work, max(1.0, load.busy / network.cores)
     near, far, gate = network.within, network.between, network.gate
 
@@ -187,7 +187,7 @@ def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
 
 
 def count(rounds: Profile) -> Count:
-    """What an algorithm's cost line says in words."""
+    """Count what an algorithm's cost line says in words."""
 
     def busiest(chunks: Callable[[Work], float]) -> int:
         return sum(times * int(max(chunks(load.work) for load in loads)) for loads, times in rounds)
@@ -203,7 +203,7 @@ def count(rounds: Profile) -> Count:
 
 @cache
 def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Groups | None = None) -> Profile:
-    """The rounds of an algorithm, counted once for vectors of all lengths."""
+    """Count the rounds of an algorithm, once for vectors of all lengths."""
     programs = RankPrograms(row, nodes, root, groups)
     num_rounds = max(programs.of(root).ends, default=0)
     limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, num_rounds), COUNTED_CHUNKS // size)
@@ -212,7 +212,7 @@ def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Grou
 
 
 def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
-    """The ranks to count: all, or about `limit` of them, from the root's node, the largest, and others.
+    """Return the ranks to count: all, or about `limit` of them, from the root's node, the largest, and others.
 
     Where all ranks do alike, as in a ring, that loses nothing; elsewhere a round's slowest rank may be missed.
 
@@ -227,7 +227,7 @@ def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
 
 
 def spread(items: Sequence[T], number: int) -> list[T]:
-    """So many of the items, or all, from the first to the last."""
+    """Return `number` of the items, or all, from the first to the last."""
     if len(items) <= number:
         return list(items)
     return [items[i * (len(items) - 1) // max(1, number - 1)] for i in range(number)]
@@ -240,7 +240,7 @@ def tally(schedules: Mapping[int, Sequence[Round]], nodes: Nodes) -> Profile:
 
 
 def merged(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
-    """From one end of any rank's stretch to the next, what the ranks do."""
+    """Merge ranks' programs: what they do from one end of any rank's stretch to the next."""
     size = sum(map(len, nodes))
     members = [(frozenset(node), [rank for rank in node if rank in programs]) for node in nodes]
     members = [(node, ranks) for node, ranks in members if ranks]
@@ -260,7 +260,7 @@ def merged(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
 
 
 def loads_of(works: Sequence[Work], length: int) -> set[Load]:
-    """The different loads in a node of so many ranks in a round."""
+    """Return the different loads in a node of so many ranks in a round."""
     scale = length / len(works)
     busy = scale * sum(work != NO_WORK for work in works)
     leaving, arriving = (together(ways, scale) for ways in ([w.far_out for w in works], [w.far_in for w in works]))

@@ -112,7 +112,7 @@ class Rerun(NamedTuple):
 
 
 def repeated(rounds: list[Round], width: int, num_scratch: int) -> list[Round]:
-    """`RUNS` runs of one rank, whose scratch chunks, from `width` on, change places with another set every time."""
+    """Repeat a rank's rounds `RUNS` times; scratch chunks, from `width` on, alternate with another set."""
 
     def other(run: range) -> range:
         by = num_scratch if run.start >= width else 0
@@ -239,7 +239,7 @@ class World:
             self.landings[rank].append(Landing(rank, here, total))
 
     def rerun(self, rank: int) -> None:
-        """The result is taken, and the caller overwrites what is his: a race if another still reads it."""
+        """Take the result, and have the caller overwrite what is his: a race if another still reads it."""
         self.check_result(rank)
         self.landings[rank] += [Landing(rank, c, v) for c, v in self.before[rank].items()]
 
@@ -283,7 +283,7 @@ class World:
         self.pending[receive.rank] -= 1
 
     def value(self, rank: int, owner: int, chunk: int, move) -> Value:
-        """What `rank` reads in a chunk of `owner`'s."""
+        """Return what `rank` reads in a chunk of `owner`'s."""
         if chunk not in self.vectors[owner]:
             whose = "" if owner == rank else f", where rank {owner}"
             raise ContractError(f"{self.at(rank)} would {show(move)}{whose or ', but'} holds nothing in [{chunk}]")
@@ -296,7 +296,7 @@ class World:
         return self.vectors[owner][chunk]
 
     def is_over(self, access: Access, rank: int) -> bool:
-        """Whether `rank` knows that an access is over."""
+        """Return whether `rank` knows that an access is over."""
         return access.rank == rank or access.round < self.seen[rank][access.rank]
 
     def land(self, rank: int) -> None:
@@ -316,7 +316,7 @@ class World:
         self.rounds[rank] += 1
 
     def folded(self, rank: int, left: Value, right: Value) -> Value:
-        """left + right"""
+        """Add two values."""
         if self.in_order:
             last = right.ranks.bit_length() // BITS
             if (left.ranks, right.ranks) != (contributions(range(last)), contributions((last,))):
@@ -335,7 +335,7 @@ class World:
         self.writers[owner, chunk] = Access(rank, self.rounds[rank])
 
     def check_disjoint(self, rank: int, moves: Round) -> None:
-        """No chunk is written twice in a round, nor written while it is read; a RecvReduce writes after all Sends."""
+        """Refuse a chunk written twice in a round, or while it is read; a RecvReduce writes after all Sends."""
         written: dict[int, object] = {}
         for move in moves:
             for chunk in move.run if isinstance(move, Recv | RecvReduce | Copy | Get | GetReduce) else ():
@@ -351,7 +351,7 @@ class World:
                 raise ContractError(f"{self.at(rank)} writes [{chunk}] while it would {show(reader)}")
 
     def reads(self, rank: int, moves: Round) -> Iterator[tuple[int, Move]]:
-        """The own chunks that a round reads."""
+        """Yield the own chunks that a round reads."""
         for move in moves:
             match move:
                 case Send(_, run) | Copy(run, _) | Put(_, run, _):

@@ -84,11 +84,11 @@ class Collective(NamedTuple):
         return (*(name for name in self.takes if name != "out"), "algorithm")
 
     def reads(self, rank: int, root: int) -> bool:
-        """Whether `x` counts on a rank."""
+        """Return whether `x` counts on a rank."""
         return bool(self.gives.on(rank, rank + 1, root))
 
     def writes(self, rank: int, root: int) -> bool:
-        """Whether a rank gets a result that is not its own `x`, as that of a broadcast is on the root."""
+        """Return whether a rank gets a result that is not its own `x`, as that of a broadcast is on the root."""
         is_its_own = self.in_place and self.gives is Chunks.ALL_ON_ROOT and rank == root
         return bool(self.gets.on(rank, rank + 1, root)) and not is_its_own
 

@@ -22,7 +22,7 @@ class Topology:
 
     @classmethod
     def from_ids(cls, ids: Sequence[int], levels: Sequence[int] | None = None) -> "Topology":
-        """From any number that ranks of a node have in common.
+        """Make one from any number that ranks of a node have in common.
 
         >>> Topology.from_ids([7, 7, 3, 3]).nodes
         ((0, 1), (2, 3))
@@ -65,7 +65,7 @@ class Topology:
 
 
 def divided(ranks: Sequence[int], levels: Sequence[int]) -> Groups:
-    """Consecutive ranks in groups of `levels[0]`, and so on inside; the last group of a level may be smaller."""
+    """Divide consecutive ranks into groups of `levels[0]`, and so on inside; the last group may be smaller."""
     if not levels:
         return tuple(ranks)
     length, *below = levels
@@ -73,7 +73,7 @@ def divided(ranks: Sequence[int], levels: Sequence[int]) -> Groups:
 
 
 def refuse_levels(levels: Any) -> str:
-    """What is wrong with a caller's `levels`, if anything is.
+    """Return what is wrong with a caller's `levels`, if anything is.
 
     >>> refuse_levels([4, 4])[:67]
     'levels=[4, 4] must be positive integers, each smaller than the one '

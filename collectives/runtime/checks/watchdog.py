@@ -192,7 +192,7 @@ class Watchdog:
 
 
 def report_of(record: Record, wait: Wait | None, times: Times, main: threading.Thread) -> Report:
-    """Of this rank, by any of its threads."""
+    """Report on this rank, from any of its threads."""
     entries = record.entries()
     numbers = {calls.label: calls.number for calls in list(record.communicators)}
     said = {(entry.call.calls.label, entry.number): entry.call.said for entry in entries}
@@ -210,7 +210,7 @@ def report_of(record: Record, wait: Wait | None, times: Times, main: threading.T
 
 
 def awaited_by(wait: Wait, entries: Sequence[Entry]) -> Entry | None:
-    """The call that a wait is part of: the latest, where the ranks agree on it with plans of the library's own."""
+    """Return the call that a wait is part of: the latest, where the ranks agree with plans of the library's own."""
     if wait.words:
         return None
     if wait.plan is not None and wait.plan.call is not None:
@@ -239,7 +239,7 @@ def before(entries: Sequence[Entry]) -> str:
 
 
 def account(reports: Mapping[int, Report], asked: Iterable[int], size: int) -> str:
-    """What the ranks that were asked have reported, and what follows, a line each."""
+    """Format the reports of the ranks that were asked, and what follows from them, a line each."""
     silent = "does not answer: it is stopped, has died, or is in code that lets no other thread run"
     lines = [f"rank {rank} of {size} {reports[rank].words if rank in reports else silent}" for rank in asked]
     for awaited in dict.fromkeys((r.awaited.label, r.awaited.number) for _, r in sorted(reports.items()) if r.awaited):
@@ -248,7 +248,7 @@ def account(reports: Mapping[int, Report], asked: Iterable[int], size: int) -> s
 
 
 def verdict(reports: Mapping[int, Report], label: str, number: int) -> list[str]:
-    """Who of those that should be in a call is not, or is in another one."""
+    """Name the ranks that should be in a call and are not, or are in another one."""
     awaited = next(r.awaited for _, r in sorted(reports.items()) if r.awaited and r.awaited[1:3] == (label, number))
     late = [r for r in awaited.members if r in reports and reports[r].numbers.get(label, 0) < number]
     silent = [r for r in awaited.members if r not in reports]
@@ -265,6 +265,6 @@ def verdict(reports: Mapping[int, Report], label: str, number: int) -> list[str]
 
 
 def ranks(some: Iterable[int]) -> str:
-    """As in "rank 1" or "ranks 0-3"."""
+    """Name ranks, as in "rank 1" or "ranks 0-3"."""
     numbers = list(some)
     return f"rank{'s' * (len(numbers) > 1)} {show_ranks(numbers)}"

@@ -53,7 +53,7 @@ class Tuning:
     measured: bool = False  # the network, without a file
 
     def find(self, case: Case, nbytes: int) -> str | None:
-        """The algorithm that was the fastest there, if that was measured."""
+        """Return the algorithm that was the fastest there, if that was measured."""
         return next((name for limit, name in self.fastest.get(case, ()) if nbytes <= limit), None)
 
 
@@ -62,7 +62,7 @@ Candidates = tuple[Algorithm, ...]  # rows of one collective that can be run
 
 
 def usable(rows: Sequence[Algorithm], reach: Reach) -> Candidates:
-    """The rows within reach."""
+    """Return the rows within reach."""
     return tuple(row for row in rows if row.reach <= reach)
 
 
@@ -77,7 +77,7 @@ def choose(
     memory: str = "ordinary",
     groups: Groups | None = None,
 ) -> str:
-    """The algorithm, one of the candidates, for a vector of `nbytes`."""
+    """Choose one of the candidates for a vector of `nbytes`."""
     measured = tuning.find(Case(collective, memory, size, len(nodes)), nbytes)
     if measured in [row.name for row in candidates]:
         return measured
@@ -93,7 +93,7 @@ def ranking(
     groups: Groups | None = None,
     memory: str = "symmetric",
 ) -> list[tuple[str, float]]:
-    """The candidates' names and predicted seconds, best first; of equal ones, the registry's first.
+    """Return the candidates' names and predicted seconds, best first; of equal ones, the registry's first.
 
     >>> from collectives.algorithms import find
     >>> rows = find("all_reduce", "ring"), find("all_reduce", "recursive_doubling")
@@ -113,7 +113,7 @@ def ranking(
 
 
 def speeds_of(row: Algorithm, network: Network, memory: str) -> Network:
-    """The speeds at which ranks read each other's arrays: through the system, more slowly than in shared memory."""
+    """Return the speeds of reading others' arrays: through the system, more slowly than in shared memory."""
     if row.reach < Reach.ARRAYS or memory != "ordinary":
         return network
     alpha, beta = network.system
@@ -121,7 +121,7 @@ def speeds_of(row: Algorithm, network: Network, memory: str) -> Network:
 
 
 def copied_before(row: Algorithm, nbytes: int, size: int) -> float:
-    """Bytes that go to a working vector ahead of the rounds, where an algorithm by messages needs one."""
+    """Return bytes that go to a working vector ahead of the rounds, where an algorithm by messages needs one."""
     share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
     return 0.0 if row.reach >= Reach.STAGES else nbytes * share
 
@@ -136,7 +136,7 @@ def explain(
     memory: str = "ordinary",
     groups: Groups | None = None,
 ) -> str:
-    """What is chosen, why, and what the model predicts for all candidates, in a few lines."""
+    """Say what is chosen, why, and what the model predicts for all candidates, in a few lines."""
     chosen = choose(collective, nbytes, candidates, size, nodes, tuning, memory, groups)
     case = Case(collective, memory, size, len(nodes))
     where = f"{size} rank{'s' * (size != 1)} of {len(nodes)} node{'s' * (len(nodes) != 1)}"
@@ -156,7 +156,7 @@ def reason(case: Case, nbytes: int, chosen: str, tuning: Tuning) -> str:
 
 
 def limits(winners: Sequence[tuple[int, str]]) -> Limits:
-    """From the fastest algorithm of each measured size, ascending.
+    """Derive limits from the fastest algorithm of each measured size, ascending.
 
     >>> limits([(8, "bruck"), (32, "bruck"), (128, "ring")])
     ((64, 'bruck'), (256, 'ring'))
@@ -167,7 +167,7 @@ def limits(winners: Sequence[tuple[int, str]]) -> Limits:
 
 
 def to_json(tuning: Tuning) -> str:
-    """A tuning file's text."""
+    """Format a tuning file."""
     head = {"version": VERSION, "environment": tuning.environment, "network": network_to_json(tuning.network)}
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     rows = [f"  {json.dumps(case._asdict() | {'up_to_bytes': limits})}" for case, limits in tuning.fastest.items()]
@@ -179,7 +179,7 @@ def network_to_json(network: Network) -> dict[str, Any]:
 
 
 def read_tuning(path: Path) -> str:
-    """A tuning file's text.
+    """Format a tuning file.
 
     Raises: ValueError with the remedy.
     """
@@ -192,7 +192,7 @@ def read_tuning(path: Path) -> str:
 
 
 def parse_tuning(text: str, source: str) -> Tuning:
-    """What a tuning file says that was read from `source`.
+    """Parse a tuning file that was read from `source`.
 
     Raises: ValueError that says what is wrong with it, and the remedy.
     """
@@ -211,7 +211,7 @@ def parse_tuning(text: str, source: str) -> Tuning:
 
 
 def take(data: Any, name: str, kind: type) -> Any:
-    """A field of a JSON object, which must be there and of that type."""
+    """Return a field of a JSON object, which must be there and of that type."""
     if not isinstance(data, dict) or name not in data:
         raise ValueError(f"{name!r} is missing")
     if not isinstance(data[name], kind) or isinstance(data[name], bool):
@@ -227,7 +227,7 @@ def parse_network(data: dict[str, Any]) -> Network:
 
 
 def numbers(data: dict[str, Any], *names: str) -> list[float]:
-    """Fields that must be positive numbers."""
+    """Return fields that must be positive numbers."""
     for name in names:
         number = data.get(name)
         if not isinstance(number, int | float) or not 0 < number < math.inf:

@@ -44,7 +44,7 @@ class Kept(NamedTuple):
 
 
 def place(names: Sequence[str], nodes: Sequence[Sequence[int]], mpi: str) -> LinkKey:
-    """From the host name of every rank.
+    """Make a key from the host name of every rank.
 
     >>> place(["a", "a", "b"], ((0, 1), (2,)), "MPICH 5.0.2").hosts
     (('a', 2), ('b', 1))
@@ -61,7 +61,7 @@ def any_kept() -> bool:
 
 
 def read(path: Path | None) -> str:
-    """A file's text; nothing if it can't be read."""
+    """Return a file's text; nothing if it can't be read."""
     try:
         return path.read_text(errors="replace") if path else ""
     except OSError:
@@ -69,7 +69,7 @@ def read(path: Path | None) -> str:
 
 
 def doubt(network: Network) -> str:
-    """Why speeds can't be those of a quiet machine; empty if they can.
+    """Return why speeds can't be those of a quiet machine; empty if they can.
 
     >>> from collectives.schedule.cost import NETWORK
     >>> doubt(NETWORK), doubt(NETWORK._replace(meet_s=0.041))
@@ -85,7 +85,7 @@ def doubt(network: Network) -> str:
 
 
 def parse(text: str) -> Kept | None:
-    """What a file says; None for one that is broken or can't be believed, which the next measurement replaces."""
+    """Parse a file; None for one that is broken or can't be believed, which the next measurement replaces."""
     try:
         data = json.loads(text)
         if take(data, "version", int) != VERSION:
@@ -116,7 +116,7 @@ def keep(kept: Kept) -> str:
 
 
 def latest() -> Kept | None:
-    """What has been measured last, on whatever hosts."""
+    """Return what has been measured last, on whatever hosts."""
     folder = environment.links_folder()
     files = sorted(folder.glob("links-*.json"), key=lambda path: path.stat().st_mtime) if folder else []
     return next((kept for path in reversed(files) if (kept := parse(read(path)))), None)
