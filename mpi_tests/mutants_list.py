@@ -91,7 +91,7 @@ ALGORITHMS = [
         ("test_schedule.py", "contract_holds and barrier-dissemination"),
     ),
     mutant(
-        "collectives/algorithms/double_tree.py",
+        "collectives/algorithms/tree.py",
         "(1, 1) if size % 2 else (-1, -1)",
         "(1, 1) if size % 2 else (1, 0)",
         ("test_schedule.py", "cost_line and double_tree"),

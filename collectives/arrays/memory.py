@@ -1,8 +1,10 @@
 """Symmetric memory: arrays that every rank of a node reaches, in files that they map.
 
-`collectives.arrays.device_memory` has the same on devices.
+`collectives.arrays.device_memory` has the same on devices.  Other arrays are read through the system, where it lets one
+process read another's memory: `reads_processes`.
 """
 
+import ctypes
 import mmap
 import os
 import tempfile
@@ -18,6 +20,8 @@ from collectives.arrays.views import pointer
 from collectives.job.errors import InputError
 
 PAGE_BYTES = 4096
+PROBE = 0x1234ABCD
+probe = np.array([PROBE], np.int64)  # a number that other processes try to read
 SLAB_BYTES = 1 << 20  # blocks of up to a sixteenth of it share a window
 
 
@@ -246,3 +250,31 @@ def map_file(path: str) -> tuple[np.ndarray | None, str]:
 def array(lease: Lease, count: int, dtype: np.dtype) -> np.ndarray:
     """Return a flat array at the beginning of leased memory, which it keeps."""
     return np.asarray(lease)[: count * dtype.itemsize].view(dtype)
+
+
+class IoVector(ctypes.Structure):
+    """struct iovec"""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def probe_address() -> list[int]:
+    """Return where another process finds a number that it knows."""
+    return [os.getpid(), probe.ctypes.data]
+
+
+def reads_processes(probes: list[list[int]]) -> bool:
+    """Return whether this process can read the number in each of the others."""
+    return all(pid == os.getpid() or read_process(pid, address) == PROBE for pid, address in probes)
+
+
+def read_process(pid: int, address: int) -> int | None:
+    """Return an integer in another process's memory, None where the system does not let us."""
+    here = np.zeros(1, np.int64)
+    call = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if call is None:
+        return None
+    call.restype = ctypes.c_ssize_t
+    local, remote = IoVector(here.ctypes.data, 8), IoVector(address, 8)
+    done = call(pid, ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), ctypes.c_ulong(0))
+    return int(here[0]) if done == 8 else None

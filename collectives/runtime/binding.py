@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm, Reach
-from collectives.arrays import system
 from collectives.arrays.device_memory import DeviceMemory
+from collectives.arrays.memory import probe_address, reads_processes
 from collectives.arrays.views import address_of
 from collectives.job.errors import InputError
 from collectives.runtime import phases
@@ -107,8 +107,8 @@ class Binder:
     @cached_property
     def reads_processes(self) -> bool:
         """Whether every rank may read and write the others' memory through the system.  Collective."""
-        rows = self.agreement.gather_rows(system.invitation())
-        return not any(self.agreement.highest([not system.accept(rows.tolist())]))
+        rows = self.agreement.gather_rows(probe_address())
+        return not any(self.agreement.highest([not reads_processes(rows.tolist())]))
 
     def out_of_reach(self, row: Algorithm, a: Arguments, facts: CallFacts, shared: DeviceMemory | None) -> str:
         if not facts.on_host and shared is None:

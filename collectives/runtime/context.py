@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.algorithms.groups import Topology, refuse_levels
 from collectives.arrays.device import Device, SharingDevice, host
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import SymmetricMemory, Windows, array
@@ -28,7 +29,6 @@ from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, TAGS
 from collectives.runtime.plan import Progress
 from collectives.runtime.point_to_point import Mailbox
 from collectives.schedule.cost import NETWORK
-from collectives.schedule.topology import Topology, refuse_levels
 
 
 class Context:

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from collectives.algorithms.groups import Topology
 from collectives.arrays.views import dtype_of
 from collectives.schedule.moves import Send
-from collectives.schedule.topology import Topology
 from mpi_tests.helpers.reference import (
     COLLECTIVES,
     COMPLEX,
