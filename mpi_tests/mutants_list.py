@@ -237,8 +237,8 @@ RUNTIME = [
 CHECKS = [
     mutant(
         "collectives/runtime/checks/agreement.py",
-        'else f"{said}#{number}"',
-        'else f"{said}#"',
+        'else f"{description}#{number}"',
+        'else f"{description}#"',
         ("test_disagreement.py", "one_call_behind and 2-ranks", 2),
     ),
     mutant(

@@ -168,8 +168,8 @@ def abreast(rank: int, tasks: Iterable[Task], algorithm: Scheduler) -> Iterator[
         mine = [task for task in tasks if task.turn in range(first, first + at_once) and rank in task.ranks]
         schedules = [embed(algorithm(task.ranks.index(rank), size), task.ranks, task.runs) for task in mine]
         for moves in zip([()] * length, *schedules, strict=True):
-            together = tuple(chain(*moves))
-            yield together[:1] if together and isinstance(together[0], Barrier) else together  # once for all tasks
+            joined = tuple(chain(*moves))
+            yield joined[:1] if joined and isinstance(joined[0], Barrier) else joined  # once for all tasks
 
 
 def consecutive(numbers: Sequence[int]) -> list[range]:

@@ -19,7 +19,7 @@ from collectives.arrays import views
 SOURCE = Path(__file__).with_suffix(".cu")
 OPTIONS = ("--std=c++17", "--fmad=false")
 MAX_SOURCES = 64  # of one launch
-MAX_TOGETHER = 8  # from which one thread loads before it folds
+MAX_AT_ONCE = 8  # from which one thread loads before it folds
 VECTOR_BYTES = 16  # what one load takes, from an address that it divides
 BLOCK_THREADS = 256
 BLOCKS_PER_MULTIPROCESSOR = 32  # some times what one holds, so that none is idle while the last ones run
@@ -147,10 +147,10 @@ def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int,
     KernelChoice(name='fold<Sum, float, float, 3>', num_elements=10, sizes=[4, 4, 4, 4])
     """
     parts = 2 if into in views.COMPLEX and op != "prod" else 1  # complex numbers are folded as twice as many real ones
-    together = max(n for n in range(1, MAX_TOGETHER + 1) if num_sources % n == 0)
+    at_once = max(n for n in range(1, MAX_AT_ONCE + 1) if num_sources % n == 0)
     if op == "avg" and divisor == 1:
         op = "sum"
-    name = f"fold<{op.capitalize()}, {number(given, op)}, {number(into, op)}, {together}>"
+    name = f"fold<{op.capitalize()}, {number(given, op)}, {number(into, op)}, {at_once}>"
     return KernelChoice(name, count * parts, [into.itemsize // parts, *[given.itemsize // parts] * num_sources])
 
 

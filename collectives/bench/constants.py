@@ -121,8 +121,8 @@ def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int
     most = min(map(len, all_pairs))
     if most == 1:
         return alone, None
-    together = link_of_pairs(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], FAR_BYTES)
-    more = [(b - a) / (most - 1) for a, b in zip(alone, together, strict=True)]
+    at_once = link_of_pairs(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], FAR_BYTES)
+    more = [(b - a) / (most - 1) for a, b in zip(alone, at_once, strict=True)]
     return alone, Link(*(min(max(LEAST_S, m), a) for m, a in zip(more, alone, strict=True)))
 
 

@@ -64,14 +64,14 @@ def stated_cores() -> int | None:
         raise ValueError(f"COLLECTIVES_CORES={error}: write a number of cores, or unset it") from None
 
 
-def crowded(local_ranks: int = 1) -> bool:
+def oversubscribed(local_ranks: int = 1) -> bool:
     """Return whether this machine runs more ranks than it has cores, so that waiting ranks must give theirs up."""
     return max(local_ranks, first_int(LOCAL_RANKS, 1)) > cores()
 
 
 def before_mpi() -> None:
     """Set what the MPI library reads when it starts.  Call before mpi4py.MPI is imported."""
-    if crowded():
+    if oversubscribed():
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 

@@ -83,7 +83,7 @@ class Arguments:
         return counts
 
     @property
-    def asked(self) -> list[str]:
+    def demands(self) -> list[str]:
         """What is asked of the algorithm besides, in the caller's words."""
         wire = [] if self.wire_dtype is None else [f"wire_dtype={self.wire_dtype}"]
         return wire + ["reproducible=True"] * bool(self.reproducible)
@@ -95,7 +95,7 @@ class Arguments:
     def able(self, reach: Reach = Reach.ARRAYS) -> list[str]:
         """Return the names of the algorithms that can do what was asked."""
         usable = [r for r in rows(self.collective, self.size, self.send_counts is None) if r.reach <= reach]
-        return ["auto", *(row.name for row in usable if self.suits(row)), *([] if self.asked else ["mpi"])]
+        return ["auto", *(row.name for row in usable if self.suits(row)), *([] if self.demands else ["mpi"])]
 
     def check_algorithm(self, name: str) -> None:
         """Refuse an algorithm that cannot do what was asked.
@@ -103,16 +103,16 @@ class Arguments:
         Raises: ValueError with the names of those that can.
         """
         if name not in self.able():
-            raise ValueError(f"algorithm {name!r} cannot do {', '.join(self.asked)}: use {', '.join(self.able())}")
+            raise ValueError(f"algorithm {name!r} cannot do {', '.join(self.demands)}: use {', '.join(self.able())}")
 
     def describe(self, algorithm: str) -> str:
         """Return the call as every rank must make it, for comparison between ranks."""
-        said = []
+        words = []
         if self.flat is not None:
             uneven = "uneven counts" if self.send_counts is not None else f"{self.total} elements"
-            said += [uneven if self.counts is None else f"counts {self.counts}", str(self.flat.dtype)]
-        said += [f"op={self.op}"] * self.spec.reduces + [f"root={self.root}"] * self.spec.rooted
-        return f"{self.collective}({', '.join([*said, *self.asked, f'algorithm={algorithm}'])})"
+            words += [uneven if self.counts is None else f"counts {self.counts}", str(self.flat.dtype)]
+        words += [f"op={self.op}"] * self.spec.reduces + [f"root={self.root}"] * self.spec.rooted
+        return f"{self.collective}({', '.join([*words, *self.demands, f'algorithm={algorithm}'])})"
 
     def lent(self, o: Operands) -> Arguments:
         """Return the same call on the same memory, without the caller's arrays; the result's is its `out`."""

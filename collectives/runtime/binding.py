@@ -161,7 +161,7 @@ class Binder:
         from collectives.runtime.shared_memory import ProgramBinder
 
         ways = self.agreement.gather_rows, self.agreement.highest
-        parts = self.world_ranks, self.context.memory.of_host, *ways, self.progress.crowded, meanwhile
+        parts = self.world_ranks, self.context.memory.of_host, *ways, self.progress.oversubscribed, meanwhile
         return DeviceProgramBinder(shared, *parts) if shared else ProgramBinder(*parts)
 
 

@@ -56,7 +56,7 @@ class Context:
         self.mailbox = Mailbox(mpi_comm.Dup(), self.num_tags)
         self.calls = parent.calls_of(self.mpi, color) if parent else Calls(Record(), "", range(self.size))
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
-        self.progress: Progress = parent.progress if parent else Progress(environment.crowded(shared.size))
+        self.progress: Progress = parent.progress if parent else Progress(environment.oversubscribed(shared.size))
         self.windows: Windows = parent.windows if parent else Windows()
         self.agreement = Agreement(self.rank, self.size, partial(bookkeeping, self))
         self.check: bool | str

@@ -78,12 +78,12 @@ class RankPrograms:
     def __init__(self, row: Algorithm, nodes: Nodes, root: int = 0, groups: Groups | None = None):
         self.row, self.nodes, self.root, self.groups = row, nodes, root, groups or nodes
         self.size = sum(map(len, nodes))
-        self.made: dict[int, RankProgram] = {}
+        self.programs: dict[int, RankProgram] = {}
 
     def of(self, rank: int) -> RankProgram:
-        if rank not in self.made:
-            self.made[rank] = program(self.row.rounds(rank, self.size, self.root, self.groups), rank, self.size)
-        return self.made[rank]
+        if rank not in self.programs:
+            self.programs[rank] = program(self.row.rounds(rank, self.size, self.root, self.groups), rank, self.size)
+        return self.programs[rank]
 
     def families(self) -> Iterator[RankClass]:
         """Yield classes that have all ranks, each in one."""

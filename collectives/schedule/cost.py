@@ -263,11 +263,11 @@ def loads_of(works: Sequence[Work], length: int) -> set[Load]:
     """Return the different loads in a node of so many ranks in a round."""
     scale = length / len(works)
     busy = scale * sum(work != NO_WORK for work in works)
-    leaving, arriving = (together(ways, scale) for ways in ([w.far_out for w in works], [w.far_in for w in works]))
+    leaving, arriving = (summed(ways, scale) for ways in ([w.far_out for w in works], [w.far_in for w in works]))
     return {Load(work, busy, leaving, arriving) for work in set(works)}
 
 
-def together(ways: Sequence[Traffic], scale: float) -> Traffic:
+def summed(ways: Sequence[Traffic], scale: float) -> Traffic:
     return Traffic(scale * sum(way.peers for way in ways), scale * sum(way.chunks for way in ways))
 
 

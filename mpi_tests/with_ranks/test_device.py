@@ -143,7 +143,7 @@ def after_a_round(comm, mode, values, moves):
     device = host() if mode == "host" else FakeDevice(mode == "read-by-mpi")
     x = values.copy() if mode == "host" else device.put(values)
     bound = RequestBinder(comm.mpi, 0, device, "sum", segment_bytes=8).bind(0, moves, Vector((x, [5, 5, 5])))
-    Plan("round", x, Progress(crowded=True), device, [bound])()
+    Plan("round", x, Progress(oversubscribed=True), device, [bound])()
     return x if mode == "host" else device.get(x)
 
 

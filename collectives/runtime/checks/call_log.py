@@ -116,10 +116,21 @@ class Call:
     `compare` compares it with the other ranks' each time that it is entered.
     """
 
-    __slots__ = ("__weakref__", "calls", "compare", "dtype", "name", "nbytes", "number", "place", "said", "under_way")
+    __slots__ = (
+        "__weakref__",
+        "calls",
+        "compare",
+        "description",
+        "dtype",
+        "name",
+        "nbytes",
+        "number",
+        "place",
+        "under_way",
+    )
 
-    def __init__(self, calls: Calls, name: str, said: str = "", compare: "Callable[[Call], Any] | None" = None):
-        self.calls, self.name, self.said, self.compare = calls, name, said or name, compare
+    def __init__(self, calls: Calls, name: str, description: str = "", compare: "Callable[[Call], Any] | None" = None):
+        self.calls, self.name, self.description, self.compare = calls, name, description or name, compare
         self.nbytes, self.dtype = 0, None
         self.number, self.under_way = 0, False
         self.place: tuple[str, int] = ("", 0)
@@ -141,12 +152,12 @@ class Call:
             self.compare(self)
         self.under_way = True
 
-    def describe(self, collective: str, said: str, flat: Any) -> str:
+    def describe(self, collective: str, description: str, flat: Any) -> str:
         """Take down what is called, and on how much; returns it as it is compared."""
-        self.said = self.name.replace(collective, said)
+        self.description = self.name.replace(collective, description)
         if flat is not None:
             self.nbytes, self.dtype = flat.nbytes, flat.dtype
-        return self.said
+        return self.description
 
     def entry(self) -> Entry:
         """Return the entry of the last time that it was entered."""
@@ -154,7 +165,7 @@ class Call:
 
     def of_plan(self, name: str) -> "Call":
         """Return the runs of a plan that this call has bound."""
-        runs = Call(self.calls, name, self.said.removeprefix("plan "))
+        runs = Call(self.calls, name, self.description.removeprefix("plan "))
         runs.nbytes, runs.dtype, runs.place = self.nbytes, self.dtype, self.place
         return runs
 

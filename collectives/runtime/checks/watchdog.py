@@ -43,7 +43,7 @@ class Report(NamedTuple):
 
     words: str
     numbers: dict[str, int]
-    said: dict[tuple[str, int], str]
+    descriptions: dict[tuple[str, int], str]  # of its calls, by label and number
     awaited: Awaited | None
 
 
@@ -195,18 +195,18 @@ def report_of(record: Record, wait: Wait | None, times: Times, main: threading.T
     """Report on this rank, from any of its threads."""
     entries = record.entries()
     numbers = {calls.label: calls.number for calls in list(record.communicators)}
-    said = {(entry.call.calls.label, entry.number): entry.call.said for entry in entries}
+    descriptions = {(entry.call.calls.label, entry.number): entry.call.description for entry in entries}
     if wait is None:
-        return Report(of_no_wait(entries, times.quiet_s, main), numbers, said, None)
+        return Report(of_no_wait(entries, times.quiet_s, main), numbers, descriptions, None)
     awaited = awaited_by(wait, entries)
     if awaited is None:
         words = f"waits {times.waited_s:.0f} s in {wait.words} ({place_of(wait.thread)}){before(entries)}"
-        return Report(words, numbers, said, None)
+        return Report(words, numbers, descriptions, None)
     earlier = entries[: entries.index(awaited)] if awaited in entries else entries
     words = f"waits {times.waited_s:.0f} s in {awaited}{details(wait)}{before(earlier)}"
     calls = awaited.call.calls
     title = f"{awaited.call.name} #{awaited.number}{calls.label}"
-    return Report(words, numbers, said, Awaited(title, calls.label, awaited.number, list(calls.members)))
+    return Report(words, numbers, descriptions, Awaited(title, calls.label, awaited.number, list(calls.members)))
 
 
 def awaited_by(wait: Wait, entries: Sequence[Entry]) -> Entry | None:
@@ -238,10 +238,10 @@ def before(entries: Sequence[Entry]) -> str:
     return f"; before: {show_last(entries, MOST_SHOWN)}" if entries else ""
 
 
-def account(reports: Mapping[int, Report], asked: Iterable[int], size: int) -> str:
-    """Format the reports of the ranks that were asked, and what follows from them, a line each."""
+def account(reports: Mapping[int, Report], polled: Iterable[int], size: int) -> str:
+    """Format the reports of the ranks that were polled, and what follows from them, a line each."""
     silent = "does not answer: it is stopped, has died, or is in code that lets no other thread run"
-    lines = [f"rank {rank} of {size} {reports[rank].words if rank in reports else silent}" for rank in asked]
+    lines = [f"rank {rank} of {size} {reports[rank].words if rank in reports else silent}" for rank in polled]
     for awaited in dict.fromkeys((r.awaited.label, r.awaited.number) for _, r in sorted(reports.items()) if r.awaited):
         lines += verdict(reports, *awaited)
     return "\n".join(lines)
@@ -256,10 +256,10 @@ def verdict(reports: Mapping[int, Report], label: str, number: int) -> list[str]
     lines += [f"perhaps not arrived at {awaited.title}: {ranks(silent)}"] if silent else []
     calls: dict[str, list[int]] = {}
     for rank in awaited.members:
-        if rank in reports and (said := reports[rank].said.get((label, number))):
-            calls.setdefault(said, []).append(rank)
+        if rank in reports and (description := reports[rank].descriptions.get((label, number))):
+            calls.setdefault(description, []).append(rank)
     if len(calls) > 1:
-        sides = ", ".join(f"{said} on {ranks(callers)}" for said, callers in calls.items())
+        sides = ", ".join(f"{description} on {ranks(callers)}" for description, callers in calls.items())
         lines.append(f"ranks disagree: call #{number}{label} is {sides}")
     return lines
 

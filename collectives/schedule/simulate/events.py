@@ -55,7 +55,7 @@ class State(NamedTuple):
     folds: np.ndarray  # (rank, 2): chunks to be folded from its node and from others
     ports: np.ndarray  # (2, rank): when it can send, or take, the next message inside the node
     gates: np.ndarray  # (2, node): when the way out, or in, is free
-    met: np.ndarray  # (first rank of those who meet, 2): how many have come, and when the last did
+    arrivals: np.ndarray  # (first rank of those who meet, 2): how many have come, and when the last did
 
 
 compiled: Any = njit(cache=True, no_cfunc_wrapper=True)  # what Python calls
@@ -189,11 +189,11 @@ def counterpart(code: Code, state: State, rank: int, peer: int, is_send: int, ch
 def meet(code: Code, speeds: Speeds, state: State, rank: int, now: float, at: int, num_meets: int, going, log) -> None:
     """Arrive at a barrier; the last one lets all go on."""
     first = rank + number(code, rank, at)
-    state.met[first, 0] += 1
-    state.met[first, 1] = max(state.met[first, 1], now)
-    if state.met[first, 0] == num_meets:
-        end = state.met[first, 1] + crowd(code, state, rank) * speeds.meet
-        state.met[first] = 0
+    state.arrivals[first, 0] += 1
+    state.arrivals[first, 1] = max(state.arrivals[first, 1], now)
+    if state.arrivals[first, 0] == num_meets:
+        end = state.arrivals[first, 1] + crowd(code, state, rank) * speeds.meet
+        state.arrivals[first] = 0
         for nth in range(num_meets):
             end_round(state, rank + number(code, rank, at + nth), end, going, log)
 

@@ -126,9 +126,9 @@ def start(code: Code, num_nodes: int) -> State:
     size = len(code.nth)
     clock, began, over = np.zeros((3, size))
     round_, pending, waiting = np.zeros((3, size), np.int64)
-    folds, ports, gates, met = (np.zeros(shape) for shape in ((size, 2), (2, size), (2, num_nodes), (size, 2)))
+    folds, ports, gates, arrivals = (np.zeros(shape) for shape in ((size, 2), (2, size), (2, num_nodes), (size, 2)))
     waiting[:] = NOT_AT_IT
-    return State(code.begins.copy(), round_, clock, waiting, began, over, pending, folds, ports, gates, met)
+    return State(code.begins.copy(), round_, clock, waiting, began, over, pending, folds, ports, gates, arrivals)
 
 
 def plan_diagram(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: int = 0) -> Diagram:
