@@ -104,7 +104,7 @@ ALGORITHMS = [
     ),
     mutant(
         "collectives/algorithms/direct.py",
-        "into(s, size, apart)) for s in others(rank, size))\n    yield meeting(size)",
+        "into(s, size, apart)) for s in others(rank, size))\n    yield arrival(size)",
         "into(s, size, apart)) for s in others(rank, size))",
         ("test_schedule.py", "contract_holds and all_reduce-two_shot"),
     ),

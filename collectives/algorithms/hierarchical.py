@@ -251,10 +251,10 @@ def collected_in(rank: int, group: Sequence[int], dests: list[int], landing: int
     outs = consecutive(dests)
     ins = laid(landing, [len(run) for _ in group for run in outs])
     pairs = zip(product(group, outs), ins, strict=True)
-    meeting = (Barrier(tuple(sorted(group))),)
-    yield meeting
+    barrier = (Barrier(tuple(sorted(group))),)
+    yield barrier
     yield tuple(Copy(run, to) if source == rank else Get(source, run, to) for (source, run), to in pairs)
-    yield meeting
+    yield barrier
 
 
 def ports(grid: Grid, places: list[int], outs: list[range], ins: list[range], more: int) -> Iterator[Task]:

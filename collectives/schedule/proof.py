@@ -2,7 +2,7 @@
 
 The run holds no numbers: a chunk's value says which chunk of the input it is and how often each rank is in it.
 Sends complete only when received, so that a schedule that passes needs no buffering anywhere.  Where ranks reach
-each other's memory, every read and write must be ordered by meetings: two that are not are a race, whoever wins it.
+each other's memory, every read and write must be ordered by barriers: two that are not are a race, whoever wins it.
 """
 
 from collections import defaultdict, deque
@@ -171,7 +171,7 @@ class World:
         self.sends: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
         self.receives: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
         self.shared = any(moves and isinstance(moves[0], Rerun) for moves in programs[0])
-        self.meetings: dict[tuple[int, ...], list[int]] = defaultdict(list)  # who has come so far
+        self.barriers: dict[tuple[int, ...], list[int]] = defaultdict(list)  # who has come so far
         self.seen = [[0] * size if self.shared else [] for _ in range(size)]  # rounds of others that are over, for each
         self.writers: dict[tuple[int, int], Access] = {}
         self.readers: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # since then, with their rounds
@@ -213,7 +213,7 @@ class World:
             case Recv(source, _) | RecvReduce(source, _):
                 return self.post_message(rank, move, self.receives, self.sends, (source, rank))
             case Barrier(ranks):
-                return self.meet(rank, move, ranks)
+                return self.arrive(rank, move, ranks)
             case Copy(source, run):
                 self.bring(rank, rank, source, rank, run, move)
             case Get(source, theirs, run):
@@ -252,13 +252,13 @@ class World:
         self.deliver(send, receive)
         return [other.rank]
 
-    def meet(self, rank: int, move: Barrier, ranks: tuple[int, ...]) -> list[int]:
-        if rank not in ranks or rank in self.meetings[ranks]:
+    def arrive(self, rank: int, move: Barrier, ranks: tuple[int, ...]) -> list[int]:
+        if rank not in ranks or rank in self.barriers[ranks]:
             raise ContractError(f"{self.at(rank)} would {show(move)}, " + ("twice" if rank in ranks else "uninvited"))
-        self.meetings[ranks].append(rank)
-        if len(self.meetings[ranks]) < len(ranks):
+        self.barriers[ranks].append(rank)
+        if len(self.barriers[ranks]) < len(ranks):
             return []
-        del self.meetings[ranks]
+        del self.barriers[ranks]
         seen = [max(column) for column in zip(*(self.seen[r] for r in ranks), strict=True)]
         news = 0
         for member in ranks:
@@ -368,5 +368,5 @@ class World:
         unmatched = [
             m.move for queue in (*self.sends.values(), *self.receives.values()) for m in queue if m.rank == rank
         ]
-        meetings: list[Move] = [Barrier(ranks) for ranks, here in self.meetings.items() if rank in here]
-        return f"{self.at(rank)} waits to {', '.join(map(show, [*unmatched, *meetings]))}"
+        barriers: list[Move] = [Barrier(ranks) for ranks, here in self.barriers.items() if rank in here]
+        return f"{self.at(rank)} waits to {', '.join(map(show, [*unmatched, *barriers]))}"

@@ -106,7 +106,7 @@ ROWS = (
     ("reduce", ALL, ALL_ON_ROOT, everyone, f"root op out {SUMS}", "Reduce", IN_PLACE),
     ("gather", OWN, ALL_ON_ROOT, owner, "root out counts", "Gather Gatherv", APART),
     ("scatter", ALL_ON_ROOT, OWN, root, "root out counts", "Scatter Scatterv", APART),
-    ("barrier", NONE, NONE, nobody, "", "Barrier", IN_PLACE),
+    ("barrier", NONE, NONE, nobody, "", "Barrier", APART),
 )
 COLLECTIVES = {
     name: Collective(name, gives, gets, sources, tuple(takes.split()), mpi, in_place)
