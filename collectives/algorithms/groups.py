@@ -214,7 +214,7 @@ def lanes_in_order(sets: Sequence[Sequence[int]]) -> list[list[range]]:
 
 @dataclass(frozen=True)
 class Topology:
-    """Rank r is on the node numbered `node_of[r]`; nodes are numbered in the order of their first rank.
+    """The nodes of ranks: `node_of[r]` is rank r's; nodes are numbered in the order of their first rank.
 
     `levels` are the lengths of the groups of consecutive ranks, the outermost first, that take the nodes' place.
     """

@@ -190,7 +190,7 @@ def all_to_all(
 
 
 class Areas(NamedTuple):
-    """Where in a rank's vector its working spaces begin."""
+    """The first chunks of a rank's working spaces, in its vector."""
 
     packed: int  # for what is to leave
     arrived: int  # for what has come

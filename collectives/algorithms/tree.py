@@ -161,7 +161,7 @@ class Tree(NamedTuple):
 
 
 class TreeEdge(NamedTuple):
-    """One chunk after the other, from round `start` on, goes from a rank to its parent."""
+    """An edge of a tree: one chunk after the other, from round `start` on, goes from a rank to its parent."""
 
     take: type[Send] | type[RecvReduce]
     peer: int

@@ -3,8 +3,8 @@
 One kernel does all: out = sources[0] op sources[1] op ..., divided in the end, and rounded to the dtype of `out`.  Each
 source is read once and `out` written once.  Sources may lie in peers' memory, mapped by CUDA IPC.
 
-They run on the current device and, if none is passed, on the current stream.  CuPy compiles an instance for a dtype, op
-and number of sources when that is first asked for, and keeps it on disk.
+They run on the current device and stream.  CuPy compiles an instance for a dtype, op and number of sources when that is
+first asked for, and keeps it on disk.
 """
 
 from collections.abc import Sequence
@@ -51,29 +51,24 @@ class Launch(NamedTuple):
     num_blocks: int
     task: np.ndarray
 
-    def __call__(self, stream: Any = None) -> None:
-        if self.num_blocks == 0:
-            return
-        if stream is None:
+    def __call__(self) -> None:
+        if self.num_blocks:
             self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.task,))
-        else:
-            with stream:
-                self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.task,))
 
 
-def fold(op: str, out: Any, sources: Sequence[Any], divisor: int = 1, stream: Any = None) -> None:
+def fold(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> None:
     """Compute out = (sources[0] op sources[1] op ...) / divisor: `folding`, run once."""
-    folding(op, out, sources, divisor)(stream)
+    folding(op, out, sources, divisor)()
 
 
-def cast(out: Any, source: Any, stream: Any = None) -> None:
+def cast(out: Any, source: Any) -> None:
     """Copy `source` to `out`, two arrays of floats, rounded to nearest; or of one dtype."""
-    folding("max" if out.dtype == bool else "sum", out, [source])(stream)
+    folding("max" if out.dtype == bool else "sum", out, [source])()
 
 
-def divide(x: Any, divisor: int, stream: Any = None) -> None:
+def divide(x: Any, divisor: int) -> None:
     """Divide in place; 16-bit floats in float32, integers toward zero."""
-    folding("avg", x, [x], divisor)(stream)
+    folding("avg", x, [x], divisor)()
 
 
 def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Launch:

@@ -122,7 +122,7 @@ class Device:
 
 
 class Done:
-    """Of a device that works at once."""
+    """The event of a device that works at once."""
 
     def synchronize(self) -> None:
         pass

@@ -24,21 +24,21 @@ REFUSALS = (OSError, RuntimeError, MemoryError)  # what CuPy raises for CUDA's e
 
 
 class Signals(NamedTuple):
-    """Events that are recorded in turn: this rank's, and for each rank of the node its."""
+    """The events that are recorded in turn: this rank's own, and those of each rank of the node."""
 
     own: list[Any]
     of: dict[int, list[Any]]
 
 
 class Mapping(NamedTuple):
-    """What keeps a window: the own memory, and where that of others is opened."""
+    """The memory behind a window: the own, and the addresses at which that of others is opened."""
 
     own: Any
     opened: list[int]
 
 
 class DeviceMemory(SymmetricMemory):
-    """What the ranks of a communicator allocate together on their devices, each its own.
+    """The memory that the ranks of a communicator allocate together on their devices, each its own.
 
     `gather_rows` gives every rank's integers by rank.  Where a rank cannot have it, `usable` is false on all, and
     `failure` says why on that one.

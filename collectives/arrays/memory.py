@@ -27,7 +27,7 @@ SLAB_BYTES = 1 << 20  # blocks of up to a sixteenth of it share a window
 
 @dataclass
 class Window:
-    """Shared memory: where each rank's part of it begins in this process, by world rank."""
+    """A window of shared memory: `bases` has each rank's address in this process, by world rank."""
 
     key: int  # the same on all ranks
     address: int
@@ -60,7 +60,7 @@ class Lease:
 
 
 class HostLease(Lease):
-    """Of a block that NumPy can see."""
+    """A lease of a block that NumPy can see."""
 
     def __init__(self, block: Block):
         super().__init__(block)
@@ -69,7 +69,7 @@ class HostLease(Lease):
 
 
 class WindowOffset(NamedTuple):
-    """Where an array lies in symmetric memory: in which window, and how far from a rank's part of it begins."""
+    """An array's place in symmetric memory: its window, and the offset in a rank's part of it."""
 
     key: int
     offset: int
@@ -116,7 +116,7 @@ class Windows:
 
 
 class SymmetricMemory:
-    """What the ranks of a communicator allocate together, each node's in windows of its own.
+    """The memory that the ranks of a communicator allocate together, each node's in windows of its own.
 
     `agree_max` is the elementwise maximum over the ranks of a list of integers.
     """

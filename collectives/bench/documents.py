@@ -20,7 +20,7 @@ COLUMNS = "{:<15} {:<20} {:<45} {:>5} {:>6} {:>13}  {}"
 
 
 class Series(NamedTuple):
-    """What is measured at several sizes: a line of a picture or a table."""
+    """A measurement at several sizes: a line of a picture or a table."""
 
     collective: str
     name: str  # of the algorithm, or one of `PEERS`

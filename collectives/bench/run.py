@@ -36,7 +36,7 @@ DIRECT = -1  # for the number of a round: a program of several, in shared memory
 
 
 class Contestant(NamedTuple):
-    """Something to be timed; peers have no algorithm of ours."""
+    """A call to be timed; peers have no algorithm of ours."""
 
     name: str
     algorithm: str

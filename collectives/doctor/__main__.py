@@ -33,7 +33,7 @@ PATIENCE = 6  # times the limit of a child: ranks are not ready at once
 
 @dataclass(order=True)
 class RankReport:
-    """Where a rank runs, and what it has found.  `cores` are those it may use, of `num_cores` there are."""
+    """A rank's place and findings.  `cores` are those it may use, of `num_cores` there are."""
 
     rank: int = 0
     host: str = "?"

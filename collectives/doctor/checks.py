@@ -52,7 +52,7 @@ for index in range(cupy.cuda.runtime.getDeviceCount()):
 
 
 class Finding(NamedTuple):
-    """One line: a verdict on a topic and, where that is not "ok", its remedy.  `about` is a rank, host or job."""
+    """A line of the report: a verdict on a topic and, if not "ok", its remedy.  `about` is a rank, host or job."""
 
     verdict: str
     text: str
@@ -211,7 +211,7 @@ def settings(limit_s: float) -> Iterator[Finding]:
 
 
 class Ended(NamedTuple):
-    """How a child has ended, "" if well, and what it printed until then."""
+    """The end of a child, "" if it went well, and what it printed until then."""
 
     how: str
     output: str

@@ -79,7 +79,7 @@ class DeviceCompiler(Walk):
 
 
 class Meeting:
-    """Where the ranks of a node meet, again and again."""
+    """A barrier of a node's ranks, used again and again."""
 
     def __init__(self, device: SharingDevice, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
         self.device, self.arrival, self.signals = device, arrival, memory.signals

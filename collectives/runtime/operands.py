@@ -115,7 +115,7 @@ def check_overlap(a: Arguments, o: Operands) -> None:
 
 
 class Workspace(NamedTuple):
-    """Where a schedule of messages may work.
+    """The memory in which a schedule of messages may work.
 
     Whether in the callers' arrays is the same on all ranks.  Where `is_shared`, all ranks allocate, or none.
     """
@@ -184,7 +184,7 @@ def copies(target: Any, source: Any) -> list[tuple[Any, Any]]:
 
 
 class CallFacts(NamedTuple):
-    """What all ranks know of a call before they choose an algorithm: the same on all of them."""
+    """The facts of a call on which all ranks agree before they choose an algorithm."""
 
     nbytes: int  # its vector, or, where chunks are uneven, the most that any rank gives
     chunk_bytes: int  # its longest chunk

@@ -84,7 +84,7 @@ class SendMessage(PointToPoint):
 
 
 class RecvMessage(PointToPoint):
-    """From rank `peer`, or any; `peer` is then whom it came from."""
+    """A message from rank `peer`, or any; `peer` is then the rank that it came from."""
 
     def run(self, device: Device) -> Iterator[Messages]:
         device.synchronize()

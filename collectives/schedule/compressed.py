@@ -27,7 +27,7 @@ class PeerTraffic(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a rank does in a round; `copied` and `folded` are chunks in its node's memory, `pulled` those of others."""
+    """A rank's work in a round; `copied` and `folded` are chunks in its node's memory, `pulled` those of others."""
 
     messages: tuple[PeerTraffic, ...] = ()
     copied: int = 0
@@ -60,7 +60,7 @@ class RankProgram(NamedTuple):
 
 
 class RankClass(NamedTuple):
-    """Ranks of whose programs' numbers the i-th has those of the first and i `slopes`."""
+    """Ranks whose programs differ linearly: the numbers of the i-th are `numbers` and i times `slopes`."""
 
     ranks: Sequence[int]
     structure: list[int]

@@ -13,7 +13,7 @@ NARROW, WIDE = 4.0, 9.0  # inches
 
 
 class Bar(NamedTuple):
-    """What a rank does from `begin` to `end`: a key of `COLORS`."""
+    """A rank's work from `begin` to `end`: a key of `COLORS`."""
 
     rank: int
     begin: float

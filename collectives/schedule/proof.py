@@ -108,7 +108,7 @@ def check(
 
 
 class Rerun(NamedTuple):
-    """Between two runs of a schedule: the caller takes the result and overwrites everything for the next."""
+    """The pause between two runs of a schedule: the caller takes the result and overwrites everything for the next."""
 
 
 def repeated(rounds: list[Round], width: int, num_scratch: int) -> list[Round]:
@@ -139,7 +139,7 @@ class Message(NamedTuple):
 
 
 class Landing(NamedTuple):
-    """What a round leaves in a chunk of `owner`'s: a value, which is folded if it came from a rank `source`."""
+    """The value that a round leaves in a chunk of `owner`'s; it is reduced there if it came from a rank `source`."""
 
     owner: int
     chunk: int
@@ -148,7 +148,7 @@ class Landing(NamedTuple):
 
 
 class Access(NamedTuple):
-    """Who touched a chunk of somebody's memory last, in which of its rounds."""
+    """The rank that touched a chunk of memory last, and in which of its rounds."""
 
     rank: int
     round: int

@@ -108,7 +108,8 @@ def test_launches(cupy):
     x, y = np.ones(40, np.float32), np.ones(40, np.float32)
     launch = cuda_kernels.folding("sum", x, [x, y])
     launch()
-    launch(cupy.on("mine"))
+    with cupy.on("mine"):
+        launch()
     assert (x == 3).all()
     many = np.ones(10_000, np.float32)
     cuda_kernels.fold("max", many, [many.ctypes.data, many])

@@ -39,7 +39,7 @@ class Awaited(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Where a rank is: in words; how many calls it has made on each communicator, by label; and its last ones."""
+    """A rank's place, in words; the number of its calls on each communicator, by label; and its last ones."""
 
     words: str
     numbers: dict[str, int]
@@ -48,7 +48,7 @@ class Report(NamedTuple):
 
 
 class Times(NamedTuple):
-    """How long ago, in seconds, the wait has begun, and anything has changed."""
+    """The seconds since the wait has begun, and since anything has changed."""
 
     waited_s: float
     quiet_s: float

@@ -31,7 +31,7 @@ MEMORIES = ("symmetric", "ordinary")  # arrays from `comm.empty`, and all others
 
 
 class Case(NamedTuple):
-    """What a row of the file is about."""
+    """The subject of a row of the file."""
 
     collective: str
     memory: str
@@ -44,7 +44,7 @@ Limits = tuple[tuple[int, str], ...]  # up to how many bytes which algorithm, as
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """What is known of a machine: by default nothing."""
+    """The measurements of a machine: by default none."""
 
     network: Network = NETWORK
     source: str = ""  # the file's path

@@ -23,7 +23,7 @@ LEAST_BYTES_PER_S = 2e8  # that a rank copies or folds
 
 
 class LinkKey(NamedTuple):
-    """Where links were measured: each node's host name and number of ranks, and the MPI library."""
+    """The hosts whose links were measured: each node's host name and number of ranks, and the MPI library."""
 
     hosts: tuple[tuple[str, int], ...]
     mpi: str

@@ -43,7 +43,7 @@ class Speeds(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where each rank is."""
+    """The progress of each rank."""
 
     at: np.ndarray  # (rank, 2): its stretch's structure and numbers
     round: np.ndarray

@@ -23,7 +23,7 @@ from collectives.schedule.simulate.events import NOT_AT_IT, Code, Speeds, State,
 
 
 class Outcome(NamedTuple):
-    """When each rank ended, in seconds; and if asked for, what happened.
+    """The times at which ranks ended, in seconds; and if recorded, what happened.
 
     `messages` has source, dest, round, and when it could go and had come; `rounds` has rank, round, begin and end.
     """
