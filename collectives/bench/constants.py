@@ -41,7 +41,7 @@ Timer = Callable[[Action], float]
 def main() -> None:
     comm = collectives.world()
     network = speeds(comm, REPEATS, WARMUPS)
-    where = keep(comm, network)
+    where = save(comm, network)
     if comm.rank == 0:
         print(json.dumps(network_to_json(network), indent=1), where, sep="\n")
 
@@ -75,16 +75,16 @@ def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
     Rank 0 says so where they can't be believed, and so are not kept.
     """
     network = speeds(comm, repeats, warmups)
-    where = keep(comm, network)
+    where = save(comm, network)
     if comm.rank == 0 and links.doubt(network):
         print(f"# links: {where}", flush=True)
     return network
 
 
-def keep(comm: Communicator, network: Network) -> str:
+def save(comm: Communicator, network: Network) -> str:
     """Write the speeds on rank 0, and return where, or why not.  Collective."""
     place = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
-    return links.keep(links.Kept(place, network)) if comm.rank == 0 else ""
+    return links.save(links.CachedLinks(place, network)) if comm.rank == 0 else ""
 
 
 def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:

@@ -218,7 +218,7 @@ def tuning_of_hosts(context: Context) -> Tuning:
     """Read the speeds that were measured of these hosts, if rank 0 has them; other ranks need not.  Collective."""
     agreement, is_first = context.agreement, context.rank == 0
     cores = min(agreement.gather_ints(environment.cores()))
-    if not max(agreement.gather_ints(is_first and links.any_kept())):
+    if not max(agreement.gather_ints(is_first and links.any_cached())):
         return Tuning(NETWORK._replace(cores=cores))
     place = links.place(context.host_names(), context.topology.nodes, library_name(MPI))
     cached = links.parse(agreement.gather_texts(links.read(place.file) * is_first)[0])

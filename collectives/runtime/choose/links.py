@@ -36,7 +36,7 @@ class LinkKey(NamedTuple):
         return folder / f"links-{digest}.json" if folder else None
 
 
-class Kept(NamedTuple):
+class CachedLinks(NamedTuple):
     """Measured speeds, and where they were measured."""
 
     place: LinkKey
@@ -52,7 +52,7 @@ def place(names: Sequence[str], nodes: Sequence[Sequence[int]], mpi: str) -> Lin
     return LinkKey(tuple((names[node[0]], len(node)) for node in nodes), mpi)
 
 
-def any_kept() -> bool:
+def any_cached() -> bool:
     folder = environment.links_folder()
     try:
         return folder is not None and any(folder.glob("links-*.json"))
@@ -84,7 +84,7 @@ def doubt(network: Network) -> str:
     return ""
 
 
-def parse(text: str) -> Kept | None:
+def parse(text: str) -> CachedLinks | None:
     """Parse a file; None for one that is broken or can't be believed, which the next measurement replaces."""
     try:
         data = json.loads(text)
@@ -92,19 +92,19 @@ def parse(text: str) -> Kept | None:
             return None
         hosts = tuple((str(name), int(ranks)) for name, ranks in take(data, "hosts", list))
         network = parse_network(take(data, "network", dict))
-        return None if doubt(network) else Kept(LinkKey(hosts, take(data, "mpi", str)), network)
+        return None if doubt(network) else CachedLinks(LinkKey(hosts, take(data, "mpi", str)), network)
     except (ValueError, TypeError):
         return None
 
 
-def keep(kept: Kept) -> str:
+def save(links: CachedLinks) -> str:
     """Write what has been measured; returns where, or why not."""
-    path = kept.place.file
+    path = links.place.file
     if path is None:
         return "not kept (COLLECTIVES_LINKS=0)"
-    if why := doubt(kept.network):
+    if why := doubt(links.network):
         return f"not kept ({why}, as where others use the cores): measure again when the machine is quiet"
-    data: dict[str, Any] = {"version": VERSION, **kept.place._asdict(), "network": network_to_json(kept.network)}
+    data: dict[str, Any] = {"version": VERSION, **links.place._asdict(), "network": network_to_json(links.network)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
@@ -115,8 +115,8 @@ def keep(kept: Kept) -> str:
     return f"kept in {path}"
 
 
-def latest() -> Kept | None:
+def load_latest() -> CachedLinks | None:
     """Return what has been measured last, on whatever hosts."""
     folder = environment.links_folder()
     files = sorted(folder.glob("links-*.json"), key=lambda path: path.stat().st_mtime) if folder else []
-    return next((kept for path in reversed(files) if (kept := parse(read(path)))), None)
+    return next((links for path in reversed(files) if (links := parse(read(path)))), None)
