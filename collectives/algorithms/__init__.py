@@ -6,6 +6,7 @@ from collectives.algorithms import (
     direct,
     hierarchical,
     hierarchical_direct,
+    leaders,
     pairwise,
     recursive,
     ring,
@@ -17,7 +18,7 @@ __all__ = ["REGISTRY", "Algorithm", "Precondition", "Reach", "check", "find", "n
 
 FAMILIES = (
     *(ring, recursive, pairwise, bruck, tree, chain, hierarchical),
-    *(direct, hierarchical_direct),  # which reach into other ranks' memory
+    *(direct, hierarchical_direct, leaders),  # which reach into other ranks' memory
 )
 REGISTRY: tuple[Algorithm, ...] = tuple(row for family in FAMILIES for row in family.ALGORITHMS)
 

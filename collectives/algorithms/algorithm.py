@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from enum import IntEnum
+from math import ceil
 from typing import Any, NamedTuple
 
 from collectives.schedule.moves import Round, Schedule
@@ -32,6 +33,10 @@ class Reach(IntEnum):
     ARRAYS = 3  # in the callers' arrays, too
 
 
+PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
+STAGED_BYTES = 1 << 18  # the same where it goes by way of a staging buffer, which should stay in a core's cache
+
+
 class Algorithm(NamedTuple):
     """A row of the registry."""
 
@@ -51,3 +56,8 @@ class Algorithm(NamedTuple):
         more |= {"groups": groups} if self.over_nodes else {}
         more |= {"apart": True} if self.apart else {}
         return list(self.schedule(rank, size, **more))
+
+    def num_segments(self, chunk_bytes: float) -> int:
+        """Return in how many segments ranks of the host work on chunks of so many bytes."""
+        segment_bytes = STAGED_BYTES if self.reach == Reach.STAGES else PIPELINED_BYTES
+        return max(1, ceil(chunk_bytes / segment_bytes)) if self.segmented else 1

@@ -18,9 +18,7 @@ from collectives.algorithms import Algorithm, Reach
 from collectives.arrays.device import TURNS
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Parts, Put, Recv, RecvReduce, Round, Send
 
-PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
-STAGED_BYTES = 1 << 18  # the same where it goes by way of a stage, which should stay in a core's cache
-DEVICE_BYTES = 1 << 26  # the same on a device, where it bounds the stages only
+DEVICE_BYTES = 1 << 26  # a segment of a chunk on a device, where it bounds the staging buffers only
 STREAMED_BYTES = 1 << 15  # a copy that goes past the caches, where that is better
 CACHED_BYTES = 1 << 22  # a vector that the caches hold
 NEVER = 1 << 62
@@ -75,10 +73,9 @@ def cut(row: Algorithm, chunk_bytes: int, size: int, on_host: bool = True) -> Cu
     Past the caches go copies of long vectors, and those to where others have just read: their caches would have to
     give up each line first.
     """
-    segment_bytes = STAGED_BYTES if row.reach == Reach.STAGES else PIPELINED_BYTES
-    if not on_host:
-        segment_bytes = DEVICE_BYTES
-    num_segments = max(1, -(-chunk_bytes // segment_bytes)) if row.segmented else 1
+    num_segments = row.num_segments(chunk_bytes)
+    if not on_host and row.segmented:
+        num_segments = max(1, -(-chunk_bytes // DEVICE_BYTES))
     read_before = row.reach == Reach.ARRAYS and row.segmented
     streams = read_before or (row.reach != Reach.STAGES and chunk_bytes * size >= CACHED_BYTES)
     return Cut(num_segments, STREAMED_BYTES if streams else NEVER)

@@ -15,6 +15,8 @@ from functools import cached_property, partial
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from collectives import algorithms
 from collectives.algorithms import Reach
 from collectives.arrays.device import host
@@ -240,7 +242,7 @@ class Resolver:
         """Let go what is bound, and its memory."""
         self.bound.clear()
         self.bound_on_devices.clear()
-        for name in ("gate_plan", "channel"):
+        for name in ("gate_plan", "comparison", "channel"):
             self.__dict__.pop(name, None)
 
     # --- resolving ---
@@ -367,7 +369,11 @@ class Resolver:
         Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
         """
         if len(self.context.topology.nodes) > 1:
-            if not self.agreement.same(binding, number):
+            key = binding << 32 | number if binding else 0
+            highest, plan = self.comparison
+            highest[:] = key, -key
+            run(plan)
+            if highest[0] != -highest[1] or not key:
                 raise MismatchError("ranks have bound different collectives")
             return
         program, plan = self.gate_plan
@@ -384,6 +390,17 @@ class Resolver:
         """What does no more than to compare.  Collective."""
         program = self.binder.programs(None).gate(self.channel)
         return program, Plan("agreement", None, self.progress, host(), [program], only=program)
+
+    @cached_property
+    def comparison(self) -> tuple[np.ndarray, Plan]:
+        """Two numbers, and what gives every rank the highest of all ranks' there.  Collective."""
+        context = self.context
+        in_nodes = context.topology.has_groups_in_nodes
+        row = algorithms.find("all_reduce", "leaders" if in_nodes else "recursive_doubling")
+        numbers = context.memory.empty(host(), 2, np.dtype(np.int64))
+        a = Arguments(row.collective, context.rank, context.size, numbers, op="max")
+        binder = MessageBinder(context, row.collective, Choice(row, None), self.binder)
+        return numbers, binder.plan(a, operands_of(a))
 
     @cached_property
     def channel(self) -> Channel:

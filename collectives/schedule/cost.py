@@ -11,6 +11,8 @@ What comes from another node is folded segment by segment, while the next one is
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
+from operator import mul
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
@@ -150,7 +152,13 @@ def predict(
     >>> print(f"{seconds * 1e6:.1f} us")
     13.5 us
     """
-    return price(profile(row, size, nodes, root, groups), nbytes / size, network)
+    chunk_bytes = nbytes / size
+    seconds = price(profile(row, size, nodes, root, groups), chunk_bytes, network)
+    num_segments = row.num_segments(chunk_bytes)
+    if num_segments == 1:
+        return seconds
+    pipelined = price(profile(row, size, nodes, root, groups, pipelined=True), chunk_bytes, network)
+    return pipelined + (seconds - pipelined) / num_segments + (num_segments - 1) * network.meet_s
 
 
 def price(rounds: Profile, chunk_bytes: float, network: Network) -> float:
@@ -202,13 +210,19 @@ def count(rounds: Profile) -> Count:
 
 
 @cache
-def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Groups | None = None) -> Profile:
-    """Count the rounds of an algorithm, once for vectors of all lengths."""
+def profile(
+    row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Groups | None = None, pipelined: bool = False
+) -> Profile:
+    """Count the rounds of an algorithm, once for vectors of all lengths; `pipelined`, all of them as one.
+
+    In a pipeline, each rank is in another round, on another segment: what takes longest is the rank with most to do.
+    """
     programs = RankPrograms(row, nodes, root, groups)
     num_rounds = max(programs.of(root).ends, default=0)
     limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, num_rounds), COUNTED_CHUNKS // size)
     ranks = sample(nodes, root, max(4, limit))
-    return merged({rank: programs.of(rank) for rank in ranks}, nodes)
+    counted = {rank: programs.of(rank) for rank in ranks}
+    return at_once(counted, nodes) if pipelined else merged(counted, nodes)
 
 
 def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
@@ -257,6 +271,24 @@ def merged(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
             at[rank] += own.ends[at[rank]] == end
         begin = end
     return tuple(rounds.items())
+
+
+def at_once(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
+    """Merge all rounds of the ranks into one, for schedules without messages."""
+    size = sum(map(len, nodes))
+    loads: set[Load] = set()
+    for node in nodes:
+        works = [total(programs[rank], rank, size, node) for rank in node if rank in programs]
+        loads |= loads_of(works, len(node)) if works else set()
+    return ((frozenset(loads), 1),)
+
+
+def total(program: RankProgram, rank: int, size: int, node: Collection[int]) -> Work:
+    """Sum up a rank's work in all rounds of a schedule without messages."""
+    lengths = [b - a for a, b in pairwise((0, *program.ends))]
+    works = [work_of(shape, rank, size, node) for shape in program.shapes]
+    sums = [sum(map(mul, lengths, column)) for column in list(zip(*works, strict=True))[4:]]
+    return Work(NOTHING, NOTHING, NOTHING, NOTHING, *sums)
 
 
 def loads_of(works: Sequence[Work], length: int) -> set[Load]:

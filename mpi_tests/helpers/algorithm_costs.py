@@ -115,6 +115,8 @@ COSTS = {
     ("all_gather", "hierarchical_direct"): lambda p: (2, p - 1, 0),
     ("all_to_all", "hierarchical_direct"): lambda p: (2, p, 0),
     ("broadcast", "hierarchical_direct"): lambda p: (2, p - 1, 0),
+    ("all_reduce", "leaders"): lambda p: (2, p * (p - 1), p * p) if p > 1 else (0, 0, 0),
+    ("all_to_all", "leaders"): lambda p: (2, 2 * p * p, 0) if p > 1 else (0, 0, 0),
 }
 
 

@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=14_271, files=87, entries=9)}
+LIMITS = {"collectives": Limits(lines=14_450, files=88, entries=9)}
 
 
 class Floor(NamedTuple):

@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
+from collectives import Communicator
 from collectives.job.errors import InputError
 from mpi_tests.helpers.reference import COLLECTIVES, ROOTED, algorithms_of, expected, inputs, same
 
@@ -198,6 +199,20 @@ CALLS = {
 @pytest.mark.sizes(2, 3, proof=(5, 8))
 @pytest.mark.parametrize(("one", "other"), CALLS.values(), ids=CALLS)
 def test_ranks_that_repeat_calls_of_other_signatures(comm, one, other):
+    check_that_both_are_named(comm, one, other)
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize("nodes", ["2x2", "4x1"])
+def test_ranks_of_other_nodes_that_repeat_calls_of_other_signatures(mpi_comm, nodes, monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", nodes)
+    comm = Communicator(mpi_comm)
+    for one, other in CALLS.values():
+        check_that_both_are_named(comm, one, other)
+    comm.free()
+
+
+def check_that_both_are_named(comm, one, other):
     comm._kept = comm.empty(8)
     for call in (one, other) * 2:
         call(comm)

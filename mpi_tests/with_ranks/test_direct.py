@@ -49,10 +49,11 @@ def test_runs_on_new_inputs(comm, collective, algorithm, memory):
 @each_direct
 @pytest.mark.parametrize("num_segments", [2, 3])
 def test_segments_follow_each_other(comm, collective, algorithm, num_segments, monkeypatch):
-    from collectives.runtime import phases, shared_memory
+    from collectives.algorithms import algorithm as algorithm_rows
+    from collectives.runtime import shared_memory
 
     for name in ("PIPELINED_BYTES", "STAGED_BYTES"):
-        monkeypatch.setattr(phases, name, -(-60 * 4 // num_segments))
+        monkeypatch.setattr(algorithm_rows, name, -(-60 * 4 // num_segments))
     monkeypatch.setattr(shared_memory, "PIECE_BYTES", 64)
     for memory in ARRAYS:
         check_runs(comm, collective, algorithm, count_of(collective, comm.size), memory)
@@ -247,7 +248,7 @@ def test_nodes_are_out_of_reach(mpi_comm, monkeypatch):
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x2")
     comm = Communicator(mpi_comm)
     for collective, algorithm in DIRECT:
-        if algorithm == "hierarchical_direct":
+        if algorithms.find(collective, algorithm).reach == algorithms.Reach.NODES:
             continue
         with pytest.raises(InputError, match=f"'{algorithm}' needs ranks of one node, but there are 2 nodes: use auto"):
             comm.plan(collective, comm.empty(4), algorithm=algorithm)

@@ -9,12 +9,12 @@ from collectives import Communicator, InputError, algorithms
 from mpi_tests.helpers.plans import check_progress
 from mpi_tests.helpers.reference import REDUCTIONS, expected, inputs, ops_of, same
 
-COLLECTIVES = [row.collective for row in algorithms.REGISTRY if row.name == "hierarchical_direct"]
+ROWS = [(row.collective, row.name) for row in algorithms.REGISTRY if row.reach == algorithms.Reach.NODES]
 ARRAYS = {"symmetric": lambda comm, x: comm.empty(len(x), x.dtype), "ordinary": lambda comm, x: np.empty_like(x)}
 NODES = {4: "2x2", 8: "4x2"}  # by size, on which others have
 LEVELS = {5: [3], 7: [4, 2]}
 
-each_collective = pytest.mark.parametrize("collective", COLLECTIVES)
+each_row = pytest.mark.parametrize(("collective", "algorithm"), ROWS)
 in_groups = pytest.mark.sizes(*NODES, *LEVELS)
 
 
@@ -30,14 +30,14 @@ def over_groups(mpi_comm, monkeypatch):
 
 @in_groups
 @pytest.mark.parametrize("memory", ARRAYS)
-@each_collective
-def test_runs_on_new_inputs(over_groups, collective, memory):
+@each_row
+def test_runs_on_new_inputs(over_groups, collective, algorithm, memory):
     comm = over_groups
     draws = np.random.default_rng(comm.rank)
     for count in (0, comm.size, 60 * comm.size, *([60 * comm.size + 7] * (collective != "all_to_all"))):
         first = inputs(comm.size, count)
         x = ARRAYS[memory](comm, first[comm.rank])
-        plan = comm.plan(collective, x, algorithm="hierarchical_direct")
+        plan = comm.plan(collective, x, algorithm=algorithm)
         for run in range(6):
             xs = [values + run for values in first]
             if draws.random() < 0.3:
@@ -57,8 +57,8 @@ def test_every_root(over_groups):
 
 
 @pytest.mark.sizes(4, 5, proof=(7, 8))
-@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name in REDUCTIONS])
-def test_every_dtype_and_op(over_groups, collective):
+@pytest.mark.parametrize(("collective", "algorithm"), [row for row in ROWS if row[0] in REDUCTIONS])
+def test_every_dtype_and_op(over_groups, collective, algorithm):
     comm = over_groups
     for dtype in ("float16", "bfloat16", "float32", "float64", "int8", "uint16", "int64", "complex64", "bool"):
         for op in ops_of(dtype):
@@ -66,7 +66,7 @@ def test_every_dtype_and_op(over_groups, collective):
             want = expected(collective, xs, comm.rank, op)
             x = comm.empty(len(xs[0]), dtype)
             x[:] = xs[comm.rank]
-            got = getattr(comm, collective)(x, op=op, algorithm="hierarchical_direct")
+            got = getattr(comm, collective)(x, op=op, algorithm=algorithm)
             np.testing.assert_allclose(got.astype(complex), want.astype(complex), rtol=1e-6)
 
 
@@ -102,8 +102,9 @@ def test_in_place_on_some_ranks_only(over_groups):
 
 
 @in_groups
-def test_plans_move_each_other_on(over_groups):
-    check_progress(over_groups, "hierarchical_direct")
+@pytest.mark.parametrize("algorithm", ["hierarchical_direct", "leaders"])
+def test_plans_move_each_other_on(over_groups, algorithm):
+    check_progress(over_groups, algorithm)
 
 
 @pytest.mark.sizes(4)

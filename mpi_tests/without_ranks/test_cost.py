@@ -6,6 +6,7 @@ import pytest
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm, chain, find, tree
+from collectives.algorithms.algorithm import STAGED_BYTES
 from collectives.schedule.cost import Link, Network, count, predict, price, profile, sample, tally
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, RecvReduce, Round, Send
 from collectives.schedule.spec import COLLECTIVES
@@ -28,9 +29,11 @@ def seconds(name: str, nbytes: int, *lengths: int, collective: str = "all_reduce
 
 @each_algorithm
 def test_in_a_node_the_time_is_the_cost_line(row):
-    row = row._replace(apart=False)
+    row = row._replace(apart=False, segmented=False)
     a, b, network = (MEET, COPY, NETWORK) if row.reach else (ALPHA, BETA, NETWORK._replace(copy_s_per_byte=0.0))
     for size in sizes(row):
+        if (size, row.name) == (1, "leaders"):  # which meets no one, and copies all the same
+            continue
         alpha, beta, gamma = COSTS[row.collective, row.name](size)
         for nbytes in (0, 1, 1000, 1 << 20):
             line = alpha * a + nbytes / size * (beta * b + gamma * GAMMA)
@@ -39,6 +42,14 @@ def test_in_a_node_the_time_is_the_cost_line(row):
                 assert alpha * ALPHA <= predicted <= line + alpha * ALPHA + nbytes / size * BETA
             else:
                 assert predicted == same(line), (size, nbytes)
+
+
+def test_of_segments_that_follow_each_other_the_slowest_rank_counts():
+    """The root copies all to its staging buffer while the others read what it copied before."""
+    for num_segments in (1, 4, 100):
+        nbytes = num_segments * 4 * STAGED_BYTES
+        copy, first = nbytes * COPY, nbytes / num_segments * COPY
+        assert seconds("staged", nbytes, 4, collective="broadcast") == same(num_segments * MEET + copy + first)
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 8, 33])

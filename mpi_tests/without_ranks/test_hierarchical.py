@@ -17,7 +17,7 @@ from collectives.schedule import proof
 from collectives.schedule.cost import Link, Network, count, predict, tally
 from collectives.schedule.moves import MESSAGES, Barrier, Get, GetReduce, Put, Recv, RecvReduce, Send
 from collectives.schedule.spec import COLLECTIVES
-from mpi_tests.helpers.algorithm_costs import LARGEST, ceil_log2, cost, nodes_of
+from mpi_tests.helpers.algorithm_costs import LARGEST, ceil_log2, cost, floor_log2, is_power, nodes_of
 
 ROWS = {row.collective: row for row in algorithms.REGISTRY if row.name == "hierarchical"}
 EVERY = [row for row in algorithms.REGISTRY if row.over_nodes]
@@ -146,21 +146,29 @@ def test_the_cost_line_is_what_the_schedule_does(collective, num_groups, width):
 
 # Factors of meetings, of alpha, of n/p beta, copied and sent, and of n/p gamma, of k groups of w ranks.
 DIRECT_COSTS = {
-    "all_reduce": lambda k, p, w: (4, 2 * (k - 1), p * (w - 1) // w, 2 * (k - 1), p + k - 1),
-    "reduce_scatter": lambda k, p, w: (2, k - 1, 0, k - 1, p + k - 1),
-    "all_gather": lambda k, p, w: (2, k - 1, p * (w - 1) // w, k - 1, 0),
-    "all_to_all": lambda k, p, w: (2, k - 1, 2 * p + w, p * (k - 1) // k, 0),
-    "broadcast": lambda k, p, w: (2, ceil_log2(k), p * (w - 1) // w, p * ceil_log2(k), 0),
+    ("all_reduce", "leaders"): lambda k, p, w: (
+        2,
+        floor_log2(k) + 2 * (not is_power(k)),
+        p * (w - 1),
+        p * (floor_log2(k) + 2 * (not is_power(k))),
+        p * (w + floor_log2(k) + (not is_power(k))),
+    ),
+    ("all_to_all", "leaders"): lambda k, p, w: (2, 1, 2 * w * p, w * w * (k - 1), 0),
+    ("all_reduce", "hierarchical_direct"): lambda k, p, w: (4, 2 * (k - 1), p * (w - 1) // w, 2 * (k - 1), p + k - 1),
+    ("reduce_scatter", "hierarchical_direct"): lambda k, p, w: (2, k - 1, 0, k - 1, p + k - 1),
+    ("all_gather", "hierarchical_direct"): lambda k, p, w: (2, k - 1, p * (w - 1) // w, k - 1, 0),
+    ("all_to_all", "hierarchical_direct"): lambda k, p, w: (2, k - 1, 2 * p + w, p * (k - 1) // k, 0),
+    ("broadcast", "hierarchical_direct"): lambda k, p, w: (2, ceil_log2(k), p * (w - 1) // w, p * ceil_log2(k), 0),
 }
 
 
 @pytest.mark.parametrize(("num_groups", "width"), [(2, 2), (3, 3), (2, 8), (5, 2), (9, 3)])
-@pytest.mark.parametrize("collective", DIRECT_COSTS)
-def test_the_cost_line_of_what_is_direct_inside(collective, num_groups, width):
-    row, groups = algorithms.find(collective, "hierarchical_direct"), nodes_of(*[width] * num_groups)
+@pytest.mark.parametrize(("collective", "name"), DIRECT_COSTS)
+def test_the_cost_line_of_what_is_direct_inside(collective, name, num_groups, width):
+    row, groups = algorithms.find(collective, name), nodes_of(*[width] * num_groups)
     size = num_groups * width
     counted = count(tally({rank: row.rounds(rank, size, 0, groups) for rank in range(size)}, groups))
-    wanted = DIRECT_COSTS[collective](num_groups, size, width)
+    wanted = DIRECT_COSTS[collective, name](num_groups, size, width)
     assert (counted.meets, counted.messages, counted.copied, counted.sent, counted.folded) == wanted
 
 

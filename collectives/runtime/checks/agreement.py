@@ -94,13 +94,6 @@ class Agreement:
         data = np.array(mine, np.int64)
         return self.bind_plan(Arguments("all_to_all", self.rank, self.size, data))().tolist()
 
-    def same(self, binding: int, number: int) -> bool:
-        """Whether all ranks have found the same, and something, in calls of the same number.  Collective."""
-        key = binding << 32 | number if binding else 0
-        self.digest[:] = key, -key, *[0] * NUM_FACTS
-        highest, lowest = self.extremes().tolist()[:2]
-        return highest == -lowest and key != 0
-
     def free(self) -> None:
         self.extremes.free()
 

@@ -1,0 +1,134 @@
+"""One rank of each innermost group, its leader, talks to the other groups; the others reach it through shared memory.
+
+Fewer ranks send fewer messages, which is what short vectors cost: a leader moves the data of its whole group, so that
+long ones take longer than by `hierarchical_direct`.  The innermost groups must be parts of nodes.  In the cost lines,
+for k groups of l ranks, mu is for a barrier in a group.
+
+Source: MPICH, src/mpi/coll/allreduce/allreduce_intra_smp.c; Träff and Rougier, "MPI Collectives and Datatypes for
+Hierarchical All-to-all Communication", EuroMPI 2014.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+
+from collectives.algorithms import recursive
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, Algorithm, Reach
+from collectives.algorithms.groups import Group, Groups, consecutive, depth, laid, order, whole
+from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, Round, Send, embed, shares
+
+
+def all_reduce(rank: int, size: int, groups: Groups | None = None) -> Iterator[Round]:
+    """Leaders reduce what their groups have, all-reduce that among themselves, and write the result to their groups.
+
+    Cost: 2 mu + log2 k (alpha + n beta + n gamma) + (l-1)n beta + ln gamma, for a power of two of groups.
+
+    >>> from functools import partial
+    >>> from collectives.schedule.moves import render
+    >>> print(render(partial(all_reduce, groups=((0, 1), (2, 3))), 4))
+    round 0:  (0-1)   (2-3)
+    round 1:  0-1=>0 [0-3]+   2-3=>2 [0-3]+
+    round 2:  0->2 [0-3]+   2->0 [0-3]+
+    round 3:  0~>1 [0-3]   2~>3 [0-3]
+    round 4:  (0-1)   (2-3)
+    """
+    teams = teams_of(whole(groups, size))
+    team, leaders, everything = team_of(rank, teams), [members[0] for members in teams], range(size)
+    leads = rank == team[0]
+    between = list(recursive.all_reduce(leaders.index(team[0]), len(leaders)))
+    yield arrival(team)
+    yield (GetReduce(team, everything, everything),) if leads and len(team) > 1 else ()
+    yield from embed(between, leaders, shares(size, len(leaders))) if leads else ((),) * len(between)
+    yield tuple(Put(member, everything, everything) for member in team[1:] if leads)
+    yield arrival(team)
+
+
+def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[Round]:
+    """Chunk d of rank s becomes chunk p+s of rank d: leaders read all of their groups, and write what came for them.
+
+    What is under way is packed in working space after the 2p chunks of the collective: all chunks must have one
+    length.  A leader packs its group's chunks by their dests' groups, dests and sources, as they are to lie there.
+
+    Cost: 2 mu + alpha + (3-1/k)ln beta, of which 2ln is for reading and writing the group's memory.
+
+    >>> from functools import partial
+    >>> from collectives.schedule.moves import render
+    >>> print(render(partial(all_to_all, groups=((0,), (1, 2))), 3))
+    round 0:  (1-2)
+    round 1:  0: [0-2]>[6-8]   1: [0]>[6]   2=>1 [0]>[7]   1: [1]>[8]   2=>1 [1]>[9]   1: [2]>[10]   2=>1 [2]>[11]
+    round 2:  0->1 [7-8]   1->0 [6-7]
+    round 3:  0: [6]>[3]   0: [9-10]>[4-5]   1: [12]>[3]   1~>2 [13]>[3]   1: [8-9]>[4-5]   1~>2 [10-11]>[4-5]
+    round 4:  (1-2)
+    """
+    teams = teams_of(whole(groups, size))
+    team = team_of(rank, teams)
+    yield arrival(team)
+    if rank == team[0]:
+        yield from exchange(team, teams, size)
+    else:
+        yield from ((), (), ())
+    yield arrival(team)
+
+
+def exchange(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
+    """Return what the leader of a team does between the barriers."""
+    leader, own = team[0], teams.index(team)
+    leaving = laid(2 * size, [len(team) * len(other) for other in teams])
+    arriving = laid(leaving[-1].stop, [len(team) * len(other) * (other != team) for other in teams])
+    arriving[own] = leaving[own]
+    yield tuple(
+        Copy(part, target) if source == leader else Get(source, part, target)
+        for source, part, target in packing(team, teams, 2 * size)
+    )
+    others = [(own + step) % len(teams) for step in range(1, len(teams))]  # so that not all send to one at once
+    sends = [Send(teams[other][0], leaving[other]) for other in others]
+    yield (*sends, *(Recv(teams[other][0], arriving[other]) for other in reversed(others)))
+    yield tuple(
+        Copy(part, target) if dest == leader else Put(dest, part, target)
+        for other, run in zip(teams, arriving, strict=True)
+        for nth, dest in enumerate(team)
+        for part, target in placed(run[nth * len(other) : (nth + 1) * len(other)], [size + source for source in other])
+    )
+
+
+def packing(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> Iterator[tuple[int, range, range]]:
+    """Return whose runs go where, from chunk `begin` on: by their dests' teams, dests, and sources."""
+    if len(team) == 1:
+        dests = consecutive([dest for other in teams for dest in other])
+        yield from zip(team * len(dests), dests, laid(begin, map(len, dests)), strict=True)
+        return
+    pairs = [pair for other in teams for pair in product(other, team)]
+    for place, (dest, source) in enumerate(pairs, begin):
+        yield source, range(dest, dest + 1), range(place, place + 1)
+
+
+def placed(run: range, chunks: list[int]) -> Iterator[tuple[range, range]]:
+    """Yield the parts of a run that go to chunks which follow each other, and those chunks."""
+    targets = consecutive(chunks)
+    return zip(laid(run.start, map(len, targets)), targets, strict=True)
+
+
+def teams_of(group: Group) -> list[tuple[int, ...]]:
+    """Return the innermost groups, and each rank that is in none of them by itself.
+
+    >>> teams_of((0, ((1, 2), (3, 4))))
+    [(0,), (1, 2), (3, 4)]
+    """
+    if isinstance(group, int):
+        return [(group,)]
+    if depth(group) == 1:
+        return [tuple(sorted(order(group)))]
+    return [team for child in group for team in teams_of(child)]
+
+
+def team_of(rank: int, teams: list[tuple[int, ...]]) -> tuple[int, ...]:
+    return next(team for team in teams if rank in team)
+
+
+def arrival(team: tuple[int, ...]) -> Round:
+    return (Barrier(team),) if len(team) > 1 else ()
+
+
+ALGORITHMS = (
+    Algorithm("all_reduce", "leaders", all_reduce, over_nodes=True, reach=Reach.NODES),
+    Algorithm("all_to_all", "leaders", all_to_all, EQUAL_CHUNKS, over_nodes=True, reach=Reach.NODES),
+)
