@@ -266,6 +266,24 @@ CHECKS = [
         ("test_watchdog.py", "does_not_enter"),
     ),
     mutant(
+        "collectives/schedule/spec.py",
+        '("reduce_scatter", ALL, OWN, everyone',
+        '("reduce_scatter", ALL, ALL, everyone',
+        ("test_schedule.py", "promises and reduce_scatter"),
+    ),
+    mutant(
+        "collectives/runtime/native_mpi.py",
+        "is_even = a.send_counts is None if spec.exchanges else len(set(o.counts)) == 1",
+        "is_even = True",
+        ("test_collectives.py", "uneven_counts and 3-ranks", 3),
+    ),
+    mutant(
+        "collectives/runtime/operands.py",
+        "return counts, list(a.recv_counts or counts)",
+        "return counts, counts",
+        ("test_collectives.py", "uneven_all_to_all and 3-ranks", 3),
+    ),
+    mutant(
         "collectives/runtime/arguments.py",
         "if len(counts) != self.size or min(counts) < 0:",
         "if len(counts) != self.size:",
