@@ -30,13 +30,13 @@ from dataclasses import fields
 from typing import Any, NamedTuple, get_type_hints
 from unittest import mock
 
+from collectives.algorithms.groups import Topology
 from collectives.bench import __main__ as bench
 from collectives.doctor import __main__ as doctor
 from collectives.job import environment
 from collectives.job.settings import Range, value_type
 from collectives.schedule import simulate as simulation
 from collectives.schedule.simulate import __main__ as simulate
-from collectives.schedule.topology import Topology
 from models.flags import parse
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as surroundings

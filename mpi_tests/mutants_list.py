@@ -91,7 +91,7 @@ ALGORITHMS = [
         ("test_schedule.py", "contract_holds and barrier-dissemination"),
     ),
     mutant(
-        "collectives/algorithms/double_tree.py",
+        "collectives/algorithms/tree.py",
         "(1, 1) if size % 2 else (-1, -1)",
         "(1, 1) if size % 2 else (1, 0)",
         ("test_schedule.py", "cost_line and double_tree"),
@@ -104,7 +104,7 @@ ALGORITHMS = [
     ),
     mutant(
         "collectives/algorithms/direct.py",
-        "into(s, size, apart)) for s in others(rank, size))\n    yield meeting(size)",
+        "into(s, size, apart)) for s in others(rank, size))\n    yield arrival(size)",
         "into(s, size, apart)) for s in others(rank, size))",
         ("test_schedule.py", "contract_holds and all_reduce-two_shot"),
     ),
@@ -237,8 +237,8 @@ RUNTIME = [
 CHECKS = [
     mutant(
         "collectives/runtime/checks/agreement.py",
-        'else f"{said}#{number}"',
-        'else f"{said}#"',
+        'else f"{description}#{number}"',
+        'else f"{description}#"',
         ("test_disagreement.py", "one_call_behind and 2-ranks", 2),
     ),
     mutant(
@@ -260,10 +260,28 @@ CHECKS = [
         ("test_watchdog.py", "comes_while_the_others_ask"),
     ),
     mutant(
-        "collectives/runtime/checks/hang.py",
+        "collectives/runtime/checks/watchdog.py",
         "reports[r].numbers.get(label, 0) < number]",
         "reports[r].numbers.get(label, 0) <= number]",
         ("test_watchdog.py", "does_not_enter"),
+    ),
+    mutant(
+        "collectives/schedule/spec.py",
+        '("reduce_scatter", ALL, OWN, everyone',
+        '("reduce_scatter", ALL, ALL, everyone',
+        ("test_schedule.py", "promises and reduce_scatter"),
+    ),
+    mutant(
+        "collectives/runtime/native_mpi.py",
+        "is_even = a.send_counts is None if spec.exchanges else len(set(o.counts)) == 1",
+        "is_even = True",
+        ("test_collectives.py", "uneven_counts and 3-ranks", 3),
+    ),
+    mutant(
+        "collectives/runtime/operands.py",
+        "return counts, list(a.recv_counts or counts)",
+        "return counts, counts",
+        ("test_collectives.py", "uneven_all_to_all and 3-ranks", 3),
     ),
     mutant(
         "collectives/runtime/arguments.py",
@@ -318,19 +336,19 @@ TOOLS = [
         ("test_cost.py", "moves_of_shared_memory"),
     ),
     mutant(
-        "collectives/runtime/choose/tuning.py",
+        "collectives/runtime/choose/auto.py",
         "[2 * winners[-1][0]]",
         "[winners[-1][0]]",
         ("test_tuning.py", "nearest_measured"),
     ),
     mutant(
-        "collectives/runtime/choose/tuning.py",
+        "collectives/runtime/choose/auto.py",
         'if take(data, "version", int) != VERSION:',
         'if not take(data, "version", int):',
         ("test_tuning.py", "a_bad_file"),
     ),
     mutant(
-        "collectives/runtime/choose/select.py",
+        "collectives/runtime/choose/auto.py",
         "tuple(row for row in rows if row.reach <= reach)",
         "tuple(rows)",
         ("test_tuning.py", "in_reach_is_usable"),

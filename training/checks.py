@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from collectives.algorithms.groups import Topology
 from collectives.schedule.draw import refuse
-from collectives.schedule.topology import Topology
 from models.data import Tokens, TokenWindows, load_tokens, split
 from models.gpt import GPT
 from models.hf import initialize

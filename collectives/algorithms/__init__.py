@@ -4,7 +4,6 @@ from collectives.algorithms import (
     bruck,
     chain,
     direct,
-    double_tree,
     hierarchical,
     hierarchical_direct,
     leaders,
@@ -18,7 +17,7 @@ from collectives.algorithms.algorithm import Algorithm, Precondition, Reach
 __all__ = ["REGISTRY", "Algorithm", "Precondition", "Reach", "check", "find", "names", "rows"]
 
 FAMILIES = (
-    *(ring, recursive, pairwise, bruck, tree, double_tree, chain, hierarchical),
+    *(ring, recursive, pairwise, bruck, tree, chain, hierarchical),
     *(direct, hierarchical_direct, leaders),  # which reach into other ranks' memory
 )
 REGISTRY: tuple[Algorithm, ...] = tuple(row for family in FAMILIES for row in family.ALGORITHMS)

@@ -13,7 +13,7 @@ Groups = tuple[Group, ...]
 
 
 class Precondition(NamedTuple):
-    """What an algorithm needs: `holds(size, equal)`, `equal` being whether all chunks have one length; and in words."""
+    """A condition: `holds(size, equal)`, where `equal` says that all chunks have one length; and in words."""
 
     holds: Callable[[int, bool], bool]
     words: str
@@ -25,7 +25,7 @@ EQUAL_CHUNKS = Precondition(lambda size, equal: equal, "equal chunks")
 
 
 class Reach(IntEnum):
-    """How far ranks reach into each other's memory; each includes those before."""
+    """The extent to which ranks reach into each other's memory; each includes those before."""
 
     MESSAGES = 0  # not at all
     NODES = 1  # in the innermost groups of a hierarchy, each a part of a node

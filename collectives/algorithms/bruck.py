@@ -84,7 +84,7 @@ def copies(sources: list[range], targets: list[range]) -> Round:
 
 
 def cut(run: range, like: list[range]) -> list[range]:
-    """A run in pieces that are as long as those of `like`."""
+    """Return a run in pieces that are as long as those of `like`."""
     return [range(a, b) for a, b in pairwise(accumulate(map(len, like), initial=run.start))]
 
 

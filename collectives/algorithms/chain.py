@@ -85,13 +85,13 @@ def reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 def climb(rank: int, size: int, step: int) -> list[Move]:
-    """A round on the way up: fold what comes from below into the own, and send on what was folded before."""
+    """Return a round on the way up: fold what comes from below into the own, and send on what was folded before."""
     folds: list[Move] = [RecvReduce(rank - 1, run) for run in nth(step - rank + 1, size) if rank > 0]
     return [*folds, *(Send(rank + 1, run) for run in nth(step - rank, size) if rank < size - 1)]
 
 
 def deliver(rank: int, size: int, step: int, owner: Callable[[int], int]) -> list[Move]:
-    """The last rank sends the sum that it completed in the round before to its owner."""
+    """Send, from the last rank, the sum that it completed in the round before to its owner."""
     last = size - 1
     ready = [(owner(run.start), run) for run in nth(step - last, size) if owner(run.start) != last]
     if rank == last:
@@ -100,7 +100,7 @@ def deliver(rank: int, size: int, step: int, owner: Callable[[int], int]) -> lis
 
 
 def nth(index: int, size: int) -> list[range]:
-    """Chunk `index`, if there is one."""
+    """Return chunk `index`, if there is one."""
     return [chunk(index, size)] if 0 <= index < size else []
 
 

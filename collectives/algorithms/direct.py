@@ -1,11 +1,11 @@
 """Direct algorithms: the ranks of a node read each other's memory, with no message in between.
 
-Each is one or two phases between meetings.  *In place* the ranks read the callers' arrays themselves, and meet before,
-so that all are there, and after, so that all have been read.  *Staged*, each rank first copies what the others will
-read to a stage of its own; there are two stages, used in turn, so that one meeting a run is enough.
+Each is one or two phases between barriers.  *In place* the ranks read the callers' arrays themselves, with a barrier
+before, so that all are there, and one after, so that all have been read.  *Staged*, each rank first copies what the
+others will read to a staging buffer of its own; there are two, used in turn, so that one barrier a run is enough.
 
 `apart`: the result is chunks p to 2p-1 of the working vector, otherwise chunks 0 to p-1, over the input.
-In the cost lines, gamma is for a byte read and folded, beta for a byte copied, and alpha for a meeting.
+In the cost lines, gamma is for a byte read and folded, beta for a byte copied, and alpha for a barrier.
 
 Source: vLLM, csrc/custom_all_reduce.cuh, cross_device_reduce_1stage and _2stage: the same among the GPUs of a node.
 """
@@ -29,11 +29,11 @@ def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
     round 3:  1=>0 [1]   2=>0 [2]   2=>1 [2]   0=>1 [0]   0=>2 [0]   1=>2 [1]
     round 4:  (0-2)
     """
-    yield meeting(size)
+    yield arrival(size)
     yield (GetReduce(everyone(size), chunk(rank, size), into(rank, size, apart)),)
-    yield meeting(size)
+    yield arrival(size)
     yield tuple(Get(s, into(s, size, apart), into(s, size, apart)) for s in others(rank, size))
-    yield meeting(size)
+    yield arrival(size)
 
 
 def two_shot_put(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
@@ -49,14 +49,14 @@ def two_shot_put(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
     round 3:  (0-1)
     """
     own = into(rank, size, apart)
-    yield meeting(size)
+    yield arrival(size)
     yield (GetReduce(everyone(size), chunk(rank, size), own),)
     yield tuple(Put(d, own, own) for d in others(rank, size))
-    yield meeting(size)
+    yield arrival(size)
 
 
 def staged_two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
-    """All-reduce: the two shots by way of two stages, one for the inputs and one for the results.
+    """All-reduce: the two shots by way of two staging buffers, one for the inputs and one for the results.
 
     Cost: 2 alpha + 2n beta + n gamma.
 
@@ -68,12 +68,12 @@ def staged_two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round
     round 3:  (0-1)
     round 4:  1=>0 [5]>[1]   0=>0 [4]>[0]   0=>1 [4]>[0]   1=>1 [5]>[1]
     """
-    first = stage(size, apart)
+    first = scratch(size, apart)
     second = shift(first, size)
     yield (Copy(range(size), first),)
-    yield meeting(size)
+    yield arrival(size)
     yield (GetReduce(everyone(size), one(first, rank), one(second, rank)),)
-    yield meeting(size)
+    yield arrival(size)
     yield tuple(Get(s, one(second, s), into(s, size, apart)) for s in (*others(rank, size), rank))
 
 
@@ -88,9 +88,9 @@ def one_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
     round 1:  (0-1)
     round 2:  0-1=>0 [2-3]>[0-1]+   0-1=>1 [2-3]>[0-1]+
     """
-    staging = stage(size, apart)
+    staging = scratch(size, apart)
     yield (Copy(range(size), staging),)
-    yield meeting(size)
+    yield arrival(size)
     yield (GetReduce(everyone(size), staging, results(size, apart)),)
 
 
@@ -171,7 +171,7 @@ def all_to_all(rank: int, size: int) -> Iterator[Round]:
 
 
 def staged_all_to_all(rank: int, size: int) -> Iterator[Round]:
-    """Chunk d of rank s becomes chunk p+s of rank d, which reads it from a stage.
+    """Chunk d of rank s becomes chunk p+s of rank d, which reads it from a staging buffer.
 
     Cost: alpha + 2n beta.
 
@@ -208,7 +208,7 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 def staged_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """Everyone reads the root's vector from a stage.
+    """Everyone reads the root's vector from a staging buffer.
 
     Cost: alpha + 2n beta.
 
@@ -226,7 +226,7 @@ def staged_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 def reduce(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator[Round]:
-    """Rank r reduces chunk r of all to a stage, from where the root reads the results.
+    """Rank r reduces chunk r of all to a staging buffer, where the root reads the results.
 
     Cost: 2 alpha + n beta + n gamma.
 
@@ -237,10 +237,10 @@ def reduce(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator
     round 2:  (0-1)
     round 3:  0=>1 [2]>[0]   1=>1 [3]>[1]
     """
-    staging = stage(size, apart)
-    yield meeting(size)
+    staging = scratch(size, apart)
+    yield arrival(size)
     yield (GetReduce(everyone(size), chunk(rank, size), one(staging, rank)),)
-    yield meeting(size)
+    yield arrival(size)
     sources = everyone(size) if rank == root else ()
     yield tuple(Get(s, one(staging, s), into(s, size, apart)) for s in sources)
 
@@ -276,7 +276,7 @@ def scatter(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterato
 
 
 def barrier(rank: int, size: int) -> Iterator[Round]:
-    """Everyone meets.
+    """Every rank waits for all the others.
 
     Cost: alpha.
 
@@ -284,21 +284,21 @@ def barrier(rank: int, size: int) -> Iterator[Round]:
     >>> print(render(barrier, 3))
     round 0:  (0-2)
     """
-    yield meeting(size)
+    yield arrival(size)
 
 
 def in_place(size: int, *moves: Move) -> Iterator[Round]:
-    """A phase on the callers' own arrays."""
-    yield meeting(size)
+    """Return a phase on the callers' own arrays."""
+    yield arrival(size)
     yield moves
-    yield meeting(size)
+    yield arrival(size)
 
 
 def staged(size: int, apart: bool, given: range | None, *moves: Move) -> Iterator[Round]:
-    """A phase on stages: run `given` is what the others read of this rank."""
-    first = stage(size, apart).start
+    """Return a phase on staging buffers: run `given` is what the others read of this rank."""
+    first = scratch(size, apart).start
     yield (Copy(given, shift(given, first)),) if given else ()
-    yield meeting(size)
+    yield arrival(size)
     yield tuple(m._replace(theirs=shift(m.theirs, first)) if isinstance(m, Get | GetReduce) else m for m in moves)
 
 
@@ -307,16 +307,16 @@ def everyone(size: int) -> tuple[int, ...]:
 
 
 def others(rank: int, size: int) -> list[int]:
-    """The other ranks, each rank beginning at another one, so that not all read from one at once."""
+    """Return the other ranks, each rank beginning at another one, so that not all read from one at once."""
     return [(rank + i) % size for i in range(1, size)]
 
 
-def meeting(size: int) -> Round:
+def arrival(size: int) -> Round:
     return (Barrier(everyone(size)),)
 
 
 def into(index: int, size: int, apart: bool) -> range:
-    """The chunk of the result."""
+    """Return the chunk of the result."""
     return one(results(size, apart), index)
 
 
@@ -324,8 +324,8 @@ def results(size: int, apart: bool) -> range:
     return range(size, 2 * size) if apart else range(size)
 
 
-def stage(size: int, apart: bool) -> range:
-    """The scratch chunks behind the collective's own."""
+def scratch(size: int, apart: bool) -> range:
+    """Return the scratch chunks behind the collective's own."""
     return shift(range(size), 2 * size if apart else size)
 
 
@@ -337,7 +337,7 @@ def one(run: range, index: int) -> range:
     return run[index : index + 1]
 
 
-def by_stages(
+def copying(
     collective: str, name: str, schedule: Callable[..., Schedule], apart: bool = True, in_order: bool = False
 ) -> Algorithm:
     return Algorithm(collective, name, schedule, reach=Reach.STAGES, apart=apart, segmented=True, in_order=in_order)
@@ -350,22 +350,29 @@ def reading(
 
 
 ALGORITHMS = (
-    by_stages("all_reduce", "one_shot", one_shot, in_order=True),
+    copying("all_reduce", "one_shot", one_shot, in_order=True),
     Algorithm("all_reduce", "two_shot", two_shot, reach=Reach.ARRAYS, apart=True, segmented=True, in_order=True),
     Algorithm(
-        "all_reduce", "two_shot_put", two_shot_put, reach=Reach.ARRAYS, apart=True, segmented=True, in_order=True
+        "all_reduce",
+        "two_shot_put",
+        two_shot_put,
+        reach=Reach.ARRAYS,
+        apart=True,
+        segmented=True,
+        for_devices=True,
+        in_order=True,
     ),
-    by_stages("all_reduce", "staged_two_shot", staged_two_shot, in_order=True),
+    copying("all_reduce", "staged_two_shot", staged_two_shot, in_order=True),
     reading("reduce_scatter", "direct", reduce_scatter, in_order=True),
-    by_stages("reduce_scatter", "staged", staged_reduce_scatter, in_order=True),
+    copying("reduce_scatter", "staged", staged_reduce_scatter, in_order=True),
     reading("all_gather", "direct", all_gather),
-    by_stages("all_gather", "staged", staged_all_gather),
+    copying("all_gather", "staged", staged_all_gather),
     reading("all_to_all", "direct", all_to_all, apart=False),
-    by_stages("all_to_all", "staged", staged_all_to_all, apart=False),
+    copying("all_to_all", "staged", staged_all_to_all, apart=False),
     reading("broadcast", "direct", broadcast, apart=False),
-    by_stages("broadcast", "staged", staged_broadcast, apart=False),
+    copying("broadcast", "staged", staged_broadcast, apart=False),
     Algorithm("reduce", "direct", reduce, reach=Reach.ARRAYS, apart=True, segmented=True, in_order=True),
     reading("gather", "direct", gather),
     reading("scatter", "direct", scatter),
-    by_stages("barrier", "direct", barrier, apart=False),
+    copying("barrier", "direct", barrier, apart=False),
 )

@@ -1,4 +1,4 @@
-"""Groups of ranks: those of one level of a hierarchy, and which rank of each stands in for which of the others.
+"""Groups of ranks: nodes, hierarchies, and which rank of a group stands in for which of the others of its level.
 
 What hierarchical algorithms are made of: `inside` runs a schedule in every group, `Grid.cross` an algorithm among the
 counterparts of all groups.  A *lane* is a part of the chunks that an algorithm works on by itself.
@@ -6,10 +6,12 @@ counterparts of all groups.  A *lane* is a part of the chunks that an algorithm 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain, zip_longest
 from itertools import pairwise as neighbours
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
 from collectives.algorithms import direct, pairwise, ring
 from collectives.algorithms.algorithm import Group, Groups
@@ -54,19 +56,19 @@ class Grid:
         self.in_common = -(-width // second)  # the most columns that two ranks of different groups share
 
     def order(self) -> tuple[int, ...]:
-        """All ranks, column by column."""
+        """Return all ranks, column by column."""
         return tuple(r for place, column in enumerate(self.columns) for r in column if self.home[r] == place)
 
     def row_of(self, rank: int) -> list[int]:
         return next(row for row in self.rows if rank in row)
 
     def stand_ins(self, rank: int, owner: Sequence[int]) -> list[int]:
-        """Who in `rank`'s group stands in for the owner of each chunk: the owner itself, if it is there."""
+        """Return the rank of `rank`'s group that stands in for each chunk's owner: the owner itself, if it is there."""
         row = self.row_of(rank)
         return [row[self.home[other]] for other in owner]
 
     def sets(self, place: int, held: dict[int, list[int]]) -> list[list[int]]:
-        """What each rank of a column holds that belongs there."""
+        """Return what each rank of a column holds that belongs there."""
         return [held.get(rank, []) if self.home[rank] == place else [] for rank in self.columns[place]]
 
     def cross(self, rank: int, owner: Sequence[int], algorithm: Scheduler) -> Iterator[Round]:
@@ -82,7 +84,7 @@ class Grid:
 
 @lru_cache(maxsize=4096)
 def order(group: Group) -> tuple[int, ...]:
-    """The ranks of a group, counterparts side by side.
+    """Return the ranks of a group, counterparts side by side.
 
     >>> order(((0, 1), (2, 3)))
     (0, 2, 1, 3)
@@ -91,7 +93,7 @@ def order(group: Group) -> tuple[int, ...]:
 
 
 def whole(groups: Groups | None, size: int) -> Groups:
-    """The hierarchy without the levels that have a single group; one of all ranks where there is none."""
+    """Return the hierarchy without the levels that have a single group; one of all ranks where there is none."""
     least = simplified(groups or tuple(range(size)))
     assert sorted(order(least)) == list(range(size)), f"{groups} are not ranks 0 to {size - 1}, each once"
     return (least,) if isinstance(least, int) else least
@@ -105,12 +107,12 @@ def simplified(group: Group) -> Group:
 
 
 def depth(group: Group) -> int:
-    """How many levels a group has: 0 of a rank, 1 of an innermost group, all of whose members are ranks."""
+    """Return how many levels a group has: 0 of a rank, 1 of an innermost group, all of whose members are ranks."""
     return 0 if isinstance(group, int) else 1 + max(map(depth, group))
 
 
 def innermost(group: Group) -> list[tuple[int, ...]]:
-    """The groups that have ranks only.
+    """Return the groups that have ranks only.
 
     >>> innermost((0, (1, (2, 3))))
     [(2, 3)]
@@ -124,12 +126,12 @@ def innermost(group: Group) -> list[tuple[int, ...]]:
 
 
 def of_level(group: Group, algorithms: Schedulers) -> Scheduler:
-    """The algorithm for a group's level."""
+    """Return the algorithm for a group's level."""
     return algorithms[-min(depth(group), len(algorithms))]
 
 
 def by_owner(owner: Sequence[int]) -> dict[int, list[int]]:
-    """The chunks that each rank owns."""
+    """Return the chunks that each rank owns."""
     held: dict[int, list[int]] = {}
     for chunk, rank in enumerate(owner):
         held.setdefault(rank, []).append(chunk)
@@ -141,7 +143,7 @@ def group_of(rank: int, groups: Groups) -> Group:
 
 
 def shape(group: Group) -> Group:
-    """What a group has in common with those that are built like it."""
+    """Return what a group has in common with those that are built like it."""
     return 0 if isinstance(group, int) else tuple(map(shape, group))
 
 
@@ -166,12 +168,12 @@ def abreast(rank: int, tasks: Iterable[Task], algorithm: Scheduler) -> Iterator[
         mine = [task for task in tasks if task.turn in range(first, first + at_once) and rank in task.ranks]
         schedules = [embed(algorithm(task.ranks.index(rank), size), task.ranks, task.runs) for task in mine]
         for moves in zip([()] * length, *schedules, strict=True):
-            together = tuple(chain(*moves))
-            yield together[:1] if together and isinstance(together[0], Barrier) else together  # once for all tasks
+            joined = tuple(chain(*moves))
+            yield joined[:1] if joined and isinstance(joined[0], Barrier) else joined  # once for all tasks
 
 
 def consecutive(numbers: Sequence[int]) -> list[range]:
-    """Numbers as runs, in their order.
+    """Return numbers as runs, in their order.
 
     >>> consecutive([4, 5, 0, 1])
     [range(4, 6), range(0, 2)]
@@ -182,12 +184,12 @@ def consecutive(numbers: Sequence[int]) -> list[range]:
 
 
 def laid(begin: int, lengths: Iterable[int]) -> list[range]:
-    """Runs of these lengths, one after the other."""
+    """Return runs of these lengths, one after the other."""
     return [range(a, b) for a, b in neighbours(accumulate(lengths, initial=begin))]
 
 
 def lanes_of_pieces(sets: Sequence[Sequence[int]]) -> list[list[range]]:
-    """Lanes that have a run of each set, for algorithms that never send the chunks of two sets as one run.
+    """Return lanes that have a run of each set, for algorithms that never send the chunks of two sets as one run.
 
     >>> lanes_of_pieces([[0, 1, 4], [2, 3]])
     [[range(0, 2), range(2, 4)], [range(4, 5), range(0, 0)]]
@@ -196,7 +198,7 @@ def lanes_of_pieces(sets: Sequence[Sequence[int]]) -> list[list[range]]:
 
 
 def lanes_in_order(sets: Sequence[Sequence[int]]) -> list[list[range]]:
-    """Lanes in which the runs of the sets follow each other without a gap.
+    """Return lanes in which the runs of the sets follow each other without a gap.
 
     >>> lanes_in_order([[0, 1, 4], [2, 3, 6]])
     [[range(0, 2), range(2, 4)], [range(4, 5), range(5, 5)], [range(6, 6), range(6, 7)]]
@@ -208,3 +210,83 @@ def lanes_in_order(sets: Sequence[Sequence[int]]) -> list[list[range]]:
         lengths = Counter(nth for _, nth in placed[start:stop])
         lanes.append(laid(placed[start][0], (lengths[nth] for nth in range(len(sets)))))
     return lanes
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The nodes of ranks: `node_of[r]` is rank r's; nodes are numbered in the order of their first rank.
+
+    `levels` are the lengths of the groups of consecutive ranks, the outermost first, that take the nodes' place.
+    """
+
+    node_of: tuple[int, ...]
+    levels: tuple[int, ...] = ()
+
+    @classmethod
+    def from_ids(cls, ids: Sequence[int], levels: Sequence[int] | None = None) -> "Topology":
+        """Make one from any number that ranks of a node have in common.
+
+        >>> Topology.from_ids([7, 7, 3, 3]).nodes
+        ((0, 1), (2, 3))
+        """
+        order = {node: number for number, node in enumerate(dict.fromkeys(ids))}
+        return cls(tuple(order[node] for node in ids), tuple(levels or ()))
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node."""
+        return tuple(
+            tuple(rank for rank, at in enumerate(self.node_of) if at == node) for node in range(max(self.node_of) + 1)
+        )
+
+    @property
+    def groups(self) -> Groups:
+        """The hierarchy of ranks: by `levels`, if there are any, else the nodes.
+
+        >>> Topology.from_ids([0] * 7, levels=[4, 2]).groups
+        (((0, 1), (2, 3)), ((4, 5), (6,)))
+        """
+        return divided(range(len(self.node_of)), self.levels) if self.levels else self.nodes
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether all ranks are one group, or each is one of its own."""
+        return depth(whole(self.groups, len(self.node_of))) <= 1
+
+    @property
+    def has_groups_in_nodes(self) -> bool:
+        """Whether the hierarchy's innermost groups are parts of nodes.
+
+        >>> [Topology.from_ids(nodes).has_groups_in_nodes for nodes in ([0, 0, 1], [0, 1, 2])]
+        [True, False]
+        """
+        return all(
+            len({self.node_of[rank] for rank in ranks}) == 1
+            for ranks in innermost(whole(self.groups, len(self.node_of)))
+        )
+
+
+def divided(ranks: Sequence[int], levels: Sequence[int]) -> Groups:
+    """Divide consecutive ranks into groups of `levels[0]`, and so on inside; the last group may be smaller."""
+    if not levels:
+        return tuple(ranks)
+    length, *below = levels
+    return tuple(divided(ranks[first : first + length], below) for first in range(0, len(ranks), length))
+
+
+def refuse_levels(levels: Any) -> str:
+    """Return what is wrong with a caller's `levels`, if anything is.
+
+    >>> refuse_levels([4, 4])[:67]
+    'levels=[4, 4] must be positive integers, each smaller than the one '
+    """
+    try:
+        lengths = [index(length) for length in levels] if levels is not None else [1]
+    except TypeError:  # what is not a sequence, or not of integers
+        lengths = []
+    if lengths and lengths[-1] > 0 and all(outer > inner for outer, inner in neighbours(lengths)):
+        return ""
+    return (
+        f"{levels=} must be positive integers, each smaller than the one before: pass lengths of groups, the outermost "
+        "first, as in [8, 4], or None for the nodes"
+    )

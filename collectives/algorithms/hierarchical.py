@@ -190,7 +190,7 @@ def all_to_all(
 
 
 class Areas(NamedTuple):
-    """Where in a rank's vector its working spaces begin."""
+    """The first chunks of a rank's working spaces, in its vector."""
 
     packed: int  # for what is to leave
     arrived: int  # for what has come
@@ -198,14 +198,14 @@ class Areas(NamedTuple):
 
 
 def load(rank: int, group: Group, owner: Sequence[int]) -> list[Datum]:
-    """What a rank has, in its order, when its group has exchanged what it had: all for the chunks that it owns."""
+    """List what a rank has when its group has exchanged what it had: all for the chunks that it owns."""
     dests = by_owner(owner)[rank]
     children = (group,) if isinstance(group, int) else group
     return [datum for child in children for datum in product(dests, sorted(order(child)))]
 
 
 def largest_load(rank: int, group: Group, owner: Sequence[int]) -> int:
-    """The most chunks that a rank has at any level."""
+    """Return the most chunks that a rank has at any level."""
     if isinstance(group, int):
         return len(owner)
     below = largest_load(rank, group_of(rank, group), Grid(group).stand_ins(rank, owner))
@@ -251,14 +251,14 @@ def collected_in(rank: int, group: Sequence[int], dests: list[int], landing: int
     outs = consecutive(dests)
     ins = laid(landing, [len(run) for _ in group for run in outs])
     pairs = zip(product(group, outs), ins, strict=True)
-    meeting = (Barrier(tuple(sorted(group))),)
-    yield meeting
+    barrier = (Barrier(tuple(sorted(group))),)
+    yield barrier
     yield tuple(Copy(run, to) if source == rank else Get(source, run, to) for (source, run), to in pairs)
-    yield meeting
+    yield barrier
 
 
 def ports(grid: Grid, places: list[int], outs: list[range], ins: list[range], more: int) -> Iterator[Task]:
-    """A rank's all-to-all in each of its columns: what leaves, what comes, which is at its home, and working space."""
+    """Yield a rank's all-to-all in each of its columns: what leaves, what comes home, and working space."""
     size = len(ins)
     scratch = laid(more, [len(outs[0])] * size)
     for place, column in enumerate(grid.columns):

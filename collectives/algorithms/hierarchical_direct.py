@@ -2,7 +2,7 @@
 
 Each is the hierarchical algorithm of its name, with direct algorithms in the innermost groups.  These must be parts of
 nodes; a rank that has its node to itself only sends messages.  In the cost lines, for k groups of l ranks, mu is for a
-meeting in a group.
+barrier in a group.
 
 Source: as of `hierarchical` and `direct`.
 """

@@ -70,7 +70,7 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
 
 
 def exchange(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
-    """What the leader of a team does between the barriers."""
+    """Return what the leader of a team does between the barriers."""
     leader, own = team[0], teams.index(team)
     leaving = laid(2 * size, [len(team) * len(other) for other in teams])
     arriving = laid(leaving[-1].stop, [len(team) * len(other) * (other != team) for other in teams])
@@ -91,7 +91,7 @@ def exchange(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> 
 
 
 def packing(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> Iterator[tuple[int, range, range]]:
-    """Whose runs go where, from chunk `begin` on: by their dests' teams, dests, and sources."""
+    """Return whose runs go where, from chunk `begin` on: by their dests' teams, dests, and sources."""
     if len(team) == 1:
         dests = consecutive([dest for other in teams for dest in other])
         yield from zip(team * len(dests), dests, laid(begin, map(len, dests)), strict=True)
@@ -102,13 +102,13 @@ def packing(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> 
 
 
 def placed(run: range, chunks: list[int]) -> Iterator[tuple[range, range]]:
-    """The parts of a run that go to chunks which follow each other, and those chunks."""
+    """Yield the parts of a run that go to chunks which follow each other, and those chunks."""
     targets = consecutive(chunks)
     return zip(laid(run.start, map(len, targets)), targets, strict=True)
 
 
 def teams_of(group: Group) -> list[tuple[int, ...]]:
-    """The innermost groups, and each rank that is in none of them by itself.
+    """Return the innermost groups, and each rank that is in none of them by itself.
 
     >>> teams_of((0, ((1, 2), (3, 4))))
     [(0,), (1, 2), (3, 4)]

@@ -42,7 +42,7 @@ def halving_doubling(rank: int, size: int) -> Iterator[Round]:
 
 
 def block(rank: int, bit: int) -> range:
-    """The chunks of those ranks that differ from `rank` below `bit` only."""
+    """Return the chunks of those ranks that differ from `rank` below `bit` only."""
     first = rank >> bit << bit
     return range(first, first + (1 << bit))
 
@@ -70,7 +70,7 @@ def with_extras(
 
 @lru_cache(maxsize=8)
 def proxies(size: int) -> tuple[int, range, list[int], list[range]]:
-    """The power of two, the extras, the other ranks, and for each of those its chunks and its extra's."""
+    """Return the power of two, the extras, the other ranks, and for each of those its chunks and its extra's."""
     power = 1 << (size.bit_length() - 1)
     extras = range(0, 2 * (size - power), 2)
     return power, extras, [rank for rank in range(size) if rank not in extras], shares(size, power)

@@ -89,7 +89,7 @@ def neighbor_all_gather(rank: int, size: int) -> Iterator[Round]:
 
 
 def pair(index: int) -> range:
-    """The chunks of two ranks that exchange first."""
+    """Return the chunks of two ranks that exchange first."""
     return range(2 * index, 2 * index + 2)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives.arrays import cuda_kernels
 from collectives.arrays.cuda_programs import CudaProgram
-from collectives.arrays.device import Device, Event, SharingDevice, Step
+from collectives.arrays.device import Device, DeviceStep, Event, SharingDevice
 from collectives.arrays.views import pointer
 from collectives.job import environment
 
@@ -90,7 +90,7 @@ class Cuda(SharingDevice):
             self.runtime.streamWaitEvent(self.current_stream(), event.ptr)
 
     def current_stream(self) -> int:
-        """The caller's, as CUDA knows it."""
+        """Return the caller's stream, as CUDA knows it."""
         return self.xp.cuda.get_current_stream(self.index).ptr
 
     def synchronize(self) -> None:
@@ -142,7 +142,7 @@ class Cuda(SharingDevice):
 
     def program(
         self,
-        turns: Sequence[Sequence[Step]],
+        turns: Sequence[Sequence[DeviceStep]],
         fold: tuple[str, np.dtype, int],
         arrivals: int,
         signals: Sequence[int],
@@ -174,7 +174,7 @@ class OpenedEvent:
 
 @cache
 def stream(index: int) -> Any:
-    """On which the work of collectives is done, whichever library's arrays they are of."""
+    """Return the stream of collectives, whichever library's arrays they are of."""
     import cupy
 
     with cupy.cuda.Device(index):
@@ -183,6 +183,6 @@ def stream(index: int) -> Any:
 
 @cache
 def cuda(index: int, library: str = "cupy") -> Device:
-    """The device of that index as a library's arrays are on it."""
+    """Return the device of that index as a library's arrays are on it."""
     kind = TorchCuda if library == "torch" else Cuda
     return kind(index, environment.mpi_reads_device_memory())

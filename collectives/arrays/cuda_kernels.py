@@ -24,7 +24,7 @@ from collectives.arrays import views
 SOURCE = Path(__file__).with_suffix(".cu")
 OPTIONS = ("--std=c++17", "--fmad=false")
 MAX_SOURCES = 64  # of one launch
-MAX_TOGETHER = 8  # from which one thread loads before it folds
+MAX_AT_ONCE = 8  # from which one thread loads before it folds
 VECTOR_BYTES = 16  # what one load takes, from an address that it divides
 BLOCK_THREADS = 256
 BLOCKS_PER_MULTIPROCESSOR = 32  # some times what one holds, so that none is idle while the last ones run
@@ -45,19 +45,19 @@ SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
 class KernelChoice(NamedTuple):
     """What a kernel is an instance for, how many numbers it takes, and of how many bytes each is: out's, each source's.
 
-    It loads from `together` sources at a time.
+    It loads from `at_once` sources at a time.
     """
 
     op: str
     given: str
     into: str
-    together: int
+    at_once: int
     num_elements: int
     sizes: list[int]
 
     @property
     def name(self) -> str:
-        return f"fold<{self.op}, {self.given}, {self.into}, {self.together}>"
+        return f"fold<{self.op}, {self.given}, {self.into}, {self.at_once}>"
 
 
 class Launch(NamedTuple):
@@ -92,7 +92,7 @@ def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Laun
     16-bit floats are folded and divided in float32, and rounded once.  Integers wrap, and are divided toward zero.
     "min" and "max" of a NaN and a number are NaN.
 
-    Raises: ValueError for what doesn't go together.
+    Raises: ValueError for what doesn't go at_once.
     """
     import cupy
 
@@ -157,14 +157,14 @@ def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int,
     """Which kernel it is that folds.  It loads from as many sources at a time as divide all of them, up to 8.
 
     >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
-    KernelChoice(op='Sum', given='float', into='float', together=3, num_elements=10, sizes=[4, 4, 4, 4])
+    KernelChoice(op='Sum', given='float', into='float', at_once=3, num_elements=10, sizes=[4, 4, 4, 4])
     """
     parts = 2 if into in views.COMPLEX and op != "prod" else 1  # complex numbers are folded as twice as many real ones
-    together = max(n for n in range(1, MAX_TOGETHER + 1) if num_sources % n == 0)
+    at_once = max(n for n in range(1, MAX_AT_ONCE + 1) if num_sources % n == 0)
     if op == "avg" and divisor == 1:
         op = "sum"
     sizes = [into.itemsize // parts, *[given.itemsize // parts] * num_sources]
-    return KernelChoice(op.capitalize(), number(given, op), number(into, op), together, count * parts, sizes)
+    return KernelChoice(op.capitalize(), number(given, op), number(into, op), at_once, count * parts, sizes)
 
 
 def number(dtype: np.dtype, op: str) -> str:

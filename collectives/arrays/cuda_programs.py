@@ -13,7 +13,7 @@ import numpy as np
 
 from collectives.arrays import cuda_kernels
 from collectives.arrays.cuda_kernels import BLOCK_THREADS, MAX_SOURCES, TASK, KernelChoice
-from collectives.arrays.device import Step
+from collectives.arrays.device import DeviceStep
 
 SOURCE = Path(__file__).with_suffix(".cu")
 MOST_BLOCKS = 32  # all at once on the device, beside what else runs there
@@ -35,7 +35,7 @@ class CudaProgram:
     def __init__(
         self,
         device: Any,
-        turns: Sequence[Sequence[Step]],
+        turns: Sequence[Sequence[DeviceStep]],
         fold: tuple[str, np.dtype, int],
         arrivals: int,
         signals: Sequence[int],
@@ -74,14 +74,14 @@ class CudaProgram:
                 self.last = stream
 
 
-def choice_of(step: Step, op: str, dtype: np.dtype, divisor: int) -> KernelChoice:
+def choice_of(step: DeviceStep, op: str, dtype: np.dtype, divisor: int) -> KernelChoice:
     if len(step.sources) < 2:
         return cuda_kernels.plan("sum", np.dtype(np.uint8), np.dtype(np.uint8), step.nbytes, 1, 1)
     return cuda_kernels.plan(op, dtype, dtype, step.nbytes // dtype.itemsize, len(step.sources), divisor)
 
 
 def steps_of(
-    turns: Sequence[Sequence[Step]], choices: Sequence[Sequence[KernelChoice]], divisor: int
+    turns: Sequence[Sequence[DeviceStep]], choices: Sequence[Sequence[KernelChoice]], divisor: int
 ) -> tuple[np.ndarray, int]:
     """The steps of all turns as the kernel reads them, and the most threads that one has work for."""
     written = np.zeros(sum(map(len, turns)), STEP)
@@ -99,10 +99,10 @@ def steps_of(
 
 def name_of(choices: Sequence[Sequence[KernelChoice]]) -> str:
     """The instance that all steps of a program can be run by: all fold as many sources, or none."""
-    folds = {(c.op, c.into, c.together) for steps in choices for c in steps if len(c.sizes) > 2}
+    folds = {(c.op, c.into, c.at_once) for steps in choices for c in steps if len(c.sizes) > 2}
     assert len(folds) < 2, f"a program that folds in different ways: {folds}"
-    op, number, together = next(iter(folds), ("Sum", "unsigned char", 1))
-    return f"run<{op}, {number}, {together}>"
+    op, number, at_once = next(iter(folds), ("Sum", "unsigned char", 1))
+    return f"run<{op}, {number}, {at_once}>"
 
 
 @cache

@@ -38,18 +38,18 @@ class Device:
     mpi_reads = True  # whether MPI may be given pointers into this memory
 
     def empty(self, count: int, dtype: np.dtype) -> Any:
-        """A new flat array, uninitialised."""
+        """Return a new flat array, uninitialised."""
         return self.xp.empty(count, dtype)
 
     def borrow(self, address: int, count: int, dtype: np.dtype) -> Any:
-        """Memory of this process as a flat array that does not keep it: who uses it knows that it is there."""
+        """Return memory of this process as a flat array that does not keep it: who uses it knows that it is there."""
         if not count:
             return np.empty(0, dtype)
         memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
         return np.ndarray(count, dtype, memory)
 
     def host(self, nbytes: int) -> np.ndarray:
-        """Bytes of host memory for MPI to read and write in place of the device's."""
+        """Return bytes of host memory for MPI to read and write in place of the device's."""
         return np.empty(nbytes, np.uint8)
 
     def copy(self, target: Any, source: Any) -> None:
@@ -65,7 +65,7 @@ class Device:
 
     @np.errstate(all="ignore")  # NaN and infinity are results; as an error on one rank they would hang the others
     def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
-        """out = low op high, elementwise; 16-bit floats are reduced in float32 and rounded once."""
+        """Compute out = low op high, elementwise; 16-bit floats are reduced in float32 and rounded once."""
         ufunc = getattr(self.xp, OPS[op].ufunc)
         if out.dtype in HALVES:
             out[...] = ufunc(low.astype(np.float32), high.astype(np.float32)).astype(out.dtype)
@@ -77,12 +77,12 @@ class Device:
             ufunc(low, high, out=out)
 
     def folding(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
-        """`fold_all` bound once, to be done often."""
+        """Bind `fold_all` once, to be done often."""
         return partial(self.fold_all, op, out, sources, divisor)
 
     @np.errstate(all="ignore")
     def fold_all(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> None:
-        """out = ((s0 op s1) op s2) op ..., elementwise, over `divisor`; `out` may be one of the sources.
+        """Compute out = ((s0 op s1) op s2) op ... over `divisor`, elementwise; `out` may be one of the sources.
 
         16-bit floats are reduced in float32 and rounded once, at the end.
         """
@@ -96,7 +96,7 @@ class Device:
 
     @np.errstate(all="ignore")
     def divide(self, x: Any, divisor: int) -> None:
-        """x /= divisor, in place; 16-bit floats in float32, integers toward zero, as NCCL does."""
+        """Divide in place; 16-bit floats in float32, integers toward zero, as NCCL does."""
         if x.dtype in HALVES:
             x[...] = (x.astype(np.float32) / np.float32(divisor)).astype(x.dtype)
         elif x.dtype in INTEGERS:
@@ -111,7 +111,7 @@ class Device:
         """Order what follows on the device's stream after the caller's current stream."""
 
     def record(self) -> Event:
-        """An event after all that is on the device's stream by now."""
+        """Return an event after all that is on the device's stream by now."""
         return DONE
 
     def end(self, event: Event) -> None:
@@ -122,7 +122,7 @@ class Device:
 
 
 class Done:
-    """Of a device that works at once."""
+    """The event of a device that works at once."""
 
     def synchronize(self) -> None:
         pass
@@ -138,7 +138,7 @@ class Host(Device):
     xp = np
 
 
-class Step(NamedTuple):
+class DeviceStep(NamedTuple):
     """A part of a device's program, by addresses: all of `outs` = sources[0] op sources[1] op ...
 
     Without outs, a barrier of the ranks.  From one source it is a copy.
@@ -165,15 +165,15 @@ class SharingDevice(Device):
     is_async = True
 
     def allocate(self, nbytes: int) -> Any:
-        """New memory that can be exported, from its `ptr` on; it is freed with the object."""
+        """Allocate memory that can be exported, from its `ptr` on; it is freed with the object."""
         raise NotImplementedError
 
     def export_memory(self, address: int) -> bytes:
-        """A handle of the allocation in which an address is: of its beginning, wherever in it that address is."""
+        """Return a handle of the allocation in which an address is: of its beginning, wherever that address is."""
         raise NotImplementedError
 
     def open_memory(self, handle: bytes) -> int:
-        """Where this process has another's allocation from now on."""
+        """Open another process's allocation; return its address here."""
         raise NotImplementedError
 
     def close_memory(self, address: int) -> None:
@@ -181,21 +181,21 @@ class SharingDevice(Device):
         raise NotImplementedError
 
     def at(self, address: int, count: int, dtype: np.dtype, owner: Any) -> Any:
-        """The memory at an address as a flat array, which keeps `owner`."""
+        """Return the memory at an address as a flat array, which keeps `owner`."""
         raise NotImplementedError
 
     def borrow(self, address: int, count: int, dtype: np.dtype) -> Any:
         return self.at(address, count, dtype, None)
 
     def shared_event(self) -> Any:
-        """An event that is recorded again and again, and that other processes can wait for."""
+        """Return an event that is recorded again and again, and that other processes can wait for."""
         raise NotImplementedError
 
     def export_event(self, event: Any) -> bytes:
         raise NotImplementedError
 
     def open_event(self, handle: bytes) -> Any:
-        """Another process's event."""
+        """Open another process's event."""
         raise NotImplementedError
 
     def mark(self, event: Any) -> None:
@@ -212,7 +212,7 @@ class SharingDevice(Device):
 
     def program(
         self,
-        turns: Sequence[Sequence[Step]],
+        turns: Sequence[Sequence[DeviceStep]],
         fold: tuple[str, np.dtype, int],
         arrivals: int,
         signals: Sequence[int],

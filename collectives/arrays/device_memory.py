@@ -29,21 +29,21 @@ REFUSALS = (OSError, RuntimeError, MemoryError)  # what CuPy raises for CUDA's e
 
 
 class Signals(NamedTuple):
-    """Events that are recorded in turn: this rank's, and for each rank of the node its."""
+    """The events that are recorded in turn: this rank's own, and those of each rank of the node."""
 
     own: list[Any]
     of: dict[int, list[Any]]
 
 
 class Mapping(NamedTuple):
-    """What keeps a window: the own memory, and where that of others is opened."""
+    """The memory behind a window: the own, and the addresses at which that of others is opened."""
 
     own: Any
     opened: list[int]
 
 
 class DeviceMemory(SymmetricMemory):
-    """What the ranks of a communicator allocate together on their devices, each its own.
+    """The memory that the ranks of a communicator allocate together on their devices, each its own.
 
     `gather_rows` gives every rank's integers by rank.  Where a rank cannot have it, `usable` is false on all, and
     `failure` says why on that one.
@@ -76,16 +76,16 @@ class DeviceMemory(SymmetricMemory):
             self.has_barriers = self.may_wait()
 
     def allocate(self, nbytes: int) -> Lease:
-        """As on the host; what was given back before is no more read by anybody then."""
+        """Allocate as on the host; what was given back before is no more read by anybody then."""
         self.device.synchronize()
         return super().allocate(nbytes)
 
     def array(self, lease: Lease, count: int, dtype: np.dtype) -> Any:
-        """A flat array at the beginning of leased memory, which it keeps."""
+        """Return a flat array at the beginning of leased memory, which it keeps."""
         return self.device.at(lease.address, count, dtype, lease)
 
     def make_window(self, key: int, nbytes: int) -> Window:
-        """A window for every rank of the node.  Collective.
+        """Make a window for every rank of the node.  Collective.
 
         Raises: InputError on every rank where one is refused memory or a handle; `failure` then says what it was.
         """
@@ -107,12 +107,12 @@ class DeviceMemory(SymmetricMemory):
         return Window(key, own.ptr, nbytes, bases, mapping)
 
     def on_any(self, failure: str) -> bool:
-        """Whether a rank has a failure.  Collective."""
+        """Return whether a rank has a failure.  Collective."""
         self.failure = failure
         return bool(self.agree_max([bool(failure)])[0])
 
     def open_all(self, handle: bytes, open_one: Callable[[bytes], Any], failure: str) -> tuple[dict[int, Any], str]:
-        """What the handles of the node's other ranks stand for, by world rank; and what went wrong.  Collective."""
+        """Open the handles of the node's other ranks, by world rank; and say what went wrong.  Collective."""
         rows = self.gather_rows([len(handle), *np.frombuffer(handle.ljust(HANDLE_BYTES, b"\0"), np.int64).tolist()])
         found = {}
         for rank, world in zip(self.ranks, self.world_ranks, strict=True):
@@ -143,7 +143,7 @@ class DeviceMemory(SymmetricMemory):
         self.node_comm.Free()
 
     def probe(self) -> bool:
-        """Whether each rank of each node reads what the others have written.  Collective."""
+        """Return whether each rank of each node reads what the others have written.  Collective."""
         try:
             window = self.make_window(0, ALLOCATION_BYTES)
         except InputError:
@@ -185,7 +185,7 @@ class DeviceMemory(SymmetricMemory):
         return not self.agree_max([shared or len(self.ranks) > MOST_RANKS])[0]
 
     def make_signals(self) -> Signals | None:
-        """Events that the node's ranks wait for; None where a rank is refused some.  Collective."""
+        """Make events that the node's ranks wait for; None where a rank is refused some.  Collective."""
         own, handles, failure = [], [b""] * TURNS, ""
         try:
             own = [self.device.shared_event() for _ in range(TURNS)]
@@ -207,7 +207,7 @@ def leave(memory: Callable[[], DeviceMemory | None]) -> None:
 
 
 def attempt(work: Callable[[], None]) -> str:
-    """What went wrong, if anything."""
+    """Return what went wrong, if anything."""
     try:
         work()
     except REFUSALS as error:

@@ -1,8 +1,10 @@
 """Symmetric memory: arrays that every rank of a node reaches, in files that they map.
 
-`collectives.arrays.device_memory` has the same on devices.
+`collectives.arrays.device_memory` has the same on devices.  Other arrays are read through the system, where it lets one
+process read another's memory: `reads_processes`.
 """
 
+import ctypes
 import mmap
 import os
 import tempfile
@@ -18,13 +20,15 @@ from collectives.arrays.views import pointer
 from collectives.job.errors import InputError
 
 PAGE_BYTES = 4096
+PROBE = 0x1234ABCD
+probe = np.array([PROBE], np.int64)  # a number that other processes try to read
 SLAB_BYTES = 1 << 20  # blocks of up to a sixteenth of it share a window
 KEPT_BYTES = 1 << 26  # of a rank's memory that is not in use: more goes when new memory is needed
 
 
 @dataclass
 class Window:
-    """Shared memory: where each rank's part of it begins in this process, by world rank."""
+    """A window of shared memory: `bases` has each rank's address in this process, by world rank."""
 
     key: int  # the same on all ranks
     address: int
@@ -57,7 +61,7 @@ class Lease:
 
 
 class HostLease(Lease):
-    """Of a block that NumPy can see."""
+    """A lease of a block that NumPy can see."""
 
     def __init__(self, block: Block):
         super().__init__(block)
@@ -66,7 +70,7 @@ class HostLease(Lease):
 
 
 class WindowOffset(NamedTuple):
-    """Where an array lies in symmetric memory: in which window, and how far from a rank's part of it begins."""
+    """An array's place in symmetric memory: its window, and the offset in a rank's part of it."""
 
     key: int
     offset: int
@@ -83,15 +87,15 @@ class Windows:
     keys: list[int] = field(default_factory=list)
 
     def window_of(self, view: Any) -> Window | None:
-        """The window in which a flat array lies, if it lies in one."""
+        """Return the window in which a flat array lies, if it lies in one."""
         return self.by_key.get(self.key_of(view))
 
     def key_of(self, view: Any) -> int:
-        """The key of the window in which a flat array lies; 0 for one that is in none, is empty, or None."""
+        """Return the key of the window in which a flat array lies; 0 for one that is in none, is empty, or None."""
         return self.key_at(pointer(view)) if view is not None and len(view) else 0
 
     def key_at(self, address: int) -> int:
-        """The key of the window in which an address is, or 0."""
+        """Return the key of the window in which an address is, or 0."""
         nth = bisect_right(self.begins, address) - 1
         return self.keys[nth] if nth >= 0 and address < self.ends[nth] else 0
 
@@ -113,7 +117,7 @@ class Windows:
 
 
 class SymmetricMemory:
-    """What the ranks of a communicator allocate together, each node's in windows of its own.
+    """The memory that the ranks of a communicator allocate together, each node's in windows of its own.
 
     `agree_max` is the elementwise maximum over the ranks of a list of integers.
     """
@@ -131,13 +135,13 @@ class SymmetricMemory:
         self.kinds: dict[int, int] = {0: 0}
 
     def kind(self, key: int) -> int:
-        """What memory a window is to collectives: 0 for none, 1 for one that all these ranks have, or its own kind."""
+        """Classify a window for collectives: 0 for none, 1 for one that all these ranks have, or its own key."""
         if key not in self.kinds:
             self.kinds[key] = 1 if self.windows.by_key[key].bases.keys() >= set(self.world_ranks) else key
         return self.kinds[key]
 
     def allocate(self, nbytes: int) -> Lease:
-        """At least `nbytes` of memory, as much as any rank asks for.  Collective.
+        """Allocate at least `nbytes` of memory, as much as any rank asks for.  Collective.
 
         Raises: InputError on every rank where a node has not enough shared memory.
         """
@@ -152,7 +156,7 @@ class SymmetricMemory:
         return self.lease(min(fitting, key=lambda block: block.nbytes))
 
     def next_key(self) -> int:
-        """A key for a window, of the first rank's making."""
+        """Make a key for a window, on the first rank; 0 on others."""
         return (self.world_ranks[0] << 32 | self.windows.num_made) + 1 if self.is_first else 0
 
     def make_room(self, key: int, need: int, unused: list[Block]) -> list[Block]:
@@ -167,7 +171,7 @@ class SymmetricMemory:
         return self.make_blocks(key, need)
 
     def make_blocks(self, key: int, nbytes: int) -> list[Block]:
-        """A new window, as one block or, where they are small, as many."""
+        """Make a window, and divide it into blocks where these are small."""
         number = self.slab_bytes // nbytes if nbytes <= self.slab_bytes // 16 else 1
         window = self.make_window(key, number * nbytes)
         self.windows.add(window)
@@ -238,7 +242,7 @@ def size_class(nbytes: int, small: int) -> int:
 
 
 def shared_folder() -> str:
-    """The folder whose files are memory; where the system has none, one for files that go."""
+    """Return the folder whose files are memory; where the system has none, one for files that go."""
     return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 
 
@@ -266,5 +270,33 @@ def map_file(path: str) -> tuple[np.ndarray | None, str]:
 
 
 def array(lease: Lease, count: int, dtype: np.dtype) -> np.ndarray:
-    """A flat array at the beginning of leased memory, which it keeps."""
+    """Return a flat array at the beginning of leased memory, which it keeps."""
     return np.asarray(lease)[: count * dtype.itemsize].view(dtype)
+
+
+class IoVector(ctypes.Structure):
+    """struct iovec"""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def probe_address() -> list[int]:
+    """Return where another process finds a number that it knows."""
+    return [os.getpid(), probe.ctypes.data]
+
+
+def reads_processes(probes: list[list[int]]) -> bool:
+    """Return whether this process can read the number in each of the others."""
+    return all(pid == os.getpid() or read_process(pid, address) == PROBE for pid, address in probes)
+
+
+def read_process(pid: int, address: int) -> int | None:
+    """Return an integer in another process's memory, None where the system does not let us."""
+    here = np.zeros(1, np.int64)
+    call = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if call is None:
+        return None
+    call.restype = ctypes.c_ssize_t
+    local, remote = IoVector(here.ctypes.data, 8), IoVector(address, 8)
+    done = call(pid, ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), ctypes.c_ulong(0))
+    return int(here[0]) if done == 8 else None

@@ -36,7 +36,7 @@ def cuda(index: int, library: str = "cupy") -> "Device":
 
 
 def device(name: str) -> "Device":
-    """The device of that name: "cpu", "cuda" (the current one) or "cuda:1".
+    """Return the device of that name: "cpu", "cuda" (the current one) or "cuda:1".
 
     Raises: ValueError for a name or a device that there isn't.
     """
@@ -60,7 +60,7 @@ def import_cupy(what: str) -> Any:
 
 
 def dtype_of(name: Any) -> np.dtype:
-    """The dtype of that name, bfloat16 included.
+    """Return the dtype of that name, bfloat16 included.
 
     >>> dtype_of("bfloat16").itemsize, dtype_of("float32").itemsize
     (2, 4)
@@ -79,7 +79,7 @@ def check_dtype(dtype: np.dtype) -> None:
 
 
 def sum_dtype(dtype: np.dtype, op: str) -> np.dtype:
-    """The dtype of partial results: 16-bit floats are summed up and multiplied in float32, and rounded in the end.
+    """Return the dtype of partial results: 16-bit floats are summed up and multiplied in float32.
 
     >>> sum_dtype(BFLOAT16, "avg"), sum_dtype(BFLOAT16, "max")
     (dtype('float32'), dtype(bfloat16))
@@ -110,7 +110,7 @@ def kind_of(dtype: np.dtype) -> str:
 
 
 def flat(x: Any) -> "tuple[Device, Any]":
-    """An array's device, which follows its library's current stream; and the array as one dimension, sharing memory.
+    """Return an array's device, which follows its library's current stream; and a flat view of the array.
 
     `x` is a NumPy array, a CuPy array or a torch tensor.
 
@@ -134,7 +134,7 @@ def flat(x: Any) -> "tuple[Device, Any]":
 
 
 def is_a(x: Any, library: str, name: str) -> bool:
-    """Whether `x` is of a type of a library, which is not imported to find out."""
+    """Return whether `x` is of a type of a library, which is not imported to find out."""
     module = sys.modules.get(library)
     return module is not None and isinstance(x, getattr(module, name))
 
@@ -160,7 +160,7 @@ def flat_torch(tensor: Any) -> "tuple[Device, Any]":
 
 
 def to_torch(x: Any) -> Any:
-    """A torch tensor that shares the memory of a NumPy or CuPy array, through DLPack."""
+    """Return a torch tensor that shares the memory of a NumPy or CuPy array, through DLPack."""
     import torch
 
     if isinstance(x, np.ndarray) and x.dtype == BFLOAT16:
@@ -173,32 +173,32 @@ def writable(x: Any) -> bool:
 
 
 def same_memory(a: Any, b: Any) -> bool:
-    """Whether two flat views start at one address and have one length."""
+    """Return whether two flat views start at one address and have one length."""
     return a is b or (type(a) is type(b) and a.nbytes == b.nbytes and pointer(a) == pointer(b))
 
 
 def overlap(a: Any, b: Any) -> bool:
-    """Whether two flat views of one device share memory."""
+    """Return whether two flat views of one device share memory."""
     return a.nbytes > 0 < b.nbytes and pointer(a) < pointer(b) + b.nbytes and pointer(b) < pointer(a) + a.nbytes
 
 
 def pointer(x: Any) -> int:
-    """The address of a flat array."""
+    """Return the address of a flat array."""
     return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
 
 
 def address_of(x: Any) -> int:
-    """The same, 0 for no array."""
+    """Return the address of a flat array, 0 for None."""
     return 0 if x is None else pointer(x)
 
 
 def as_bytes(x: Any) -> Any:
-    """A flat array's memory as bytes, for MPI or for `host` staging."""
+    """Return a flat array's memory as bytes, for MPI or for `host` staging."""
     return x.view(np.uint8)
 
 
 def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """A shape as NumPy takes it: an integer, or one for each dimension.
+    """Return a shape as NumPy takes it: an integer, or one for each dimension.
 
     Raises: ValueError for what is no shape.
     """

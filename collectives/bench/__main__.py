@@ -22,11 +22,10 @@ from collectives.arrays import views
 from collectives.bench import documents
 from collectives.bench.documents import PEERS
 from collectives.bench.trial import Workload
-from collectives.job.settings import Parser, Range
-from collectives.runtime.choose.tuning import MEMORIES
+from collectives.job.settings import Parser, Range, ladder, num_bytes
+from collectives.runtime.choose.auto import MEMORIES
 from collectives.schedule import draw
 from collectives.schedule.ops import OPS
-from collectives.schedule.sizes import ladder, num_bytes
 from collectives.schedule.spec import COLLECTIVES, Chunks
 
 QUICK = ["auto", "mpi"]

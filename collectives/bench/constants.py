@@ -22,7 +22,7 @@ from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.launch import library_name
 from collectives.runtime.choose import links
-from collectives.runtime.choose.tuning import network_to_json
+from collectives.runtime.choose.auto import network_to_json
 from collectives.runtime.messages import SEGMENT_BYTES
 from collectives.runtime.plan import Plan
 from collectives.schedule.cost import NETWORK, Link, Network
@@ -41,7 +41,7 @@ Timer = Callable[[Action], float]
 def main() -> None:
     comm = collectives.world()
     network = speeds(comm, REPEATS, WARMUPS)
-    where = keep(comm, network)
+    where = save(comm, network)
     if comm.rank == 0:
         print(json.dumps(network_to_json(network), indent=1), where, sep="\n")
 
@@ -75,16 +75,16 @@ def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
     Rank 0 says so where they can't be believed, and so are not kept.
     """
     network = speeds(comm, repeats, warmups)
-    where = keep(comm, network)
+    where = save(comm, network)
     if comm.rank == 0 and links.doubt(network):
         print(f"# links: {where}", flush=True)
     return network
 
 
-def keep(comm: Communicator, network: Network) -> str:
+def save(comm: Communicator, network: Network) -> str:
     """Write the speeds on rank 0, and return where, or why not.  Collective."""
     place = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
-    return links.keep(links.Kept(place, network)) if comm.rank == 0 else ""
+    return links.save(links.CachedLinks(place, network)) if comm.rank == 0 else ""
 
 
 def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
@@ -121,8 +121,8 @@ def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int
     most = min(map(len, all_pairs))
     if most == 1:
         return alone, None
-    together = link_of_pairs(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], FAR_BYTES)
-    more = [(b - a) / (most - 1) for a, b in zip(alone, together, strict=True)]
+    at_once = link_of_pairs(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], FAR_BYTES)
+    more = [(b - a) / (most - 1) for a, b in zip(alone, at_once, strict=True)]
     return alone, Link(*(min(max(LEAST_S, m), a) for m, a in zip(more, alone, strict=True)))
 
 

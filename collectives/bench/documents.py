@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from collectives.runtime.choose.tuning import take
+from collectives.runtime.choose.auto import take
 from collectives.schedule import draw
 
 SCHEMA = 1
@@ -20,7 +20,7 @@ COLUMNS = "{:<15} {:<20} {:<45} {:>5} {:>6} {:>13}  {}"
 
 
 class Series(NamedTuple):
-    """What is measured at several sizes: a line of a picture or a table."""
+    """A measurement at several sizes: a line of a picture or a table."""
 
     collective: str
     name: str  # of the algorithm, or one of `PEERS`

@@ -17,7 +17,7 @@ from collectives.bench.documents import PEERS, SCHEMA
 from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.launch import library_name
-from collectives.runtime.choose.tuning import Case, Tuning, limits, network_to_json
+from collectives.runtime.choose.auto import Case, Tuning, limits, network_to_json
 from collectives.schedule.cost import Network
 
 NOISE = 0.03  # of a time

@@ -20,14 +20,14 @@ from collectives.bench.report import Row
 from collectives.bench.trial import Trial, element_counts, places
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
-from collectives.runtime.choose import select, tuning
+from collectives.job.settings import size_in_words
+from collectives.runtime.choose import auto
 from collectives.runtime.plan import Plan, Step, Waitable
 from collectives.schedule import draw
 from collectives.schedule.cost import Network
 from collectives.schedule.draw import Bar, Diagram, MessageLine
 from collectives.schedule.moves import Send
 from collectives.schedule.simulate.exact import plan_diagram
-from collectives.schedule.sizes import size_in_words
 from collectives.schedule.spec import COLLECTIVES
 
 LINK_REPEATS = 10
@@ -36,7 +36,7 @@ DIRECT = -1  # for the number of a round: a program of several, in shared memory
 
 
 class Contestant(NamedTuple):
-    """Something to be timed; peers have no algorithm of ours."""
+    """A call to be timed; peers have no algorithm of ours."""
 
     name: str
     algorithm: str
@@ -211,7 +211,7 @@ def model_s(comm: Communicator, one: Contestant, network: Network) -> float | No
         return None
     row, topology = algorithms.find(workload.collective, one.algorithm), comm.topology
     nbytes, groups = one.trial.nbytes, topology.groups
-    return select.ranking(nbytes, (row,), comm.size, topology.nodes, network, groups, workload.memory)[0][1]
+    return auto.ranking(nbytes, (row,), comm.size, topology.nodes, network, groups, workload.memory)[0][1]
 
 
 def write(comm: Communicator, flags: Namespace, started: str, network: Network, sizes: list[list[Row]]) -> None:
@@ -221,7 +221,7 @@ def write(comm: Communicator, flags: Namespace, started: str, network: Network, 
     if flags.json:
         texts[flags.json] = report.document(comm, started, network, rows, flags.device)
     if flags.tune:
-        texts[flags.tune] = tuning.to_json(report.tuning(comm, network, str(flags.tune), sizes))
+        texts[flags.tune] = auto.to_json(report.tuning(comm, network, str(flags.tune), sizes))
         print(f"algorithm='auto' follows {flags.tune} under COLLECTIVES_TUNING={flags.tune}")
     with comm.agreed():
         for path, text in texts.items() if comm.rank == 0 else ():

@@ -93,8 +93,8 @@ class Trial:
         if self.spec.gives is Chunks.NONE:
             return None, None
         if self.spec.in_place:
-            x = empty(self.count)
-            return x, x if self.in_place or not self.gets else empty(self.count)
+            x, out = empty(self.count), None if self.in_place else empty(self.count)  # on all ranks
+            return x, x if out is None or not self.gets else out
         if self.in_place:
             whole = empty(self.count)
             return (whole, whole[self.own]) if self.spec.gets is Chunks.OWN else (whole[self.own], whole)

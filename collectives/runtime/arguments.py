@@ -83,19 +83,19 @@ class Arguments:
         return counts
 
     @property
-    def asked(self) -> list[str]:
+    def demands(self) -> list[str]:
         """What is asked of the algorithm besides, in the caller's words."""
         wire = [] if self.wire_dtype is None else [f"wire_dtype={self.wire_dtype}"]
         return wire + ["reproducible=True"] * bool(self.reproducible)
 
     def suits(self, row: Algorithm) -> bool:
-        """Whether an algorithm does it as asked: in the order of the ranks, by messages that can be rounded."""
+        """Return whether an algorithm does it as asked: in the order of the ranks, by messages that can be rounded."""
         return (row.in_order or not self.reproducible) and (not row.reach or self.wire_dtype is None)
 
     def able(self, reach: Reach = Reach.ARRAYS) -> list[str]:
-        """The names of the algorithms that can do what was asked."""
+        """Return the names of the algorithms that can do what was asked."""
         usable = [r for r in rows(self.collective, self.size, self.send_counts is None) if r.reach <= reach]
-        return ["auto", *(row.name for row in usable if self.suits(row)), *([] if self.asked else ["mpi"])]
+        return ["auto", *(row.name for row in usable if self.suits(row)), *([] if self.demands else ["mpi"])]
 
     def check_algorithm(self, name: str) -> None:
         """Refuse an algorithm that cannot do what was asked.
@@ -103,25 +103,25 @@ class Arguments:
         Raises: ValueError with the names of those that can.
         """
         if name not in self.able():
-            raise ValueError(f"algorithm {name!r} cannot do {', '.join(self.asked)}: use {', '.join(self.able())}")
+            raise ValueError(f"algorithm {name!r} cannot do {', '.join(self.demands)}: use {', '.join(self.able())}")
 
     def describe(self, algorithm: str) -> str:
-        """The call as every rank must make it, for comparison between ranks."""
-        said = []
+        """Return the call as every rank must make it, for comparison between ranks."""
+        words = []
         if self.flat is not None:
             uneven = "uneven counts" if self.send_counts is not None else f"{self.total} elements"
-            said += [uneven if self.counts is None else f"counts {self.counts}", str(self.flat.dtype)]
-        said += [f"op={self.op}"] * self.spec.reduces + [f"root={self.root}"] * self.spec.rooted
-        return f"{self.collective}({', '.join([*said, *self.asked, f'algorithm={algorithm}'])})"
+            words += [uneven if self.counts is None else f"counts {self.counts}", str(self.flat.dtype)]
+        words += [f"op={self.op}"] * self.spec.reduces + [f"root={self.root}"] * self.spec.rooted
+        return f"{self.collective}({', '.join([*words, *self.demands, f'algorithm={algorithm}'])})"
 
     def lent(self, o: Operands) -> Arguments:
-        """The same call on the same memory, without keeping the caller's arrays; the result's is its `out`."""
+        """Return the same call on the same memory, without the caller's arrays; the result's is its `out`."""
         views = self.flat if self.x is not None else None, None if o.out is o.given else o.out
         x, out = (None if view is None else self.borrow(pointer(view), view) for view in views)
         return replace(self, x=x, out=out)
 
     def moved(self, place: tuple[int, ...]) -> Arguments:
-        """The same call on memory at two other addresses."""
+        """Return the same call on memory at two other addresses."""
         x, out = (
             None if view is None else self.borrow(address, view)
             for address, view in zip(place, (self.x, self.out), strict=True)
@@ -132,7 +132,7 @@ class Arguments:
         return self.device.borrow(address, len(like), like.dtype)
 
     def output(self, count: int) -> tuple[Any, Any]:
-        """The caller's `out`, or a new array: as the caller sees it, and flat."""
+        """Return the caller's `out`, or a new array: as the caller sees it, and flat."""
         if self.out is None:
             new = like(self.device, self.given, count)
             return new, flat(new)[1]
@@ -147,7 +147,7 @@ class Arguments:
 
 
 def check_rank(name: str, rank: Any, size: int) -> None:
-    """Raises: ValueError for what is no rank of a communicator of that size."""
+    """Refuse a rank that is out of range."""
     if not isinstance(rank, int | np.integer) or not 0 <= rank < size:
         raise ValueError(f"{name} {rank!r} is out of range: use a rank from 0 to {size - 1}")
 
@@ -161,7 +161,7 @@ def checked_wire_dtype(wire_dtype: Any, dtype: np.dtype) -> np.dtype:
 
 
 def like(device: Device, x: Any, count: int) -> Any:
-    """A new array of the library that `x` is of."""
+    """Return a new array of the library that `x` is of."""
     if is_a(x, "torch", "Tensor"):
         return x.new_empty(count)
     return device.empty(count, x.dtype)

@@ -16,7 +16,7 @@ SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
 
 
 class Background:
-    """Advances the plans of a list, without waiting for any; sleeps while nothing moves, and while there are none.
+    """A thread that advances the plans of a list, and sleeps while nothing moves, and while there are none.
 
     What it runs gives up Python's lock: messages, NumPy's loops over long arrays, compiled programs.  A plan that the
     process itself waits for is left to it.  MPI must allow calls from several threads; else there is no thread, and
@@ -31,7 +31,7 @@ class Background:
         self.ended = False
 
     def attend(self) -> None:
-        """There is something to do."""
+        """Wake the thread: there is something to do."""
         if self.allowed and self.thread is None:
             self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
             self.thread.start()

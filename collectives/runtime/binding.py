@@ -11,14 +11,14 @@ from mpi4py import MPI
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm, Reach
-from collectives.arrays import system
 from collectives.arrays.device_memory import DeviceMemory
+from collectives.arrays.memory import probe_address, reads_processes
 from collectives.arrays.views import address_of
 from collectives.job.errors import InputError
 from collectives.runtime import phases
 from collectives.runtime.arguments import Arguments
-from collectives.runtime.choose import select
-from collectives.runtime.choose.tuning import Tuning
+from collectives.runtime.choose import auto
+from collectives.runtime.choose.auto import Tuning
 from collectives.runtime.messages import RequestBinder, Vector
 from collectives.runtime.operands import CallFacts, Operands, Workspace, bind, operands_of
 from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
@@ -60,7 +60,7 @@ class Binder:
             memory = "symmetric" if facts.symmetric else "ordinary"
             tuning = None if facts.on_host else self.tuning_on_device(shared is not None and shared.has_barriers)
             equal = a.send_counts is None
-            algorithm = select.choose(*self.case(a.collective, facts.nbytes, reach, memory, equal, a.suits, tuning))
+            algorithm = auto.choose(*self.case(a.collective, facts.nbytes, reach, memory, equal, a.suits, tuning))
         row = algorithms.find(a.collective, algorithm)
         if row.reach > reach:
             raise InputError(f"{a.collective}: {self.out_of_reach(row, a, facts, shared)}")
@@ -82,7 +82,7 @@ class Binder:
             rows = [row for row in rows if not row.for_devices]
         if self.topology.is_flat:  # with nothing to compose
             rows = [row for row in rows if row.reach != Reach.NODES]
-        candidates = select.usable(rows, reach)
+        candidates = auto.usable(rows, reach)
         nodes, groups = self.topology.nodes, self.topology.groups
         return collective, nbytes, candidates, self.size, nodes, tuning or self.context.tuning, memory, groups
 
@@ -90,7 +90,7 @@ class Binder:
         far = Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
         reach = far if len(self.topology.nodes) > 1 else Reach.ARRAYS
         memory = "ordinary" if spec_of(collective).gives is Chunks.NONE else "symmetric"
-        return select.explain(*self.case(collective, nbytes, reach, memory))
+        return auto.explain(*self.case(collective, nbytes, reach, memory))
 
     def reach(self, facts: CallFacts, shared: DeviceMemory | None) -> Reach:
         """How far the ranks reach into each other's memory."""
@@ -108,8 +108,8 @@ class Binder:
     @cached_property
     def reads_processes(self) -> bool:
         """Whether every rank may read and write the others' memory through the system.  Collective."""
-        rows = self.agreement.gather_rows(system.invitation())
-        return not any(self.agreement.highest([not system.accept(rows.tolist())]))
+        rows = self.agreement.gather_rows(probe_address())
+        return not any(self.agreement.highest([not reads_processes(rows.tolist())]))
 
     def out_of_reach(self, row: Algorithm, a: Arguments, facts: CallFacts, shared: DeviceMemory | None) -> str:
         if not facts.on_host and shared is None:
@@ -162,7 +162,7 @@ class Binder:
         from collectives.runtime.shared_memory import ProgramBinder
 
         ways = self.agreement.gather_rows, self.agreement.highest
-        parts = self.world_ranks, self.context.memory.of_host, *ways, self.progress.crowded, meanwhile
+        parts = self.world_ranks, self.context.memory.of_host, *ways, self.progress.oversubscribed, meanwhile
         return DeviceProgramBinder(shared, *parts) if shared else ProgramBinder(*parts)
 
 

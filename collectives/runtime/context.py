@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.algorithms.groups import Topology, refuse_levels
 from collectives.arrays.device import Device, SharingDevice, host
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import SymmetricMemory, Windows, array
@@ -23,12 +24,11 @@ from collectives.runtime.checks.agreement import Agreement
 from collectives.runtime.checks.call_log import Call, Calls, Record
 from collectives.runtime.checks.watchdog import Watchdog
 from collectives.runtime.choose import links
-from collectives.runtime.choose.tuning import Tuning, parse_tuning, read_tuning
+from collectives.runtime.choose.auto import Tuning, parse_tuning, read_tuning
 from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, TAGS
 from collectives.runtime.plan import Progress
 from collectives.runtime.point_to_point import Mailbox
 from collectives.schedule.cost import NETWORK
-from collectives.schedule.topology import Topology, refuse_levels
 
 
 class Context:
@@ -56,7 +56,7 @@ class Context:
         self.mailbox = Mailbox(mpi_comm.Dup(), self.num_tags)
         self.calls = parent.calls_of(self.mpi, color) if parent else Calls(Record(), "", range(self.size))
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
-        self.progress: Progress = parent.progress if parent else Progress(environment.crowded(shared.size))
+        self.progress: Progress = parent.progress if parent else Progress(environment.oversubscribed(shared.size))
         self.windows: Windows = parent.windows if parent else Windows()
         self.agreement = Agreement(self.rank, self.size, partial(bookkeeping, self))
         self.check: bool | str
@@ -218,7 +218,7 @@ def tuning_of_hosts(context: Context) -> Tuning:
     """Read the speeds that were measured of these hosts, if rank 0 has them; other ranks need not.  Collective."""
     agreement, is_first = context.agreement, context.rank == 0
     cores = min(agreement.gather_ints(environment.cores()))
-    if not max(agreement.gather_ints(is_first and links.any_kept())):
+    if not max(agreement.gather_ints(is_first and links.any_cached())):
         return Tuning(NETWORK._replace(cores=cores))
     place = links.place(context.host_names(), context.topology.nodes, library_name(MPI))
     cached = links.parse(agreement.gather_texts(links.read(place.file) * is_first)[0])

@@ -29,12 +29,12 @@ class Messages(NamedTuple):
 
     requests: Sequence[MPI.Request]
     statuses: list[MPI.Status] | None = None
-    met: int = 0
+    num_barriers: int = 0
 
     def test(self) -> bool:
         return MPI.Request.Testall(self.requests, self.statuses)
 
-    def linger(self) -> bool:
+    def spin(self) -> bool:
         return self.test()
 
 
@@ -127,7 +127,7 @@ class BoundRound(NamedTuple):
     plain: list[MPI.Prequest]
     lanes: list[Lane]
     fold_late: bool  # a fold writes what a plain send reads: all sends first
-    made: Sequence[tuple[MPI.Prequest, Move]] = ()  # which request is for which move
+    request_moves: Sequence[tuple[MPI.Prequest, Move]] = ()  # which request is for which move
 
     def run(self, device: Device) -> Iterator[Messages]:
         """Start and use the round's requests; yields those to wait for before going on."""
@@ -160,7 +160,9 @@ class BoundRound(NamedTuple):
         return self.plain + [request for lane in self.lanes for request in lane.requests]
 
     def awaits(self) -> str:
-        pending = [move for request, move in self.made if not request.Get_status()]  # true of those not started
+        pending = [
+            move for request, move in self.request_moves if not request.Get_status()
+        ]  # true of those not started
         return f"round {self.number}: {', '.join(dict.fromkeys(map(show, pending or self.moves)))}"
 
 
@@ -184,10 +186,10 @@ class RequestBinder:
         self.segment_bytes, self.wire_dtype = segment_bytes, wire_dtype
         self.in_place = device.mpi_reads and wire_dtype is None  # MPI reads and writes the vector itself
         self.buffers: dict[tuple[str, int], Any] = {}  # reused from round to round
-        self.made: list[tuple[MPI.Prequest, Move]] = []  # in this round
+        self.request_moves: list[tuple[MPI.Prequest, Move]] = []  # in this round
 
     def bind(self, number: int, moves: Round, vector: Vector) -> BoundRound:
-        self.made = []
+        self.request_moves = []
         folds = [m.run for m in moves if isinstance(m, RecvReduce)]
         clashes = [(fold, m.run) for m in moves if isinstance(m, Send) for fold in folds if overlap(fold, m.run)]
         fold_late = bool(clashes) and self.in_place
@@ -206,7 +208,7 @@ class RequestBinder:
                 plain += [self.request(move, tag, segment) for segment in segments]
             elif segments:
                 lanes.append(self.lane(move, tag, segments, place, at_once))
-        return BoundRound(number, moves, copies, plain, lanes, fold_late, self.made)
+        return BoundRound(number, moves, copies, plain, lanes, fold_late, self.request_moves)
 
     def tags(self, messages: list[Send | Recv | RecvReduce]) -> list[int]:
         """A tag of its own for the k-th message of a round to, or from, a rank: its segments mix with no other's."""
@@ -278,7 +280,7 @@ class RequestBinder:
             request = self.mpi.Send_init(buffer, move.to, tag)
         else:
             request = self.mpi.Recv_init(buffer, move.source, tag)
-        self.made.append((request, move))
+        self.request_moves.append((request, move))
         return request
 
 

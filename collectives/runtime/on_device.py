@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays.device import TURNS, Device, DeviceKernel, SharingDevice, Step
+from collectives.arrays.device import TURNS, Device, DeviceKernel, DeviceStep, SharingDevice
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
@@ -82,7 +82,7 @@ class DeviceCompiler(Walk):
 
 
 class Meeting:
-    """Where the ranks of a node meet, again and again."""
+    """A barrier of a node's ranks, used again and again."""
 
     def __init__(self, device: SharingDevice, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
         self.device, self.arrival, self.signals = device, arrival, memory.signals
@@ -102,7 +102,7 @@ class Meeting:
             self.turn = (self.turn + 1) % TURNS  # who is slow waits for no later work than that of this meeting
 
     def arrive(self) -> Iterator[Waitable]:
-        """Barrier on the host."""
+        """Wait at a barrier on the host."""
         yield from self.arrival.run(self.device)
 
 
@@ -139,30 +139,30 @@ class StepWriter(Walk):
     def __init__(self, registers: Sequence[int], *arguments: Any):
         super().__init__(*arguments)
         self.registers = registers
-        self.steps: list[Step] = []
+        self.steps: list[DeviceStep] = []
 
-    def write_all(self, parts: Parts) -> list[Step]:
+    def write_all(self, parts: Parts) -> list[DeviceStep]:
         self.walk(parts)
         return self.steps
 
     def barrier(self) -> None:
-        self.steps.append(Step([], [], 0))
+        self.steps.append(DeviceStep([], [], 0))
 
     def copy(self, target: Spot, source: Spot, nbytes: int) -> None:
         out, given = self.address(target), self.address(source)
-        last = self.steps[-1] if self.steps else Step([], [], 0)
+        last = self.steps[-1] if self.steps else DeviceStep([], [], 0)
         if out == given:
             return
         if given in last.outs and nbytes == last.nbytes:  # what was just written: it is stored there, too
             last.outs.append(out)
         else:
-            self.steps.append(Step([out], [given], nbytes))
+            self.steps.append(DeviceStep([out], [given], nbytes))
 
     def reduce(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
         if len(sources) == 1:
             self.copy(target, sources[0], nbytes)
         else:
-            self.steps.append(Step([self.address(target)], [self.address(source) for source in sources], nbytes))
+            self.steps.append(DeviceStep([self.address(target)], [self.address(source) for source in sources], nbytes))
 
     def address(self, spot: Spot) -> int:
         assert not spot.pid, "another rank's array is not in memory that this one has opened"
@@ -177,7 +177,7 @@ class KernelProgram:
     def __init__(self, device: SharingDevice, kernel: DeviceKernel, keep: Any):
         self.device, self.kernel, self.keep = device, kernel, keep
 
-    def linger(self) -> bool:
+    def spin(self) -> bool:
         """Launch it on the caller's stream, which is all that a run is on the host."""
         self.kernel.launch(self.device.streams()[0])
         return True
@@ -212,7 +212,7 @@ class DeviceProgramBinder(ProgramBinder):
         channel: Channel | None = None,
         binding: int = 0,
     ) -> DeviceProgram | KernelProgram:
-        """As `bind`, for arrays on devices: these, and no others."""
+        """Bind as on the host, but for these arrays and no others."""
         rounds = [moves for part in parts for moves in part]
         space = Space.of(rounds, [chunk.length for chunk in chunks], len(self.world_ranks), cut, fold.dtype)
         lease = self.device_memory.allocate(TURNS * space.turn_bytes)
@@ -256,7 +256,7 @@ class DeviceProgramBinder(ProgramBinder):
     def registers(
         self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], lease: Lease, turn: int
     ) -> list[int]:
-        """The addresses in all registers of these ranks, for a run that begins with a staging buffer."""
+        """Return the addresses in all registers of these ranks, for a run that begins with a staging buffer."""
         registers = [0] * NUM_REGISTERS * len(ranks)
         for nth, rank in enumerate(ranks):
             known = rows[rank][0]

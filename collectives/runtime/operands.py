@@ -115,7 +115,7 @@ def check_overlap(a: Arguments, o: Operands) -> None:
 
 
 class Workspace(NamedTuple):
-    """Where a schedule of messages may work.
+    """The memory in which a schedule of messages may work.
 
     Whether in the callers' arrays is the same on all ranks.  Where `is_shared`, all ranks allocate, or none.
     """
@@ -185,7 +185,7 @@ def copies(target: Any, source: Any) -> list[tuple[Any, Any]]:
 
 
 class CallFacts(NamedTuple):
-    """What all ranks know of a call before they choose an algorithm: the same on all of them."""
+    """The facts of a call on which all ranks agree before they choose an algorithm."""
 
     nbytes: int  # its vector, or, where chunks are uneven, the most that any rank gives
     chunk_bytes: int  # its longest chunk
@@ -223,10 +223,10 @@ def call_facts(spec: Collective, facts: Sequence[int]) -> CallFacts:
 
 
 def reads_results(spec: Collective) -> bool:
-    """Whether ranks read the sums of others in a direct algorithm: their results must be within reach, too."""
+    """Return whether ranks read the sums of others in a direct algorithm: their results must be within reach, too."""
     return spec.reduces and spec.gets is Chunks.ALL
 
 
 def in_one_window(highest: int, negated: int) -> bool:
-    """Whether the arrays of all ranks lie in one window."""
+    """Return whether the arrays of all ranks lie in one window."""
     return highest == -negated and highest > 0

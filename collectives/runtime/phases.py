@@ -68,7 +68,7 @@ class Cut(NamedTuple):
 
 
 def cut(row: Algorithm, chunk_bytes: int, size: int, on_host: bool = True) -> Cut:
-    """For an algorithm, and chunks of which the longest on any rank has so many bytes.
+    """Choose segments for an algorithm, and chunks of which the longest on any rank has so many bytes.
 
     Past the caches go copies of long vectors, and those to where others have just read: their caches would have to
     give up each line first.
@@ -82,12 +82,12 @@ def cut(row: Algorithm, chunk_bytes: int, size: int, on_host: bool = True) -> Cu
 
 
 def whole(nbytes: int) -> Cut:
-    """Without segments, for a vector of so many bytes."""
+    """Choose no segments, for a vector of so many bytes."""
     return Cut(1, STREAMED_BYTES if nbytes >= CACHED_BYTES else NEVER)
 
 
 def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
-    """The moves between meetings, in their order.
+    """Return the moves between barriers, in their order.
 
     >>> phases_of([(Copy(range(1), range(1, 2)),), (Barrier((0, 1)),), (Get(1, range(1), range(1)),)])
     [[Copy(source=range(0, 1), run=range(1, 2))], [Get(source=1, theirs=range(0, 1), run=range(0, 1))]]
@@ -126,14 +126,14 @@ class Walk:
         raise NotImplementedError
 
     def walk(self, parts: Parts) -> None:
-        """The phases of each part, with pauses between the parts."""
+        """Compile the phases of each part, with pauses between the parts."""
         for nth, part in enumerate(parts):
             if nth:
                 self.pause()
             self.pipeline(phases_of(part))
 
     def pipeline(self, phases: list[list[Move]]) -> None:
-        """All steps of a pipeline."""
+        """Compile all steps of a pipeline."""
         num_steps = self.num_segments + len(phases) - 1
         for step in range(num_steps):
             for index in reversed(range(len(phases))):
@@ -163,7 +163,7 @@ class Walk:
                     self.reduce(here, [spot(s, theirs, place, begin) for s in sources], nbytes)
 
     def pieces(self, run: range, segment: int) -> Iterator[tuple[int, int, int]]:
-        """A run's part of a segment: at which chunk of the run, from which byte, how many bytes."""
+        """Yield a run's part of a segment: at which chunk of the run, from which byte, how many bytes."""
         size = self.fold.dtype.itemsize
         lengths = [self.lengths[chunk] * size for chunk in run]
         if self.num_segments == 1:
@@ -187,7 +187,7 @@ class Space(NamedTuple):
 
     @classmethod
     def of(cls, rounds: Sequence[Round], lengths: list[int], size: int, cut: Cut, dtype: np.dtype) -> "Space":
-        """What the rounds of a rank among `size` need, for chunks of those lengths."""
+        """Return what the rounds of a rank among `size` need, for chunks of those lengths."""
         width = len(lengths)
         used = {chunk for moves in rounds for m in moves for chunk in stages_of(m, width)}
         staged = [lengths[i % size] if width + i in used else 0 for i in range(2 * size if width else 0)]
@@ -201,20 +201,20 @@ class Space(NamedTuple):
 
 
 def step_bytes(nbytes: int, num_segments: int) -> int:
-    """How long a segment is: whole cache lines, unless it is the only one."""
+    """Return how long a segment is: whole cache lines, unless it is the only one."""
     if num_segments == 1:
         return nbytes
     return max(LINE_BYTES, -(-nbytes // (num_segments * LINE_BYTES)) * LINE_BYTES)
 
 
 def peers_of(rounds: Sequence[Round], rank: int) -> list[int]:
-    """The other ranks that a rank meets."""
+    """Return the other ranks at a rank's barriers."""
     groups = {m.ranks for moves in rounds for m in moves if isinstance(m, Barrier)}
     assert len(groups) <= 1, f"a program's meetings are all of the same ranks, not of {groups}"
     return [peer for peer in next(iter(groups), ()) if peer != rank]
 
 
 def stages_of(move: Move, width: int) -> Iterator[int]:
-    """The own stages that a move reads or writes."""
+    """Yield the own stages that a move reads or writes."""
     runs = () if isinstance(move, Barrier) else (move.run, move.source) if isinstance(move, Copy) else (move.run,)
     return (chunk for run in runs for chunk in run if chunk >= width)

@@ -46,11 +46,11 @@ class Waitable(Protocol):
     def test(self) -> bool:
         """Move on without waiting; whether it is over."""
 
-    def linger(self) -> bool:
+    def spin(self) -> bool:
         """The same, and perhaps stay for a moment."""
 
     @property
-    def met(self) -> int:
+    def num_barriers(self) -> int:
         """Grows when it has moved on."""
 
 
@@ -86,8 +86,8 @@ class MismatchError(CommunicationError):
 class Progress:
     """Waits for requests, and keeps this process's other started plans moving meanwhile."""
 
-    def __init__(self, crowded: bool):
-        self.crowded = crowded  # there are more ranks than cores: who looks and looks keeps others from coming
+    def __init__(self, oversubscribed: bool):
+        self.oversubscribed = oversubscribed  # more ranks than cores: who spins keeps others from coming
         self.started: list[Plan] = []
         self.background = Background(self.started)
         self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
@@ -119,23 +119,23 @@ class Progress:
 
     def _wait(self, awaited: Waitable, waiting: "Plan | None", deadline_s: float) -> None:
         others = [plan for plan in self.started if plan is not waiting]
-        look = awaited.test if others else awaited.linger
-        met, since_s = awaited.met, time.monotonic()
+        look = awaited.test if others else awaited.spin
+        num_barriers, since_s = awaited.num_barriers, time.monotonic()
         while not look():
             for plan in others:
                 plan.advance()
             now_s = time.monotonic()
             if now_s > deadline_s:
                 raise TimeoutError
-            if met != awaited.met:
-                met, since_s = awaited.met, now_s
+            if num_barriers != awaited.num_barriers:
+                num_barriers, since_s = awaited.num_barriers, now_s
             self.relax(now_s - since_s)
 
     def relax(self, waited_s: float) -> None:
         """Leave the core to others that want it, the more the longer nothing has moved."""
         if waited_s > YIELD_S:
             time.sleep(min(LONGEST_SLEEP_S, SLEPT_SHARE * waited_s))
-        elif self.crowded or waited_s > SPIN_S:
+        elif self.oversubscribed or waited_s > SPIN_S:
             os.sched_yield()
 
 
@@ -200,7 +200,7 @@ class Plan:
 
     def run_only(self) -> bool:
         """The same without counting the run."""
-        return bool(self.only) and not self._progress.started and self.only.linger()
+        return bool(self.only) and not self._progress.started and self.only.spin()
 
     def start(self) -> "Plan":
         """Begin a run, which goes on while this process computes; ends with `wait()`, or when `done()` says so."""

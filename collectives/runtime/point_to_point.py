@@ -43,7 +43,7 @@ class Mailbox:
         return self.num_tags + next(self.num_sent) % self.num_tags
 
     def check_tag(self, tag: int) -> None:
-        """Raises: ValueError for a tag that messages cannot have."""
+        """Refuse a tag that is out of range."""
         if not isinstance(tag, int | np.integer) or not 0 <= tag < self.num_tags:
             raise ValueError(f"tag {tag!r} is out of range: use an integer from 0 to {self.num_tags - 1}")
 
@@ -84,7 +84,7 @@ class SendMessage(PointToPoint):
 
 
 class RecvMessage(PointToPoint):
-    """From rank `peer`, or any; `peer` is then whom it came from."""
+    """A message from rank `peer`, or any; `peer` is then the rank that it came from."""
 
     def run(self, device: Device) -> Iterator[Messages]:
         device.synchronize()

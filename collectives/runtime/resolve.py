@@ -267,7 +267,7 @@ class Resolver:
 
         Raises: InputError on every rank where one has wrong arguments, or not all make the same call.
         """
-        said = failure = ""
+        description = failure = ""
         facts = [0] * NUM_FACTS
         fused = x if isinstance(x, Fused) else None
         algorithm = arguments.pop("algorithm", "auto")
@@ -276,7 +276,7 @@ class Resolver:
             if fused:
                 fused.check(a)
                 note = f" of {fused.layout}"
-            said = call.describe(collective, a.describe(algorithm) + note, a.flat)
+            description = call.describe(collective, a.describe(algorithm) + note, a.flat)
             operands = operands_of(a) if a.send_counts is None else None
             facts = [*local_facts(a, operands, self.windows), self.num_bound + 1]
         except REFUSALS as error:
@@ -286,7 +286,7 @@ class Resolver:
         if run is not None:
             self.gate(run)
         if self.check:
-            facts = self.agreement.check(said, failure, facts, call, gated=True)
+            facts = self.agreement.check(description, failure, facts, call, gated=True)
         self.num_bound = facts.pop()
         operands = operands or self.exchange_counts(a)
         choice = None

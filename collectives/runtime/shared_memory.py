@@ -178,11 +178,11 @@ class Program:
         spins, spun, yields = self.frame[limits].tolist()
         self.frame[limits] = BRIEF_SPINS, spun, 0
         try:
-            return self.linger()
+            return self.spin()
         finally:
             self.frame[kernels.SPINS], self.frame[kernels.YIELDS] = spins, yields
 
-    def linger(self) -> bool:
+    def spin(self) -> bool:
         """Run on, and stay for a while where others are to come; whether that was the end, or a pause.
 
         Raises: MismatchError where the ranks run different programs.
@@ -217,7 +217,7 @@ class Program:
         return f"a barrier that rank{'s' * (len(late) > 1)} {show_ranks(late)} {verb} not come to"
 
     @property
-    def met(self) -> int:
+    def num_barriers(self) -> int:
         """How many barriers this rank has come to, in all runs."""
         return self.channel.num_barriers
 

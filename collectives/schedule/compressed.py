@@ -27,7 +27,7 @@ class PeerTraffic(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a rank does in a round; `copied` and `folded` are chunks in its node's memory, `pulled` those of others."""
+    """A rank's work in a round; `copied` and `folded` are chunks in its node's memory, `pulled` those of others."""
 
     messages: tuple[PeerTraffic, ...] = ()
     copied: int = 0
@@ -46,7 +46,7 @@ class RankProgram(NamedTuple):
     ends: tuple[int, ...]
 
     def flat(self) -> tuple[list[int], list[int]]:
-        """The program's structure and its numbers, from which programs of one family differ linearly.
+        """Return the program's structure and its numbers, from which programs of one family differ linearly.
 
         A stretch has its numbers of messages and of those who meet, and which messages are sent; and its end, chunks
         copied, folded and pulled, offset and chunks of each message, and offsets of those who meet.
@@ -60,7 +60,7 @@ class RankProgram(NamedTuple):
 
 
 class RankClass(NamedTuple):
-    """Ranks of whose programs' numbers the i-th has those of the first and i `slopes`."""
+    """Ranks whose programs differ linearly: the numbers of the i-th are `numbers` and i times `slopes`."""
 
     ranks: Sequence[int]
     structure: list[int]
@@ -78,15 +78,15 @@ class RankPrograms:
     def __init__(self, row: Algorithm, nodes: Nodes, root: int = 0, groups: Groups | None = None):
         self.row, self.nodes, self.root, self.groups = row, nodes, root, groups or nodes
         self.size = sum(map(len, nodes))
-        self.made: dict[int, RankProgram] = {}
+        self.programs: dict[int, RankProgram] = {}
 
     def of(self, rank: int) -> RankProgram:
-        if rank not in self.made:
-            self.made[rank] = program(self.row.rounds(rank, self.size, self.root, self.groups), rank, self.size)
-        return self.made[rank]
+        if rank not in self.programs:
+            self.programs[rank] = program(self.row.rounds(rank, self.size, self.root, self.groups), rank, self.size)
+        return self.programs[rank]
 
     def families(self) -> Iterator[RankClass]:
-        """All ranks, each in one of those."""
+        """Yield classes that have all ranks, each in one."""
         if self.everyone:
             yield self.everyone
         else:
@@ -98,17 +98,17 @@ class RankPrograms:
         return self.family(range(self.size))
 
     def singles(self) -> Iterator[RankClass]:
-        """The same without a guess."""
+        """Yield a class for each rank, without a guess."""
         return (self.alone(rank) for rank in range(self.size))
 
     def by_place(self) -> list[range]:
-        """The first rank of each node, the second, and so on, where nodes have one length and are in order."""
+        """Return the first rank of each node, the second, and so on, where nodes have one length and are in order."""
         length = len(self.nodes[0])
         regular = self.nodes == tuple(tuple(range(at, at + length)) for at in range(0, self.size, length))
         return [range(place, self.size, length) for place in range(length)] if regular else [range(self.size)]
 
     def divided(self, ranks: Sequence[int]) -> Iterator[RankClass]:
-        """Families, of halves where neighbours do alike, and else of every second rank and the others."""
+        """Yield classes, of halves where neighbours do alike, and else of every second rank and the others."""
         if family := self.family(ranks):
             yield family
             return
@@ -118,7 +118,7 @@ class RankPrograms:
             yield from self.divided(part)
 
     def family(self, ranks: Sequence[int]) -> RankClass | None:
-        """The ranks, if some of them are one family."""
+        """Guess from some of the ranks that they are one class; return it, or None."""
         steps = len(ranks) - 1
         if steps == 0:
             return self.alone(ranks[0])
@@ -135,7 +135,7 @@ class RankPrograms:
 
 
 def program(rounds: Sequence[Round], rank: int, size: int) -> RankProgram:
-    """A rank's rounds as stretches."""
+    """Return a rank's rounds as stretches."""
     shapes: list[Shape] = []
     ends: list[int] = []
     for number, moves in enumerate(rounds, 1):

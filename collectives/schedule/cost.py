@@ -56,7 +56,7 @@ class Network(NamedTuple):
         return self.nic or Link(0.0, self.between.beta_s_per_byte)
 
     def folding_s(self, nbytes: float) -> float:
-        """From the end of a message from another node until it is folded: most of that goes on while it comes."""
+        """Return the time from the end of a message between nodes until it is folded, most of it while it comes."""
         late = max(0.0, nbytes - self.segment_bytes)
         slower = max(0.0, self.gamma_s_per_byte - self.between.beta_s_per_byte)
         return (nbytes - late) * self.gamma_s_per_byte + late * slower
@@ -66,7 +66,7 @@ NETWORK = Network()
 
 
 def on_device(network: Network, has_barriers: bool = False) -> Network:
-    """The speeds with arrays in device memory, of which none was measured: orders of magnitude.
+    """Return the speeds with arrays in device memory, of which none was measured: orders of magnitude.
 
     A message goes through host memory at both ends: 10 us for a copy that the host waits for, and 50 GB/s, a PCIe link
     of the fifth generation.  A byte of another rank's memory comes at 400 GB/s, NVLink's of the fourth.  Ranks meet by
@@ -142,7 +142,7 @@ def predict(
     network: Network = NETWORK,
     groups: Groups | None = None,
 ) -> float:
-    """Seconds that an algorithm takes on a vector of `nbytes`, in chunks of nbytes/size.
+    """Predict the seconds that an algorithm takes on a vector of `nbytes`, in chunks of nbytes/size.
 
     A hierarchical one works in `groups`, by default the nodes.
 
@@ -166,7 +166,7 @@ def price(rounds: Profile, chunk_bytes: float, network: Network) -> float:
 
 
 def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
-    """How long one rank is at its part of a round."""
+    """Return how long one rank is at its part of a round."""
     work, crowd = load.work, max(1.0, load.busy / network.cores)
     near, far, gate = network.within, network.between, network.gate
 
@@ -195,7 +195,7 @@ def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
 
 
 def count(rounds: Profile) -> Count:
-    """What an algorithm's cost line says in words."""
+    """Count what an algorithm's cost line says in words."""
 
     def busiest(chunks: Callable[[Work], float]) -> int:
         return sum(times * int(max(chunks(load.work) for load in loads)) for loads, times in rounds)
@@ -213,7 +213,7 @@ def count(rounds: Profile) -> Count:
 def profile(
     row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Groups | None = None, pipelined: bool = False
 ) -> Profile:
-    """The rounds of an algorithm, counted once for vectors of all lengths; `pipelined`, all of them as one.
+    """Count the rounds of an algorithm, once for vectors of all lengths; `pipelined`, all of them as one.
 
     In a pipeline, each rank is in another round, on another segment: what takes longest is the rank with most to do.
     """
@@ -226,7 +226,7 @@ def profile(
 
 
 def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
-    """The ranks to count: all, or about `limit` of them, from the root's node, the largest, and others.
+    """Return the ranks to count: all, or about `limit` of them, from the root's node, the largest, and others.
 
     Where all ranks do alike, as in a ring, that loses nothing; elsewhere a round's slowest rank may be missed.
 
@@ -241,7 +241,7 @@ def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
 
 
 def spread(items: Sequence[T], number: int) -> list[T]:
-    """So many of the items, or all, from the first to the last."""
+    """Return `number` of the items, or all, from the first to the last."""
     if len(items) <= number:
         return list(items)
     return [items[i * (len(items) - 1) // max(1, number - 1)] for i in range(number)]
@@ -254,7 +254,7 @@ def tally(schedules: Mapping[int, Sequence[Round]], nodes: Nodes) -> Profile:
 
 
 def merged(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
-    """From one end of any rank's stretch to the next, what the ranks do."""
+    """Merge ranks' programs: what they do from one end of any rank's stretch to the next."""
     size = sum(map(len, nodes))
     members = [(frozenset(node), [rank for rank in node if rank in programs]) for node in nodes]
     members = [(node, ranks) for node, ranks in members if ranks]
@@ -274,7 +274,7 @@ def merged(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
 
 
 def at_once(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
-    """What the ranks do in all rounds, as one round, for schedules without messages."""
+    """Merge all rounds of the ranks into one, for schedules without messages."""
     size = sum(map(len, nodes))
     loads: set[Load] = set()
     for node in nodes:
@@ -284,7 +284,7 @@ def at_once(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
 
 
 def total(program: RankProgram, rank: int, size: int, node: Collection[int]) -> Work:
-    """A rank's work in all rounds of a schedule without messages."""
+    """Sum up a rank's work in all rounds of a schedule without messages."""
     lengths = [b - a for a, b in pairwise((0, *program.ends))]
     works = [work_of(shape, rank, size, node) for shape in program.shapes]
     sums = [sum(map(mul, lengths, column)) for column in list(zip(*works, strict=True))[4:]]
@@ -292,14 +292,14 @@ def total(program: RankProgram, rank: int, size: int, node: Collection[int]) -> 
 
 
 def loads_of(works: Sequence[Work], length: int) -> set[Load]:
-    """The different loads in a node of so many ranks in a round."""
+    """Return the different loads in a node of so many ranks in a round."""
     scale = length / len(works)
     busy = scale * sum(work != NO_WORK for work in works)
-    leaving, arriving = (together(ways, scale) for ways in ([w.far_out for w in works], [w.far_in for w in works]))
+    leaving, arriving = (summed(ways, scale) for ways in ([w.far_out for w in works], [w.far_in for w in works]))
     return {Load(work, busy, leaving, arriving) for work in set(works)}
 
 
-def together(ways: Sequence[Traffic], scale: float) -> Traffic:
+def summed(ways: Sequence[Traffic], scale: float) -> Traffic:
     return Traffic(scale * sum(way.peers for way in ways), scale * sum(way.chunks for way in ways))
 
 

@@ -13,7 +13,7 @@ NARROW, WIDE = 4.0, 9.0  # inches
 
 
 class Bar(NamedTuple):
-    """What a rank does from `begin` to `end`: a key of `COLORS`."""
+    """A rank's work from `begin` to `end`: a key of `COLORS`."""
 
     rank: int
     begin: float
@@ -43,7 +43,7 @@ class Diagram(NamedTuple):
 
 
 def figure(diagrams: Sequence[Diagram]) -> Any:
-    """Diagrams side by side, over the same time: a matplotlib figure."""
+    """Draw diagrams side by side, over the same time: a matplotlib figure."""
     from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
     from matplotlib.ticker import MaxNLocator
 
@@ -78,7 +78,7 @@ def by_size(title: str, lines: Mapping[str, Sequence[tuple[int, float]]], ylabel
 
 
 def refuse(path: str) -> None:
-    """Raises: ValueError for a path where no picture can be put."""
+    """Refuse a path where no picture can be put, by a ValueError."""
     if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
         raise ValueError(f"{path} can't be written: pass a path in a folder that is there and can be written to")
 
@@ -90,7 +90,7 @@ def save(drawn: Any, path: str) -> None:
 
 
 def time_axis(seconds: float) -> tuple[float, str, float]:
-    """Where the axis ends, its unit, and how many of those make a second.
+    """Return where the axis ends, its unit, and how many of those make a second.
 
     >>> time_axis(0.002)
     (2.04, 'ms', 1000.0)
@@ -102,7 +102,7 @@ def time_axis(seconds: float) -> tuple[float, str, float]:
 
 
 def draw(axes: Any, diagram: Diagram, scale: float) -> None:
-    """Bars on the ranks' lanes, and a slanted line for each message."""
+    """Draw bars on the ranks' lanes, and a slanted line for each message."""
     from matplotlib.collections import LineCollection
 
     kinds = dict.fromkeys(bar.kind for bar in diagram.bars)

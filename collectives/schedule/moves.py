@@ -7,7 +7,7 @@ of rounds; a rank that has nothing to do in one has an empty round there.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Send(NamedTuple):
@@ -81,12 +81,12 @@ MESSAGES = 8  # as many may go from one rank to another in a round
 
 
 def chunk(index: int, size: int) -> range:
-    """The run of one chunk, counted round a ring of `size`."""
+    """Return the run of one chunk, counted round a ring of `size`."""
     return range(index % size, index % size + 1)
 
 
 def arc(first: int, length: int, size: int) -> list[range]:
-    """`length` consecutive chunks round a ring of `size`, as runs: two of them where they pass the ring's end.
+    """Return `length` consecutive chunks round a ring of `size`, as runs: two where they pass the ring's end.
 
     >>> arc(1, 2, 4), arc(3, 2, 4), arc(3, 0, 4)
     ([range(1, 3)], [range(3, 4), range(0, 1)], [])
@@ -115,38 +115,39 @@ def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> It
     def place(run: range) -> range:
         return range(runs[run.start].start, runs[run.stop - 1].stop) if run else run
 
-    def move(m: Move) -> Move:
-        match m:
-            case Copy(source, run):
-                return Copy(place(source), place(run))
-            case Get(source, theirs, run):
-                return Get(ranks[source], place(theirs), place(run))
-            case Put(to, run, theirs):
-                return Put(ranks[to], place(run), place(theirs))
-            case GetReduce(sources, theirs, run):
-                return GetReduce(tuple(ranks[s] for s in sources), place(theirs), place(run))
-            case Barrier(members):
-                return Barrier(tuple(ranks[m] for m in members))
-            case _:
-                return type(m)(ranks[m[0]], place(m.run))
-
     for moves in schedule:
-        yield tuple(move(m) for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
+        kept = (m for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
+        yield tuple(replaced(m, ranks.__getitem__, place) for m in kept)
+
+
+def replaced(move: Move, rank: Callable[[int], int], run: Callable[[range], range]) -> Move:
+    """Return a move with others in place of its ranks and runs."""
+
+    def other(value: Any) -> Any:
+        if isinstance(value, range):
+            return run(value)
+        return rank(value) if isinstance(value, int) else tuple(map(rank, value))
+
+    return type(move)(*map(other, move))
+
+
+def runs_of(move: Move) -> list[range]:
+    return [value for value in move if isinstance(value, range)]
 
 
 def is_direct(moves: Round) -> bool:
-    """Whether a round reaches into other ranks' memory, or waits for them at a barrier."""
+    """Return whether a round reaches into other ranks' memory, or waits for them at a barrier."""
     return any(isinstance(m, Get | Put | GetReduce | Barrier) for m in moves)
 
 
 def in_parts(schedule: Schedule) -> Iterator[tuple[bool, list[tuple[int, Round]]]]:
-    """A schedule's rounds with their numbers, in parts that are direct, or not."""
+    """Yield a schedule's rounds with their numbers, in parts that are direct, or not."""
     for direct, part in groupby(enumerate(schedule), key=lambda numbered: is_direct(numbered[1])):
         yield direct, list(part)
 
 
 def backwards(schedule: Schedule, take: type[Recv] | type[RecvReduce]) -> Iterator[Round]:
-    """A schedule from its end to its start: what was sent is taken, and what was received or reduced is sent."""
+    """Yield a schedule from its end to its start: what was sent is taken, and what was received or reduced is sent."""
 
     def move(m: Move) -> Move:
         match m:
@@ -161,7 +162,7 @@ def backwards(schedule: Schedule, take: type[Recv] | type[RecvReduce]) -> Iterat
 
 
 def show_run(run: range) -> str:
-    """A run as the pictures and the error messages write it.
+    """Return a run as the pictures and the error messages write it.
 
     >>> show_run(range(3, 4)), show_run(range(0, 4)), show_run(range(0))
     ('[3]', '[0-3]', '[]')
@@ -170,7 +171,7 @@ def show_run(run: range) -> str:
 
 
 def show(move: Move) -> str:
-    """One move in words, for error messages."""
+    """Return one move in words, for error messages."""
     match move:
         case Send(to, run):
             return f"send {show_run(run)} to rank {to}"
@@ -191,7 +192,7 @@ def show(move: Move) -> str:
 
 
 def show_ranks(ranks: Sequence[int]) -> str:
-    """Some ranks in few characters.
+    """Return some ranks in few characters.
 
     >>> show_ranks((0, 1, 2, 3)), show_ranks((0, 2, 4))
     ('0-3', '0,2,4')
@@ -222,7 +223,7 @@ def render(algorithm: Callable[..., Schedule], size: int, **kwargs: int) -> str:
 
 
 def picture(rank: int, move: Move) -> list[str]:
-    """A move of `rank` that needs no counterpart, as `render` draws it."""
+    """Draw a move of `rank` that needs no counterpart, as `render` does."""
 
     def ends(a: range, b: range) -> str:
         return show_run(a) if a == b else f"{show_run(a)}>{show_run(b)}"

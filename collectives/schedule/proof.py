@@ -2,7 +2,7 @@
 
 The run holds no numbers: a chunk's value says which chunk of the input it is and how often each rank is in it.
 Sends complete only when received, so that a schedule that passes needs no buffering anywhere.  Where ranks reach
-each other's memory, every read and write must be ordered by meetings: two that are not are a race, whoever wins it.
+each other's memory, every read and write must be ordered by barriers: two that are not are a race, whoever wins it.
 """
 
 from collections import defaultdict, deque
@@ -22,6 +22,8 @@ from collectives.schedule.moves import (
     Round,
     Schedule,
     Send,
+    replaced,
+    runs_of,
     show,
     show_run,
 )
@@ -106,39 +108,21 @@ def check(
 
 
 class Rerun(NamedTuple):
-    """Between two runs of a schedule: the caller takes the result and overwrites everything for the next."""
+    """The pause between two runs of a schedule: the caller takes the result and overwrites everything for the next."""
 
 
 def repeated(rounds: list[Round], width: int, num_scratch: int) -> list[Round]:
-    """`RUNS` runs of one rank, whose scratch chunks, from `width` on, change places with another set every time."""
+    """Repeat a rank's rounds `RUNS` times; scratch chunks, from `width` on, alternate with another set."""
 
     def other(run: range) -> range:
         by = num_scratch if run.start >= width else 0
         return range(run.start + by, run.stop + by)
 
-    def turned(move: Move) -> Any:
-        return move._replace(**{name: other(getattr(move, name)) for name in RUN_FIELDS[type(move)]})  # type: ignore
-
     programs: list[Any] = []
     for index in range(RUNS):
-        programs += [tuple(map(turned, moves)) if index % 2 else moves for moves in rounds] + [(Rerun(),)]
+        turned = [tuple(replaced(m, int, other) for m in moves) for moves in rounds] if index % 2 else rounds
+        programs += [*turned, (Rerun(),)]
     return programs
-
-
-RUN_FIELDS: dict[type, tuple[str, ...]] = {
-    Send: ("run",),
-    Recv: ("run",),
-    RecvReduce: ("run",),
-    Copy: ("source", "run"),
-    Get: ("theirs", "run"),
-    Put: ("run", "theirs"),
-    GetReduce: ("theirs", "run"),
-    Barrier: (),
-}
-
-
-def runs_of(move: Move) -> list[range]:
-    return [getattr(move, name) for name in RUN_FIELDS[type(move)]]
 
 
 def check_everyone_heard(heard: list[int], size: int) -> None:
@@ -155,7 +139,7 @@ class Message(NamedTuple):
 
 
 class Landing(NamedTuple):
-    """What a round leaves in a chunk of `owner`'s: a value, which is folded if it came from a rank `source`."""
+    """The value that a round leaves in a chunk of `owner`'s; it is reduced there if it came from a rank `source`."""
 
     owner: int
     chunk: int
@@ -164,7 +148,7 @@ class Landing(NamedTuple):
 
 
 class Access(NamedTuple):
-    """Who touched a chunk of somebody's memory last, in which of its rounds."""
+    """The rank that touched a chunk of memory last, and in which of its rounds."""
 
     rank: int
     round: int
@@ -187,7 +171,7 @@ class World:
         self.sends: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
         self.receives: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
         self.shared = any(moves and isinstance(moves[0], Rerun) for moves in programs[0])
-        self.meetings: dict[tuple[int, ...], list[int]] = defaultdict(list)  # who has come so far
+        self.barriers: dict[tuple[int, ...], list[int]] = defaultdict(list)  # who has come so far
         self.seen = [[0] * size if self.shared else [] for _ in range(size)]  # rounds of others that are over, for each
         self.writers: dict[tuple[int, int], Access] = {}
         self.readers: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # since then, with their rounds
@@ -229,7 +213,7 @@ class World:
             case Recv(source, _) | RecvReduce(source, _):
                 return self.post_message(rank, move, self.receives, self.sends, (source, rank))
             case Barrier(ranks):
-                return self.meet(rank, move, ranks)
+                return self.arrive(rank, move, ranks)
             case Copy(source, run):
                 self.bring(rank, rank, source, rank, run, move)
             case Get(source, theirs, run):
@@ -255,7 +239,7 @@ class World:
             self.landings[rank].append(Landing(rank, here, total))
 
     def rerun(self, rank: int) -> None:
-        """The result is taken, and the caller overwrites what is his: a race if another still reads it."""
+        """Take the result, and have the caller overwrite what is his: a race if another still reads it."""
         self.check_result(rank)
         self.landings[rank] += [Landing(rank, c, v) for c, v in self.before[rank].items()]
 
@@ -268,13 +252,13 @@ class World:
         self.deliver(send, receive)
         return [other.rank]
 
-    def meet(self, rank: int, move: Barrier, ranks: tuple[int, ...]) -> list[int]:
-        if rank not in ranks or rank in self.meetings[ranks]:
+    def arrive(self, rank: int, move: Barrier, ranks: tuple[int, ...]) -> list[int]:
+        if rank not in ranks or rank in self.barriers[ranks]:
             raise ContractError(f"{self.at(rank)} would {show(move)}, " + ("twice" if rank in ranks else "uninvited"))
-        self.meetings[ranks].append(rank)
-        if len(self.meetings[ranks]) < len(ranks):
+        self.barriers[ranks].append(rank)
+        if len(self.barriers[ranks]) < len(ranks):
             return []
-        del self.meetings[ranks]
+        del self.barriers[ranks]
         seen = [max(column) for column in zip(*(self.seen[r] for r in ranks), strict=True)]
         news = 0
         for member in ranks:
@@ -299,7 +283,7 @@ class World:
         self.pending[receive.rank] -= 1
 
     def value(self, rank: int, owner: int, chunk: int, move) -> Value:
-        """What `rank` reads in a chunk of `owner`'s."""
+        """Return what `rank` reads in a chunk of `owner`'s."""
         if chunk not in self.vectors[owner]:
             whose = "" if owner == rank else f", where rank {owner}"
             raise ContractError(f"{self.at(rank)} would {show(move)}{whose or ', but'} holds nothing in [{chunk}]")
@@ -312,7 +296,7 @@ class World:
         return self.vectors[owner][chunk]
 
     def is_over(self, access: Access, rank: int) -> bool:
-        """Whether `rank` knows that an access is over."""
+        """Return whether `rank` knows that an access is over."""
         return access.rank == rank or access.round < self.seen[rank][access.rank]
 
     def land(self, rank: int) -> None:
@@ -332,7 +316,7 @@ class World:
         self.rounds[rank] += 1
 
     def folded(self, rank: int, left: Value, right: Value) -> Value:
-        """left + right"""
+        """Add two values."""
         if self.in_order:
             last = right.ranks.bit_length() // BITS
             if (left.ranks, right.ranks) != (contributions(range(last)), contributions((last,))):
@@ -351,7 +335,7 @@ class World:
         self.writers[owner, chunk] = Access(rank, self.rounds[rank])
 
     def check_disjoint(self, rank: int, moves: Round) -> None:
-        """No chunk is written twice in a round, nor written while it is read; a RecvReduce writes after all Sends."""
+        """Refuse a chunk written twice in a round, or while it is read; a RecvReduce writes after all Sends."""
         written: dict[int, object] = {}
         for move in moves:
             for chunk in move.run if isinstance(move, Recv | RecvReduce | Copy | Get | GetReduce) else ():
@@ -367,7 +351,7 @@ class World:
                 raise ContractError(f"{self.at(rank)} writes [{chunk}] while it would {show(reader)}")
 
     def reads(self, rank: int, moves: Round) -> Iterator[tuple[int, Move]]:
-        """The own chunks that a round reads."""
+        """Yield the own chunks that a round reads."""
         for move in moves:
             match move:
                 case Send(_, run) | Copy(run, _) | Put(_, run, _):
@@ -384,5 +368,5 @@ class World:
         unmatched = [
             m.move for queue in (*self.sends.values(), *self.receives.values()) for m in queue if m.rank == rank
         ]
-        meetings: list[Move] = [Barrier(ranks) for ranks, here in self.meetings.items() if rank in here]
-        return f"{self.at(rank)} waits to {', '.join(map(show, [*unmatched, *meetings]))}"
+        barriers: list[Move] = [Barrier(ranks) for ranks, here in self.barriers.items() if rank in here]
+        return f"{self.at(rank)} waits to {', '.join(map(show, [*unmatched, *barriers]))}"

@@ -63,7 +63,7 @@ class Collective(NamedTuple):
     sources: Callable[[At], Sequence[int]]
     takes: tuple[str, ...]  # the arguments besides `x` and `algorithm`
     mpi: str  # MPI's function, and the one for chunks of several lengths, where there are two
-    in_place: bool = False  # without an `out` the result is `x`; else it is a new array
+    in_place: bool  # without an `out` the result is `x`; else it is a new array
 
     @property
     def reduces(self) -> bool:
@@ -84,41 +84,34 @@ class Collective(NamedTuple):
         return (*(name for name in self.takes if name != "out"), "algorithm")
 
     def reads(self, rank: int, root: int) -> bool:
-        """Whether `x` counts on a rank."""
+        """Return whether `x` counts on a rank."""
         return bool(self.gives.on(rank, rank + 1, root))
 
     def writes(self, rank: int, root: int) -> bool:
-        """Whether a rank gets a result that is not its own `x`, as that of a broadcast is on the root."""
+        """Return whether a rank gets a result that is not its own `x`, as that of a broadcast is on the root."""
         is_its_own = self.in_place and self.gives is Chunks.ALL_ON_ROOT and rank == root
         return bool(self.gets.on(rank, rank + 1, root)) and not is_its_own
 
 
-def row(
-    name: str,
-    gives: Chunks,
-    gets: Chunks,
-    sources: Callable[[At], Sequence[int]],
-    takes: str,
-    mpi: str,
-    in_place: bool = False,
-) -> Collective:
-    return Collective(name, gives, gets, sources, tuple(takes.split()), mpi, in_place)
-
-
 NONE, OWN, ALL, ALL_ON_ROOT = Chunks
+IN_PLACE, APART = True, False
 SUMS = "wire_dtype reproducible"
 ROWS = (
-    row("all_reduce", ALL, ALL, everyone, f"op out {SUMS}", "Allreduce", in_place=True),
-    row("reduce_scatter", ALL, OWN, everyone, f"out op counts {SUMS}", "Reduce_scatter_block Reduce_scatter"),
-    row("all_gather", OWN, ALL, owner, "out counts", "Allgather Allgatherv"),
-    row("all_to_all", ALL, ALL, owner, "out send_counts recv_counts", "Alltoall Alltoallv"),
-    row("broadcast", ALL_ON_ROOT, ALL, root, "root", "Bcast", in_place=True),
-    row("reduce", ALL, ALL_ON_ROOT, everyone, f"root op out {SUMS}", "Reduce", in_place=True),
-    row("gather", OWN, ALL_ON_ROOT, owner, "root out counts", "Gather Gatherv"),
-    row("scatter", ALL_ON_ROOT, OWN, root, "root out counts", "Scatter Scatterv"),
-    row("barrier", NONE, NONE, nobody, "", "Barrier", in_place=True),
+    # name, what `x` holds, what the result holds, of which ranks, arguments, MPI's functions, where without an `out`
+    ("all_reduce", ALL, ALL, everyone, f"op out {SUMS}", "Allreduce", IN_PLACE),
+    ("reduce_scatter", ALL, OWN, everyone, f"out op counts {SUMS}", "Reduce_scatter_block Reduce_scatter", APART),
+    ("all_gather", OWN, ALL, owner, "out counts", "Allgather Allgatherv", APART),
+    ("all_to_all", ALL, ALL, owner, "out send_counts recv_counts", "Alltoall Alltoallv", APART),
+    ("broadcast", ALL_ON_ROOT, ALL, root, "root", "Bcast", IN_PLACE),
+    ("reduce", ALL, ALL_ON_ROOT, everyone, f"root op out {SUMS}", "Reduce", IN_PLACE),
+    ("gather", OWN, ALL_ON_ROOT, owner, "root out counts", "Gather Gatherv", APART),
+    ("scatter", ALL_ON_ROOT, OWN, root, "root out counts", "Scatter Scatterv", APART),
+    ("barrier", NONE, NONE, nobody, "", "Barrier", APART),
 )
-COLLECTIVES = {each.name: each for each in ROWS}
+COLLECTIVES = {
+    name: Collective(name, gives, gets, sources, tuple(takes.split()), mpi, in_place)
+    for name, gives, gets, sources, takes, mpi, in_place in ROWS
+}
 
 
 def spec_of(collective: str) -> Collective:

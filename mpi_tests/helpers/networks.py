@@ -1,6 +1,6 @@
 """Networks and tuning files with made-up numbers."""
 
-from collectives.runtime.choose.tuning import Case, Tuning
+from collectives.runtime.choose.auto import Case, Tuning
 from collectives.schedule.cost import NETWORK as DEFAULT
 from collectives.schedule.cost import Link, Network
 

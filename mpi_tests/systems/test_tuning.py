@@ -4,7 +4,7 @@ import re
 import shlex
 
 from collectives import algorithms
-from collectives.runtime.choose.tuning import Case, parse_tuning
+from collectives.runtime.choose.auto import Case, parse_tuning
 from collectives.schedule.cost import Network
 from mpi_tests.helpers.launch import ROOT, launch, refused
 from mpi_tests.helpers.readme import TUNING, run

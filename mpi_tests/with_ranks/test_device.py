@@ -137,7 +137,7 @@ def after_a_round(comm, cuda, mode, values, moves):
     device = host() if mode == "host" else cuda.use(mpi_reads=mode == "read-by-mpi").device
     x = values.copy() if mode == "host" else cuda.put(values)
     bound = RequestBinder(comm.mpi, 0, device, "sum", segment_bytes=8).bind(0, moves, Vector((x, [5, 5, 5])))
-    Plan("round", x, Progress(crowded=True), device, [bound])()
+    Plan("round", x, Progress(oversubscribed=True), device, [bound])()
     return x if mode == "host" else cuda.get(x)
 
 

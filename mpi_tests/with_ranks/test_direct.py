@@ -137,9 +137,9 @@ def test_in_place_and_out_of_place(comm):
 
 @pytest.mark.sizes(2, 4)
 def test_arrays_of_two_windows_are_symmetric(comm, monkeypatch):
-    from collectives.arrays import system
+    from collectives.arrays import memory
 
-    monkeypatch.setattr(system, "read", lambda pid, address: None)  # so that ordinary arrays are out of reach
+    monkeypatch.setattr(memory, "read_process", lambda pid, address: None)  # so that ordinary arrays are out of reach
     x, out = comm.empty(1 << 16), comm.empty(1 << 18)[: 1 << 16]
     windows = [comm._context.windows.window_of(array) for array in (x, out)]
     assert windows[0] is not windows[1]
@@ -224,9 +224,9 @@ def test_too_little_shared_memory(comm, monkeypatch):
 @pytest.mark.sizes(2, 3)
 def test_a_system_that_keeps_processes_apart(new_comm, monkeypatch):
     from collectives import InputError
-    from collectives.arrays import system
+    from collectives.arrays import memory
 
-    monkeypatch.setattr(system, "read", lambda pid, address: None)
+    monkeypatch.setattr(memory, "read_process", lambda pid, address: None)
     for collective in COLLECTIVES:
         xs = inputs(new_comm.size, 60 * new_comm.size)
         for count_is_large in (False, True):

@@ -6,7 +6,7 @@ import platform
 import pytest
 
 from collectives.runtime.choose import links
-from collectives.runtime.choose.links import Kept, LinkKey
+from collectives.runtime.choose.links import CachedLinks, LinkKey
 from collectives.schedule.cost import NETWORK
 from mpi_tests.helpers.networks import NETWORK_HERE
 
@@ -50,7 +50,7 @@ def test_a_broken_file_and_one_of_other_hosts_count_as_none(mpi_comm, shared_fol
     here = LinkKey(((platform.node(), 2),), library_name(MPI))
     for hosts in ([["elsewhere", 2]], None):
         if mpi_comm.rank == 0:
-            links.keep(Kept(here, NETWORK_HERE))
+            links.save(CachedLinks(here, NETWORK_HERE))
             data = json.loads(here.file.read_text()) | {"hosts": hosts}
             here.file.write_text(json.dumps(data))
         mpi_comm.Barrier()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collectives.job.errors import InputError
-from collectives.runtime.choose.tuning import to_json
+from collectives.runtime.choose.auto import to_json
 from mpi_tests.helpers.networks import TUNING
 
 

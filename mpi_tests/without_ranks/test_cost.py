@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from collectives import algorithms
-from collectives.algorithms import Algorithm, chain, double_tree, find
+from collectives.algorithms import Algorithm, chain, find, tree
 from collectives.algorithms.algorithm import STAGED_BYTES
 from collectives.schedule.cost import Link, Network, count, predict, price, profile, sample, tally
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, RecvReduce, Round, Send
@@ -38,7 +38,7 @@ def test_in_a_node_the_time_is_the_cost_line(row):
         for nbytes in (0, 1, 1000, 1 << 20):
             line = alpha * a + nbytes / size * (beta * b + gamma * GAMMA)
             predicted = predict(row, nbytes, size, nodes_of(size), network=network)
-            if row.schedule in (double_tree.all_reduce, chain.all_reduce):  # two messages of a rank in a round
+            if row.schedule in (tree.double_all_reduce, chain.all_reduce):  # two messages of a rank in a round
                 assert alpha * ALPHA <= predicted <= line + alpha * ALPHA + nbytes / size * BETA
             else:
                 assert predicted == same(line), (size, nbytes)

@@ -9,10 +9,9 @@ import time
 import pytest
 
 from collectives.doctor import __main__ as doctor
-from collectives.doctor import checks, children
+from collectives.doctor import checks
 from collectives.doctor.__main__ import RankReport, cores, exchange, show, show_failure, single_copy
-from collectives.doctor.checks import Finding
-from collectives.doctor.children import Ended
+from collectives.doctor.checks import Ended, Finding
 from collectives.job import environment
 from mpi_tests.helpers.doctor import found, verdicts
 from mpi_tests.helpers.launch import ROOT
@@ -50,7 +49,7 @@ def test_a_finding_is_one_line():
 
 
 def test_a_child_that_ends_well():
-    ended = children.run("import sys; print('out'); print('why', file=sys.stderr)", 20)
+    ended = checks.run_child("import sys; print('out'); print('why', file=sys.stderr)", 20)
     assert ended == Ended("", "out\n", "why\n")
 
 
@@ -63,17 +62,17 @@ def test_a_child_that_ends_well():
     ],
 )
 def test_a_child_that_fails_has_still_said_what_it_said(last, how):
-    ended = children.run(f"import os, signal\nprint('so far', flush=True)\n{last}", 20)
+    ended = checks.run_child(f"import os, signal\nprint('so far', flush=True)\n{last}", 20)
     assert (ended.how, ended.output) == (how, "so far\n")
     assert str(ended) == (f"{how} (KeyError: 4)" if "Key" in last else how)
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_child_that_hangs_is_ended(monkeypatch, stubborn):
-    monkeypatch.setattr(children, "TERMINATION_S", 0.5)
+    monkeypatch.setattr(checks, "TERMINATION_S", 0.5)
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" * stubborn
     body = f"import os, signal, time\n{deaf}\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
-    ended = children.run(body, 1.5)
+    ended = checks.run_child(body, 1.5)
     assert ended.how == "not over after 1.5 s"
     with pytest.raises(ProcessLookupError):
         os.kill(int(ended.output), 0)
@@ -82,12 +81,12 @@ def test_a_child_that_hangs_is_ended(monkeypatch, stubborn):
 def test_a_grandchild_that_stays_keeps_nobody_waiting():
     body = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(5)']); print(1)"
     began = time.monotonic()
-    assert children.run(body, 20).output == "1\n"
+    assert checks.run_child(body, 20).output == "1\n"
     assert time.monotonic() - began < 5
 
 
 def test_a_child_that_cannot_be_started():
-    ended = children.run("", 1, launcher=["/no/such/program"])
+    ended = checks.run_child("", 1, launcher=["/no/such/program"])
     assert ended.how == "could not be started: [Errno 2] No such file or directory: '/no/such/program'"
 
 
@@ -95,7 +94,7 @@ def test_a_child_that_cannot_be_started():
 
 
 def ends(monkeypatch, ended):
-    monkeypatch.setattr(children, "run", lambda *args: ended)
+    monkeypatch.setattr(checks, "run_child", lambda *args: ended)
 
 
 def test_no_mpirun(monkeypatch, tmp_path):

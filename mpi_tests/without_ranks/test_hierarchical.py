@@ -6,19 +6,17 @@ import pytest
 from collectives import algorithms
 from collectives.algorithms import (
     bruck,
-    double_tree,
     hierarchical,
     pairwise,
     recursive,
     ring,
     tree,
 )
-from collectives.algorithms.groups import innermost, whole
+from collectives.algorithms.groups import Topology, innermost, whole
 from collectives.schedule import proof
 from collectives.schedule.cost import Link, Network, count, predict, tally
 from collectives.schedule.moves import MESSAGES, Barrier, Get, GetReduce, Put, Recv, RecvReduce, Send
 from collectives.schedule.spec import COLLECTIVES
-from collectives.schedule.topology import Topology
 from mpi_tests.helpers.algorithm_costs import LARGEST, ceil_log2, cost, floor_log2, is_power, nodes_of
 
 ROWS = {row.collective: row for row in algorithms.REGISTRY if row.name == "hierarchical"}
@@ -106,7 +104,7 @@ COMPOSITIONS = {
     ),
     "all_reduce, others": (
         hierarchical.all_reduce,
-        {"scatter": [pairwise.reduce_scatter], "across": double_tree.all_reduce, "gather": [bruck.all_gather]},
+        {"scatter": [pairwise.reduce_scatter], "across": tree.double_all_reduce, "gather": [bruck.all_gather]},
     ),
     "reduce_scatter, recursive": (hierarchical.reduce_scatter, {"algorithms": [rec.reduce_scatter]}),
     "reduce_scatter, one for each level": (hierarchical.reduce_scatter, {"algorithms": two}),

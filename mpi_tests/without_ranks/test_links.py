@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from collectives.runtime.choose import links
-from collectives.runtime.choose.links import Kept, LinkKey
+from collectives.runtime.choose.links import CachedLinks, LinkKey
 from collectives.schedule.cost import Link
 from mpi_tests.helpers.networks import NETWORK_HERE
 
@@ -19,15 +19,15 @@ def folder(monkeypatch, tmp_path):
 
 
 def test_what_is_kept_is_found_by_hosts_slots_and_mpi(folder):
-    assert not links.any_kept()
-    assert links.keep(Kept(PLACE, NETWORK_HERE)) == f"kept in {PLACE.file}"
-    assert links.any_kept()
-    assert links.parse(links.read(PLACE.file)) == Kept(PLACE, NETWORK_HERE)
+    assert not links.any_cached()
+    assert links.save(CachedLinks(PLACE, NETWORK_HERE)) == f"kept in {PLACE.file}"
+    assert links.any_cached()
+    assert links.parse(links.read(PLACE.file)) == CachedLinks(PLACE, NETWORK_HERE)
     for hosts, mpi in ((PLACE.hosts[::-1], PLACE.mpi), ((("a", 2), ("b", 2)), PLACE.mpi), (PLACE.hosts, "Open MPI")):
         assert links.read(LinkKey(hosts, mpi).file) == ""
-    newer = Kept(PLACE, NETWORK_HERE._replace(nic=None))
-    links.keep(newer)
-    assert links.latest() == newer
+    newer = CachedLinks(PLACE, NETWORK_HERE._replace(nic=None))
+    links.save(newer)
+    assert links.load_latest() == newer
     assert [path.suffix for path in folder.iterdir()] == [".json"]
 
 
@@ -48,8 +48,8 @@ def test_a_broken_file_counts_as_none_and_is_replaced(folder, broken):
     folder.mkdir()
     PLACE.file.write_text(broken)
     assert links.parse(links.read(PLACE.file)) is None
-    assert links.latest() is None
-    links.keep(Kept(PLACE, NETWORK_HERE))
+    assert links.load_latest() is None
+    links.save(CachedLinks(PLACE, NETWORK_HERE))
     assert links.parse(links.read(PLACE.file)).network == NETWORK_HERE
 
 
@@ -63,16 +63,16 @@ BUSY = [
 
 @pytest.mark.parametrize(("speeds", "why"), BUSY, ids=[why for _, why in BUSY])
 def test_speeds_of_a_busy_machine_are_neither_kept_nor_believed(folder, monkeypatch, speeds, why):
-    busy = Kept(PLACE, NETWORK_HERE._replace(**speeds))
-    assert links.keep(busy) == (
+    busy = CachedLinks(PLACE, NETWORK_HERE._replace(**speeds))
+    assert links.save(busy) == (
         f"not kept ({why}, as where others use the cores): measure again when the machine is quiet"
     )
-    assert not links.any_kept()
+    assert not links.any_cached()
     with monkeypatch.context() as before:
         before.setattr(links, "doubt", lambda network: "")  # as in earlier versions
-        links.keep(busy)
-        assert links.latest() == busy
-    assert links.latest() is None
+        links.save(busy)
+        assert links.load_latest() == busy
+    assert links.load_latest() is None
     assert links.parse(links.read(PLACE.file)) is None
 
 
@@ -81,7 +81,7 @@ def test_a_busy_machine_is_said_in_one_line(monkeypatch, capsys):
 
     busy, where = NETWORK_HERE._replace(meet_s=0.041), "not kept (a meeting in a node took 41 ms)"
     monkeypatch.setattr(constants, "speeds", lambda *arguments: busy)
-    monkeypatch.setattr(constants, "keep", lambda *arguments: where)
+    monkeypatch.setattr(constants, "save", lambda *arguments: where)
     for rank in (0, 1):
         assert constants.measure(SimpleNamespace(rank=rank), 1, 1) == busy
     assert capsys.readouterr().out == f"# links: {where}\n"
@@ -90,18 +90,18 @@ def test_a_busy_machine_is_said_in_one_line(monkeypatch, capsys):
 def test_a_folder_that_cannot_be_written_is_said(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("COLLECTIVES_LINKS", str(tmp_path / "file" / "folder"))
-    assert links.keep(Kept(PLACE, NETWORK_HERE)).startswith(f"not kept ({PLACE.file}: ")
-    assert not links.any_kept()
+    assert links.save(CachedLinks(PLACE, NETWORK_HERE)).startswith(f"not kept ({PLACE.file}: ")
+    assert not links.any_cached()
     assert links.read(PLACE.file) == ""
-    assert links.latest() is None
+    assert links.load_latest() is None
 
 
 def test_nothing_is_kept_where_that_is_not_wanted(monkeypatch):
     monkeypatch.setenv("COLLECTIVES_LINKS", "0")
     assert PLACE.file is None
-    assert links.keep(Kept(PLACE, NETWORK_HERE)) == "not kept (COLLECTIVES_LINKS=0)"
-    assert not links.any_kept()
-    assert links.latest() is None
+    assert links.save(CachedLinks(PLACE, NETWORK_HERE)) == "not kept (COLLECTIVES_LINKS=0)"
+    assert not links.any_cached()
+    assert links.load_latest() is None
 
 
 def test_by_default_they_are_in_the_user_s_cache(monkeypatch):

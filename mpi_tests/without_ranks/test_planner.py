@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from collectives.algorithms import find
+from collectives.algorithms.groups import Topology
 from collectives.schedule.cost import Link, Network, predict
 from collectives.schedule.simulate import FABRICS, in_nodes
-from collectives.schedule.topology import Topology
 from models.config import GPTConfig
 from models.flags import parse
 from models.gpt import GPT

@@ -12,8 +12,8 @@ from typing import get_type_hints
 
 import pytest
 
+from collectives.algorithms.groups import Topology
 from collectives.job.settings import value_type
-from collectives.schedule.topology import Topology
 from models.config import GPTConfig
 from models.flags import parse
 from models.hf import hugging_face_config

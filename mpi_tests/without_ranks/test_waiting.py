@@ -15,14 +15,14 @@ class Late:
     """What comes at the end of `times`, each how long a look at it takes, and moves on where it says so."""
 
     def __init__(self, clock, times, moves=()):
-        self.clock, self.times, self.moves, self.met = clock, iter(times), moves, 0
+        self.clock, self.times, self.moves, self.num_barriers = clock, iter(times), moves, 0
 
     def test(self):
-        self.met += self.clock.now_s in self.moves
+        self.num_barriers += self.clock.now_s in self.moves
         self.clock.now_s += next(self.times, math.inf)
         return self.clock.now_s == math.inf
 
-    linger = test
+    spin = test
 
 
 class Clock:
@@ -34,31 +34,31 @@ class Clock:
 
 
 @pytest.mark.parametrize("is_timed", [False, True])
-@pytest.mark.parametrize("crowded", [False, True])
-def test_a_wait_spins_then_yields_then_sleeps(monkeypatch, crowded, is_timed):
+@pytest.mark.parametrize("oversubscribed", [False, True])
+def test_a_wait_spins_then_yields_then_sleeps(monkeypatch, oversubscribed, is_timed):
     clock = Clock(monkeypatch)
     late = Late(clock, [2e-5, 2e-5, 2e-5, 5e-3, 15e-3, 12.0])
-    Progress(crowded).wait(late, deadline_s=60.0 if is_timed else math.inf)
-    first = ["yield", "yield"] if crowded else []
+    Progress(oversubscribed).wait(late, deadline_s=60.0 if is_timed else math.inf)
+    first = ["yield", "yield"] if oversubscribed else []
     assert clock.done == [*first, "yield", "yield", f"sleep {1e3 * 20.06e-3 / 64:g} ms", "sleep 1 ms"]
 
 
 def test_what_moves_on_is_waited_for_anew(monkeypatch):
     clock = Clock(monkeypatch)
-    Progress(crowded=False).wait(Late(clock, [0.5, 1e-5], moves=[0.5]))
+    Progress(oversubscribed=False).wait(Late(clock, [0.5, 1e-5], moves=[0.5]))
     assert clock.done == ["sleep 1 ms"]
 
 
-@pytest.mark.parametrize("crowded", [False, True])
-def test_a_program_spins_once_in_a_meeting_then_yields(crowded):
+@pytest.mark.parametrize("oversubscribed", [False, True])
+def test_a_program_spins_once_in_a_meeting_then_yields(oversubscribed):
     own, other = np.zeros(16, np.int64), np.zeros(16, np.int64)
     slots = np.array([own.ctypes.data, other.ctypes.data], np.int64)
     channel = SimpleNamespace(slots=slots, state=np.zeros(kernels.STATE_LENGTH, np.int64))
-    program = Program(np.array([kernels.BARRIER, 2], np.int64), channel, np.dtype("float32"), crowded, binding=7)
+    program = Program(np.array([kernels.BARRIER, 2], np.int64), channel, np.dtype("float32"), oversubscribed, binding=7)
     for _ in range(3):
-        assert not program.linger()
-        assert program.frame[kernels.SPUN] == (0 if crowded else SPINS)
+        assert not program.spin()
+        assert program.frame[kernels.SPUN] == (0 if oversubscribed else SPINS)
     other[8:10] = 1, 7  # the line for barriers of odd number: this one, in the same program
-    assert program.linger()
+    assert program.spin()
     assert not program.test()
     assert program.frame[kernels.SPUN] == BRIEF_SPINS

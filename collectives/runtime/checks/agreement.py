@@ -17,12 +17,12 @@ NUM_FACTS = 9
 class Side(NamedTuple):
     """What a rank says, as which of its calls, if that counts; and from where, which may differ."""
 
-    said: str
+    description: str
     number: str
     place: str
 
     def __str__(self) -> str:
-        return f"{self.said} #{self.number} ({self.place})" if self.number else self.said
+        return f"{self.description} #{self.number} ({self.place})" if self.number else self.description
 
 
 class Agreement:
@@ -35,7 +35,7 @@ class Agreement:
         self.gate: Callable[[], None] = lambda: None  # lets ranks know that are about to run what they have bound
 
     def check(
-        self, said: str, failure: str, facts: Sequence[int] = (), call: Call | None = None, gated: bool = False
+        self, description: str, failure: str, facts: Sequence[int] = (), call: Call | None = None, gated: bool = False
     ) -> list[int]:
         """Raise InputError on all ranks where one has a failure, or not all have said the same.  Collective.
 
@@ -45,12 +45,12 @@ class Agreement:
         if not gated:
             self.gate()
         number = str(call.number) if call else ""
-        text = f"!{failure}" if failure else f"{said}#{number}"
+        text = f"!{failure}" if failure else f"{description}#{number}"
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
         self.digest[:] = digest, -digest, *facts, *[0] * (NUM_FACTS - len(facts))
         highest, lowest, *highest_facts = self.extremes().tolist()
         if highest != -lowest:
-            mine = Side(f"!{failure}" if failure else said, number, str(SourceLine(*call.place)) if call else "")
+            mine = Side(f"!{failure}" if failure else description, number, str(SourceLine(*call.place)) if call else "")
             raise InputError(self.disagreement(mine, call))
         if failure:
             raise InputError(failure)
@@ -58,7 +58,7 @@ class Agreement:
 
     def compare(self, call: Call) -> None:
         """Raise InputError on all ranks where not all have entered the same call.  Collective."""
-        self.check(call.said, "", call=call)
+        self.check(call.description, "", call=call)
 
     def disagreement(self, mine: Side, call: Call | None) -> str:
         """Both sides, in words.  From here on the ranks count calls alike again.  Collective."""
@@ -100,7 +100,7 @@ class Agreement:
 
 def disagreement(sides: list[Side]) -> str:
     """One line for what the ranks said that is not the same: failures first, then the two sides."""
-    failed = {rank: side.said[1:] for rank, side in enumerate(sides) if side.said.startswith("!")}
+    failed = {rank: side.description[1:] for rank, side in enumerate(sides) if side.description.startswith("!")}
     if failed:
         rank, text = next(iter(failed.items()))
         others = f" (and {len(failed) - 1} more failed)" if len(failed) > 1 else ""
@@ -108,7 +108,7 @@ def disagreement(sides: list[Side]) -> str:
     first = sides[0]
     rank = next(rank for rank, side in enumerate(sides) if side[:2] != first[:2])
     words = f"ranks disagree: rank 0 calls {first}, rank {rank} calls {sides[rank]}"
-    if first.said != sides[rank].said:
+    if first.description != sides[rank].description:
         return f"{words}; call the same on all ranks"
     ahead = int(sides[rank].number) - int(first.number)
     behind = 0 if ahead > 0 else rank

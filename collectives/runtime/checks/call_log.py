@@ -40,14 +40,14 @@ class SourceLine(NamedTuple):
 
 
 def caller(frame: FrameType) -> tuple[str, int]:
-    """The innermost place, from a frame on, that is outside the library."""
+    """Return the innermost place, from a frame on, that is outside the library."""
     while (file := frame.f_code.co_filename) in NOT_THE_CALLER and frame.f_back:
         frame = frame.f_back
     return file, frame.f_lineno
 
 
 def place_of(thread: int) -> SourceLine | None:
-    """Where a thread is in its program, rather than in the libraries that it calls."""
+    """Return where a thread is in its program, rather than in the libraries that it calls."""
     innermost = frame = sys._current_frames().get(thread)
     while frame and frame.f_code.co_filename.startswith(NOT_THE_PROGRAM):
         frame = frame.f_back
@@ -77,7 +77,7 @@ class Record:
         self.short: list[weakref.ref[Call]] = []  # of plans that may run without an entry in the ring
 
     def entries(self) -> list[Entry]:
-        """What was entered last, the latest at the end; of plans run the short way, their latest run only."""
+        """Return what was entered last, the latest at the end; of plans run the short way, their latest run only."""
         entries = [Entry(*kept) for kept in list(self.ring)]
         for call in filter(None, (reference() for reference in self.short)):
             own = [i for i, entry in enumerate(entries) if entry.call.calls is call.calls]
@@ -102,7 +102,7 @@ class Calls:
         record.communicators.append(self)
 
     def part(self, color: int, ranks: Sequence[int]) -> "Calls":
-        """Of what a split has just made of these `ranks`."""
+        """Return the calls of a part that a split has just made of these `ranks`."""
         label = f" of split(color={color}) #{self.number}{self.label}"
         return Calls(self.record, label, [self.members[rank] for rank in ranks])
 
@@ -116,10 +116,21 @@ class Call:
     `compare` compares it with the other ranks' each time that it is entered.
     """
 
-    __slots__ = ("__weakref__", "calls", "compare", "dtype", "name", "nbytes", "number", "place", "said", "under_way")
+    __slots__ = (
+        "__weakref__",
+        "calls",
+        "compare",
+        "description",
+        "dtype",
+        "name",
+        "nbytes",
+        "number",
+        "place",
+        "under_way",
+    )
 
-    def __init__(self, calls: Calls, name: str, said: str = "", compare: "Callable[[Call], Any] | None" = None):
-        self.calls, self.name, self.said, self.compare = calls, name, said or name, compare
+    def __init__(self, calls: Calls, name: str, description: str = "", compare: "Callable[[Call], Any] | None" = None):
+        self.calls, self.name, self.description, self.compare = calls, name, description or name, compare
         self.nbytes, self.dtype = 0, None
         self.number, self.under_way = 0, False
         self.place: tuple[str, int] = ("", 0)
@@ -141,26 +152,26 @@ class Call:
             self.compare(self)
         self.under_way = True
 
-    def describe(self, collective: str, said: str, flat: Any) -> str:
+    def describe(self, collective: str, description: str, flat: Any) -> str:
         """Take down what is called, and on how much; returns it as it is compared."""
-        self.said = self.name.replace(collective, said)
+        self.description = self.name.replace(collective, description)
         if flat is not None:
             self.nbytes, self.dtype = flat.nbytes, flat.dtype
-        return self.said
+        return self.description
 
     def entry(self) -> Entry:
-        """As it was entered last."""
+        """Return the entry of the last time that it was entered."""
         return Entry(self, self.number, self.place)
 
     def of_plan(self, name: str) -> "Call":
-        """The runs of a plan that this call has bound."""
-        runs = Call(self.calls, name, self.said.removeprefix("plan "))
+        """Return the runs of a plan that this call has bound."""
+        runs = Call(self.calls, name, self.description.removeprefix("plan "))
         runs.nbytes, runs.dtype, runs.place = self.nbytes, self.dtype, self.place
         return runs
 
 
 def show_runs(entries: Sequence[Entry]) -> str:
-    """Consecutive runs of one collective from one place, as one.
+    """Show consecutive runs of one collective from one place, as one.
 
     >>> barrier = Call(Calls(Record(), "", range(2)), "barrier direct")
     >>> show_runs([Entry(barrier, 2, ("a.py", 8)), Entry(barrier, 3, ("a.py", 8))])
@@ -172,7 +183,7 @@ def show_runs(entries: Sequence[Entry]) -> str:
 
 
 def show_last(entries: Sequence[Entry], most: int) -> str:
-    """The latest collectives, the latest first; at most so many, runs of one as one."""
+    """Return the latest collectives, the latest first; at most so many, runs of one as one."""
     groups: list[list[Entry]] = []
     for entry in entries:
         if groups and goes_on(groups[-1][-1], entry):
@@ -183,7 +194,7 @@ def show_last(entries: Sequence[Entry], most: int) -> str:
 
 
 def goes_on(before: Entry, after: Entry) -> bool:
-    """Whether one is a later run of the other, and all calls between them were."""
+    """Return whether one is a later run of the other, and all calls between them were."""
     one, other = before.call, after.call
     if one is other:  # a plan's: what is not in the ring ran the short way
         return before.place == after.place

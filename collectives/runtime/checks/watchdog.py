@@ -1,4 +1,4 @@
-"""Ends a job whose ranks wait for each other in vain, after each of them has said where it is: no silent hang.
+"""The watchdog: where ranks wait for each other in vain, it prints where each of them is, and ends the job.
 
 Every rank has a thread that looks twice a second how long its rank has been waiting, and whether another rank asks.
 A rank that has waited too long asks all others, prints what they answer, and aborts.  The threads talk by messages
@@ -12,20 +12,46 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from collectives.job.launch import dead_ranks, show_dead
-from collectives.runtime.checks import hang
-from collectives.runtime.checks.call_log import Calls
+from collectives.runtime.checks.call_log import Calls, Entry, Record, place_of, show_last
 from collectives.runtime.plan import Plan, Wait
+from collectives.schedule.moves import show_ranks
 
 POLL_S = 0.5
 ANSWER_S = 5.0  # how long to wait for the others' answers
 LAST_WORDS_S = 0.5  # for what is printed to get through, before the job is ended
 ASK = None  # a message that is no answer
+MOST_SHOWN = 3  # of the last collectives of a rank, runs of one counted once
+
+
+class Awaited(NamedTuple):
+    """The call that a rank waits in; `members` are the ranks that it is to be called on."""
+
+    title: str
+    label: str
+    number: int
+    members: Sequence[int]
+
+
+class Report(NamedTuple):
+    """A rank's place, in words; the number of its calls on each communicator, by label; and its last ones."""
+
+    words: str
+    numbers: dict[str, int]
+    descriptions: dict[tuple[str, int], str]  # of its calls, by label and number
+    awaited: Awaited | None
+
+
+class Times(NamedTuple):
+    """The seconds since the wait has begun, and since anything has changed."""
+
+    waited_s: float
+    quiet_s: float
 
 
 class Watchdog:
@@ -93,12 +119,12 @@ class Watchdog:
         if state != self.state:
             self.state, self.changed_s = state, self.clock_s
 
-    def incoming(self) -> Iterator[tuple[int, hang.Report | None]]:
+    def incoming(self) -> Iterator[tuple[int, Report | None]]:
         status = MPI.Status()
         while not self.alone and (message := self.comm.improbe(tag=self.tag, status=status)):
             yield status.source, message.recv()
 
-    def send(self, message: hang.Report | None, dest: int) -> None:
+    def send(self, message: Report | None, dest: int) -> None:
         self.sent = [request for request in self.sent if not request.Test()]
         self.sent.append(self.comm.isend(message, dest, self.tag))
 
@@ -107,18 +133,18 @@ class Watchdog:
         self.patient_until_s = self.clock_s + 3 * ANSWER_S
         self.send(self.report(), source)
 
-    def report(self) -> hang.Report:
+    def report(self) -> Report:
         longest = min(list(self.waits), default=-1)
         wait = self.waits.get(longest)
-        times = hang.Times(self.clock_s - self.since.get(longest, self.clock_s), self.clock_s - self.changed_s)
-        return hang.report(self.record, wait and Wait(*wait), times, threading.main_thread())
+        times = Times(self.clock_s - self.since.get(longest, self.clock_s), self.clock_s - self.changed_s)
+        return report_of(self.record, wait and Wait(*wait), times, threading.main_thread())
 
     def sound(self, overdue: set[int]) -> None:
         """Ask all ranks, print what they say and end the job.
 
         Not if the overdue waits end while the answers come, or a lower rank asks, too.
         """
-        reports: dict[int, hang.Report] = {}
+        reports: dict[int, Report] = {}
         others = [rank for rank in range(self.size) if rank != self.rank and not self.alone]
         for rank in others:
             self.send(ASK, rank)
@@ -137,12 +163,12 @@ class Watchdog:
         if overdue & self.since.keys():
             self.end({**reports, self.rank: self.report()})
 
-    def end(self, reports: dict[int, hang.Report]) -> None:
+    def end(self, reports: dict[int, Report]) -> None:
         limit = f"{self.timeout_s:g} s, the limit by COLLECTIVES_TIMEOUT_S or timeout_s"
         if self.alone:
             limit += "; the others cannot be asked, since MPI was not started with THREAD_MULTIPLE"
-        account = hang.account(reports, [self.rank] if self.alone else range(self.size), self.size)
-        self.last_words(f"rank {self.rank} has waited for {limit}; this ends the job:\n{account}")
+        words = account(reports, [self.rank] if self.alone else range(self.size), self.size)
+        self.last_words(f"rank {self.rank} has waited for {limit}; this ends the job:\n{words}")
 
     def last_words(self, words: str) -> None:
         """Print them and end the job."""
@@ -163,3 +189,82 @@ class Watchdog:
                     self.answer(source)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, POLL_S / 10)
+
+
+def report_of(record: Record, wait: Wait | None, times: Times, main: threading.Thread) -> Report:
+    """Report on this rank, from any of its threads."""
+    entries = record.entries()
+    numbers = {calls.label: calls.number for calls in list(record.communicators)}
+    descriptions = {(entry.call.calls.label, entry.number): entry.call.description for entry in entries}
+    if wait is None:
+        return Report(of_no_wait(entries, times.quiet_s, main), numbers, descriptions, None)
+    awaited = awaited_by(wait, entries)
+    if awaited is None:
+        words = f"waits {times.waited_s:.0f} s in {wait.words} ({place_of(wait.thread)}){before(entries)}"
+        return Report(words, numbers, descriptions, None)
+    earlier = entries[: entries.index(awaited)] if awaited in entries else entries
+    words = f"waits {times.waited_s:.0f} s in {awaited}{details(wait)}{before(earlier)}"
+    calls = awaited.call.calls
+    title = f"{awaited.call.name} #{awaited.number}{calls.label}"
+    return Report(words, numbers, descriptions, Awaited(title, calls.label, awaited.number, list(calls.members)))
+
+
+def awaited_by(wait: Wait, entries: Sequence[Entry]) -> Entry | None:
+    """Return the call that a wait is part of: the latest, where the ranks agree with plans of the library's own."""
+    if wait.words:
+        return None
+    if wait.plan is not None and wait.plan.call is not None:
+        return wait.plan.call.entry()
+    return entries[-1]
+
+
+def details(wait: Wait) -> str:
+    assert wait.plan is not None
+    agreeing = "" if wait.plan.call else ", where the ranks agree on it"
+    return f"{agreeing}, {wait.plan.awaits()}"
+
+
+def of_no_wait(entries: Sequence[Entry], quiet_s: float, main: threading.Thread) -> str:
+    where = (
+        f"is not in a collective, but at {place_of(main.ident or 0)}" if main.is_alive() else "has ended its program"
+    )
+    if not entries:
+        return f"{where}; it has called none"
+    ended = "started" if entries[-1].call.under_way else "ended"
+    return f"{where}; its last: {entries[-1]}, {ended} {quiet_s:.0f} s ago{before(entries[:-1])}"
+
+
+def before(entries: Sequence[Entry]) -> str:
+    return f"; before: {show_last(entries, MOST_SHOWN)}" if entries else ""
+
+
+def account(reports: Mapping[int, Report], polled: Iterable[int], size: int) -> str:
+    """Format the reports of the ranks that were polled, and what follows from them, a line each."""
+    silent = "does not answer: it is stopped, has died, or is in code that lets no other thread run"
+    lines = [f"rank {rank} of {size} {reports[rank].words if rank in reports else silent}" for rank in polled]
+    for awaited in dict.fromkeys((r.awaited.label, r.awaited.number) for _, r in sorted(reports.items()) if r.awaited):
+        lines += verdict(reports, *awaited)
+    return "\n".join(lines)
+
+
+def verdict(reports: Mapping[int, Report], label: str, number: int) -> list[str]:
+    """Name the ranks that should be in a call and are not, or are in another one."""
+    awaited = next(r.awaited for _, r in sorted(reports.items()) if r.awaited and r.awaited[1:3] == (label, number))
+    late = [r for r in awaited.members if r in reports and reports[r].numbers.get(label, 0) < number]
+    silent = [r for r in awaited.members if r not in reports]
+    lines = [f"not arrived at {awaited.title}: {ranks(late)}"] if late else []
+    lines += [f"perhaps not arrived at {awaited.title}: {ranks(silent)}"] if silent else []
+    calls: dict[str, list[int]] = {}
+    for rank in awaited.members:
+        if rank in reports and (description := reports[rank].descriptions.get((label, number))):
+            calls.setdefault(description, []).append(rank)
+    if len(calls) > 1:
+        sides = ", ".join(f"{description} on {ranks(callers)}" for description, callers in calls.items())
+        lines.append(f"ranks disagree: call #{number}{label} is {sides}")
+    return lines
+
+
+def ranks(some: Iterable[int]) -> str:
+    """Name ranks, as in "rank 1" or "ranks 0-3"."""
+    numbers = list(some)
+    return f"rank{'s' * (len(numbers) > 1)} {show_ranks(numbers)}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collectives.job import environment
-from collectives.runtime.choose.tuning import network_to_json, parse_network, take
+from collectives.runtime.choose.auto import network_to_json, parse_network, take
 from collectives.schedule.cost import Network
 
 VERSION = 1
@@ -23,7 +23,7 @@ LEAST_BYTES_PER_S = 2e8  # that a rank copies or folds
 
 
 class LinkKey(NamedTuple):
-    """Where links were measured: each node's host name and number of ranks, and the MPI library."""
+    """The hosts whose links were measured: each node's host name and number of ranks, and the MPI library."""
 
     hosts: tuple[tuple[str, int], ...]
     mpi: str
@@ -36,7 +36,7 @@ class LinkKey(NamedTuple):
         return folder / f"links-{digest}.json" if folder else None
 
 
-class Kept(NamedTuple):
+class CachedLinks(NamedTuple):
     """Measured speeds, and where they were measured."""
 
     place: LinkKey
@@ -44,7 +44,7 @@ class Kept(NamedTuple):
 
 
 def place(names: Sequence[str], nodes: Sequence[Sequence[int]], mpi: str) -> LinkKey:
-    """From the host name of every rank.
+    """Make a key from the host name of every rank.
 
     >>> place(["a", "a", "b"], ((0, 1), (2,)), "MPICH 5.0.2").hosts
     (('a', 2), ('b', 1))
@@ -52,7 +52,7 @@ def place(names: Sequence[str], nodes: Sequence[Sequence[int]], mpi: str) -> Lin
     return LinkKey(tuple((names[node[0]], len(node)) for node in nodes), mpi)
 
 
-def any_kept() -> bool:
+def any_cached() -> bool:
     folder = environment.links_folder()
     try:
         return folder is not None and any(folder.glob("links-*.json"))
@@ -61,7 +61,7 @@ def any_kept() -> bool:
 
 
 def read(path: Path | None) -> str:
-    """A file's text; nothing if it can't be read."""
+    """Return a file's text; nothing if it can't be read."""
     try:
         return path.read_text(errors="replace") if path else ""
     except OSError:
@@ -69,7 +69,7 @@ def read(path: Path | None) -> str:
 
 
 def doubt(network: Network) -> str:
-    """Why speeds can't be those of a quiet machine; empty if they can.
+    """Return why speeds can't be those of a quiet machine; empty if they can.
 
     >>> from collectives.schedule.cost import NETWORK
     >>> doubt(NETWORK), doubt(NETWORK._replace(meet_s=0.041))
@@ -84,27 +84,27 @@ def doubt(network: Network) -> str:
     return ""
 
 
-def parse(text: str) -> Kept | None:
-    """What a file says; None for one that is broken or can't be believed, which the next measurement replaces."""
+def parse(text: str) -> CachedLinks | None:
+    """Parse a file; None for one that is broken or can't be believed, which the next measurement replaces."""
     try:
         data = json.loads(text)
         if take(data, "version", int) != VERSION:
             return None
         hosts = tuple((str(name), int(ranks)) for name, ranks in take(data, "hosts", list))
         network = parse_network(take(data, "network", dict))
-        return None if doubt(network) else Kept(LinkKey(hosts, take(data, "mpi", str)), network)
+        return None if doubt(network) else CachedLinks(LinkKey(hosts, take(data, "mpi", str)), network)
     except (ValueError, TypeError):
         return None
 
 
-def keep(kept: Kept) -> str:
+def save(links: CachedLinks) -> str:
     """Write what has been measured; returns where, or why not."""
-    path = kept.place.file
+    path = links.place.file
     if path is None:
         return "not kept (COLLECTIVES_LINKS=0)"
-    if why := doubt(kept.network):
+    if why := doubt(links.network):
         return f"not kept ({why}, as where others use the cores): measure again when the machine is quiet"
-    data: dict[str, Any] = {"version": VERSION, **kept.place._asdict(), "network": network_to_json(kept.network)}
+    data: dict[str, Any] = {"version": VERSION, **links.place._asdict(), "network": network_to_json(links.network)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
@@ -115,8 +115,8 @@ def keep(kept: Kept) -> str:
     return f"kept in {path}"
 
 
-def latest() -> Kept | None:
-    """What has been measured last, on whatever hosts."""
+def load_latest() -> CachedLinks | None:
+    """Return what has been measured last, on whatever hosts."""
     folder = environment.links_folder()
     files = sorted(folder.glob("links-*.json"), key=lambda path: path.stat().st_mtime) if folder else []
-    return next((kept for path in reversed(files) if (kept := parse(read(path)))), None)
+    return next((links for path in reversed(files) if (links := parse(read(path)))), None)

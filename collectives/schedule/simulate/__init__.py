@@ -101,7 +101,7 @@ def refuse_too_many(ranks: int, what: str) -> None:
 
 def measured_topology(ranks: int | None) -> tuple[Nodes, Network, str]:
     """Read the speeds that were measured last, of the same nodes, or of `ranks` in nodes of that length."""
-    latest = links.latest()
+    latest = links.load_latest()
     if latest is None:
         raise ValueError(
             "--topology measured: nothing is kept: run python -m collectives.bench.constants on the hosts first"

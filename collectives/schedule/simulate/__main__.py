@@ -13,13 +13,12 @@ from tqdm import tqdm
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm, Reach
-from collectives.job.settings import Parser, Range
+from collectives.job.settings import Parser, Range, ladder, num_bytes, size_in_words
 from collectives.schedule import draw
 from collectives.schedule.compressed import RankPrograms
 from collectives.schedule.cost import Nodes, predict
 from collectives.schedule.simulate import FABRICS, RANKS, add_network_flags, topology, with_flags
 from collectives.schedule.simulate.exact import Simulation, plan_diagram
-from collectives.schedule.sizes import ladder, num_bytes, size_in_words
 from collectives.schedule.spec import COLLECTIVES
 
 EXACT_RANKS = 1024  # up to which every rank is followed, unless flags say otherwise

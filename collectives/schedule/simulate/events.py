@@ -43,7 +43,7 @@ class Speeds(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where each rank is."""
+    """The progress of each rank."""
 
     at: np.ndarray  # (rank, 2): its stretch's structure and numbers
     round: np.ndarray
@@ -55,7 +55,7 @@ class State(NamedTuple):
     folds: np.ndarray  # (rank, 2): chunks to be folded from its node and from others
     ports: np.ndarray  # (2, rank): when it can send, or take, the next message inside the node
     gates: np.ndarray  # (2, node): when the way out, or in, is free
-    met: np.ndarray  # (first rank of those who meet, 2): how many have come, and when the last did
+    arrivals: np.ndarray  # (first rank of those who meet, 2): how many have come, and when the last did
 
 
 compiled: Any = njit(cache=True, no_cfunc_wrapper=True)  # what Python calls
@@ -142,7 +142,7 @@ def follow(code: Code, speeds: Speeds, state: State, record: bool):
 
 @inner
 def begin_round(code: Code, speeds: Speeds, state: State, rank: int, events, going, log) -> None:
-    """What the rank does by itself, and then its messages, as far as their other ranks are at them."""
+    """Do the rank's own work, and then begin its messages whose other ranks are at them."""
     structure, numbers = state.at[rank]
     num_messages, num_meets = code.structure[structure], code.structure[structure + 1]
     copied, folded = number(code, rank, numbers + 1), number(code, rank, numbers + 2)
@@ -175,7 +175,7 @@ def begin_message(code: Code, state: State, rank: int, peer: int, nth: int, even
 
 @inner
 def counterpart(code: Code, state: State, rank: int, peer: int, is_send: int, chunks: int):
-    """Whether a rank takes what the peer sends, or sends what it takes; and how much of it the rank folds."""
+    """Return whether a rank takes what the peer sends, or sends what it takes; and how much the rank folds."""
     structure, numbers = state.at[rank]
     for nth in range(code.structure[structure]):
         at = numbers + 4 + 3 * nth
@@ -187,13 +187,13 @@ def counterpart(code: Code, state: State, rank: int, peer: int, is_send: int, ch
 
 @inner
 def meet(code: Code, speeds: Speeds, state: State, rank: int, now: float, at: int, num_meets: int, going, log) -> None:
-    """Arrive; the last one lets all go on."""
+    """Arrive at a barrier; the last one lets all go on."""
     first = rank + number(code, rank, at)
-    state.met[first, 0] += 1
-    state.met[first, 1] = max(state.met[first, 1], now)
-    if state.met[first, 0] == num_meets:
-        end = state.met[first, 1] + crowd(code, state, rank) * speeds.meet
-        state.met[first] = 0
+    state.arrivals[first, 0] += 1
+    state.arrivals[first, 1] = max(state.arrivals[first, 1], now)
+    if state.arrivals[first, 0] == num_meets:
+        end = state.arrivals[first, 1] + crowd(code, state, rank) * speeds.meet
+        state.arrivals[first] = 0
         for nth in range(num_meets):
             end_round(state, rank + number(code, rank, at + nth), end, going, log)
 
@@ -221,7 +221,7 @@ def pass_gate(code: Code, speeds: Speeds, state: State, event, events) -> float:
 def arrive(
     code: Code, speeds: Speeds, state: State, source: int, dest: int, folded: float, done: float, going, log
 ) -> None:
-    """A message has come; a rank that has no other to wait for folds and goes on."""
+    """End a message; a rank that has no other to wait for folds and goes on."""
     if log[0]:
         log[1].append((source, dest, state.round[source], max(state.began[source], state.began[dest]), done))
     state.folds[dest, 0 if code.node_of[source] == code.node_of[dest] else 1] += folded

@@ -15,15 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.algorithms import Algorithm
+from collectives.job.settings import size_in_words
 from collectives.schedule.compressed import RankClass, RankPrograms
 from collectives.schedule.cost import Network, Nodes
 from collectives.schedule.draw import Bar, Diagram, MessageLine
 from collectives.schedule.simulate.events import NOT_AT_IT, Code, Speeds, State, count_busy, follow
-from collectives.schedule.sizes import size_in_words
 
 
 class Outcome(NamedTuple):
-    """When each rank ended, in seconds; and if asked for, what happened.
+    """The times at which ranks ended, in seconds; and if recorded, what happened.
 
     `messages` has source, dest, round, and when it could go and had come; `rounds` has rank, round, begin and end.
     """
@@ -126,9 +126,9 @@ def start(code: Code, num_nodes: int) -> State:
     size = len(code.nth)
     clock, began, over = np.zeros((3, size))
     round_, pending, waiting = np.zeros((3, size), np.int64)
-    folds, ports, gates, met = (np.zeros(shape) for shape in ((size, 2), (2, size), (2, num_nodes), (size, 2)))
+    folds, ports, gates, arrivals = (np.zeros(shape) for shape in ((size, 2), (2, size), (2, num_nodes), (size, 2)))
     waiting[:] = NOT_AT_IT
-    return State(code.begins.copy(), round_, clock, waiting, began, over, pending, folds, ports, gates, met)
+    return State(code.begins.copy(), round_, clock, waiting, began, over, pending, folds, ports, gates, arrivals)
 
 
 def plan_diagram(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: int = 0) -> Diagram:

@@ -1,5 +1,6 @@
-"""The tuning file: which algorithm was the fastest where it was measured, and the machine's speeds for elsewhere.
+"""What `algorithm="auto"` means: the fastest algorithm by measurement, else by the cost model.  It is never "mpi".
 
+What has been measured is in the tuning file, with the machine's speeds for the cost model:
 `python -m collectives.bench --tune FILE` writes it, COLLECTIVES_TUNING=FILE makes `algorithm="auto"` follow it.
 It is JSON; a row of `fastest` says for a collective, a kind of memory, a number of ranks and a number of nodes up to
 how many bytes of vector which algorithm is the best:
@@ -15,19 +16,22 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from collectives import algorithms
-from collectives.schedule.cost import NETWORK, Link, Network
+from collectives.algorithms import Algorithm, Reach
+from collectives.algorithms.algorithm import Groups
+from collectives.schedule.cost import NETWORK, Link, Network, Nodes, predict
 
 VERSION = 1
 MEMORIES = ("symmetric", "ordinary")  # arrays from `comm.empty`, and all others
 
 
 class Case(NamedTuple):
-    """What a row of the file is about."""
+    """The subject of a row of the file."""
 
     collective: str
     memory: str
@@ -40,7 +44,7 @@ Limits = tuple[tuple[int, str], ...]  # up to how many bytes which algorithm, as
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """What is known of a machine: by default nothing."""
+    """The measurements of a machine: by default none."""
 
     network: Network = NETWORK
     source: str = ""  # the file's path
@@ -49,12 +53,110 @@ class Tuning:
     measured: bool = False  # the network, without a file
 
     def find(self, case: Case, nbytes: int) -> str | None:
-        """The algorithm that was the fastest there, if that was measured."""
+        """Return the algorithm that was the fastest there, if that was measured."""
         return next((name for limit, name in self.fastest.get(case, ()) if nbytes <= limit), None)
 
 
+UNTUNED = Tuning()
+Candidates = tuple[Algorithm, ...]  # rows of one collective that can be run
+
+
+def usable(rows: Sequence[Algorithm], reach: Reach) -> Candidates:
+    """Return the rows within reach."""
+    return tuple(row for row in rows if row.reach <= reach)
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    collective: str,
+    nbytes: int,
+    candidates: Candidates,
+    size: int,
+    nodes: Nodes,
+    tuning: Tuning = UNTUNED,
+    memory: str = "ordinary",
+    groups: Groups | None = None,
+) -> str:
+    """Choose one of the candidates for a vector of `nbytes`."""
+    measured = tuning.find(Case(collective, memory, size, len(nodes)), nbytes)
+    if measured in [row.name for row in candidates]:
+        return measured
+    return ranking(nbytes, candidates, size, nodes, tuning.network, groups, memory)[0][0]
+
+
+def ranking(
+    nbytes: int,
+    candidates: Candidates,
+    size: int,
+    nodes: Nodes,
+    network: Network = NETWORK,
+    groups: Groups | None = None,
+    memory: str = "symmetric",
+) -> list[tuple[str, float]]:
+    """Return the candidates' names and predicted seconds, best first; of equal ones, the registry's first.
+
+    >>> from collectives.algorithms import find
+    >>> rows = find("all_reduce", "ring"), find("all_reduce", "recursive_doubling")
+    >>> [name for name, _ in ranking(1024, rows, 8, nodes=(tuple(range(8)),))]
+    ['recursive_doubling', 'ring']
+    >>> [name for name, _ in ranking(1 << 20, rows, 8, nodes=(tuple(range(8)),))]
+    ['ring', 'recursive_doubling']
+    """
+
+    def seconds(row: Algorithm) -> float:
+        speeds = speeds_of(row, network, memory)
+        around = copied_before(row, nbytes, size) * network.copy_s_per_byte
+        return predict(row, nbytes, size, nodes, network=speeds, groups=groups) + around
+
+    predicted = [(row.name, seconds(row)) for row in candidates]
+    return sorted(predicted, key=lambda pair: round(pair[1], 12))
+
+
+def speeds_of(row: Algorithm, network: Network, memory: str) -> Network:
+    """Return the speeds of reading others' arrays: through the system, more slowly than in shared memory."""
+    if row.reach < Reach.ARRAYS or memory != "ordinary":
+        return network
+    alpha, beta = network.system
+    return network._replace(meet_s=network.meet_s + alpha, pull_s_per_byte=beta)
+
+
+def copied_before(row: Algorithm, nbytes: int, size: int) -> float:
+    """Return bytes that go to a working vector ahead of the rounds, where an algorithm by messages needs one."""
+    share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
+    return 0.0 if row.reach >= Reach.STAGES else nbytes * share
+
+
+def explain(
+    collective: str,
+    nbytes: int,
+    candidates: Candidates,
+    size: int,
+    nodes: Nodes,
+    tuning: Tuning = UNTUNED,
+    memory: str = "ordinary",
+    groups: Groups | None = None,
+) -> str:
+    """Say what is chosen, why, and what the model predicts for all candidates, in a few lines."""
+    chosen = choose(collective, nbytes, candidates, size, nodes, tuning, memory, groups)
+    case = Case(collective, memory, size, len(nodes))
+    where = f"{size} rank{'s' * (size != 1)} of {len(nodes)} node{'s' * (len(nodes) != 1)}"
+    lines = [f"{collective} of {nbytes} bytes on {where}: {chosen}", reason(case, nbytes, chosen, tuning)]
+    for name, seconds in ranking(nbytes, candidates, size, nodes, tuning.network, groups, memory):
+        lines.append(f"{seconds * 1e6:14.1f} us  {name}{' <' * (name == chosen)}")
+    return "\n".join(lines)
+
+
+def reason(case: Case, nbytes: int, chosen: str, tuning: Tuning) -> str:
+    if chosen == tuning.find(case, nbytes):
+        return f"measured to be the fastest ({tuning.source}); the cost model, with the speeds measured, says:"
+    if tuning.source:
+        return f"not measured ({tuning.source}); by the cost model, with the speeds measured:"
+    speeds = "the speeds measured on these hosts" if tuning.measured else "default speeds"
+    return f"not measured (COLLECTIVES_TUNING names no file); by the cost model, with {speeds}:"
+
+
 def limits(winners: Sequence[tuple[int, str]]) -> Limits:
-    """From the fastest algorithm of each measured size, ascending.
+    """Derive limits from the fastest algorithm of each measured size, ascending.
 
     >>> limits([(8, "bruck"), (32, "bruck"), (128, "ring")])
     ((64, 'bruck'), (256, 'ring'))
@@ -65,7 +167,7 @@ def limits(winners: Sequence[tuple[int, str]]) -> Limits:
 
 
 def to_json(tuning: Tuning) -> str:
-    """A tuning file's text."""
+    """Format a tuning file."""
     head = {"version": VERSION, "environment": tuning.environment, "network": network_to_json(tuning.network)}
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     rows = [f"  {json.dumps(case._asdict() | {'up_to_bytes': limits})}" for case, limits in tuning.fastest.items()]
@@ -77,7 +179,7 @@ def network_to_json(network: Network) -> dict[str, Any]:
 
 
 def read_tuning(path: Path) -> str:
-    """A tuning file's text.
+    """Format a tuning file.
 
     Raises: ValueError with the remedy.
     """
@@ -90,7 +192,7 @@ def read_tuning(path: Path) -> str:
 
 
 def parse_tuning(text: str, source: str) -> Tuning:
-    """What a tuning file says that was read from `source`.
+    """Parse a tuning file that was read from `source`.
 
     Raises: ValueError that says what is wrong with it, and the remedy.
     """
@@ -109,7 +211,7 @@ def parse_tuning(text: str, source: str) -> Tuning:
 
 
 def take(data: Any, name: str, kind: type) -> Any:
-    """A field of a JSON object, which must be there and of that type."""
+    """Return a field of a JSON object, which must be there and of that type."""
     if not isinstance(data, dict) or name not in data:
         raise ValueError(f"{name!r} is missing")
     if not isinstance(data[name], kind) or isinstance(data[name], bool):
@@ -125,7 +227,7 @@ def parse_network(data: dict[str, Any]) -> Network:
 
 
 def numbers(data: dict[str, Any], *names: str) -> list[float]:
-    """Fields that must be positive numbers."""
+    """Return fields that must be positive numbers."""
     for name in names:
         number = data.get(name)
         if not isinstance(number, int | float) or not 0 < number < math.inf:
