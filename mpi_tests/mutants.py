@@ -35,7 +35,7 @@ CLEAN_LIMIT_S = 300.0  # of tests without a fault; with one, a few times what th
 SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0
 TERMINATION_S = 10.0
 PYTEST = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "--color=no")
-CAUGHT = "caught"
+CAUGHT, LATE = "caught", "not over after"
 
 Item, Result = TypeVar("Item", Mutant, Selection), TypeVar("Result")
 
@@ -95,7 +95,7 @@ def run(tree: Path, tests: Selection, limit_s: float = CLEAN_LIMIT_S, kernels: s
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             end(process)
-            return Ended(False, f"not over after {limit_s:.0f} s", time.monotonic() - begin)
+            return Ended(False, f"{LATE} {limit_s:.0f} s", time.monotonic() - begin)
         output.seek(0)
         why = failure(code, output.read())
     return Ended(not why, why, time.monotonic() - begin)
@@ -195,7 +195,8 @@ def table(verdicts: Mapping[Mutant, Verdict]) -> str:
     """Return the verdicts in Markdown, and below how many mutants are caught."""
     lines = ["| file | fault | tests | verdict | s |", "|---|---|---|---|---:|"]
     for mutant, (word, why, seconds) in verdicts.items():
-        told = word if word == CAUGHT else f"**{word}** {why}".strip()
+        told = f"{word}, {why}" if why.startswith(LATE) else word
+        told = told if word == CAUGHT else f"**{word}** {why}".strip()
         cells = mutant.file, f"`{mutant.fault}`", "<br>".join(map(str, mutant.tests)), told, f"{seconds:.0f}"
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join([*lines, "", f"{num_caught(verdicts)} of {len(verdicts)} caught"])

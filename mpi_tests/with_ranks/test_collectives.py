@@ -21,7 +21,7 @@ from mpi_tests.helpers.reference import (
     same,
 )
 
-in_proof = range(1, 9)
+PROOF = range(1, 9)  # sizes
 HIERARCHICAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
@@ -51,7 +51,7 @@ def test_every_count(comm, collective):
         check_algorithms(comm, collective, inputs(comm.size, count))
 
 
-@pytest.mark.sizes(3, proof=in_proof)
+@pytest.mark.sizes(3, proof=PROOF)
 @pytest.mark.parametrize("collective", REDUCTIONS)
 def test_every_dtype_and_op(comm, collective):
     """Each on two algorithms, drawn alike on all ranks: what folds is the same for all."""
@@ -70,7 +70,7 @@ def test_every_dtype_and_op(comm, collective):
                     same(got, want, (dtype, op, algorithm))
 
 
-@pytest.mark.sizes(3, proof=in_proof)
+@pytest.mark.sizes(3, proof=PROOF)
 @pytest.mark.parametrize("collective", MOVES)
 def test_every_dtype_moves(comm, collective):
     for dtype in DTYPES:
@@ -84,7 +84,7 @@ def test_every_root(comm, collective):
             check_algorithms(comm, collective, inputs(comm.size, count), root=root)
 
 
-@pytest.mark.sizes(2, 3, proof=in_proof)
+@pytest.mark.sizes(2, 3, proof=PROOF)
 @pytest.mark.parametrize("segment_bytes", [8, 40])
 def test_many_segments(mpi_comm, segment_bytes):
     from collectives import Communicator
@@ -97,7 +97,7 @@ def test_many_segments(mpi_comm, segment_bytes):
     comm.free()
 
 
-@pytest.mark.sizes(2, 3, proof=in_proof)
+@pytest.mark.sizes(2, 3, proof=PROOF)
 def test_long_messages(mpi_comm):
     """Sends that their receivers still read when a fold could already write."""
     from collectives import Communicator
@@ -126,7 +126,7 @@ TOPOLOGIES = {
 }
 
 
-@pytest.mark.sizes(5, proof=in_proof[2:])
+@pytest.mark.sizes(5, proof=PROOF[2:])
 @pytest.mark.parametrize("segment_bytes", [8, 1 << 20])
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 def test_hierarchies(mpi_comm, topology, segment_bytes):
@@ -271,7 +271,7 @@ def test_uneven_all_to_all(comm):
                 same(got, np.concatenate(chunks), (shift, algorithm))
 
 
-@pytest.mark.sizes(1, 2, 3, proof=in_proof)
+@pytest.mark.sizes(1, 2, 3, proof=PROOF)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_all_ranks_get_the_same_bits_each_time(comm, dtype):
     for count in (2 * comm.size + 1, 300):
