@@ -1,7 +1,8 @@
 """Put faults into a copy of the code, one by one, and run for each the few tests that ought to catch it.
 
 python -m mpi_tests.mutants
-python -m mpi_tests.mutants --only pipeline --out mutants.md
+python -m mpi_tests.mutants --only pipeline zero.py --out mutants.md
+python -m mpi_tests.mutants --patience 10    # on a machine that others use
 python -m mpi_tests.mutants --tree ../another/checkout
 
 Fails where a fault survives its tests, is not to be found in its file exactly once, or its tests fail without it.
@@ -136,7 +137,7 @@ def end(process: subprocess.Popen) -> None:
             process.wait(TERMINATION_S)
 
 
-def examine(clean: Mapping[Selection, Ended], tree: Path, mutant: Mutant) -> Verdict:
+def examine(clean: Mapping[Selection, Ended], patience: float, tree: Path, mutant: Mutant) -> Verdict:
     """Put a fault into a copy, run its tests until one fails, and take it out again; `clean` are runs without it."""
     if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if not clean[tests].passed]:
         return Verdict("BROKEN SELECTION", "; ".join(broken))
@@ -150,7 +151,8 @@ def examine(clean: Mapping[Selection, Ended], tree: Path, mutant: Mutant) -> Ver
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
         for tests in mutant.tests:
-            ended = run(tree, tests, more_s + SLOWER * clean[tests].seconds, kernels)
+            limit_s = patience * (more_s + SLOWER * clean[tests].seconds)
+            ended = run(tree, tests, limit_s, kernels)
             if not ended.passed:
                 return Verdict(CAUGHT, ended.why, time.monotonic() - begin)
         return Verdict("SURVIVED", "", time.monotonic() - begin)
@@ -185,10 +187,11 @@ def spread(do: Callable[[Path, Item], Result], items: Iterable[Item], copies: Se
     return {item: done[item] for item in items}
 
 
-def examine_all(mutants: Sequence[Mutant], copies: Sequence[Path]) -> dict[Mutant, Verdict]:
+def examine_all(mutants: Sequence[Mutant], copies: Sequence[Path], patience: float) -> dict[Mutant, Verdict]:
     """Run all the tests once without a fault, then examine the mutants."""
-    clean = spread(run, [tests for mutant in mutants for tests in mutant.tests], copies)
-    return spread(partial(examine, clean), mutants, copies)
+    selections = [tests for mutant in mutants for tests in mutant.tests]
+    clean = spread(partial(run, limit_s=patience * CLEAN_LIMIT_S), selections, copies)
+    return spread(partial(examine, clean, patience), mutants, copies)
 
 
 def table(verdicts: Mapping[Mutant, Verdict]) -> str:
@@ -209,14 +212,16 @@ def num_caught(verdicts: Mapping[Mutant, Verdict]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, default=ROOT, help="repository to be examined: this one")
-    parser.add_argument("-k", "--only", default="", help="what must be in a mutant's file, fault or tests")
+    parser.add_argument("-k", "--only", nargs="+", default=[""], help="words, one of which a mutant's row must have")
     parser.add_argument("--jobs", type=int, default=2, help="runs without ranks at a time: 2")
+    parser.add_argument("--patience", type=float, default=1.0, help="how many times as long as usual a run may take: 1")
     parser.add_argument("--out", type=Path, help="file for the table, too")
     flags = parser.parse_args()
-    mutants = [mutant for mutant in MUTANTS if flags.only in f"{mutant} {' '.join(map(str, mutant.tests))}"]
+    rows = {mutant: f"{mutant} {' '.join(map(str, mutant.tests))}" for mutant in MUTANTS}
+    mutants = [mutant for mutant, row in rows.items() if any(word in row for word in flags.only)]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [copy_tree(flags.tree, Path(folder, str(number))) for number in range(max(1, flags.jobs))]
-        verdicts = examine_all(mutants, copies)
+        verdicts = examine_all(mutants, copies, flags.patience)
     print(table(verdicts))
     if flags.out:
         flags.out.write_text(f"{table(verdicts)}\n")
