@@ -1,7 +1,8 @@
 """Put faults into a copy of the code, one by one, and run for each the few tests that ought to catch it.
 
 python -m mpi_tests.mutants
-python -m mpi_tests.mutants --only pipeline --out mutants.md
+python -m mpi_tests.mutants --only pipeline zero.py --out mutants.md
+python -m mpi_tests.mutants --patience 10    # on a machine that others use
 python -m mpi_tests.mutants --tree ../another/checkout
 
 Fails where a fault survives its tests, is not to be found in its file exactly once, or its tests fail without it.
@@ -35,7 +36,7 @@ CLEAN_LIMIT_S = 300.0  # of tests without a fault; with one, a few times what th
 SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0
 TERMINATION_S = 10.0
 PYTEST = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "--color=no")
-CAUGHT = "caught"
+CAUGHT, LATE = "caught", "not over after"
 
 Item, Result = TypeVar("Item", Mutant, Selection), TypeVar("Result")
 
@@ -95,7 +96,7 @@ def run(tree: Path, tests: Selection, limit_s: float = CLEAN_LIMIT_S, kernels: s
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             end(process)
-            return Ended(False, f"not over after {limit_s:.0f} s", time.monotonic() - begin)
+            return Ended(False, f"{LATE} {limit_s:.0f} s", time.monotonic() - begin)
         output.seek(0)
         why = failure(code, output.read())
     return Ended(not why, why, time.monotonic() - begin)
@@ -136,7 +137,7 @@ def end(process: subprocess.Popen) -> None:
             process.wait(TERMINATION_S)
 
 
-def examine(clean: Mapping[Selection, Ended], tree: Path, mutant: Mutant) -> Verdict:
+def examine(clean: Mapping[Selection, Ended], patience: float, tree: Path, mutant: Mutant) -> Verdict:
     """Put a fault into a copy, run its tests until one fails, and take it out again; `clean` are runs without it."""
     if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if not clean[tests].passed]:
         return Verdict("BROKEN SELECTION", "; ".join(broken))
@@ -150,7 +151,8 @@ def examine(clean: Mapping[Selection, Ended], tree: Path, mutant: Mutant) -> Ver
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
         for tests in mutant.tests:
-            ended = run(tree, tests, more_s + SLOWER * clean[tests].seconds, kernels)
+            limit_s = patience * (more_s + SLOWER * clean[tests].seconds)
+            ended = run(tree, tests, limit_s, kernels)
             if not ended.passed:
                 return Verdict(CAUGHT, ended.why, time.monotonic() - begin)
         return Verdict("SURVIVED", "", time.monotonic() - begin)
@@ -185,17 +187,19 @@ def spread(do: Callable[[Path, Item], Result], items: Iterable[Item], copies: Se
     return {item: done[item] for item in items}
 
 
-def examine_all(mutants: Sequence[Mutant], copies: Sequence[Path]) -> dict[Mutant, Verdict]:
+def examine_all(mutants: Sequence[Mutant], copies: Sequence[Path], patience: float) -> dict[Mutant, Verdict]:
     """Run all the tests once without a fault, then examine the mutants."""
-    clean = spread(run, [tests for mutant in mutants for tests in mutant.tests], copies)
-    return spread(partial(examine, clean), mutants, copies)
+    selections = [tests for mutant in mutants for tests in mutant.tests]
+    clean = spread(partial(run, limit_s=patience * CLEAN_LIMIT_S), selections, copies)
+    return spread(partial(examine, clean, patience), mutants, copies)
 
 
 def table(verdicts: Mapping[Mutant, Verdict]) -> str:
     """Return the verdicts in Markdown, and below how many mutants are caught."""
     lines = ["| file | fault | tests | verdict | s |", "|---|---|---|---|---:|"]
     for mutant, (word, why, seconds) in verdicts.items():
-        told = word if word == CAUGHT else f"**{word}** {why}".strip()
+        told = f"{word}, {why}" if why.startswith(LATE) else word
+        told = told if word == CAUGHT else f"**{word}** {why}".strip()
         cells = mutant.file, f"`{mutant.fault}`", "<br>".join(map(str, mutant.tests)), told, f"{seconds:.0f}"
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join([*lines, "", f"{num_caught(verdicts)} of {len(verdicts)} caught"])
@@ -208,14 +212,16 @@ def num_caught(verdicts: Mapping[Mutant, Verdict]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, default=ROOT, help="repository to be examined: this one")
-    parser.add_argument("-k", "--only", default="", help="what must be in a mutant's file, fault or tests")
+    parser.add_argument("-k", "--only", nargs="+", default=[""], help="words, one of which a mutant's row must have")
     parser.add_argument("--jobs", type=int, default=2, help="runs without ranks at a time: 2")
+    parser.add_argument("--patience", type=float, default=1.0, help="how many times as long as usual a run may take: 1")
     parser.add_argument("--out", type=Path, help="file for the table, too")
     flags = parser.parse_args()
-    mutants = [mutant for mutant in MUTANTS if flags.only in f"{mutant} {' '.join(map(str, mutant.tests))}"]
+    rows = {mutant: f"{mutant} {' '.join(map(str, mutant.tests))}" for mutant in MUTANTS}
+    mutants = [mutant for mutant, row in rows.items() if any(word in row for word in flags.only)]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [copy_tree(flags.tree, Path(folder, str(number))) for number in range(max(1, flags.jobs))]
-        verdicts = examine_all(mutants, copies)
+        verdicts = examine_all(mutants, copies, flags.patience)
     print(table(verdicts))
     if flags.out:
         flags.out.write_text(f"{table(verdicts)}\n")

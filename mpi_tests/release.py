@@ -50,7 +50,8 @@ def elsewhere(name: str, packages: str, command: str, python: str = "python3") -
     return Check(name, f"{make} && {activate} && {command}")
 
 
-TORCH_TESTS = f"{ON_RANKS} mpi_tests/with_ranks/test_torch_backend.py mpi_tests/with_ranks/test_torch_arrays.py"
+TORCH_FILES = " ".join(f"mpi_tests/with_ranks/test_torch_{name}.py" for name in ("backend", "groups", "arrays"))
+TORCH_TESTS = f"{ON_RANKS} {TORCH_FILES}"
 CHECKS = (
     Check("proof", "make proof"),
     Check("fuzz", FUZZ),

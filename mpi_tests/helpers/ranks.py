@@ -14,6 +14,7 @@ ends the job; before that every rank prints where it is.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import io
 import math
 import os
@@ -118,6 +119,7 @@ class Ranks:
         self.collect_errors: list[pytest.CollectReport] = []
         self.next_items: dict[pytest.Item, pytest.Item | None] = {}
         self.has_dropped = False  # a communicator
+        self.path: Path | None = None  # of the last item
         config.add_cleanup(self.close)
         if self.world.rank != 0:
             config.pluginmanager.unregister(name="terminalreporter")
@@ -181,6 +183,10 @@ class Ranks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item):
         self.world.watch(item.nodeid)
+        if item.path != self.path:
+            gc.collect()
+            gc.freeze()  # what stays, as modules do: tests that collect garbage need not look at it each time
+            self.path = item.path
         self.config.hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         if self.is_member(item):
             reports = runtestprotocol(item, log=False, nextitem=self.next_items[item])

@@ -22,7 +22,7 @@ from parallelism.zero_units import ShardGroups
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
 
 
-SAMPLES, MICRO_BATCHES, STEPS = 24, 2, 15
+SAMPLES, MICRO_BATCHES, STEPS = 24, 2, 8
 
 
 MODES = {

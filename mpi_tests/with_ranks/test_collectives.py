@@ -25,6 +25,7 @@ from mpi_tests.helpers.reference import (
     same,
 )
 
+PROOF = range(1, 9)  # sizes
 HIERARCHICAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
@@ -48,13 +49,13 @@ def awkward(size, count, dtype):
     return list(np.where(rng.random((size, count)) < 0.2, special, xs).astype(dtype_of(dtype)))
 
 
-@pytest.mark.sizes(1, 2, 3, 5, 8, proof=(4, 6, 7))
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_every_count(comm, collective):
     for count in counts_of(collective, comm.size):
         check_algorithms(comm, collective, inputs(comm.size, count))
 
 
+@pytest.mark.sizes(3, proof=PROOF)
 @pytest.mark.parametrize("collective", REDUCTIONS)
 def test_every_dtype_and_op(comm, collective):
     """Each on two algorithms, drawn alike on all ranks: what folds is the same for all."""
@@ -73,6 +74,7 @@ def test_every_dtype_and_op(comm, collective):
                     same(got, want, (dtype, op, algorithm))
 
 
+@pytest.mark.sizes(3, proof=PROOF)
 @pytest.mark.parametrize("collective", MOVES)
 def test_every_dtype_moves(comm, collective):
     for dtype in DTYPES:
@@ -86,6 +88,7 @@ def test_every_root(comm, collective):
             check_algorithms(comm, collective, inputs(comm.size, count), root=root)
 
 
+@pytest.mark.sizes(2, 3, proof=PROOF)
 @pytest.mark.parametrize("segment_bytes", [8, 40])
 def test_many_segments(mpi_comm, segment_bytes):
     from collectives import Communicator
@@ -98,6 +101,7 @@ def test_many_segments(mpi_comm, segment_bytes):
     comm.free()
 
 
+@pytest.mark.sizes(2, 3, proof=PROOF)
 def test_long_messages(mpi_comm):
     """Sends that their receivers still read when a fold could already write."""
     from collectives import Communicator
@@ -126,7 +130,7 @@ TOPOLOGIES = {
 }
 
 
-@pytest.mark.sizes(3, 5, 8)
+@pytest.mark.sizes(5, proof=PROOF[2:])
 @pytest.mark.parametrize("segment_bytes", [8, 1 << 20])
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 def test_hierarchies(mpi_comm, topology, segment_bytes):
@@ -271,6 +275,7 @@ def test_uneven_all_to_all(comm):
                 same(got, np.concatenate(chunks), (shift, algorithm))
 
 
+@pytest.mark.sizes(1, 2, 3, proof=PROOF)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_all_ranks_get_the_same_bits_each_time(comm, dtype):
     for count in (2 * comm.size + 1, 300):

@@ -437,7 +437,7 @@ def test_only_started_plans_have_a_thread(new_comm):
 @pytest.mark.sizes(2)
 def test_a_thread_that_still_knows_a_plan_from_its_last_run(comm):
     """Another thread moves a plan on whenever it can, also while this one starts it again."""
-    plan = comm.plan("all_reduce", np.ones(200_000), algorithm="ring")
+    plan = comm.plan("all_reduce", np.ones(50_000), algorithm="ring")
     ended = threading.Event()
 
     def move_on():

@@ -78,6 +78,7 @@ def test_every_root(comm, collective):
             check_runs(comm, collective, row.name, comm.size + 1, "symmetric", root=root)
 
 
+@pytest.mark.sizes(3, proof=range(1, 9))
 @pytest.mark.parametrize("collective", REDUCTIONS)
 def test_every_dtype_and_op(comm, collective):
     for dtype in ("float16", "bfloat16", "float32", "float64", "int8", "uint16", "int64", "complex64", "bool"):

@@ -28,7 +28,7 @@ def over_groups(mpi_comm, monkeypatch):
     comm.free()
 
 
-@in_groups
+@pytest.mark.sizes(4, 5, 7, proof=(8,))
 @pytest.mark.parametrize("memory", ARRAYS)
 @each_row
 def test_runs_on_new_inputs(over_groups, collective, algorithm, memory):

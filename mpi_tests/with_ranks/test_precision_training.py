@@ -48,7 +48,7 @@ def bound(precision):
 
 def check_losses(training, plain):
     losses = [training.step(step) for step in range(STEPS)]
-    assert plain[-1] < plain[0] - 1
+    assert plain[-1] < plain[0] - 0.5
     np.testing.assert_allclose(losses, plain, rtol=0, atol=bound(training.precision))
     assert not training.said
 
@@ -141,7 +141,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(comm, name, zero_stage):
 def test_a_loss_scale_that_is_too_high_falls_until_gradients_are_numbers(comm, plain):
     training = Training(comm, MODES["float16, gradients too"], scale=2.0**24)
     training.scale.value = 2.0**24
-    losses = [training.step(step) for step in range(STEPS)]
+    losses = [training.step(step) for step in range(15)]
     skipped = len(training.said)
     assert 3 < skipped < 15
     assert training.scale.value == 2.0 ** (24 - skipped)

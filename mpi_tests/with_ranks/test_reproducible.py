@@ -65,7 +65,7 @@ def check_bits(comm, collective, x, want, algorithm, where=(), **arguments):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.sizes(1, 2, 3, 5, proof=(8,))
+@pytest.mark.sizes(3, proof=(1, 2, 5, 8))
 def test_every_dtype_and_op(comm, dtype):
     for op in ops_of(dtype):
         xs = wild(comm.size, 4 * comm.size + 3, dtype)

@@ -144,7 +144,7 @@ def rtol_of(dtype):
     return float(torch.finfo(dtype).eps)
 
 
-@pytest.mark.sizes(2, 4, 8)
+@pytest.mark.sizes(2, 4, proof=(8,))
 @pytest.mark.parametrize("mode", ["ring", "ulysses", "hybrid"])
 def test_dropout_is_the_same_on_any_layout(comm, mode):
     """As on one rank: with tensor parallelism, in its sequence-parallel mode, and with sequence parallelism."""

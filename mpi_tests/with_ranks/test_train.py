@@ -42,30 +42,21 @@ from training.config import Config
 LAST, HALF = SMALL.max_iters, SMALL.max_iters // 2
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_collections():
-    """At the end of each run Python's garbage is collected: what is there before need not be looked at each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
 def folder(mpi_comm):
     with shared_folder(mpi_comm) as folder:
         yield folder
 
 
-@pytest.mark.sizes(1, 2, 3, 4, 8)
+@pytest.mark.sizes(1, 2, 3, proof=(4, 8))
 def test_losses_and_weights_are_those_of_one_process(comm):
     expected = by_torch(comm)
     check_same(on(comm), expected)
-    assert expected.losses[-1] < expected.losses[0] - 1
+    assert expected.losses[-1] < expected.losses[0] - 0.5
 
 
 LAYOUTS = {
-    "tp 2, sp 2, dp 2": {"tp": 2, "sp": 2, "dp": 2},
+    "tp 2, sp 2": {"tp": 2, "sp": 2},
     "sequence-parallel": {"tp": 2, "sp": 2, "sequence_parallel": True},
     "ulysses": {"sp": 2, "sp_mode": "ulysses", "num_micro_batches": 3},
     "hybrid": {"sp": 4, "sp_mode": "hybrid"},
@@ -73,7 +64,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.sizes(8)
+@pytest.mark.sizes(4, proof=(8,))
 def test_layers_and_sequences_may_be_split(comm, capsys, layout):
     check_same(on(comm, **layout), by_torch(comm))
     assert f"layers over tp {layout.get('tp', 1)}, sequences over sp {layout['sp']} by" in capsys.readouterr().out
@@ -192,7 +183,7 @@ GOING_ON = {
 
 @pytest.fixture(scope="module")
 def saved(mpi_comm):
-    """Checkpoints of steps 4 and 8 of a run over tp and pp, and its weights."""
+    """Checkpoints of steps 2 and 4 of a run over tp and pp, and its weights."""
     comm = Communicator(mpi_comm)
     with shared_folder(mpi_comm) as folder:
         saving = {"checkpoint_dir": str(folder), "checkpoint_interval": HALF}
@@ -389,7 +380,7 @@ def test_a_run_may_begin_with_an_exported_models_weights(comm, folder):
     comm.barrier()
     first = [record["loss"] for record in records if "loss" in record]
     second = on(comm, init_from=str(folder), max_iters=1, warmup_iters=1)
-    assert second.losses[0] < first[0] - 1
+    assert second.losses[0] < first[0] - 0.5
     assert second.validations[1] < by_torch(comm).validations[VALIDATED[0]]
 
 

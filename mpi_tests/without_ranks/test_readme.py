@@ -5,12 +5,14 @@ import re
 import runpy
 import shlex
 import subprocess
+from importlib.util import find_spec
 
 import pytest
 
 import train
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.readme import COMMANDS, README, TRAINING, TRIED
+from mpi_tests.release import CHECKS
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -31,6 +33,17 @@ def test_make_runs_what_the_readme_says(words, line):
     ended = subprocess.run(["make", "--dry-run", *shlex.split(words)], cwd=ROOT, capture_output=True, text=True)
     assert line in ended.stdout, ended.stderr
     assert "`mpirun -n 2 python train.py`" in README
+
+
+def test_make_ci_and_the_checks_of_a_release_run_files_that_exist():
+    text = (ROOT / "Makefile").read_text() + (ROOT / ".ci" / "run").read_text()
+    text += "".join(check.command for check in CHECKS)
+    files = set(re.findall(r"\b[\w/]+\.py\b", text))
+    modules = set(re.findall(r"-m (mpi_tests\.[\w.]+)", text))
+    assert len(files) > 10
+    assert len(modules) > 5
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    assert [name for name in modules if find_spec(name) is None] == []
 
 
 def test_the_help_of_train_py_shows_commands_that_are_run():

@@ -1,0 +1,33 @@
+"""A default group of torch.distributed for tests, and what its ranks give."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+GLOO: list[dist.ProcessGroup] = []  # kept: a thread of gloo's that gave its group up last would abort, joining itself
+
+
+@contextmanager
+def world(mpi_comm, backend: str = "collectives") -> Iterator[None]:
+    """Make a default group of the test's ranks for a while."""
+    from collectives.torch_backend import MPIStore
+
+    store = MPIStore(mpi_comm)
+    dist.init_process_group(
+        backend, store=store, rank=mpi_comm.rank, world_size=mpi_comm.size, timeout=timedelta(seconds=60)
+    )
+    if backend == "gloo":
+        GLOO.append(dist.group.WORLD)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        store.close()
+
+
+def of(rank: int, count: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return what a rank gives."""
+    return (torch.arange(count) % 5 + rank).to(dtype)
