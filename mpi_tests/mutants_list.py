@@ -913,7 +913,6 @@ DEVICES = [
         "        device = self.device",
         ORDER,
     ),
-    mutant("collectives/runtime/plan.py", "self.device.synchronize()  # copies out", "pass  # copies out", ORDER),
 ]
 
 MUTANTS = [

@@ -178,7 +178,7 @@ def stream(index: int) -> Any:
     import cupy
 
     with cupy.cuda.Device(index):
-        return cupy.cuda.Stream(non_blocking=True)
+        return cupy.cuda.Stream(non_blocking=True, priority=-5)  # the highest, as other ranks wait for it
 
 
 @cache

@@ -27,7 +27,7 @@ MAX_SOURCES = 64  # of one launch
 MAX_AT_ONCE = 8  # from which one thread loads before it folds
 VECTOR_BYTES = 16  # what one load takes, from an address that it divides
 BLOCK_THREADS = 256
-BLOCKS_PER_MULTIPROCESSOR = 32  # some times what one holds, so that none is idle while the last ones run
+BLOCKS_PER_MULTIPROCESSOR = 4  # half of what one holds: 128 KiB under way, and room for what computes beside
 
 TASK = np.dtype(
     [

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from collectives.arrays import cuda as devices
-from collectives.arrays import views
+from collectives.arrays import cuda_kernels, views
 
 
 @pytest.fixture
@@ -61,6 +61,13 @@ def test_what_is_read_on_the_host_is_there_after_an_event(cuda, device):
     device.copy(there, views.as_bytes(x))
     device.record().synchronize()
     assert (there.view(np.float32) == 3).all()
+
+
+def test_collectives_go_first_and_leave_room(device):
+    """Their stream has the highest priority, waits for no default stream, and their kernels take few blocks."""
+    assert device.stream.priority == -5
+    assert device.xp.cuda.runtime.streamGetFlags(device.stream.ptr) == device.xp.cuda.runtime.streamNonBlocking
+    assert cuda_kernels.num_blocks(1 << 30, 1) == 4 * device.xp.cuda.Device(1).attributes["MultiProcessorCount"]
 
 
 def test_nothing_is_copied_of_empty_arrays(cuda, device):
