@@ -15,7 +15,7 @@ from collectives.torch_backend import monitored_barrier
 from collectives.torch_backend.calls import Tensors, TorchCall, caller, options_of, sum_sparse
 from collectives.torch_backend.rendezvous import communicator, part
 from collectives.torch_backend.runner import Runner, untraced
-from collectives.torch_backend.work import Message
+from collectives.torch_backend.work import MessageWork
 
 
 def create_group(backend_options: Any, _: Any) -> "Group":
@@ -171,13 +171,13 @@ class Group(Runner):
     # --- point to point ---
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
-        return Message(self.comm, tensors[0], dst, tag, self.limit_s, sends=True)
+        return MessageWork(self.comm, tensors[0], dst, tag, self.limit_s, sends=True)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Work:
-        return Message(self.comm, tensors[0], src, tag, self.limit_s, sends=False)
+        return MessageWork(self.comm, tensors[0], src, tag, self.limit_s, sends=False)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        return Message(self.comm, tensors[0], None, tag, self.limit_s, sends=False)
+        return MessageWork(self.comm, tensors[0], None, tag, self.limit_s, sends=False)
 
 
 def uneven(counts: list[int]) -> tuple[int, ...] | None:

@@ -57,7 +57,7 @@ class Finished(Base):
         return future
 
 
-class Message(Finished):
+class MessageWork(Finished):
     """Of a message under way: of a tensor's own memory, or of a copy where that has gaps."""
 
     def __init__(
