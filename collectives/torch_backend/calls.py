@@ -51,10 +51,11 @@ class TorchCall:
         """Why it cannot be done, or nothing."""
         if self.failure:
             return self.failure
-        tensors = self.inputs + self.outputs
-        if other := [t.layout for t in tensors if t.layout is not torch.strided]:
-            return f"{self.collective}: tensor of layout {other[0]}: pass tensor.to_dense()"
-        if len(tensors) > 1 and len({(t.dtype, t.device) for t in tensors}) > 1:
+        tensors = self.inputs if self.inputs is self.outputs else self.inputs + self.outputs
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                return f"{self.collective}: tensor of layout {tensor.layout}: pass tensor.to_dense()"
+        if any(t.dtype is not tensors[0].dtype or t.device != tensors[0].device for t in tensors[1:]):
             kinds = sorted({f"{t.dtype} on {t.device}" for t in tensors})
             return f"{self.collective}: tensors of {' and '.join(kinds)}: pass tensors of one dtype on one device"
         return ""

@@ -154,11 +154,10 @@ class Runner(Base):
     def submit(self, make_calls: Callable[[Execute], None], results: Tensors, opts: Any) -> Work:
         """Make calls now, or have a thread make them in their turn; nothing else of the group runs between them."""
         if not getattr(opts, "asyncOp", True) and self.queue.is_empty:
-            run = partial(self.run_plan, opts, time.monotonic())
             with self.queue.running:
-                make_calls(partial(self.execute, opts, run, True))
+                make_calls(partial(self.execute, opts, None))
             return self.finished
-        work = Pending(lambda run: make_calls(partial(self.execute, opts, run, False)), results, self.limit_of(opts))
+        work = Pending(lambda run: make_calls(partial(self.execute, opts, run)), results, self.limit_of(opts))
         self.queue.add(work)
         if self.coalesced is not None:
             self.coalesced.append(work)
@@ -175,12 +174,12 @@ class Runner(Base):
         limit_s = seconds(getattr(opts, "timeout", None))
         return self.limit_s if limit_s == math.inf else limit_s
 
-    def execute(self, opts: Any, run: Runs, at_once: bool, call: TorchCall) -> None:
-        """Run a call to its end; what goes wrong is torch's kind of error."""
+    def execute(self, opts: Any, run: Runs | None, call: TorchCall) -> None:
+        """Run a call to its end, its plans by `run` or in this thread; what goes wrong is torch's kind of error."""
         if self.failure:
             raise dist.DistBackendError(f"{call}: {self.failure}")
         try:
-            call.run(self.comm, run, at_once)
+            call.run(self.comm, run or partial(self.run_plan, opts, time.monotonic()), at_once=run is None)
         except TimeoutError:
             within = f"within its timeout of {self.limit_of(opts):g} s"
             self.fail(f"{call} was not over {within}: not all {self.comm.size} ranks have come")
