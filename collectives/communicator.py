@@ -26,7 +26,7 @@ from collectives.runtime.checks.call_log import Call, Calls, Record
 from collectives.runtime.checks.watchdog import Watchdog
 from collectives.runtime.choose import links
 from collectives.runtime.choose.tuning import Tuning, parse_tuning, read_tuning
-from collectives.runtime.fuse import Fused, Parts
+from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, SEGMENT_BYTES, TAGS
 from collectives.runtime.plan import Plan, Progress
 from collectives.runtime.point_to_point import Mailbox, PointToPoint, RecvMessage, SendMessage
@@ -257,28 +257,19 @@ class Communicator:
                 print(f"{words}: rank {rank}: {failure}", file=sys.stderr)
         return self._on_device if self._on_device.usable else None
 
-    def fuse(self, given: Sequence[Any]) -> Fused:
-        """Several arrays of one dtype, of any shapes, as the one `x` of a collective.  Collective.
+    def fuse(self, arrays: Sequence[Any]) -> Fused:
+        """Several arrays of one dtype, of any shapes, as the one `x` of a collective.
 
-        `all_reduce`, `broadcast` and `reduce` take it, once or in a plan: they copy the arrays to a buffer from
-        `empty`, run on that, copy the results back into the arrays, and return the list of them.
+        `all_reduce`, `broadcast` and `reduce` take it, once or in a plan: they copy the arrays to a buffer, run on
+        that, copy the results back into the arrays, and return the list of them.  They refuse arrays that do not go
+        together, and lengths that differ between ranks.
 
         >>> import numpy as np, collectives
         >>> comm = collectives.world()
         >>> comm.all_reduce(comm.fuse([np.ones(2), np.ones((1, 1))]))
         [array([1., 1.]), array([[1.]])]
-
-        Raises: InputError on every rank where arrays do not go together, or ranks' lengths differ.
         """
-        said = failure = ""
-        with Call(self._calls, "fuse") as call:
-            try:
-                parts = Parts(given)
-                said = str(parts)
-            except REFUSALS as error:
-                failure = f"fuse: {error}"
-            self._agreement.check(said, failure, call=call if self.check else None)
-        return Fused(parts, self._new(parts.device, sum(parts.lengths), parts.dtype))
+        return Fused(arrays)
 
     # --- collectives: the arguments, what each rank holds, and which failures there are, as in `plan` ---
 

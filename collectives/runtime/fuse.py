@@ -1,78 +1,93 @@
 """Several small arrays as one: copied together, sent at once, copied back."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from collectives.arrays.device import Device
 from collectives.arrays.views import flat, overlap, pointer
-from collectives.runtime.arguments import Arguments, check_writable, split
-from collectives.runtime.plan import Plan
+from collectives.runtime.arguments import check_writable, split
+from collectives.runtime.plan import CopyPair
 
 TAKING = ("all_reduce", "broadcast", "reduce")  # the collectives whose result is as long as what each rank gives
+REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
 
 
-class Parts:
-    """Arrays of one dtype on one device, checked as far as one rank can.
+class Fused:
+    """Arrays of one dtype on one device as the one array of a collective, for one call at a time.
 
-    >>> import numpy as np
-    >>> print(Parts([np.zeros(3), np.zeros((2, 2))]))
+    `failure` says why they cannot be that, or nothing: the collective that takes them refuses them, on all ranks.
+
+    >>> print(Fused([np.zeros(3), np.zeros((2, 2))]))
     fuse([3, 4], float64, cpu)
     """
 
     def __init__(self, arrays: Sequence[Any]):
-        self.arrays = list(arrays)
-        if not self.arrays:
-            raise ValueError("no arrays are given: pass at least one")
-        devices, self.views = zip(*map(flat, self.arrays), strict=True)
-        one_of([device.name for device in devices], "device", str)
-        one_of([device.place for device in devices], "device", str)
-        self.device: Device = devices[0]
-        self.dtype = one_of([view.dtype for view in self.views], "dtype", str)
+        self.failure = ""
+        self.buffer: Any = None  # where a collective finds them one behind the other
+        try:
+            self.arrays = list(arrays)
+            self.device, self.dtype, self.views = flat_views(self.arrays)
+        except REFUSALS as error:
+            self.failure = f"fuse: {error}"
+            return
         self.lengths = [len(view) for view in self.views]
-        in_order = sorted((view for view in self.views if len(view)), key=pointer)
-        if any(overlap(*views) for views in pairwise(in_order)):
-            raise ValueError("arrays overlap: pass each part of memory once")
 
     def __str__(self) -> str:
-        return f"fuse({self.lengths}, {self.dtype}, {self.device.name})"
+        return "" if self.failure else f"fuse({self.lengths}, {self.dtype}, {self.device.name})"
 
+    def __len__(self) -> int:
+        return sum(self.lengths)
 
-class Fused:
-    """Arrays, and the flat buffer where a collective finds them one behind the other: for one call at a time."""
-
-    def __init__(self, parts: Parts, buffer: Any):
-        self.arrays, self.views, self.buffer = parts.arrays, parts.views, buffer
-        self.places = split(buffer, parts.lengths)
-        self.layout = str(parts)
-
-    def check(self, a: Arguments) -> None:
+    def check(self, collective: str, out: Any, is_root: bool) -> None:
         """Refuse what fused arrays cannot be in.
 
         Raises: ValueError with the remedy.
         """
-        if a.collective not in TAKING:
+        if collective not in TAKING:
             raise ValueError(f"takes no fused arrays: use {', '.join(TAKING)}, or call it for each array")
-        if a.out is not None:
+        if out is not None:
             raise ValueError("takes no out with fused arrays, which get the results themselves: leave it out")
-        for index, view in enumerate(self.views if gets(a) else ()):
+        for index, view in enumerate(self.views if gets(collective, is_root) else ()):
             check_writable(view, f"array {index}")
 
-    def enclose(self, plan: Plan, a: Arguments) -> None:
-        """Let a plan for the buffer begin with the arrays and end with them."""
-        before = zip(self.places, self.views, strict=True) if gives(a) else ()
-        after = zip(self.views, self.places, strict=True) if gets(a) else ()
-        plan.enclose(before, after, self.arrays)
+    def copies(self, collective: str, is_root: bool) -> tuple[list[CopyPair], list[CopyPair]]:
+        """Copies to the buffer ahead of a collective, and from it after."""
+        places = split(self.buffer, self.lengths)
+        before = zip(places, self.views, strict=True) if gives(collective, is_root) else ()
+        after = zip(self.views, places, strict=True) if gets(collective, is_root) else ()
+        return list(before), list(after)
 
 
-def gives(a: Arguments) -> bool:
+def flat_views(arrays: Sequence[Any]) -> tuple[Device, np.dtype, Sequence[Any]]:
+    """The device and dtype of arrays, and flat views of them.
+
+    Raises: ValueError where they have not one.
+    """
+    if not arrays:
+        raise ValueError("no arrays are given: pass at least one")
+    devices, views = zip(*map(flat, arrays), strict=True)
+    one_of([device.name for device in devices], "device", str)
+    one_of([device.place for device in devices], "device", str)
+    dtype = one_of([view.dtype for view in views], "dtype", str)
+    in_order = sorted((view for view in views if len(view)), key=pointer)
+    if any(overlap(*pair) for pair in pairwise(in_order)):
+        raise ValueError("arrays overlap: pass each part of memory once")
+    return devices[0], dtype, views
+
+
+def gives(collective: str, is_root: bool) -> bool:
     """Whether this rank's input counts."""
-    return a.collective != "broadcast" or a.rank == a.root
+    return collective != "broadcast" or is_root
 
 
-def gets(a: Arguments) -> bool:
+def gets(collective: str, is_root: bool) -> bool:
     """Whether this rank's arrays are changed."""
-    return a.collective == "all_reduce" or (a.rank == a.root) == (a.collective == "reduce")
+    return collective == "all_reduce" or is_root == (collective == "reduce")
 
 
 def one_of(values: Sequence[Any], what: str, name: Any) -> Any:

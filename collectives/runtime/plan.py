@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from mpi4py import MPI
 
 from collectives.arrays.device import Device, Event
-from collectives.job.errors import CommunicationError
+from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.background import Background
 from collectives.runtime.checks.call_log import Call
 from collectives.schedule.moves import Round, show
@@ -228,7 +228,13 @@ class Plan:
 
         Raises: TimeoutError after `limit_s` seconds; the run is still under way then.
         """
-        deadline_s = time.monotonic() + limit_s
+        self.join(time.monotonic() + limit_s)
+        self._raise_failure()
+        self._order_caller()
+        return self.result
+
+    def join(self, deadline_s: float = math.inf) -> None:
+        """Wait for the end of the run, and leave what went wrong to who calls `wait`."""
         self.in_background = False
         with self._stepping:
             while self._steps is not None:
@@ -239,9 +245,10 @@ class Plan:
                     self._fail(error)
                 else:
                     self._next()
-        self._raise_failure()
-        self._order_caller()
-        return self.result
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._steps is not None
 
     def done(self) -> bool:
         """Move the run on without waiting; whether it has ended."""
@@ -348,7 +355,7 @@ class Plan:
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
-        if failure is not None and isinstance(failure.__cause__, MismatchError):
+        if failure is not None and isinstance(failure.__cause__, MismatchError | InputError):
             raise failure.__cause__
         if failure is not None:
             raise failure

@@ -97,9 +97,9 @@ def test_on_a_device(new_comm, mpi_reads):
         same(device.get(part), want)
 
 
-def test_the_buffer_is_symmetric_memory(comm):
-    fused = comm.fuse([np.zeros(1 << 16), np.zeros(5)])
-    assert comm._family.windows.window_of(fused.buffer)
+def test_the_buffer_of_a_plan_is_symmetric_memory(comm):
+    plan = comm.plan("all_reduce", comm.fuse([np.zeros(1 << 16), np.zeros(5)]))
+    assert all(comm._family.windows.window_of(part) for part, _ in plan.before)
 
 
 @pytest.mark.sizes(2, 3)
@@ -121,4 +121,4 @@ def test_arrays_on_two_devices_of_a_kind(comm):
 
     arrays = [FakeDevice(mpi_reads=True).put(np.ones(3)) for _ in range(2)]
     with pytest.raises(InputError, match=r"arrays of device fake:\d+ and fake:\d+ do not go together"):
-        comm.fuse(arrays)
+        comm.all_reduce(comm.fuse(arrays))
