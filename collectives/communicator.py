@@ -35,9 +35,6 @@ from collectives.schedule.cost import NETWORK, Network
 from collectives.schedule.topology import Topology, refuse_levels
 
 LARGEST_ARRAY_BYTES = 1 << 46
-# What ranks agree by before they know the topology.
-BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
-REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
 
 
 os.register_at_fork(after_in_child=after_fork)

@@ -385,8 +385,8 @@ TOOLS = [
     ),
     mutant(
         "collectives/torch_backend/calls.py",
-        'note = self.note and f", {self.note}"',
-        'note = ""',
+        'return self.note and f", {self.note}"',
+        'return ""',
         ("test_torch_backend.py", "ranks_that_disagree and 2-ranks", 2),
     ),
     mutant(

@@ -58,7 +58,7 @@ class Fused:
     def copies(self, collective: str, is_root: bool) -> tuple[list[CopyPair], list[CopyPair]]:
         """Copies to the buffer ahead of a collective, and from it after."""
         places = split(self.buffer, self.lengths)
-        before = zip(places, self.views, strict=True) if gives(collective, is_root) else ()
+        before = zip(places, self.views, strict=True) if collective != "broadcast" or is_root else ()
         after = zip(self.views, places, strict=True) if gets(collective, is_root) else ()
         return list(before), list(after)
 
@@ -78,11 +78,6 @@ def flat_views(arrays: Sequence[Any]) -> tuple[Device, np.dtype, Sequence[Any]]:
     if any(overlap(*pair) for pair in pairwise(in_order)):
         raise ValueError("arrays overlap: pass each part of memory once")
     return devices[0], dtype, views
-
-
-def gives(collective: str, is_root: bool) -> bool:
-    """Whether this rank's input counts."""
-    return collective != "broadcast" or is_root
 
 
 def gets(collective: str, is_root: bool) -> bool:

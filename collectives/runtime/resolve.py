@@ -26,25 +26,24 @@ from collectives.runtime.arguments import OPERANDS, TAKES, Arguments, Operands, 
 from collectives.runtime.binding import Binder, Choice, MessageBinder
 from collectives.runtime.checks.agreement import NUM_CLAIMS
 from collectives.runtime.checks.call_log import Call, caller
-from collectives.runtime.fuse import Fused
+from collectives.runtime.fuse import REFUSALS, Fused
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.plan import CopyPair, MismatchError, Plan, run_now
 from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
-from collectives.runtime.started import NOWHERE, StartedCall
+from collectives.runtime.started import NOWHERE, Predecessor, StartedCall
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
     from collectives.runtime.channel import Channel
     from collectives.runtime.shared_memory import Program
 
-REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
 MOST_BOUND = 4096  # signatures of which what is bound is kept
 MOST_BOUND_ON_DEVICES = 256  # the same of arrays on devices, which are bound where they lie
 MOST_PLACES = 8  # for which messages of one signature are bound
 OPTIONS = {name: (*(option for option in takes if option != "out"), "algorithm") for name, takes in TAKES.items()}
 
 
-Runs = Callable[[Plan], Any]
+Runs = Callable[[Any], Any]  # of a plan
 
 
 class Request(NamedTuple):
@@ -177,7 +176,7 @@ class Resolver:
 
         Raises: MismatchError on all ranks where one of them would run something else; then nothing is done.
         """
-        self.drain()
+        self.drain(run)
         call, plan = bound.call, bound.plan
         number = call.number * self.check
         if bound.program is not None:
@@ -302,11 +301,16 @@ class Resolver:
         plan.call = call
         return plan
 
-    def drain(self) -> None:
+    def begin_bound(self, request: Request) -> Plan | None:
+        """Start a call if what is bound for it may be started without waiting for the others."""
+        signed = self.sign_start(request)
+        return self.plan_once(request, signed).start() if signed and signed[0] in self.bound else None
+
+    def drain(self, run: Runs = run_now) -> None:
         """Wait for the calls that have been started: programs on one channel run one after the other."""
         latest = self.latest()
-        if latest is not None:
-            latest.join()
+        if latest is not None and latest.is_under_way:
+            run(Predecessor(latest))
 
     def plan(self, collective: str, x: Any, arguments: dict[str, Any]) -> Plan:
         """A plan to be run often."""
@@ -346,7 +350,7 @@ class Resolver:
         Raises: InputError on every rank where one has wrong arguments, or not all make the same call.
         """
         if run is not None:
-            self.drain()
+            self.drain(run)
         said = failure = ""
         claims = [0] * NUM_CLAIMS
         if isinstance(x, Fused) and x.buffer is None:
@@ -470,7 +474,7 @@ class Resolver:
 
     def gate(self, run: Runs = run_now) -> None:
         """Let ranks that would run what they have bound know that this one has to agree first.  Collective."""
-        self.drain()
+        self.drain(run)
         with suppress(MismatchError):
             self.compare(0, 0, run)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -83,6 +85,26 @@ class End:
         return not self.plan.is_under_way
 
     linger = test
+
+
+class Predecessor:
+    """A call under way, as a plan that another call's `run` waits for; its errors are for who waits for it itself."""
+
+    def __init__(self, plan: Plan):
+        self.plan, self.device = plan, plan.device
+
+    def run_only(self) -> bool:
+        return not self.plan.is_under_way
+
+    def begin(self) -> None:
+        """Do nothing: it has begun."""
+
+    def wait(self, limit_s: float = math.inf) -> None:
+        self.plan.join(time.monotonic() + limit_s)
+
+    def done(self) -> bool:
+        self.plan.advance()
+        return not self.plan.is_under_way
 
 
 class Comparison:

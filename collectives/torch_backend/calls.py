@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from collectives.runtime.plan import run_now
-from collectives.runtime.resolve import OPTIONS, Runs
+from collectives.runtime.plan import Plan, run_now
+from collectives.runtime.resolve import OPTIONS, Request, Runs
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -64,17 +64,33 @@ class TorchCall:
         """Run it, once all ranks have agreed on it; `run` and `at_once` are as in `Resolver.run`."""
         if refusal := self.refusal():
             comm._resolver.refuse(self.collective, refusal, run, self.place)
-        is_moved = self.collective not in REDUCTIONS
-        out = None
-        if self.collective in IN_PLACE:
-            x = result = pack(self.inputs or self.outputs, is_moved)
-        else:
-            x, out = pack(self.inputs, is_moved), pack(self.outputs, is_moved, is_empty=True)
-            result = out
-        note = self.note and f", {self.note}"
-        comm._resolver.run(self.collective, x, out, self.options, run, note, self.place, at_once)
+        x, out = self.arrays()
+        result = x if self.collective in IN_PLACE else out
+        comm._resolver.run(self.collective, x, out, self.options, run, self.words, self.place, at_once)
         if self.outputs and result is not self.outputs[0]:
             unpack(result, self.outputs)
+
+    def begin(self, comm: Communicator) -> Plan | None:
+        """Begin it, if nobody has to be waited for, and nothing is to be done after it."""
+        if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in KNOWN for t in self.outputs):
+            return None
+        if self.refusal():
+            return None
+        x, out = self.arrays()
+        request = Request(self.collective, x, out, self.options, note=self.words, place=self.place)
+        return comm._resolver.begin_bound(request)
+
+    def arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The arrays of the communicator's call; the second is None where the first gets the result."""
+        is_moved = self.collective not in REDUCTIONS
+        if self.collective in IN_PLACE:
+            return pack(self.inputs or self.outputs, is_moved), None
+        return pack(self.inputs, is_moved), pack(self.outputs, is_moved, is_empty=True)
+
+    @property
+    def words(self) -> str:
+        """What ranks must agree in besides its arguments."""
+        return self.note and f", {self.note}"
 
 
 @lru_cache(1024)
@@ -127,17 +143,14 @@ Execute = Callable[[TorchCall], None]
 
 def sum_products(call: TorchCall, factor: Any, execute: Execute) -> None:
     """Sum up what each rank gives, times a factor of its own; what it gives stays as it is."""
+    if (dtype := call.inputs[0].dtype) not in FLOATS:
+        call.failure = f"op PREMUL_SUM of {dtype}: only floats are multiplied, so use SUM, or cast"
     inputs = [(tensor.detach() * factor).to(tensor.dtype) for tensor in call.inputs]
     outputs = call.outputs if call.collective == "reduce_scatter" else inputs[: len(call.outputs)]
     execute(replace(call, inputs=inputs, outputs=outputs))
     for target, source in zip(call.outputs, outputs, strict=True):
         if target is not source:
             target.detach().copy_(source)
-
-
-def refuse_products(dtype: torch.dtype) -> str:
-    """Why there is no PREMUL_SUM of a dtype, or nothing."""
-    return "" if dtype in FLOATS else f"op PREMUL_SUM of {dtype}: only floats are multiplied, so use SUM, or cast"
 
 
 def sum_sparse(tensor: torch.Tensor, op: Any, size: int, place: tuple[str, int], execute: Execute) -> None:

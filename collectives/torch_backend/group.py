@@ -171,13 +171,13 @@ class Group(Runner):
     # --- point to point ---
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
-        return MessageWork(self.comm, tensors[0], dst, tag, self.limit_s, sends=True)
+        return MessageWork(self.comm.send, tensors[0], dst, tag, self.limit_s)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Work:
-        return MessageWork(self.comm, tensors[0], src, tag, self.limit_s, sends=False)
+        return MessageWork(self.comm.recv, tensors[0], src, tag, self.limit_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        return MessageWork(self.comm, tensors[0], None, tag, self.limit_s, sends=False)
+        return MessageWork(self.comm.recv, tensors[0], None, tag, self.limit_s)
 
 
 def uneven(counts: list[int]) -> tuple[int, ...] | None:

@@ -12,26 +12,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from mpi4py import MPI
 from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
 
 from collectives.communicator import Communicator
-from collectives.job.errors import CommunicationError, InputError
+from collectives.job.errors import InputError
 from collectives.runtime.plan import Plan
 from collectives.runtime.resolve import Runs
 from collectives.schedule.ops import OPS
-from collectives.torch_backend.calls import (
-    Execute,
-    Tensors,
-    TorchCall,
-    caller,
-    options_of,
-    refuse_products,
-    sum_products,
-)
-from collectives.torch_backend.work import CallQueue, Finished, Pending, seconds
+from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, options_of, sum_products
+from collectives.torch_backend.work import FAILURES, CallQueue, Finished, Pending, PlanWork, seconds
 
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 1e-4, 0.05
+SHORT_BYTES = 1 << 16
 RedOp: Any = ReduceOp.RedOpType
 PREMUL_SUM = int(RedOp.PREMUL_SUM)
 OP_NAMES = {int(getattr(RedOp, op.torch)): name for name, op in OPS.items()} | {PREMUL_SUM: "sum"}
@@ -97,6 +89,8 @@ class Runner(Base):
     def shutdown(self) -> None:
         """End the group, and give back what it holds, unless a call has failed on any rank: it may not come here."""
         self.queue.end()
+        with suppress(TimeoutError):
+            self.comm._resolver.drain(partial(self.run_plan, None, time.monotonic()))
         if not self.failure and self.all_are_done():
             self.comm.free()
         self.failure = self.failure or "the group has been destroyed"
@@ -133,9 +127,28 @@ class Runner(Base):
     # --- running calls ---
 
     def run(self, call: TorchCall, opts: Any = None) -> Work:
-        """Run a call, or have it run."""
+        """Run a call, begin it, or have it run."""
         call.place = caller(sys._getframe(1))
+        if getattr(opts, "asyncOp", True) and (work := self.begin(call, opts)):
+            return work
         return self.submit(lambda execute: execute(call), call.outputs or call.inputs, opts)
+
+    def begin(self, call: TorchCall, opts: Any) -> Work | None:
+        """Begin an asynchronous call in this thread, if it has been bound and takes less time than handing it over."""
+        results = call.outputs or call.inputs
+        if self.failure or not self.queue.is_empty or sum(t.nbytes for t in call.inputs + call.outputs) > SHORT_BYTES:
+            return None
+        with self.queue.running:
+            plan = call.begin(self.comm)
+        if plan is None:
+            return None
+        return self.keep(PlanWork(plan, results, self.limit_of(opts), partial(self.error_of, call), self.queue))
+
+    def keep(self, work: Work) -> Work:
+        """Have asynchronous work waited for with what is coalesced."""
+        if self.coalesced is not None:
+            self.coalesced.append(work)
+        return work
 
     def reduction(self, collective: str, inputs: Tensors, outputs: Tensors, opts: Any, **values: Any) -> Work:
         op, dtype = int(opts.reduceOp.op), inputs[0].dtype
@@ -143,7 +156,7 @@ class Runner(Base):
         call = TorchCall(collective, inputs, outputs, options_of(collective, op=name, **values))
         if op != PREMUL_SUM:
             return self.run(call, opts)
-        call.place, call.note, call.failure = caller(sys._getframe(1)), "PREMUL_SUM", refuse_products(dtype)
+        call.place, call.note = caller(sys._getframe(1)), "PREMUL_SUM"
         factor = opts.reduceOp.__getstate__()[1]  # as older torch has no name for it
         return self.submit(partial(sum_products, call, factor), outputs or inputs, opts)
 
@@ -159,9 +172,7 @@ class Runner(Base):
             return self.finished
         work = Pending(lambda run: make_calls(partial(self.execute, opts, run)), results, self.limit_of(opts))
         self.queue.add(work)
-        if self.coalesced is not None:
-            self.coalesced.append(work)
-        return work
+        return self.keep(work)
 
     def run_plan(self, opts: Any, begin_s: float, plan: Plan) -> None:
         """Run a plan of a call that was made at that time."""
@@ -180,15 +191,16 @@ class Runner(Base):
             raise dist.DistBackendError(f"{call}: {self.failure}")
         try:
             call.run(self.comm, run or partial(self.run_plan, opts, time.monotonic()), at_once=run is None)
-        except TimeoutError:
-            within = f"within its timeout of {self.limit_of(opts):g} s"
-            self.fail(f"{call} was not over {within}: not all {self.comm.size} ranks have come")
-            raise dist.DistBackendError(self.failure) from None
-        except InputError as error:
-            raise dist.DistBackendError(str(error)) from None
-        except (CommunicationError, MPI.Exception) as error:
-            self.fail(str(error))
-            raise dist.DistBackendError(self.failure) from error
+        except FAILURES as error:
+            raise self.error_of(call, error, self.limit_of(opts)) from error
+
+    def error_of(self, call: TorchCall, error: Exception, limit_s: float) -> dist.DistBackendError:
+        """torch's kind of error.  After all but a refusal, no call can be made any more."""
+        if isinstance(error, InputError):
+            return dist.DistBackendError(str(error))
+        late = f"{call} was not over within its timeout of {limit_s:g} s: not all {self.comm.size} ranks have come"
+        self.fail(late if isinstance(error, TimeoutError) else str(error))
+        return dist.DistBackendError(self.failure)
 
 
 def untraced(group: type) -> type:

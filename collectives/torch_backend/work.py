@@ -13,21 +13,25 @@ from mpi4py import MPI
 from torch.distributed import DistBackendError, Work
 from torch.futures import Future
 
-from collectives.communicator import Communicator
-from collectives.job.errors import CommunicationError
+from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.plan import Plan
+from collectives.runtime.point_to_point import RecvMessage
 from collectives.runtime.resolve import Runs
+from collectives.runtime.started import Predecessor
 
 Base: Any = Work  # declared with a C++ result and future
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
 BUSY = 0.25  # of a moment, for which others compute, above which they need the core
+FAILURES = (TimeoutError, InputError, CommunicationError, MPI.Exception)
 IDLE_S = 1e-3  # for how long nobody is taken to compute
+Tensors = Sequence[torch.Tensor]
+ErrorOf = Callable[[Exception, float], DistBackendError]  # of what was raised, and the time limit
 
 
 class Finished(Base):
     """Of a call that is over."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor] = ()):
+    def __init__(self, tensors: Tensors = ()):
         super().__init__()
         self.tensors = list(tensors)
         self.error: BaseException | None = None
@@ -57,32 +61,71 @@ class Finished(Base):
         return future
 
 
-class MessageWork(Finished):
-    """Of a message under way: of a tensor's own memory, or of a copy where that has gaps."""
+class PlanWork(Finished):
+    """Of a plan under way, which its caller's thread moves on when it waits; `error_of` makes torch's kind of error."""
 
     def __init__(
-        self, comm: Communicator, tensor: torch.Tensor, peer: int | None, tag: int, limit_s: float, *, sends: bool
+        self, plan: Plan, tensors: Tensors, limit_s: float, error_of: ErrorOf, queue: "CallQueue | None" = None
     ):
-        super().__init__([tensor])
-        self.limit_s = limit_s
-        self.compact = tensor.detach().contiguous()
-        self.receives_copy = not sends and self.compact.data_ptr() != tensor.data_ptr()
-        begin: Any = comm.send if sends else comm.recv
-        self.plan = begin(self.compact.view(-1).view(torch.uint8), peer, tag, blocking=False)
-        self.message = self.plan.rounds[0]
+        super().__init__(tensors)
+        self.plan, self.limit_s, self.error_of, self.queue = plan, limit_s, error_of, queue
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         limit_s = min(self.limit_s, seconds(timeout))
+        if self.error is None:
+            self.attempt(lambda: self.plan.wait(limit_s), limit_s)
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def is_completed(self) -> bool:
+        return self.error is not None or bool(self.attempt(self.plan.done))
+
+    def attempt(self, look: Callable[[], Any], limit_s: float = 0) -> Any:
+        """Return what `look` does, and keep what it raises."""
         try:
-            self.plan.wait(limit_s)
-        except TimeoutError:
-            self.error = DistBackendError(f"{self.plan.words} was not over after {limit_s:g} s")
-            raise self.error from None
-        except (CommunicationError, MPI.Exception) as error:
-            self.error = DistBackendError(str(error))
-            raise self.error from error
+            return look()
+        except FAILURES as error:
+            self.error = self.error_of(error, limit_s)
+            return True
+
+    def get_future(self) -> Future:
+        if self.queue is None or self.is_success():
+            return super().get_future()
+        pending = Pending(self.follow, self.tensors, self.limit_s)
+        self.queue.add(pending)
+        return pending.future
+
+    def follow(self, run: Runs) -> None:
+        """Have a thread of the group's wait, for the future."""
+        self.attempt(lambda: run(Predecessor(self.plan)), self.limit_s)
+        self.wait()
+
+
+class MessageWork(PlanWork):
+    """Of a message under way: of a tensor's own memory, or of a copy where that has gaps."""
+
+    def __init__(self, begin: Callable, tensor: torch.Tensor, peer: int | None, tag: int, limit_s: float):
+        self.compact = tensor.detach().contiguous()
+        plan = begin(self.compact.view(-1).view(torch.uint8), peer, tag, blocking=False)
+        super().__init__(plan, [tensor], limit_s, self.as_torch)
+        self.message = plan.rounds[0]
+        self.receives_copy = isinstance(self.message, RecvMessage) and self.compact.data_ptr() != tensor.data_ptr()
+
+    def as_torch(self, error: Exception, limit_s: float) -> DistBackendError:
+        is_late = isinstance(error, TimeoutError)
+        return DistBackendError(f"{self.plan.words} was not over after {limit_s:g} s" if is_late else str(error))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        super().wait(timeout)
         self.copy_back()
         return True
+
+    def is_completed(self) -> bool:
+        is_over = super().is_completed()
+        if is_over and self.error is None:
+            self.copy_back()
+        return is_over
 
     def copy_back(self) -> None:
         """Do what remains when the message has come, perhaps to another thread."""
@@ -91,12 +134,6 @@ class MessageWork(Finished):
         if self.receives_copy:
             self.tensors[0].detach().copy_(self.compact)
             self.receives_copy = False
-
-    def is_completed(self) -> bool:
-        is_over = self.plan.done()
-        if is_over:
-            self.copy_back()
-        return is_over
 
     def _source_rank(self) -> int:
         return self.message.peer
@@ -110,7 +147,7 @@ class Pending(Finished):
     `execute` makes the call, with what is to run its plans; they must end `limit_s` seconds after it was queued.
     """
 
-    def __init__(self, execute: Callable[[Runs], Any], tensors: Sequence[torch.Tensor], limit_s: float):
+    def __init__(self, execute: Callable[[Runs], Any], tensors: Tensors, limit_s: float):
         super().__init__(tensors)
         self.execute = execute
         self.device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
