@@ -20,6 +20,8 @@ from collectives.runtime.checks.call_log import Call
 from collectives.schedule.moves import Round, show
 
 SPIN_S = 5e-5  # how long who waits looks and looks, before giving up the core between looks
+LATE_S = 5e-4  # after which a yield comes back that has gone to who computes all the time
+NAP_S, MOST_NAPS = 2e-5, 256
 YIELD_S = 1e-2  # from when on it sleeps
 SLEPT_SHARE = 1 / 64  # of what it has waited by then, so that it is late by as little
 LONGEST_SLEEP_S = 1e-3
@@ -92,6 +94,7 @@ class Progress:
         self.background = Background(self.started)
         self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
         self._num_waits = count()
+        self._naps = 0
 
     def wait(
         self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "", deadline_s: float = math.inf
@@ -136,7 +139,17 @@ class Progress:
         if waited_s > YIELD_S:
             time.sleep(min(LONGEST_SLEEP_S, SLEPT_SHARE * waited_s))
         elif self.crowded or waited_s > SPIN_S:
-            os.sched_yield()
+            self.leave_core()
+
+    def leave_core(self) -> None:
+        """Give up the core to other ranks by a yield, or by sleeps after a late one; as `kernels.leave_core`."""
+        if self._naps:
+            self._naps -= 1
+            time.sleep(NAP_S)
+            return
+        begin_s = time.monotonic()
+        os.sched_yield()
+        self._naps = MOST_NAPS * (time.monotonic() - begin_s > LATE_S)
 
 
 class Plan:
