@@ -1,4 +1,4 @@
-"""all_reduce while other processes take the cores: ours, MPI's, and through torch.distributed ours and gloo's.
+"""all_reduce while others take the cores: plans, calls, the MPI library's; by torch.distributed, ours and gloo's.
 
     mpirun -n 2 python benchmarks/busy_neighbours.py --out busy.md
 
@@ -68,10 +68,12 @@ def neighbours(number: int) -> Iterator[None]:
 def ways(comm: collectives.Communicator, gloo: dist.ProcessGroup, nbytes: int) -> Ways:
     x = comm.empty(nbytes // 4, "float32")
     x[:] = 0
-    mine, theirs, native = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4), np.zeros(nbytes // 4, "float32")
+    mine, theirs = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
+    native, called = np.zeros(nbytes // 4, "float32"), np.zeros(nbytes // 4, "float32")
     in_place = start_mpi().IN_PLACE
     return {
-        "ours": comm.plan("all_reduce", x),
+        "ours, a plan": comm.plan("all_reduce", x),
+        "ours, a call": lambda: comm.all_reduce(called),
         "MPI": lambda: comm.mpi.Allreduce(in_place, native),
         "ours, by torch": lambda: dist.all_reduce(mine),
         "gloo, by torch": lambda: dist.all_reduce(theirs, group=gloo),

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch_suite import add, read
 
 from collectives.job.launch import start_mpi
-from collectives.torch_backend import MPIStore
+from collectives.torch_backend import create_store
 
 SUITE = "torch.testing._internal.distributed.distributed_test"
 NAMES = ("gloo", "mpi")
@@ -56,14 +56,13 @@ def main() -> None:
 
 def run_all(args: argparse.Namespace, world) -> None:
     """All tests that are asked for and have no outcome yet."""
-    outcomes = MPIStore(world)
+    outcomes = create_store(world)
     known = read(args.lines)
     tests = unittest.TestLoader().getTestCaseNames(load(NAMES[0]).DistributedTest._DistTestBase)
     tests = [test for test in tests if args.backend not in known.get(test, {})]
     tests = [test for test in tests if any(part in test for part in args.only)]
     for num_left, test in zip(reversed(range(len(tests))), tests, strict=True):
         go_through(test, num_left, args, world, outcomes)
-    outcomes.close()
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False) -> None:
@@ -83,7 +82,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def go_through(test: str, num_left: int, args: argparse.Namespace, world, outcomes: MPIStore) -> None:
+def go_through(test: str, num_left: int, args: argparse.Namespace, world, outcomes: dist.Store) -> None:
     """Run a test, and keep its outcome.  A rank that does not end ends the job."""
     suite, why = choose(test)
     row = {"test": test, "backend": args.backend, "outcome": "skipped", "why": why}
@@ -93,7 +92,7 @@ def go_through(test: str, num_left: int, args: argparse.Namespace, world, outcom
         return
     if world.rank == 0:
         args.lines.with_suffix(".now").write_text(f"{test} {num_left}")
-    outcomes.set(f"{test}/{world.rank}", json.dumps(run(test, suite, args, MPIStore(world))))
+    outcomes.set(f"{test}/{world.rank}", json.dumps(run(test, suite, args, world)))
     if world.rank == 0:
         row |= verdict(outcomes, test, world.size, args.limit)
         add(args.lines, row)
@@ -115,22 +114,22 @@ def choose(test: str) -> tuple[ModuleType, str]:
     return suite, whys[0]
 
 
-def run(test: str, suite: ModuleType, args: argparse.Namespace, store: MPIStore) -> tuple[str, str]:
+def run(test: str, suite: ModuleType, args: argparse.Namespace, world) -> tuple[str, str]:
     """One test on one rank, in a new default group; returns its outcome, and why."""
     from torch.testing._internal.common_utils import TestCase  # which looks at the command line
 
     faulthandler.dump_traceback_later(2 * args.limit, exit=True)  # where rank 0 itself is stuck
-    turns = itertools.count()
+    turns, store = itertools.count(), create_store(world)
 
     def meet(_=None, wait_for=None, timeout=args.limit) -> None:
         """A barrier, of the backend or not."""
         over = f"meeting {next(turns)}"
-        if store.add(f"at {over}", 1) == store.comm.size:
+        if store.add(f"at {over}", 1) == world.size:
             store.set(over, "")
         store.wait([over], timedelta(seconds=timeout))
 
     case = type("Case", (TestCase, suite.DistributedTest._DistTestBase), {"_barrier": meet})(test)
-    case.rank, case.world_size, case.file_name = store.comm.rank, store.comm.size, tempfile.mktemp()
+    case.rank, case.world_size, case.file_name = world.rank, world.size, tempfile.mktemp()
     suite.BACKEND = args.backend if test in OF_THE_NAME else "gloo"
     sys.modules[SUITE] = suite  # where pickle looks for classes
     limit = timedelta(seconds=args.limit / 2)
@@ -144,7 +143,6 @@ def run(test: str, suite: ModuleType, args: argparse.Namespace, store: MPIStore)
             dist.destroy_process_group()
     except BaseException as error:
         outcome = "failed", f"{type(error).__name__}: {error}"
-    store.close()
     faulthandler.cancel_dump_traceback_later()
     return outcome
 
@@ -164,7 +162,7 @@ def result_of(case: unittest.TestCase) -> tuple[str, str]:
     return ("skipped", skips[why]) if why in skips else ("failed", why)
 
 
-def verdict(outcomes: MPIStore, test: str, num_ranks: int, limit_s: float) -> dict[str, str]:
+def verdict(outcomes: dist.Store, test: str, num_ranks: int, limit_s: float) -> dict[str, str]:
     """What the ranks say together; the worst counts."""
     said = []
     for rank in range(num_ranks):

@@ -10,10 +10,9 @@ from mpi4py import MPI
 
 from collectives.arrays import views
 from collectives.job.launch import after_fork
-from collectives.runtime.arguments import REFUSALS
 from collectives.runtime.checks.call_log import Call
 from collectives.runtime.context import Context
-from collectives.runtime.fuse import Fused, Parts
+from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import SEGMENT_BYTES
 from collectives.runtime.plan import Plan
 from collectives.runtime.point_to_point import RecvMessage, SendMessage, run_message
@@ -108,27 +107,18 @@ class Communicator:
         return self._context.memory.empty(view_device, count, dtype).reshape(lengths)
 
     def fuse(self, arrays: Sequence[Any]) -> Fused:
-        """Present several arrays of one dtype, of any shapes, as the one `x` of a collective.  Collective.
+        """Present several arrays of one dtype, of any shapes, as the one `x` of a collective.
 
-        `all_reduce`, `broadcast` and `reduce` take it, once or in a plan: they copy the arrays to a buffer from
-        `empty`, run on that, copy the results back into the arrays, and return the list of them.
+        `all_reduce`, `broadcast` and `reduce` take it, once or in a plan: they copy the arrays to a buffer, run on
+        that, copy the results back into the arrays, and return the list of them.  They refuse arrays that do not go
+        together, and lengths that differ between ranks.
 
         >>> import numpy as np, collectives
         >>> comm = collectives.world()
         >>> comm.all_reduce(comm.fuse([np.ones(2), np.ones((1, 1))]))
         [array([1., 1.]), array([[1.]])]
-
-        Raises: InputError on every rank where arrays cannot be fused, or ranks' lengths differ.
         """
-        description = failure = ""
-        with Call(self._context.calls, "fuse") as call:
-            try:
-                parts = Parts(arrays)
-                description = str(parts)
-            except REFUSALS as error:
-                failure = f"fuse: {error}"
-            self._context.agreement.check(description, failure, call=call if self.check else None)
-        return Fused(parts, self._context.memory.empty(parts.device, sum(parts.lengths), parts.dtype))
+        return Fused(arrays)
 
     # --- collectives: the arguments, what each rank holds, and which failures there are, as in `plan` ---
 

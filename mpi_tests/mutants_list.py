@@ -396,21 +396,21 @@ TOOLS = [
         ("test_doctor.py", "trial_that_fails"),
     ),
     mutant(
-        "collectives/torch_backend/reductions.py",
+        "collectives/torch_backend/calls.py",
         "(tensor.detach() * factor).to(tensor.dtype)",
         "tensor.detach().clone()",
         ("test_torch_backend.py", "sums_of_products and 2-ranks", 2),
     ),
     mutant(
-        "collectives/torch_backend/tensors.py",
-        'note = f", {call.note}" if call.note else ""',
-        'note = ""',
+        "collectives/torch_backend/calls.py",
+        'return self.note and f", {self.note}"',
+        'return ""',
         ("test_torch_backend.py", "ranks_that_disagree and 2-ranks", 2),
     ),
     mutant(
-        "collectives/torch_backend/order.py",
-        "stream.wait_event(self.made)",
-        "assert self.made",
+        "collectives/torch_backend/work.py",
+        "stream.wait_event(self.before)",
+        "assert self.before",
         ("test_torch_order.py",),
     ),
     mutant(

@@ -1,71 +1,87 @@
 """Several small arrays as one: copied together, sent at once, copied back."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from collectives.arrays.device import Device
 from collectives.arrays.views import flat, overlap, pointer
-from collectives.runtime.arguments import Arguments, check_writable
+from collectives.runtime.arguments import REFUSALS, check_writable
 from collectives.runtime.operands import split
-from collectives.runtime.plan import Plan
+from collectives.runtime.plan import CopyPair
 from collectives.schedule.spec import COLLECTIVES, Chunks
 
 # The collectives whose result is as long as what each rank gives.
 TAKING = [name for name, spec in COLLECTIVES.items() if spec.in_place and spec.gives is not Chunks.NONE]
 
 
-class Parts:
-    """Arrays of one dtype on one device, checked as far as one rank can.
+class Fused:
+    """Arrays of one dtype on one device as the one array of a collective, for one call at a time.
 
-    >>> import numpy as np
-    >>> print(Parts([np.zeros(3), np.zeros((2, 2))]))
+    `failure` says why they cannot be that, or nothing: the collective that takes them refuses them, on all ranks.
+
+    >>> print(Fused([np.zeros(3), np.zeros((2, 2))]))
     fuse([3, 4], float64, cpu)
     """
 
     def __init__(self, arrays: Sequence[Any]):
-        self.arrays = list(arrays)
-        if not self.arrays:
-            raise ValueError("no arrays are given: pass at least one")
-        devices, self.views = zip(*map(flat, self.arrays), strict=True)
-        one_of([device.name for device in devices], "device", str)
-        one_of([device.place for device in devices], "device", str)
-        self.device: Device = devices[0]
-        self.dtype = one_of([view.dtype for view in self.views], "dtype", str)
+        self.failure = ""
+        self.buffer: Any = None  # where a collective finds them one behind the other
+        try:
+            self.arrays = list(arrays)
+            self.device, self.dtype, self.views = flat_views(self.arrays)
+        except REFUSALS as error:
+            self.failure = f"fuse: {error}"
+            return
         self.lengths = [len(view) for view in self.views]
-        in_order = sorted((view for view in self.views if len(view)), key=pointer)
-        if any(overlap(*views) for views in pairwise(in_order)):
-            raise ValueError("arrays overlap: pass each part of memory once")
 
     def __str__(self) -> str:
-        return f"fuse({self.lengths}, {self.dtype}, {self.device.name})"
+        return "" if self.failure else f"fuse({self.lengths}, {self.dtype}, {self.device.name})"
 
+    def __len__(self) -> int:
+        return sum(self.lengths)
 
-class Fused:
-    """Arrays, and the flat buffer where a collective finds them one behind the other: for one call at a time."""
-
-    def __init__(self, parts: Parts, buffer: Any):
-        self.arrays, self.views, self.buffer = parts.arrays, parts.views, buffer
-        self.places = split(buffer, parts.lengths)
-        self.layout = str(parts)
-
-    def check(self, a: Arguments) -> None:
+    def check(self, collective: str, out: Any, is_root: bool) -> None:
         """Refuse what fused arrays cannot be in.
 
         Raises: ValueError with the remedy.
         """
-        if a.collective not in TAKING:
+        if collective not in TAKING:
             raise ValueError(f"takes no fused arrays: use {', '.join(TAKING)}, or call it for each array")
-        if a.out is not None:
+        if out is not None:
             raise ValueError("takes no out with fused arrays, which get the results themselves: leave it out")
-        for index, view in enumerate(self.views if a.spec.writes(a.rank, a.root) else ()):
+        spec, rank = COLLECTIVES[collective], 0 if is_root else 1
+        for index, view in enumerate(self.views if spec.writes(rank, root=0) else ()):
             check_writable(view, f"array {index}")
 
-    def enclose(self, plan: Plan, a: Arguments) -> None:
-        """Let a plan for the buffer begin with the arrays and end with them."""
-        before = zip(self.places, self.views, strict=True) if a.spec.reads(a.rank, a.root) else ()
-        after = zip(self.views, self.places, strict=True) if a.spec.writes(a.rank, a.root) else ()
-        plan.enclose(before, after, self.arrays)
+    def copies(self, collective: str, is_root: bool) -> tuple[list[CopyPair], list[CopyPair]]:
+        """Return the copies to the buffer ahead of a collective, and those from it after."""
+        spec, rank = COLLECTIVES[collective], 0 if is_root else 1
+        places = split(self.buffer, self.lengths)
+        before = zip(places, self.views, strict=True) if spec.reads(rank, root=0) else ()
+        after = zip(self.views, places, strict=True) if spec.writes(rank, root=0) else ()
+        return list(before), list(after)
+
+
+def flat_views(arrays: Sequence[Any]) -> tuple[Device, np.dtype, Sequence[Any]]:
+    """Return the device and dtype of arrays, and flat views of them.
+
+    Raises: ValueError where they have not one.
+    """
+    if not arrays:
+        raise ValueError("no arrays are given: pass at least one")
+    devices, views = zip(*map(flat, arrays), strict=True)
+    one_of([device.name for device in devices], "device", str)
+    one_of([device.place for device in devices], "device", str)
+    dtype = one_of([view.dtype for view in views], "dtype", str)
+    in_order = sorted((view for view in views if len(view)), key=pointer)
+    if any(overlap(*pair) for pair in pairwise(in_order)):
+        raise ValueError("arrays overlap: pass each part of memory once")
+    return devices[0], dtype, views
 
 
 def one_of(values: Sequence[Any], what: str, name: Any) -> Any:

@@ -10,6 +10,8 @@ It runs without Python's lock and gives control back when it waits long, to be c
 Numba compiles it for a dtype when that is first used, and keeps the result on disk.
 """
 
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
@@ -47,8 +49,10 @@ WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # what `run` returns
 VECTORS = 19  # space for the arguments of a system call
 FRAME_LENGTH = VECTORS + 4
 
-# A channel's state on this rank: how many barriers it has come to, and with which staging buffer the next run begins.
-NUM_BARRIERS, NEXT_TURN, STATE_LENGTH = range(3)
+# A channel's state on this rank: how many barriers it has come to, with which staging buffer the next run begins; how
+# often to sleep instead of yielding the core, and how often after the next yield that comes back late.
+NUM_BARRIERS, NEXT_TURN, NAPS, NEXT_NAPS, STATE_LENGTH = range(5)
+LATE_NS, NAP_US, FEWEST_NAPS, MOST_NAPS = 500_000, 20, 8, 1024
 
 # A rank's slot, a cache line of shared memory, of which it has two, for barriers of even and of odd number: the number
 # of the latest one that it has come to; then which collective it runs, as which of its calls, on arrays at which
@@ -61,6 +65,8 @@ BLOCK_BYTES = 1 << 13  # what a fold sums up at a time, in the first cache
 
 memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
+usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 VM = types.intp(types.int32, types.intp, types.uintp, types.intp, types.uintp, types.uintp)
 process_vm_readv = types.ExternalFunction("process_vm_readv", VM)
 process_vm_writev = types.ExternalFunction("process_vm_writev", VM)
@@ -471,6 +477,30 @@ def publish(frame, slot, registers):
 
 
 @njit
+def leave_core(frame, channel):
+    """Give up the core: to other ranks by a yield, or, where who computes would keep it for long, by a sleep.
+
+    The system wakes a process that has slept before it goes on with one that computes, which a yield waits for.
+    """
+    if channel[NAPS] > 0:
+        channel[NAPS] -= 1
+        usleep(np.uint32(NAP_US))
+        return
+    begin = now_ns(frame[VECTORS:])
+    sched_yield()
+    if now_ns(frame[VECTORS:]) - begin > LATE_NS:
+        channel[NAPS] = channel[NEXT_NAPS] = min(2 * channel[NEXT_NAPS] + FEWEST_NAPS, MOST_NAPS)
+    else:
+        channel[NEXT_NAPS] -= channel[NEXT_NAPS] // 8
+
+
+@njit
+def now_ns(scratch):
+    clock_gettime(np.int32(1), address_of(scratch))  # the monotonic one
+    return scratch[0] * 1_000_000_000 + scratch[1]
+
+
+@njit
 def barrier(frame, channel, slots, registers):
     """Show the others that this rank has come; whether all of them have, too.
 
@@ -486,13 +516,14 @@ def barrier(frame, channel, slots, registers):
         store_release(slot, channel[NUM_BARRIERS])
     number = channel[NUM_BARRIERS]
     spun, yields = frame[SPUN], frame[YIELDS]
+    spins = 0 if channel[NAPS] else frame[SPINS]  # who has used less of the core gets it sooner
     for peer in range(1, len(slots)):
         while load_acquire(slots[peer] + number % 2 * LINE_BYTES) < number:
-            if spun < frame[SPINS]:
+            if spun < spins:
                 spun += 1
             elif yields > 0:
                 yields -= 1
-                sched_yield()
+                leave_core(frame, channel)
             else:
                 frame[SPUN] = spun
                 return False

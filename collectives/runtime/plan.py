@@ -14,12 +14,14 @@ from typing import Any, NamedTuple, Protocol
 from mpi4py import MPI
 
 from collectives.arrays.device import Device, Event
-from collectives.job.errors import CommunicationError
+from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.background import Background
 from collectives.runtime.checks.call_log import Call
 from collectives.schedule.moves import Round, show
 
 SPIN_S = 5e-5  # how long who waits looks and looks, before giving up the core between looks
+LATE_S = 5e-4  # after which a yield comes back that has gone to who computes all the time
+NAP_S, MOST_NAPS = 2e-5, 256
 YIELD_S = 1e-2  # from when on it sleeps
 SLEPT_SHARE = 1 / 64  # of what it has waited by then, so that it is late by as little
 LONGEST_SLEEP_S = 1e-3
@@ -92,6 +94,7 @@ class Progress:
         self.background = Background(self.started)
         self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
         self._num_waits = count()
+        self._naps = 0
 
     def wait(
         self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "", deadline_s: float = math.inf
@@ -136,7 +139,17 @@ class Progress:
         if waited_s > YIELD_S:
             time.sleep(min(LONGEST_SLEEP_S, SLEPT_SHARE * waited_s))
         elif self.oversubscribed or waited_s > SPIN_S:
-            os.sched_yield()
+            self.leave_core()
+
+    def leave_core(self) -> None:
+        """Give up the core to other ranks by a yield, or by sleeps after a late one; as `kernels.leave_core`."""
+        if self._naps:
+            self._naps -= 1
+            time.sleep(NAP_S)
+            return
+        begin_s = time.monotonic()
+        os.sched_yield()
+        self._naps = MOST_NAPS * (time.monotonic() - begin_s > LATE_S)
 
 
 class Plan:
@@ -228,7 +241,13 @@ class Plan:
 
         Raises: TimeoutError after `limit_s` seconds; the run is still under way then.
         """
-        deadline_s = time.monotonic() + limit_s
+        self.join(time.monotonic() + limit_s)
+        self._raise_failure()
+        self._order_caller()
+        return self.result
+
+    def join(self, deadline_s: float = math.inf) -> None:
+        """Wait for the end of the run, and leave what went wrong to who calls `wait`."""
         self.in_background = False
         with self._stepping:
             while self._steps is not None:
@@ -239,9 +258,10 @@ class Plan:
                     self._fail(error)
                 else:
                     self._next()
-        self._raise_failure()
-        self._order_caller()
-        return self.result
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._steps is not None
 
     def done(self) -> bool:
         """Move the run on without waiting; whether it has ended."""
@@ -348,7 +368,7 @@ class Plan:
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
-        if failure is not None and isinstance(failure.__cause__, MismatchError):
+        if failure is not None and isinstance(failure.__cause__, MismatchError | InputError):
             raise failure.__cause__
         if failure is not None:
             raise failure

@@ -9,6 +9,7 @@ calls again, together, and say there whether they disagree.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
@@ -29,8 +30,9 @@ from collectives.runtime.checks.call_log import Call, caller
 from collectives.runtime.fuse import Fused
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
-from collectives.runtime.plan import MismatchError, Plan, run_now
+from collectives.runtime.plan import CopyPair, MismatchError, Plan, run_now
 from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
+from collectives.runtime.started import NOWHERE, Predecessor, StartedCall
 from collectives.schedule.spec import COLLECTIVES, spec_of
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ MOST_PLACES = 8  # for which messages of one signature are bound
 OPTIONS = {name: spec.options for name, spec in COLLECTIVES.items()}
 
 
-Runs = Callable[[Plan], Any]
+Runs = Callable[[Any], Any]  # of a plan
 
 
 class Request(NamedTuple):
@@ -88,10 +90,21 @@ class Bound:
         self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
         self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
         self.has_result = o.result is not None
+        self.returns_x = o.result is a.x and a.x is not a.out  # on ranks that get none, whatever out is
         self.has = o.given is not None, o.out is not None
-        self.has_all = all(self.has)
         is_new = self.has_result and o.result is not a.x and o.result is not a.out
         self.new: Callable[[Any], Any] | None = partial(like, a.device, count=len(o.out)) if is_new else None
+        self.is_plain = self.has_result and self.new is None and all(self.has)
+
+    def place(self, x: Any, out: Any, addresses: tuple, keys: tuple) -> tuple[Any, tuple, tuple]:
+        """The result's array, and the addresses and windows of a call's two arrays; 0 for one that is not there."""
+        result = x if out is None or self.returns_x else out
+        if self.new is not None and out is None:
+            result = self.new(x)
+            addresses, keys = (addresses[0], address_of_result(result)), (keys[0], 0)
+        elif not all(self.has):
+            addresses, keys = (tuple(map(mul, self.has, pair)) for pair in (addresses, keys))
+        return result if self.has_result else None, addresses, keys
 
 
 class Resolver:
@@ -106,6 +119,7 @@ class Resolver:
         self.bound: dict[Signature, Bound] = {}
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
+        self.latest: Callable[[], Plan | None] = lambda: None
 
     # --- calls ---
 
@@ -118,12 +132,13 @@ class Resolver:
         run: Runs = run_now,
         note: str = "",
         place: tuple[str, int] | None = None,
+        at_once: bool = True,
     ) -> Any:
         """Run a collective once, and return the result's array.
 
         `options` are the values of what it takes besides `out`, in the order of `OPTIONS`.  `run` runs a plan to its
-        end; `note` is what else ranks must agree in; `place` is the line that makes the call, if not that which calls
-        the library.
+        end, what has been bound already only if it does not end `at_once`; `note` is what else ranks must agree in;
+        `place` is the line that makes the call, if not that which calls the library.
         """
         try:
             signed = sign(self.memory, collective, x, out, (*options, note) if note else options)
@@ -134,7 +149,7 @@ class Resolver:
             except TypeError:  # an option is a list
                 bound = kept.get(hashable(signature))
         except Unsigned:
-            return self.run_unsigned(Request(collective, x, out, options, run, note, place))
+            return self.run_unsigned(Request(collective, x, out, options, run, note, place), at_once)
         if bound is None:
             return self.run_first(Request(collective, x, out, options, run, note, place), signed)
         call, calls = bound.call, self.calls
@@ -142,11 +157,8 @@ class Resolver:
         call.place = place = place or caller(sys._getframe(2))
         calls.record.ring.append((call, number, place))
         result = x if out is None else out
-        if bound.new is not None and out is None:
-            result = bound.new(x)
-            addresses, keys = (addresses[0], address_of_result(result)), (keys[0], 0)
-        elif not bound.has_all:
-            addresses, keys = (tuple(map(mul, bound.has, pair)) for pair in (addresses, keys))
+        if not bound.is_plain:
+            result, addresses, keys = bound.place(x, out, addresses, keys)
         try:
             program = bound.program
             if program is None:
@@ -154,20 +166,21 @@ class Resolver:
             else:
                 if keys != program.keys:
                     program.lie_in(keys)
-                if run is not run_now or self.progress.started or not program.launch(number * self.check, *addresses):
+                if not at_once or self.progress.started or not program.launch(number * self.check, *addresses):
                     self.execute(bound, addresses, keys, run)
         except MismatchError:
             calls.number -= 1
             calls.record.ring.pop()
             request = Request(collective, x, out, options, run, note, place)
             return self.run_first(request, signed, compared=True)
-        return result if bound.has_result else None
+        return result
 
     def execute(self, bound: Bound, addresses: tuple[int, ...], keys: tuple[int, ...], run: Runs) -> None:
         """Run what is bound on arrays at two addresses in two windows, as a call that has been entered.
 
         Raises: MismatchError on all ranks where one of them would run something else; then nothing is done.
         """
+        self.drain(run)
         call, plan = bound.call, bound.plan
         number = call.number * self.check
         if bound.program is not None:
@@ -203,32 +216,105 @@ class Resolver:
             self.execute(bound, places[0], places[1], request.run)
         return o.result
 
-    def run_unsigned(self, request: Request) -> Any:
-        """Run a call that only this one can be bound for."""
+    def run_unsigned(self, request: Request, at_once: bool) -> Any:
+        """Run a call on fused arrays, or one that only this one can be bound for."""
+        if isinstance(request.x, Fused) and not self.is_on_device(request.x):
+            packed, after = self.pack(request)
+            self.run(*packed, at_once)
+            for target, source in after:
+                host().copy(target, source)
+            return request.x.arrays
         plan = self.plan_once(request)
         request.run(plan)
         plan.free()
         return plan.result
 
+    def pack(self, request: Request) -> tuple[Request, list[CopyPair]]:
+        """A call on fused arrays of the host, as one on a buffer that has their numbers; and what to copy after it.
+
+        Raises: InputError on every rank where one has wrong ones.
+        """
+        fused, collective = request.x, request.collective
+        is_root = request.arguments.get("root") == self.context.rank
+        failure = fused.failure
+        try:
+            if not failure:
+                fused.check(collective, request.out, is_root)
+        except ValueError as error:
+            failure = f"{collective}: {error}"
+        if failure:
+            self.refuse(collective, failure, request.run, request.place)
+        fused.buffer = fused.device.empty(len(fused), fused.dtype)
+        before, after = fused.copies(collective, is_root)
+        for target, source in before:
+            fused.device.copy(target, source)
+        return request._replace(x=fused.buffer, note=f"{request.note} of {fused}"), after
+
+    def is_on_device(self, fused: Fused) -> bool:
+        return not fused.failure and fused.device is not host()
+
     def refuse(self, collective: str, failure: str, run: Runs, place: tuple[str, int] | None) -> None:
         """Refuse a call on all ranks.  Raises: InputError on each of them."""
         with Call(self.calls, collective) as call:
             call.place = place or call.place
+            if not self.check:
+                raise LoneInputError(failure)
             self.gate(run)
             self.agreement.check("", failure, call=call, gated=True)
 
     def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
         """Start a collective, for the caller to wait for."""
-        return self.plan_once(Request(collective, x, out, options)).start()
+        request = Request(collective, x, out, options)
+        if not isinstance(x, Fused) or self.is_on_device(x):
+            return self.plan_once(request, self.sign_start(request)).start()
+        request, after = self.pack(request)
+        plan = self.plan_once(request, self.sign_start(request))
+        plan.enclose((), after, x.arrays)
+        return plan.start()
 
-    def plan_once(self, request: Request) -> Plan:
-        """A plan for one run, which is counted as this call."""
-        with Call(self.calls, request.collective) as call:
-            call.place = request.place or call.place
-            plan = self.bind(self.resolve(call, request))
+    def sign_start(self, request: Request) -> Signed | None:
+        """A call's signature, if what is bound for it may be started without waiting for the others."""
+        is_native = request.options[-1] == "mpi"  # waits inside MPI
+        is_uneven = request.arguments.get("send_counts") is not None  # ranks tell each other theirs first
+        if is_native or is_uneven or len(self.context.topology.nodes) > 1:  # between nodes, comparing waits
+            return None
+        options = (*request.options, request.note) if request.note else request.options
+        try:
+            signature, addresses, keys, on_host = sign(self.memory, request.collective, request.x, request.out, options)
+            return (hashable(signature), addresses, keys, on_host) if on_host else None
+        except Unsigned:
+            return None
+
+    def plan_once(self, request: Request, signed: Signed | None = None) -> Plan:
+        """A plan for one run, which is counted as this call: if it is signed, of what is bound for its signature."""
+        bound = self.bound.get(signed[0]) if signed else None
+        if bound is not None:
+            call = bound.call.of_plan(bound.call.name)
+            call.enter(place=request.place)
+        else:
+            with Call(self.calls, request.collective) as call:
+                call.place = request.place or call.place
+                resolved = self.resolve(call, request)
+                bound = self.bind_call(call, signed, resolved) if signed else None
+                plan = None if bound else self.bind(resolved)
+        if signed and bound:
+            plan = StartedCall(self, request, signed, bound, call, self.latest())
+            self.latest = weakref.ref(plan)
+        assert plan is not None
         call.name, call.under_way = plan.name, True  # until the plan has ended: its run is not counted again
         plan.call = call
         return plan
+
+    def begin_bound(self, request: Request) -> Plan | None:
+        """Start a call if what is bound for it may be started without waiting for the others."""
+        signed = self.sign_start(request)
+        return self.plan_once(request, signed).start() if signed and signed[0] in self.bound else None
+
+    def drain(self, run: Runs = run_now) -> None:
+        """Wait for the calls that have been started: programs on one channel run one after the other."""
+        latest = self.latest()
+        if latest is not None and latest.is_under_way:
+            run(Predecessor(latest))
 
     def plan(self, collective: str, x: Any, arguments: dict[str, Any]) -> Plan:
         """A plan to be run often."""
@@ -267,15 +353,19 @@ class Resolver:
 
         Raises: InputError on every rank where one has wrong arguments, or not all make the same call.
         """
+        if run is not None:
+            self.drain(run)
         description = failure = ""
         facts = [0] * NUM_FACTS
+        if isinstance(x, Fused) and x.buffer is None:
+            self.allocate(x)
         fused = x if isinstance(x, Fused) else None
         algorithm = arguments.pop("algorithm", "auto")
         try:
             a = self.arguments(collective, fused.buffer if fused else x, algorithm, arguments)
             if fused:
-                fused.check(a)
-                note = f" of {fused.layout}"
+                fused.check(collective, a.out, a.rank == a.root)
+                note = f" of {fused}"
             description = call.describe(collective, a.describe(algorithm) + note, a.flat)
             operands = operands_of(a) if a.send_counts is None else None
             facts = [*local_facts(a, operands, self.windows), self.num_bound + 1]
@@ -293,6 +383,15 @@ class Resolver:
         if algorithm != "mpi":
             choice = self.binder.choose(a, algorithm, call_facts(a.spec, facts))
         return Resolved(a, operands, choice, fused, self.num_bound)
+
+    def allocate(self, fused: Fused) -> None:
+        """Give fused arrays a buffer that ranks reach.  Collective.
+
+        Raises: InputError on every rank where arrays do not go together, or ranks' lengths differ.
+        """
+        with Call(self.calls, "fuse") as call:
+            self.agreement.check(str(fused), fused.failure, call=call if self.check else None)
+        fused.buffer = self.context.memory.empty(fused.device, len(fused), fused.dtype)
 
     def arguments(self, collective: str, x: Any, algorithm: str, arguments: dict[str, Any]) -> Arguments:
         """A call's arguments, checked as far as one rank can."""
@@ -329,7 +428,7 @@ class Resolver:
         else:
             plan = self.binder.plan(a, o, choice)
         if fused:
-            fused.enclose(plan, a)
+            plan.enclose(*fused.copies(a.collective, a.rank == a.root), fused.arrays)
         return plan
 
     def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
@@ -377,11 +476,12 @@ class Resolver:
                 raise MismatchError("ranks have bound different collectives")
             return
         program, plan = self.gate_plan
-        program.use(number, (0, 0), (0, 0), binding)
+        program.use(number, NOWHERE, NOWHERE, binding)
         run(plan)
 
     def gate(self, run: Runs = run_now) -> None:
         """Let ranks that would run what they have bound know that this one has to agree first.  Collective."""
+        self.drain(run)
         with suppress(MismatchError):
             self.compare(0, 0, run)
 

@@ -68,7 +68,7 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
         return (None,), 0, 0
     torch = sys.modules.get("torch")
     try:
-        if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and x.device.type == "cpu":
+        if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and x.is_cpu:
             return describe_tensor(memory, x, torch.strided)
         device, view = flat(x)
     except (ValueError, TypeError, RuntimeError):  # whoever agrees on the call says why

@@ -14,10 +14,9 @@ from collectives.job.launch import import_mpi
 import_mpi()  # before the modules below do, by which MPI would start
 
 from collectives.torch_backend.group import create_group  # noqa: E402
-from collectives.torch_backend.rendezvous import offer_mpi  # noqa: E402
-from collectives.torch_backend.store import MPIStore  # noqa: E402
+from collectives.torch_backend.rendezvous import create_store, offer_mpi  # noqa: E402
 
-__all__ = ["MPIStore"]
+__all__ = ["create_store"]
 
 dist.Backend.register_backend("collectives", create_group, extended_api=True, devices=["cpu", "cuda"])
 # From 2.15 on torch's flight recorder asks groups for backends, which one in Python has not, unless told to pass it by.

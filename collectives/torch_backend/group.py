@@ -5,56 +5,24 @@ from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from mpi4py import MPI
-from torch._C._distributed_c10d import AllreduceOptions, ReduceOp, Work
+from torch._C._distributed_c10d import AllreduceOptions, Work
 
-from collectives.communicator import Communicator
 from collectives.job.launch import start_mpi
-from collectives.schedule.ops import OPS
-from collectives.torch_backend import monitored, reductions
-from collectives.torch_backend.call import Tensors, TorchCall, caller
-from collectives.torch_backend.letters import Delivery
-from collectives.torch_backend.runner import Runner
-from collectives.torch_backend.untraced import untraced
-
-RedOp: Any = ReduceOp.RedOpType
-NAMES = {getattr(RedOp, op.torch): name for name, op in OPS.items()}
-NAMES_OF_BOOL = NAMES | {RedOp.SUM: "max", RedOp.PRODUCT: "min"}  # as NCCL's
+from collectives.torch_backend import monitored_barrier
+from collectives.torch_backend.calls import Tensors, TorchCall, caller, options_of, sum_sparse
+from collectives.torch_backend.rendezvous import communicator, part
+from collectives.torch_backend.runner import Runner, untraced
+from collectives.torch_backend.work import MessageWork
 
 
-def create_group(options: Any, _: Any) -> "Group":
-    """What torch calls on the ranks of a new group, and only there."""
-    mpi = start_mpi()
-    comm = communicator(mpi, options.store, options.group_rank, options.group_size, options.group_id)
-    return Group(comm, options.store, options.timeout, options.group_id)
-
-
-def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -> Communicator:
-    """Of the ranks that have come together in a store, in whatever order, of MPI's world."""
-    world = mpi.COMM_WORLD
-    store.set(f"world rank of {rank}", str(world.rank))
-    if rank == 0:
-        ranks = store.multi_get([f"world rank of {r}" for r in range(size)])
-        store.set("world ranks", b",".join(ranks).decode())
-    members = [int(r) for r in store.get("world ranks").split(b",")]
-    if len(set(members)) < size:
-        raise dist.DistBackendError(
-            f"{size} ranks were asked for, but MPI has started {world.size}: start as many with mpirun or srun"
-        )
-    return part(world, members, name)
-
-
-def part(of: Any, ranks: Sequence[int], name: str) -> Communicator:
-    """Of some ranks of an MPI communicator, which all know them.  Collective among these."""
-    largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-    made = of.Create_group(of.group.Incl(ranks), crc32(name.encode()) % largest)
-    comm = Communicator(made, check=True, timeout_s=0)
-    made.Free()
-    return comm
+def create_group(backend_options: Any, _: Any) -> "Group":
+    """Create a group on its ranks, and only there, for torch."""
+    mpi, o = start_mpi(), backend_options
+    comm = communicator(mpi, o.store, o.group_rank, o.group_size, o.group_id)
+    return Group(comm, o.store, o.timeout, o.group_id)
 
 
 @untraced
@@ -66,114 +34,96 @@ class Group(Runner):
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = AllreduceOptions() if opts is None else opts
-        if len(tensors) == 1 and tensors[0].layout == torch.sparse_coo:
-            place = caller(sys._getframe(1))
-            return self.submit(partial(reductions.sum_sparse, self, tensors[0], opts, place), tensors, opts)
+        if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
+            add = partial(sum_sparse, tensors[0], opts.reduceOp.op, self.comm.size, caller(sys._getframe(1)))
+            return self.submit(add, tensors, opts)
         return self.reduction("all_reduce", tensors, tensors, opts)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
-        taken = tensors if self.comm.rank == opts.rootRank else []
-        return self.reduction("reduce", tensors, taken, opts, ("root", opts.rootRank))
-
-    def reduction(self, name: str, given: Tensors, taken: Tensors, opts: Any, *same: tuple) -> Work:
-        asked, dtype = opts.reduceOp.op, given[0].dtype
-        count = given[0].numel() if len(given) == 1 else total(given)
-        if asked == RedOp.PREMUL_SUM:
-            call = TorchCall(
-                name, given, taken, (("op", "sum"), *same), (), reductions.refuse(dtype), count, "PREMUL_SUM"
-            )
-            call.place = caller(sys._getframe(1))
-            return self.submit(partial(reductions.sum_products, self, call, opts), taken or given, opts)
-        op = (NAMES_OF_BOOL if dtype == torch.bool else NAMES)[asked]
-        return self.run(TorchCall(name, given, taken, (("op", op), *same), (), "", count), opts)
+        outputs = tensors if self.comm.rank == opts.rootRank else []
+        return self.reduction("reduce", tensors, outputs, opts, root=opts.rootRank)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        root = opts.rootRank
-        given, taken = (tensors, []) if self.comm.rank == root else ([], tensors)
-        return self.run(TorchCall("broadcast", given, taken, (("root", root),), count=total(tensors)), opts)
+        inputs, outputs = (tensors, []) if self.comm.rank == opts.rootRank else ([], tensors)
+        return self.run(TorchCall("broadcast", inputs, outputs, options_of("broadcast", root=opts.rootRank)), opts)
 
     def barrier(self, opts: Any = None) -> Work:
-        return self.run(TorchCall("barrier"), opts)
-
-    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
-        return self.run(TorchCall("all_gather", [given], [output], count=given.numel()), opts)
-
-    _allgather_base = all_gather_single
+        return self.run(TorchCall("barrier", [], [], options_of("barrier")), opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Raises: DistBackendError on every rank where one has not come in time."""
         self.num_monitored += 1
-        turn = f"monitored barrier {self.num_monitored}"
         limit_s = self.limit_s if timeout is None else timeout.total_seconds()
-        monitored.meet(self.store, self.comm.rank, self.comm.size, turn, limit_s, wait_all_ranks)
+        prefix = f"monitored barrier {self.num_monitored}"
+        monitored_barrier.wait(self.store, self.comm.rank, self.comm.size, prefix, limit_s, wait_all_ranks)
 
-    def allgather(self, outputs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Work:
-        counts = [t.numel() for t in outputs[0]]
-        uneven = (("counts", tuple(counts)),) * (len(set(counts)) > 1)
-        return self.run(TorchCall("all_gather", given, list(outputs[0]), uneven, count=total(outputs[0])), opts)
+    def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> Work:
+        return self.run(TorchCall("all_gather", [x], [output], options_of("all_gather")), opts)
 
-    def all_gather_single_coalesced(self, outputs: Tensors, given: Tensors, opts: Any = None) -> Work:
-        return self.last([self.all_gather_single(o, g, opts) for o, g in zip(outputs, given, strict=True)])
+    _allgather_base = all_gather_single
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        counts = uneven([t.numel() for t in outputs[0]])
+        return self.run(
+            TorchCall("all_gather", inputs, list(outputs[0]), options_of("all_gather", counts=counts)), opts
+        )
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        return self.last([self.all_gather_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather_coalesced(self, outputs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Work:
-        """Of each tensor; `outputs` has a list for each rank."""
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        """Gather each tensor; `outputs` has a list for each rank."""
         lists = [list(of_tensor) for of_tensor in zip(*outputs, strict=True)]
-        return self.last([self.allgather([o], [g], opts) for o, g in zip(lists, given, strict=True)])
+        return self.last([self.allgather([out], [x], opts) for out, x in zip(lists, inputs, strict=True)])
 
-    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
-        return self.reduction("reduce_scatter", [given], [output], opts)
+    def reduce_scatter_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> Work:
+        return self.reduction("reduce_scatter", [x], [output], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter(self, outputs: Tensors, given: Sequence[Tensors], opts: Any = None) -> Work:
-        counts = [t.numel() for t in given[0]]
-        uneven = (("counts", tuple(counts)),) * (len(set(counts)) > 1)
-        return self.reduction("reduce_scatter", list(given[0]), outputs, opts, *uneven)
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Work:
+        counts = uneven([t.numel() for t in inputs[0]])
+        return self.reduction("reduce_scatter", list(inputs[0]), outputs, opts, counts=counts)
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, given: Tensors, opts: Any = None) -> Work:
-        return self.last([self.reduce_scatter_single(o, g, opts) for o, g in zip(outputs, given, strict=True)])
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        return self.last([self.reduce_scatter_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def all_to_all_single(
         self,
         output: torch.Tensor,
-        given: torch.Tensor,
+        x: torch.Tensor,
         output_splits: Sequence[int] | None,
         input_splits: Sequence[int] | None,
         opts: Any = None,
     ) -> Work:
-        """Uneven, by splits of rows."""
-        if not output_splits and not input_splits:
-            return self.run(TorchCall("all_to_all", [given], [output], count=given.numel()), opts)
-        sends, receives = (
-            row_counts(t, s, self.comm.size) for t, s in ((given, input_splits), (output, output_splits))
-        )
-        own = (("send_counts", sends), ("recv_counts", receives))
-        return self.run(TorchCall("all_to_all", [given], [output], (), own), opts)
+        """Exchange even parts, or uneven ones by splits of rows."""
+        counts = {}
+        if output_splits or input_splits:
+            size = self.comm.size
+            counts["send_counts"] = row_counts(x, input_splits, size)
+            counts["recv_counts"] = row_counts(output, output_splits, size)
+        return self.run(TorchCall("all_to_all", [x], [output], options_of("all_to_all", **counts)), opts)
 
     alltoall_base = all_to_all_single
 
-    def alltoall(self, outputs: Tensors, given: Tensors, opts: Any = None) -> Work:
-        sends, receives = (tuple(t.numel() for t in tensors) for tensors in (given, outputs))
-        own = (("send_counts", sends), ("recv_counts", receives))
-        return self.run(TorchCall("all_to_all", given, outputs, (), own), opts)
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        sends, receives = (tuple(t.numel() for t in tensors) for tensors in (inputs, outputs))
+        counts = options_of("all_to_all", send_counts=sends, recv_counts=receives)
+        return self.run(TorchCall("all_to_all", inputs, outputs, counts), opts)
 
-    def gather(self, outputs: Sequence[Tensors], given: Tensors, opts: Any) -> Work:
-        taken = list(outputs[0]) if self.comm.rank == opts.rootRank else []
-        return self.run(TorchCall("gather", given, taken, (("root", opts.rootRank),), count=total(given)), opts)
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
+        targets = list(outputs[0]) if self.comm.rank == opts.rootRank else []
+        return self.run(TorchCall("gather", inputs, targets, options_of("gather", root=opts.rootRank)), opts)
 
-    def scatter(self, outputs: Tensors, given: Sequence[Tensors], opts: Any) -> Work:
-        tensors = list(given[0]) if self.comm.rank == opts.rootRank else []
-        return self.run(TorchCall("scatter", tensors, outputs, (("root", opts.rootRank),), count=total(outputs)), opts)
-
-    def last(self, works: list[Work]) -> Work:
-        """Of calls that end in their order; nothing to wait for if there are none."""
-        return works[-1] if works else self.finished
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
+        sources = list(inputs[0]) if self.comm.rank == opts.rootRank else []
+        return self.run(TorchCall("scatter", sources, outputs, options_of("scatter", root=opts.rootRank)), opts)
 
     def _start_coalescing(self, device: torch.device) -> None:
         self.coalesced = []
@@ -188,14 +138,14 @@ class Group(Runner):
     options = None
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """What torch does with the `device_id` of init_process_group."""
+        """Take the `device_id` of init_process_group."""
         self.bound_device_id = device
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Nothing: ranks that a new group leaves out need not come."""
+        """Do nothing: ranks that a new group leaves out need not come."""
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing: calls are compared as they are."""
+        """Do nothing: calls are compared as they are."""
 
     def get_group_store(self) -> dist.Store:
         return self.store
@@ -209,7 +159,7 @@ class Group(Runner):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> "Group | None":
-        """A group of some of this one's ranks, which alone need to call it; None on others."""
+        """Create a group of some of this one's ranks, which alone need to call it; None on others."""
         if self.comm.rank not in ranks:
             return None
         comm = part(self.comm.mpi, ranks, group_name)
@@ -221,21 +171,21 @@ class Group(Runner):
     # --- point to point ---
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
-        return Delivery(self.comm, tensors[0], dst, tag, self.limit_s, sends=True)
+        return MessageWork(self.comm.send, tensors[0], dst, tag, self.limit_s)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Work:
-        return Delivery(self.comm, tensors[0], src, tag, self.limit_s, sends=False)
+        return MessageWork(self.comm.recv, tensors[0], src, tag, self.limit_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        return Delivery(self.comm, tensors[0], None, tag, self.limit_s, sends=False)
+        return MessageWork(self.comm.recv, tensors[0], None, tag, self.limit_s)
 
 
-def total(tensors: Tensors) -> int:
-    return sum(t.numel() for t in tensors)
+def uneven(counts: list[int]) -> tuple[int, ...] | None:
+    return tuple(counts) if len(set(counts)) > 1 else None
 
 
 def row_counts(tensor: torch.Tensor, splits: Sequence[int] | None, size: int) -> tuple[int, ...]:
-    """How many elements the rows of each split have, of equal ones if there are none."""
+    """Return how many elements the rows of each split have, of equal ones if there are none."""
     rows = len(tensor)
     row = tensor.numel() // rows if rows else 0
     return tuple(n * row for n in splits or [rows // size] * size)

@@ -1,11 +1,15 @@
 """How torch finds the ranks of a job: MPI has been told by the launcher."""
 
 import os
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
+from zlib import crc32
 
 import numpy as np
+import torch.distributed as dist
 from mpi4py import MPI
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
@@ -13,7 +17,6 @@ from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.errors import InputError
 from collectives.job.launch import end_job, other_mpi, start_mpi
-from collectives.torch_backend.store import MPIStore
 
 SET_BY_HAND = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NOTHING = [-1, -1]  # RANK and WORLD_SIZE that a rank has not been told
@@ -74,11 +77,19 @@ def told_to_all(told: list[int]) -> list[list[int]]:
     return every.reshape(-1, len(told)).tolist()
 
 
-def meet(url: str, **options: Any) -> Iterator[tuple[MPIStore, int, int]]:
+def meet(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
     """A store, this rank and the number of ranks, all of MPI's world."""
     world = started_world()
-    store = MPIStore(world)
-    yield store, world.rank, world.size
+    yield create_store(world), world.rank, world.size
+
+
+def create_store(comm: MPI.Comm, timeout: timedelta = timedelta(minutes=5)) -> dist.Store:
+    """Create torch's store of keys and values, served by rank 0, whose address and port go by MPI.  Collective."""
+    names = comm.allgather(socket.gethostname())
+    host = names[0] if len(set(names)) > 1 else "127.0.0.1"
+    server = dist.TCPStore(host, 0, None, True, timeout, wait_for_workers=False) if comm.rank == 0 else None
+    port = comm.bcast(server and server.port)
+    return server or dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
 
 
 def started_world() -> MPI.Intracomm:
@@ -92,3 +103,27 @@ def started_world() -> MPI.Intracomm:
     if environment.launched_size() > 1 and mpi.COMM_WORLD.size == 1:
         raise other_mpi(mpi)
     return mpi.COMM_WORLD
+
+
+def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -> Communicator:
+    """Of the ranks that have come together in a store, in whatever order, of MPI's world."""
+    world = mpi.COMM_WORLD
+    store.set(f"world rank of {rank}", str(world.rank))
+    if rank == 0:
+        ranks = store.multi_get([f"world rank of {r}" for r in range(size)])
+        store.set("world ranks", b",".join(ranks).decode())
+    members = [int(r) for r in store.get("world ranks").split(b",")]
+    if len(set(members)) < size:
+        raise dist.DistBackendError(
+            f"{size} ranks were asked for, but MPI has started {world.size}: start as many with mpirun or srun"
+        )
+    return part(world, members, name)
+
+
+def part(of: Any, ranks: Sequence[int], name: str) -> Communicator:
+    """Of some ranks of an MPI communicator, which all know them.  Collective among these."""
+    largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    mpi_comm = of.Create_group(of.group.Incl(ranks), crc32(name.encode()) % largest)
+    comm = Communicator(mpi_comm, check=True, timeout_s=0)
+    mpi_comm.Free()
+    return comm

@@ -4,22 +4,30 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from mpi4py import MPI
-from torch._C._distributed_c10d import ProcessGroup, Work
+from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
 
 from collectives.communicator import Communicator
-from collectives.job.errors import CommunicationError, InputError
-from collectives.torch_backend import tensors
-from collectives.torch_backend.call import Tensors, TorchCall, caller
-from collectives.torch_backend.work import Finished, Line, Pending, Run, at_once, seconds
+from collectives.job.errors import InputError
+from collectives.runtime.plan import Plan
+from collectives.runtime.resolve import Runs
+from collectives.schedule.ops import OPS
+from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, options_of, sum_products
+from collectives.torch_backend.work import FAILURES, CallQueue, Finished, Pending, PlanWork, seconds
 
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 1e-4, 0.05
+SHORT_BYTES = 1 << 16
+RedOp: Any = ReduceOp.RedOpType
+PREMUL_SUM = int(RedOp.PREMUL_SUM)
+OP_NAMES = {int(getattr(RedOp, op.torch)): name for name, op in OPS.items()} | {PREMUL_SUM: "sum"}
+OP_NAMES_OF_BOOL = OP_NAMES | {int(RedOp.SUM): "max", int(RedOp.PRODUCT): "min"}  # as NCCL's
 Base: Any = ProcessGroup  # whose declared overloads are for its callers; torch asks a backend for one of each
 
 
@@ -29,7 +37,7 @@ class Runner(Base):
     def __init__(self, comm: Communicator, store: dist.Store, timeout: timedelta, name: str):
         super().__init__(comm.rank, comm.size)
         self.comm, self.store, self.limit_s, self._name = comm, store, seconds(timeout), name
-        self.line = Line()
+        self.queue = CallQueue()
         comm.barrier()  # which all ranks are here for
         self.coalesced: list[Work] | None = None
         self.failure = ""
@@ -80,7 +88,9 @@ class Runner(Base):
 
     def shutdown(self) -> None:
         """End the group, and give back what it holds, unless a call has failed on any rank: it may not come here."""
-        self.line.end()
+        self.queue.end()
+        with suppress(TimeoutError):
+            self.comm._resolver.drain(partial(self.run_plan, None, time.monotonic()))
         if not self.failure and self.all_are_done():
             self.comm.free()
         self.failure = self.failure or "the group has been destroyed"
@@ -95,55 +105,125 @@ class Runner(Base):
         deadline_s = time.monotonic() + self.limit_s
         sleep_s = SHORTEST_SLEEP_S
         while not came.Test():
-            if time.monotonic() > deadline_s or (sleep_s == LONGEST_SLEEP_S and self.store.check(["failed"])):
+            if time.monotonic() > deadline_s or (sleep_s == LONGEST_SLEEP_S and self.has_failed()):
                 return False
             time.sleep(sleep_s)
             sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
         return True
 
+    def has_failed(self) -> bool:
+        """Whether a call has failed on any rank."""
+        try:
+            return self.store.check(["failed"])
+        except dist.DistError:  # rank 0, which serves the store, has ended
+            return True
+
     def fail(self, words: str) -> None:
-        """No call in this group can be made any more."""
+        """Let no call in this group be made any more."""
         self.failure = words
-        self.store.set("failed", words)
+        with suppress(dist.DistError):  # rank 0, which serves the store, may have ended
+            self.store.set("failed", words)
 
     # --- running calls ---
 
-    def run(self, call: TorchCall, options: Any = None) -> Work:
-        """Run a call, or have it run."""
+    def run(self, call: TorchCall, opts: Any = None) -> Work:
+        """Run a call, begin it, or have it run."""
         call.place = caller(sys._getframe(1))
-        return self.submit(partial(self.execute, call, options), call.taken or call.given, options)
+        if getattr(opts, "asyncOp", True) and (work := self.begin(call, opts)):
+            return work
+        return self.submit(lambda execute: execute(call), call.outputs or call.inputs, opts)
 
-    def submit(self, execute: Callable[[Run], None], results: Tensors, options: Any) -> Work:
-        """Do what makes calls, all of which run in one way, or have it done in its turn."""
-        if not getattr(options, "asyncOp", True) and self.line.free:
-            made_s = time.monotonic()
-            with self.line.running:
-                execute(partial(at_once, made_s))
-            return self.finished
-        work = Pending(execute, results)
-        self.line.add(work)
+    def begin(self, call: TorchCall, opts: Any) -> Work | None:
+        """Begin an asynchronous call in this thread, if it has been bound and takes less time than handing it over."""
+        results = call.outputs or call.inputs
+        if self.failure or not self.queue.is_empty or sum(t.nbytes for t in call.inputs + call.outputs) > SHORT_BYTES:
+            return None
+        with self.queue.running:
+            plan = call.begin(self.comm)
+        if plan is None:
+            return None
+        return self.keep(PlanWork(plan, results, self.limit_of(opts), partial(self.error_of, call), self.queue))
+
+    def keep(self, work: Work) -> Work:
+        """Have asynchronous work waited for with what is coalesced."""
         if self.coalesced is not None:
             self.coalesced.append(work)
         return work
 
-    def execute(self, call: TorchCall, options: Any, run: Run) -> None:
-        """Run a call to its end; what goes wrong is torch's kind of error."""
+    def reduction(self, collective: str, inputs: Tensors, outputs: Tensors, opts: Any, **values: Any) -> Work:
+        op, dtype = int(opts.reduceOp.op), inputs[0].dtype
+        name = (OP_NAMES_OF_BOOL if dtype is torch.bool else OP_NAMES)[op]
+        call = TorchCall(collective, inputs, outputs, options_of(collective, op=name, **values))
+        if op != PREMUL_SUM:
+            return self.run(call, opts)
+        call.place, call.note = caller(sys._getframe(1)), "PREMUL_SUM"
+        factor = opts.reduceOp.__getstate__()[1]  # as older torch has no name for it
+        return self.submit(partial(sum_products, call, factor), outputs or inputs, opts)
 
-        limit_s = seconds(getattr(options, "timeout", None))
-        if limit_s == math.inf:
-            limit_s = self.limit_s
+    def last(self, works: list[Work]) -> Work:
+        """Of calls that end in their order; nothing to wait for if there are none."""
+        return works[-1] if works else self.finished
+
+    def submit(self, make_calls: Callable[[Execute], None], results: Tensors, opts: Any) -> Work:
+        """Make calls now, or have a thread make them in their turn; nothing else of the group runs between them."""
+        if not getattr(opts, "asyncOp", True) and self.queue.is_empty:
+            with self.queue.running:
+                make_calls(partial(self.execute, opts, None))
+            return self.finished
+        work = Pending(lambda run: make_calls(partial(self.execute, opts, run)), results, self.limit_of(opts))
+        self.queue.add(work)
+        return self.keep(work)
+
+    def run_plan(self, opts: Any, begin_s: float, plan: Plan) -> None:
+        """Run a plan of a call that was made at that time."""
+        if not plan.run_only():
+            plan.begin()
+            plan.wait(max(0, begin_s + self.limit_of(opts) - time.monotonic()))
+
+    def limit_of(self, opts: Any) -> float:
+        """How many seconds a call may take."""
+        limit_s = seconds(getattr(opts, "timeout", None))
+        return self.limit_s if limit_s == math.inf else limit_s
+
+    def execute(self, opts: Any, run: Runs | None, call: TorchCall) -> None:
+        """Run a call to its end, its plans by `run` or in this thread; what goes wrong is torch's kind of error."""
         if self.failure:
-            raise dist.DistBackendError(f"{call.said}: {self.failure}")
+            raise dist.DistBackendError(f"{call}: {self.failure}")
         try:
-            if refusal := call.refuse():
-                self.comm._resolver.refuse(call.collective, refusal, lambda plan: run(plan, limit_s), call.place)
-            tensors.run(self.comm, call, lambda plan: run(plan, limit_s))
-        except TimeoutError:
-            within = f"within its timeout of {limit_s:g} s"
-            self.fail(f"{call.said} was not over {within}: not all {self.comm.size} ranks have come")
-            raise dist.DistBackendError(self.failure) from None
-        except InputError as error:
-            raise dist.DistBackendError(str(error)) from None
-        except (CommunicationError, MPI.Exception) as error:
-            self.fail(str(error))
-            raise dist.DistBackendError(self.failure) from error
+            call.run(self.comm, run or partial(self.run_plan, opts, time.monotonic()), at_once=run is None)
+        except FAILURES as error:
+            raise self.error_of(call, error, self.limit_of(opts)) from error
+
+    def error_of(self, call: TorchCall, error: Exception, limit_s: float) -> dist.DistBackendError:
+        """torch's kind of error.  After all but a refusal, no call can be made any more."""
+        if isinstance(error, InputError):
+            return dist.DistBackendError(str(error))
+        late = f"{call} was not over within its timeout of {limit_s:g} s: not all {self.comm.size} ranks have come"
+        self.fail(late if isinstance(error, TimeoutError) else str(error))
+        return dist.DistBackendError(self.failure)
+
+
+def untraced(group: type) -> type:
+    """Run a class's methods, and what they call, as they are: compiled code ends before and begins again after them.
+
+    torch calls them from C++, from where its compiler goes into them as if they were the program's own.
+    """
+    for name, method in list(vars(group).items()):
+        if isinstance(method, FunctionType):
+            setattr(group, name, not_compiled(method))
+    return group
+
+
+def not_compiled(method: Callable) -> Callable:
+    """Disable the compiler, without the seconds that importing it takes where nobody uses it."""
+    disabled: list[Callable] = []
+
+    @wraps(method)
+    def run(*arguments: Any, **named: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return method(*arguments, **named)
+        if not disabled:
+            disabled.append(torch.compiler.disable(method))
+        return disabled[0](*arguments, **named)
+
+    return run

@@ -1,4 +1,4 @@
-"""What a call returns to wait for, and the thread that runs a group's asynchronous calls in their order."""
+"""What torch's calls return to wait for, and the threads that run asynchronous calls in their order."""
 
 import math
 import queue
@@ -6,37 +6,35 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import Work
+from mpi4py import MPI
+from torch.distributed import DistBackendError, Work
 from torch.futures import Future
 
+from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.plan import Plan
-from collectives.torch_backend.order import Order, device_of
+from collectives.runtime.point_to_point import RecvMessage
+from collectives.runtime.resolve import Runs
+from collectives.runtime.started import Predecessor
 
 Base: Any = Work  # declared with a C++ result and future
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
-BUSY = 0.25  # part of a moment that others compute, above which they need the core
+BUSY = 0.25  # of a moment, for which others compute, above which they need the core
+FAILURES = (TimeoutError, InputError, CommunicationError, MPI.Exception)
 IDLE_S = 1e-3  # for how long nobody is taken to compute
-
-Run = Callable[[Plan, float], None]  # runs a plan, which must end so many seconds after its call was made
-
-
-def at_once(made_s: float, plan: Plan, limit_s: float) -> None:
-    """Run a plan of a call that was made at that time."""
-    if not plan.run_only():
-        plan.begin()
-        plan.wait(max(0, made_s + limit_s - time.monotonic()))
+Tensors = Sequence[torch.Tensor]
+ErrorOf = Callable[[Exception, float], DistBackendError]  # of what was raised, and the time limit
 
 
 class Finished(Base):
     """Of a call that is over."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor] = ()):
+    def __init__(self, tensors: Tensors = ()):
         super().__init__()
         self.tensors = list(tensors)
+        self.error: BaseException | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
@@ -45,10 +43,10 @@ class Finished(Base):
         return True
 
     def is_success(self) -> bool:
-        return True
+        return self.is_completed() and self.error is None
 
     def exception(self) -> BaseException | None:
-        return None
+        return self.error
 
     def synchronize(self) -> None:
         self.wait()
@@ -63,25 +61,107 @@ class Finished(Base):
         return future
 
 
-class Pending(Finished):
-    """Of a call that the group's thread runs."""
+class PlanWork(Finished):
+    """Of a plan under way, which its caller's thread moves on when it waits; `error_of` makes torch's kind of error."""
 
-    def __init__(self, run: Callable[[Run], Any], tensors: Sequence[torch.Tensor]):
+    def __init__(
+        self, plan: Plan, tensors: Tensors, limit_s: float, error_of: ErrorOf, queue: "CallQueue | None" = None
+    ):
         super().__init__(tensors)
-        self.run = run
-        device = device_of(tensors)
-        self.order = device and Order(device)
-        self.future: Future = Future(devices=[device] if device else None)
+        self.plan, self.limit_s, self.error_of, self.queue = plan, limit_s, error_of, queue
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        limit_s = min(self.limit_s, seconds(timeout))
+        if self.error is None:
+            self.attempt(lambda: self.plan.wait(limit_s), limit_s)
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def is_completed(self) -> bool:
+        return self.error is not None or bool(self.attempt(self.plan.done))
+
+    def attempt(self, look: Callable[[], Any], limit_s: float = 0) -> Any:
+        """Return what `look` does, and keep what it raises."""
+        try:
+            return look()
+        except FAILURES as error:
+            self.error = self.error_of(error, limit_s)
+            return True
+
+    def get_future(self) -> Future:
+        if self.queue is None or self.is_success():
+            return super().get_future()
+        pending = Pending(self.follow, self.tensors, self.limit_s)
+        self.queue.add(pending)
+        return pending.future
+
+    def follow(self, run: Runs) -> None:
+        """Have a thread of the group's wait, for the future."""
+        self.attempt(lambda: run(Predecessor(self.plan)), self.limit_s)
+        self.wait()
+
+
+class MessageWork(PlanWork):
+    """Of a message under way: of a tensor's own memory, or of a copy where that has gaps."""
+
+    def __init__(self, begin: Callable, tensor: torch.Tensor, peer: int | None, tag: int, limit_s: float):
+        self.compact = tensor.detach().contiguous()
+        plan = begin(self.compact.view(-1).view(torch.uint8), peer, tag, blocking=False)
+        super().__init__(plan, [tensor], limit_s, self.as_torch)
+        self.message = plan.rounds[0]
+        self.receives_copy = isinstance(self.message, RecvMessage) and self.compact.data_ptr() != tensor.data_ptr()
+
+    def as_torch(self, error: Exception, limit_s: float) -> DistBackendError:
+        is_late = isinstance(error, TimeoutError)
+        return DistBackendError(f"{self.plan.words} was not over after {limit_s:g} s" if is_late else str(error))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        super().wait(timeout)
+        self.copy_back()
+        return True
+
+    def is_completed(self) -> bool:
+        is_over = super().is_completed()
+        if is_over and self.error is None:
+            self.copy_back()
+        return is_over
+
+    def copy_back(self) -> None:
+        """Do what remains when the message has come, perhaps to another thread."""
+        if self.plan.device.is_async:
+            self.plan.device.synchronize()
+        if self.receives_copy:
+            self.tensors[0].detach().copy_(self.compact)
+            self.receives_copy = False
+
+    def _source_rank(self) -> int:
+        return self.message.peer
+
+    source_rank = _source_rank
+
+
+class Pending(Finished):
+    """Of a call that a thread of the group's runs.
+
+    `execute` makes the call, with what is to run its plans; they must end `limit_s` seconds after it was queued.
+    """
+
+    def __init__(self, execute: Callable[[Runs], Any], tensors: Tensors, limit_s: float):
+        super().__init__(tensors)
+        self.execute = execute
+        self.device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        self.before: Any = self.device and torch.cuda.current_stream(self.device).record_event()
+        self.future: Future = Future(devices=[self.device] if self.device else None)
         self.over = threading.Event()
-        self.made_s = time.monotonic()
+        self.deadline_s = time.monotonic() + limit_s
         self.awaited = False
-        self.error: BaseException | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self.awaited = True
         limit_s = seconds(timeout)
         if not self.over.wait(None if limit_s == math.inf else limit_s):
-            raise torch.distributed.DistBackendError(f"not over after {limit_s:g} s")
+            raise DistBackendError(f"not over after {limit_s:g} s")
         if self.error is not None:
             raise self.error
         return True
@@ -89,24 +169,26 @@ class Pending(Finished):
     def is_completed(self) -> bool:
         return self.over.is_set()
 
-    def is_success(self) -> bool:
-        return self.over.is_set() and self.error is None
-
-    def exception(self) -> BaseException | None:
-        return self.error
-
     def get_future(self) -> Future:
         return self.future
 
-    def execute(self) -> None:
+    def run(self) -> None:
         try:
-            if self.order:
-                self.order.run(partial(self.run, self.gently))
+            if self.before is None:
+                self.execute(self.run_plan)
             else:
-                self.run(self.gently)
+                self.run_on_stream()
         except Exception as error:  # raised where it is waited for
             self.error = error
         self.over.set()
+
+    def run_on_stream(self) -> None:
+        """Run it after what its caller's stream held; the device has done all of it when this returns."""
+        stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(stream):
+            stream.wait_event(self.before)
+            self.execute(self.run_plan)
+            stream.synchronize()
 
     def set_future(self) -> None:
         """Run the future's continuations, too, which may wait for other calls."""
@@ -115,32 +197,32 @@ class Pending(Finished):
         else:
             self.future.set_exception(self.error)
 
-    def gently(self, plan: Plan, limit_s: float) -> None:
+    def run_plan(self, plan: Plan) -> None:
         """Run a plan and leave the core to who computes, until somebody waits, or nobody computes.
 
         C++ that waits for the future does not say so: what shows is that this process's other threads do nothing.
         """
-        self.move(plan, limit_s)
+        plan.begin()
+        self.finish(plan)
         if plan.device.is_async:  # and any thread may have ended the plan, on its own stream
             plan.device.synchronize()
 
-    def move(self, plan: Plan, limit_s: float) -> None:
-        deadline_s, sleep_s = self.made_s + limit_s, SHORTEST_SLEEP_S
-        plan.begin()
+    def finish(self, plan: Plan) -> None:
+        sleep_s = SHORTEST_SLEEP_S
         while not self.awaited:
             if plan.done():
                 return
-            if time.monotonic() > deadline_s:
+            if time.monotonic() > self.deadline_s:
                 raise TimeoutError
             computed_s = others_s()
             time.sleep(sleep_s)
             if others_s() - computed_s > BUSY * sleep_s:
                 sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
-            elif ended_within(plan, IDLE_S):
+            elif ends_within(plan, IDLE_S):
                 return
             else:
                 sleep_s = SHORTEST_SLEEP_S
-        plan.wait(max(0, deadline_s - time.monotonic()))
+        plan.wait(max(0, self.deadline_s - time.monotonic()))
 
 
 def others_s() -> float:
@@ -148,7 +230,7 @@ def others_s() -> float:
     return time.process_time() - time.thread_time()
 
 
-def ended_within(plan: Plan, limit_s: float) -> bool:
+def ends_within(plan: Plan, limit_s: float) -> bool:
     """Wait for a plan, for so many seconds at most; whether it has ended."""
     try:
         plan.wait(limit_s)
@@ -163,8 +245,8 @@ def seconds(timeout: timedelta | None) -> float:
     return limit_s if limit_s > 0 else math.inf
 
 
-class Line:
-    """Runs calls one after the other, in threads of its own; while it is free, a caller may run one himself.
+class CallQueue:
+    """Runs calls one after the other, in threads of its own; while it is empty, a caller may run one himself.
 
     One thread has the turn to run a call.  It gives that up before it sets the call's future, so that a continuation
     may wait for calls behind its own: while all threads are in continuations, one more is started.
@@ -179,7 +261,7 @@ class Line:
         self.latest: Pending | None = None
 
     @property
-    def free(self) -> bool:
+    def is_empty(self) -> bool:
         return self.latest is None or self.latest.over.is_set()
 
     def add(self, pending: Pending) -> None:
@@ -197,13 +279,13 @@ class Line:
                 self.threads[-1].start()
 
     def _run(self) -> None:
-        while pending := self._execute_next():
+        while pending := self._run_next():
             self._have_free(-1)
             pending.set_future()
             del pending
             self._have_free(1)
 
-    def _execute_next(self) -> Pending | None:
+    def _run_next(self) -> Pending | None:
         """Run the next call; returns it, or None at the end."""
         with self.turn:
             pending = self.calls.get()
@@ -211,7 +293,7 @@ class Line:
                 self.calls.put(None)  # for the other threads
             else:
                 with self.running:
-                    pending.execute()
+                    pending.run()
             return pending
 
     def end(self) -> None:

@@ -13,9 +13,9 @@ GLOO: list[dist.ProcessGroup] = []  # kept: a thread of gloo's that gave its gro
 @contextmanager
 def world(mpi_comm, backend: str = "collectives") -> Iterator[None]:
     """Make a default group of the test's ranks for a while."""
-    from collectives.torch_backend import MPIStore
+    from collectives.torch_backend import create_store
 
-    store = MPIStore(mpi_comm)
+    store = create_store(mpi_comm)
     dist.init_process_group(
         backend, store=store, rank=mpi_comm.rank, world_size=mpi_comm.size, timeout=timedelta(seconds=60)
     )
@@ -25,7 +25,6 @@ def world(mpi_comm, backend: str = "collectives") -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-        store.close()
 
 
 def of(rank: int, count: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -60,6 +60,14 @@ def test_results_land_in_whatever_array_is_passed(comm, collective):
         same(x, given[comm.rank])
 
 
+def test_an_out_of_a_rank_that_gets_no_result(comm):
+    for run in range(3):
+        x, out = np.ones(4), np.zeros(4)
+        assert comm.reduce(x, out=out) is (x if comm.rank else out)
+        assert comm.reduce(x, out=out, blocking=False).wait() is (x if comm.rank else out), run
+        same(out, np.full(4, 0.0 if comm.rank else float(comm.size)))
+
+
 def test_every_root_is_a_call_of_its_own(comm):
     xs = inputs(comm.size, 4 * comm.size)
     for run in range(3):
@@ -68,6 +76,39 @@ def test_every_root_is_a_call_of_its_own(comm):
                 x = xs[comm.rank] + np.float32(run)
                 want = expected(collective, [values + np.float32(run) for values in xs], comm.rank, root=root)
                 same(getattr(comm, collective)(x, root=root), want, (collective, root, run))
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("memory", MEMORY)
+def test_later_calls_that_are_not_waited_for_do_not_agree_anew(comm, collective, memory, monkeypatch):
+    """Several are under way at once, with one that is waited for among them."""
+    for count in (0, 24 * comm.size, 30_000 * comm.size):
+        xs = inputs(comm.size, count)
+        arrays = [put(comm, memory, xs[comm.rank]) for _ in range(3)]
+        with monkeypatch.context() as patch:
+            for run in range(3):
+                if run == 1:
+                    only_once(comm, patch)
+                given = [[values + np.float32(run + turn) for values in xs] for turn in range(3)]
+                for x, of_ranks in zip(arrays, given, strict=True):
+                    x[:] = of_ranks[comm.rank]
+                call = getattr(comm, collective)
+                works = [call(arrays[0], blocking=False), call(arrays[1], blocking=False)]
+                same(call(arrays[2]), expected(collective, given[2], comm.rank), (collective, count, run))
+                for turn in (1, 0):
+                    same(works[turn].wait(), expected(collective, given[turn], comm.rank), (collective, count, run))
+
+
+def test_later_calls_on_fused_arrays_do_not_agree_anew(comm, monkeypatch):
+    for run in range(4):
+        if run == 1:
+            only_once(comm, monkeypatch)
+        arrays = [np.full(shape, float(comm.rank + run + number)) for number, shape in enumerate([(3,), (2, 2), ()])]
+        got = comm.all_reduce(comm.fuse(arrays), blocking=run % 2 == 0)
+        got = got if run % 2 == 0 else got.wait()
+        for number, (result, own) in enumerate(zip(got, arrays, strict=True)):
+            assert result is own
+            same(own, np.full(own.shape, sum(rank + run + number for rank in range(comm.size)), float))
 
 
 def test_in_place_chunks(comm):
@@ -99,6 +140,23 @@ def test_ranks_whose_arrays_lie_in_different_kinds_of_memory(comm):
         shared[:] = xs[comm.rank]
         x = shared if in_shared in (comm.rank, -1) else xs[comm.rank].copy()
         same(comm.all_reduce(x), expected("all_reduce", xs, comm.rank), in_shared)
+
+
+@pytest.mark.sizes(2, 4)
+def test_started_calls_that_ranks_find_bound_or_not(comm):
+    """Who has bound the call of its memory begins at once, and binds it again with who has not."""
+    shared = [put(comm, "symmetric", np.zeros(1000, np.float32)) for _ in range(8)]
+    works, results = [], []
+    for turn, in_shared in enumerate((0, 1, -1, 0, 2, -1, 1, 0)):  # on which rank, or on all
+        x = shared[turn] if in_shared in (comm.rank, -1) else np.empty(1000, np.float32)
+        x[:] = comm.rank + turn
+        works.append(comm.all_reduce(x, blocking=False))
+        results.append(x)
+    ones = comm.all_reduce(np.ones(1000, np.float32))
+    same(ones, np.full(1000, np.float32(comm.size)))
+    for turn, (work, x) in enumerate(zip(works, results, strict=True)):
+        assert work.wait() is x
+        same(x, np.full(1000, np.float32(sum(range(comm.size)) + turn * comm.size)), turn)
 
 
 def test_tensors_and_arrays_mix(comm):
@@ -184,6 +242,10 @@ CALLS = {
     "a plan": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.plan("all_reduce", np.ones(4))),
     "one that is not waited for": (
         lambda comm: comm.all_reduce(np.ones(4)),
+        lambda comm: comm.all_reduce(np.ones(5), blocking=False).wait(),
+    ),
+    "two that are not waited for": (
+        lambda comm: comm.all_reduce(np.ones(4), blocking=False).wait(),
         lambda comm: comm.all_reduce(np.ones(5), blocking=False).wait(),
     ),
     "a split": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.split(0).free()),

@@ -73,11 +73,6 @@ DISAGREEMENTS = {
         "reduce_scatter(4 elements, float64, op=sum, algorithm=auto)",
         "reduce_scatter(4 elements, float64, op=sum, reproducible=True, algorithm=auto)",
     ),
-    "arrays to fuse": (
-        lambda comm, odd: comm.fuse([np.zeros(4 + odd), np.zeros(4 - odd)]),
-        "fuse([4, 4], float64, cpu)",
-        "fuse([5, 3], float64, cpu)",
-    ),
     "fused arrays": (
         lambda comm, odd: (lambda both: comm.all_reduce(both[odd]))([comm.fuse(zeros(4, 4)), comm.fuse(zeros(5, 3))]),
         "all_reduce(8 elements, float64, op=sum, algorithm=auto) of fuse([4, 4], float64, cpu)",
@@ -245,7 +240,7 @@ WRONG = {
         "of float32 is of more memory than a process can address",
     ),
     "fused arrays that overlap": (
-        lambda comm: (lambda x: comm.fuse([x[:5], x[4:]]))(np.zeros(9)),
+        lambda comm: (lambda x: comm.all_reduce(comm.fuse([x[:5], x[4:]])))(np.zeros(9)),
         "fuse: arrays overlap: pass each part of memory once",
     ),
     "halves by MPI": (
@@ -340,10 +335,13 @@ WRONG = {
         ),
         "reduce: algorithm 'binomial' cannot do wire_dtype=bfloat16, reproducible=True: use auto, chain",
     ),
-    "fuse of nothing": (lambda comm: comm.fuse([]), "fuse: no arrays are given: pass at least one"),
-    "fuse of no arrays": (lambda comm: comm.fuse([1.0]), "fuse: float is no array: pass a NumPy or CuPy array or"),
+    "fuse of nothing": (lambda comm: comm.all_reduce(comm.fuse([])), "fuse: no arrays are given: pass at least one"),
+    "fuse of no arrays": (
+        lambda comm: comm.plan("reduce", comm.fuse([1.0])),
+        "fuse: float is no array: pass a NumPy or CuPy array or",
+    ),
     "fuse of two dtypes": (
-        lambda comm: comm.fuse([np.zeros(4), np.zeros(4, "int8")]),
+        lambda comm: comm.broadcast(comm.fuse([np.zeros(4), np.zeros(4, "int8")])),
         "fuse: arrays of dtype float64 and int8 do not go together: fuse those of each dtype",
     ),
     "fused arrays that a collective does not take": (
@@ -353,6 +351,10 @@ WRONG = {
     "fused arrays and out": (
         lambda comm: comm.all_reduce(comm.fuse(zeros(4, 4)), out=np.zeros(8)),
         "all_reduce: takes no out with fused arrays, which get the results themselves: leave it out",
+    ),
+    "fused arrays that are read-only, not waited for": (
+        lambda comm: comm.all_reduce(comm.fuse([np.zeros(4), read_only(4)]), blocking=False),
+        "all_reduce: array 1 is read-only: pass an array that may be written",
     ),
     "fused arrays that are read-only": (
         lambda comm: comm.all_reduce(comm.fuse([np.zeros(4), read_only(4)])),
@@ -419,7 +421,7 @@ def test_a_wrong_out_of_uneven_chunks(comm):
 def test_a_plan_and_a_nonblocking_call_are_refused_alike(comm):
     x = np.zeros(4 + comm.rank // (comm.size - 1))
     plan = refused(comm, lambda: comm.plan("all_reduce", x)).replace("calls plan ", "calls ")
-    work = refused(comm, lambda: comm.all_reduce(x, blocking=False))
+    work = refused(comm, lambda: comm.all_reduce(x, blocking=False).wait())
     assert [re.sub(rf" #\d+ \({HERE}\)", "", words) for words in (plan, work)] == [
         f"ranks disagree: rank 0 calls all_reduce(4 elements, float64, op=sum, algorithm=auto), rank {comm.size - 1} "
         "calls all_reduce(5 elements, float64, op=sum, algorithm=auto); call the same on all ranks"

@@ -98,9 +98,9 @@ def test_on_a_device(new_comm, cuda, mpi_reads):
         same(cuda.get(part), want)
 
 
-def test_the_buffer_is_symmetric_memory(comm):
-    fused = comm.fuse([np.zeros(1 << 16), np.zeros(5)])
-    assert comm._context.windows.window_of(fused.buffer)
+def test_the_buffer_of_a_plan_is_symmetric_memory(comm):
+    plan = comm.plan("all_reduce", comm.fuse([np.zeros(1 << 16), np.zeros(5)]))
+    assert all(comm._context.windows.window_of(part) for part, _ in plan.before)
 
 
 @pytest.mark.sizes(2, 3)
@@ -122,4 +122,4 @@ def test_arrays_on_two_devices_of_a_kind(comm, cuda):
 
     arrays = [cuda.use(index).put(np.ones(3)) for index in range(2)]
     with pytest.raises(InputError, match="arrays of device cuda:0 and cuda:1 do not go together"):
-        comm.fuse(arrays)
+        comm.all_reduce(comm.fuse(arrays))

@@ -250,6 +250,35 @@ def test_an_asynchronous_call_does_not_wait_for_the_others(size):
     assert torch.equal(x, sum(of(r) for r in range(size)))
 
 
+def test_asynchronous_calls_that_have_been_made_before(size):
+    """Short ones begin in the caller's thread; their results may be asked for in any order."""
+    for run in range(3):
+        xs = [of(dist.get_rank() + number, 100) for number in range(4)]
+        works = [dist.all_reduce(x, async_op=True) for x in xs]
+        dist.barrier()  # comes after them
+        futures = [work.get_future() for work in works[::2]]
+        for number in (3, 0, 2, 1):
+            assert works[number].wait()
+            assert works[number].is_success()
+            assert torch.equal(xs[number], sum(of(rank + number, 100) for rank in range(size))), run
+        for future, x in zip(futures, xs[::2], strict=True):
+            assert future.wait()[0] is x
+
+
+@pytest.mark.sizes(2, 4)
+def test_asynchronous_calls_of_which_ranks_have_made_others(size):
+    for _ in range(2):
+        for count in (3, 4):
+            dist.all_reduce(torch.ones(count), async_op=True).wait()
+    for _ in range(2):
+        work = dist.all_reduce(torch.ones(3 + (dist.get_rank() > 0)), async_op=True)
+        with pytest.raises(dist.DistBackendError, match=r"rank 0 calls all_reduce\(3 elements.*all_reduce\(4 elements"):
+            work.wait()
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert (x == size).all()
+
+
 @pytest.mark.sizes(2, 4)
 def test_threads_that_share_a_group(size):
     """Whichever of their calls comes first, the others' is the same."""

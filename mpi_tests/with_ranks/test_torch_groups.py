@@ -91,22 +91,32 @@ def test_a_mesh_splits_groups(size, bind_device, monkeypatch):
 
 
 def test_store(mpi_comm):
-    from collectives.torch_backend import MPIStore
+    """Every rank reaches what the others have set."""
+    from collectives.torch_backend import create_store
 
-    store = MPIStore(mpi_comm)
-    prefixed = dist.PrefixStore("mine", store)
-    prefixed.set(f"of {mpi_comm.rank}", str(mpi_comm.rank))
-    assert prefixed.multi_get([f"of {r}" for r in range(mpi_comm.size)]) == [b"%d" % r for r in range(mpi_comm.size)]
-    prefixed.add("sum", mpi_comm.rank)
-    prefixed.add("came", 1)
-    while prefixed.add("came", 0) < mpi_comm.size:
-        pass
-    assert prefixed.add("sum", 0) == sum(range(mpi_comm.size))
-    assert not store.check(["sum"])
-    assert store.check(["mine/sum"])
-    with pytest.raises(dist.DistStoreError, match=r"no never after 0.1 s"):
-        store.wait(["never"], timedelta(seconds=0.1))
-    store.close()
+    store = create_store(mpi_comm)
+    store.set(f"of {mpi_comm.rank}", str(mpi_comm.rank))
+    assert store.multi_get([f"of {r}" for r in range(mpi_comm.size)]) == [b"%d" % r for r in range(mpi_comm.size)]
+    mpi_comm.Barrier()  # rank 0 serves it
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("by_future", [False, True])
+def test_asynchronous_calls_that_others_do_not_make(mpi_comm, by_future):
+    """It has been bound, so that it begins at once; who waits for it is told that its time is over."""
+    with world(mpi_comm):
+        group = dist.new_group(timeout=timedelta(seconds=0.3))
+        x = torch.ones(3)
+        for _ in range(2):
+            dist.all_reduce(x, group=group)
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(x, group=group, async_op=True)
+            words = r"was not over within its timeout of 0.3 s"
+            with pytest.raises(RuntimeError if by_future else dist.DistBackendError, match=words):
+                work.get_future().wait() if by_future else work.wait()
+            with pytest.raises(dist.DistBackendError, match=words):
+                dist.barrier(group=group)
+        dist.barrier()
 
 
 @pytest.mark.sizes(2)

@@ -45,20 +45,20 @@ def streams(monkeypatch):
 
 
 def test_a_call_comes_after_its_callers_work_and_ends_with_its_own(streams):
-    def run(gently):
+    def run(run_plan):
         assert threading.current_thread() is not threading.main_thread()
         streams.asked.append(f"run on {streams.current.stream.name}")
-        gently(plan, 60.0)
+        run_plan(plan)
 
     device = SimpleNamespace(is_async=True, synchronize=lambda: streams.asked.append("synchronize device"))
     plan = SimpleNamespace(device=device, begin=lambda: None, done=lambda: True, wait=lambda limit_s: None)
-    tensor, line = SimpleNamespace(is_cuda=True, device=CUDA), work.Line()
+    tensor, queue = SimpleNamespace(is_cuda=True, device=CUDA), work.CallQueue()
     with streams.use(streams.stream("caller's")):
-        pending = work.Pending(run, [tensor])
+        pending = work.Pending(run, [tensor], 60.0)
     assert streams.asked == ["record on caller's", [CUDA]]
-    line.add(pending)
+    queue.add(pending)
     pending.wait()
-    line.end()
+    queue.end()
     assert streams.asked[2:] == [
         "own waits for event of caller's",
         "run on own",
@@ -69,7 +69,7 @@ def test_a_call_comes_after_its_callers_work_and_ends_with_its_own(streams):
 
 
 def test_tensors_of_the_cpu_have_no_streams(streams):
-    pending = work.Pending(lambda gently: None, [torch.ones(1)])
-    pending.execute()
+    pending = work.Pending(lambda run_plan: None, [torch.ones(1)], 60.0)
+    pending.run()
     assert pending.is_success()
     assert streams.asked == [None]

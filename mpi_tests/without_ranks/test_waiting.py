@@ -8,7 +8,7 @@ import pytest
 
 from collectives.runtime import kernels, plan
 from collectives.runtime.plan import Progress
-from collectives.runtime.shared_memory import BRIEF_SPINS, SPINS, Program
+from collectives.runtime.shared_memory import BRIEF_SPINS, SPINS, YIELDS, Program
 
 
 class Late:
@@ -43,6 +43,23 @@ def test_a_wait_spins_then_yields_then_sleeps(monkeypatch, oversubscribed, is_ti
     assert clock.done == [*first, "yield", "yield", f"sleep {1e3 * 20.06e-3 / 64:g} ms", "sleep 1 ms"]
 
 
+def test_who_finds_the_core_taken_sleeps_for_a_while(monkeypatch):
+    """A yield that goes to a process which computes comes back late."""
+    clock = Clock(monkeypatch)
+    progress = Progress(oversubscribed=True)
+
+    def computed_by_others():
+        clock.done.append("yield")
+        clock.now_s += 3e-3
+
+    monkeypatch.setattr(plan.os, "sched_yield", computed_by_others)
+    monkeypatch.setattr(plan, "MOST_NAPS", 2)
+    for _ in range(7):
+        progress.relax(0.0)
+    nap = "sleep 0.02 ms"
+    assert clock.done == ["yield", nap, nap, "yield", nap, nap, "yield"]
+
+
 def test_what_moves_on_is_waited_for_anew(monkeypatch):
     clock = Clock(monkeypatch)
     Progress(oversubscribed=False).wait(Late(clock, [0.5, 1e-5], moves=[0.5]))
@@ -56,9 +73,24 @@ def test_a_program_spins_once_in_a_meeting_then_yields(oversubscribed):
     channel = SimpleNamespace(slots=slots, state=np.zeros(kernels.STATE_LENGTH, np.int64))
     program = Program(np.array([kernels.BARRIER, 2], np.int64), channel, np.dtype("float32"), oversubscribed, binding=7)
     for _ in range(3):
+        channel.state[kernels.NAPS] = 0  # whatever its last yield was like
         assert not program.spin()
         assert program.frame[kernels.SPUN] == (0 if oversubscribed else SPINS)
     other[8:10] = 1, 7  # the line for barriers of odd number: this one, in the same program
     assert program.spin()
+    channel.state[kernels.NAPS] = 0
     assert not program.test()
     assert program.frame[kernels.SPUN] == BRIEF_SPINS
+
+
+def test_a_program_whose_core_is_taken_does_not_spin():
+    own, other = np.zeros(16, np.int64), np.zeros(16, np.int64)
+    slots = np.array([own.ctypes.data, other.ctypes.data], np.int64)
+    channel = SimpleNamespace(slots=slots, state=np.zeros(kernels.STATE_LENGTH, np.int64))
+    program = Program(np.array([kernels.BARRIER, 2], np.int64), channel, np.dtype("float32"), False, binding=7)
+    channel.state[kernels.NAPS] = YIELDS + 1
+    assert not program.spin()
+    assert (program.frame[kernels.SPUN], channel.state[kernels.NAPS]) == (0, 1)
+    channel.state[kernels.NAPS] = 0
+    assert not program.spin()
+    assert program.frame[kernels.SPUN] == SPINS

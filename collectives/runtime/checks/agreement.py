@@ -64,7 +64,7 @@ class Agreement:
         """Both sides, in words.  From here on the ranks count calls alike again.  Collective."""
         sides = [Side(*text.split("\0")) for text in self.gather_texts("\0".join(mine))]
         if call:
-            call.calls.number = max(int(side.number or 0) for side in sides)
+            call.calls.number += max(int(side.number or 0) for side in sides) - call.number
         return disagreement(sides)
 
     def highest(self, mine: list[int]) -> list[int]:

@@ -142,11 +142,11 @@ class Call:
     def __exit__(self, *_: Any) -> None:
         self.under_way = False
 
-    def enter(self, depth: int = 1) -> None:
-        """Count it, and keep it with the caller's place, at least `depth` frames up: each that is looked at costs."""
+    def enter(self, depth: int = 1, place: tuple[str, int] | None = None) -> None:
+        """Count it, and keep it with its place, or the caller's, at least `depth` frames up: each looked at costs."""
         calls = self.calls
         calls.number = self.number = calls.number + 1
-        self.place = caller(sys._getframe(depth))
+        self.place = place or caller(sys._getframe(depth))
         calls.record.ring.append((self, self.number, self.place))
         if self.compare:
             self.compare(self)

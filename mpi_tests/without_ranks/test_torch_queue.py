@@ -2,42 +2,46 @@
 
 import threading
 import time
-from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
 from collectives.torch_backend import work
+from collectives.torch_backend.runner import Runner
 
 
 @pytest.fixture
-def line():
-    line = work.Line()
-    yield line
-    line.end()
+def queue():
+    queue = work.CallQueue()
+    yield queue
+    queue.end()
 
 
-def test_continuations_may_wait_for_calls_behind_their_own(line):
+def pending(execute):
+    return work.Pending(execute, [], limit_s=60.0)
+
+
+def test_continuations_may_wait_for_calls_behind_their_own(queue):
     """Each of four for the next one: as PowerSGD's, which reduces again what came of the reduction before."""
     order = []
-    calls = [work.Pending(lambda run, number=number: order.append(number), []) for number in range(5)]
+    calls = [pending(lambda run, number=number: order.append(number)) for number in range(5)]
     ends = [call.get_future().then(lambda _, behind=behind: behind.over.wait(2)) for call, behind in pairwise(calls)]
     for call in calls:
-        line.add(call)
+        queue.add(call)
     assert [end.wait() for end in ends] == [True] * 4
     assert order == [0, 1, 2, 3, 4]
 
 
-def test_a_continuation_may_make_calls(line):
-    second = work.Pending(lambda run: None, [])
-    first = work.Pending(lambda run: None, [])
-    end = first.get_future().then(lambda _: line.add(second) or second.over.wait(2))
-    line.add(first)
+def test_a_continuation_may_make_calls(queue):
+    second = pending(lambda run: None)
+    first = pending(lambda run: None)
+    end = first.get_future().then(lambda _: queue.add(second) or second.over.wait(2))
+    queue.add(first)
     assert end.wait()
 
 
-def test_calls_run_one_at_a_time(line):
+def test_calls_run_one_at_a_time(queue):
     alone = threading.Lock()
 
     def run(_):
@@ -45,18 +49,18 @@ def test_calls_run_one_at_a_time(line):
         time.sleep(1e-3)
         alone.release()
 
-    calls = [work.Pending(run, []) for _ in range(20)]
+    calls = [pending(run) for _ in range(20)]
     for call in calls:
-        line.add(call)
+        queue.add(call)
     assert all(call.wait() for call in calls)
 
 
-def test_a_failure_is_the_future_s_too(line):
+def test_a_failure_is_the_future_s_too(queue):
     def fail(_):
         raise ValueError("seven")
 
-    call = work.Pending(fail, [])
-    line.add(call)
+    call = pending(fail)
+    queue.add(call)
     with pytest.raises(ValueError, match="seven"):
         call.wait()
     with pytest.raises(ValueError, match="seven"):
@@ -69,9 +73,12 @@ def test_time_runs_from_when_a_call_is_made(is_async):
     limits = []
     device = SimpleNamespace(is_async=False)
     plan = SimpleNamespace(device=device, run_only=lambda: False, begin=lambda: None, wait=limits.append)
-    pending = work.Pending(lambda run: None, [])
-    pending.awaited = True
-    pending.made_s -= 10
-    run = pending.gently if is_async else partial(work.at_once, pending.made_s)
-    run(plan, 9.0)
+    if is_async:
+        call = pending(lambda run: None)
+        call.awaited = True
+        call.deadline_s = time.monotonic() - 1
+        call.run_plan(plan)
+    else:
+        group, limited = SimpleNamespace(limit_of=lambda opts: opts.limit_s), SimpleNamespace(limit_s=9.0)
+        Runner.run_plan(group, limited, time.monotonic() - 10, plan)
     assert limits == [0]

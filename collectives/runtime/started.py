@@ -1,0 +1,131 @@
+"""A call that its caller does not wait for at once, as a run of what is bound for its signature."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from collectives.arrays.device import host
+from collectives.runtime.checks.call_log import Call
+from collectives.runtime.plan import MismatchError, Plan, Waitable
+
+if TYPE_CHECKING:
+    from collectives.runtime.resolve import Bound, Request, Resolver
+    from collectives.runtime.shared_memory import Program
+    from collectives.runtime.signature import Signed
+
+
+NOWHERE = (0, 0)  # the addresses and windows of no arrays
+
+
+class StartedCall(Plan):
+    """A call under way.  It begins when the one before it on its communicator has ended.
+
+    For what is bound for calls has one channel, where programs run one after the other, in one order on all ranks.
+    Where ranks turn out to have found different ones, they resolve the call again when it is its turn.
+    """
+
+    def __init__(
+        self, resolver: Resolver, request: Request, signed: Signed, bound: Bound, call: Call, ahead: Plan | None
+    ):
+        self.resolver, self.request, self.signed, self.bound, self.ahead = resolver, request, signed, bound, ahead
+        result, self.addresses, self.keys = bound.place(request.x, request.out, *signed[1:3])
+        super().__init__(bound.call.name, result, resolver.progress, host(), [])
+        self.call = self.entered = call
+        self.keep = request.x, request.out
+
+    def awaits(self) -> str:
+        return f"the end of {self.ahead.name}" if self.ahead else super().awaits()
+
+    def _run(self) -> Iterator[Waitable]:
+        if self.ahead is not None and self.ahead.is_under_way:
+            yield End(self.ahead)
+        self.ahead = None
+        first = Comparison(self.program())
+        if not first.test():
+            yield first
+        if first.has_failed:
+            self.entered.name = self.request.collective  # as ranks compare it
+            resolved = self.resolver.resolve(self.entered, self.request, compared=True)
+            self.bound = self.resolver.bind_call(self.entered, self.signed, resolved)
+            self.entered.name = self.bound.call.name
+        if self.bound.program is None:
+            yield from self.run_messages()
+        elif first.has_failed:
+            yield from self.program().run(self.device)
+        for target, source in self.after:
+            self.device.copy(target, source)
+        self.keep = None
+
+    def program(self) -> Program:
+        """What runs first: the bound program on this call's arrays, or one that only compares."""
+        bound, number = self.bound, self.entered.number * self.resolver.check
+        program = self._round = bound.program or self.resolver.gate_plan[0]
+        places = (self.addresses, self.keys) if bound.program else (NOWHERE, NOWHERE)
+        program.use(number, *places, bound.number)
+        return program
+
+    def run_messages(self) -> Iterator[Waitable]:
+        plan = self.resolver.plan_at(self.bound, self.addresses)
+        plan.prepare()
+        yield from plan._run()
+
+
+class End:
+    """Of a plan's run, for another to wait for."""
+
+    num_barriers = 0
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+
+    def test(self) -> bool:
+        return not self.plan.is_under_way
+
+    spin = test
+
+
+class Predecessor:
+    """A call under way, as a plan that another call's `run` waits for; its errors are for who waits for it itself."""
+
+    def __init__(self, plan: Plan):
+        self.plan, self.device = plan, plan.device
+
+    def run_only(self) -> bool:
+        return not self.plan.is_under_way
+
+    def begin(self) -> None:
+        """Do nothing: it has begun."""
+
+    def wait(self, limit_s: float = math.inf) -> None:
+        self.plan.join(time.monotonic() + limit_s)
+
+    def done(self) -> bool:
+        self.plan.advance()
+        return not self.plan.is_under_way
+
+
+class Comparison:
+    """A program's run, which ends with a failure where ranks run different ones."""
+
+    def __init__(self, program: Program):
+        self.program, self.has_failed = program, False
+
+    @property
+    def num_barriers(self) -> int:
+        return self.program.num_barriers
+
+    def test(self) -> bool:
+        return self._look(self.program.test)
+
+    def spin(self) -> bool:
+        return self._look(self.program.spin)
+
+    def _look(self, look: Callable[[], bool]) -> bool:
+        try:
+            return look()
+        except MismatchError:
+            self.has_failed = True
+            return True

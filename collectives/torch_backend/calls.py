@@ -1,0 +1,175 @@
+"""A collective as torch asks for it, run as a communicator's call on one array, or as several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from collectives.runtime.plan import Plan, run_now
+from collectives.runtime.resolve import OPTIONS, Request, Runs
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
+
+IN_PLACE = ("all_reduce", "broadcast", "reduce")
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+DEFAULTS = {"op": "sum", "root": 0, "wire_dtype": None, "reproducible": False, "algorithm": "auto"}
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by itemsize
+NUMBERS = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
+KNOWN = {getattr(torch, name) for name in NUMBERS.split() if hasattr(torch, name)}  # dtypes of the communicator
+LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (__file__, str(torch.__file__)))
+Tensors = list[torch.Tensor]
+
+
+@dataclass(slots=True)
+class TorchCall:
+    """A collective on two vectors in pieces: what this rank gives, and where its result goes."""
+
+    collective: str
+    inputs: Tensors
+    outputs: Tensors
+    options: tuple  # in the communicator's order
+    note: str = ""  # what else ranks must agree in
+    failure: str = ""  # why it cannot be done
+    place: tuple[str, int] | None = None  # the line that makes it
+
+    def __str__(self) -> str:
+        tensors = self.inputs or self.outputs
+        words = [f"{total(tensors)} elements", str(tensors[0].dtype)] if tensors else []
+        options = zip(OPTIONS[self.collective], self.options, strict=True)
+        words += [f"{name}={value}" for name, value in options if value != DEFAULTS.get(name)]
+        return f"{self.collective}({', '.join(words)})"
+
+    def refusal(self) -> str:
+        """Why it cannot be done, or nothing."""
+        if self.failure:
+            return self.failure
+        tensors = self.inputs if self.inputs is self.outputs else self.inputs + self.outputs
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                return f"{self.collective}: tensor of layout {tensor.layout}: pass tensor.to_dense()"
+        if any(t.dtype is not tensors[0].dtype or t.device != tensors[0].device for t in tensors[1:]):
+            kinds = sorted({f"{t.dtype} on {t.device}" for t in tensors})
+            return f"{self.collective}: tensors of {' and '.join(kinds)}: pass tensors of one dtype on one device"
+        return ""
+
+    def run(self, comm: Communicator, run: Runs = run_now, at_once: bool = True) -> None:
+        """Run it, once all ranks have agreed on it; `run` and `at_once` are as in `Resolver.run`."""
+        if refusal := self.refusal():
+            comm._resolver.refuse(self.collective, refusal, run, self.place)
+        x, out = self.arrays()
+        result = x if self.collective in IN_PLACE else out
+        comm._resolver.run(self.collective, x, out, self.options, run, self.words, self.place, at_once)
+        if self.outputs and result is not self.outputs[0]:
+            unpack(result, self.outputs)
+
+    def begin(self, comm: Communicator) -> Plan | None:
+        """Begin it, if nobody has to be waited for, and nothing is to be done after it."""
+        if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in KNOWN for t in self.outputs):
+            return None
+        if self.refusal():
+            return None
+        x, out = self.arrays()
+        request = Request(self.collective, x, out, self.options, note=self.words, place=self.place)
+        return comm._resolver.begin_bound(request)
+
+    def arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The arrays of the communicator's call; the second is None where the first gets the result."""
+        is_moved = self.collective not in REDUCTIONS
+        if self.collective in IN_PLACE:
+            return pack(self.inputs or self.outputs, is_moved), None
+        return pack(self.inputs, is_moved), pack(self.outputs, is_moved, is_empty=True)
+
+    @property
+    def words(self) -> str:
+        """What ranks must agree in besides its arguments."""
+        return self.note and f", {self.note}"
+
+
+@lru_cache(1024)
+def options_of(collective: str, **values: Any) -> tuple:
+    """The values of all that a collective takes, in the communicator's order."""
+    return tuple((DEFAULTS | values).get(name) for name in OPTIONS[collective])
+
+
+def total(tensors: Tensors) -> int:
+    return sum(t.numel() for t in tensors)
+
+
+def pack(tensors: Tensors, is_moved: bool, is_empty: bool = False) -> torch.Tensor | None:
+    """Tensors as one that is contiguous: the one itself, or a new one with, unless it `is_empty`, what they hold."""
+    if not tensors:
+        return None
+    first = tensors[0]
+    if len(tensors) > 1 or not first.is_contiguous():
+        first = first.new_empty(total(tensors)) if is_empty else torch.cat([t.detach().reshape(-1) for t in tensors])
+    if is_moved and first.dtype not in KNOWN:  # of torch's own: as integers of their length
+        return first.detach().view(-1).view(INTEGERS[first.itemsize])
+    return first
+
+
+def unpack(packed: torch.Tensor | None, tensors: Tensors) -> None:
+    """Copy the pieces of what was packed back into the tensors, unless they lie there."""
+    if packed is None or packed.data_ptr() == tensors[0].data_ptr():
+        return
+    pieces = packed.detach().view(-1).view(tensors[0].dtype).split([t.numel() for t in tensors])
+    for tensor, piece in zip(tensors, pieces, strict=True):
+        tensor.detach().copy_(piece.view(tensor.shape))
+
+
+def caller(frame: FrameType) -> tuple[str, int]:
+    """The innermost place, from a frame on, that is outside torch and this package."""
+    while is_library(frame.f_code.co_filename) and frame.f_back:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+@lru_cache(1024)
+def is_library(file: str) -> bool:
+    return file.startswith(LIBRARIES)
+
+
+# --- reductions that take more than one call ---
+
+Execute = Callable[[TorchCall], None]
+
+
+def sum_products(call: TorchCall, factor: Any, execute: Execute) -> None:
+    """Sum up what each rank gives, times a factor of its own; what it gives stays as it is."""
+    if (dtype := call.inputs[0].dtype) not in FLOATS:
+        call.failure = f"op PREMUL_SUM of {dtype}: only floats are multiplied, so use SUM, or cast"
+    inputs = [(tensor.detach() * factor).to(tensor.dtype) for tensor in call.inputs]
+    outputs = call.outputs if call.collective == "reduce_scatter" else inputs[: len(call.outputs)]
+    execute(replace(call, inputs=inputs, outputs=outputs))
+    for target, source in zip(call.outputs, outputs, strict=True):
+        if target is not source:
+            target.detach().copy_(source)
+
+
+def sum_sparse(tensor: torch.Tensor, op: Any, size: int, place: tuple[str, int], execute: Execute) -> None:
+    """Sum up tensors in coordinates: every rank gets all indices and values, and adds them up in order of ranks."""
+    gather = partial(TorchCall, "all_gather", place=place)
+    failure = "" if op == op.SUM else f"op {op.name} of a sparse tensor: use SUM, or pass tensor.to_dense()"
+    own = tensor.detach().coalesce()
+    num_rows = torch.empty(size, dtype=torch.int64)
+    note = f"sparse {tuple(tensor.shape)} of {tensor.dtype} in {tensor.sparse_dim()} dimensions"
+    execute(gather([torch.tensor([own._nnz()])], [num_rows], options_of("all_gather"), note, failure))
+
+    def of_all(rows: torch.Tensor) -> torch.Tensor:
+        """Every rank's rows, of which there is one for each non-zero."""
+        outputs = [rows.new_empty(count, *rows.shape[1:]) for count in num_rows.tolist()]
+        counts = tuple(x.numel() for x in outputs)
+        execute(gather([rows.contiguous()], outputs, options_of("all_gather", counts=counts)))
+        return torch.cat(outputs)
+
+    indices, values = of_all(own.indices().t()).t(), of_all(own.values())
+    result = torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)
+    with torch.no_grad():  # instead of detach(), whose indices would not be the tensor's
+        tensor.copy_(result.coalesce())
