@@ -62,6 +62,30 @@ def test_a_process_frees_no_memory_that_others_have_open_when_it_ends(cuda):
     assert "CUDA on the host" not in ended.stderr
 
 
+FAULT = """
+import sys, cupy, collectives
+comm, algorithm, way = collectives.world(), *sys.argv[1:]
+x = comm.empty(1000, "float32", device="cuda")
+x[:] = 1
+plan = comm.plan("all_reduce", x, algorithm=algorithm)
+plan()
+if comm.rank == 1:
+    cupy.cuda.runtime.memsetAsync(64, 0, 8, 0)
+plan() if way == "now" else plan.start().wait()
+print(float(x.sum()))
+comm.barrier()
+"""
+
+
+@pytest.mark.parametrize("way", ["now", "in the background"])
+@pytest.mark.parametrize("algorithm", ["ring", "two_shot"])
+def test_an_error_of_a_device_ends_the_job(cuda, algorithm, way):
+    ended = launch(3, "python", "-c", FAULT, algorithm, way, env={"PYTHONPATH": f"{SITE}:{ROOT}"}, timeout=60)
+    assert ended.returncode != 0
+    assert "rank 1 of 3 failed and ends the job:" in ended.stderr
+    assert "cudaErrorIllegalAddress" in ended.stderr
+
+
 def test_the_doctor_on_ranks(cuda):
     output = on_ranks(2, "collectives.doctor")
     assert "device 0: CUDA on the host" in output
