@@ -798,6 +798,8 @@ TRAINING = [
 
 ORDER = ("test_device_order.py", "", 3)
 GUARDED = ("test_device_direct.py", "context or device_each or closes", 3)
+KERNELS = ("test_device_kernels.py", "", 3)
+PROGRAMS, PROGRAMS_CU = "collectives/arrays/cuda_programs.py", "collectives/arrays/cuda_programs.cu"
 CUDA, ON_DEVICE = "collectives/arrays/cuda.py", "collectives/runtime/on_device.py"
 DEVICE_MEMORY, MESSAGES = "collectives/arrays/device_memory.py", "collectives/runtime/messages.py"
 ON_IT = "        with self.on_device():\n"
@@ -884,7 +886,15 @@ DEVICES = [
         ORDER,
     ),
     # Barriers.
-    mutant(ON_DEVICE, "self.device.synchronize()", "pass", ORDER),
+    mutant(ON_DEVICE, "self.device.synchronize()\n        else", "pass\n        else", ORDER),
+    # Devices that wait for each other.
+    mutant(PROGRAMS_CU, "if (is_last) program.counters[1]++;", "", KERNELS),
+    mutant(PROGRAMS_CU, "while (static_cast<int>(load_acquire", "if (static_cast<int>(load_acquire", KERNELS),
+    mutant(PROGRAMS_CU, "runs % program.num_turns * program.num_steps", "0", KERNELS),
+    mutant(PROGRAMS_CU, "== number * gridDim.x", ">= 1", KERNELS),
+    mutant(ON_DEVICE, "last.outs.append(out)", "pass", KERNELS),
+    mutant(PROGRAMS, "self.runtime.streamWaitEvent(stream, self.event.ptr)", "pass", KERNELS),
+    mutant(DEVICE_MEMORY, "shared or len(self.ranks) > MOST_RANKS", "False", KERNELS),
     mutant(ON_DEVICE, "self.device.mark(self.signals.own[self.turn])", "pass", ORDER),
     mutant(ON_DEVICE, "yield from self.arrive()", "yield from ()", ORDER),
     mutant(ON_DEVICE, "for peer in self.peers:", "for peer in self.peers[1:]:", ORDER),
