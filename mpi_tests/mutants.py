@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -224,7 +225,8 @@ def main() -> int:
         verdicts = examine_all(mutants, copies, flags.patience)
     print(table(verdicts))
     if flags.out:
-        flags.out.write_text(f"{table(verdicts)}\n")
+        command = shlex.join(["python", "-m", "mpi_tests.mutants", *sys.argv[1:]])
+        flags.out.write_text(f"By `{command}`.\n\n{table(verdicts)}\n")
     return num_caught(verdicts) < len(mutants)
 
 
