@@ -372,7 +372,7 @@ def test_what_all_ranks_get_wrong(comm, call, message):
 
 
 def test_fused_arrays_on_two_devices(comm, cuda):
-    words = refused(comm, lambda: comm.fuse([np.zeros(4), cuda.put(np.zeros(4))]))
+    words = refused(comm, lambda: comm.all_reduce(comm.fuse([np.zeros(4), cuda.put(np.zeros(4))])))
     assert words == "fuse: arrays of device cpu and cuda do not go together: fuse those of each device"
 
 
