@@ -2,8 +2,7 @@
 
 Streams and events are given to CUDA as it knows them, so that other libraries' are as good as CuPy's.  Each call is
 made with the array's device current: the default stream is that of the current one, and a thread that has set none
-would make a context on device 0.  No stream becomes current: CuPy's `with stream` forgets one that the caller has set
-by `use`.
+would make a context on device 0.  No stream becomes current: CuPy's `with stream` forgets one set by `use` before.
 
 Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcGetMemHandle: a handle is of a whole allocation, from its
 base; cudaIpcOpenMemHandle: it is to be closed before the owner frees the memory, which else is undefined;

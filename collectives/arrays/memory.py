@@ -168,6 +168,7 @@ class SymmetricMemory:
                 if not unused:
                     raise
         self.release(unused)
+        unused.clear()  # which keeps the memory
         return self.make_blocks(key, need)
 
     def make_blocks(self, key: int, nbytes: int) -> list[Block]:

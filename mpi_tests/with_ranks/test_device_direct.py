@@ -250,6 +250,28 @@ def test_memory_is_reused_and_freed(comm, cuda, monkeypatch):
 
 
 @pytest.mark.sizes(2)
+def test_unused_windows_go_where_there_is_no_memory_else(comm, cuda, monkeypatch):
+    from collectives import InputError
+
+    x = comm.empty(1 << 20, "float32", device="cuda")
+    del x
+    gc.collect()
+    most, allocate = cuda.library.standin_num_allocations(), Cuda.allocate
+
+    def allocate_few(device, nbytes):
+        if cuda.library.standin_num_allocations() >= most:
+            raise MemoryError("out of memory")
+        return allocate(device, nbytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cuda, "allocate", allocate_few)
+        x = comm.empty(1 << 21, "float32", device="cuda")
+        with pytest.raises(InputError, match="out of memory"):
+            comm.empty(1 << 21, "float32", device="cuda")
+    same(cuda.get(comm.all_reduce(cuda.fill(x, np.ones(1 << 21, np.float32)))), np.full(1 << 21, 2, np.float32))
+
+
+@pytest.mark.sizes(2)
 def test_lengths_that_are_near_share_windows(comm, cuda, monkeypatch):
     """Windows that are unused stay, and have room for what is a little longer; small arrays share one."""
     allocated, allocate = [], Cuda.allocate

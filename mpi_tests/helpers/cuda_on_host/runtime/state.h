@@ -38,7 +38,6 @@ enum : Error {  // cudaError_t; those of the driver have the same numbers
     CAPTURE_UNJOINED = 904,
     CAPTURE_ISOLATION = 905,
     CAPTURE_IMPLICIT = 906,
-    CAPTURE_WRONG_THREAD = 908,
 };
 
 using Lock = std::unique_lock<std::mutex>;
@@ -63,7 +62,7 @@ struct Event {
     int device;
     unsigned flags;
     Counts* counts;
-    File file;            // of an interprocess event
+    File file;  // of an interprocess event
     bool opened = false;  // another process has made it
     Capture* capture = nullptr;  // in which it was recorded last
     Clock clock = {};

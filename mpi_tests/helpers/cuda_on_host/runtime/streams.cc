@@ -121,13 +121,10 @@ Error push(Stream* stream, Lock& held, std::function<void(Stream&, Number)> run)
 
 Error finish_device(int device, Lock& held) {
     if (Error error = refuse_in_capture(held)) return error;
-    for (auto [stream, until] : [&] {
-             std::vector<std::pair<Stream*, Number>> found;
-             for (Stream* stream : streams)
-                 if (stream->device == device) found.emplace_back(stream, stream->pushed);
-             return found;
-         }())
-        finish(*stream, until, held);
+    std::vector<std::pair<Stream*, Number>> ends;  // as they are now: others may go on
+    for (Stream* stream : streams)
+        if (stream->device == device) ends.emplace_back(stream, stream->pushed);
+    for (auto [stream, until] : ends) finish(*stream, until, held);
     return sticky;
 }
 
