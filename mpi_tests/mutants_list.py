@@ -142,12 +142,6 @@ RUNTIME = [
         ("test_collectives.py", "same_bits and 2-ranks and float32", 2),
     ),
     mutant(
-        "collectives/runtime/messages.py",
-        "self.ready.pop(index).synchronize()",
-        "self.ready.pop(index)",
-        ("test_device.py", "every_collective and 2-ranks and staged and 40", 2),
-    ),
-    mutant(
         "collectives/runtime/plan.py",
         'f"{self.name}{where}: {error}"',
         'f"{self.name}: {error}"',

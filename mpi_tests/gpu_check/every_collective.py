@@ -74,14 +74,14 @@ def wrong(comm: collectives.Communicator, case: Case, put: Put) -> bool:
 
 
 def main() -> None:
-    """Go through the cases in an order drawn at random, as far as rank 0 has time for."""
+    """Go through the cases in an order drawn at random, as far as rank 0 has time for, or so many as are asked for."""
     comm, device, end = collectives.world(), sys.argv[1], time.monotonic() + float(sys.argv[2])
     memories = kinds(comm, device)
     drawn = [(case, memory) for case in cases(comm.size, device == "cpu") for memory in memories]
     random.Random(int(comm.broadcast(np.array([random.getrandbits(32)]))[0])).shuffle(drawn)
     found: dict[str, Any] = {"cases": 0, "all": len(drawn), "wrong": [], "memories": ", ".join(memories)}
     did: dict[str, bool] = {}
-    for case, memory in drawn:
+    for case, memory in drawn[: int(sys.argv[3]) if len(sys.argv) > 3 else None]:
         if comm.broadcast(np.array([time.monotonic() > end]))[0]:
             break
         algorithm = f"{case.collective} {case.algorithm}"

@@ -15,11 +15,19 @@
 
 #define API extern "C" __attribute__((visibility("default")))
 
-enum Result { SUCCESS, OUT_OF_MEMORY, PROGRAM_CREATION_FAILURE, INVALID_INPUT, INVALID_PROGRAM, INVALID_OPTION, COMPILATION };
+enum Result {
+    SUCCESS,
+    OUT_OF_MEMORY,
+    PROGRAM_CREATION_FAILURE,
+    INVALID_INPUT,
+    INVALID_PROGRAM,
+    INVALID_OPTION,
+    COMPILATION
+};
 
 struct Program {
     std::string source;
-    std::vector<std::string> expressions = {};          // of instances of templates
+    std::vector<std::string> expressions = {};        // of instances of templates
     std::map<std::string, std::string> lowered = {};  // their names in the object
     std::string object = {}, log = {};
 };
@@ -55,8 +63,8 @@ static bool is_cupys(const std::string& option) { return option.find("/cupy/") !
 static std::string translated(Program& program) {
     bool has_headers = program.source.find("#include <cupy/") != std::string::npos;
     std::stringstream code;
-    code << "#include \"device/" << (has_headers ? "cupy.h" : "ours.h") << "\"\n#line 1\n" << program.source
-         << "\n#include \"device/entry.h\"\n";
+    code << "#include \"device/" << (has_headers ? "cupy.h" : "ours.h") << "\"\n#line 1\n"
+         << program.source << "\n#include \"device/entry.h\"\n";
     for (auto& name : kernels_of(program.source)) code << "ENTRY(" << name << ", " << name << ")\n";
     for (auto& expression : program.expressions) {
         std::string name = "instance_" + hexadecimal(std::hash<std::string>()(expression));
@@ -75,13 +83,14 @@ static const char* const FLAGS = " -std=c++17 -O0 -w -ffp-contract=off -fno-stri
 
 // Compile it, if nobody has yet.  Returns the path of the object, less its ending.
 static std::string compiled(const std::string& code, const std::string& options) {
-    std::string base = std::string(getenv("CUDA_ON_HOST_CACHE")) + "/" + hexadecimal(std::hash<std::string>()(code + options));
+    std::string base =
+        std::string(getenv("CUDA_ON_HOST_CACHE")) + "/" + hexadecimal(std::hash<std::string>()(code + options));
     int file = open((base + ".lock").c_str(), O_CREAT | O_RDWR, 0600);
     flock(file, LOCK_EX);
     if (access((base + ".so").c_str(), R_OK)) {
         std::ofstream(base + ".cc") << code;
-        std::string command = std::string(getenv("CUDA_ON_HOST_COMPILER")) + FLAGS + includes() + options + " '" + base +
-                              ".cc' -o '" + base + ".part' 2> '" + base + ".log'";
+        std::string command = std::string(getenv("CUDA_ON_HOST_COMPILER")) + FLAGS + includes() + options + " '" +
+                              base + ".cc' -o '" + base + ".part' 2> '" + base + ".log'";
         if (system(command.c_str()) == 0) rename((base + ".part").c_str(), (base + ".so").c_str());
     }
     close(file);
@@ -90,8 +99,13 @@ static std::string compiled(const std::string& code, const std::string& options)
 
 API const char* nvrtcGetErrorString(int result) {
     static const char* const words[] = {
-        "NVRTC_SUCCESS", "NVRTC_ERROR_OUT_OF_MEMORY", "NVRTC_ERROR_PROGRAM_CREATION_FAILURE", "NVRTC_ERROR_INVALID_INPUT",
-        "NVRTC_ERROR_INVALID_PROGRAM", "NVRTC_ERROR_INVALID_OPTION", "NVRTC_ERROR_COMPILATION",
+        "NVRTC_SUCCESS",
+        "NVRTC_ERROR_OUT_OF_MEMORY",
+        "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+        "NVRTC_ERROR_INVALID_INPUT",
+        "NVRTC_ERROR_INVALID_PROGRAM",
+        "NVRTC_ERROR_INVALID_OPTION",
+        "NVRTC_ERROR_COMPILATION",
     };
     return words[result];
 }

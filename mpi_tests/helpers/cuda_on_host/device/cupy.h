@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 // CUDA's own, of numbers of one type.
-#define STANDIN_MIN_MAX(T) \
+#define STANDIN_MIN_MAX(T)                                  \
     static inline T min(T a, T b) { return b < a ? b : a; } \
     static inline T max(T a, T b) { return a < b ? b : a; }
 STANDIN_MIN_MAX(int)

@@ -1,6 +1,7 @@
 // A kernel as the stand-in launches it: its arguments are copied when it is bound.
 
-template <typename... Arguments> static std::function<void()> bound(void (*kernel)(Arguments...), void** pointers) {
+template <typename... Arguments>
+static std::function<void()> bound(void (*kernel)(Arguments...), void** pointers) {
     std::tuple<std::decay_t<Arguments>...> arguments;
     int i = 0;
     std::apply(

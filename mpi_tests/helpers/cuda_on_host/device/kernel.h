@@ -24,7 +24,8 @@
 extern "C" void standin_trap(int error);
 #define __trap() standin_trap(719)
 
-template <typename To, typename From> static To same_bits(From x) {
+template <typename To, typename From>
+static To same_bits(From x) {
     static_assert(sizeof(To) == sizeof(From), "of one size");
     To y;
     std::memcpy(&y, &x, sizeof y);
@@ -46,12 +47,14 @@ static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x
 static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned long long>(a) * b >> 32; }
 
-template <typename T> static T standin_add(T* address, T value) {
+template <typename T>
+static T standin_add(T* address, T value) {
     T before = *address;
     *address += value;
     return before;
 }
-template <typename T> static T standin_swap(T* address, T expected, T value) {
+template <typename T>
+static T standin_swap(T* address, T expected, T value) {
     T before = *address;
     if (before == expected) *address = value;
     return before;

@@ -1,4 +1,5 @@
-// What collectives/arrays/cuda_kernels.cu and cuda_programs.cu take from CUDA beside that.  A GPU fails at addresses that 16 does not divide.
+// What collectives/arrays/cuda_kernels.cu and cuda_programs.cu take from CUDA beside that.  A GPU fails at addresses
+// that 16 does not divide.
 #pragma once
 
 #include "kernel.h"

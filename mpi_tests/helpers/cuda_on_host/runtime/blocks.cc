@@ -1,5 +1,5 @@
-// A fiber runs threads of a block one after another, until one of them comes to a barrier: then another fiber goes on with
-// the next thread.  When all have come, each fiber continues.  A kernel without barriers so takes one fiber.
+// A fiber runs threads of a block one after another, until one of them comes to a barrier: then another fiber goes on
+// with the next thread.  When all have come, each fiber continues.  A kernel without barriers so takes one fiber.
 //
 // Blocks run one after another, too, until a thread sleeps because it waits for another block's or device's: then those
 // that have not begun begin at once, each on a thread of the host.
@@ -26,7 +26,10 @@ struct Fiber {
     bool has_ended = false, sleeps = false;  // otherwise it is at a barrier
     void* stack;
 
-    Fiber() : stack(mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+    Fiber()
+        : stack(
+              mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+          ) {}
 };
 
 // The fibers of one block at a time, on one thread of the host.

@@ -29,10 +29,19 @@ API Error cudaSetDevice(int device) {
 }
 
 API Error cudaDeviceGetAttribute(int* value, int attribute, int device) {
-    enum { MAX_THREADS = 1, WARP = 10, MULTIPROCESSORS = 16, MAJOR = 75, MINOR = 76, MEMORY_POOLS = 115, MULTICAST = 132 };
+    enum {
+        MAX_THREADS = 1,
+        WARP = 10,
+        MULTIPROCESSORS = 16,
+        MAJOR = 75,
+        MINOR = 76,
+        MEMORY_POOLS = 115,
+        MULTICAST = 132
+    };
     if (device < 0 || device >= num_devices()) return fail(INVALID_DEVICE);
     static const std::map<int, int> values{
-        {MAX_THREADS, 1024}, {WARP, 32}, {MULTIPROCESSORS, 4}, {MAJOR, 9}, {MINOR, 0}, {MEMORY_POOLS, 0}, {MULTICAST, 0},
+        {MAX_THREADS, 1024}, {WARP, 32},        {MULTIPROCESSORS, 4}, {MAJOR, 9},
+        {MINOR, 0},          {MEMORY_POOLS, 0}, {MULTICAST, 0},
     };
     auto found = values.find(attribute);
     *value = found == values.end() ? 1 : found->second;
@@ -44,7 +53,9 @@ API Error cudaGetDeviceProperties_v2(char* properties, int device) {
     strcpy(properties, "CUDA on the host");
     return SUCCESS;
 }
-API Error cudaGetDeviceProperties(char* properties, int device) { return cudaGetDeviceProperties_v2(properties, device); }
+API Error cudaGetDeviceProperties(char* properties, int device) {
+    return cudaGetDeviceProperties_v2(properties, device);
+}
 API Error cudaDeviceGetPCIBusId(char* text, int length, int device) {
     snprintf(text, length, "0000:%02x:00.0", device + 1);
     return SUCCESS;
@@ -69,10 +80,14 @@ static void* context_of(int device) { return reinterpret_cast<void*>(0x1000ul + 
 API Error cuInit(unsigned) { return SUCCESS; }
 API Error cuDriverGetVersion(int* version) { return cudaDriverGetVersion(version); }
 API Error cuCtxGetCurrent(void** context) { return *context = context_of(current), SUCCESS; }
-API Error cuCtxSetCurrent(void* context) { return cudaSetDevice(static_cast<int>(reinterpret_cast<uintptr_t>(context) - 0x1000)); }
+API Error cuCtxSetCurrent(void* context) {
+    return cudaSetDevice(static_cast<int>(reinterpret_cast<uintptr_t>(context) - 0x1000));
+}
 API Error cuCtxGetDevice(int* device) { return *device = current, SUCCESS; }
 API Error cuDeviceGet(int* device, int ordinal) { return *device = ordinal, SUCCESS; }
 API Error cuDeviceGetCount(int* count) { return cudaGetDeviceCount(count); }
-API Error cuDeviceGetAttribute(int* value, int attribute, int device) { return cudaDeviceGetAttribute(value, attribute, device); }
+API Error cuDeviceGetAttribute(int* value, int attribute, int device) {
+    return cudaDeviceGetAttribute(value, attribute, device);
+}
 API Error cuDevicePrimaryCtxRetain(void** context, int device) { return *context = context_of(device), SUCCESS; }
 API Error cuDevicePrimaryCtxRelease(int) { return SUCCESS; }

@@ -42,8 +42,10 @@ static void await(Counts& counts, Number number, const std::function<bool()>& is
             changed.notify_all();
         }
         if (now_s() > end) {
-            misuse("an event has not come for %g s: recorded %lu times, reached %lu", LONGEST_WAIT_S,
-                   counts.recorded.load(), counts.reached.load());
+            misuse(
+                "an event has not come for %g s: recorded %lu times, reached %lu", LONGEST_WAIT_S,
+                counts.recorded.load(), counts.reached.load()
+            );
             return;
         }
         Lock held(lock);
@@ -56,7 +58,8 @@ API Error cudaEventCreateWithFlags(void** handle, unsigned flags) {
     touch();
     if (sticky) return fail(sticky);
     if ((flags & INTERPROCESS) && !(flags & NO_TIMING)) return fail(INVALID_VALUE);
-    auto event = new Event{current_device(), flags, nullptr, {}};  // never deleted: work may refer to it, and stale handles
+    auto event =
+        new Event{current_device(), flags, nullptr, {}};  // never deleted: work may refer to it, and stale handles
     if (flags & INTERPROCESS) {
         event->file = new_file(FILE_BYTES);
         if (event->file.path.empty()) return fail(OUT_OF_MEMORY);
@@ -74,8 +77,10 @@ API Error cudaEventDestroy(void* handle) {
     Event* event = event_of(handle);
     if (!event) return fail(INVALID_HANDLE);
     events.erase(event);
-    if (event->opened) num_opened--;
-    else if (event->file.descriptor >= 0) close(event->file.descriptor);
+    if (event->opened)
+        num_opened--;
+    else if (event->file.descriptor >= 0)
+        close(event->file.descriptor);
     return SUCCESS;
 }
 
@@ -105,7 +110,8 @@ API Error cudaEventRecordWithFlags(void* handle, void* stream, unsigned) { retur
 // In a capture: what follows on the stream comes after what the event was recorded after.
 static Error join(Stream& stream, Event& event) {
     Capture* capture = event.capture ? event.capture : stream.capture;
-    if (event.capture != capture || (stream.capture && stream.capture != capture)) return broken(capture, CAPTURE_ISOLATION);
+    if (event.capture != capture || (stream.capture && stream.capture != capture))
+        return broken(capture, CAPTURE_ISOLATION);
     stream.capture = capture;
     for (auto [other, number] : event.clock) {
         Number& known = capture->clocks[&stream][other];

@@ -1,4 +1,5 @@
-// CUDA graphs: a capture keeps work in place of doing it; a graph does it all, in the order in which it came, each time.
+// CUDA graphs: a capture keeps work in place of doing it; a graph does it all, in the order in which it came, each
+// time.
 
 #include "state.h"
 

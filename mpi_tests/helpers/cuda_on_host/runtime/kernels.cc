@@ -71,8 +71,8 @@ API Error cuFuncGetAttribute(int* value, int attribute, Function*) {
 API Error cuFuncSetAttribute(Function*, int, int) { return SUCCESS; }
 
 API Error cuLaunchKernel(
-    Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned, void* handle,
-    void** arguments, void**
+    Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned,
+    void* handle, void** arguments, void**
 ) {
     Lock held(lock);
     Stream* stream = stream_of(handle, held);
@@ -86,7 +86,9 @@ API Error cuLaunchKernel(
     if (!error) launches[function->name]++;
     return fail(error);
 }
-API Error cuOccupancyMaxActiveBlocksPerMultiprocessor(int* number, Function*, int, size_t) { return *number = 2, SUCCESS; }
+API Error cuOccupancyMaxActiveBlocksPerMultiprocessor(int* number, Function*, int, size_t) {
+    return *number = 2, SUCCESS;
+}
 API Error cuOccupancyMaxPotentialBlockSize(int* grid, int* block, Function*, void*, size_t, int) {
     return *grid = 4, *block = 256, SUCCESS;
 }

@@ -1,4 +1,5 @@
-// Memory: a device's is in files, which other processes may open; what is new or freed holds no number that could be right.
+// Memory: a device's is in files, which other processes may open; what is new or freed holds no number that could be
+// right.
 
 #include "state.h"
 
@@ -10,7 +11,7 @@
 #include <unistd.h>
 
 static const size_t PAGE = 4096;
-static const int POISON = 0x7f;  // in every byte: a large number, or a NaN
+static const int POISON = 0x7f;             // in every byte: a large number, or a NaN
 static const size_t KEPT_BYTES = 64 << 20;  // of freed memory, which the next allocation of its size gets again
 
 // Before an allocation: what its processes know of it together.
@@ -29,7 +30,8 @@ struct Allocation {
 
 static std::map<uintptr_t, Allocation>& allocations = *new std::map<uintptr_t, Allocation>;
 static std::map<uintptr_t, size_t>& pinned = *new std::map<uintptr_t, size_t>;
-static std::multimap<std::pair<int, size_t>, Allocation>& freed = *new std::multimap<std::pair<int, size_t>, Allocation>;
+static std::multimap<std::pair<int, size_t>, Allocation>& freed =
+    *new std::multimap<std::pair<int, size_t>, Allocation>;
 static size_t freed_bytes = 0, used_bytes = 0;
 static const size_t LIMIT_BYTES = static_cast<size_t>(setting("CUDA_ON_HOST_MEMORY_MB", 2048)) << 20;
 
@@ -50,7 +52,8 @@ void* map_file(const std::string& path, size_t nbytes) {
     return address == MAP_FAILED ? nullptr : address;
 }
 
-template <typename T> static auto holding(std::map<uintptr_t, T>& table, const void* pointer, size_t (*size)(const T&)) {
+template <typename T>
+static auto holding(std::map<uintptr_t, T>& table, const void* pointer, size_t (*size)(const T&)) {
     auto found = table.upper_bound(reinterpret_cast<uintptr_t>(pointer));
     if (found == table.begin()) return table.end();
     --found;
@@ -62,7 +65,9 @@ static auto allocation_of(const void* pointer) {
 static bool is_pinned(const void* pointer) {
     return holding<size_t>(pinned, pointer, [](const size_t& size) { return size; }) != pinned.end();
 }
-bool is_pageable(const void* pointer, Lock&) { return allocation_of(pointer) == allocations.end() && !is_pinned(pointer); }
+bool is_pageable(const void* pointer, Lock&) {
+    return allocation_of(pointer) == allocations.end() && !is_pinned(pointer);
+}
 
 API long standin_num_allocations() {
     Lock held(lock);
@@ -121,7 +126,9 @@ API Error cudaFree(void* pointer) {
     used_bytes -= allocation.nbytes;
     memset(pointer, POISON, allocation.nbytes);
     if (long number = allocation.control->num_opened)
-        return misuse("%zu bytes of memory are freed that other processes have opened %ld times", allocation.nbytes, number);
+        return misuse(
+            "%zu bytes of memory are freed that other processes have opened %ld times", allocation.nbytes, number
+        );
     if (freed_bytes + allocation.nbytes <= KEPT_BYTES) {
         freed_bytes += allocation.nbytes;
         freed.emplace(std::make_pair(allocation.device, allocation.nbytes), allocation);

@@ -29,9 +29,7 @@ Error misuse(const char* format, ...) {
     return fail(ILLEGAL_STATE);
 }
 
-double now_s() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 long setting(const char* name, long value) {
     const char* text = getenv(name);
@@ -63,11 +61,16 @@ static const std::map<Error, std::pair<const char*, const char*>>& errors() {
         {MISALIGNED_ADDRESS, {"cudaErrorMisalignedAddress", "misaligned address"}},
         {LAUNCH_FAILURE, {"cudaErrorLaunchFailure", "unspecified launch failure"}},
         {NOT_SUPPORTED, {"cudaErrorNotSupported", "operation not supported"}},
-        {CAPTURE_UNSUPPORTED, {"cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"}},
-        {CAPTURE_INVALIDATED, {"cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"}},
+        {CAPTURE_UNSUPPORTED,
+         {"cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"}},
+        {CAPTURE_INVALIDATED,
+         {"cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"}},
         {CAPTURE_UNJOINED, {"cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"}},
-        {CAPTURE_ISOLATION, {"cudaErrorStreamCaptureIsolation", "dependency created on uncaptured work in another stream"}},
-        {CAPTURE_IMPLICIT, {"cudaErrorStreamCaptureImplicit", "operation would make the legacy stream depend on a capturing blocking stream"}},
+        {CAPTURE_ISOLATION,
+         {"cudaErrorStreamCaptureIsolation", "dependency created on uncaptured work in another stream"}},
+        {CAPTURE_IMPLICIT,
+         {"cudaErrorStreamCaptureImplicit",
+          "operation would make the legacy stream depend on a capturing blocking stream"}},
     };
     return table;
 }

@@ -62,8 +62,8 @@ struct Event {
     int device;
     unsigned flags;
     Counts* counts;
-    File file;  // of an interprocess event
-    bool opened = false;  // another process has made it
+    File file;                   // of an interprocess event
+    bool opened = false;         // another process has made it
     Capture* capture = nullptr;  // in which it was recorded last
     Clock clock = {};
 };
@@ -102,8 +102,8 @@ struct Capture {
 // state.cc
 extern std::mutex& lock;
 extern std::condition_variable& changed;
-extern std::atomic<Error> sticky;  // what a piece of work has died of: all that follows fails with it
-Error fail(Error);                 // what cudaGetLastError says next
+extern std::atomic<Error> sticky;       // what a piece of work has died of: all that follows fails with it
+Error fail(Error);                      // what cudaGetLastError says next
 Error misuse(const char* format, ...);  // what CUDA does not define: counted, said, and refused
 double now_s();
 long setting(const char* name, long value);

@@ -18,7 +18,7 @@ enum : unsigned { NON_BLOCKING = 1 };
 static const auto POLL = 200us;  // of other processes' events
 
 static std::atomic<long> delay_us{setting("CUDA_ON_HOST_DELAY_US", 1000)};
-static std::set<Stream*>& streams = *new std::set<Stream*>;  // that live
+static std::set<Stream*>& streams = *new std::set<Stream*>;           // that live
 static std::map<int, Stream*>& legacy = *new std::map<int, Stream*>;  // by device: its default stream
 static thread_local std::map<int, Stream*> per_thread;
 
@@ -91,7 +91,8 @@ static void order(Stream& stream, Work& work) {
     Stream* first = found == legacy.end() ? nullptr : found->second;
     if (first == &stream) {
         for (Stream* other : streams)
-            if (other != first && other->device == stream.device && !(other->flags & NON_BLOCKING) && other->done < other->pushed)
+            if (other != first && other->device == stream.device && !(other->flags & NON_BLOCKING) &&
+                other->done < other->pushed)
                 work.after.emplace_back(other, other->pushed);
     } else if (first && !(stream.flags & NON_BLOCKING) && first->done < first->pushed) {
         work.after.emplace_back(first, first->pushed);
@@ -136,7 +137,9 @@ API Error cudaStreamCreateWithPriority(void** handle, unsigned flags, int priori
     *handle = stream;
     return fail(sticky);
 }
-API Error cudaStreamCreateWithFlags(void** handle, unsigned flags) { return cudaStreamCreateWithPriority(handle, flags, 0); }
+API Error cudaStreamCreateWithFlags(void** handle, unsigned flags) {
+    return cudaStreamCreateWithPriority(handle, flags, 0);
+}
 API Error cudaStreamCreate(void** handle) { return cudaStreamCreateWithPriority(handle, 0, 0); }
 API Error cudaStreamDestroy(void* handle) {
     Lock held(lock);

@@ -9,7 +9,8 @@ struct __half {
 
     __half() = default;
     __half(const __half_raw& raw) : bits(raw.x) {}
-    template <typename T> explicit __half(T x) : bits(same_bits<unsigned short>(static_cast<_Float16>(x))) {}
+    template <typename T>
+    explicit __half(T x) : bits(same_bits<unsigned short>(static_cast<_Float16>(x))) {}
     __half(float x) : bits(same_bits<unsigned short>(static_cast<_Float16>(x))) {}
     operator float() const { return same_bits<_Float16>(bits); }
     operator __half_raw() const { return {bits}; }
