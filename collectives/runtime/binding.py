@@ -79,7 +79,9 @@ class Binder:
         """What `select` decides by; `tuning` is that of arrays on devices, if they are there."""
         rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
         if tuning is None:
-            rows = [row for row in rows if not row.for_devices]
+            case = auto.Case(collective, memory, self.size, len(self.topology.nodes))
+            measured = self.context.tuning.find(case, nbytes)
+            rows = [row for row in rows if not row.for_devices or row.name == measured]
         if self.topology.is_flat:  # with nothing to compose
             rows = [row for row in rows if row.reach != Reach.NODES]
         candidates = auto.usable(rows, reach)
