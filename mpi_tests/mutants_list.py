@@ -372,12 +372,6 @@ TOOLS = [
         ("test_bench.py", "slowest", 2),
     ),
     mutant(
-        "collectives/bench/documents.py",
-        "geometric_mean(each) / geometric_mean(machine[series.collective] or [1.0])",
-        "geometric_mean(each)",
-        ("test_documents.py", "the_machines"),
-    ),
-    mutant(
         "collectives/doctor/checks.py",
         "need, plenty = ranks * RANK_MIB",
         "need, plenty = RANK_MIB",

@@ -14,10 +14,9 @@ import numpy as np
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm
-from collectives.bench import constants, documents, peers, report
-from collectives.bench.documents import PEERS
+from collectives.bench import constants, peers, report
 from collectives.bench.report import Row
-from collectives.bench.trial import Trial, element_counts, places
+from collectives.bench.trial import PEERS, Trial, element_counts, places
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
 from collectives.job.settings import size_in_words
@@ -228,8 +227,6 @@ def write(comm: Communicator, flags: Namespace, started: str, network: Network, 
             part = path.with_name(f"{path.name}.part")
             part.write_text(text)
             part.replace(path)
-        if comm.rank == 0 and flags.plots:
-            print("\n".join(documents.save_plots(flags.plots, [documents.read(flags.json)])))
 
 
 class TimedStep:
