@@ -35,8 +35,7 @@ from collectives.bench import __main__ as bench
 from collectives.doctor import __main__ as doctor
 from collectives.job import environment
 from collectives.job.settings import Range, value_type
-from collectives.schedule import simulate as simulation
-from collectives.schedule.simulate import __main__ as simulate
+from collectives.schedule import fabrics, simulate
 from models.flags import parse
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as surroundings
@@ -176,10 +175,10 @@ def planner_case(draws: random.Random) -> Case:
 
 
 def network_flags(draws: random.Random) -> tuple[list[str], list[str]]:
-    own = {"fold": simulation.SPEED, "copy": simulation.SPEED, "meet": simulation.TIME, "cores": simulation.CORES}
+    own = {"fold": fabrics.SPEED, "copy": fabrics.SPEED, "meet": fabrics.TIME, "cores": fabrics.CORES}
     words, absurd = flags(draws, own, {"cores"})
     if draws.random() < 0.2:
-        pair = number(draws, simulation.TIME, False), number(draws, simulation.SPEED, False)
+        pair = number(draws, fabrics.TIME, False), number(draws, fabrics.SPEED, False)
         if all(part.text and not part.text.startswith("-") for part in pair):  # else it would be a flag
             words += [f"--{draws.choice(PAIRS)}", *(part.text for part in pair)]
             absurd += [part.text for part in pair if part.is_absurd]
@@ -196,7 +195,7 @@ def flags(draws: random.Random, ranges: dict[str, Range], whole: set[str]) -> tu
 
 
 def simulate_case(draws: random.Random) -> Case:
-    words, absurd = flags(draws, {"ranks": simulation.RANKS, "factor": simulate.FACTOR}, {"ranks", "factor"})
+    words, absurd = flags(draws, {"ranks": fabrics.RANKS, "factor": simulate.FACTOR}, {"ranks", "factor"})
     network, too = network_flags(draws)
     words += [f"--topology={draws.choice(('ndr', '2x2', '3x1', 'slingshot'))}"] * (draws.random() < 0.3)
     if draws.random() < 0.2:

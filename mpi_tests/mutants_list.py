@@ -319,12 +319,6 @@ TOOLS = [
     ),
     mutant(
         "collectives/schedule/compressed.py",
-        "return family if all(family.has(nth, self.of(ranks[nth])) for nth in some) else None",
-        "return family",
-        ("test_simulate.py", "families_are and all_reduce"),
-    ),
-    mutant(
-        "collectives/schedule/compressed.py",
         "folded += len(sources) * len(run)",
         "folded += len(run)",
         ("test_cost.py", "moves_of_shared_memory"),
@@ -354,9 +348,9 @@ TOOLS = [
         ("test_draw.py", "one_scale"),
     ),
     mutant(
-        "collectives/schedule/simulate/events.py",
-        "gates[way, at] = begin + keeps",
-        "gates[way, at] = begin",
+        "collectives/schedule/events.py",
+        "self.free[place] = begin + keeps_s",
+        "self.free[place] = begin",
         ("test_simulate.py", "share_a_node_s_way"),
     ),
     mutant(

@@ -25,8 +25,8 @@ from collectives.runtime.plan import Plan, Step, Waitable
 from collectives.schedule import draw
 from collectives.schedule.cost import Network
 from collectives.schedule.draw import Bar, Diagram, MessageLine
+from collectives.schedule.events import simulate
 from collectives.schedule.moves import Send
-from collectives.schedule.simulate.exact import plan_diagram
 from collectives.schedule.spec import COLLECTIVES
 
 LINK_REPEATS = 10
@@ -253,10 +253,13 @@ def draw_space_time(comm: Communicator, flags: Namespace, network: Network) -> N
     row = algorithms.find(trial.collective, plan.name.split()[1])
     seconds, spans = median_run(comm, plan, trial, flags.iters)
     if comm.rank == 0:
-        left = plan_diagram(row, trial.nbytes, comm.topology.nodes, network, workload.root)
-        title = f"{row.collective} {row.name}, {size_in_words(trial.nbytes)}: happened, {seconds * 1e6:.0f} us"
-        draw.save(draw.figure([left, run_diagram(row, title, comm, workload.root, spans)]), flags.space_time)
-        print(f"{left.title}; happened: {seconds * 1e6:.0f} us; drawn in {flags.space_time}")
+        title = f"{row.collective} {row.name}, {size_in_words(trial.nbytes)}"
+        planned = simulate(row, trial.nbytes, comm.topology.nodes, network, workload.root)
+        left = Diagram(f"{title}: planned, {planned.seconds * 1e6:.0f} us", comm.size, planned.bars, planned.lines)
+        words = f"happened, {seconds * 1e6:.0f} us"
+        right = run_diagram(row, f"{title}: {words}", comm, workload.root, spans)
+        draw.save(draw.figure([left, right]), flags.space_time)
+        print(f"{left.title}; {words}; drawn in {flags.space_time}")
 
 
 def median_run(comm: Communicator, plan: Plan, trial: Trial, repeats: int) -> tuple[float, list[Any]]:

@@ -5,19 +5,18 @@ after another, as do its receives, but the two at a time; what it folds and copi
 one message.  The ranks of a node share its cores, and its way to other nodes, on which messages follow each other.
 What comes from another node is folded segment by segment, while the next one is on its way.
 
-`collectives.schedule.simulate` follows every rank instead, each of which goes on as soon as it can.
+`collectives.schedule.events` follows every rank instead, each of which goes on as soon as it can.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
 from operator import mul
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
 from collectives.algorithms.algorithm import Groups
-from collectives.schedule.compressed import IDLE, Nodes, RankProgram, RankPrograms, Shape, program
+from collectives.schedule.compressed import IDLE, Nodes, RankProgram, RoundSummary, program
 from collectives.schedule.moves import Round
 
 T = TypeVar("T")
@@ -217,11 +216,10 @@ def profile(
 
     In a pipeline, each rank is in another round, on another segment: what takes longest is the rank with most to do.
     """
-    programs = RankPrograms(row, nodes, root, groups)
-    num_rounds = max(programs.of(root).ends, default=0)
-    limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, num_rounds), COUNTED_CHUNKS // size)
+    of_root = row.rounds(root, size, root, groups or nodes)
+    limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, len(of_root)), COUNTED_CHUNKS // size)
     ranks = sample(nodes, root, max(4, limit))
-    counted = {rank: programs.of(rank) for rank in ranks}
+    counted = {rank: program(row.rounds(rank, size, root, groups or nodes), rank, size) for rank in ranks}
     return at_once(counted, nodes) if pipelined else merged(counted, nodes)
 
 
@@ -263,7 +261,7 @@ def merged(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
     while ends := [own.ends[at[rank]] for rank, own in programs.items() if at[rank] < len(own.ends)]:
         loads: set[Load] = set()
         for node, ranks in members:
-            works = [work_of(programs[rank].shapes[at[rank]], rank, size, node) for rank in ranks]
+            works = [work_of(programs[rank].summaries[at[rank]], rank, size, node) for rank in ranks]
             loads |= loads_of(works, len(node))
         end = min(ends)
         rounds[frozenset(loads)] += end - begin
@@ -285,9 +283,8 @@ def at_once(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
 
 def total(program: RankProgram, rank: int, size: int, node: Collection[int]) -> Work:
     """Sum up a rank's work in all rounds of a schedule without messages."""
-    lengths = [b - a for a, b in pairwise((0, *program.ends))]
-    works = [work_of(shape, rank, size, node) for shape in program.shapes]
-    sums = [sum(map(mul, lengths, column)) for column in list(zip(*works, strict=True))[4:]]
+    works = [work_of(each, rank, size, node) for each in program.summaries]
+    sums = [sum(map(mul, program.lengths, column)) for column in list(zip(*works, strict=True))[4:]]
     return Work(NOTHING, NOTHING, NOTHING, NOTHING, *sums)
 
 
@@ -303,18 +300,16 @@ def summed(ways: Sequence[Traffic], scale: float) -> Traffic:
     return Traffic(scale * sum(way.peers for way in ways), scale * sum(way.chunks for way in ways))
 
 
-def work_of(shape: Shape, rank: int, size: int, node: Collection[int]) -> Work:
-    if shape == IDLE:
+def work_of(own: RoundSummary, rank: int, size: int, node: Collection[int]) -> Work:
+    if own == IDLE:
         return NO_WORK
     ways = [[NOTHING, NOTHING], [NOTHING, NOTHING]]  # in and out, near and far
-    folded, streamed = shape.folded, 0
-    for message in shape.messages:
+    folded, streamed = own.folded, 0
+    for message in own.messages:
         far = (rank + message.offset) % size not in node
         peers, chunks = ways[message.is_send][far]
         ways[message.is_send][far] = Traffic(peers + 1, chunks + message.chunks)
         folded += message.folded
         streamed += message.folded * far
     (near_in, far_in), (near_out, far_out) = ways
-    return Work(
-        near_out, far_out, near_in, far_in, folded, streamed, shape.copied, shape.pulled, meets=bool(shape.meets)
-    )
+    return Work(near_out, far_out, near_in, far_in, folded, streamed, own.copied, own.pulled, meets=bool(own.barrier))
