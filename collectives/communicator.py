@@ -36,9 +36,6 @@ class Communicator:
 
     `segment_bytes` is the piece in which long messages travel.  Communicators that come from one by `split` move
     each other's started plans on.
-
-    Hierarchical algorithms work inside and across the nodes.  With `levels`, as in [8, 4], they work in groups of 8
-    consecutive ranks instead, and in groups of 4 inside those; parts from `split` work in their nodes again.
     """
 
     def __init__(
@@ -48,9 +45,8 @@ class Communicator:
         check: bool | str | None = None,
         timeout_s: float | None = None,
         segment_bytes: int = SEGMENT_BYTES,
-        levels: Sequence[int] | None = None,
     ):
-        self._use(Context(mpi_comm, segment_bytes, check, timeout_s, levels))
+        self._use(Context(mpi_comm, segment_bytes, check, timeout_s))
 
     def _use(self, context: Context) -> None:
         self._context, self._resolver = context, Resolver(context)

@@ -110,8 +110,8 @@ ALGORITHMS = [
     ),
     mutant(
         "collectives/algorithms/hierarchical.py",
-        "partial(across, root=column.index(root))",
-        "partial(across, root=0)",
+        "partial(algorithm, root=ranks.index(root))",
+        "partial(algorithm, root=0)",
         ("test_hierarchical.py", "any_groups and broadcast"),
     ),
     mutant(

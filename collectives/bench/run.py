@@ -209,8 +209,7 @@ def model_s(comm: Communicator, one: Contestant, network: Network) -> float | No
     if one.algorithm in PEERS or workload.device != "cpu":
         return None
     row, topology = algorithms.find(workload.collective, one.algorithm), comm.topology
-    nbytes, groups = one.trial.nbytes, topology.groups
-    return auto.ranking(nbytes, (row,), comm.size, topology.nodes, network, groups, workload.memory)[0][1]
+    return auto.ranking(one.trial.nbytes, (row,), comm.size, topology.nodes, network, workload.memory)[0][1]
 
 
 def write(comm: Communicator, flags: Namespace, started: str, network: Network, sizes: list[list[Row]]) -> None:
@@ -291,7 +290,7 @@ def run_diagram(row: Algorithm, title: str, comm: Communicator, root: int, spans
     at = {(rank, number): (begin, end) for rank, number, begin, end in rounds if number != DIRECT}
     lines = []
     for (rank, number), (begin, _) in at.items():
-        moves = row.rounds(rank, comm.size, root, comm.topology.groups)[number]
+        moves = row.rounds(rank, comm.size, root, comm.topology.nodes)[number]
         for dest in {move.to for move in moves if isinstance(move, Send)}:
             ready, end = at[dest, number]
             lines.append(MessageLine(rank, dest, max(begin, ready), end))

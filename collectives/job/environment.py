@@ -112,7 +112,7 @@ def stated_threads() -> int | None:
 
 
 def fake_nodes() -> tuple[int, int] | None:
-    """Read COLLECTIVES_FAKE_NODES=2x4: let ranks 0-3 and 4-7 of one machine play two nodes.
+    """Read COLLECTIVES_FAKE_NODES=2x4: let ranks 0-3 and 4-7 of one machine play two nodes; the last may have fewer.
 
     Raises: ValueError for a value of another form.
     """

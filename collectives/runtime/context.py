@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.algorithms.groups import Topology, refuse_levels
+from collectives.algorithms.groups import Topology
 from collectives.arrays.device import Device, SharingDevice, host
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import SymmetricMemory, Windows, array
@@ -44,7 +44,6 @@ class Context:
         segment_bytes: int,
         check: bool | str | None = None,
         timeout_s: float | None = None,
-        levels: Sequence[int] | None = None,
         parent: Context | None = None,
         color: int = 0,
     ):
@@ -65,12 +64,11 @@ class Context:
         if parent:
             self.check, self.timeout_s, self.node = parent.check, parent.timeout_s, parent.node
         else:
-            description = f"Communicator(segment_bytes={segment_bytes}{'' if levels is None else f', {levels=}'})"
-            self.agreement.check(description, refuse_segment(segment_bytes) or refuse_levels(levels))
+            self.agreement.check(f"Communicator(segment_bytes={segment_bytes})", refuse_segment(segment_bytes))
             self.check, self.timeout_s = settings(self.agreement, check, timeout_s)
             self.node = node_number(self, shared)
         shared.Free()
-        self.topology = Topology.from_ids(self.agreement.gather_ints(self.node), levels)
+        self.topology = Topology.from_ids(self.agreement.gather_ints(self.node))
         self.tuning: Tuning = parent.tuning if parent else tuning_from_file(self)
         self.memory = Memories(self)
         self.watchdog: Watchdog | None = None
@@ -191,7 +189,7 @@ def node_number(context: Context, shared: MPI.Comm) -> int:
     """Return a number that the ranks of a node have in common, their first rank.  Collective."""
     with context.agreed("Communicator"):
         fake = environment.fake_nodes()
-        if fake and fake[0] * fake[1] != context.size:
+        if fake and fake[0] != -(-context.size // fake[1]):
             raise ValueError(
                 f"COLLECTIVES_FAKE_NODES={fake[0]}x{fake[1]} does not make the {context.size} ranks of this job: "
                 "change it, or unset it"

@@ -15,7 +15,6 @@ from operator import mul
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
-from collectives.algorithms.algorithm import Groups
 from collectives.schedule.compressed import IDLE, Nodes, RankProgram, RoundSummary, program
 from collectives.schedule.moves import Round
 
@@ -139,11 +138,8 @@ def predict(
     nodes: Nodes,
     root: int = 0,
     network: Network = NETWORK,
-    groups: Groups | None = None,
 ) -> float:
     """Predict the seconds that an algorithm takes on a vector of `nbytes`, in chunks of nbytes/size.
-
-    A hierarchical one works in `groups`, by default the nodes.
 
     >>> from collectives.algorithms import find
     >>> network = Network(within=Link(alpha_s=1e-6, beta_s_per_byte=1e-9), gamma_s_per_byte=5e-10)
@@ -152,11 +148,11 @@ def predict(
     13.5 us
     """
     chunk_bytes = nbytes / size
-    seconds = price(profile(row, size, nodes, root, groups), chunk_bytes, network)
+    seconds = price(profile(row, size, nodes, root), chunk_bytes, network)
     num_segments = row.num_segments(chunk_bytes)
     if num_segments == 1:
         return seconds
-    pipelined = price(profile(row, size, nodes, root, groups, pipelined=True), chunk_bytes, network)
+    pipelined = price(profile(row, size, nodes, root, pipelined=True), chunk_bytes, network)
     return pipelined + (seconds - pipelined) / num_segments + (num_segments - 1) * network.meet_s
 
 
@@ -209,17 +205,15 @@ def count(rounds: Profile) -> Count:
 
 
 @cache
-def profile(
-    row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Groups | None = None, pipelined: bool = False
-) -> Profile:
+def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, pipelined: bool = False) -> Profile:
     """Count the rounds of an algorithm, once for vectors of all lengths; `pipelined`, all of them as one.
 
     In a pipeline, each rank is in another round, on another segment: what takes longest is the rank with most to do.
     """
-    of_root = row.rounds(root, size, root, groups or nodes)
+    of_root = row.rounds(root, size, root, nodes)
     limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, len(of_root)), COUNTED_CHUNKS // size)
     ranks = sample(nodes, root, max(4, limit))
-    counted = {rank: program(row.rounds(rank, size, root, groups or nodes), rank, size) for rank in ranks}
+    counted = {rank: program(row.rounds(rank, size, root, nodes), rank, size) for rank in ranks}
     return at_once(counted, nodes) if pipelined else merged(counted, nodes)
 
 

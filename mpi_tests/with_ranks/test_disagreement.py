@@ -528,31 +528,6 @@ def test_segments_that_differ_or_cannot_be(mpi_comm):
             Communicator(mpi_comm, segment_bytes=64 + (mpi_comm.rank == 1))
 
 
-@pytest.mark.parametrize("wrong", [[], [4, 4], [2, 4], [4, 0], [4, -1], [4, 1.5], 4, "42"], ids=repr)
-def test_levels_that_cannot_be(mpi_comm, wrong):
-    from collectives import Communicator
-
-    with pytest.raises(InputError) as caught:
-        Communicator(mpi_comm, levels=wrong)
-    assert str(caught.value) == (
-        f"levels={wrong!r} must be positive integers, each smaller than the one before: pass lengths of groups, the "
-        "outermost first, as in [8, 4], or None for the nodes"
-    )
-
-
-def test_levels_that_differ(mpi_comm):
-    from collectives import Communicator
-
-    last = mpi_comm.size - 1
-    for other, said in (([8, 4], ", levels=[8, 4])"), (None, ")")):
-        with pytest.raises(InputError) as caught:
-            Communicator(mpi_comm, segment_bytes=64, levels=other if mpi_comm.rank == last else [8, 2])
-        assert str(caught.value) == (
-            "ranks disagree: rank 0 calls Communicator(segment_bytes=64, levels=[8, 2]), "
-            f"rank {last} calls Communicator(segment_bytes=64{said}; call the same on all ranks"
-        )
-
-
 def test_checks_and_time_limits_that_cannot_be(mpi_comm, monkeypatch):
     from collectives import Communicator
 
