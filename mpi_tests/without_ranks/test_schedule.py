@@ -165,7 +165,7 @@ MUTANTS = {
         "race: rank 1 in round 4 writes [1] of rank 1, which rank 3 may still read",
     ),
     "a stage is read before it is full": (
-        ("all_gather", direct.staged_all_gather, ALL, drop_round(1)),
+        ("all_gather", partial(direct.all_gather, staged=True), ALL, drop_round(1)),
         "rank 3 in round 1 would get [4] of rank 0 into [0], where rank 0 holds nothing in [4]",
     ),
     "a pull from the wrong rank": (
