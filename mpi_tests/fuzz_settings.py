@@ -32,7 +32,6 @@ from unittest import mock
 
 from collectives.algorithms.groups import Topology
 from collectives.bench import __main__ as bench
-from collectives.doctor import __main__ as doctor
 from collectives.job import environment
 from collectives.job.settings import Range, value_type
 from collectives.schedule import fabrics, simulate
@@ -74,7 +73,6 @@ COMMANDS = {
     "planner": ["-m", "parallelism.planner"],
     "bench": ["-m", "collectives.bench"],
     "simulate": ["-m", "collectives.schedule.simulate"],
-    "doctor": ["-m", "collectives.doctor"],
     "environment": ["-c", "import collectives; collectives.world()"],
 }
 
@@ -221,11 +219,6 @@ def bench_case(draws: random.Random) -> Case:
     return Case("bench", ("-e=64", *words), ranks=draws.randint(1, 8), absurd=tuple(absurd))
 
 
-def doctor_case(draws: random.Random) -> Case:
-    words, absurd = flags(draws, {"timeout": doctor.SECONDS}, set())
-    return Case("doctor", tuple(words), absurd=tuple(absurd))
-
-
 def environment_case(draws: random.Random) -> Case:
     known = {
         "COLLECTIVES_CORES": environment.CORES,
@@ -248,7 +241,6 @@ DRAWN: dict[str, Callable[[random.Random], Case]] = {
     "planner": planner_case,
     "bench": bench_case,
     "simulate": simulate_case,
-    "doctor": doctor_case,
     "environment": environment_case,
 }
 
@@ -261,7 +253,7 @@ def draw_case(seed: int, number: int) -> Case:
     """
     draws = random.Random(f"{seed}-{number}")
     case = DRAWN[draws.choice(("train.py",) * 3 + tuple(DRAWN))](draws)
-    is_short = case.absurd or (case.command != "doctor" and not re.search(r"\d{4}", " ".join((*case.words, case.file))))
+    is_short = case.absurd or not re.search(r"\d{4}", " ".join((*case.words, case.file)))
     return case._replace(is_process=number % PROCESSES == PROCESSES - 1 and bool(is_short))
 
 
@@ -283,8 +275,6 @@ def in_process(case: Case, words: list[str]) -> None:
     elif case.command == "bench":
         with mock.patch.object(sys, "argv", ["bench", *words]):
             bench.refuse_unwritable(bench.parse(case.ranks))
-    elif case.command == "doctor":
-        doctor.parse(words)
     elif why := environment.refusal():
         raise ValueError(why)
 
