@@ -42,7 +42,7 @@ class Context:
         self,
         mpi_comm: MPI.Comm,
         segment_bytes: int,
-        check: bool | str | None = None,
+        check: bool | None = None,
         timeout_s: float | None = None,
         parent: Context | None = None,
         color: int = 0,
@@ -58,7 +58,7 @@ class Context:
         self.progress: Progress = parent.progress if parent else Progress(environment.oversubscribed(shared.size))
         self.windows: Windows = parent.windows if parent else Windows()
         self.agreement = Agreement(self.rank, self.size, partial(bookkeeping, self))
-        self.check: bool | str
+        self.check: bool
         self.timeout_s: float
         self.node: int  # the same number on all its ranks
         if parent:
@@ -167,14 +167,14 @@ def refuse_segment(segment_bytes: int) -> str:
     return f"segment_bytes={segment_bytes} must be from 1 to {LARGEST_MESSAGE_BYTES}"
 
 
-def settings(agreement: Agreement, check: bool | str | None, timeout_s: float | None) -> tuple[bool | str, float]:
+def settings(agreement: Agreement, check: bool | None, timeout_s: float | None) -> tuple[bool, float]:
     """Return what was passed, else what the environment says; refuse on all ranks what will not do.  Collective."""
     failure = ""
     try:
         check = environment.check() if check is None else check
         timeout_s = environment.timeout_s() if timeout_s is None else timeout_s
-        if check not in (True, False, "every"):
-            raise ValueError(f"check={check!r} must be True, False or 'every'")
+        if check not in (True, False):
+            raise ValueError(f"check={check!r} must be True or False")
         if not timeout_s >= 0:
             raise ValueError(f"timeout_s={timeout_s} must be seconds, or 0 for no limit")
     except ValueError as error:

@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=14_060, files=81, entries=9)}
+LIMITS = {"collectives": Limits(lines=14_050, files=81, entries=9)}
 
 
 class Floor(NamedTuple):

@@ -8,7 +8,7 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -111,15 +111,11 @@ class Calls:
 
 
 class Call:
-    """A collective that is called once, or the runs of a plan.  As a context manager: entered, and left.
-
-    `compare` compares it with the other ranks' each time that it is entered.
-    """
+    """A collective that is called once, or the runs of a plan.  As a context manager: entered, and left."""
 
     __slots__ = (
         "__weakref__",
         "calls",
-        "compare",
         "description",
         "dtype",
         "name",
@@ -129,8 +125,8 @@ class Call:
         "under_way",
     )
 
-    def __init__(self, calls: Calls, name: str, description: str = "", compare: "Callable[[Call], Any] | None" = None):
-        self.calls, self.name, self.description, self.compare = calls, name, description or name, compare
+    def __init__(self, calls: Calls, name: str, description: str = ""):
+        self.calls, self.name, self.description = calls, name, description or name
         self.nbytes, self.dtype = 0, None
         self.number, self.under_way = 0, False
         self.place: tuple[str, int] = ("", 0)
@@ -148,8 +144,6 @@ class Call:
         calls.number = self.number = calls.number + 1
         self.place = place or caller(sys._getframe(depth))
         calls.record.ring.append((self, self.number, self.place))
-        if self.compare:
-            self.compare(self)
         self.under_way = True
 
     def describe(self, collective: str, description: str, flat: Any) -> str:
