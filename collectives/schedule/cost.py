@@ -9,14 +9,13 @@ What comes from another node is folded segment by segment, while the next one is
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from operator import mul
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
 from collectives.schedule.compressed import IDLE, Nodes, RankProgram, RoundSummary, program
-from collectives.schedule.moves import Round
 
 T = TypeVar("T")
 
@@ -121,16 +120,6 @@ class Load(NamedTuple):
 Profile = tuple[tuple[frozenset[Load], int], ...]  # a schedule's different rounds, and how often each occurs
 
 
-class Count(NamedTuple):
-    """Rounds with messages; the chunks that each round's busiest rank sends, folds and copies; meetings."""
-
-    messages: int
-    sent: int
-    folded: int
-    copied: int
-    meets: int
-
-
 def predict(
     row: Algorithm,
     nbytes: int,
@@ -189,21 +178,6 @@ def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
     return messages + crowd * (folding + copying + work.meets * network.meet_s)
 
 
-def count(rounds: Profile) -> Count:
-    """Count what an algorithm's cost line says in words."""
-
-    def busiest(chunks: Callable[[Work], float]) -> int:
-        return sum(times * int(max(chunks(load.work) for load in loads)) for loads, times in rounds)
-
-    return Count(
-        messages=busiest(lambda w: any(way.peers for way in (w.near_out, w.far_out))),
-        sent=busiest(lambda w: w.near_out.chunks + w.far_out.chunks),
-        folded=busiest(lambda w: w.folded),
-        copied=busiest(lambda w: w.copied),
-        meets=busiest(lambda w: w.meets),
-    )
-
-
 @cache
 def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, pipelined: bool = False) -> Profile:
     """Count the rounds of an algorithm, once for vectors of all lengths; `pipelined`, all of them as one.
@@ -239,14 +213,11 @@ def spread(items: Sequence[T], number: int) -> list[T]:
     return [items[i * (len(items) - 1) // max(1, number - 1)] for i in range(number)]
 
 
-def tally(schedules: Mapping[int, Sequence[Round]], nodes: Nodes) -> Profile:
-    """Count the rounds of some ranks; those of a node that are not given are taken to be like those that are."""
-    size = sum(map(len, nodes))
-    return merged({rank: program(rounds, rank, size) for rank, rounds in schedules.items()}, nodes)
-
-
 def merged(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
-    """Merge ranks' programs: what they do from one end of any rank's stretch to the next."""
+    """Merge ranks' programs: what they do from one end of any rank's stretch to the next.
+
+    Ranks of a node that are not given are taken to be like those that are.
+    """
     size = sum(map(len, nodes))
     members = [(frozenset(node), [rank for rank in node if rank in programs]) for node in nodes]
     members = [(node, ranks) for node, ranks in members if ranks]

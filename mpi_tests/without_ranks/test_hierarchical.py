@@ -12,10 +12,10 @@ from collectives.algorithms import (
     tree,
 )
 from collectives.schedule import proof
-from collectives.schedule.cost import Link, Network, count, predict, tally
+from collectives.schedule.cost import Link, Network, predict
 from collectives.schedule.moves import MESSAGES, Barrier, Get, GetReduce, Put, Recv, RecvReduce, Send
 from collectives.schedule.spec import COLLECTIVES
-from mpi_tests.helpers.algorithm_costs import LARGEST, ceil_log2, cost, floor_log2, is_power, nodes_of
+from mpi_tests.helpers.algorithm_costs import LARGEST, ceil_log2, cost, count, floor_log2, is_power, nodes_of, tally
 
 ROWS = {row.collective: row for row in algorithms.REGISTRY if row.name == "hierarchical"}
 EVERY = [row for row in algorithms.REGISTRY if row.over_nodes]

@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -177,20 +178,6 @@ def show_runs(entries: Sequence[Entry]) -> str:
 
 
 def show_last(entries: Sequence[Entry], most: int) -> str:
-    """Return the latest collectives, the latest first; at most so many, runs of one as one."""
-    groups: list[list[Entry]] = []
-    for entry in entries:
-        if groups and goes_on(groups[-1][-1], entry):
-            groups[-1].append(entry)
-        else:
-            groups.append([entry])
-    return ", ".join(show_runs(group) for group in groups[: -most - 1 : -1])
-
-
-def goes_on(before: Entry, after: Entry) -> bool:
-    """Return whether one is a later run of the other, and all calls between them were."""
-    one, other = before.call, after.call
-    if one is other:  # a plan's: what is not in the ring ran the short way
-        return before.place == after.place
-    same = one.calls is other.calls and (one.name, before.place) == (other.name, after.place)
-    return same and before.number + 1 == after.number
+    """Return the latest collectives, the latest first; at most so many, runs of one from one place as one."""
+    runs = groupby(entries, key=lambda entry: (entry.call.calls.label, entry.call.name, entry.place))
+    return ", ".join(show_runs(group) for group in reversed([list(group) for _, group in runs][-most:]))
