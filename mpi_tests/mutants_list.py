@@ -318,7 +318,7 @@ TOOLS = [
         ("test_cost.py", "moves_of_shared_memory"),
     ),
     mutant(
-        "collectives/schedule/compressed.py",
+        "collectives/schedule/summary.py",
         "folded += len(sources) * len(run)",
         "folded += len(run)",
         ("test_cost.py", "moves_of_shared_memory"),

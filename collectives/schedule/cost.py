@@ -11,11 +11,13 @@ What comes from another node is folded segment by segment, while the next one is
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from itertools import groupby, pairwise
 from operator import mul
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
-from collectives.schedule.compressed import IDLE, Nodes, RankProgram, RoundSummary, program
+from collectives.schedule.moves import Round
+from collectives.schedule.summary import IDLE, Nodes, RoundSummary, summary
 
 T = TypeVar("T")
 
@@ -108,6 +110,13 @@ NOTHING = Traffic(0, 0)
 NO_WORK = Work(NOTHING, NOTHING, NOTHING, NOTHING, 0, 0, 0, 0, 0)
 
 
+class Stretch(NamedTuple):
+    """What a rank does in each of several rounds, and the round in which they are over."""
+
+    work: Work
+    end: int
+
+
 class Load(NamedTuple):
     """A rank's work in a round, and its node's: the ranks at work, and what leaves it and arrives."""
 
@@ -187,8 +196,10 @@ def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, pipelined: b
     of_root = row.rounds(root, size, root, nodes)
     limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, len(of_root)), COUNTED_CHUNKS // size)
     ranks = sample(nodes, root, max(4, limit))
-    counted = {rank: program(row.rounds(rank, size, root, nodes), rank, size) for rank in ranks}
-    return at_once(counted, nodes) if pipelined else merged(counted, nodes)
+    counted = {rank: stretches(row.rounds(rank, size, root, nodes), rank, nodes) for rank in ranks}
+    if pipelined:
+        return ((loads_of({rank: at_once(own) for rank, own in counted.items()}, nodes), 1),)
+    return merged(counted, nodes)
 
 
 def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
@@ -213,65 +224,65 @@ def spread(items: Sequence[T], number: int) -> list[T]:
     return [items[i * (len(items) - 1) // max(1, number - 1)] for i in range(number)]
 
 
-def merged(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
+def stretches(rounds: Sequence[Round], rank: int, nodes: Nodes) -> list[Stretch]:
+    """Return a rank's work in its rounds; for a ring that is a single stretch, of however many ranks."""
+    node, end = next(frozenset(node) for node in nodes if rank in node), 0
+    works: list[Stretch] = []
+    for own, alike in groupby(summary(moves, rank) for moves in rounds):
+        end += sum(1 for _ in alike)
+        work = work_of(own, node)
+        if works and works[-1].work == work:
+            works.pop()
+        works.append(Stretch(work, end))
+    return works
+
+
+def merged(programs: Mapping[int, Sequence[Stretch]], nodes: Nodes) -> Profile:
     """Merge ranks' programs: what they do from one end of any rank's stretch to the next.
 
     Ranks of a node that are not given are taken to be like those that are.
     """
-    size = sum(map(len, nodes))
-    members = [(frozenset(node), [rank for rank in node if rank in programs]) for node in nodes]
-    members = [(node, ranks) for node, ranks in members if ranks]
     rounds: Counter[frozenset[Load]] = Counter()
     at, begin = dict.fromkeys(programs, 0), 0
-    while ends := [own.ends[at[rank]] for rank, own in programs.items() if at[rank] < len(own.ends)]:
-        loads: set[Load] = set()
-        for node, ranks in members:
-            works = [work_of(programs[rank].summaries[at[rank]], rank, size, node) for rank in ranks]
-            loads |= loads_of(works, len(node))
+    while ends := [own[at[rank]].end for rank, own in programs.items() if at[rank] < len(own)]:
         end = min(ends)
-        rounds[frozenset(loads)] += end - begin
+        rounds[loads_of({rank: own[at[rank]].work for rank, own in programs.items()}, nodes)] += end - begin
         for rank, own in programs.items():
-            at[rank] += own.ends[at[rank]] == end
+            at[rank] += own[at[rank]].end == end
         begin = end
     return tuple(rounds.items())
 
 
-def at_once(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
-    """Merge all rounds of the ranks into one, for schedules without messages."""
-    size = sum(map(len, nodes))
-    loads: set[Load] = set()
-    for node in nodes:
-        works = [total(programs[rank], rank, size, node) for rank in node if rank in programs]
-        loads |= loads_of(works, len(node)) if works else set()
-    return ((frozenset(loads), 1),)
-
-
-def total(program: RankProgram, rank: int, size: int, node: Collection[int]) -> Work:
+def at_once(program: Sequence[Stretch]) -> Work:
     """Sum up a rank's work in all rounds of a schedule without messages."""
-    works = [work_of(each, rank, size, node) for each in program.summaries]
-    sums = [sum(map(mul, program.lengths, column)) for column in list(zip(*works, strict=True))[4:]]
+    lengths = [b - a for a, b in pairwise((0, *(stretch.end for stretch in program)))]
+    sums = [sum(map(mul, lengths, column)) for column in zip(*(stretch.work[4:] for stretch in program), strict=True)]
     return Work(NOTHING, NOTHING, NOTHING, NOTHING, *sums)
 
 
-def loads_of(works: Sequence[Work], length: int) -> set[Load]:
-    """Return the different loads in a node of so many ranks in a round."""
-    scale = length / len(works)
-    busy = scale * sum(work != NO_WORK for work in works)
-    leaving, arriving = (summed(ways, scale) for ways in ([w.far_out for w in works], [w.far_in for w in works]))
-    return {Load(work, busy, leaving, arriving) for work in set(works)}
+def loads_of(works: Mapping[int, Work], nodes: Nodes) -> frozenset[Load]:
+    """Return the different loads of ranks in a round."""
+    loads: set[Load] = set()
+    for node in nodes:
+        if there := [works[rank] for rank in node if rank in works]:
+            scale = len(node) / len(there)
+            busy = scale * sum(work != NO_WORK for work in there)
+            leaving, arriving = summed([w.far_out for w in there], scale), summed([w.far_in for w in there], scale)
+            loads |= {Load(work, busy, leaving, arriving) for work in set(there)}
+    return frozenset(loads)
 
 
 def summed(ways: Sequence[Traffic], scale: float) -> Traffic:
     return Traffic(scale * sum(way.peers for way in ways), scale * sum(way.chunks for way in ways))
 
 
-def work_of(own: RoundSummary, rank: int, size: int, node: Collection[int]) -> Work:
+def work_of(own: RoundSummary, node: Collection[int]) -> Work:
     if own == IDLE:
         return NO_WORK
     ways = [[NOTHING, NOTHING], [NOTHING, NOTHING]]  # in and out, near and far
     folded, streamed = own.folded, 0
     for message in own.messages:
-        far = (rank + message.offset) % size not in node
+        far = message.peer not in node
         peers, chunks = ways[message.is_send][far]
         ways[message.is_send][far] = Traffic(peers + 1, chunks + message.chunks)
         folded += message.folded

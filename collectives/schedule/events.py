@@ -14,9 +14,9 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from collectives.algorithms import Algorithm
-from collectives.schedule.compressed import IDLE, Nodes, RoundSummary, program
 from collectives.schedule.cost import Network
 from collectives.schedule.draw import Bar, MessageLine
+from collectives.schedule.summary import IDLE, Nodes, RoundSummary, summary
 
 OUT, IN = 0, 1  # the ways that a message takes
 
@@ -60,7 +60,7 @@ def simulate(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: 
 def rounds_of(row: Algorithm, nodes: Nodes, root: int) -> list[list[RoundSummary]]:
     """Return every rank's work in each round."""
     size = sum(map(len, nodes))
-    return [program(row.rounds(rank, size, root, nodes), rank, size).rounds() for rank in range(size)]
+    return [[summary(moves, rank) for moves in row.rounds(rank, size, root, nodes)] for rank in range(size)]
 
 
 class Post(NamedTuple):
@@ -135,13 +135,12 @@ class Simulation:
         s_per_byte += work.pulled * network.pull_s_per_byte
         time = self.clock[rank] + self.crowd(rank) * self.chunk_bytes * s_per_byte
         if work.barrier:
-            self.arrive(rank, tuple(rank + offset for offset in work.barrier), time)
+            self.arrive(rank, work.barrier, time)
         elif not work.messages:
             self.end_round(rank, time)
         else:
             self.pending[rank] = OpenRound(len(work.messages), time)
-            for is_send, offset, chunks, folded in work.messages:
-                peer = (rank + offset) % len(self.rounds)
+            for is_send, peer, chunks, folded in work.messages:
                 source, dest = (rank, peer) if is_send else (peer, rank)
                 self.post((number, source, dest), Post(time, chunks, folded))
 

@@ -10,8 +10,7 @@ import pytest
 from collectives.algorithms import (
     REGISTRY,
 )
-from collectives.schedule.compressed import program
-from collectives.schedule.cost import merged
+from collectives.schedule.cost import merged, stretches
 
 LARGEST = int(os.environ.get("LARGEST", "17"))  # `make proof` says 64
 
@@ -135,8 +134,7 @@ class Count(NamedTuple):
 
 def tally(schedules, nodes):
     """What the model makes of the rounds of some ranks."""
-    size = sum(map(len, nodes))
-    return merged({rank: program(rounds, rank, size) for rank, rounds in schedules.items()}, nodes)
+    return merged({rank: stretches(rounds, rank, nodes) for rank, rounds in schedules.items()}, nodes)
 
 
 def count(rounds):
