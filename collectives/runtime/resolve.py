@@ -280,7 +280,7 @@ class Resolver:
         """A call's signature, if what is bound for it may be started without waiting for the others."""
         is_native = request.options[-1] == "mpi"  # waits inside MPI
         is_uneven = request.arguments.get("send_counts") is not None  # ranks tell each other theirs first
-        if is_native or is_uneven or self.is_between_nodes:  # between nodes, comparing waits
+        if is_native or is_uneven:
             return None
         options = (*request.options, request.note) if request.note else request.options
         try:
