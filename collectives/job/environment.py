@@ -181,15 +181,15 @@ def timeout_s() -> float:
     return seconds
 
 
-def mpi_reads_device_memory() -> bool:
-    """Read COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can.
+def mpi_reads_device_memory() -> bool | None:
+    """Read COLLECTIVES_CUDA_AWARE: 1, MPI is given device memory; 0, never; auto, as `job.cuda_aware` finds out: None.
 
-    Raises: ValueError for another value than 1 or 0.
+    Raises: ValueError for another value.
     """
-    text = os.environ.get("COLLECTIVES_CUDA_AWARE") or "0"
-    if text not in ("0", "1"):
-        raise ValueError(f"COLLECTIVES_CUDA_AWARE={text!r}: write 1 to give MPI device memory, or 0")
-    return text == "1"
+    text = os.environ.get("COLLECTIVES_CUDA_AWARE") or "auto"
+    if text not in ("0", "1", "auto"):
+        raise ValueError(f"COLLECTIVES_CUDA_AWARE={text!r}: write 1 to give MPI device memory, 0 never to, or auto")
+    return None if text == "auto" else text == "1"
 
 
 def device_barriers() -> bool | None:
