@@ -22,6 +22,8 @@ from collectives.arrays.device import Device, DeviceStep, Event, SharingDevice
 from collectives.arrays.views import pointer
 from collectives.job.cuda_aware import cuda_awareness
 
+NOT_READY = 600  # cudaErrorNotReady
+
 
 class Cuda(SharingDevice):
     """CuPy arrays of one device.  MPI is given pinned host memory, unless it is known to read device memory."""
@@ -95,6 +97,11 @@ class Cuda(SharingDevice):
     def synchronize(self) -> None:
         with self.on_device():
             self.stream.synchronize()
+
+    def is_done(self, event: Any) -> bool:
+        with self.on_device():
+            status = self.runtime.eventQuery(event.ptr)
+        return status != NOT_READY  # other errors are for who calls CUDA next
 
     def allocate(self, nbytes: int) -> Any:
         with self.on_device():

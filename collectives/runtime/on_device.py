@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays.device import TURNS, Device, DeviceKernel, DeviceStep, SharingDevice
+from collectives.arrays.device import TURNS, Device, DeviceKernel, DeviceStep, Event, SharingDevice
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
@@ -176,15 +176,23 @@ class KernelProgram:
 
     def __init__(self, device: SharingDevice, kernel: DeviceKernel, keep: Any):
         self.device, self.kernel, self.keep = device, kernel, keep
+        self.num_runs = 0
 
     def spin(self) -> bool:
         """Launch it on the caller's stream, which is all that a run is on the host."""
         self.kernel.launch(self.device.streams()[0])
+        self.num_runs += 1
         return True
+
+    @property
+    def device_run(self) -> tuple[int, Event | None]:
+        """How often it was launched, and the event after the latest."""
+        return self.num_runs, self.kernel.event
 
     def run(self, device: Device) -> Iterator[Waitable]:
         """Launch it on the collectives' stream."""
         self.kernel.launch(self.device.streams()[1])
+        self.num_runs += 1
         yield from ()
 
     def requests(self) -> list:
