@@ -36,12 +36,15 @@ class CudaAwareness(NamedTuple):
         return f"{way}: {self.reason}"
 
 
-@cache
 def cuda_awareness() -> CudaAwareness:
-    """Return the decision for this process; where nobody has made it by a setting, rank 0 prints it once."""
+    """Return the decision for this process: by the setting, or what is found out once."""
     stated = environment.mpi_reads_device_memory()
-    if stated is not None:
-        return CudaAwareness(stated, f"COLLECTIVES_CUDA_AWARE={int(stated)}")
+    return automatic() if stated is None else CudaAwareness(stated, f"COLLECTIVES_CUDA_AWARE={int(stated)}")
+
+
+@cache
+def automatic() -> CudaAwareness:
+    """Decide without a setting; rank 0 prints the decision."""
     decision = decide(library(), supports_cuda(loaded_library()), load_trial(library()))
     if environment.launched_rank() == 0:
         print(decision, file=sys.stderr)

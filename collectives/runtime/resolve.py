@@ -28,6 +28,7 @@ from collectives.runtime.binding import Binder, Choice, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, caller
 from collectives.runtime.fuse import Fused
+from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
 from collectives.runtime.plan import CopyPair, MismatchError, Plan, run_now
@@ -119,6 +120,7 @@ class Resolver:
         self.bound: dict[Signature, Bound] = {}
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
+        self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
         self.latest: Callable[[], Plan | None] = lambda: None
 
     # --- calls ---
@@ -328,6 +330,7 @@ class Resolver:
         """Let go what is bound, and its memory."""
         self.bound.clear()
         self.bound_on_devices.clear()
+        self.staging.clear()
         for name in ("gate_plan", "comparison", "channel"):
             self.__dict__.pop(name, None)
 
@@ -420,13 +423,13 @@ class Resolver:
 
     # --- binding ---
 
-    def bind(self, resolved: Resolved) -> Plan:
+    def bind(self, resolved: Resolved, staging: StagingBuffers | None = None) -> Plan:
         """A plan for the arrays of a call.  Collective."""
         a, o, choice, fused, _ = resolved
         if choice is None:
             plan: Plan = NativePlan(a, o, self.context.mpi, self.progress)
         else:
-            plan = self.binder.plan(a, o, choice)
+            plan = self.binder.plan(a, o, choice, staging)
         if fused:
             plan.enclose(*fused.copies(a.collective, a.rank == a.root), fused.arrays)
         return plan
@@ -438,12 +441,14 @@ class Resolver:
         collective = a.collective
         plan = rebind = None
         signature, _, _, on_host = signed
+        staging = self.staging.setdefault(a.device.place, StagingBuffers(a.device))
         if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
             plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
         elif on_host:
-            rebind = partial(self.rebind, a, choice and MessageBinder(self.context, collective, choice, self.binder))
+            messages = choice and MessageBinder(self.context, collective, choice, self.binder, staging)
+            rebind = partial(self.rebind, a, messages)
         else:
-            plan = self.bind(resolved._replace(a=a, operands=operands_of(a)))
+            plan = self.bind(resolved._replace(a=a, operands=operands_of(a)), staging)
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
         bound.rebind = rebind

@@ -24,9 +24,9 @@ MPICH = "int MPIX_GPU_query_support(int type, int *answer) {{ *answer = type == 
 def folder(monkeypatch, tmp_path):
     monkeypatch.setenv("COLLECTIVES_LINKS", str(tmp_path / "links"))
     monkeypatch.delenv("COLLECTIVES_CUDA_AWARE", raising=False)
-    cuda_aware.cuda_awareness.cache_clear()
+    cuda_aware.automatic.cache_clear()
     yield tmp_path / "links"
-    cuda_aware.cuda_awareness.cache_clear()
+    cuda_aware.automatic.cache_clear()
 
 
 @pytest.fixture
