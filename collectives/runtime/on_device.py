@@ -19,6 +19,7 @@ from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
 from collectives.runtime import kernels
 from collectives.runtime.channel import Channel
+from collectives.runtime.direct_binder import DirectBinder, ExportedMemory
 from collectives.runtime.phases import (
     NUM_REGISTERS,
     SCRATCH,
@@ -32,7 +33,7 @@ from collectives.runtime.phases import (
     peers_of,
 )
 from collectives.runtime.plan import Waitable
-from collectives.runtime.shared_memory import ExportedMemory, Program, ProgramBinder, compile_for
+from collectives.runtime.shared_memory import Program, compile_for
 from collectives.schedule.moves import Parts, Round
 
 Operation = Callable[[], None]
@@ -202,14 +203,14 @@ class KernelProgram:
         return "on its way"
 
 
-class DeviceProgramBinder(ProgramBinder):
+class DeviceProgramBinder(DirectBinder):
     """Turns a rank's direct rounds into work on its device."""
 
     def __init__(self, device_memory: DeviceMemory, *arguments: Any):
         super().__init__(*arguments)
         self.device_memory, self.device = device_memory, device_memory.device
 
-    def bind(  # type: ignore[override]  # a program of another kind
+    def bind(
         self,
         parts: Parts,
         arrays: Sequence[Any],
