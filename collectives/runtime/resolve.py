@@ -27,6 +27,7 @@ from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, caller
 from collectives.runtime.compared import ComparedPlan, Headers
 from collectives.runtime.fuse import Fused
+from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
 from collectives.runtime.plan import CopyPair, MismatchError, Plan, run_now
@@ -120,6 +121,7 @@ class Resolver:
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
         self.is_between_nodes = len(context.topology.nodes) > 1
+        self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
         self.latest: Callable[[], Plan | None] = lambda: None
 
     # --- calls ---
@@ -332,6 +334,7 @@ class Resolver:
         """Let go what is bound, and its memory."""
         self.bound.clear()
         self.bound_on_devices.clear()
+        self.staging.clear()
         if "headers" in self.__dict__:
             self.headers.free()
         for name in ("gate_plan", "comparison", "headers", "channel"):
@@ -426,13 +429,13 @@ class Resolver:
 
     # --- binding ---
 
-    def bind(self, resolved: Resolved) -> Plan:
+    def bind(self, resolved: Resolved, staging: StagingBuffers | None = None) -> Plan:
         """A plan for the arrays of a call.  Collective."""
         a, o, choice, fused, _ = resolved
         if choice is None:
             plan: Plan = NativePlan(a, o, self.context.mpi, self.progress)
         else:
-            plan = self.binder.plan(a, o, choice)
+            plan = self.binder.plan(a, o, choice, staging)
         if fused:
             plan.enclose(*fused.copies(a.collective, a.rank == a.root), fused.arrays)
         return plan
@@ -444,14 +447,16 @@ class Resolver:
         collective = a.collective
         plan = rebind = compared = None
         signature, _, _, on_host = signed
+        staging = self.staging.setdefault(a.device.place, StagingBuffers(a.device))
         if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
             plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
         elif self.is_between_nodes and choice is not None and self.headers.carry(a, choice):
             compared = self.headers.plan(a, choice, number)
         elif on_host:
-            rebind = partial(self.rebind, a, choice and MessageBinder(self.context, collective, choice, self.binder))
+            messages = choice and MessageBinder(self.context, collective, choice, self.binder, staging)
+            rebind = partial(self.rebind, a, messages)
         else:
-            plan = self.bind(resolved._replace(a=a, operands=operands_of(a)))
+            plan = self.bind(resolved._replace(a=a, operands=operands_of(a)), staging)
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
         bound.rebind, bound.compared = rebind, compared
