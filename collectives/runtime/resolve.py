@@ -16,8 +16,6 @@ from functools import cached_property, partial
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from collectives import algorithms
 from collectives.algorithms import Reach
 from collectives.arrays.device import host
@@ -27,6 +25,7 @@ from collectives.runtime.arguments import REFUSALS, Arguments, like
 from collectives.runtime.binding import Binder, Choice, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, caller
+from collectives.runtime.compared import ComparedPlan, Headers
 from collectives.runtime.fuse import Fused
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
@@ -88,6 +87,7 @@ class Bound:
         self.number, self.call, self.plan = number, call, plan
         self.program: Program | None = plan.only if plan and a.device is host() else None
         self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
+        self.compared: ComparedPlan | None = None  # which brings any arrays
         self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
         self.has_result = o.result is not None
         self.returns_x = o.result is a.x and a.x is not a.out  # on ranks that get none, whatever out is
@@ -119,6 +119,7 @@ class Resolver:
         self.bound: dict[Signature, Bound] = {}
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
+        self.is_between_nodes = len(context.topology.nodes) > 1
         self.latest: Callable[[], Plan | None] = lambda: None
 
     # --- calls ---
@@ -185,6 +186,9 @@ class Resolver:
         number = call.number * self.check
         if bound.program is not None:
             bound.program.use(number, addresses, keys)
+        elif bound.compared is not None:
+            bound.compared.use(number, addresses)
+            plan = bound.compared
         else:
             self.compare(bound.number, number, run)
             plan = plan or self.plan_at(bound, addresses)
@@ -276,7 +280,7 @@ class Resolver:
         """A call's signature, if what is bound for it may be started without waiting for the others."""
         is_native = request.options[-1] == "mpi"  # waits inside MPI
         is_uneven = request.arguments.get("send_counts") is not None  # ranks tell each other theirs first
-        if is_native or is_uneven or len(self.context.topology.nodes) > 1:  # between nodes, comparing waits
+        if is_native or is_uneven or self.is_between_nodes:  # between nodes, comparing waits
             return None
         options = (*request.options, request.note) if request.note else request.options
         try:
@@ -328,7 +332,9 @@ class Resolver:
         """Let go what is bound, and its memory."""
         self.bound.clear()
         self.bound_on_devices.clear()
-        for name in ("gate_plan", "comparison", "channel"):
+        if "headers" in self.__dict__:
+            self.headers.free()
+        for name in ("gate_plan", "comparison", "headers", "channel"):
             self.__dict__.pop(name, None)
 
     # --- resolving ---
@@ -436,17 +442,19 @@ class Resolver:
         o, choice, number = resolved.operands, resolved.choice, resolved.number
         a = resolved.a.lent(o)  # so that no array of the caller's is kept
         collective = a.collective
-        plan = rebind = None
+        plan = rebind = compared = None
         signature, _, _, on_host = signed
         if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
             plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
+        elif self.is_between_nodes and choice is not None and self.headers.carry(a, choice):
+            compared = self.headers.plan(a, choice, number)
         elif on_host:
             rebind = partial(self.rebind, a, choice and MessageBinder(self.context, collective, choice, self.binder))
         else:
             plan = self.bind(resolved._replace(a=a, operands=operands_of(a)))
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
-        bound.rebind = rebind
+        bound.rebind, bound.compared = rebind, compared
         bound.call.number = call.number
         kept, most = (self.bound, MOST_BOUND) if on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
         if len(kept) >= most:
@@ -467,13 +475,9 @@ class Resolver:
 
         Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
         """
-        if len(self.context.topology.nodes) > 1:
-            key = binding << 32 | number if binding else 0
-            highest, plan = self.comparison
-            highest[:] = key, -key
-            run(plan)
-            if highest[0] != -highest[1] or not key:
-                raise MismatchError("ranks have bound different collectives")
+        if self.is_between_nodes:
+            self.comparison.use(number, binding=binding)
+            run(self.comparison)
             return
         program, plan = self.gate_plan
         program.use(number, NOWHERE, NOWHERE, binding)
@@ -492,15 +496,14 @@ class Resolver:
         return program, Plan("agreement", None, self.progress, host(), [program], only=program)
 
     @cached_property
-    def comparison(self) -> tuple[np.ndarray, Plan]:
-        """Two numbers, and what gives every rank the highest of all ranks' there.  Collective."""
-        context = self.context
-        in_nodes = context.topology.has_groups_in_nodes
-        row = algorithms.find("all_reduce", "leaders" if in_nodes else "recursive_doubling")
-        numbers = context.memory.empty(host(), 2, np.dtype(np.int64))
-        a = Arguments(row.collective, context.rank, context.size, numbers, op="max")
-        binder = MessageBinder(context, row.collective, Choice(row, None), self.binder)
-        return numbers, binder.plan(a, operands_of(a))
+    def headers(self) -> Headers:
+        """What ranks of several nodes compare by.  Collective."""
+        return Headers(self.context, self.binder)
+
+    @cached_property
+    def comparison(self) -> ComparedPlan:
+        """What does no more than to compare, between nodes.  Collective."""
+        return self.headers.comparison()
 
     @cached_property
     def channel(self) -> Channel:
