@@ -513,8 +513,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/clip.py",
-        "squares[:1] = tp.all_reduce(squares[:1].copy())",
-        "tp.all_reduce(squares)",
+        "(tp, self.squares[:1])",
+        "(tp, self.squares)",
         ("test_precision_training.py", "split_layers_and_stages and float16 and not bfloat16", 4),
     ),
     mutant(
@@ -543,15 +543,63 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/finite.py",
-        "self._first[0] = kind * self.comm.size + self.comm.rank",
-        "self._first[0] = kind * self.comm.size",
+        "self._first[0] = own * self.comm.size + self.comm.rank",
+        "self._first[0] = own * self.comm.size",
         ("test_finite.py", "losses_come_before and 3-ranks", 3),
     ),
     mutant(
         "parallelism/precision.py",
-        "self.good_steps = self.good_steps + 1 if finite else 0",
-        "self.good_steps = self.good_steps + finite",
+        "torch.where(finite, self.good_steps + 1, 0.0)",
+        "self.good_steps + finite",
         ("test_precision_training.py", "loss_scale_grows"),
+    ),
+    mutant(
+        "parallelism/precision.py",
+        "self.good_steps = torch.where(grows, 0.0, good_steps)",
+        "self.good_steps = good_steps",
+        ("test_precision_training.py", "loss_scale_grows"),
+    ),
+    mutant(
+        "parallelism/clip.py",
+        "torch.where(scale < 1, scale, 1.0)",
+        "scale.clamp(max=1.0)",
+        ("test_finite.py", "norms_beyond", 1),
+    ),
+    mutant(
+        "parallelism/clip.py",
+        "torch.where(scale < 1, scale, 1.0)",
+        "min(scale, torch.ones_like(scale))",
+        ("test_step_reads.py", "a_step and bfloat16", 1),
+    ),
+    mutant(
+        "parallelism/finite.py",
+        'skipped = by_scale if self.policy == "ignore" else ~is_good',
+        "skipped = ~is_good",
+        ("test_finite.py", "done_all_the_same", 2),
+    ),
+    mutant(
+        "parallelism/finite.py",
+        "by_scale = ~is_good & (kind != LOSS) & self.scale.can_fall\n        self.scale.update(is_good)",
+        "self.scale.update(is_good)\n        by_scale = ~is_good & (kind != LOSS) & self.scale.can_fall",
+        ("test_finite.py", "scale_is_blamed", 2),
+    ),
+    mutant(
+        "parallelism/transfer.py",
+        "self.copied.synchronize()",
+        "",
+        ("test_transfer.py", "of_a_gpu"),
+    ),
+    mutant(
+        "parallelism/transfer.py",
+        "self.x.copy_(x, non_blocking=True)",
+        "self.x.copy_(x, non_blocking=False)",
+        ("test_transfer.py", "of_a_gpu"),
+    ),
+    mutant(
+        "parallelism/transfer.py",
+        "x.pin_memory().to(device, non_blocking=True)",
+        "x.to(device, non_blocking=True)",
+        ("test_transfer.py", "leaves"),
     ),
     mutant(
         "parallelism/precision.py",
@@ -772,9 +820,57 @@ MODELS = [
         'if p.dim() < 2], "weight_decay": weight_decay}',
         ("test_optimizer.py",),
     ),
+    mutant(
+        "models/optimizer.py",
+        "[1 - skipped] * len(steps) if skipped is not None else 1",
+        "1",
+        ("test_optimizer.py", "skipped"),
+    ),
+    mutant(
+        "models/optimizer.py",
+        "found_inf=skipped",
+        "found_inf=None",
+        ("test_optimizer.py", "skipped"),
+    ),
+    mutant(
+        "models/optimizer.py",
+        "[1 - skipped] * len(steps) if skipped is not None else 1",
+        "1 - skipped if skipped is not None else 1",
+        ("test_step_reads.py", "a_step and bfloat16", 1),
+    ),
 ]
 
 TRAINING = [
+    mutant(
+        "training/pending.py",
+        "        if not step.readback.is_late:\n",
+        "        if True:\n",
+        ("test_step_reads.py", "next_one and 1-ranks", 1),
+    ),
+    mutant(
+        "training/pending.py",
+        "        if not step.readback.is_late:\n            self.flush()",
+        "",
+        ("test_step_reads.py", "next_one and 1-ranks", 1),
+    ),
+    mutant(
+        "training/saving.py",
+        "            before()\n",
+        "",
+        ("test_step_reads.py", "before_what_comes", 1),
+    ),
+    mutant(
+        "training/run.py",
+        "self.optimizer.step(verdict.skipped)",
+        "self.optimizer.step()",
+        ("test_step_reads.py", "stops_for", 2),
+    ),
+    mutant(
+        "parallelism/pipeline.py",
+        "self.losses[micro_batch] = y.detach().double()",
+        "self.losses[micro_batch] = torch.tensor(float(y.detach()), dtype=torch.float64)",
+        ("test_step_reads.py", "any_layout and pp", 4),
+    ),
     mutant(
         "training/device.py",
         "node.index(comm.rank) % torch.cuda.device_count()",
@@ -795,8 +891,8 @@ TRAINING = [
     ),
     mutant(
         "training/run.py",
-        "(loss * (self.scale.value / len(batches))).backward()",
-        "(loss * self.scale.value).backward()",
+        "weight = self.scale.value / len(batches)",
+        "weight = self.scale.value",
         ("test_train.py", "gradient_accumulation", 2),
     ),
     mutant(

@@ -286,3 +286,48 @@ def in_registers(vector: Vector, num_shared: int) -> tuple[list[Any], list[Chunk
         memory[register] = array
         chunks.append(Chunk(register, begin * array.dtype.itemsize, end - begin))
     return memory, chunks
+
+
+class DeviceBuffers:
+    """Memory of a device for the two arrays of a call, which stays: calls are done one after the other on its stream.
+
+    A longer pair takes the place of one that is too short.
+    """
+
+    def __init__(self, context: Context):
+        self.context = context
+        self.pairs: dict[tuple[str, bool], tuple[Any, Any]] = {}
+
+    def pair(self, a: Arguments, o: Operands, is_shared: bool) -> tuple[Any, Any]:
+        """Buffers as long as a call's arrays.  Collective where ranks are to share them."""
+        nbytes = max(0 if view is None else view.nbytes for view in (a.flat, o.out))
+        if is_shared:
+            (nbytes,) = self.context.agreement.highest([nbytes])
+        key = a.device.place, is_shared
+        if key not in self.pairs or self.pairs[key][0].nbytes < nbytes:
+            empty = partial(self.context.memory.empty, a.device) if is_shared else a.device.empty
+            count = 1 << max(nbytes - 1, 0).bit_length()
+            self.pairs[key] = empty(count, np.dtype(np.uint8)), empty(count, np.dtype(np.uint8))
+        return self.pairs[key]
+
+
+class BufferedPlan:
+    """A plan on buffers, for calls whose arrays lie anywhere on a device.
+
+    `a` is a call without its caller's arrays; `bind` makes a plan for one.
+    """
+
+    def __init__(self, a: Arguments, buffers: tuple[Any, Any], bind: Callable[[Arguments], Plan]):
+        self.call, self.buffers = a, buffers
+        self.on_buffers = a.moved(tuple(map(address_of, buffers)))
+        self.plan = bind(self.on_buffers)
+        self.before, self.after, self.plan.only = self.plan.before, self.plan.after, None
+
+    def on(self, place: tuple[int, ...]) -> Plan:
+        """The plan for a call's arrays at two addresses."""
+        call, here, spec = self.call.moved(place), self.on_buffers, self.call.spec
+        is_read, is_written = (of(call.rank, call.root) for of in (spec.reads, spec.writes))
+        result, source = (call.x, here.x) if call.out is None else (call.out, here.out)
+        self.plan.before = [*([(here.x, call.x)] if is_read else []), *self.before]
+        self.plan.after = [*self.after, *([(result, source)] if is_written else [])]
+        return self.plan
