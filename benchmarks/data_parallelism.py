@@ -21,6 +21,7 @@ over at once.  Times are of the slowest rank, and medians; exposed communication
 
 import argparse
 import math
+import os
 import sys
 from contextlib import nullcontext
 from typing import Any
@@ -172,7 +173,9 @@ def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    comm = collectives.world(levels=[max(1, MPI.COMM_WORLD.size // 2)])
+    if MPI.COMM_WORLD.size % 2 == 0:
+        os.environ["COLLECTIVES_FAKE_NODES"] = f"2x{MPI.COMM_WORLD.size // 2}"
+    comm = collectives.world()
     with comm.agreed("data_parallelism"):
         args, config = parse(comm.size)
     LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back at once

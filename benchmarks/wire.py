@@ -32,7 +32,7 @@ class Wire:
 
     def __init__(self, comm: collectives.Communicator):
         self.comm = comm
-        self.group = next(group for group in comm.topology.groups if comm.rank in group)
+        self.group = next(group for group in comm.topology.nodes if comm.rank in group)
         self.traffic, self.is_silent = Traffic(), False
 
     def __getattr__(self, name: str) -> Any:
@@ -59,8 +59,7 @@ class Wire:
     def traffic_of(self, collective: str, algorithm: str, counts: list[float], itemsize: int) -> Traffic:
         """Of one run, whose chunks have so many elements."""
         row, traffic = algorithms.find(collective, algorithm), Traffic()
-        groups = self.comm.topology.groups if row.over_nodes else ()
-        for moves in row.rounds(self.comm.rank, self.comm.size, 0, groups):
+        for moves in row.rounds(self.comm.rank, self.comm.size, 0, self.comm.topology.nodes):
             for move in moves:
                 if isinstance(move, Send | Recv | RecvReduce):
                     nbytes = itemsize * sum(counts[chunk % len(counts)] for chunk in move.run)

@@ -30,27 +30,23 @@ class Communicator:
 
     Making one is collective.  With `check`, every collective first compares what the ranks ask for, and how many they
     have called, runs of plans included (one tiny all-reduce), and raises InputError on all of them where that differs;
-    a plan does so once, when it is bound, or with check="every" each time that it runs.  A rank that waits for others
-    for `timeout_s` seconds, if not 0, ends the job, once every rank has said where it is.  Without these arguments the
-    environment variables COLLECTIVES_CHECK and COLLECTIVES_TIMEOUT_S decide.
+    a plan does so once, when it is bound.  A rank that waits for others for `timeout_s` seconds, if not 0, ends the
+    job, once every rank has said where it is.  Without these arguments the environment variables COLLECTIVES_CHECK and
+    COLLECTIVES_TIMEOUT_S decide.
 
     `segment_bytes` is the piece in which long messages travel.  Communicators that come from one by `split` move
     each other's started plans on.
-
-    Hierarchical algorithms work inside and across the nodes.  With `levels`, as in [8, 4], they work in groups of 8
-    consecutive ranks instead, and in groups of 4 inside those; parts from `split` work in their nodes again.
     """
 
     def __init__(
         self,
         mpi_comm: MPI.Comm,
         *,
-        check: bool | str | None = None,
+        check: bool | None = None,
         timeout_s: float | None = None,
         segment_bytes: int = SEGMENT_BYTES,
-        levels: Sequence[int] | None = None,
     ):
-        self._use(Context(mpi_comm, segment_bytes, check, timeout_s, levels))
+        self._use(Context(mpi_comm, segment_bytes, check, timeout_s))
 
     def _use(self, context: Context) -> None:
         self._context, self._resolver = context, Resolver(context)

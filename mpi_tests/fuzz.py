@@ -264,7 +264,7 @@ def faulty(case: Case, values: np.ndarray, out_count: int) -> tuple[np.ndarray, 
 
 def communicators(comm: collectives.Communicator) -> dict[tuple[str, int], collectives.Communicator | None]:
     """For each layout and number of ranks, a communicator of so many of the first ones; None on the others."""
-    whole = {"one node": comm, "groups": collectives.Communicator(comm.mpi, levels=[2])}
+    whole = {"one node": comm}
     for name, nodes in (("two nodes", 2), ("a rank a node", comm.size)):
         if comm.size % nodes == 0:
             os.environ["COLLECTIVES_FAKE_NODES"] = f"{nodes}x{comm.size // nodes}"

@@ -32,11 +32,9 @@ from unittest import mock
 
 from collectives.algorithms.groups import Topology
 from collectives.bench import __main__ as bench
-from collectives.doctor import __main__ as doctor
 from collectives.job import environment
 from collectives.job.settings import Range, value_type
-from collectives.schedule import simulate as simulation
-from collectives.schedule.simulate import __main__ as simulate
+from collectives.schedule import fabrics, simulate
 from models.flags import parse
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as surroundings
@@ -75,7 +73,6 @@ COMMANDS = {
     "planner": ["-m", "parallelism.planner"],
     "bench": ["-m", "collectives.bench"],
     "simulate": ["-m", "collectives.schedule.simulate"],
-    "doctor": ["-m", "collectives.doctor"],
     "environment": ["-c", "import collectives; collectives.world()"],
 }
 
@@ -176,10 +173,10 @@ def planner_case(draws: random.Random) -> Case:
 
 
 def network_flags(draws: random.Random) -> tuple[list[str], list[str]]:
-    own = {"fold": simulation.SPEED, "copy": simulation.SPEED, "meet": simulation.TIME, "cores": simulation.CORES}
+    own = {"fold": fabrics.SPEED, "copy": fabrics.SPEED, "meet": fabrics.TIME, "cores": fabrics.CORES}
     words, absurd = flags(draws, own, {"cores"})
     if draws.random() < 0.2:
-        pair = number(draws, simulation.TIME, False), number(draws, simulation.SPEED, False)
+        pair = number(draws, fabrics.TIME, False), number(draws, fabrics.SPEED, False)
         if all(part.text and not part.text.startswith("-") for part in pair):  # else it would be a flag
             words += [f"--{draws.choice(PAIRS)}", *(part.text for part in pair)]
             absurd += [part.text for part in pair if part.is_absurd]
@@ -196,7 +193,7 @@ def flags(draws: random.Random, ranges: dict[str, Range], whole: set[str]) -> tu
 
 
 def simulate_case(draws: random.Random) -> Case:
-    words, absurd = flags(draws, {"ranks": simulation.RANKS, "factor": simulate.FACTOR}, {"ranks", "factor"})
+    words, absurd = flags(draws, {"ranks": fabrics.RANKS, "factor": simulate.FACTOR}, {"ranks", "factor"})
     network, too = network_flags(draws)
     words += [f"--topology={draws.choice(('ndr', '2x2', '3x1', 'slingshot'))}"] * (draws.random() < 0.3)
     if draws.random() < 0.2:
@@ -222,11 +219,6 @@ def bench_case(draws: random.Random) -> Case:
     return Case("bench", ("-e=64", *words), ranks=draws.randint(1, 8), absurd=tuple(absurd))
 
 
-def doctor_case(draws: random.Random) -> Case:
-    words, absurd = flags(draws, {"timeout": doctor.SECONDS}, set())
-    return Case("doctor", tuple(words), absurd=tuple(absurd))
-
-
 def environment_case(draws: random.Random) -> Case:
     known = {
         "COLLECTIVES_CORES": environment.CORES,
@@ -249,7 +241,6 @@ DRAWN: dict[str, Callable[[random.Random], Case]] = {
     "planner": planner_case,
     "bench": bench_case,
     "simulate": simulate_case,
-    "doctor": doctor_case,
     "environment": environment_case,
 }
 
@@ -262,7 +253,7 @@ def draw_case(seed: int, number: int) -> Case:
     """
     draws = random.Random(f"{seed}-{number}")
     case = DRAWN[draws.choice(("train.py",) * 3 + tuple(DRAWN))](draws)
-    is_short = case.absurd or (case.command != "doctor" and not re.search(r"\d{4}", " ".join((*case.words, case.file))))
+    is_short = case.absurd or not re.search(r"\d{4}", " ".join((*case.words, case.file)))
     return case._replace(is_process=number % PROCESSES == PROCESSES - 1 and bool(is_short))
 
 
@@ -284,8 +275,6 @@ def in_process(case: Case, words: list[str]) -> None:
     elif case.command == "bench":
         with mock.patch.object(sys, "argv", ["bench", *words]):
             bench.refuse_unwritable(bench.parse(case.ranks))
-    elif case.command == "doctor":
-        doctor.parse(words)
     elif why := environment.refusal():
         raise ValueError(why)
 

@@ -92,7 +92,7 @@ class CountingCommunicator:
         whole = arguments["out"] if collective == "all_gather" else x
         counts = arguments.get("counts") or [len(whole) / self.comm.size] * self.comm.size
         row = algorithms.find(collective, plan.name.rpartition(" ")[2])
-        rounds = row.rounds(self.comm.rank, self.comm.size, 0, self.comm.topology.groups if row.over_nodes else ())
+        rounds = row.rounds(self.comm.rank, self.comm.size, 0, self.comm.topology.nodes)
         count, begin = received(rounds, self.comm.rank, counts) * whole.itemsize, plan.begin
 
         def counted() -> None:

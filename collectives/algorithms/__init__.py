@@ -5,7 +5,6 @@ from collectives.algorithms import (
     chain,
     direct,
     hierarchical,
-    hierarchical_direct,
     leaders,
     pairwise,
     recursive,
@@ -18,7 +17,7 @@ __all__ = ["REGISTRY", "Algorithm", "Precondition", "Reach", "check", "find", "n
 
 FAMILIES = (
     *(ring, recursive, pairwise, bruck, tree, chain, hierarchical),
-    *(direct, hierarchical_direct, leaders),  # which reach into other ranks' memory
+    *(direct, leaders),  # which reach into other ranks' memory
 )
 REGISTRY: tuple[Algorithm, ...] = tuple(row for family in FAMILIES for row in family.ALGORITHMS)
 
@@ -27,7 +26,7 @@ def names(collective: str, size: int | None = None, equal: bool = True) -> list[
     """Return the names that `algorithm=` takes, besides "auto" and "mpi": of all sizes, or those for `size` ranks.
 
     >>> names("broadcast")
-    ['binomial', 'scatter_all_gather', 'chain', 'hierarchical', 'direct', 'staged', 'hierarchical_direct']
+    ['binomial', 'scatter_all_gather', 'chain', 'hierarchical', 'hierarchical_direct', 'direct', 'staged']
     >>> names("all_to_all", size=3, equal=False)
     ['pairwise', 'direct', 'staged']
     """

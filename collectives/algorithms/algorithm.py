@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from collectives.schedule.moves import Round, Schedule
 from collectives.schedule.spec import COLLECTIVES
 
-Group = int | tuple["Group", ...]  # a rank, or a tuple of groups
-Groups = tuple[Group, ...]
+Groups = tuple[tuple[int, ...], ...]  # the ranks of each
 
 
 class Precondition(NamedTuple):
@@ -28,7 +27,7 @@ class Reach(IntEnum):
     """The extent to which ranks reach into each other's memory; each includes those before."""
 
     MESSAGES = 0  # not at all
-    NODES = 1  # in the innermost groups of a hierarchy, each a part of a node
+    NODES = 1  # inside the nodes
     STAGES = 2  # everywhere, in memory that the library allocates for a plan
     ARRAYS = 3  # in the callers' arrays, too
 
@@ -44,7 +43,7 @@ class Algorithm(NamedTuple):
     name: str
     schedule: Callable[..., Schedule]
     precondition: Precondition = NOTHING
-    over_nodes: bool = False  # the schedule takes the groups of ranks, nodes or what the user made of them
+    over_nodes: bool = False  # the schedule takes the nodes
     reach: Reach = Reach.MESSAGES
     apart: bool = False  # the schedule can put its result in chunks of their own
     segmented: bool = False  # a direct schedule whose phases follow each other, segment by segment

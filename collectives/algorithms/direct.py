@@ -11,6 +11,8 @@ Source: vLLM, csrc/custom_all_reduce.cuh, cross_device_reduce_1stage and _2stage
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 from collectives.algorithms.algorithm import Algorithm, Reach
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Round, Schedule, chunk
@@ -94,10 +96,10 @@ def one_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
     yield (GetReduce(everyone(size), staging, results(size, apart)),)
 
 
-def reduce_scatter(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
+def reduce_scatter(rank: int, size: int, apart: bool = False, staged: bool = False) -> Iterator[Round]:
     """Rank r reduces chunk r of all.
 
-    Cost: 2 alpha + n gamma.
+    Cost: 2 alpha + n gamma; staged, alpha + n beta + n gamma.
 
     >>> from collectives.schedule.moves import render
     >>> print(render(reduce_scatter, 2))
@@ -105,50 +107,26 @@ def reduce_scatter(rank: int, size: int, apart: bool = False) -> Iterator[Round]
     round 1:  0-1=>0 [0]+   0-1=>1 [1]+
     round 2:  (0-1)
     """
-    yield from in_place(size, GetReduce(everyone(size), chunk(rank, size), into(rank, size, apart)))
-
-
-def staged_reduce_scatter(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
-    """Rank r reduces chunk r of all, staged.
-
-    Cost: alpha + n beta + n gamma.
-
-    >>> from collectives.schedule.moves import render
-    >>> print(render(staged_reduce_scatter, 2))
-    round 0:  0: [0-1]>[2-3]   1: [0-1]>[2-3]
-    round 1:  (0-1)
-    round 2:  0-1=>0 [2]>[0]+   0-1=>1 [3]>[1]+
-    """
     move = GetReduce(everyone(size), chunk(rank, size), into(rank, size, apart))
-    yield from staged(size, apart, range(size), move)
+    return phase(size, apart, staged, range(size), move)
 
 
-def all_gather(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
+def all_gather(rank: int, size: int, apart: bool = False, staged: bool = False) -> Iterator[Round]:
     """Rank r starts owning chunk r; everyone reads all the others'.
 
-    Cost: 2 alpha + n(p-1)/p beta; `apart`, n beta.
+    Cost: 2 alpha + n(p-1)/p beta; `apart`, n beta.  Staged, alpha + n beta; `apart`, n(p+1)/p beta.
 
     >>> from collectives.schedule.moves import render
     >>> print(render(all_gather, 3))
     round 0:  (0-2)
     round 1:  1=>0 [1]   2=>0 [2]   2=>1 [2]   0=>1 [0]   0=>2 [0]   1=>2 [1]
     round 2:  (0-2)
-    """
-    yield from in_place(size, *gather_moves(rank, size, apart))
-
-
-def staged_all_gather(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
-    """Rank r starts owning chunk r; everyone reads all the others', staged.
-
-    Cost: alpha + n beta; `apart`, n(p+1)/p beta.
-
-    >>> from collectives.schedule.moves import render
-    >>> print(render(staged_all_gather, 2))
+    >>> print(render(partial(all_gather, staged=True), 2))
     round 0:  0: [0]>[2]   1: [1]>[3]
     round 1:  (0-1)
     round 2:  1=>0 [3]>[1]   0=>1 [2]>[0]
     """
-    yield from staged(size, apart, chunk(rank, size), *gather_moves(rank, size, apart))
+    return phase(size, apart, staged, chunk(rank, size), *gather_moves(rank, size, apart))
 
 
 def gather_moves(rank: int, size: int, apart: bool) -> list[Move]:
@@ -156,10 +134,10 @@ def gather_moves(rank: int, size: int, apart: bool) -> list[Move]:
     return [*own, *(Get(s, chunk(s, size), into(s, size, apart)) for s in others(rank, size))]
 
 
-def all_to_all(rank: int, size: int) -> Iterator[Round]:
+def all_to_all(rank: int, size: int, staged: bool = False) -> Iterator[Round]:
     """Chunk d of rank s becomes chunk p+s of rank d, which reads it.
 
-    Cost: 2 alpha + n beta.
+    Cost: 2 alpha + n beta; staged, alpha + 2n beta.
 
     >>> from collectives.schedule.moves import render
     >>> print(render(all_to_all, 2))
@@ -167,26 +145,9 @@ def all_to_all(rank: int, size: int) -> Iterator[Round]:
     round 1:  0: [0]>[2]   1=>0 [0]>[3]   1: [1]>[3]   0=>1 [1]>[2]
     round 2:  (0-1)
     """
-    yield from in_place(size, *exchange_moves(rank, size))
-
-
-def staged_all_to_all(rank: int, size: int) -> Iterator[Round]:
-    """Chunk d of rank s becomes chunk p+s of rank d, which reads it from a staging buffer.
-
-    Cost: alpha + 2n beta.
-
-    >>> from collectives.schedule.moves import render
-    >>> print(render(staged_all_to_all, 2))
-    round 0:  0: [0-1]>[4-5]   1: [0-1]>[4-5]
-    round 1:  (0-1)
-    round 2:  0: [0]>[2]   1=>0 [4]>[3]   1: [1]>[3]   0=>1 [5]>[2]
-    """
-    yield from staged(size, True, range(size), *exchange_moves(rank, size))
-
-
-def exchange_moves(rank: int, size: int) -> list[Move]:
     own = Copy(chunk(rank, size), into(rank, size, apart=True))
-    return [own, *(Get(s, chunk(rank, size), into(s, size, apart=True)) for s in others(rank, size))]
+    gets = (Get(s, chunk(rank, size), into(s, size, apart=True)) for s in others(rank, size))
+    return phase(size, True, staged, range(size), own, *gets)
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
@@ -201,10 +162,9 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     round 2:  (0-2)
     """
     if rank == root:
-        yield from in_place(size, *(Put(d, chunk(d, size), chunk(d, size)) for d in others(rank, size)))
-    else:
-        rest = [run for run in (range(rank), range(rank + 1, size)) if run]
-        yield from in_place(size, *(Get(root, run, run) for run in rest))
+        return in_place(size, *(Put(d, chunk(d, size), chunk(d, size)) for d in others(rank, size)))
+    rest = [run for run in (range(rank), range(rank + 1, size)) if run]
+    return in_place(size, *(Get(root, run, run) for run in rest))
 
 
 def staged_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
@@ -220,9 +180,8 @@ def staged_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     """
     everything = range(size)
     if rank == root:
-        yield from staged(size, False, everything)
-    else:
-        yield from staged(size, False, None, Get(root, everything, everything))
+        return phase(size, False, True, everything)
+    return phase(size, False, True, None, Get(root, everything, everything))
 
 
 def reduce(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator[Round]:
@@ -256,7 +215,7 @@ def gather(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator
     round 1:  1=>0 [1]   2=>0 [2]
     round 2:  (0-2)
     """
-    yield from in_place(size, *(gather_moves(rank, size, apart) if rank == root else ()))
+    return in_place(size, *(gather_moves(rank, size, apart) if rank == root else ()))
 
 
 def scatter(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator[Round]:
@@ -272,7 +231,7 @@ def scatter(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterato
     """
     own = chunk(rank, size)
     move = Copy(own, into(rank, size, apart)) if rank == root else Get(root, own, into(rank, size, apart))
-    yield from in_place(size, *([] if rank == root and not apart else [move]))
+    return in_place(size, *([] if rank == root and not apart else [move]))
 
 
 def barrier(rank: int, size: int) -> Iterator[Round]:
@@ -287,19 +246,21 @@ def barrier(rank: int, size: int) -> Iterator[Round]:
     yield arrival(size)
 
 
-def in_place(size: int, *moves: Move) -> Iterator[Round]:
-    """Return a phase on the callers' own arrays."""
-    yield arrival(size)
-    yield moves
-    yield arrival(size)
-
-
-def staged(size: int, apart: bool, given: range | None, *moves: Move) -> Iterator[Round]:
-    """Return a phase on staging buffers: run `given` is what the others read of this rank."""
+def phase(size: int, apart: bool, staged: bool, given: range | None, *moves: Move) -> Iterator[Round]:
+    """Return a phase on the callers' own arrays, or on staging buffers: run `given` is what the others read."""
+    if not staged:
+        yield from in_place(size, *moves)
+        return
     first = scratch(size, apart).start
     yield (Copy(given, shift(given, first)),) if given else ()
     yield arrival(size)
     yield tuple(m._replace(theirs=shift(m.theirs, first)) if isinstance(m, Get | GetReduce) else m for m in moves)
+
+
+def in_place(size: int, *moves: Move) -> Iterator[Round]:
+    yield arrival(size)
+    yield moves
+    yield arrival(size)
 
 
 def everyone(size: int) -> tuple[int, ...]:
@@ -337,42 +298,29 @@ def one(run: range, index: int) -> range:
     return run[index : index + 1]
 
 
-def copying(
-    collective: str, name: str, schedule: Callable[..., Schedule], apart: bool = True, in_order: bool = False
-) -> Algorithm:
-    return Algorithm(collective, name, schedule, reach=Reach.STAGES, apart=apart, segmented=True, in_order=in_order)
+def reading(collective: str, name: str, schedule: Callable[..., Schedule], **more: Any) -> Algorithm:
+    return Algorithm(collective, name, schedule, reach=Reach.ARRAYS, **more)
 
 
-def reading(
-    collective: str, name: str, schedule: Callable[..., Schedule], apart: bool = True, in_order: bool = False
-) -> Algorithm:
-    return Algorithm(collective, name, schedule, reach=Reach.ARRAYS, apart=apart, in_order=in_order)
+def staging(collective: str, name: str, schedule: Callable[..., Schedule], **more: Any) -> Algorithm:
+    return Algorithm(collective, name, schedule, reach=Reach.STAGES, segmented=True, **more)
 
 
 ALGORITHMS = (
-    copying("all_reduce", "one_shot", one_shot, in_order=True),
-    Algorithm("all_reduce", "two_shot", two_shot, reach=Reach.ARRAYS, apart=True, segmented=True, in_order=True),
-    Algorithm(
-        "all_reduce",
-        "two_shot_put",
-        two_shot_put,
-        reach=Reach.ARRAYS,
-        apart=True,
-        segmented=True,
-        for_devices=True,
-        in_order=True,
-    ),
-    copying("all_reduce", "staged_two_shot", staged_two_shot, in_order=True),
-    reading("reduce_scatter", "direct", reduce_scatter, in_order=True),
-    copying("reduce_scatter", "staged", staged_reduce_scatter, in_order=True),
-    reading("all_gather", "direct", all_gather),
-    copying("all_gather", "staged", staged_all_gather),
-    reading("all_to_all", "direct", all_to_all, apart=False),
-    copying("all_to_all", "staged", staged_all_to_all, apart=False),
-    reading("broadcast", "direct", broadcast, apart=False),
-    copying("broadcast", "staged", staged_broadcast, apart=False),
-    Algorithm("reduce", "direct", reduce, reach=Reach.ARRAYS, apart=True, segmented=True, in_order=True),
-    reading("gather", "direct", gather),
-    reading("scatter", "direct", scatter),
-    copying("barrier", "direct", barrier, apart=False),
+    staging("all_reduce", "one_shot", one_shot, apart=True, in_order=True),
+    reading("all_reduce", "two_shot", two_shot, apart=True, segmented=True, in_order=True),
+    reading("all_reduce", "two_shot_put", two_shot_put, apart=True, segmented=True, for_devices=True, in_order=True),
+    staging("all_reduce", "staged_two_shot", staged_two_shot, apart=True, in_order=True),
+    reading("reduce_scatter", "direct", reduce_scatter, apart=True, in_order=True),
+    staging("reduce_scatter", "staged", partial(reduce_scatter, staged=True), apart=True, in_order=True),
+    reading("all_gather", "direct", all_gather, apart=True),
+    staging("all_gather", "staged", partial(all_gather, staged=True), apart=True),
+    reading("all_to_all", "direct", all_to_all),
+    staging("all_to_all", "staged", partial(all_to_all, staged=True)),
+    reading("broadcast", "direct", broadcast),
+    staging("broadcast", "staged", staged_broadcast),
+    reading("reduce", "direct", reduce, apart=True, segmented=True, in_order=True),
+    reading("gather", "direct", gather, apart=True),
+    reading("scatter", "direct", scatter, apart=True),
+    staging("barrier", "direct", barrier),
 )

@@ -1,29 +1,26 @@
-"""Groups of ranks: nodes, hierarchies, and which rank of a group stands in for which of the others of its level.
+"""Groups of ranks: nodes, and which rank of a node stands in for which of the others.
 
-What hierarchical algorithms are made of: `inside` runs a schedule in every group, `Grid.cross` an algorithm among the
-counterparts of all groups.  A *lane* is a part of the chunks that an algorithm works on by itself.
+What hierarchical algorithms are made of: `inside` runs a schedule in every node, `Grid.cross` an algorithm among the
+counterparts of all nodes.  A *lane* is a part of the chunks that an algorithm works on by itself.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, chain, zip_longest
-from itertools import pairwise as neighbours
-from operator import index
-from typing import Any, NamedTuple
+from itertools import accumulate, chain, pairwise, zip_longest
+from typing import NamedTuple
 
-from collectives.algorithms import direct, pairwise, ring
-from collectives.algorithms.algorithm import Group, Groups
+from collectives.algorithms import direct, ring
+from collectives.algorithms.algorithm import Groups
+from collectives.algorithms.pairwise import reduce_scatter as pairwise_reduce_scatter
 from collectives.schedule.moves import MESSAGES, Barrier, Round, Schedule, embed
 
 Scheduler = Callable[..., Schedule]
-Schedulers = Sequence[Scheduler]
 
 # Schedulers that read each other's memory, and so must have a node to themselves.
 DIRECT = (direct.reduce_scatter, direct.all_gather)
 # Schedulers that move a rank one chunk in a round.  Others may send it two runs, of any length.
-ONE_BY_ONE = (ring.reduce_scatter, ring.all_gather, ring.all_reduce, pairwise.reduce_scatter, *DIRECT)
+ONE_BY_ONE = (ring.reduce_scatter, ring.all_gather, ring.all_reduce, pairwise_reduce_scatter, *DIRECT)
 
 
 class Task(NamedTuple):
@@ -38,7 +35,7 @@ class Task(NamedTuple):
 
 
 class Grid:
-    """The groups of a level as rows, as long as the largest of them: the ranks of a column are counterparts.
+    """The groups as rows, as long as the largest of them: the ranks of a column are counterparts.
 
     A rank of a smaller group stands in several columns, side by side, and is at home in the first of them.
 
@@ -47,10 +44,9 @@ class Grid:
     """
 
     def __init__(self, groups: Groups):
-        members = [order(group) for group in groups]
-        lengths = sorted(map(len, members))
+        lengths = sorted(map(len, groups))
         width, second = lengths[-1], lengths[:2][-1]
-        self.rows = [[ranks[place * len(ranks) // width] for place in range(width)] for ranks in members]
+        self.rows = [[ranks[place * len(ranks) // width] for place in range(width)] for ranks in groups]
         self.columns = list(zip(*self.rows, strict=True))
         self.home = {rank: place for row in self.rows for place, rank in reversed([*enumerate(row)])}
         self.in_common = -(-width // second)  # the most columns that two ranks of different groups share
@@ -82,52 +78,15 @@ class Grid:
         return abreast(rank, tasks, algorithm)
 
 
-@lru_cache(maxsize=4096)
-def order(group: Group) -> tuple[int, ...]:
-    """Return the ranks of a group, counterparts side by side.
-
-    >>> order(((0, 1), (2, 3)))
-    (0, 2, 1, 3)
-    """
-    return (group,) if isinstance(group, int) else Grid(group).order()
+def singles(ranks: Iterable[int]) -> Groups:
+    return tuple((rank,) for rank in ranks)
 
 
 def whole(groups: Groups | None, size: int) -> Groups:
-    """Return the hierarchy without the levels that have a single group; one of all ranks where there is none."""
-    least = simplified(groups or tuple(range(size)))
-    assert sorted(order(least)) == list(range(size)), f"{groups} are not ranks 0 to {size - 1}, each once"
-    return (least,) if isinstance(least, int) else least
-
-
-def simplified(group: Group) -> Group:
-    if isinstance(group, int):
-        return group
-    parts = tuple(map(simplified, group))
-    return parts[0] if len(parts) == 1 else parts
-
-
-def depth(group: Group) -> int:
-    """Return how many levels a group has: 0 of a rank, 1 of an innermost group, all of whose members are ranks."""
-    return 0 if isinstance(group, int) else 1 + max(map(depth, group))
-
-
-def innermost(group: Group) -> list[tuple[int, ...]]:
-    """Return the groups that have ranks only.
-
-    >>> innermost((0, (1, (2, 3))))
-    [(2, 3)]
-    """
-    if isinstance(group, int):
-        return []
-    ranks = tuple(child for child in group if isinstance(child, int))
-    if len(ranks) == len(group):
-        return [ranks]
-    return [ranks for child in group for ranks in innermost(child)]
-
-
-def of_level(group: Group, algorithms: Schedulers) -> Scheduler:
-    """Return the algorithm for a group's level."""
-    return algorithms[-min(depth(group), len(algorithms))]
+    """Return the nodes, or all ranks as one group where there are none of several ranks."""
+    groups = groups or (tuple(range(size)),)
+    assert sorted(chain(*groups)) == list(range(size)), f"{groups} are not ranks 0 to {size - 1}, each once"
+    return groups if max(map(len, groups)) > 1 else (tuple(chain(*groups)),)
 
 
 def by_owner(owner: Sequence[int]) -> dict[int, list[int]]:
@@ -138,21 +97,16 @@ def by_owner(owner: Sequence[int]) -> dict[int, list[int]]:
     return held
 
 
-def group_of(rank: int, groups: Groups) -> Group:
-    return next(group for group in groups if rank in order(group))
+def group_of(rank: int, groups: Groups) -> tuple[int, ...]:
+    return next(group for group in groups if rank in group)
 
 
-def shape(group: Group) -> Group:
-    """Return what a group has in common with those that are built like it."""
-    return 0 if isinstance(group, int) else tuple(map(shape, group))
-
-
-def inside(rank: int, groups: Groups, schedule: Callable[[int, Group], Schedule]) -> Iterator[Round]:
+def inside(rank: int, groups: Groups, schedule: Callable[[int, tuple[int, ...]], Schedule]) -> Iterator[Round]:
     """The schedule of the rank's own group, and as many empty rounds as the others' takes longer."""
     own = group_of(rank, groups)
     rounds = list(schedule(rank, own))
-    others = {shape(group): group for group in groups if shape(group) != shape(own)}
-    longest = max((len(list(schedule(order(group)[0], group))) for group in others.values()), default=0)
+    others = {len(group): group for group in groups if len(group) != len(own)}
+    longest = max((len(list(schedule(group[0], group))) for group in others.values()), default=0)
     yield from rounds
     yield from (() for _ in range(longest - len(rounds)))
 
@@ -178,14 +132,14 @@ def consecutive(numbers: Sequence[int]) -> list[range]:
     >>> consecutive([4, 5, 0, 1])
     [range(4, 6), range(0, 2)]
     """
-    breaks = [place for place, (a, b) in enumerate(neighbours(numbers), 1) if b != a + 1]
-    parts = [numbers[a:b] for a, b in neighbours([0, *breaks, len(numbers)])]
+    breaks = [place for place, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
+    parts = [numbers[a:b] for a, b in pairwise([0, *breaks, len(numbers)])]
     return [range(part[0], part[-1] + 1) for part in parts if part]
 
 
 def laid(begin: int, lengths: Iterable[int]) -> list[range]:
     """Return runs of these lengths, one after the other."""
-    return [range(a, b) for a, b in neighbours(accumulate(lengths, initial=begin))]
+    return [range(a, b) for a, b in pairwise(accumulate(lengths, initial=begin))]
 
 
 def lanes_of_pieces(sets: Sequence[Sequence[int]]) -> list[list[range]]:
@@ -204,9 +158,9 @@ def lanes_in_order(sets: Sequence[Sequence[int]]) -> list[list[range]]:
     [[range(0, 2), range(2, 4)], [range(4, 5), range(5, 5)], [range(6, 6), range(6, 7)]]
     """
     placed = sorted((chunk, nth) for nth, chunks in enumerate(sets) for chunk in chunks)
-    breaks = [i for i, (a, b) in enumerate(neighbours(placed), 1) if b[0] != a[0] + 1 or b[1] < a[1]]
+    breaks = [i for i, (a, b) in enumerate(pairwise(placed), 1) if b[0] != a[0] + 1 or b[1] < a[1]]
     lanes = []
-    for start, stop in neighbours([0, *breaks, len(placed)]):
+    for start, stop in pairwise([0, *breaks, len(placed)]):
         lengths = Counter(nth for _, nth in placed[start:stop])
         lanes.append(laid(placed[start][0], (lengths[nth] for nth in range(len(sets)))))
     return lanes
@@ -214,79 +168,37 @@ def lanes_in_order(sets: Sequence[Sequence[int]]) -> list[list[range]]:
 
 @dataclass(frozen=True)
 class Topology:
-    """The nodes of ranks: `node_of[r]` is rank r's; nodes are numbered in the order of their first rank.
-
-    `levels` are the lengths of the groups of consecutive ranks, the outermost first, that take the nodes' place.
-    """
+    """The nodes of ranks: `node_of[r]` is rank r's; nodes are numbered in the order of their first rank."""
 
     node_of: tuple[int, ...]
-    levels: tuple[int, ...] = ()
 
     @classmethod
-    def from_ids(cls, ids: Sequence[int], levels: Sequence[int] | None = None) -> "Topology":
+    def from_ids(cls, ids: Sequence[int]) -> "Topology":
         """Make one from any number that ranks of a node have in common.
 
         >>> Topology.from_ids([7, 7, 3, 3]).nodes
         ((0, 1), (2, 3))
         """
         order = {node: number for number, node in enumerate(dict.fromkeys(ids))}
-        return cls(tuple(order[node] for node in ids), tuple(levels or ()))
+        return cls(tuple(order[node] for node in ids))
 
     @property
-    def nodes(self) -> tuple[tuple[int, ...], ...]:
+    def nodes(self) -> Groups:
         """The ranks of each node."""
         return tuple(
             tuple(rank for rank, at in enumerate(self.node_of) if at == node) for node in range(max(self.node_of) + 1)
         )
 
     @property
-    def groups(self) -> Groups:
-        """The hierarchy of ranks: by `levels`, if there are any, else the nodes.
-
-        >>> Topology.from_ids([0] * 7, levels=[4, 2]).groups
-        (((0, 1), (2, 3)), ((4, 5), (6,)))
-        """
-        return divided(range(len(self.node_of)), self.levels) if self.levels else self.nodes
-
-    @property
     def is_flat(self) -> bool:
-        """Whether all ranks are one group, or each is one of its own."""
-        return depth(whole(self.groups, len(self.node_of))) <= 1
+        """Whether all ranks are one node, or each is one of its own."""
+        return max(self.node_of) in (0, len(self.node_of) - 1)
 
     @property
     def has_groups_in_nodes(self) -> bool:
-        """Whether the hierarchy's innermost groups are parts of nodes.
+        """Whether some node has several ranks.
 
         >>> [Topology.from_ids(nodes).has_groups_in_nodes for nodes in ([0, 0, 1], [0, 1, 2])]
         [True, False]
         """
-        return all(
-            len({self.node_of[rank] for rank in ranks}) == 1
-            for ranks in innermost(whole(self.groups, len(self.node_of)))
-        )
-
-
-def divided(ranks: Sequence[int], levels: Sequence[int]) -> Groups:
-    """Divide consecutive ranks into groups of `levels[0]`, and so on inside; the last group may be smaller."""
-    if not levels:
-        return tuple(ranks)
-    length, *below = levels
-    return tuple(divided(ranks[first : first + length], below) for first in range(0, len(ranks), length))
-
-
-def refuse_levels(levels: Any) -> str:
-    """Return what is wrong with a caller's `levels`, if anything is.
-
-    >>> refuse_levels([4, 4])[:67]
-    'levels=[4, 4] must be positive integers, each smaller than the one '
-    """
-    try:
-        lengths = [index(length) for length in levels] if levels is not None else [1]
-    except TypeError:  # what is not a sequence, or not of integers
-        lengths = []
-    if lengths and lengths[-1] > 0 and all(outer > inner for outer, inner in neighbours(lengths)):
-        return ""
-    return (
-        f"{levels=} must be positive integers, each smaller than the one before: pass lengths of groups, the outermost "
-        "first, as in [8, 4], or None for the nodes"
-    )
+        return max(self.node_of) < max(1, len(self.node_of) - 1)

@@ -1,49 +1,42 @@
-"""Hierarchies: groups of groups of ranks, where most of the data moves inside the innermost groups.
+"""Hierarchies: most of the data moves inside the nodes, and a rank talks to its counterparts across them.
 
-A rank talks to its neighbours in its own group, and across groups to its counterparts in the neighbouring ones of each
-level only: what texts on training call hierarchical gradient descent.  `groups` is a tuple of groups, each of them a
-rank or a tuple of groups in turn, of any lengths, depths and ranks; by default, all ranks are one group.
+What texts on training call hierarchical gradient descent.  `groups` are the nodes, of any lengths and ranks; by
+default, all ranks are one.  Uneven nodes do the same with fewer ranks: each of theirs stands in for several ranks of
+the largest node, and so moves more.
 
-Uneven groups do the same with fewer ranks: each of theirs stands in for several ranks of the largest group, and so
-moves more.  `algorithms`, `scatter` and `gather` have an algorithm for each level, the innermost last, and the first
-one serves the levels above it too.  The innermost may be direct, where its groups are parts of nodes.  The cost lines
-are for two levels, k groups of l ranks; a further level adds its own terms.
+`hierarchical_direct` is the same with direct algorithms inside the nodes, and messages between them: a rank that has
+its node to itself only sends messages.  In the cost lines, for k nodes of l ranks, mu is for a barrier in a node.
 
-In the all-to-all a rank sends each counterpart one message, with all that its group has for it: for k groups of l
+In the all-to-all a rank sends each counterpart one message, with all that its node has for it: for k nodes of l
 ranks, k-1 messages of l chunks across, where a flat exchange has l(k-1) of one chunk, and every rank as many.  The
-other textbook form, to collect on one rank all that is for another group, makes fewer messages still, but moves the
-data a third time, to spread it there.
+other textbook form, to collect on one rank all that is for another node, is `leaders`.
 
 Source: Träff, "Decomposing collectives for exploiting multi-lane communication", 2019, arXiv 1910.13373; Horovod,
 horovod/common/ops/nccl_operations.cc, NCCLHierarchicalAllreduce; MPICH, src/mpi/coll/bcast/bcast_intra_smp.c;
 Open MPI, ompi/mca/coll/han/coll_han_alltoall.c.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import NamedTuple
 
 from collectives.algorithms import direct, pairwise, ring, tree
-from collectives.algorithms.algorithm import EQUAL_CHUNKS, Algorithm, Group, Groups
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, NOTHING, Algorithm, Groups, Precondition, Reach
 from collectives.algorithms.bruck import copies
 from collectives.algorithms.groups import (
     Grid,
     Scheduler,
-    Schedulers,
     Task,
     abreast,
     by_owner,
     consecutive,
-    depth,
-    group_of,
     inside,
     laid,
-    of_level,
-    order,
+    singles,
     whole,
 )
-from collectives.schedule.moves import Barrier, Copy, Get, Round, shares
+from collectives.schedule.moves import Barrier, Copy, Get, Round, Schedule, shares
 
 Datum = tuple[int, int]  # a chunk on its way in an all-to-all, by dest and source
 
@@ -52,13 +45,14 @@ def all_reduce(
     rank: int,
     size: int,
     groups: Groups | None = None,
+    scatter: Scheduler = ring.reduce_scatter,
     across: Scheduler = ring.all_reduce,
-    scatter: Schedulers = (ring.reduce_scatter,),
-    gather: Schedulers = (ring.all_gather,),
+    gather: Scheduler = ring.all_gather,
 ) -> Iterator[Round]:
-    """Reduce-scatter inside the groups, all-reduce across them, all-gather inside the groups.
+    """Reduce-scatter inside the nodes, all-reduce across them, all-gather inside the nodes.
 
-    Cost: with rings, 2(l+k-2) alpha + 2n(p-1)/p beta + n(p-1)/p gamma.
+    Cost: with rings, 2(l+k-2) alpha + 2n(p-1)/p beta + n(p-1)/p gamma; direct inside,
+    4 mu + 2(k-1) alpha + (2n(k-1)/p + n(l-1)/l) beta + (n + n(k-1)/p) gamma.
 
     >>> from functools import partial
     >>> from collectives.schedule.moves import render
@@ -69,23 +63,37 @@ def all_reduce(
     round 3:  0->2 [0]   1->4 [3]   2->0 [1]   3->0 [2]   4->1 [4]
     round 4:  0->1 [0-2]   1->0 [3-4]   2->3 [0-1]   3->4 [2]   4->2 [3-4]
     round 5:  2->3 [3-4]   3->4 [0-1]   4->2 [2]
+    >>> print(render(partial(direct_inside["all_reduce"], groups=((0, 1), (2, 3))), 4))
+    round 0:  (0-1)   (2-3)
+    round 1:  0-1=>0 [0-1]+   0-1=>1 [2-3]+   2-3=>2 [0-1]+   2-3=>3 [2-3]+
+    round 2:  (0-1)   (2-3)
+    round 3:  0->2 [1]+   1->3 [3]+   2->0 [0]+   3->1 [2]+
+    round 4:  0->2 [0]   1->3 [2]   2->0 [1]   3->1 [3]
+    round 5:  (0-1)   (2-3)
+    round 6:  1=>0 [2-3]   0=>1 [0-1]   3=>2 [2-3]   2=>3 [0-1]
+    round 7:  (0-1)   (2-3)
     """
     groups = whole(groups, size)
-    groups = groups if depth(groups) > 1 else (groups,)
-    grid, owner = Grid(groups), order(groups)
-    yield from inside(rank, groups, lambda r, group: scatter_in(r, group, grid.stand_ins(r, owner), scatter))
+    grid = Grid(groups)
+    owner = grid.order()
+    yield from inside(rank, groups, among_stand_ins(grid, owner, scatter))
     yield from grid.cross(rank, owner, across)
-    yield from inside(rank, groups, lambda r, group: gather_in(r, group, grid.stand_ins(r, owner), gather))
+    yield from inside(rank, groups, among_stand_ins(grid, owner, gather))
 
 
 def reduce_scatter(
-    rank: int, size: int, groups: Groups | None = None, algorithms: Schedulers = (ring.reduce_scatter,)
+    rank: int,
+    size: int,
+    groups: Groups | None = None,
+    within: Scheduler = ring.reduce_scatter,
+    across: Scheduler = ring.reduce_scatter,
 ) -> Iterator[Round]:
-    """Rank r ends owning chunk r: r's stand-in in each group reduces it inside, then r reduces those sums.
+    """Rank r ends owning chunk r: r's stand-in in each node reduces it inside, then r reduces those sums.
 
     A rank stands in for k ranks, whose chunks do not follow each other: it takes several messages to send them.
 
-    Cost: with rings, if ranks follow each other in groups, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p (beta + gamma).
+    Cost: with rings, if ranks follow each other in nodes, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p (beta + gamma);
+    direct inside, 2 mu + (k-1) alpha + n(k-1)/p beta + (n + n(k-1)/p) gamma.
 
     >>> from functools import partial
     >>> from collectives.schedule.moves import render
@@ -93,15 +101,23 @@ def reduce_scatter(
     round 0:  0->1 [1]+   0->1 [3]+   1->0 [0]+   1->0 [2]+   2->3 [1]+   2->3 [3]+   3->2 [0]+   3->2 [2]+
     round 1:  0->2 [2]+   1->3 [3]+   2->0 [0]+   3->1 [1]+
     """
-    yield from scatter_in(rank, whole(groups, size), range(size), algorithms)
+    groups, owner = whole(groups, size), range(size)
+    grid = Grid(groups)
+    yield from inside(rank, groups, among_stand_ins(grid, owner, within))
+    yield from grid.cross(rank, owner, across)
 
 
 def all_gather(
-    rank: int, size: int, groups: Groups | None = None, algorithms: Schedulers = (ring.all_gather,)
+    rank: int,
+    size: int,
+    groups: Groups | None = None,
+    within: Scheduler = ring.all_gather,
+    across: Scheduler = ring.all_gather,
 ) -> Iterator[Round]:
-    """Rank r starts owning chunk r: its counterparts get it across, and pass it on inside their groups.
+    """Rank r starts owning chunk r: its counterparts get it across, and pass it on inside their nodes.
 
-    Cost: with rings, if ranks follow each other in groups, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p beta.
+    Cost: with rings, if ranks follow each other in nodes, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p beta;
+    direct inside, 2 mu + (k-1) alpha + (n(k-1)/p + n(l-1)/l) beta.
 
     >>> from functools import partial
     >>> from collectives.schedule.moves import render
@@ -109,33 +125,31 @@ def all_gather(
     round 0:  0->2 [0]   1->3 [1]   2->0 [2]   3->1 [3]
     round 1:  0->1 [0]   0->1 [2]   1->0 [1]   1->0 [3]   2->3 [0]   2->3 [2]   3->2 [1]   3->2 [3]
     """
-    yield from gather_in(rank, whole(groups, size), range(size), algorithms)
-
-
-def scatter_in(rank: int, group: Group, owner: Sequence[int], algorithms: Schedulers) -> Iterator[Round]:
-    """Rank `owner[c]` ends with the group's sum of chunk c."""
-    if isinstance(group, int):
-        return
-    grid, across = Grid(group), of_level(group, algorithms)
-    yield from inside(rank, group, lambda r, child: scatter_in(r, child, grid.stand_ins(r, owner), algorithms))
+    groups, owner = whole(groups, size), range(size)
+    grid = Grid(groups)
     yield from grid.cross(rank, owner, across)
+    yield from inside(rank, groups, among_stand_ins(grid, owner, within))
 
 
-def gather_in(rank: int, group: Group, owner: Sequence[int], algorithms: Schedulers) -> Iterator[Round]:
-    """Rank `owner[c]` starts with chunk c; every rank of the group ends with it."""
-    if isinstance(group, int):
-        return
-    grid, across = Grid(group), of_level(group, algorithms)
-    yield from grid.cross(rank, owner, across)
-    yield from inside(rank, group, lambda r, child: gather_in(r, child, grid.stand_ins(r, owner), algorithms))
+def among_stand_ins(
+    grid: Grid, owner: Sequence[int], algorithm: Scheduler
+) -> Callable[[int, tuple[int, ...]], Schedule]:
+    """Return what runs an algorithm in a node, on the chunks that each of its ranks stands in for the owner of."""
+    return lambda rank, node: Grid(singles(node)).cross(rank, grid.stand_ins(rank, owner), algorithm)
 
 
 def broadcast(
-    rank: int, size: int, root: int = 0, groups: Groups | None = None, algorithms: Schedulers = (tree.broadcast,)
+    rank: int,
+    size: int,
+    root: int = 0,
+    groups: Groups | None = None,
+    within: Scheduler = tree.broadcast,
+    across: Scheduler = tree.broadcast,
 ) -> Iterator[Round]:
-    """The root starts with the vector: its counterparts get it across, and are the roots inside their groups.
+    """The root starts with the vector: its counterparts get it across, and are the roots inside their nodes.
 
-    Cost: (ceil(log2 k) + ceil(log2 l)) (alpha + n beta).
+    Cost: (ceil(log2 k) + ceil(log2 l)) (alpha + n beta); direct inside,
+    2 mu + ceil(log2 k) (alpha + n beta) + n(l-1)/l beta.
 
     >>> from functools import partial
     >>> from collectives.schedule.moves import render
@@ -143,31 +157,32 @@ def broadcast(
     round 0:  3->1 [0-3]
     round 1:  1->0 [0-3]   3->2 [0-3]
     """
-    yield from broadcast_in(rank, whole(groups, size), size, algorithms, root)
+    groups = whole(groups, size)
+    grid = Grid(groups)
 
+    def among(rank: int, ranks: Sequence[int], root: int, algorithm: Scheduler) -> Schedule:
+        task = Task(0, ranks, shares(size, len(ranks)))
+        return abreast(rank, [task], partial(algorithm, root=ranks.index(root)))
 
-def broadcast_in(rank: int, group: Group, size: int, algorithms: Schedulers, root: int) -> Iterator[Round]:
-    if isinstance(group, int):
-        return
-    grid, across = Grid(group), of_level(group, algorithms)
-    column = grid.columns[grid.home[root]]
-    task = Task(0, column, shares(size, len(column)))
-    yield from abreast(rank, [task], partial(across, root=column.index(root)))
-    yield from inside(
-        rank, group, lambda r, child: broadcast_in(r, child, size, algorithms, *grid.stand_ins(r, [root]))
-    )
+    yield from among(rank, grid.columns[grid.home[root]], root, across)
+    yield from inside(rank, groups, lambda r, node: among(r, node, grid.stand_ins(r, [root])[0], within))
 
 
 def all_to_all(
-    rank: int, size: int, groups: Groups | None = None, algorithms: Schedulers = (pairwise.all_to_all,)
+    rank: int,
+    size: int,
+    groups: Groups | None = None,
+    within: Scheduler = pairwise.all_to_all,
+    across: Scheduler = pairwise.all_to_all,
 ) -> Iterator[Round]:
     """Chunk d of rank s becomes chunk p+s of rank d: inside to d's stand-in, then across.
 
     What is under way is packed in working space after the 2p chunks of the collective: all chunks must have one
-    length.  Of the algorithms, those that pack in turn, as Bruck's, need even groups; `direct.all_to_all`, in innermost
-    groups only, reads from the others' `x` what each has for a rank's counterparts.
+    length.  Algorithms that pack in turn, as Bruck's, need even nodes; `direct.all_to_all` inside reads from the
+    others' `x` what each has for a rank's counterparts.
 
-    Cost: (l+k-2) alpha + n((l-1)/l + (k-1)/k) beta.
+    Cost: (l+k-2) alpha + n((l-1)/l + (k-1)/k) beta; direct inside, 2 mu + (k-1) alpha + 3n beta, of which n is for
+    putting it in the order of the dests.
 
     >>> from functools import partial
     >>> from collectives.schedule.moves import render
@@ -179,12 +194,28 @@ def all_to_all(
     round 4:  0->1 [7]   0->2 [8]   1->0 [6-7]
     """
     groups, everyone = whole(groups, size), range(size)
-    in_order = [other for group in groups for other in sorted(order(group))] == list(everyone)
-    room = largest_load(rank, groups, everyone)
+    grid = Grid(groups)
+    own = next(node for node in groups if rank in node)
+    in_order = [other for node in groups for other in sorted(node)] == list(everyone)
+    room = max(size, len(load(rank, singles(own), grid.stand_ins(rank, everyone))))
     packed, spare = 2 * size, 2 * size + room
     areas = Areas(packed, arrived=size if room <= size else spare, more=spare + room)
     landing = size if in_order else spare
-    yield from exchange_in(rank, groups, everyone, landing, areas, algorithms)
+
+    def in_node(r: int, node: tuple[int, ...], owner: Sequence[int], to: int) -> Iterator[Round]:
+        if len(node) == 1 < len(groups):
+            return
+        if within is direct.all_to_all:
+            yield from collected(r, node, by_owner(owner)[r], to)
+        else:
+            yield from exchange(r, singles(node), owner, 0, to, areas, within)
+
+    if len(groups) == 1:
+        yield from in_node(rank, groups[0], everyone, landing)
+    else:
+        yield from inside(rank, groups, lambda r, node: in_node(r, node, grid.stand_ins(r, everyone), areas.arrived))
+        begin = areas.arrived if len(own) > 1 else 0
+        yield from exchange(rank, groups, everyone, begin, landing, areas, across)
     if not in_order:
         yield rearranged(load(rank, groups, everyone), landing, [(rank, source) for source in everyone], size)
 
@@ -197,19 +228,10 @@ class Areas(NamedTuple):
     more: int  # for the chunks that an algorithm needs besides those in and out
 
 
-def load(rank: int, group: Group, owner: Sequence[int]) -> list[Datum]:
-    """List what a rank has when its group has exchanged what it had: all for the chunks that it owns."""
+def load(rank: int, groups: Groups, owner: Sequence[int]) -> list[Datum]:
+    """List what a rank has when groups have exchanged what they had: all for the chunks that it owns."""
     dests = by_owner(owner)[rank]
-    children = (group,) if isinstance(group, int) else group
-    return [datum for child in children for datum in product(dests, sorted(order(child)))]
-
-
-def largest_load(rank: int, group: Group, owner: Sequence[int]) -> int:
-    """Return the most chunks that a rank has at any level."""
-    if isinstance(group, int):
-        return len(owner)
-    below = largest_load(rank, group_of(rank, group), Grid(group).stand_ins(rank, owner))
-    return max(below, len(load(rank, group, owner)))
+    return [datum for group in groups for datum in product(dests, sorted(group))]
 
 
 def rearranged(data: list[Datum], begin: int, wanted: list[Datum], target: int) -> Round:
@@ -219,39 +241,33 @@ def rearranged(data: list[Datum], begin: int, wanted: list[Datum], target: int) 
     return copies(runs, laid(target, map(len, runs)))
 
 
-def exchange_in(
-    rank: int, group: Group, owner: Sequence[int], landing: int, areas: Areas, algorithms: Schedulers
+def exchange(
+    rank: int, groups: Groups, owner: Sequence[int], begin: int, landing: int, areas: Areas, algorithm: Scheduler
 ) -> Iterator[Round]:
-    """Rank `owner[d]` ends with all that the group has for rank d: its `load`, from chunk `landing` on."""
-    if isinstance(group, int):
-        return
-    grid, across = Grid(group), of_level(group, algorithms)
-    if across is direct.all_to_all:
-        yield from collected_in(rank, order(group), by_owner(owner)[rank], landing)
-        return
-    yield from inside(
-        rank, group, lambda r, child: exchange_in(r, child, grid.stand_ins(r, owner), areas.arrived, areas, algorithms)
-    )
-    own, held = group_of(rank, group), by_owner(owner)
+    """Rank `owner[d]` ends with all that the groups have for rank d: its `load`, from chunk `landing` on.
+
+    What a rank has begins at chunk `begin`: its own vector, or what its group has exchanged before.
+    """
+    grid, held = Grid(groups), by_owner(owner)
+    own = next(group for group in groups if rank in group)
     places = [place for place, other in enumerate(grid.row_of(rank)) if other == rank]
-    blocks = [list(product(dests, sorted(order(own)))) for p in places for dests in grid.sets(p, held)]
-    data, leaving = load(rank, own, grid.stand_ins(rank, owner)), [datum for block in blocks for datum in block]
-    if data == leaving and all(isinstance(child, int) for child in group):
-        begin = 0  # what leaves lies in the outbox as it should
-    else:
+    blocks = [list(product(dests, sorted(own))) for p in places for dests in grid.sets(p, held)]
+    data = load(rank, singles(own), grid.stand_ins(rank, owner))
+    leaving = [datum for block in blocks for datum in block]
+    if data != leaving or max(map(len, groups)) > 1:  # else what leaves lies in the vector as it should
+        yield rearranged(data, begin, leaving, areas.packed)
         begin = areas.packed
-        yield rearranged(data, 0 if isinstance(own, int) else areas.arrived, leaving, begin)
     outs = laid(begin, map(len, blocks))
-    ins = laid(landing, [len(held[rank]) * len(order(child)) for child in group])
-    yield from abreast(rank, [*ports(grid, places, outs, ins, areas.more)], across)
+    ins = laid(landing, [len(held[rank]) * len(group) for group in groups])
+    yield from abreast(rank, [*ports(grid, places, outs, ins, areas.more)], algorithm)
 
 
-def collected_in(rank: int, group: Sequence[int], dests: list[int], landing: int) -> Iterator[Round]:
-    """Read what the ranks of an innermost group have for some dests, in the order of their `load`."""
+def collected(rank: int, node: Sequence[int], dests: list[int], landing: int) -> Iterator[Round]:
+    """Read what the ranks of a node have for some dests, in the order of their `load`."""
     outs = consecutive(dests)
-    ins = laid(landing, [len(run) for _ in group for run in outs])
-    pairs = zip(product(group, outs), ins, strict=True)
-    barrier = (Barrier(tuple(sorted(group))),)
+    ins = laid(landing, [len(run) for _ in node for run in outs])
+    pairs = zip(product(node, outs), ins, strict=True)
+    barrier = (Barrier(tuple(sorted(node))),)
     yield barrier
     yield tuple(Copy(run, to) if source == rank else Get(source, run, to) for (source, run), to in pairs)
     yield barrier
@@ -268,10 +284,24 @@ def ports(grid: Grid, places: list[int], outs: list[range], ins: list[range], mo
         yield Task(place % grid.in_common, column, runs)
 
 
+direct_inside: dict[str, Scheduler] = {
+    "all_reduce": partial(all_reduce, scatter=direct.reduce_scatter, gather=direct.all_gather),
+    "reduce_scatter": partial(reduce_scatter, within=direct.reduce_scatter),
+    "all_gather": partial(all_gather, within=direct.all_gather),
+    "all_to_all": partial(all_to_all, within=direct.all_to_all),
+    "broadcast": partial(broadcast, within=direct.broadcast),
+}
+
+
+def pair_of_rows(collective: str, schedule: Scheduler, needs: Precondition = NOTHING) -> tuple[Algorithm, Algorithm]:
+    row = Algorithm(collective, "hierarchical", schedule, needs, over_nodes=True)
+    return row, row._replace(name="hierarchical_direct", schedule=direct_inside[collective], reach=Reach.NODES)
+
+
 ALGORITHMS = (
-    Algorithm("all_reduce", "hierarchical", all_reduce, over_nodes=True),
-    Algorithm("reduce_scatter", "hierarchical", reduce_scatter, over_nodes=True),
-    Algorithm("all_gather", "hierarchical", all_gather, over_nodes=True),
-    Algorithm("all_to_all", "hierarchical", all_to_all, EQUAL_CHUNKS, over_nodes=True),
-    Algorithm("broadcast", "hierarchical", broadcast, over_nodes=True),
+    *pair_of_rows("all_reduce", all_reduce),
+    *pair_of_rows("reduce_scatter", reduce_scatter),
+    *pair_of_rows("all_gather", all_gather),
+    *pair_of_rows("all_to_all", all_to_all, EQUAL_CHUNKS),
+    *pair_of_rows("broadcast", broadcast),
 )

@@ -1,8 +1,8 @@
-"""One rank of each innermost group, its leader, talks to the other groups; the others reach it through shared memory.
+"""One rank of each node, its leader, talks to the other nodes; the others reach it through shared memory.
 
-Fewer ranks send fewer messages, which is what short vectors cost: a leader moves the data of its whole group, so that
-long ones take longer than by `hierarchical_direct`.  The innermost groups must be parts of nodes.  In the cost lines,
-for k groups of l ranks, mu is for a barrier in a group.
+Fewer ranks send fewer messages, which is what short vectors cost: a leader moves the data of its whole node, so that
+long ones take longer than by `hierarchical_direct`.  In the cost lines, for k nodes of l ranks, mu is for a barrier
+in a node.
 
 Source: MPICH, src/mpi/coll/allreduce/allreduce_intra_smp.c; Träff and Rougier, "MPI Collectives and Datatypes for
 Hierarchical All-to-all Communication", EuroMPI 2014.
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import product
 
 from collectives.algorithms import recursive
-from collectives.algorithms.algorithm import EQUAL_CHUNKS, Algorithm, Reach
-from collectives.algorithms.groups import Group, Groups, consecutive, depth, laid, order, whole
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, Algorithm, Groups, Reach
+from collectives.algorithms.groups import consecutive, laid, whole
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, Round, Send, embed, shares
 
 
@@ -31,7 +31,7 @@ def all_reduce(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     round 3:  0~>1 [0-3]   2~>3 [0-3]
     round 4:  (0-1)   (2-3)
     """
-    teams = teams_of(whole(groups, size))
+    teams = teams_of(groups, size)
     team, leaders, everything = team_of(rank, teams), [members[0] for members in teams], range(size)
     leads = rank == team[0]
     between = list(recursive.all_reduce(leaders.index(team[0]), len(leaders)))
@@ -60,7 +60,7 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     round 3:  0: [6]>[3]   0: [9-10]>[4-5]   1: [12]>[3]   1~>2 [13]>[3]   1: [8-9]>[4-5]   1~>2 [10-11]>[4-5]
     round 4:  (1-2)
     """
-    teams = teams_of(whole(groups, size))
+    teams = teams_of(groups, size)
     team = team_of(rank, teams)
     yield arrival(team)
     rounds = list(exchange(team, teams, size))
@@ -153,17 +153,8 @@ def placed(run: range, chunks: list[int]) -> Iterator[tuple[range, range]]:
     return zip(laid(run.start, map(len, targets)), targets, strict=True)
 
 
-def teams_of(group: Group) -> list[tuple[int, ...]]:
-    """Return the innermost groups, and each rank that is in none of them by itself.
-
-    >>> teams_of((0, ((1, 2), (3, 4))))
-    [(0,), (1, 2), (3, 4)]
-    """
-    if isinstance(group, int):
-        return [(group,)]
-    if depth(group) == 1:
-        return [tuple(sorted(order(group)))]
-    return [team for child in group for team in teams_of(child)]
+def teams_of(groups: Groups | None, size: int) -> list[tuple[int, ...]]:
+    return [tuple(sorted(group)) for group in whole(groups, size)]
 
 
 def team_of(rank: int, teams: list[tuple[int, ...]]) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 mpirun -n 4 python -m collectives.bench all_reduce all_gather -b 1K -e 16M --peers gloo --json results.json
 mpirun -n 4 python -m collectives.bench --tune tuning.json
 mpirun -n 4 python -m collectives.bench all_reduce -a ring -b 1M --space-time ring.png
-python -m collectives.bench --compare before.json after.json
 
 Sizes are of the whole vector: what all_reduce, reduce_scatter and all_to_all take, what all_gather gives.  A bound is
 the time in which the memory of a node could be copied as much, or the wire between nodes carry as much, at the rates
@@ -19,9 +18,7 @@ import numpy as np
 
 from collectives import algorithms
 from collectives.arrays import views
-from collectives.bench import documents
-from collectives.bench.documents import PEERS
-from collectives.bench.trial import Workload
+from collectives.bench.trial import PEERS, Workload
 from collectives.job.settings import Parser, Range, ladder, num_bytes
 from collectives.runtime.choose.auto import MEMORIES
 from collectives.schedule import draw
@@ -36,12 +33,6 @@ RUNS, FACTORS, BANDWIDTHS = Range(1, 10**6), Range(2, 2**30), Range(0, 10**9, un
 
 
 def main() -> int:
-    if {"--compare", "--from"} & set(sys.argv):  # which need no ranks, and no MPI
-        try:
-            return documents.main(parser().parse_args())
-        except (ValueError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
     import collectives
 
     comm = collectives.world()  # ahead of what imports MPI
@@ -75,9 +66,6 @@ def parser() -> Parser:
     add("--json", type=Path, metavar="FILE", help="write everything, every iteration included")
     add("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING, of all there is")
     add("--space-time", metavar="FILE", help="draw one run as planned and as it happened, of one algorithm and size")
-    add("--plots", type=Path, metavar="DIR", help="draw the document that --json writes, or those given by --from")
-    add("--from", dest="files", nargs="+", metavar="JSON", help="for --plots: nothing is measured")
-    add("--compare", nargs=2, metavar="JSON", help="say what got slower from one to the other: nothing is measured")
     return parser
 
 
@@ -140,8 +128,6 @@ def check(flags: argparse.Namespace, size: int) -> None:
         raise ValueError(f"--begin {flags.begin} is above --end {flags.end}: exchange them")
     if not 0 <= flags.root < size:
         raise ValueError(f"--root {flags.root}: there are ranks 0 to {size - 1}")
-    if flags.plots and not flags.json:
-        raise ValueError("--plots needs --json: pass a document to write and draw, or --from for others")
 
 
 def check_algorithms(flags: argparse.Namespace, size: int) -> None:

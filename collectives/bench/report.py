@@ -13,13 +13,14 @@ from typing import Any
 from mpi4py import MPI
 
 from collectives.arrays import views
-from collectives.bench.documents import PEERS, SCHEMA
+from collectives.bench.trial import PEERS
 from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.launch import library_name
 from collectives.runtime.choose.auto import Case, Tuning, limits, network_to_json
 from collectives.schedule.cost import Network
 
+SCHEMA = 1  # of the document
 NOISE = 0.03  # of a time
 
 HEAD = "{:>9} {:>8} {:>8} {:>5} {:>4} {:<20}"

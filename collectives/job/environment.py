@@ -112,7 +112,7 @@ def stated_threads() -> int | None:
 
 
 def fake_nodes() -> tuple[int, int] | None:
-    """Read COLLECTIVES_FAKE_NODES=2x4: let ranks 0-3 and 4-7 of one machine play two nodes.
+    """Read COLLECTIVES_FAKE_NODES=2x4: let ranks 0-3 and 4-7 of one machine play two nodes; the last may have fewer.
 
     Raises: ValueError for a value of another form.
     """
@@ -154,15 +154,15 @@ def stated_links_folder() -> Path | None:
     return folder
 
 
-def check() -> bool | str:
-    """Read COLLECTIVES_CHECK=1: ranks compare what they call; 0: they do not; every: each run of a plan, too.
+def check() -> bool:
+    """Read COLLECTIVES_CHECK=1: ranks compare what they call; 0: they do not.
 
     Raises: ValueError for another value.
     """
     text = os.environ.get("COLLECTIVES_CHECK") or "1"
-    if text not in ("0", "1", "every"):
-        raise ValueError(f"COLLECTIVES_CHECK={text!r}: write 1, 0, or every")
-    return text if text == "every" else text == "1"
+    if text not in ("0", "1"):
+        raise ValueError(f"COLLECTIVES_CHECK={text!r}: write 1, or 0 to compare nothing")
+    return text == "1"
 
 
 def timeout_s() -> float:

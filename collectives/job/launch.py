@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 
-def world(levels: Sequence[int] | None = None) -> "Communicator":
-    """Return the communicator of all ranks that the launcher started, with the hierarchy of `levels`, or its nodes.
+def world() -> "Communicator":
+    """Return the communicator of all ranks that the launcher started.
 
     From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
     which all ranks raise, ends it with one line of rank 0.
@@ -32,7 +32,7 @@ def world(levels: Sequence[int] | None = None) -> "Communicator":
         raise InputError(refusals[0])
     from collectives.communicator import Communicator
 
-    return Communicator(mpi.COMM_WORLD, levels=levels)
+    return Communicator(mpi.COMM_WORLD)
 
 
 def begin() -> Any:

@@ -85,8 +85,7 @@ class Binder:
         if self.topology.is_flat:  # with nothing to compose
             rows = [row for row in rows if row.reach != Reach.NODES]
         candidates = auto.usable(rows, reach)
-        nodes, groups = self.topology.nodes, self.topology.groups
-        return collective, nbytes, candidates, self.size, nodes, tuning or self.context.tuning, memory, groups
+        return collective, nbytes, candidates, self.size, self.topology.nodes, tuning or self.context.tuning, memory
 
     def explain(self, collective: str, nbytes: int) -> str:
         far = Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
@@ -117,7 +116,7 @@ class Binder:
         if not facts.on_host and shared is None:
             why = "arrays in host memory, or devices whose memory the ranks may share"
         elif row.reach == Reach.NODES:
-            why = "innermost groups of several ranks, each in one node"
+            why = "a node of several ranks"
         elif len(self.topology.nodes) > 1:
             why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
         else:
@@ -231,7 +230,7 @@ class MessageBinder:
         binding = bind(a, o, space)
         options = a.device, a.op, context.segment_bytes, a.wire_dtype, self.staging
         requests = RequestBinder(context.mpi, self.first_tag, *options)
-        groups = context.topology.groups if row.over_nodes else ()
+        groups = context.topology.nodes if row.over_nodes else ()
         schedule = row.rounds(context.rank, context.size, a.root, groups)
         num_shared = len(binding.vector.places)
         binding.vector.add_scratch(schedule, self.own.empty)

@@ -17,7 +17,6 @@ from mpi4py import MPI
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm, leaders
-from collectives.algorithms.groups import whole
 from collectives.arrays.device import Device, host
 from collectives.arrays.memory import array
 from collectives.arrays.views import address_of
@@ -49,7 +48,7 @@ class Headers:
     def __init__(self, context: Context, binder: Binder):
         self.context, self.binder, self.rank = context, binder, context.rank
         self.in_nodes = context.topology.has_groups_in_nodes
-        self.teams = leaders.teams_of(whole(context.topology.groups, context.size)) if self.in_nodes else []
+        self.teams = leaders.teams_of(context.topology.nodes, context.size) if self.in_nodes else []
         team = leaders.team_of(self.rank, self.teams) if self.in_nodes else (self.rank,)
         self.row = algorithms.find("all_reduce", "leaders" if self.in_nodes else "recursive_doubling")
         self.tag = context.next_tags()
@@ -72,7 +71,7 @@ class Headers:
 
     def partners(self, row: Algorithm, rank: int) -> list[set[int]]:
         """Return with whom a rank exchanges messages, round by round."""
-        groups = self.context.topology.groups if row.over_nodes else ()
+        groups = self.context.topology.nodes if row.over_nodes else ()
         rounds = row.rounds(rank, self.context.size, 0, groups)
         found = [{m[0] for m in moves if isinstance(m, Send | Recv | RecvReduce)} for moves in rounds]
         return [partners for partners in found if partners]
@@ -119,7 +118,7 @@ class Headers:
         operands = operands_of(a)
         shared = partial(context.memory.empty, a.device)
         bound = bind(a, operands, Workspace(use_caller_arrays=False, allocate=shared, is_shared=True))
-        schedule = row.rounds(self.rank, context.size, 0, context.topology.groups if row.over_nodes else ())
+        schedule = row.rounds(self.rank, context.size, 0, context.topology.nodes if row.over_nodes else ())
         num_shared = len(bound.vector.places)
         bound.vector.add_scratch(schedule, a.device.empty)
         program = self.program(schedule, bound.vector, num_shared, a.op, binding) if self.in_nodes else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.algorithms.groups import Topology, refuse_levels
+from collectives.algorithms.groups import Topology
 from collectives.arrays.device import Device, SharingDevice, host
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import SymmetricMemory, Windows, array
@@ -42,9 +42,8 @@ class Context:
         self,
         mpi_comm: MPI.Comm,
         segment_bytes: int,
-        check: bool | str | None = None,
+        check: bool | None = None,
         timeout_s: float | None = None,
-        levels: Sequence[int] | None = None,
         parent: Context | None = None,
         color: int = 0,
     ):
@@ -59,18 +58,17 @@ class Context:
         self.progress: Progress = parent.progress if parent else Progress(environment.oversubscribed(shared.size))
         self.windows: Windows = parent.windows if parent else Windows()
         self.agreement = Agreement(self.rank, self.size, partial(bookkeeping, self))
-        self.check: bool | str
+        self.check: bool
         self.timeout_s: float
         self.node: int  # the same number on all its ranks
         if parent:
             self.check, self.timeout_s, self.node = parent.check, parent.timeout_s, parent.node
         else:
-            description = f"Communicator(segment_bytes={segment_bytes}{'' if levels is None else f', {levels=}'})"
-            self.agreement.check(description, refuse_segment(segment_bytes) or refuse_levels(levels))
+            self.agreement.check(f"Communicator(segment_bytes={segment_bytes})", refuse_segment(segment_bytes))
             self.check, self.timeout_s = settings(self.agreement, check, timeout_s)
             self.node = node_number(self, shared)
         shared.Free()
-        self.topology = Topology.from_ids(self.agreement.gather_ints(self.node), levels)
+        self.topology = Topology.from_ids(self.agreement.gather_ints(self.node))
         self.tuning: Tuning = parent.tuning if parent else tuning_from_file(self)
         self.memory = Memories(self)
         self.watchdog: Watchdog | None = None
@@ -169,14 +167,14 @@ def refuse_segment(segment_bytes: int) -> str:
     return f"segment_bytes={segment_bytes} must be from 1 to {LARGEST_MESSAGE_BYTES}"
 
 
-def settings(agreement: Agreement, check: bool | str | None, timeout_s: float | None) -> tuple[bool | str, float]:
+def settings(agreement: Agreement, check: bool | None, timeout_s: float | None) -> tuple[bool, float]:
     """Return what was passed, else what the environment says; refuse on all ranks what will not do.  Collective."""
     failure = ""
     try:
         check = environment.check() if check is None else check
         timeout_s = environment.timeout_s() if timeout_s is None else timeout_s
-        if check not in (True, False, "every"):
-            raise ValueError(f"check={check!r} must be True, False or 'every'")
+        if check not in (True, False):
+            raise ValueError(f"check={check!r} must be True or False")
         if not timeout_s >= 0:
             raise ValueError(f"timeout_s={timeout_s} must be seconds, or 0 for no limit")
     except ValueError as error:
@@ -191,7 +189,7 @@ def node_number(context: Context, shared: MPI.Comm) -> int:
     """Return a number that the ranks of a node have in common, their first rank.  Collective."""
     with context.agreed("Communicator"):
         fake = environment.fake_nodes()
-        if fake and fake[0] * fake[1] != context.size:
+        if fake and fake[0] != -(-context.size // fake[1]):
             raise ValueError(
                 f"COLLECTIVES_FAKE_NODES={fake[0]}x{fake[1]} does not make the {context.size} ranks of this job: "
                 "change it, or unset it"

@@ -116,7 +116,7 @@ class Resolver:
     """Resolves the calls of one communicator, and keeps what is bound for them."""
 
     def __init__(self, context: Context):
-        self.context, self.calls, self.check = context, context.calls, bool(context.check)
+        self.context, self.calls, self.check = context, context.calls, context.check
         self.memory, self.windows = context.memory.of_host, context.windows
         self.progress, self.agreement = context.progress, context.agreement
         self.binder, self.buffers = Binder(context), DeviceBuffers(context)
@@ -330,9 +330,7 @@ class Resolver:
         """A plan to be run often."""
         with Call(self.calls, f"plan {collective}") as call:
             plan = self.bind(self.agree(call, collective, x, arguments))
-        runs = call.of_plan(plan.name)
-        runs.compare = self.agreement.compare if self.context.check == "every" else None
-        return plan.recorded_as(runs)
+        return plan.recorded_as(call.of_plan(plan.name))
 
     def free(self) -> None:
         """Let go what is bound, and its memory."""

@@ -5,20 +5,17 @@ after another, as do its receives, but the two at a time; what it folds and copi
 one message.  The ranks of a node share its cores, and its way to other nodes, on which messages follow each other.
 What comes from another node is folded segment by segment, while the next one is on its way.
 
-`collectives.schedule.simulate` follows every rank instead, each of which goes on as soon as it can.
+`collectives.schedule.events` follows every rank instead, each of which goes on as soon as it can.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
 from operator import mul
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
-from collectives.algorithms.algorithm import Groups
-from collectives.schedule.compressed import IDLE, Nodes, RankProgram, RankPrograms, Shape, program
-from collectives.schedule.moves import Round
+from collectives.schedule.compressed import IDLE, Nodes, RankProgram, RoundSummary, program
 
 T = TypeVar("T")
 
@@ -123,16 +120,6 @@ class Load(NamedTuple):
 Profile = tuple[tuple[frozenset[Load], int], ...]  # a schedule's different rounds, and how often each occurs
 
 
-class Count(NamedTuple):
-    """Rounds with messages; the chunks that each round's busiest rank sends, folds and copies; meetings."""
-
-    messages: int
-    sent: int
-    folded: int
-    copied: int
-    meets: int
-
-
 def predict(
     row: Algorithm,
     nbytes: int,
@@ -140,11 +127,8 @@ def predict(
     nodes: Nodes,
     root: int = 0,
     network: Network = NETWORK,
-    groups: Groups | None = None,
 ) -> float:
     """Predict the seconds that an algorithm takes on a vector of `nbytes`, in chunks of nbytes/size.
-
-    A hierarchical one works in `groups`, by default the nodes.
 
     >>> from collectives.algorithms import find
     >>> network = Network(within=Link(alpha_s=1e-6, beta_s_per_byte=1e-9), gamma_s_per_byte=5e-10)
@@ -153,11 +137,11 @@ def predict(
     13.5 us
     """
     chunk_bytes = nbytes / size
-    seconds = price(profile(row, size, nodes, root, groups), chunk_bytes, network)
+    seconds = price(profile(row, size, nodes, root), chunk_bytes, network)
     num_segments = row.num_segments(chunk_bytes)
     if num_segments == 1:
         return seconds
-    pipelined = price(profile(row, size, nodes, root, groups, pipelined=True), chunk_bytes, network)
+    pipelined = price(profile(row, size, nodes, root, pipelined=True), chunk_bytes, network)
     return pipelined + (seconds - pipelined) / num_segments + (num_segments - 1) * network.meet_s
 
 
@@ -194,34 +178,16 @@ def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
     return messages + crowd * (folding + copying + work.meets * network.meet_s)
 
 
-def count(rounds: Profile) -> Count:
-    """Count what an algorithm's cost line says in words."""
-
-    def busiest(chunks: Callable[[Work], float]) -> int:
-        return sum(times * int(max(chunks(load.work) for load in loads)) for loads, times in rounds)
-
-    return Count(
-        messages=busiest(lambda w: any(way.peers for way in (w.near_out, w.far_out))),
-        sent=busiest(lambda w: w.near_out.chunks + w.far_out.chunks),
-        folded=busiest(lambda w: w.folded),
-        copied=busiest(lambda w: w.copied),
-        meets=busiest(lambda w: w.meets),
-    )
-
-
 @cache
-def profile(
-    row: Algorithm, size: int, nodes: Nodes, root: int = 0, groups: Groups | None = None, pipelined: bool = False
-) -> Profile:
+def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, pipelined: bool = False) -> Profile:
     """Count the rounds of an algorithm, once for vectors of all lengths; `pipelined`, all of them as one.
 
     In a pipeline, each rank is in another round, on another segment: what takes longest is the rank with most to do.
     """
-    programs = RankPrograms(row, nodes, root, groups)
-    num_rounds = max(programs.of(root).ends, default=0)
-    limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, num_rounds), COUNTED_CHUNKS // size)
+    of_root = row.rounds(root, size, root, nodes)
+    limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, len(of_root)), COUNTED_CHUNKS // size)
     ranks = sample(nodes, root, max(4, limit))
-    counted = {rank: programs.of(rank) for rank in ranks}
+    counted = {rank: program(row.rounds(rank, size, root, nodes), rank, size) for rank in ranks}
     return at_once(counted, nodes) if pipelined else merged(counted, nodes)
 
 
@@ -247,14 +213,11 @@ def spread(items: Sequence[T], number: int) -> list[T]:
     return [items[i * (len(items) - 1) // max(1, number - 1)] for i in range(number)]
 
 
-def tally(schedules: Mapping[int, Sequence[Round]], nodes: Nodes) -> Profile:
-    """Count the rounds of some ranks; those of a node that are not given are taken to be like those that are."""
-    size = sum(map(len, nodes))
-    return merged({rank: program(rounds, rank, size) for rank, rounds in schedules.items()}, nodes)
-
-
 def merged(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
-    """Merge ranks' programs: what they do from one end of any rank's stretch to the next."""
+    """Merge ranks' programs: what they do from one end of any rank's stretch to the next.
+
+    Ranks of a node that are not given are taken to be like those that are.
+    """
     size = sum(map(len, nodes))
     members = [(frozenset(node), [rank for rank in node if rank in programs]) for node in nodes]
     members = [(node, ranks) for node, ranks in members if ranks]
@@ -263,7 +226,7 @@ def merged(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
     while ends := [own.ends[at[rank]] for rank, own in programs.items() if at[rank] < len(own.ends)]:
         loads: set[Load] = set()
         for node, ranks in members:
-            works = [work_of(programs[rank].shapes[at[rank]], rank, size, node) for rank in ranks]
+            works = [work_of(programs[rank].summaries[at[rank]], rank, size, node) for rank in ranks]
             loads |= loads_of(works, len(node))
         end = min(ends)
         rounds[frozenset(loads)] += end - begin
@@ -285,9 +248,8 @@ def at_once(programs: Mapping[int, RankProgram], nodes: Nodes) -> Profile:
 
 def total(program: RankProgram, rank: int, size: int, node: Collection[int]) -> Work:
     """Sum up a rank's work in all rounds of a schedule without messages."""
-    lengths = [b - a for a, b in pairwise((0, *program.ends))]
-    works = [work_of(shape, rank, size, node) for shape in program.shapes]
-    sums = [sum(map(mul, lengths, column)) for column in list(zip(*works, strict=True))[4:]]
+    works = [work_of(each, rank, size, node) for each in program.summaries]
+    sums = [sum(map(mul, program.lengths, column)) for column in list(zip(*works, strict=True))[4:]]
     return Work(NOTHING, NOTHING, NOTHING, NOTHING, *sums)
 
 
@@ -303,18 +265,16 @@ def summed(ways: Sequence[Traffic], scale: float) -> Traffic:
     return Traffic(scale * sum(way.peers for way in ways), scale * sum(way.chunks for way in ways))
 
 
-def work_of(shape: Shape, rank: int, size: int, node: Collection[int]) -> Work:
-    if shape == IDLE:
+def work_of(own: RoundSummary, rank: int, size: int, node: Collection[int]) -> Work:
+    if own == IDLE:
         return NO_WORK
     ways = [[NOTHING, NOTHING], [NOTHING, NOTHING]]  # in and out, near and far
-    folded, streamed = shape.folded, 0
-    for message in shape.messages:
+    folded, streamed = own.folded, 0
+    for message in own.messages:
         far = (rank + message.offset) % size not in node
         peers, chunks = ways[message.is_send][far]
         ways[message.is_send][far] = Traffic(peers + 1, chunks + message.chunks)
         folded += message.folded
         streamed += message.folded * far
     (near_in, far_in), (near_out, far_out) = ways
-    return Work(
-        near_out, far_out, near_in, far_in, folded, streamed, shape.copied, shape.pulled, meets=bool(shape.meets)
-    )
+    return Work(near_out, far_out, near_in, far_in, folded, streamed, own.copied, own.pulled, meets=bool(own.barrier))

@@ -1,10 +1,10 @@
-"""Pictures: values by size; and space-time diagrams, a lane for each rank, time to the right, messages across.
+"""Space-time diagrams: a lane for each rank, time to the right, messages across.
 
-A diagram is of events, in seconds, planned or measured: see `collectives.schedule.simulate` and `collectives.bench`.
+A diagram is of events, in seconds, planned (`collectives.schedule.events`) or measured (`collectives.bench`).
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 COLORS = {"wait": "0.85", "fold": "C3", "work": "C2"}
@@ -60,20 +60,6 @@ def figure(diagrams: Sequence[Diagram]) -> Any:
         label: handle for axes in drawn.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     drawn.legend(entries.values(), entries, loc="outside lower center", ncols=len(entries) or 1)
-    return drawn
-
-
-def by_size(title: str, lines: Mapping[str, Sequence[tuple[int, float]]], ylabel: str, dashed: Any = ()) -> Any:
-    """Draw a line of (bytes, value) for each name, on logarithmic axes: a matplotlib figure."""
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(8, 5), layout="constrained")
-    axes = drawn.add_subplot(title=title, xlabel="bytes", ylabel=ylabel, yscale="log")
-    axes.set_xscale("symlog" if any(not nbytes for line in lines.values() for nbytes, _ in line) else "log", base=2)
-    for name, line in lines.items():
-        axes.plot(*zip(*line, strict=True), marker=".", linestyle="--" if name in dashed else "-", label=name)
-    axes.grid(alpha=0.3)
-    axes.legend()
     return drawn
 
 

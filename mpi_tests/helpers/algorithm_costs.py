@@ -3,13 +3,15 @@
 import os
 from itertools import accumulate
 from itertools import pairwise as neighbours
+from typing import NamedTuple
 
 import pytest
 
 from collectives.algorithms import (
     REGISTRY,
 )
-from collectives.schedule.cost import count, tally
+from collectives.schedule.compressed import program
+from collectives.schedule.cost import merged
 
 LARGEST = int(os.environ.get("LARGEST", "17"))  # `make proof` says 64
 
@@ -119,6 +121,37 @@ COSTS = {
     ("all_reduce", "leaders"): lambda p: (2, p * (p - 1), p * p) if p > 1 else (0, 0, 0),
     ("all_to_all", "leaders"): lambda p: (2, 2 * p * p, 0) if p > 1 else (0, 0, 0),
 }
+
+
+class Count(NamedTuple):
+    """Rounds with messages; the chunks that each round's busiest rank sends, folds and copies; meetings."""
+
+    messages: int
+    sent: int
+    folded: int
+    copied: int
+    meets: int
+
+
+def tally(schedules, nodes):
+    """What the model makes of the rounds of some ranks."""
+    size = sum(map(len, nodes))
+    return merged({rank: program(rounds, rank, size) for rank, rounds in schedules.items()}, nodes)
+
+
+def count(rounds):
+    """What an algorithm's cost line says in words."""
+
+    def busiest(chunks):
+        return sum(times * int(max(chunks(load.work) for load in loads)) for loads, times in rounds)
+
+    return Count(
+        messages=busiest(lambda w: any(way.peers for way in (w.near_out, w.far_out))),
+        sent=busiest(lambda w: w.near_out.chunks + w.far_out.chunks),
+        folded=busiest(lambda w: w.folded),
+        copied=busiest(lambda w: w.copied),
+        meets=busiest(lambda w: w.meets),
+    )
 
 
 def cost(algorithm, size):

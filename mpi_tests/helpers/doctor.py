@@ -4,7 +4,7 @@ from collectives.doctor.checks import Finding, findings_of
 
 
 def found(check, limit_s: float = 30) -> list[Finding]:
-    return findings_of(check, "job", limit_s)
+    return findings_of(check, limit_s)
 
 
 def verdicts(findings) -> list[str]:

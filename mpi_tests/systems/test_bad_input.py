@@ -45,14 +45,14 @@ def tell(call):
 tell(lambda: comm.all_reduce(np.ones(2 + comm.rank)))
 tell(lambda: comm.all_reduce(np.ones(2, ["f4", "f8"][comm.rank])))
 tell(lambda: comm.all_reduce(np.ones((4, 4))[:, 1]))
-collectives.world(levels=[4, 4])
+collectives.Communicator(comm.mpi, timeout_s=-1)
 """
 
 
 def test_arguments_that_do_not_fit(tmp_path):
     """with_ranks/test_disagreement.py has all messages; here, a script goes on after some, and ends by another."""
     ended = launch(2, "python", script(tmp_path, REFUSED))
-    assert "levels=[4, 4] must be positive integers, each smaller than the one" in refused(ended)
+    assert "timeout_s=-1 must be seconds, or 0 for no limit" in refused(ended)
     length, dtype, strides = ended.stdout.splitlines()
     assert "ranks disagree: rank 0 calls all_reduce(2 elements, float64" in length
     assert "rank 1 calls all_reduce(2 elements, float64" in dtype

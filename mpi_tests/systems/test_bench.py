@@ -82,13 +82,6 @@ def test_a_process_alone_works(tmp_path):
     assert "not checked" in ended.stdout
 
 
-def test_pictures_of_the_document_are_drawn(tmp_path):
-    ended = bench(2, *TINY, "broadcast", "--json", tmp_path / "r.json", "--plots", tmp_path / "plots")
-    assert ended.returncode == 0, ended.stderr
-    names = [f"r-{kind}-broadcast-symmetric-cpu-float32-in-place.png" for kind in ("bandwidth", "latency")]
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == names
-
-
 def test_too_little_bandwidth_fails():
     ended = bench(2, *TINY, "--min-bw", 1e6)
     assert ended.returncode == 1

@@ -1,6 +1,5 @@
 """Whole runs of the doctor, alone and on ranks, and what it finds of a device by children on ranks."""
 
-import json
 import os
 import re
 import subprocess
@@ -37,7 +36,7 @@ def examined(ended: subprocess.CompletedProcess) -> dict[str, str]:
     assert "Traceback" not in ended.stdout + ended.stderr, ended.stderr
     lines = [match for line in ended.stdout.splitlines() if (match := GRAMMAR.fullmatch(line))]
     counts = [sum(line["verdict"] == verdict for line in lines) for verdict in VERDICTS]
-    assert sum(counts) >= 4, ended.stdout + ended.stderr
+    assert sum(counts) >= 3, ended.stdout + ended.stderr
     assert f"{counts[0]} problem, {counts[1]} note, {counts[2]} ok" in ended.stdout
     assert (ended.returncode == 0) == (counts[0] == 0), ended.stdout
     assert all(" -> " in line["text"] for line in lines if line["verdict"] != "ok")
@@ -51,38 +50,27 @@ def alone(*flags, python=sys.executable, **env) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=300)
 
 
-def test_alone(tmp_path):
-    ended = alone("--json", tmp_path / "doctor.json")
+def test_alone():
+    ended = alone()
     topics = examined(ended)
     assert topics["launching"].endswith("mpirun -n 2 starts two ranks that exchange messages")
-    assert {"versions", "numba", "shared memory", "settings"} <= set(topics)
+    assert {"versions", "shared memory"} <= set(topics)
     assert ended.stdout.splitlines()[-1].startswith("To examine ranks and hosts: mpirun -n 4 python -m")
-    written = json.loads((tmp_path / "doctor.json").read_text())["findings"]
-    assert len(written) == sum(bool(GRAMMAR.fullmatch(line)) for line in ended.stdout.splitlines())
-    assert {finding["topic"] for finding in written} == set(topics)
-    assert [path.name for path in tmp_path.iterdir()] == ["doctor.json"]
 
 
 def test_alone_with_nothing_installed(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
     topics = examined(alone(python=tmp_path / "bin" / "python", PATH="/no/such/folder", PYTHONPATH=""))
     assert topics["launching"].startswith("problem  launching: there is no mpirun on the PATH")
-    assert topics["numba"].startswith("problem  numba: does not compile")
     assert "is not installed -> pip install ." in topics["versions"]
 
 
-def test_on_ranks_of_which_one_differs(tmp_path):
-    one = ("-n", "1", "env", "COLLECTIVES_CHECK=maybe", *DOCTOR)
-    ended = launch(2, *DOCTOR, "--json", tmp_path / "doctor.json", ":", *one)
-    topics = examined(ended)
+def test_on_ranks():
+    topics = examined(launch(3, *DOCTOR))
     assert re.match(r"ok       ranks: 3 exchange messages: ranks 0-2 on \S+$", topics["ranks"])
-    assert re.match(r"problem  settings \(rank 2 on \S+\): COLLECTIVES_CHECK='maybe' -> write 1", topics["settings"])
-    assert re.search(r"^ok       settings \(ranks 0-1 on \S+\): .*COLLECTIVES_", ended.stdout, re.MULTILINE)
-    assert "memory of other ranks (ranks 0-2 on " in topics["memory of other ranks"]
+    assert "3 ranks on core" in topics["cores"]
+    assert "process_vm_readv" in topics["memory of other ranks"]
     assert "3 ranks need 24 MiB" in topics["shared memory"]
-    written = json.loads((tmp_path / "doctor.json").read_text())["findings"]
-    (wrong,) = [finding for finding in written if finding["verdict"] == "problem"]
-    assert (wrong["topic"], wrong["ranks"]) == ("settings", [2])
 
 
 HANG = """
@@ -90,14 +78,15 @@ import sys, time
 if "collectives.doctor" in sys.orig_argv:
     time.sleep(1000)
 """
+BRIEF = "from collectives.doctor import __main__ as doctor; doctor.JOB_S = 6.0; raise SystemExit(doctor.main([]))"
 
 
 def test_a_rank_that_hangs(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HANG)
-    hanging = ("-n", "1", "env", f"PYTHONPATH={tmp_path}", *DOCTOR, "--timeout", "1")
-    ended = launch(1, *DOCTOR, "--timeout", "1", ":", *hanging)
+    hanging = ("-n", "1", "env", f"PYTHONPATH={tmp_path}", *DOCTOR)
+    ended = launch(1, "python", "-c", BRIEF, ":", *hanging)
     topics = examined(ended)
-    assert re.match(r"problem  ranks: rank 0 on \S+: starts MPI: not over after 6 s -> ", topics["ranks"])
+    assert re.match(r"problem  ranks: rank 0 on \S+: not over after 6 s -> ", topics["ranks"])
 
 
 def test_under_an_mpirun_of_another_mpi():
@@ -110,6 +99,6 @@ def test_under_an_mpirun_of_another_mpi():
 
 
 def test_flags_that_cannot_be():
-    ended = alone("--timeout", "soon")
+    ended = alone("--json", "doctor.json")
     assert ended.returncode == 2
-    assert "argument --timeout: 'soon' must be a number above 0 and at most 3600 s; see --help" in ended.stderr
+    assert "error: unrecognized arguments: --json doctor.json; see --help" in ended.stderr

@@ -318,7 +318,7 @@ def test_without_checks_a_rank_that_is_refused_ends_the_job(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("COLLECTIVES_CHECK", "maybe", "error: COLLECTIVES_CHECK='maybe': write 1, 0, or every"),
+        ("COLLECTIVES_CHECK", "maybe", "error: COLLECTIVES_CHECK='maybe': write 1, or 0 to compare nothing"),
         (
             "COLLECTIVES_TIMEOUT_S",
             "x",

@@ -373,7 +373,7 @@ def messages_of(comm, collective):
     """To whom the schedule that calls take has this rank send, each once in a round."""
     topology = comm.topology
     row = algorithms.find(collective, "leaders" if topology.has_groups_in_nodes else "recursive_doubling")
-    rounds = row.rounds(comm.rank, comm.size, 0, topology.groups)
+    rounds = row.rounds(comm.rank, comm.size, 0, topology.nodes)
     return [to for moves in rounds for to in dict.fromkeys(m.to for m in moves if isinstance(m, Send))]
 
 

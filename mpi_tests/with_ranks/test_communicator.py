@@ -352,23 +352,6 @@ def test_parts_know_their_nodes(comm, monkeypatch):
         made.free()
 
 
-@pytest.mark.sizes(1, 3, 7, proof=(8,))
-def test_levels(mpi_comm):
-    from collectives import Communicator
-
-    comm = Communicator(mpi_comm, levels=[4, 2])
-    firsts = range(0, comm.size, 4)
-    fours = [range(first, min(first + 4, comm.size)) for first in firsts]
-    assert comm.topology.groups == tuple(
-        tuple(tuple(four[place : place + 2]) for place in range(0, len(four), 2)) for four in fours
-    )
-    assert comm.all_reduce(np.ones(3), algorithm="hierarchical").tolist() == [comm.size] * 3
-    part = comm.split(0)
-    assert part.topology.groups == part.topology.nodes == (tuple(range(comm.size)),)
-    part.free()
-    comm.free()
-
-
 def test_empty(comm):
     for shape, dtype in ((3, "float32"), ((2, 5), "bfloat16"), ((), "int64"), ((0, 4), "bool")):
         x = comm.empty(shape, dtype)

@@ -1,4 +1,4 @@
-"""Hierarchies that are direct inside, on ranks: nodes that these play, and groups of uneven lengths."""
+"""Hierarchies that are direct inside, on ranks: nodes that these play, some of uneven lengths."""
 
 import time
 
@@ -11,19 +11,17 @@ from mpi_tests.helpers.reference import REDUCTIONS, expected, inputs, ops_of, sa
 
 ROWS = [(row.collective, row.name) for row in algorithms.REGISTRY if row.reach == algorithms.Reach.NODES]
 ARRAYS = {"symmetric": lambda comm, x: comm.empty(len(x), x.dtype), "ordinary": lambda comm, x: np.empty_like(x)}
-NODES = {4: "2x2", 8: "4x2"}  # by size, on which others have
-LEVELS = {5: [3], 7: [4, 2]}
+NODES = {4: "2x2", 5: "2x3", 7: "3x3", 8: "4x2"}  # by size; of 5 and 7 the last node has fewer
 
 each_row = pytest.mark.parametrize(("collective", "algorithm"), ROWS)
-in_groups = pytest.mark.sizes(*NODES, *LEVELS)
+in_groups = pytest.mark.sizes(*NODES)
 
 
 @pytest.fixture
 def over_groups(mpi_comm, monkeypatch):
-    """A communicator whose ranks play nodes, or are in uneven groups of one."""
-    if mpi_comm.size in NODES:
-        monkeypatch.setenv("COLLECTIVES_FAKE_NODES", NODES[mpi_comm.size])
-    comm = Communicator(mpi_comm, levels=LEVELS.get(mpi_comm.size))
+    """A communicator whose ranks play nodes."""
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", NODES[mpi_comm.size])
+    comm = Communicator(mpi_comm)
     yield comm
     comm.free()
 
@@ -111,14 +109,9 @@ def test_plans_move_each_other_on(over_groups, algorithm):
 def test_nodes_of_one_rank_have_nothing_inside(mpi_comm, monkeypatch):
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "4x1")
     comm = Communicator(mpi_comm)
-    with pytest.raises(InputError, match="'hierarchical_direct' needs innermost groups of several ranks, each in one"):
+    with pytest.raises(InputError, match="'hierarchical_direct' needs a node of several ranks: use auto, ring"):
         comm.all_reduce(comm.empty(4), algorithm="hierarchical_direct")
     assert "hierarchical_direct" not in comm.explain("all_reduce", 1 << 20)
-    comm.free()
-    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x2")
-    comm = Communicator(mpi_comm, levels=[3])
-    with pytest.raises(InputError, match="needs innermost groups of several ranks, each in one node: use auto, ring"):
-        comm.all_reduce(comm.empty(4), algorithm="hierarchical_direct")
     comm.free()
 
 

@@ -160,7 +160,6 @@ def test_the_average_is_of_our_algorithms_and_wrong_elements_fail():
         (["-d", "float8"], "argument -d/--dtype: 'float8' is no dtype: use "),
         (["--peers", "mpi,rccl"], "argument --peers: 'rccl' is no peer: use mpi, gloo, nccl"),
         (["--space-time", "x.png"], "--space-time draws one algorithm of one collective: name it by -a"),
-        (["--plots", "out"], "--plots needs --json: pass a document to write and draw, or --from for others"),
         (["--device", "tpu"], "device 'tpu' is unknown"),
         (["--min-bw", "nan"], "argument --min-bw: 'nan' must be a number from 0 to 1000000000 GB/s"),
         (["-n", "9" * 9], "argument -n/--iters: '999999999' must be a whole number from 1 to 1000000"),

@@ -7,10 +7,10 @@ import pytest
 from collectives import algorithms
 from collectives.algorithms import Algorithm, chain, find, tree
 from collectives.algorithms.algorithm import STAGED_BYTES
-from collectives.schedule.cost import Link, Network, count, predict, price, profile, sample, tally
+from collectives.schedule.cost import Link, Network, predict, price, profile, sample
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, RecvReduce, Round, Send
 from collectives.schedule.spec import COLLECTIVES
-from mpi_tests.helpers.algorithm_costs import COSTS, each_algorithm, nodes_of, sizes
+from mpi_tests.helpers.algorithm_costs import COSTS, count, each_algorithm, nodes_of, sizes, tally
 
 ALPHA, BETA, GAMMA, COPY, MEET = 3e-6, 7e-10, 4e-10, 5e-10, 2e-6
 FAR = 10  # times as slow between nodes

@@ -1,8 +1,6 @@
 """The doctor's checks where things are missing or broken."""
 
-import json
 import os
-import re
 import sys
 import time
 
@@ -10,11 +8,9 @@ import pytest
 
 from collectives.doctor import __main__ as doctor
 from collectives.doctor import checks
-from collectives.doctor.__main__ import RankReport, cores, exchange, show, show_failure, single_copy
+from collectives.doctor.__main__ import RankReport, cores, fail, of_job, show, single_copy
 from collectives.doctor.checks import Ended, Finding
-from collectives.job import environment
 from mpi_tests.helpers.doctor import found, verdicts
-from mpi_tests.helpers.launch import ROOT
 
 # --- checks are isolated ---
 
@@ -29,7 +25,7 @@ def test_a_check_that_raises_is_a_finding_beside_those_it_had():
         yield
 
     first, failed = found(bad_one)
-    assert first == Finding("ok", "so far", "", "bad one", "job")
+    assert first == Finding("ok", "so far", "", "bad one")
     assert (failed.verdict, failed.topic, failed.text) == (
         "note",
         "bad one",
@@ -141,7 +137,6 @@ def test_a_trial_that_fails(monkeypatch, ended, text, remedy):
     ("free_mib", "verdict", "words"),
     [
         (1, "problem", "has 1 MiB free, 4 ranks need 32 MiB to begin with"),
-        (60, "note", "and arrays from comm.empty may have 7 MiB a rank"),
         (4096, "ok", "and arrays from comm.empty may have 1016 MiB a rank"),
     ],
 )
@@ -184,27 +179,6 @@ def test_packages_that_are_missing_or_too_many(monkeypatch):
         "numba is not installed",
         "cupy_cuda12x and cupy_cuda13x overwrite each other",
     }
-
-
-@pytest.mark.parametrize(
-    ("ended", "verdict", "words"),
-    [
-        (
-            Ended("ended with status 1", "", "RuntimeError: cannot cache function"),
-            "problem",
-            "folder",
-        ),
-        (Ended("ended with status 1", "", "ImportError: llvmlite"), "problem", "ImportError: llvmlite"),
-        (Ended("not over after 30 s", "", ""), "problem", "does not compile: not over after 30 s"),
-        (Ended("", "/proc/no such folder\n", ""), "note", "cannot write to /proc/no such folder"),
-        (Ended("", "/\n", ""), "ok" if os.access("/", os.W_OK) else "note", "/"),
-    ],
-)
-def test_numba(monkeypatch, ended, verdict, words):
-    ends(monkeypatch, ended)
-    (finding,) = found(checks.numba)
-    assert finding.verdict == verdict
-    assert words in finding.text
 
 
 GPU = "device 0: Fake GPU"
@@ -252,68 +226,15 @@ def test_a_device_without_cupy(tmp_path, monkeypatch, file):
     assert (finding.verdict, finding.text) == ("note", "there is an NVIDIA device, but no CuPy")
 
 
-# --- a rank ---
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("COLLECTIVES_CHECK", "maybe", "COLLECTIVES_CHECK='maybe'"),
-        ("COLLECTIVES_TIMEOUT_S", "-1", "COLLECTIVES_TIMEOUT_S='-1'"),
-        ("COLLECTIVES_FAKE_NODES", "2", "COLLECTIVES_FAKE_NODES='2'"),
-        ("COLLECTIVES_CUDA_AWARE", "yes", "COLLECTIVES_CUDA_AWARE='yes'"),
-        (
-            "COLLECTIVES_DEVICE_BLOCKS",
-            "none",
-            "COLLECTIVES_DEVICE_BLOCKS='none' must be a whole number from 1 to 65536",
-        ),
-        ("COLLECTIVES_CORES", "0", "COLLECTIVES_CORES='0' must be a whole number from 1 to 65536"),
-        ("OMP_NUM_THREADS", "all", "OMP_NUM_THREADS='all' must be a whole number from 1 to 65536"),
-        ("COLLECTIVES_TIMEOUT", "5", "COLLECTIVES_TIMEOUT is no setting"),
-    ],
-)
-def test_settings_that_cannot_be(monkeypatch, name, value, text):
-    monkeypatch.setenv(name, value)
-    (finding,) = found(checks.settings)
-    assert (finding.verdict, finding.text) == ("problem", text)
-    assert finding.remedy
-    if name == "COLLECTIVES_TIMEOUT":
-        assert finding.remedy == "did you mean COLLECTIVES_TIMEOUT_S?"
-    else:
-        monkeypatch.setenv(name, "")
-        assert verdicts(found(checks.settings)) == ["ok"]
-
-
-def test_every_setting_is_known():
-    files = [path for folder in ("collectives", "models", "parallelism") for path in (ROOT / folder).rglob("*.py")]
-    text = "".join(path.read_text() for path in [*files, ROOT / "train.py"])
-    assert set(re.findall(r"COLLECTIVES_[A-Z]\w*", text)) == set(environment.SETTINGS)
-
-
-def test_the_tuning_file(tmp_path, monkeypatch):
-    path = tmp_path / "tuning.json"
-    monkeypatch.setenv("COLLECTIVES_TUNING", str(path))
-    (finding,) = found(checks.settings)
-    assert finding.verdict == "problem"
-    assert "No such file" in finding.text
-    path.write_text("{")
-    (finding,) = found(checks.settings)
-    assert "not JSON" in finding.text
-    assert "make it anew" in finding.remedy
-
-
-def test_threads_that_nothing_limits(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert verdicts(found(checks.threads)) == ["note"]
-    monkeypatch.setenv("OMP_NUM_THREADS", "2,1")
-    assert not found(checks.threads)
-
-
 # --- reports of ranks ---
 
 
-def reports(*bound: list[int], threads: int = 1, num_cores: int = 4) -> list[RankReport]:
-    return [RankReport(rank, "h1", mine, num_cores, threads) for rank, mine in enumerate(bound)]
+def report(rank=0, host="h1", cores=(0,), num_cores=4, threads=1, reads=True, findings=()) -> RankReport:
+    return RankReport(rank, host, cores, num_cores, threads, reads, findings)
+
+
+def reports(*bound: list[int], **more) -> list[RankReport]:
+    return [report(rank, cores=mine, **more) for rank, mine in enumerate(bound)]
 
 
 @pytest.mark.parametrize(
@@ -342,45 +263,41 @@ def test_why_a_rank_may_not_read_another(tmp_path, monkeypatch, scope, words):
     assert "SYS_PTRACE" in single_copy(False).remedy
 
 
-def test_where_ranks_are_and_packages_that_differ():
-    numpy = [Finding("ok", f"numpy {number}", "", "versions", "host") for number in (1, 2)]
-    one, other = RankReport(0, "h1", findings=numpy[:1]), RankReport(1, "h2", findings=numpy[1:])
-    ranks, differ = exchange([one, other])
-    assert ranks[:2] == ("ok", "2 exchange messages: rank 0 on h1, rank 1 on h2")
-    assert (differ.verdict, differ.topic) == ("note", "versions")
-    assert len(list(exchange([one, one]))) == 1
-
-
-def test_equal_findings_are_merged_and_others_listed(capsys, tmp_path):
-    shared = Finding("ok", "same", "", "mpi", "rank")
-    odd = Finding("problem", "other", "mend it", "mpi", "rank")
-    later = Finding("ok", "later", "", "zeal", "job")
-    disk = [Finding("ok", f"{size} GiB", "", "disk", "host") for size in (1, 2)]
-    told = [
-        RankReport(0, "h1", findings=[disk[0], shared, later]),
-        RankReport(1, "h1", findings=[shared, later]),
-        RankReport(2, "h2", findings=[disk[0], shared, later]),
-        RankReport(3, "h2", findings=[odd, later]),
-        RankReport(4, "h3", findings=[disk[1], later]),
+def test_findings_of_several_hosts(capsys):
+    disk = [Finding("ok", f"{size} GiB", "", "disk") for size in (1, 2)]
+    odd = Finding("problem", "other", "mend it", "mpi")
+    job = [
+        report(0, "h1", findings=disk[:1]),
+        report(1, "h1", cores=[1]),
+        report(2, "h2", findings=[disk[0], odd]),
+        report(3, "h2", cores=[1], reads=False),
+        report(4, "h3", findings=disk[1:]),
     ]
-    assert show(told, tmp_path / "doctor.json", "a hint") == 1
-    assert capsys.readouterr().out.splitlines() == [
+    assert show([*of_job(job)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "ok       ranks: 5 exchange messages: ranks 0-1 on h1, ranks 2-3 on h2, rank 4 on h3"
+    assert [line.partition(":")[0] for line in lines[1:6]] == [
+        "ok       cores (h1)",
+        "ok       memory of other ranks (h1)",
+        "ok       cores (h2)",
+        "note     memory of other ranks (h2)",
+        "ok       cores (h3)",
+    ]
+    assert lines[6:] == [
         "ok       disk (h1, h2): 1 GiB",
+        "problem  mpi (h2): other -> mend it",
         "ok       disk (h3): 2 GiB",
-        "ok       mpi (ranks 0-2): same",
-        "problem  mpi (rank 3 on h2): other -> mend it",
-        "ok       zeal: later",
-        "1 problem, 0 note, 4 ok",
-        "a hint",
+        "1 problem, 1 note, 7 ok",
     ]
-    findings = json.loads((tmp_path / "doctor.json").read_text())["findings"]
-    assert [finding["ranks"] for finding in findings] == [[0, 2], [4], [0, 1, 2], [3], [0, 1, 2, 3, 4]]
-    assert show(told[:1], None) == 0
+    assert show([*of_job(job[:1])]) == 0
 
 
-def test_what_goes_wrong_between_ranks(capsys):
-    late = Finding("problem", "waits for reports of rank 1: not over after 9 s", "look there")
-    assert show_failure(RankReport(0, "h1"), late, None) == 1
+def test_what_goes_wrong_between_ranks(monkeypatch, capsys):
+    late = Finding("problem", "not over after 9 s", "look there")
+    monkeypatch.setattr(doctor.platform, "node", lambda: "h1")
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert fail(late, []) == 1
     assert capsys.readouterr().out.splitlines()[0] == f"problem  ranks: rank 0 on h1: {late.text} -> look there"
-    assert show_failure(RankReport(1, "h1"), late, None) == 1
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert fail(late, []) == 1
     assert capsys.readouterr() == ("", f"rank 1 on h1: {late.text}\n")

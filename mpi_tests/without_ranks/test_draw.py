@@ -8,8 +8,8 @@ from collectives.algorithms import find
 from collectives.schedule import draw
 from collectives.schedule.cost import Network
 from collectives.schedule.draw import Bar, Diagram, MessageLine
+from collectives.schedule.events import simulate
 from collectives.schedule.moves import Send
-from collectives.schedule.simulate.exact import plan_diagram
 from mpi_tests.helpers.algorithm_costs import nodes_of
 
 SMALL = Diagram("small", 2, [Bar(0, 0.0, 1e-3, "wait"), Bar(1, 1e-3, 2e-3, "fold")], [MessageLine(0, 1, 0.0, 1e-3)])
@@ -47,12 +47,12 @@ def test_a_path_that_cannot_be_written_is_refused(name):
 @pytest.mark.parametrize("name", ["ring", "recursive_doubling", "hierarchical_direct"])
 def test_the_plan_has_every_message_and_every_round(name):
     row, nodes = find("all_reduce", name), nodes_of(2, 2)
-    diagram = plan_diagram(row, 1 << 16, nodes, Network())
+    planned = simulate(row, 1 << 16, nodes, Network())
     schedules = [row.rounds(rank, 4, 0, nodes) for rank in range(4)]
     sends = [(r, m.to) for r, rounds in enumerate(schedules) for moves in rounds for m in moves if isinstance(m, Send)]
-    assert sorted((line.source, line.dest) for line in diagram.lines) == sorted(sends)
+    assert sorted((line.source, line.dest) for line in planned.lines) == sorted(sends)
     for rank, rounds in enumerate(schedules):
-        mine = sorted((bar.begin, bar.end) for bar in diagram.bars if bar.rank == rank and bar.kind != "fold")
+        mine = sorted((bar.begin, bar.end) for bar in planned.bars if bar.rank == rank and bar.kind != "fold")
         assert len(mine) == sum(map(bool, rounds))
         assert all(end <= begin for (_, end), (begin, _) in pairwise(mine))
-    assert diagram.end == max(bar.end for bar in diagram.bars)
+    assert planned.seconds == max(bar.end for bar in planned.bars)

@@ -1,5 +1,6 @@
 """Environment variables that can't be, and a Python without an MPI library: one line each."""
 
+import re
 import subprocess
 import sys
 
@@ -31,6 +32,9 @@ PROGRAMS = {
         ("COLLECTIVES_LINKS", "/dev/null", "COLLECTIVES_LINKS='/dev/null' is no folder: name one, or write 0 to keep"),
         ("COLLECTIVES_TIMEOUT_S", "nan", "COLLECTIVES_TIMEOUT_S='nan': write seconds, as in 600, or 0 for no limit"),
         ("COLLECTIVES_TIMEOUT_S", "1e300", "COLLECTIVES_TIMEOUT_S='1e300': write seconds, as in 600, or 0 for no"),
+        ("COLLECTIVES_CHECK", "maybe", "COLLECTIVES_CHECK='maybe': write 1"),
+        ("COLLECTIVES_CUDA_AWARE", "yes", "COLLECTIVES_CUDA_AWARE='yes': write 1"),
+        ("COLLECTIVES_FAKE_NODES", "2", "COLLECTIVES_FAKE_NODES='2': write <nodes>x<ranks per node>, as in 2x4"),
         ("COLLECTIVES_FAKE_NODES", "²x1", "COLLECTIVES_FAKE_NODES='²x1': write <nodes>x<ranks per node>, as in 2x4"),
     ],
 )
@@ -69,3 +73,9 @@ def test_without_an_mpi_library_a_program_says_what_to_do(tmp_path, program, bui
 def run(program, more):
     words, env = [sys.executable, *PROGRAMS[program]], surroundings() | more
     return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_every_setting_is_known():
+    files = [path for folder in ("collectives", "models", "parallelism") for path in (ROOT / folder).rglob("*.py")]
+    text = "".join(path.read_text() for path in [*files, ROOT / "train.py"])
+    assert set(re.findall(r"COLLECTIVES_[A-Z]\w*", text)) == set(environment.SETTINGS)

@@ -17,7 +17,7 @@ import torch
 from collectives.algorithms import find
 from collectives.algorithms.groups import Topology
 from collectives.schedule.cost import Link, Network, predict
-from collectives.schedule.simulate import FABRICS, in_nodes
+from collectives.schedule.fabrics import FABRICS, in_nodes
 from models.config import GPTConfig
 from models.flags import parse
 from models.gpt import GPT

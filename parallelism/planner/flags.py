@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from collectives.job.settings import Parser, Range, check
 from collectives.schedule.cost import Network, Nodes
-from collectives.schedule.simulate import (
+from collectives.schedule.fabrics import (
     FABRICS,
     RANKS,
     add_network_flags,

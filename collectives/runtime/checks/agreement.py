@@ -56,10 +56,6 @@ class Agreement:
             raise InputError(failure)
         return highest_facts[: len(facts)]
 
-    def compare(self, call: Call) -> None:
-        """Raise InputError on all ranks where not all have entered the same call.  Collective."""
-        self.check(call.description, "", call=call)
-
     def disagreement(self, mine: Side, call: Call | None) -> str:
         """Both sides, in words.  From here on the ranks count calls alike again.  Collective."""
         sides = [Side(*text.split("\0")) for text in self.gather_texts("\0".join(mine))]

@@ -8,7 +8,8 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -111,15 +112,11 @@ class Calls:
 
 
 class Call:
-    """A collective that is called once, or the runs of a plan.  As a context manager: entered, and left.
-
-    `compare` compares it with the other ranks' each time that it is entered.
-    """
+    """A collective that is called once, or the runs of a plan.  As a context manager: entered, and left."""
 
     __slots__ = (
         "__weakref__",
         "calls",
-        "compare",
         "description",
         "dtype",
         "name",
@@ -129,8 +126,8 @@ class Call:
         "under_way",
     )
 
-    def __init__(self, calls: Calls, name: str, description: str = "", compare: "Callable[[Call], Any] | None" = None):
-        self.calls, self.name, self.description, self.compare = calls, name, description or name, compare
+    def __init__(self, calls: Calls, name: str, description: str = ""):
+        self.calls, self.name, self.description = calls, name, description or name
         self.nbytes, self.dtype = 0, None
         self.number, self.under_way = 0, False
         self.place: tuple[str, int] = ("", 0)
@@ -148,8 +145,6 @@ class Call:
         calls.number = self.number = calls.number + 1
         self.place = place or caller(sys._getframe(depth))
         calls.record.ring.append((self, self.number, self.place))
-        if self.compare:
-            self.compare(self)
         self.under_way = True
 
     def describe(self, collective: str, description: str, flat: Any) -> str:
@@ -183,20 +178,6 @@ def show_runs(entries: Sequence[Entry]) -> str:
 
 
 def show_last(entries: Sequence[Entry], most: int) -> str:
-    """Return the latest collectives, the latest first; at most so many, runs of one as one."""
-    groups: list[list[Entry]] = []
-    for entry in entries:
-        if groups and goes_on(groups[-1][-1], entry):
-            groups[-1].append(entry)
-        else:
-            groups.append([entry])
-    return ", ".join(show_runs(group) for group in groups[: -most - 1 : -1])
-
-
-def goes_on(before: Entry, after: Entry) -> bool:
-    """Return whether one is a later run of the other, and all calls between them were."""
-    one, other = before.call, after.call
-    if one is other:  # a plan's: what is not in the ring ran the short way
-        return before.place == after.place
-    same = one.calls is other.calls and (one.name, before.place) == (other.name, after.place)
-    return same and before.number + 1 == after.number
+    """Return the latest collectives, the latest first; at most so many, runs of one from one place as one."""
+    runs = groupby(entries, key=lambda entry: (entry.call.calls.label, entry.call.name, entry.place))
+    return ", ".join(show_runs(group) for group in reversed([list(group) for _, group in runs][-most:]))

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm, Reach
-from collectives.algorithms.algorithm import Groups
 from collectives.schedule.cost import NETWORK, Link, Network, Nodes, predict
 
 VERSION = 1
@@ -75,13 +74,12 @@ def choose(
     nodes: Nodes,
     tuning: Tuning = UNTUNED,
     memory: str = "ordinary",
-    groups: Groups | None = None,
 ) -> str:
     """Choose one of the candidates for a vector of `nbytes`."""
     measured = tuning.find(Case(collective, memory, size, len(nodes)), nbytes)
     if measured in [row.name for row in candidates]:
         return measured
-    return ranking(nbytes, candidates, size, nodes, tuning.network, groups, memory)[0][0]
+    return ranking(nbytes, candidates, size, nodes, tuning.network, memory)[0][0]
 
 
 def ranking(
@@ -90,7 +88,6 @@ def ranking(
     size: int,
     nodes: Nodes,
     network: Network = NETWORK,
-    groups: Groups | None = None,
     memory: str = "symmetric",
 ) -> list[tuple[str, float]]:
     """Return the candidates' names and predicted seconds, best first; of equal ones, the registry's first.
@@ -106,7 +103,7 @@ def ranking(
     def seconds(row: Algorithm) -> float:
         speeds = speeds_of(row, network, memory)
         around = copied_before(row, nbytes, size) * network.copy_s_per_byte
-        return predict(row, nbytes, size, nodes, network=speeds, groups=groups) + around
+        return predict(row, nbytes, size, nodes, network=speeds) + around
 
     predicted = [(row.name, seconds(row)) for row in candidates]
     return sorted(predicted, key=lambda pair: round(pair[1], 12))
@@ -134,14 +131,13 @@ def explain(
     nodes: Nodes,
     tuning: Tuning = UNTUNED,
     memory: str = "ordinary",
-    groups: Groups | None = None,
 ) -> str:
     """Say what is chosen, why, and what the model predicts for all candidates, in a few lines."""
-    chosen = choose(collective, nbytes, candidates, size, nodes, tuning, memory, groups)
+    chosen = choose(collective, nbytes, candidates, size, nodes, tuning, memory)
     case = Case(collective, memory, size, len(nodes))
     where = f"{size} rank{'s' * (size != 1)} of {len(nodes)} node{'s' * (len(nodes) != 1)}"
     lines = [f"{collective} of {nbytes} bytes on {where}: {chosen}", reason(case, nbytes, chosen, tuning)]
-    for name, seconds in ranking(nbytes, candidates, size, nodes, tuning.network, groups, memory):
+    for name, seconds in ranking(nbytes, candidates, size, nodes, tuning.network, memory):
         lines.append(f"{seconds * 1e6:14.1f} us  {name}{' <' * (name == chosen)}")
     return "\n".join(lines)
 

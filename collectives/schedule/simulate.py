@@ -1,8 +1,9 @@
 """Predict how long each algorithm takes on a network of any size.  No MPI is needed.
 
 python -m collectives.schedule.simulate all_reduce --topology ndr --ranks 65536
-python -m collectives.schedule.simulate broadcast --topology 512x8 --between 2 25 --nic 0 100 --plot broadcast.png
-python -m collectives.schedule.simulate all_reduce --topology 2x4 --algorithms ring -b 1M -e 1M --space-time ring.png
+python -m collectives.schedule.simulate broadcast --topology 512x8 --between 2 25 --nic 0 100
+
+Of few ranks every message is followed, of more every round is priced (`collectives.schedule.cost`).
 """
 
 import argparse
@@ -14,14 +15,12 @@ from tqdm import tqdm
 from collectives import algorithms
 from collectives.algorithms import Algorithm, Reach
 from collectives.job.settings import Parser, Range, ladder, num_bytes, size_in_words
-from collectives.schedule import draw
-from collectives.schedule.compressed import RankPrograms
 from collectives.schedule.cost import Nodes, predict
-from collectives.schedule.simulate import FABRICS, RANKS, add_network_flags, topology, with_flags
-from collectives.schedule.simulate.exact import Simulation, plan_diagram
+from collectives.schedule.events import simulate
+from collectives.schedule.fabrics import FABRICS, RANKS, add_network_flags, topology, with_flags
 from collectives.schedule.spec import COLLECTIVES
 
-EXACT_RANKS = 1024  # up to which every rank is followed, unless flags say otherwise
+EXACT_RANKS = 128  # up to which every rank is followed, unless flags say otherwise
 FACTOR = Range(2, 2**30)
 
 Times = dict[str, list[float]]  # seconds by algorithm, for each size
@@ -30,21 +29,12 @@ Times = dict[str, list[float]]  # seconds by algorithm, for each size
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         flags = parse(arguments)
-        num_ranks = sum(map(len, flags.nodes))
-        print(f"{flags.collective} on {num_ranks} ranks of {len(flags.nodes)} nodes: {flags.words}")
-        print(f"predicted {'exactly' if flags.exact else 'by round'}, in us; < is the fastest", flush=True)
-        times = predict_times(flags)
-        print("\n".join(table(flags.sizes, times)))
-        if flags.plot:
-            lines = {name: [*zip(flags.sizes, (1e6 * s for s in each), strict=True)] for name, each in times.items()}
-            figure = draw.by_size(f"{flags.collective}, {num_ranks} ranks", lines, "predicted time (us)")
-            draw.save(figure, flags.plot)
-        if flags.space_time:
-            diagram = plan_diagram(flags.rows[0], flags.sizes[0], flags.nodes, flags.network, flags.root)
-            draw.save(draw.figure([diagram]), flags.space_time)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    print(f"{flags.collective} on {flags.ranks} ranks of {len(flags.nodes)} nodes: {flags.words}")
+    print(f"predicted {'exactly' if flags.exact else 'by round'}, in us; < is the fastest", flush=True)
+    print("\n".join(table(flags.sizes, predict_times(flags))))
     return 0
 
 
@@ -65,8 +55,6 @@ def parser() -> Parser:
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--exact", action="store_true", help=f"follow every rank: up to {EXACT_RANKS}, by default")
     ways.add_argument("--by-round", action="store_true", help="a round takes as long as its slowest rank: beyond that")
-    add("--plot", metavar="FILE", help="draw the times as a PNG")
-    add("--space-time", metavar="FILE", help="draw one algorithm at the smallest size, message by message")
     return parser
 
 
@@ -86,10 +74,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     flags.exact = flags.exact or (flags.ranks <= EXACT_RANKS and not flags.by_round)
     flags.rows = choose_algorithms(flags.collective, flags.algorithms, flags.nodes)
     flags.sizes = ladder(flags.begin, flags.end, flags.factor) if COLLECTIVES[flags.collective].takes else (0,)
-    if flags.space_time and (len(flags.rows) > 1 or not flags.exact):
-        raise ValueError("--space-time draws one algorithm, exactly: name it by --algorithms, on fewer ranks")
-    for path in filter(None, (flags.plot, flags.space_time)):
-        draw.refuse(path)
     return flags
 
 
@@ -113,10 +97,9 @@ def predict_times(flags: argparse.Namespace) -> Times:
     nodes, network = flags.nodes, flags.network
     with tqdm(total=len(flags.rows) * len(flags.sizes), leave=False, disable=None) as progress:
         for row in flags.rows:
-            simulation = Simulation(RankPrograms(row, nodes, flags.root), network.cores) if flags.exact else None
             for nbytes in flags.sizes:
-                if simulation:
-                    seconds = simulation.run(nbytes, network).seconds
+                if flags.exact:
+                    seconds = simulate(row, nbytes, nodes, network, flags.root).seconds
                 else:
                     seconds = predict(row, nbytes, flags.ranks, nodes, flags.root, network)
                 times[row.name].append(seconds)
