@@ -23,6 +23,7 @@ from models.hf import save_hugging_face
 from models.report import TrainingReport
 from training.config import Config
 from training.layout import laid_out
+from training.pending import LateReport
 from training.run import TrainingRun
 
 
@@ -53,11 +54,13 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
         with TrainingReport(
             run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1
         ) as report:
+            steps = LateReport(report.iteration)
             for iteration, share in zip(range(run.first, config.max_iters + 1), run.shares(), strict=False):
-                report.iteration(run.step(iteration, share))
+                steps.add(run.step(iteration, share))
                 if iteration == config.max_iters or iteration % config.eval_interval == 0:
+                    steps.flush()
                     report.validation(iteration, run.validate())
-                if run.saving and (signal := run.saving.after(iteration)):
+                if run.saving and (signal := run.saving.after(iteration, before=steps.flush)):
                     report.show(f"{signal}: the run ends with a checkpoint of step {iteration}")
                     break
             if run.saving:  # ahead of drawing

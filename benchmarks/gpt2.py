@@ -31,6 +31,7 @@ from models.optimizer import BETAS, decay_groups, learning_rate
 from parallelism.precision import DTYPES, HALVES
 from training.config import Config, make_model
 from training.device import set_matrix_precision
+from training.pending import LateReport
 from training.run import TrainingRun
 
 SHARE_GOAL = 0.45  # of the matrix rate
@@ -43,13 +44,16 @@ class Ours:
 
     def __init__(self, run: TrainingRun):
         self.run, self.shares, self.iteration = run, run.shares(), 0
+        self.losses: list[float] = []
+        self.report = LateReport(lambda metrics: self.losses.append(metrics.loss))
 
     def steps(self, number: int) -> float:
         """The last one's loss."""
         for _ in range(number):
             self.iteration += 1
-            metrics = self.run.step(self.iteration, next(self.shares))
-        return metrics.loss
+            self.report.add(self.run.step(self.iteration, next(self.shares)))
+        self.report.flush()
+        return self.losses[-1]
 
 
 class Plain:

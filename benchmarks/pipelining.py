@@ -72,7 +72,7 @@ class Match:
         wanted_loss, wanted = self.model.plain(self.schedule.num_stages)
         for name, contestant in self.contestants.items():
             contestant.zero_grad()
-            errors = {"the loss": abs(MPI.COMM_WORLD.allreduce(contestant.step()) / wanted_loss - 1)}
+            errors = {"the loss": abs(MPI.COMM_WORLD.allreduce(float(contestant.step())) / wanted_loss - 1)}
             gradients = contestant.gradients()
             errors |= {f"the gradient of {part}": off(got, wanted[part]) for part, got in gradients.items()}
             worst, what = max(MPI.COMM_WORLD.allgather(max((error, what) for what, error in errors.items())))

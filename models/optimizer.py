@@ -14,7 +14,7 @@ BETAS = (0.9, 0.95)
 
 
 class Optimizer(Protocol):
-    """What is asked of one: torch's are such, and AdamW here."""
+    """What is asked of one: torch's are such, but for `skipped`, and AdamW here."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -24,7 +24,7 @@ class Optimizer(Protocol):
     def state(self) -> MutableMapping[Any, Any]:
         """The tensors that belong to each parameter, by their names."""
 
-    def step(self) -> Any: ...
+    def step(self, skipped: Any = None) -> Any: ...
 
 
 class AdamW:
@@ -49,16 +49,19 @@ class AdamW:
         self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, skipped: Tensor | None = None) -> None:
+        """Update the parameters, and the states; where `skipped`, of float32 on their device, is 1, neither."""
         for group in self.param_groups:
             gradients = {param: param.grad for param in group["params"] if param.grad is not None}
             if gradients:
-                self._update(gradients, group)
+                self._update(gradients, group, skipped)
 
-    def _update(self, gradients: Mapping[nn.Parameter, Tensor], group: Mapping[str, Any]) -> None:
+    def _update(
+        self, gradients: Mapping[nn.Parameter, Tensor], group: Mapping[str, Any], skipped: Tensor | None
+    ) -> None:
         states = [self.state[param] or self._start(param) for param in gradients]
         steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)
+        torch._foreach_add_(steps, [1 - skipped] * len(steps) if skipped is not None else 1)  # one tensor would be read
         torch._fused_adamw_(
             [*gradients],
             [*gradients.values()],
@@ -73,6 +76,7 @@ class AdamW:
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
+            found_inf=skipped,
         )
 
     def _start(self, param: nn.Parameter) -> dict[str, Tensor]:

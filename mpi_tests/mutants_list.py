@@ -128,6 +128,35 @@ ALGORITHMS = [
     ),
 ]
 
+COMPARED = "collectives/runtime/compared.py"
+BETWEEN = ("test_calls.py", "between_nodes or other_nodes", 4)
+CUBE = ("test_calls.py", "all_to_alls_between", 8)
+ON_COMPARISON = [
+    mutant(COMPARED, "self.headers.open(0 if differ else self.key)", "self.headers.open(self.key)", BETWEEN),
+    mutant(COMPARED, "highest == -negated and highest != 0", "highest == -negated", BETWEEN),
+    mutant(COMPARED, "if differ or not self.headers.agree:", "if differ:", BETWEEN),
+    mutant(COMPARED, "out=self.seen)", "out=self.seen.copy())", BETWEEN),
+    mutant(COMPARED, "            headers.write(partner)\n", "", BETWEEN),
+    mutant(COMPARED, "binding << 32 | number if binding else 0", "binding << 32 if binding else 0", BETWEEN),
+    mutant(COMPARED, "allocate=shared, is_shared=True", "allocate=shared, is_shared=False", BETWEEN),
+    mutant(COMPARED, "use_caller_arrays=False", "use_caller_arrays=True", BETWEEN),
+    mutant(
+        COMPARED, "begin = ends.get((Send if is_sent else Recv, partner), HEADER_BYTES)", "begin = HEADER_BYTES", CUBE
+    ),
+    mutant(
+        "collectives/algorithms/leaders.py",
+        "place[slot] = (place[slot] + num_teams) % (2 * num_teams)",
+        "place[slot] = place[slot] % (2 * num_teams)",
+        ("test_hierarchical.py", "contract"),
+    ),
+    mutant(
+        "collectives/runtime/started.py",
+        "            if comparison.has_failed:\n                return False\n",
+        "",
+        ("test_calls.py", "started_calls", 4),
+    ),
+]
+
 RUNTIME = [
     mutant(
         "collectives/runtime/messages.py",
@@ -472,8 +501,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/clip.py",
-        "squares[:1] = tp.all_reduce(squares[:1].copy())",
-        "tp.all_reduce(squares)",
+        "(tp, self.squares[:1])",
+        "(tp, self.squares)",
         ("test_precision_training.py", "split_layers_and_stages and float16 and not bfloat16", 4),
     ),
     mutant(
@@ -502,15 +531,63 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/finite.py",
-        "self._first[0] = kind * self.comm.size + self.comm.rank",
-        "self._first[0] = kind * self.comm.size",
+        "self._first[0] = own * self.comm.size + self.comm.rank",
+        "self._first[0] = own * self.comm.size",
         ("test_finite.py", "losses_come_before and 3-ranks", 3),
     ),
     mutant(
         "parallelism/precision.py",
-        "self.good_steps = self.good_steps + 1 if finite else 0",
-        "self.good_steps = self.good_steps + finite",
+        "torch.where(finite, self.good_steps + 1, 0.0)",
+        "self.good_steps + finite",
         ("test_precision_training.py", "loss_scale_grows"),
+    ),
+    mutant(
+        "parallelism/precision.py",
+        "self.good_steps = torch.where(grows, 0.0, good_steps)",
+        "self.good_steps = good_steps",
+        ("test_precision_training.py", "loss_scale_grows"),
+    ),
+    mutant(
+        "parallelism/clip.py",
+        "torch.where(scale < 1, scale, 1.0)",
+        "scale.clamp(max=1.0)",
+        ("test_finite.py", "norms_beyond", 1),
+    ),
+    mutant(
+        "parallelism/clip.py",
+        "torch.where(scale < 1, scale, 1.0)",
+        "min(scale, torch.ones_like(scale))",
+        ("test_step_reads.py", "a_step and bfloat16", 1),
+    ),
+    mutant(
+        "parallelism/finite.py",
+        'skipped = by_scale if self.policy == "ignore" else ~is_good',
+        "skipped = ~is_good",
+        ("test_finite.py", "done_all_the_same", 2),
+    ),
+    mutant(
+        "parallelism/finite.py",
+        "by_scale = ~is_good & (kind != LOSS) & self.scale.can_fall\n        self.scale.update(is_good)",
+        "self.scale.update(is_good)\n        by_scale = ~is_good & (kind != LOSS) & self.scale.can_fall",
+        ("test_finite.py", "scale_is_blamed", 2),
+    ),
+    mutant(
+        "parallelism/transfer.py",
+        "self.copied.synchronize()",
+        "",
+        ("test_transfer.py", "of_a_gpu"),
+    ),
+    mutant(
+        "parallelism/transfer.py",
+        "self.x.copy_(x, non_blocking=True)",
+        "self.x.copy_(x, non_blocking=False)",
+        ("test_transfer.py", "of_a_gpu"),
+    ),
+    mutant(
+        "parallelism/transfer.py",
+        "x.pin_memory().to(device, non_blocking=True)",
+        "x.to(device, non_blocking=True)",
+        ("test_transfer.py", "leaves"),
     ),
     mutant(
         "parallelism/precision.py",
@@ -731,9 +808,57 @@ MODELS = [
         'if p.dim() < 2], "weight_decay": weight_decay}',
         ("test_optimizer.py",),
     ),
+    mutant(
+        "models/optimizer.py",
+        "[1 - skipped] * len(steps) if skipped is not None else 1",
+        "1",
+        ("test_optimizer.py", "skipped"),
+    ),
+    mutant(
+        "models/optimizer.py",
+        "found_inf=skipped",
+        "found_inf=None",
+        ("test_optimizer.py", "skipped"),
+    ),
+    mutant(
+        "models/optimizer.py",
+        "[1 - skipped] * len(steps) if skipped is not None else 1",
+        "1 - skipped if skipped is not None else 1",
+        ("test_step_reads.py", "a_step and bfloat16", 1),
+    ),
 ]
 
 TRAINING = [
+    mutant(
+        "training/pending.py",
+        "        if not step.readback.is_late:\n",
+        "        if True:\n",
+        ("test_step_reads.py", "next_one and 1-ranks", 1),
+    ),
+    mutant(
+        "training/pending.py",
+        "        if not step.readback.is_late:\n            self.flush()",
+        "",
+        ("test_step_reads.py", "next_one and 1-ranks", 1),
+    ),
+    mutant(
+        "training/saving.py",
+        "            before()\n",
+        "",
+        ("test_step_reads.py", "before_what_comes", 1),
+    ),
+    mutant(
+        "training/run.py",
+        "self.optimizer.step(verdict.skipped)",
+        "self.optimizer.step()",
+        ("test_step_reads.py", "stops_for", 2),
+    ),
+    mutant(
+        "parallelism/pipeline.py",
+        "self.losses[micro_batch] = y.detach().double()",
+        "self.losses[micro_batch] = torch.tensor(float(y.detach()), dtype=torch.float64)",
+        ("test_step_reads.py", "any_layout and pp", 4),
+    ),
     mutant(
         "training/device.py",
         "node.index(comm.rank) % torch.cuda.device_count()",
@@ -754,8 +879,8 @@ TRAINING = [
     ),
     mutant(
         "training/run.py",
-        "(loss * (self.scale.value / len(batches))).backward()",
-        "(loss * self.scale.value).backward()",
+        "weight = self.scale.value / len(batches)",
+        "weight = self.scale.value",
         ("test_train.py", "gradient_accumulation", 2),
     ),
     mutant(
@@ -910,6 +1035,7 @@ DEVICES = [
 MUTANTS = [
     *ALGORITHMS,
     *RUNTIME,
+    *ON_COMPARISON,
     *DEVICES,
     *CHECKS,
     *TOOLS,

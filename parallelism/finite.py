@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -45,12 +44,21 @@ class GradientMonitor:
         total = gradient.sum(dtype=torch.promote_types(gradient.dtype, torch.float32))
         self._sums[name] = self._sums[name] + total if name in self._sums else total
 
-    def found(self) -> str:
-        """The first, in the order of the backward pass, that was not finite since this was asked last."""
+    def take(self, device: torch.device) -> tuple[list[str], Tensor]:
+        """The parameters whose gradients have appeared since this was asked last, in the order of the backward pass,
+        and whether each gradient was finite.
+        """
         sums, self._sums = self._sums, {}
-        if not sums or torch.stack(list(sums.values())).isfinite().all():
-            return ""
-        return next(name for name, total in sums.items() if not total.isfinite())
+        finite = torch.stack(list(sums.values())).isfinite() if sums else torch.ones(0, dtype=torch.bool, device=device)
+        return list(sums), finite
+
+
+class Verdict(NamedTuple):
+    """What the ranks have agreed on about a step, on the device, as long as nobody reads it."""
+
+    skipped: Tensor | None  # 1 where the step must not update the weights, or 0; None where it always may
+    numbers: Tensor  # what `StepGuard.tell` goes by
+    names: list[str]  # of the gradients of this rank
 
 
 class StepGuard:
@@ -70,51 +78,55 @@ class StepGuard:
         scale: LossScale | None = None,
         monitor: GradientMonitor | None = None,
         say: Callable[[str], None] = print,
+        device: str = "cpu",
     ):
         if policy not in POLICIES:
             raise ValueError(f"non-finite policy {policy!r} is unknown: use {', '.join(POLICIES)}")
         self.comm, self.policy, self.say = comm, policy, say
-        self.scale, self.monitor = scale or LossScale(1.0, None), monitor
-        self._first = np.zeros(1, np.int64)
+        self.scale, self.monitor = scale or LossScale(1.0, None, device=device), monitor
+        self._first = torch.zeros(1, dtype=torch.int64, device=device)
         self._agree = comm.plan("all_reduce", self._first, op="min")
 
-    def passes(self, step: int, loss: float, norm: float) -> bool:
-        """Whether to update the weights, given this rank's loss, 0 if it has none, and the norm of all gradients.
+    def judge(self, loss: Tensor, norm: Tensor) -> Verdict:
+        """Agree on a step, given this rank's loss, 0 if it has none, and the norm of all gradients.
 
-        One tiny all-reduce.  Collective.
+        Nothing is read from the device.  One tiny all-reduce.  Collective.
+        """
+        if self.policy == "ignore" and self.scale.growth_interval is None:
+            return Verdict(None, loss.new_zeros(0), [])
+        names, finite = self.monitor.take(loss.device) if self.monitor else ([], loss.new_ones(0, dtype=torch.bool))
+        are_finite = torch.stack([loss.isfinite(), finite.all(), norm.isfinite()])
+        own = are_finite.long().cumprod(0).sum()  # how many before the first that is not: LOSS, ..., NOTHING
+        self._first[0] = own * self.comm.size + self.comm.rank
+        self._agree()
+        kind = self._first[0] // self.comm.size
+        is_good = kind == NOTHING
+        by_scale = ~is_good & (kind != LOSS) & self.scale.can_fall
+        self.scale.update(is_good)
+        skipped = by_scale if self.policy == "ignore" else ~is_good
+        numbers = torch.stack([x.double() for x in (self._first[0], by_scale, self.scale.value)])
+        return Verdict(skipped.float(), torch.cat([numbers, finite]), names)
+
+    def tell(self, step: int, names: list[str], numbers: Sequence[float], loss: float, norm: float) -> None:
+        """Tell what became of a step, once its verdict's numbers have been read.  Collective.
 
         Raises: InputError on every rank, if the run is to stop.
         """
-        if self.policy == "ignore" and self.scale.growth_interval is None:
-            return True
-        kind, words = self._what(loss, norm)
-        by_scale = kind != LOSS and self.scale.can_fall
-        self.scale.update(kind == NOTHING)
+        if not numbers:
+            return
+        first, by_scale, scale, *finite = numbers
+        kind, rank = divmod(int(first), self.comm.size)
         if kind == NOTHING or (self.policy == "ignore" and not by_scale):
-            return True
-        line = f"step {step}: {words}"
+            return
+        words = (
+            f"rank {rank} has a loss of {loss}",
+            f"rank {rank} has a gradient of {first_of(names, finite)} that is not finite",
+            f"the norm of the gradients is {norm}, but no rank's own gradients are to blame",
+        )
+        line = f"step {step}: {self._told(words[kind], rank)}"
         if self.policy == "stop" and not by_scale:
             raise InputError(f"{line}: lower the learning rate, or let such steps be skipped")
-        self.say(f"{line}; skipped" + (f", the loss scale is {self.scale.value:g} now" if by_scale else ""))
-        return False
-
-    def _what(self, loss: float, norm: float) -> tuple[int, str]:
-        """What is not finite, and the words of the rank that has the first of it."""
-        kind, words = self._own(loss, norm)
-        self._first[0] = kind * self.comm.size + self.comm.rank
-        self._agree()
-        kind, rank = divmod(int(self._first[0]), self.comm.size)
-        return kind, "" if kind == NOTHING else self._told(words, rank)
-
-    def _own(self, loss: float, norm: float) -> tuple[int, str]:
-        name = self.monitor.found() if self.monitor else ""
-        if not math.isfinite(loss):
-            return LOSS, f"rank {self.comm.rank} has a loss of {loss}"
-        if name:
-            return GRADIENT, f"rank {self.comm.rank} has a gradient of {name} that is not finite"
-        if not math.isfinite(norm):
-            return NORM, f"the norm of the gradients is {norm}, but no rank's own gradients are to blame"
-        return NOTHING, ""
+        self.say(f"{line}; skipped" + (f", the loss scale is {scale:g} now" if by_scale else ""))
 
     def _told(self, words: str, root: int) -> str:
         """The words of one rank, on all."""
@@ -123,3 +135,8 @@ class StepGuard:
         letters[: len(said)] = np.frombuffer(said, np.uint8)
         self.comm.broadcast(letters, root=root)
         return letters.tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+def first_of(names: Sequence[str], finite: Sequence[float]) -> str:
+    """The first of the names whose gradient is not finite."""
+    return next((name for name, is_finite in zip(names, finite, strict=True) if not is_finite), "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -80,11 +81,11 @@ class Pipeline:
         self.last = 0.0, 0.0  # both, of the last step
         self.spans: list[Span] | None = None
 
-    def step(self, batches: Sequence[Any], weights: Sequence[float] | None = None) -> float:
+    def step(self, batches: Sequence[Any], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
         """A step's passes: each batch is a micro-batch, and every rank is given the same ones.  Collective.
 
         The loss is the sum of the micro-batches' by their `weights`, by default their mean.  Returns it on the rank of
-        the last stage, 0 on others; gradients are added up in each stage.
+        the last stage, 0 on others, in float64 on the device; gradients are added up in each stage.
 
         Raises: ValueError for another number of batches than the schedule's.
         """
@@ -109,7 +110,7 @@ class Pipeline:
         """Each batch's loss, by forward passes alone: on the rank of the last stage; zeros on others.  Collective."""
         run = Pass(self, forward_only(self.schedule, len(batches)), batches, [0.0] * len(batches))
         run.run()
-        return run.losses
+        return [float(loss) for loss in run.losses]
 
     def form(self, batch: Any) -> dict[int, Form]:
         """Of what each of this rank's stages is given, and gives to the next: learnt once for each shape of batch."""
@@ -139,15 +140,15 @@ class Pipeline:
 class Pass:
     """A run of a schedule: what has come and is not used yet, and what is under way."""
 
-    def __init__(self, pipeline: Pipeline, schedule: Schedule, batches: Sequence[Any], weights: Sequence[float]):
+    def __init__(self, pipeline: Pipeline, schedule: Schedule, batches: Sequence[Any], weights: Sequence[Any]):
         self.pipeline, self.schedule, self.batches, self.weights = pipeline, schedule, batches, weights
         self.forms = [pipeline.form(batch) for batch in batches]
-        self.losses = [0.0] * len(batches)
+        self.losses = [torch.zeros((), dtype=torch.float64, device=pipeline.device)] * len(batches)
         self.coming: dict[StageMessage, Any] = {}
         self.leaving: list[Any] = []
         self.held: dict[tuple[bool, int, int], Tensor] = {}  # activations, or gradients, for a stage and micro-batch
 
-    def run(self) -> float:
+    def run(self) -> Tensor:
         begin = time.perf_counter()
         following = iter(self.schedule.orders[self.pipeline.comm.rank][1:])
         for op in program(self.schedule, self.pipeline.comm.rank):
@@ -166,7 +167,7 @@ class Pass:
         for work in self.leaving:
             work.wait()
         self.pipeline.span_s += time.perf_counter() - begin
-        return sum(loss * weight for loss, weight in zip(self.losses, self.weights, strict=True))
+        return sum(map(mul, self.losses, self.weights), torch.zeros_like(self.losses[0]))
 
     def spend(self, what: str, act: Callable[[], Any]) -> float:
         """Do something; returns the seconds that it took."""
@@ -214,8 +215,8 @@ class Pass:
         if stage < self.schedule.num_stages - 1:
             self.held[False, stage + 1, micro_batch] = y.detach()
         else:
-            self.losses[micro_batch] = float(y.detach())
-            self.held[True, stage, micro_batch] = torch.full_like(y, self.weights[micro_batch])
+            self.losses[micro_batch] = y.detach().double()
+            self.held[True, stage, micro_batch] = (torch.ones_like(y) * self.weights[micro_batch]).to(y.dtype)
 
 
 def check_home(stages: Mapping[int, Any], schedule: Schedule, comm: Communicator) -> None:

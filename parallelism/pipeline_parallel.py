@@ -125,7 +125,7 @@ class PipelineParallel:
         """The time that steps have waited for other ranks, in seconds, added up."""
         return self.reduction.exposed_s + self.pipeline.span_s - self.pipeline.busy_s
 
-    def step(self, batches: Sequence[Batch], weights: Sequence[float] | None = None) -> float:
+    def step(self, batches: Sequence[Batch], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
         """Forward and backward passes of a micro-batch each, as `Pipeline.step`; gradients are averaged after."""
         loss = self.pipeline.step(batches, weights)
         self.reduction.wait()

@@ -6,6 +6,7 @@ Source: Micikevicius et al., "Mixed Precision Training", 2018, arXiv 1710.03740,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.arena import Arena, gradient_of, lay_out, line_length
+from parallelism.clip import scale_all
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -78,39 +80,61 @@ class Precision:
         """The arena of a model of float32, or of float64, parameters."""
         return Arena(model, comm, device, **self.arena_dtypes)
 
-    def loss_scale(self) -> LossScale:
-        return LossScale() if self.dtype == "float16" else LossScale(value=1.0, growth_interval=None)
+    def loss_scale(self, device: str = "cpu") -> LossScale:
+        if self.dtype == "float16":
+            return LossScale(device=device)
+        return LossScale(value=1.0, growth_interval=None, device=device)
 
 
-@dataclass
 class LossScale:
-    """By what a loss is multiplied, so that small gradients are numbers of float16.
+    """By what a loss is multiplied, so that small gradients are numbers of float16: on the device, as gradients are.
 
     Halved after a step whose gradients are not finite, which is skipped; doubled after `growth_interval` good ones in a
-    row; with None, it stays.  Every rank must be told the same.
+    row; with None, it stays.  Every rank must be told the same.  `good_steps` are those since it last changed.
 
     Source: as of the module; numbers as in torch.amp.GradScaler.
     """
 
-    value: float = 2.0**16
-    growth_interval: int | None = 2000
-    good_steps: int = 0  # since it last changed
-    lowest: float = 1.0
-    highest: float = 2.0**24
+    def __init__(
+        self,
+        value: float = 2.0**16,
+        growth_interval: int | None = 2000,
+        lowest: float = 1.0,
+        highest: float = 2.0**24,
+        device: str = "cpu",
+    ):
+        self.growth_interval, self.lowest, self.highest = growth_interval, lowest, highest
+        self.value = torch.tensor(value, dtype=torch.float64, device=device)
+        self.good_steps = torch.zeros_like(self.value)
 
-    def update(self, finite: bool) -> None:
+    def update(self, finite: Tensor) -> None:
         if self.growth_interval is None:
             return
-        self.good_steps = self.good_steps + 1 if finite else 0
-        if not finite:
-            self.value = max(self.lowest, self.value / 2)
-        elif self.good_steps == self.growth_interval:
-            self.value, self.good_steps = min(self.highest, self.value * 2), 0
+        good_steps = torch.where(finite, self.good_steps + 1, 0.0)
+        grows = good_steps == self.growth_interval
+        grown = torch.where(grows, (self.value * 2).clamp(max=self.highest), self.value)
+        self.value = torch.where(finite, grown, (self.value / 2).clamp(min=self.lowest))
+        self.good_steps = torch.where(grows, 0.0, good_steps)
 
     @property
-    def can_fall(self) -> bool:
+    def inverse(self) -> Tensor | None:
+        """By what gradients are multiplied, None where they stay as they are."""
+        return None if self.growth_interval is None else self.value.reciprocal()
+
+    @property
+    def can_fall(self) -> Tensor:
         """Whether gradients that are not finite may be so by the scale alone."""
-        return self.growth_interval is not None and self.value > self.lowest
+        return self.value > (math.inf if self.growth_interval is None else self.lowest)
+
+    def state(self) -> tuple[float, int]:
+        """Its value and its good steps, read from the device."""
+        return float(self.value), int(self.good_steps)
+
+    def load(self, value: float, good_steps: int) -> None:
+        """Go on from a state, unless this one stays."""
+        if self.growth_interval is not None:
+            self.value.fill_(value)
+            self.good_steps.fill_(good_steps)
 
 
 class MasterWeights:
@@ -155,8 +179,8 @@ class MasterWeights:
         return masters
 
     @torch.no_grad()
-    def take_gradients(self, factor: float = 1.0) -> None:
-        """Give the pieces their gradients, times a factor."""
+    def take_gradients(self, factor: Tensor | None = None) -> None:
+        """Give the pieces their gradients, times a factor if there is one."""
         narrow, widened, given = [], [], []
         for name, piece in self.pieces.items():
             gradient = gradient_of(self.params[name])
@@ -169,8 +193,8 @@ class MasterWeights:
             given.append(gradient)
         if widened:
             torch._foreach_copy_(widened, narrow)  # on a GPU many tensors by one kernel
-        if given and factor != 1:
-            torch._foreach_mul_(given, factor)
+        if given and factor is not None:
+            scale_all(given, factor)
 
     @torch.no_grad()
     def give_parameters(self) -> None:

@@ -21,6 +21,7 @@ from parallelism.dropout import Dropout
 from parallelism.exchange import TensorCollectives
 from parallelism.ring_attention import GlobalTokens, Ring, RingFunction
 from parallelism.sequence import TokenShards
+from parallelism.transfer import to_device
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -70,7 +71,7 @@ class SequenceParallel:
 
     def own(self, x: Tensor) -> Tensor:
         """This rank's tokens of (batch, seq)."""
-        return x[:, self.positions(x.shape[1]).to(x.device)]
+        return x[:, to_device(self.positions(x.shape[1]), x.device)]
 
     def free(self) -> None:
         """Give its communicators back to MPI, but not the one it was made of.  Collective."""
@@ -140,10 +141,10 @@ class SequenceAttention(nn.Module):
     def known(self, q: Tensor, documents: Tensor | None) -> GlobalTokens:
         members, size = self.axis.ring.members, self.axis.ring.members.size
         shares = TokenShards(q.shape[SEQ] * size, size, order=self.axis.ring.order)
-        positions = torch.stack([torch.from_numpy(shares.of_ring(member)) for member in range(size)]).to(q.device)
+        positions = torch.stack([torch.from_numpy(shares.of_ring(member)) for member in range(size)])
         if documents is not None:
             documents = members.all_gather(documents[None])
-        return GlobalTokens(positions, documents, self.dropout)
+        return GlobalTokens(to_device(positions, q.device), documents, self.dropout)
 
 
 class DroppingAttention(nn.Module):

@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from models.gpt import GPT
 from parallelism.deferred import WeightGradients, deferring
 from parallelism.flops import block_flops, head_flops
+from parallelism.transfer import to_device
 
 EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
 HEAD = ("transformer.ln_f", "lm_head", "loss")
@@ -32,9 +33,7 @@ class Batch(NamedTuple):
 
     def to(self, device: str) -> Batch:
         """On a device, to where it may still be on its way while this process goes on."""
-        if device == "cpu":
-            return self
-        return Batch(*(part if part is None else part.pin_memory().to(device, non_blocking=True) for part in self))  # type: ignore[arg-type]
+        return Batch(*(None if part is None else to_device(part, device) for part in self))  # type: ignore[arg-type]
 
 
 class Layer(NamedTuple):

@@ -21,15 +21,15 @@ from collectives import InputError
 from collectives.job import environment
 from collectives.job.errors import LoneInputError
 from models.data import TokenWindows, documents
-from models.gpt import GPT, flops_per_token
+from models.gpt import GPT
 from models.optimizer import adamw, learning_rate
-from models.report import Metrics, peak_memory_mib
+from models.report import peak_memory_mib
 from parallelism.arena import Arena
 from parallelism.checkpoint import model_parts
-from parallelism.clip import clip_grad_norm
+from parallelism.clip import GradientClip
 from parallelism.data_parallel import DataParallel
 from parallelism.dropout import BatchPosition
-from parallelism.finite import GradientMonitor, StepGuard
+from parallelism.finite import GradientMonitor, StepGuard, Verdict
 from parallelism.measure import agreed, measure, message_s, stage_costs
 from parallelism.mesh import Mesh
 from parallelism.partition import balance
@@ -45,6 +45,7 @@ from parallelism.sequence_parallel import SequenceParallel
 from parallelism.shard import fill, wholes
 from parallelism.stage import Batch, Layer, gpt2_layers
 from parallelism.trace import gather, measured, save_picture, save_trace
+from parallelism.transfer import read_back, to_device
 from parallelism.zero import OptimizerShard, ShardedStates, Zero
 from parallelism.zero_gradients import ShardedGradients
 from parallelism.zero_parameters import ShardedParameters
@@ -54,6 +55,7 @@ from training.checks import check
 from training.config import SEARCH, TRACED, Config, make_model, picture_of, plan_of, zero_group
 from training.device import own_device, set_matrix_precision
 from training.out_dir import own_out_dir, prepare_out_dir
+from training.pending import PendingStep
 from training.saving import Saving
 
 
@@ -85,7 +87,8 @@ class TrainingRun:
         self.sampler = DistributedSampler(
             len(self.windows), inputs.batch_size, self.dp.rank, self.dp.size, seed=config.seed
         )
-        self.positions = self.place.positions = self.sp.positions(config.block_size)
+        self.positions = self.sp.positions(config.block_size)
+        self.place.positions = to_device(self.positions, config.device)
         self.parallelize()
         self.computing = partial(self.precision.computing, config.device)
         monitor = GradientMonitor(self.gpt) if config.non_finite != "ignore" else None
@@ -96,11 +99,14 @@ class TrainingRun:
         self.zero = self.shared_update()
         self.masters = self.zero.masters if self.zero else self.own_update()
         self.optimizer = self.zero.optimizer if self.zero else self.make_optimizer(self.own_weights)
-        self.scale = self.precision.loss_scale()
-        self.guard = StepGuard(comm, config.non_finite, self.scale, monitor)
+        self.scale = self.precision.loss_scale(config.device)
+        self.guard = StepGuard(comm, config.non_finite, self.scale, monitor, device=config.device)
+        limit = config.grad_clip if config.grad_clip > 0 else math.inf
+        self.clip = GradientClip(limit, self.mesh.tp, self.mesh.pp, self.shard, config.device)
         if config.pp > 1:
             parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)
-        self.sums = np.zeros(2)  # loss, samples
+        self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
+        self.ended_s = 0.0  # when the last step that was reported had ended
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         try:
             self.saving = Saving(self, parts) if config.checkpoint_dir else None
@@ -251,52 +257,42 @@ class TrainingRun:
             self.windows.set_epoch(epoch)
             yield from self.sampler
 
-    def step(self, iteration: int, share: np.ndarray) -> Metrics:
-        """One update of the weights; returns what is reported of it."""
+    def step(self, iteration: int, share: np.ndarray) -> PendingStep:
+        """One update of the weights.  The host does not wait for its device.  Collective."""
         config = self.config
-        begin, waited = time.perf_counter(), self.model.exposed_s
+        begin_s, waited_s = time.perf_counter(), self.model.exposed_s
         lr = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
         first_sample = iteration * len(self.windows)
         batches = [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
         with self.traced(iteration):
             loss = self.accumulate_gradients(batches)
-        grad_norm = self.update(iteration, lr, loss)
-        computed = time.perf_counter()
-        loss = self.average(loss)
-        now = time.perf_counter()
-        comm_s = self.model.exposed_s - waited + now - computed
-        tokens_per_s = self.sampler.batch_size * config.block_size / (now - begin)
-        flops_per_s = tokens_per_s * flops_per_token(self.gpt.config, self.num_params)
-        return Metrics(
-            iter=iteration,
-            max_iters=config.max_iters,
-            loss=loss,
-            grad_norm=grad_norm,
-            lr=lr,
-            tokens_per_s=tokens_per_s,
-            flops_per_s=flops_per_s,
-            mfu=config.peak_tflops and flops_per_s / (config.peak_tflops * 1e12 * self.mesh.comm.size),
-            compute_ms=(now - begin - comm_s) * 1e3,
-            comm_ms=comm_s * 1e3,
-            bubble=self.model.pipeline.bubble() if isinstance(self.model, PipelineParallel) else None,
-            memory_mib=self.memory_mib(),
-        )
+        norm, verdict = self.update(lr, loss)
+        computed_s = time.perf_counter()
+        numbers = torch.cat([torch.stack([self.average(loss), loss, norm]), verdict.numbers])
+        comm_s = self.model.exposed_s - waited_s + time.perf_counter() - computed_s
+        known = {
+            "iter": iteration,
+            "lr": lr,
+            "bubble": self.model.pipeline.bubble() if isinstance(self.model, PipelineParallel) else None,
+            "memory_mib": self.memory_mib(),
+        }
+        return PendingStep(self, verdict.names, read_back(numbers), begin_s, comm_s, known)
 
-    def accumulate_gradients(self, batches: list[Batch]) -> float:
+    def accumulate_gradients(self, batches: list[Batch]) -> torch.Tensor:
         """Forward and backward of each micro-batch; the last one averages the gradients over the ranks.
 
-        Returns the mean loss; of a pipeline, on the rank that has it, and 0 on others.
+        Returns the mean loss, in float64 on the device; of a pipeline, on the rank that has it, and 0 on others.
         """
+        weight = self.scale.value / len(batches)
         if isinstance(self.model, PipelineParallel):
-            weights = [self.scale.value / len(batches)] * len(batches)
-            return self.model.step(batches, weights) / self.scale.value
+            return self.model.step(batches, [weight] * len(batches)) / self.scale.value
         losses = []
         for index, batch in enumerate(batches, 1):
             with nullcontext() if index == len(batches) else self.model.no_sync():
                 loss = self.loss(batch)
-                (loss * (self.scale.value / len(batches))).backward()
-            losses.append(loss.detach())
-        return sum(float(loss) / len(batches) for loss in losses)  # read in the end: reading waits for the device
+                loss.backward(weight.to(loss.dtype))
+            losses.append(loss.detach().double() / len(batches))
+        return sum(losses[1:], losses[0])
 
     @contextmanager
     def traced(self, iteration: int) -> Iterator[None]:
@@ -320,26 +316,26 @@ class TrainingRun:
         with self.computing():
             return self.model(batch.tokens, batch.targets, batch.positions, batch.documents)[1]
 
-    def average(self, loss: float) -> float:
+    def average(self, loss: torch.Tensor) -> torch.Tensor:
         """Over all ranks that have one.  Collective."""
         self.sums[0] = loss / self.dp.size
         self.add_up()
-        return float(self.sums[0])
+        return self.sums[0]
 
-    def update(self, iteration: int, lr: float, loss: float) -> float:
-        """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
-        limit = self.config.grad_clip if self.config.grad_clip > 0 else math.inf
-        self.masters.take_gradients(1 / self.scale.value)
-        grad_norm = clip_grad_norm(self.own_weights, limit, self.mesh.tp, self.mesh.pp, self.shard)
+    def update(self, lr: float, loss: torch.Tensor) -> tuple[torch.Tensor, Verdict]:
+        """Clip the gradients, update the weights unless the step is to be skipped, and clear the gradients.
+
+        Returns the norm before clipping, and what the ranks have agreed on.  Collective.
+        """
+        self.masters.take_gradients(self.scale.inverse)
+        norm = self.clip(self.own_weights)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if self.guard.passes(iteration, loss, grad_norm):
-            self.optimizer.step()
+        verdict = self.guard.judge(loss, norm)
+        self.optimizer.step(verdict.skipped)
         self.spread()
         self.model.zero_grad()
-        if self.config.device != "cpu":
-            torch.cuda.synchronize(self.config.device)
-        return grad_norm
+        return norm, verdict
 
     def spread(self) -> None:
         """Make the model's parameters what the weights are that the optimizer updates.  Collective."""
@@ -349,7 +345,7 @@ class TrainingRun:
     def validate(self) -> float:
         """Mean loss in nats a token over the held-back part, shared by the ranks."""
         windows = TokenWindows(self.val_ids, self.config.block_size, seed=None)
-        self.sums[:] = 0  # loss, samples
+        sums = np.zeros(2)  # loss, samples
         self.gpt.eval()
         mine, size = np.arange(self.dp.rank, len(windows), self.dp.size), self.config.micro_batch_size
         parts = np.split(mine, range(size, len(mine), size)) if len(mine) else []
@@ -359,10 +355,12 @@ class TrainingRun:
             together = parts[first : first + self.num_micro_batches]
             batches = [self.batch(windows, part if len(part) else np.zeros(1, np.int64)) for part in together]
             for part, loss in zip(together, self.losses(batches), strict=True):
-                self.sums += loss * len(part), len(part)
+                sums += loss * len(part), len(part)
         self.gpt.train()
-        total, count = self.add_up() / (1, self.mesh.pp.size)
-        return float(total / count)
+        self.sums.copy_(torch.from_numpy(sums))
+        self.add_up()
+        total, count = self.sums.tolist()
+        return total / (count / self.mesh.pp.size)
 
     def losses(self, batches: list[Batch]) -> list[float]:
         """Of each micro-batch; of a pipeline, on the rank that has them, and 0 on others."""

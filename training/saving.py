@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +60,7 @@ class Saving:
             yield from state_parts(part, self.run.optimizer.state[piece])
 
     def whole(self) -> dict[str, Any]:
-        scale = self.run.scale
-        own = {"layout": self.layout, "loss_scale": [scale.value, scale.good_steps], "out_dir": self.run.out_dir or ""}
+        own = {"layout": self.layout, "loss_scale": [*self.run.scale.state()], "out_dir": self.run.out_dir or ""}
         return {**self.same, **own}
 
     @property
@@ -78,19 +77,22 @@ class Saving:
         loaded = self.checkpoints.load(self.state(), path)
         with self.run.mesh.comm.agreed("resume"):
             check_same(path, loaded.whole, self.same)
-            scale = self.run.scale
-            scale.value, scale.good_steps = loss_scale(path, loaded.whole)
+            self.run.scale.load(*loss_scale(path, loaded.whole))
             if loaded.whole.get("layout") == self.layout and loaded.own is not None:
                 set_random_state(loaded.own)
         self.run.spread()
         self.out_dir = str(loaded.whole.get("out_dir", self.run.config.out_dir))
         return loaded.step
 
-    def after(self, step: int) -> str:
-        """Save if it is time to; returns the name of the signal that asks the run to end, if one has come."""
+    def after(self, step: int, before: Callable[[], None]) -> str:
+        """Save if it is time to; returns the name of the signal that asks the run to end, if one has come.
+
+        `before` is called ahead of that.  Collective.
+        """
         signal = self.stop.asked()
         self.checkpoints.poll()
         if signal or step == self.run.config.max_iters or (self.interval and step % self.interval == 0):
+            before()
             self.checkpoints.save(step, self.state(), self.whole(), own=random_state())
         return signal
 

@@ -48,7 +48,8 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     What is under way is packed in working space after the 2p chunks of the collective: all chunks must have one
     length.  A leader packs its group's chunks by their dests' groups, dests and sources, as they are to lie there.
 
-    Cost: 2 mu + alpha + (3-1/k)ln beta, of which 2ln is for reading and writing the group's memory.
+    Cost: 2 mu + alpha + (3-1/k)ln beta, of which 2ln is for reading and writing the group's memory; where k is a power
+    of two, and all groups have one length, 2 mu + log2 k alpha + (2 + log2 k / 2)ln beta.
 
     >>> from functools import partial
     >>> from collectives.schedule.moves import render
@@ -62,29 +63,74 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     teams = teams_of(groups, size)
     team = team_of(rank, teams)
     yield arrival(team)
-    if rank == team[0]:
-        yield from exchange(team, teams, size)
-    else:
-        yield from ((), (), ())
+    rounds = list(exchange(team, teams, size))
+    yield from rounds if rank == team[0] else [()] * len(rounds)
     yield arrival(team)
 
 
 def exchange(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
     """Return what the leader of a team does between the barriers."""
-    leader, own = team[0], teams.index(team)
+    if is_cube(teams):
+        return exchange_in_cube(team, teams, size)
+    return exchange_with_each(team, teams, size)
+
+
+def is_cube(teams: list[tuple[int, ...]]) -> bool:
+    """Return whether leaders can exchange along the edges of a cube: a power of two, with teams of one length."""
+    return len(teams) in (2, 4, 8, 16) and len(set(map(len, teams))) == 1
+
+
+def exchange_in_cube(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
+    """Forward what crosses each dimension of the cube to the leader there: log2 k messages for each leader.
+
+    Slot s first holds what goes to the team `s` away, and last what has come from there: all that differs in a bit is
+    exchanged in that bit's round.  It is sent from one of two areas, and received into the other.
+    """
+    own, num_teams, block = teams.index(team), len(teams), len(team) ** 2
+    slots = laid(2 * size, [block] * 2 * num_teams)
+    toward = [teams[own ^ slot] for slot in range(num_teams)]
+    yield pack(team, toward, 2 * size)
+    place = list(range(num_teams))  # of each slot: which run
+    for bit in range(num_teams.bit_length() - 1):
+        crossing = [slot for slot in range(num_teams) if slot >> bit & 1]
+        leader = toward[1 << bit][0]
+        sends = [Send(leader, span(slots, run)) for run in consecutive([place[slot] for slot in crossing])]
+        for slot in crossing:
+            place[slot] = (place[slot] + num_teams) % (2 * num_teams)
+        yield (*sends, *(Recv(leader, span(slots, run)) for run in consecutive([place[slot] for slot in crossing])))
+    yield unpack(team, toward, [slots[where] for where in place], size)
+
+
+def span(slots: list[range], run: range) -> range:
+    return range(slots[run.start].start, slots[run.stop - 1].stop)
+
+
+def exchange_with_each(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
+    """Send each of the other leaders what is for its team: k-1 messages for each leader, all at once."""
+    own = teams.index(team)
     leaving = laid(2 * size, [len(team) * len(other) for other in teams])
     arriving = laid(leaving[-1].stop, [len(team) * len(other) * (other != team) for other in teams])
     arriving[own] = leaving[own]
-    yield tuple(
-        Copy(part, target) if source == leader else Get(source, part, target)
-        for source, part, target in packing(team, teams, 2 * size)
-    )
+    yield pack(team, teams, 2 * size)
     others = [(own + step) % len(teams) for step in range(1, len(teams))]  # so that not all send to one at once
     sends = [Send(teams[other][0], leaving[other]) for other in others]
     yield (*sends, *(Recv(teams[other][0], arriving[other]) for other in reversed(others)))
-    yield tuple(
-        Copy(part, target) if dest == leader else Put(dest, part, target)
-        for other, run in zip(teams, arriving, strict=True)
+    yield unpack(team, teams, arriving, size)
+
+
+def pack(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> Round:
+    """Return the round in which a leader reads what its team has for these teams, in their order."""
+    return tuple(
+        Copy(part, target) if source == team[0] else Get(source, part, target)
+        for source, part, target in packing(team, teams, begin)
+    )
+
+
+def unpack(team: tuple[int, ...], teams: list[tuple[int, ...]], runs: list[range], size: int) -> Round:
+    """Return the round in which a leader writes what has come from these teams to where its own team wants it."""
+    return tuple(
+        Copy(part, target) if dest == team[0] else Put(dest, part, target)
+        for other, run in zip(teams, runs, strict=True)
         for nth, dest in enumerate(team)
         for part, target in placed(run[nth * len(other) : (nth + 1) * len(other)], [size + source for source in other])
     )

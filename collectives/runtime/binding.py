@@ -19,7 +19,7 @@ from collectives.runtime import phases
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Tuning
-from collectives.runtime.messages import RequestBinder, Vector
+from collectives.runtime.messages import RequestBinder, StagingBuffers, Vector
 from collectives.runtime.operands import CallFacts, Operands, Workspace, bind, operands_of
 from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
 from collectives.runtime.plan import Plan
@@ -125,11 +125,11 @@ class Binder:
 
     # --- binding ---
 
-    def plan(self, a: Arguments, o: Operands, choice: Choice) -> Plan:
+    def plan(self, a: Arguments, o: Operands, choice: Choice, staging: StagingBuffers | None = None) -> Plan:
         """A plan for these arrays.  Collective."""
         if choice.row.reach >= Reach.STAGES:
             return self.direct(a, o, choice)
-        return MessageBinder(self.context, a.collective, choice, self).plan(a, o)
+        return MessageBinder(self.context, a.collective, choice, self, staging).plan(a, o)
 
     def direct(
         self, a: Arguments, o: Operands, choice: Choice, channel: Channel | None = None, binding: int = 0
@@ -202,8 +202,16 @@ class MessageBinder:
     collective, and only one can run at a time.
     """
 
-    def __init__(self, context: Context, collective: str, choice: Choice, binder: Binder | None = None):
+    def __init__(
+        self,
+        context: Context,
+        collective: str,
+        choice: Choice,
+        binder: Binder | None = None,
+        staging: StagingBuffers | None = None,
+    ):
         self.context, self.collective, self.choice, self.binder = context, collective, choice, binder
+        self.staging = staging
         self.first_tag = context.next_tags()
         self.arena: ScratchMemory | None = None
         self.own: ScratchMemory | None = None
@@ -220,7 +228,8 @@ class MessageBinder:
         self.own.rewind()
         space = Workspace(facts is None or facts.shared or not in_nodes, self.arena.empty, is_shared=in_nodes)
         binding = bind(a, o, space)
-        requests = RequestBinder(context.mpi, self.first_tag, a.device, a.op, context.segment_bytes, a.wire_dtype)
+        options = a.device, a.op, context.segment_bytes, a.wire_dtype, self.staging
+        requests = RequestBinder(context.mpi, self.first_tag, *options)
         groups = context.topology.nodes if row.over_nodes else ()
         schedule = row.rounds(context.rank, context.size, a.root, groups)
         num_shared = len(binding.vector.places)
@@ -276,3 +285,48 @@ def in_registers(vector: Vector, num_shared: int) -> tuple[list[Any], list[Chunk
         memory[register] = array
         chunks.append(Chunk(register, begin * array.dtype.itemsize, end - begin))
     return memory, chunks
+
+
+class DeviceBuffers:
+    """Memory of a device for the two arrays of a call, which stays: calls are done one after the other on its stream.
+
+    A longer pair takes the place of one that is too short.
+    """
+
+    def __init__(self, context: Context):
+        self.context = context
+        self.pairs: dict[tuple[str, bool], tuple[Any, Any]] = {}
+
+    def pair(self, a: Arguments, o: Operands, is_shared: bool) -> tuple[Any, Any]:
+        """Buffers as long as a call's arrays.  Collective where ranks are to share them."""
+        nbytes = max(0 if view is None else view.nbytes for view in (a.flat, o.out))
+        if is_shared:
+            (nbytes,) = self.context.agreement.highest([nbytes])
+        key = a.device.place, is_shared
+        if key not in self.pairs or self.pairs[key][0].nbytes < nbytes:
+            empty = partial(self.context.memory.empty, a.device) if is_shared else a.device.empty
+            count = 1 << max(nbytes - 1, 0).bit_length()
+            self.pairs[key] = empty(count, np.dtype(np.uint8)), empty(count, np.dtype(np.uint8))
+        return self.pairs[key]
+
+
+class BufferedPlan:
+    """A plan on buffers, for calls whose arrays lie anywhere on a device.
+
+    `a` is a call without its caller's arrays; `bind` makes a plan for one.
+    """
+
+    def __init__(self, a: Arguments, buffers: tuple[Any, Any], bind: Callable[[Arguments], Plan]):
+        self.call, self.buffers = a, buffers
+        self.on_buffers = a.moved(tuple(map(address_of, buffers)))
+        self.plan = bind(self.on_buffers)
+        self.before, self.after, self.plan.only = self.plan.before, self.plan.after, None
+
+    def on(self, place: tuple[int, ...]) -> Plan:
+        """The plan for a call's arrays at two addresses."""
+        call, here, spec = self.call.moved(place), self.on_buffers, self.call.spec
+        is_read, is_written = (of(call.rank, call.root) for of in (spec.reads, spec.writes))
+        result, source = (call.x, here.x) if call.out is None else (call.out, here.out)
+        self.plan.before = [*([(here.x, call.x)] if is_read else []), *self.before]
+        self.plan.after = [*self.after, *([(result, source)] if is_written else [])]
+        return self.plan

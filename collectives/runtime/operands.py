@@ -215,10 +215,11 @@ def window_keys(view: Any, windows: Windows) -> tuple[int, int]:
     return key, -key
 
 
-def call_facts(spec: Collective, facts: Sequence[int]) -> CallFacts:
+def call_facts(spec: Collective, facts: Sequence[int], on_buffers: bool = False) -> CallFacts:
+    """Return what ranks have agreed on; on buffers all works as in symmetric memory, where ranks can have that."""
     nbytes, chunk_bytes, *read, not_on_host, highest, negated = facts
-    shared = in_one_window(highest, negated)
-    symmetric = in_one_window(*read) and (shared or not reads_results(spec))
+    shared = on_buffers or in_one_window(highest, negated)
+    symmetric = on_buffers or (in_one_window(*read) and (shared or not reads_results(spec)))
     return CallFacts(nbytes, chunk_bytes, symmetric, not not_on_host, shared)
 
 

@@ -3,7 +3,8 @@
 What is bound for calls is kept by their signature: the collective, its options, and of each array dtype, length and
 kind of memory, but not its address.  A later call of the same signature runs it on its own arrays.  That all ranks
 have found the same is compared when it runs, at its first barrier; where they have not, all of them resolve their
-calls again, together, and say there whether they disagree.
+calls again, together, and say there whether they disagree.  Arrays on devices are copied to buffers that stay, unless
+they are in symmetric memory: what is bound there is bound to these arrays.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from functools import cached_property, partial
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from collectives import algorithms
 from collectives.algorithms import Reach
 from collectives.arrays.device import host
+from collectives.arrays.memory import Windows
 from collectives.arrays.views import address_of
 from collectives.job.errors import LoneInputError
 from collectives.runtime.arguments import REFUSALS, Arguments, like
-from collectives.runtime.binding import Binder, Choice, MessageBinder
+from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuffers, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, caller
+from collectives.runtime.compared import ComparedPlan, Headers
 from collectives.runtime.fuse import Fused
+from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
 from collectives.runtime.plan import CopyPair, MismatchError, Plan, run_now
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from collectives.runtime.shared_memory import Program
 
 MOST_BOUND = 4096  # signatures of which what is bound is kept
-MOST_BOUND_ON_DEVICES = 256  # the same of arrays on devices, which are bound where they lie
+MOST_BOUND_ON_DEVICES = 256  # the same of arrays on devices
 MOST_PLACES = 8  # for which messages of one signature are bound
 OPTIONS = {name: spec.options for name, spec in COLLECTIVES.items()}
 
@@ -74,6 +76,7 @@ class Resolved(NamedTuple):
     choice: Choice | None  # None for the MPI library's own
     fused: Fused | None
     number: int  # of what is bound for it: the same on all ranks
+    all_move: bool = False  # whether all ranks' arrays are copied to buffers
 
 
 class Bound:
@@ -88,6 +91,8 @@ class Bound:
         self.number, self.call, self.plan = number, call, plan
         self.program: Program | None = plan.only if plan and a.device is host() else None
         self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
+        self.compared: ComparedPlan | None = None  # which brings any arrays
+        self.buffered: BufferedPlan | None = None  # the same of devices
         self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
         self.has_result = o.result is not None
         self.returns_x = o.result is a.x and a.x is not a.out  # on ranks that get none, whatever out is
@@ -114,11 +119,13 @@ class Resolver:
         self.context, self.calls, self.check = context, context.calls, context.check
         self.memory, self.windows = context.memory.of_host, context.windows
         self.progress, self.agreement = context.progress, context.agreement
-        self.binder = Binder(context)
+        self.binder, self.buffers = Binder(context), DeviceBuffers(context)
         self.agreement.gate = self.gate
         self.bound: dict[Signature, Bound] = {}
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
+        self.is_between_nodes = len(context.topology.nodes) > 1
+        self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
         self.latest: Callable[[], Plan | None] = lambda: None
 
     # --- calls ---
@@ -142,7 +149,7 @@ class Resolver:
         """
         try:
             signed = sign(self.memory, collective, x, out, (*options, note) if note else options)
-            signature, addresses, keys, on_host = signed
+            signature, addresses, keys, on_host, _ = signed
             kept = self.bound if on_host else self.bound_on_devices
             try:
                 bound = kept.get(signature)
@@ -185,9 +192,12 @@ class Resolver:
         number = call.number * self.check
         if bound.program is not None:
             bound.program.use(number, addresses, keys)
+        elif bound.compared is not None:
+            bound.compared.use(number, addresses)
+            plan = bound.compared
         else:
             self.compare(bound.number, number, run)
-            plan = plan or self.plan_at(bound, addresses)
+            plan = bound.buffered.on(addresses) if bound.buffered else plan or self.plan_at(bound, addresses)
             plan.prepare()
         assert plan is not None
         plan.call, call.under_way = call, True  # so that its run is not counted again
@@ -208,7 +218,7 @@ class Resolver:
         """Resolve a call, keep what is bound for its signature, and run it."""
         with Call(self.calls, request.collective) as call:
             call.place = request.place or call.place
-            resolved = self.resolve(call, request, compared)
+            resolved = self.resolve(call, request, compared, moves=signed[-1])
             bound = self.bind_call(call, signed, resolved)
             call.name = bound.call.name
             o = resolved.operands
@@ -276,12 +286,12 @@ class Resolver:
         """A call's signature, if what is bound for it may be started without waiting for the others."""
         is_native = request.options[-1] == "mpi"  # waits inside MPI
         is_uneven = request.arguments.get("send_counts") is not None  # ranks tell each other theirs first
-        if is_native or is_uneven or len(self.context.topology.nodes) > 1:  # between nodes, comparing waits
+        if is_native or is_uneven:
             return None
         options = (*request.options, request.note) if request.note else request.options
         try:
-            signature, addresses, keys, on_host = sign(self.memory, request.collective, request.x, request.out, options)
-            return (hashable(signature), addresses, keys, on_host) if on_host else None
+            signed = sign(self.memory, request.collective, request.x, request.out, options)
+            return (hashable(signed[0]), *signed[1:]) if signed[3] else None
         except Unsigned:
             return None
 
@@ -326,15 +336,19 @@ class Resolver:
         """Let go what is bound, and its memory."""
         self.bound.clear()
         self.bound_on_devices.clear()
-        for name in ("gate_plan", "comparison", "channel"):
+        self.staging.clear()
+        self.buffers.pairs.clear()
+        if "headers" in self.__dict__:
+            self.headers.free()
+        for name in ("gate_plan", "comparison", "headers", "channel"):
             self.__dict__.pop(name, None)
 
     # --- resolving ---
 
-    def resolve(self, call: Call, request: Request, compared: bool = False) -> Resolved:
+    def resolve(self, call: Call, request: Request, compared: bool = False, moves: bool = False) -> Resolved:
         """Agree on a call; `compared`: the ranks have found out already that not all have bound the same."""
         run = None if compared else request.run
-        return self.agree(call, request.collective, request.x, request.arguments, request.note, run)
+        return self.agree(call, request.collective, request.x, request.arguments, request.note, run, moves)
 
     def agree(
         self,
@@ -344,10 +358,11 @@ class Resolver:
         arguments: dict[str, Any],
         note: str = "",
         run: Runs | None = run_now,
+        moves: bool = False,
     ) -> Resolved:
         """Check a call, agree on it with the other ranks, and choose how to do it.  Collective.
 
-        `run` waits for the others; None where all are known to have come.
+        `run` waits for the others; None where all are known to have come.  `moves`: it will be done on buffers.
 
         Raises: InputError on every rank where one has wrong arguments, or not all make the same call.
         """
@@ -366,7 +381,8 @@ class Resolver:
                 note = f" of {fused}"
             description = call.describe(collective, a.describe(algorithm) + note, a.flat)
             operands = operands_of(a) if a.send_counts is None else None
-            facts = [*local_facts(a, operands, self.windows), self.num_bound + 1]
+            windows = Windows() if moves else self.windows
+            facts = [*local_facts(a, operands, windows), not moves, self.num_bound + 1]
         except REFUSALS as error:
             failure = f"{collective}: {error}"
         if failure and not self.check:
@@ -375,12 +391,12 @@ class Resolver:
             self.gate(run)
         if self.check:
             facts = self.agreement.check(description, failure, facts, call, gated=True)
-        self.num_bound = facts.pop()
+        self.num_bound, all_move = facts.pop(), not facts.pop()
         operands = operands or self.exchange_counts(a)
         choice = None
         if algorithm != "mpi":
-            choice = self.binder.choose(a, algorithm, call_facts(a.spec, facts))
-        return Resolved(a, operands, choice, fused, self.num_bound)
+            choice = self.binder.choose(a, algorithm, call_facts(a.spec, facts, on_buffers=all_move))
+        return Resolved(a, operands, choice, fused, self.num_bound, all_move)
 
     def allocate(self, fused: Fused) -> None:
         """Give fused arrays a buffer that ranks reach.  Collective.
@@ -418,33 +434,45 @@ class Resolver:
 
     # --- binding ---
 
-    def bind(self, resolved: Resolved) -> Plan:
+    def bind(self, resolved: Resolved, staging: StagingBuffers | None = None) -> Plan:
         """A plan for the arrays of a call.  Collective."""
-        a, o, choice, fused, _ = resolved
+        a, o, choice, fused, *_ = resolved
         if choice is None:
             plan: Plan = NativePlan(a, o, self.context.mpi, self.progress)
         else:
-            plan = self.binder.plan(a, o, choice)
+            plan = self.binder.plan(a, o, choice, staging)
         if fused:
             plan.enclose(*fused.copies(a.collective, a.rank == a.root), fused.arrays)
         return plan
+
+    def bind_moved(self, resolved: Resolved, staging: StagingBuffers, a: Arguments) -> Plan:
+        """A plan like that of a call for other arrays.  Collective."""
+        return self.bind(resolved._replace(a=a, operands=operands_of(a)), staging)
 
     def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
         """What calls of a signature have in common, which is kept for the next one.  Collective."""
         o, choice, number = resolved.operands, resolved.choice, resolved.number
         a = resolved.a.lent(o)  # so that no array of the caller's is kept
         collective = a.collective
-        plan = rebind = None
-        signature, _, _, on_host = signed
+        plan = rebind = compared = buffered = None
+        signature, _, _, on_host, moves = signed
+        staging = self.staging.setdefault(a.device.place, StagingBuffers(a.device))
         if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
             plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
+        elif self.is_between_nodes and choice is not None and self.headers.carry(a, choice):
+            compared = self.headers.plan(a, choice, number)
         elif on_host:
-            rebind = partial(self.rebind, a, choice and MessageBinder(self.context, collective, choice, self.binder))
+            messages = choice and MessageBinder(self.context, collective, choice, self.binder, staging)
+            rebind = partial(self.rebind, a, messages)
+        elif moves:
+            is_shared = resolved.all_move and choice is not None and choice.shared is not None
+            buffers = self.buffers.pair(a, o, is_shared)
+            buffered = BufferedPlan(a, buffers, partial(self.bind_moved, resolved, staging))
         else:
-            plan = self.bind(resolved._replace(a=a, operands=operands_of(a)))
+            plan = self.bind_moved(resolved, staging, a)
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
-        bound.rebind = rebind
+        bound.rebind, bound.compared, bound.buffered = rebind, compared, buffered
         bound.call.number = call.number
         kept, most = (self.bound, MOST_BOUND) if on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
         if len(kept) >= most:
@@ -465,13 +493,9 @@ class Resolver:
 
         Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
         """
-        if len(self.context.topology.nodes) > 1:
-            key = binding << 32 | number if binding else 0
-            highest, plan = self.comparison
-            highest[:] = key, -key
-            run(plan)
-            if highest[0] != -highest[1] or not key:
-                raise MismatchError("ranks have bound different collectives")
+        if self.is_between_nodes:
+            self.comparison.use(number, binding=binding)
+            run(self.comparison)
             return
         program, plan = self.gate_plan
         program.use(number, NOWHERE, NOWHERE, binding)
@@ -490,15 +514,14 @@ class Resolver:
         return program, Plan("agreement", None, self.progress, host(), [program], only=program)
 
     @cached_property
-    def comparison(self) -> tuple[np.ndarray, Plan]:
-        """Two numbers, and what gives every rank the highest of all ranks' there.  Collective."""
-        context = self.context
-        in_nodes = context.topology.has_groups_in_nodes
-        row = algorithms.find("all_reduce", "leaders" if in_nodes else "recursive_doubling")
-        numbers = context.memory.empty(host(), 2, np.dtype(np.int64))
-        a = Arguments(row.collective, context.rank, context.size, numbers, op="max")
-        binder = MessageBinder(context, row.collective, Choice(row, None), self.binder)
-        return numbers, binder.plan(a, operands_of(a))
+    def headers(self) -> Headers:
+        """What ranks of several nodes compare by.  Collective."""
+        return Headers(self.context, self.binder)
+
+    @cached_property
+    def comparison(self) -> ComparedPlan:
+        """What does no more than to compare, between nodes.  Collective."""
+        return self.headers.comparison()
 
     @cached_property
     def channel(self) -> Channel:

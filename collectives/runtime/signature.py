@@ -27,8 +27,9 @@ class Unsigned(Exception):  # noqa: N818  not an error: such a call is resolved 
 
 
 # A call's signature; the addresses of its arrays, `out` being `x` where there is none; the keys of the windows of
-# symmetric memory in which they are, or 0; and whether they are on the host.
-Signed = tuple[Signature, tuple[int, int], tuple[int, int], bool]
+# symmetric memory in which they are, or 0; whether they are on the host; and whether one of those on a device is not in
+# symmetric memory, so that the next call's may lie elsewhere.
+Signed = tuple[Signature, tuple[int, int], tuple[int, int], bool, bool]
 
 
 def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tuple) -> Signed:
@@ -39,15 +40,15 @@ def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tu
     described, address, key = describe(memory, x)
     on_host = described[0] is not DEVICE
     if out is None:
-        if not on_host and not COLLECTIVES[collective].in_place:
-            raise Unsigned  # its result will lie elsewhere each time
-        return (collective, options, *described), (address, address), (key, key), on_host
+        moves = not on_host and not (key and COLLECTIVES[collective].in_place)
+        return (collective, options, *described), (address, address), (key, key), on_host, moves
     out_described, out_address, out_key = describe(memory, out)
+    on_device = [key for kind, key in ((described[0], key), (out_described[0], out_key)) if kind is DEVICE]
     overlap = None
     if x is not None and out_address < address + x.nbytes and address < out_address + out.nbytes:
         overlap = out_address - address
     signature = collective, options, described, out_described, overlap
-    return signature, (address, out_address), (key, out_key), on_host
+    return signature, (address, out_address), (key, out_key), not on_device, not all(on_device)
 
 
 def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
@@ -78,7 +79,8 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
     address = view.data.ptr
     writable = getattr(view.flags, "writeable", True)
     key = memory.windows.key_at(address)
-    return (DEVICE, device.place, view.dtype, len(view), writable, address, key), address, 0
+    home = (address, key) if key else None  # in symmetric memory, calls are bound where it lies
+    return (DEVICE, device.place, view.dtype, len(view), writable, home), address, key
 
 
 def describe_tensor(memory: SymmetricMemory, x: Any, strided: Any) -> tuple[tuple, int, int]:

@@ -1,11 +1,15 @@
 """NVIDIA's run-time compiler, by itself: it needs neither a GPU nor a driver.
 
+It runs in a process of its own: this one may have loaded the stand-in's libraries of the same names (`cuda_on_host`).
+
 Source: NVRTC documentation, "User Interface": https://docs.nvidia.com/cuda/nvrtc/.
 """
 
 import ctypes
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 
 
@@ -21,6 +25,11 @@ def ptx(source: str, names: Sequence[str], options: Sequence[str]) -> str:
 
     Raises: ValueError with the compiler's messages.
     """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(compile_here, source, names, options).result()
+
+
+def compile_here(source: str, names: Sequence[str], options: Sequence[str]) -> str:
     nvrtc = ctypes.CDLL(str(library()))
     program = ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None) == 0

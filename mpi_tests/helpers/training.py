@@ -5,7 +5,7 @@ import torch
 
 from models.gpt import GPT, GPTConfig
 from models.optimizer import adamw
-from parallelism.clip import clip_grad_norm
+from parallelism.clip import GradientClip
 from parallelism.data_parallel import DataParallel
 from parallelism.finite import GradientMonitor, StepGuard
 from parallelism.mesh import Mesh
@@ -59,7 +59,7 @@ class Training:
     def __init__(self, comm, precision, scale=UNSKIPPED, schedule="1f1b", zero_stage=0, **axes):
         self.mesh, self.said = Mesh(comm, **axes), []
         self.gpt, self.precision, self.scale = GPT(CONFIG), precision, precision.loss_scale()
-        self.scale.value = min(self.scale.value, scale)
+        self.scale.value.clamp_(max=scale)
         parallelize(self.gpt, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), self.mesh.tp)
         monitor = GradientMonitor(self.gpt)
         self.model = self.replicated(zero_stage) if self.mesh.pp.size == 1 else self.pipelined(schedule, zero_stage)
@@ -68,6 +68,7 @@ class Training:
         self.optimizer = self.zero.optimizer if self.zero else make_optimizer(self.masters.pieces.values())
         self.shard = self.zero.ranks.shard if self.zero else None
         self.guard = StepGuard(comm, "skip", self.scale, monitor, self.said.append)
+        self.clip = GradientClip(1.0, self.mesh.tp, self.mesh.pp, self.shard)
 
     @property
     def asked(self):
@@ -96,25 +97,26 @@ class Training:
     def step(self, step):
         """The whole batch's loss."""
         loss = self.gradients(parts(step, self.mesh.dp))
-        self.masters.take_gradients(1 / self.scale.value)
-        norm = clip_grad_norm(self.masters.pieces.values(), 1.0, self.mesh.tp, self.mesh.pp, self.shard)
-        if self.guard.passes(step, loss, norm):
-            self.optimizer.step()
+        self.masters.take_gradients(self.scale.inverse)
+        norm = self.clip(self.masters.pieces.values())
+        verdict = self.guard.judge(loss, norm)
+        self.optimizer.step(verdict.skipped)
+        self.guard.tell(step, verdict.names, verdict.numbers.tolist(), float(loss), float(norm))
         (self.zero.gather if self.zero else self.masters.give_parameters)()
         self.model.zero_grad()
-        return self.mesh.along("dp", "pp").all_reduce(np.array([loss / self.mesh.dp.size]))[0]
+        return self.mesh.along("dp", "pp").all_reduce(np.array([float(loss) / self.mesh.dp.size]))[0]
 
     def gradients(self, batches):
         weight = self.scale.value / len(batches)
         if isinstance(self.model, PipelineParallel):
             return self.model.step(batches, [weight] * len(batches)) / self.scale.value
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64)
         for batch in batches:
             self.model.sync = batch is batches[-1]
             with self.computing():
                 _, loss = self.model(batch.tokens, batch.targets)
-            (loss * weight).backward()
-            total += loss.item() / len(batches)
+            loss.backward(weight.to(loss.dtype))
+            total += loss.detach().double() / len(batches)
         return total
 
     def weights(self):

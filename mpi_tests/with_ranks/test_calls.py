@@ -2,12 +2,15 @@
 
 import gc
 import weakref
+from itertools import product
 
 import numpy as np
 import pytest
 
-from collectives import Communicator
+from collectives import Communicator, algorithms
 from collectives.job.errors import InputError
+from collectives.runtime.compared import HeadedRound
+from collectives.schedule.moves import Send
 from mpi_tests.helpers.reference import COLLECTIVES, ROOTED, algorithms_of, expected, inputs, same
 
 pytestmark = pytest.mark.sizes(2, 3, proof=(1, 5))
@@ -81,6 +84,10 @@ def test_every_root_is_a_call_of_its_own(comm):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("memory", MEMORY)
 def test_later_calls_that_are_not_waited_for_do_not_agree_anew(comm, collective, memory, monkeypatch):
+    check_started_calls(comm, collective, memory, monkeypatch)
+
+
+def check_started_calls(comm, collective, memory, monkeypatch):
     """Several are under way at once, with one that is waited for among them."""
     for count in (0, 24 * comm.size, 30_000 * comm.size):
         xs = inputs(comm.size, count)
@@ -144,6 +151,10 @@ def test_ranks_whose_arrays_lie_in_different_kinds_of_memory(comm):
 
 @pytest.mark.sizes(2, 4)
 def test_started_calls_that_ranks_find_bound_or_not(comm):
+    check_that_they_are_bound_again(comm)
+
+
+def check_that_they_are_bound_again(comm):
     """Who has bound the call of its memory begins at once, and binds it again with who has not."""
     shared = [put(comm, "symmetric", np.zeros(1000, np.float32)) for _ in range(8)]
     works, results = [], []
@@ -264,14 +275,106 @@ def test_ranks_that_repeat_calls_of_other_signatures(comm, one, other):
     check_that_both_are_named(comm, one, other)
 
 
-@pytest.mark.sizes(4)
-@pytest.mark.parametrize("nodes", ["2x2", "4x1"])
-def test_ranks_of_other_nodes_that_repeat_calls_of_other_signatures(mpi_comm, nodes, monkeypatch):
-    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", nodes)
+NODES = {4: ("2x2", "4x1"), 6: ("3x2",), 8: ("4x2",)}
+
+
+@pytest.fixture(params=[0, 1])
+def between_nodes(request, mpi_comm, monkeypatch):
+    """A communicator of ranks that are taken to be on several nodes."""
+    choices = NODES[mpi_comm.size]
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", choices[request.param % len(choices)])
     comm = Communicator(mpi_comm)
+    yield comm
+    comm.free()
+
+
+@pytest.mark.sizes(4, proof=(8,))
+def test_ranks_of_other_nodes_that_repeat_calls_of_other_signatures(between_nodes):
+    comm = between_nodes
     for one, other in CALLS.values():
         check_that_both_are_named(comm, one, other)
+
+
+@pytest.mark.sizes(4, proof=(8,))
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_later_calls_between_nodes_that_are_not_waited_for(between_nodes, collective, monkeypatch):
+    check_started_calls(between_nodes, collective, "ordinary", monkeypatch)
+
+
+@pytest.mark.sizes(4, proof=(8,))
+def test_started_calls_between_nodes_that_ranks_find_bound_or_not(between_nodes):
+    check_that_they_are_bound_again(between_nodes)
+
+
+@pytest.mark.sizes(4, 6, 8)
+def test_short_calls_between_nodes_are_compared_by_their_own_messages(between_nodes, monkeypatch):
+    """What a rank starts in a repeated call is the schedule's messages; the arrays may be any."""
+    comm = between_nodes
+    started = count_messages(monkeypatch)
+    for dtype, op, num in product(("float64", "float16", "int32"), ("sum", "max", "avg"), (1, 5, 24 * comm.size)):
+        for run in range(3):
+            given = [np.arange(num).astype(dtype) % 5 + rank + run for rank in range(comm.size)]
+            want = {"sum": np.sum, "max": np.max, "avg": np.mean}[op](np.array(given, "float64"), axis=0).astype(dtype)
+            x, out = given[comm.rank].copy(), np.empty_like(given[0])
+            started.clear()
+            got = comm.all_reduce(x, op=op, out=out if run else None)
+            if run == 2:
+                assert started == messages_of(comm, "all_reduce")
+            assert got is (out if run else x)
+            np.testing.assert_allclose(got, want, rtol=1e-3 if dtype == "float16" else 1e-12)
+            same(x, given[comm.rank] if run else got)
+
+
+@pytest.mark.sizes(8)
+@pytest.mark.parametrize("num", [1, 7])
+def test_short_all_to_alls_between_nodes_are_compared_by_their_own_messages(mpi_comm, num, monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "4x2")
+    comm = Communicator(mpi_comm)
+    started = count_messages(monkeypatch)
+    for run in range(4):
+        x = np.repeat(100 * run + 10 * comm.rank + np.arange(comm.size), num).astype("float32")
+        started.clear()
+        got = comm.all_to_all(x)
+        same(got, np.repeat(100 * run + 10 * np.arange(comm.size) + comm.rank, num).astype("float32"))
+    assert started == messages_of(comm, "all_to_all")
     comm.free()
+
+
+@pytest.mark.sizes(4, 8)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_arrays_are_as_they_were_where_ranks_of_other_nodes_call_something_else(between_nodes, in_place):
+    comm = between_nodes
+    x, out = np.full(6, 1.0 + comm.rank), np.full(6, -1.0)
+    for op in ("sum", "max") * 2:
+        comm.all_reduce(x.copy(), op=op, out=None if in_place else out)
+    for odd in range(comm.size):
+        out[:] = -1
+        with pytest.raises(InputError, match="ranks disagree: rank 0 calls all_reduce"):
+            comm.all_reduce(x, op="max" if comm.rank == odd else "sum", out=None if in_place else out)
+        same(x, np.full(6, 1.0 + comm.rank))
+        same(out, np.full(6, -1.0))
+        same(comm.all_reduce(x.copy()), np.full(6, comm.size * (comm.size + 1) / 2))
+
+
+def count_messages(monkeypatch):
+    """The partners of messages that leave from now on, in their order."""
+    started = []
+    run = HeadedRound.run
+
+    def counted(messages, device):
+        started.extend(messages.leaving)
+        return run(messages, device)
+
+    monkeypatch.setattr(HeadedRound, "run", counted)
+    return started
+
+
+def messages_of(comm, collective):
+    """To whom the schedule that calls take has this rank send, each once in a round."""
+    topology = comm.topology
+    row = algorithms.find(collective, "leaders" if topology.has_groups_in_nodes else "recursive_doubling")
+    rounds = row.rounds(comm.rank, comm.size, 0, topology.nodes)
+    return [to for moves in rounds for to in dict.fromkeys(m.to for m in moves if isinstance(m, Send))]
 
 
 def check_that_both_are_named(comm, one, other):

@@ -285,7 +285,7 @@ def test_lengths_that_are_near_share_windows(comm, cuda, monkeypatch):
     allocated.clear()
     for count in range(10_000, 10_010):
         comm.all_reduce(cuda.put(np.ones(count, np.float32)), algorithm="staged_two_shot")
-    assert len(allocated) <= 1
+    assert len(allocated) <= 2  # of buffers, and of stages
 
 
 def test_a_communicator_closes_what_it_has_opened(mpi_comm, cuda):

@@ -8,7 +8,7 @@ import torch
 
 from collectives import InputError
 from mpi_tests.helpers.training import MODES, Training
-from parallelism.clip import clip_grad_norm
+from parallelism.clip import GradientClip
 from parallelism.deferred import WeightGradients
 from parallelism.finite import StepGuard
 from parallelism.precision import LossScale
@@ -94,28 +94,36 @@ def test_gradients_that_are_put_off(comm, monkeypatch, name, zero_stage):
     training.free()
 
 
-class Found:
-    """A monitor that has found what it is told."""
+class Monitor:
+    """A monitor of one gradient, which is not finite once."""
 
     name = ""
 
-    def found(self):
-        found, self.name = self.name, ""
-        return found
+    def take(self, device):
+        name, self.name = self.name, ""
+        return ["first", name or "a.weight"], torch.tensor([True, not name])
+
+
+def passes(guard, step, loss, norm):
+    """Whether the step may update the weights, by the device and then in words."""
+    loss, norm = (torch.tensor(x, dtype=torch.float64) for x in (loss, norm))
+    verdict = guard.judge(loss, norm)
+    guard.tell(step, verdict.names, verdict.numbers.tolist(), loss.item(), norm.item())
+    return verdict.skipped == 0
 
 
 @pytest.mark.sizes(1, 2, 3)
 def test_losses_come_before_gradients_and_those_before_their_norm(comm):
-    said, monitor, last = [], Found(), comm.size - 1
+    said, monitor, last = [], Monitor(), comm.size - 1
     guard = StepGuard(comm, "skip", monitor=monitor, say=said.append)
-    assert guard.passes(1, 0.5, 2.0)
+    assert passes(guard, 1, 0.5, 2.0)
     assert not said
     monitor.name = "a.weight" * (comm.rank == 0)
-    assert not guard.passes(2, math.nan if comm.rank == last else 1.0, math.inf)
+    assert not passes(guard, 2, math.nan if comm.rank == last else 1.0, math.inf)
     monitor.name = "a.weight" * (comm.rank == last)
-    assert not guard.passes(3, 1.0, 1.0)
-    assert not guard.passes(4, 1.0, math.inf)
-    assert guard.passes(5, 1.0, 1.0)
+    assert not passes(guard, 3, 1.0, 1.0)
+    assert not passes(guard, 4, 1.0, math.inf)
+    assert passes(guard, 5, 1.0, 1.0)
     assert said == [
         f"step 2: rank {last} has a loss of nan; skipped",
         f"step 3: rank {last} has a gradient of a.weight that is not finite; skipped",
@@ -125,20 +133,33 @@ def test_losses_come_before_gradients_and_those_before_their_norm(comm):
 
 @pytest.mark.sizes(2)
 def test_a_loss_scale_is_blamed_while_it_can_fall(comm):
-    said, scale, monitor = [], LossScale(4.0, lowest=1.0), Found()
+    said, scale, monitor = [], LossScale(4.0, lowest=1.0), Monitor()
     guard = StepGuard(comm, "stop", scale, monitor, said.append)
     for _ in range(2):
         monitor.name = "a.weight" * comm.rank
-        assert not guard.passes(1, 1.0, math.inf)
+        assert not passes(guard, 1, 1.0, math.inf)
     assert [line.split("; ")[1] for line in said] == [f"skipped, the loss scale is {n} now" for n in (2, 1)]
     with pytest.raises(InputError, match="rank 0 has a loss of inf: lower the learning rate, or let such steps be"):
-        guard.passes(2, math.inf if comm.rank == 0 else 1.0, 1.0)
+        passes(guard, 2, math.inf if comm.rank == 0 else 1.0, 1.0)
     monitor.name = "a.weight"
     with pytest.raises(InputError, match=r"rank 0 has a gradient of a\.weight"):
-        guard.passes(2, 1.0, math.nan)
-    scale.value = 2.0
+        passes(guard, 2, 1.0, math.nan)
+    scale.load(2.0, 0)
     with pytest.raises(InputError, match="rank 1 has a loss of nan"):
-        guard.passes(3, math.nan if comm.rank else 1.0, 1.0)
+        passes(guard, 3, math.nan if comm.rank else 1.0, 1.0)
+
+
+@pytest.mark.sizes(2)
+def test_steps_that_are_done_all_the_same(comm):
+    """While the scale can fall, steps are skipped; then they are done, and nothing is said of them."""
+    said, scale, monitor = [], LossScale(2.0, lowest=1.0), Monitor()
+    guard = StepGuard(comm, "ignore", scale, monitor, said.append)
+    assert passes(guard, 1, math.nan, 1.0)
+    scale.load(2.0, 0)
+    assert not passes(guard, 2, 1.0, math.inf)
+    assert passes(guard, 3, 1.0, math.inf)
+    assert len(said) == 1
+    assert StepGuard(comm, "ignore").judge(torch.ones(()), torch.ones(())).skipped is None
 
 
 @pytest.mark.sizes(1)
@@ -151,4 +172,9 @@ def test_an_unknown_policy(comm):
 def test_norms_beyond_all_numbers_are_infinite(comm):
     p = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
     p.grad = torch.full((2,), 1e200, dtype=torch.float64)
-    assert clip_grad_norm([p], 1.0, comm) == math.inf
+    clip = GradientClip(1.0, comm)
+    assert clip([p]) == math.inf
+    assert not p.grad.any()
+    p.grad = torch.tensor([1.0, math.nan], dtype=torch.float64)
+    assert clip([p]).isnan()
+    assert p.grad[0] == 1

@@ -11,7 +11,7 @@ from collectives import Communicator, InputError
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import share
 from mpi_tests.helpers.ranks import IS_PROOF
-from parallelism.clip import clip_grad_norm
+from parallelism.clip import GradientClip
 from parallelism.data_parallel import DataParallel
 from parallelism.dropout import BatchPosition
 from parallelism.mesh import Mesh
@@ -135,7 +135,7 @@ class Run:
             total += loss.item() / micro_batches
         self.masters.take_gradients()
         if clip:
-            clip_grad_norm(self.masters.pieces.values(), clip, self.tp, shard=self.shard)
+            GradientClip(clip, self.tp, shard=self.shard)(self.masters.pieces.values())
         self.update()
         return total
 
@@ -380,12 +380,13 @@ def test_pipelines_share_states(comm, group):
     model, pp = piped(comm, mesh, adamw, group)
     plain_optimizer, alone = adamw(plain_model.parameters()), comm.split(comm.rank)
     ranks, norms, want = ShardGroups.of(mesh.along("dp", "sp"), group), [], []
+    clip, plain_clip = (GradientClip(0.3, alone, mesh.pp, shard) for shard in (ranks.shard, None))
     for seed in range(3):
         batches = [Batch(*pair) for pair in zip(*(x.chunk(2) for x in tokens(mesh.dp, seed)), strict=True)]
         plain.step(batches)
         pp.step(batches)
-        norms.append(clip_grad_norm(pp.zero.masters.pieces.values(), 0.3, alone, mesh.pp, ranks.shard))
-        want.append(clip_grad_norm(plain_model.parameters(), 0.3, alone, mesh.pp))
+        norms.append(clip(pp.zero.masters.pieces.values()).item())
+        want.append(plain_clip(plain_model.parameters()).item())
         plain_optimizer.step()
         pp.zero.update()
         plain.zero_grad()

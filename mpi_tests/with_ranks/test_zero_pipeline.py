@@ -13,7 +13,7 @@ from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
 from parallelism.checkpoint.sharing import gather_texts
-from parallelism.clip import clip_grad_norm
+from parallelism.clip import GradientClip
 from parallelism.dropout import BatchPosition
 from parallelism.mesh import Mesh
 from parallelism.pipeline_parallel import PipelineParallel
@@ -113,10 +113,11 @@ class Run:
     def train(self):
         """Returns the losses of all samples, and the norms."""
         losses, norms = np.zeros(STEPS), []
+        clip = GradientClip(CLIP, self.mesh.tp, self.mesh.pp, self.zero.ranks.shard)
         for step in range(STEPS):
             losses[step] = self.pp.step(self.batches(step)) / self.mesh.dp.size
             own = self.zero.masters.pieces.values()
-            norms.append(clip_grad_norm(own, CLIP, self.mesh.tp, self.mesh.pp, self.zero.ranks.shard))
+            norms.append(clip(own).item())
             self.zero.update()
             self.pp.zero_grad()
         return self.mesh.along("dp", "pp").all_reduce(losses), norms

@@ -155,7 +155,13 @@ DIRECT_COSTS = {
         p * (floor_log2(k) + 2 * (not is_power(k))),
         p * (w + floor_log2(k) + (not is_power(k))),
     ),
-    ("all_to_all", "leaders"): lambda k, p, w: (2, 1, 2 * w * p, w * w * (k - 1), 0),
+    ("all_to_all", "leaders"): lambda k, p, w: (
+        2,
+        floor_log2(k) if is_power(k) else 1,
+        2 * w * p,
+        w * w * (k * floor_log2(k) // 2 if is_power(k) else k - 1),
+        0,
+    ),
     ("all_reduce", "hierarchical_direct"): lambda k, p, w: (4, 2 * (k - 1), p * (w - 1) // w, 2 * (k - 1), p + k - 1),
     ("reduce_scatter", "hierarchical_direct"): lambda k, p, w: (2, k - 1, 0, k - 1, p + k - 1),
     ("all_gather", "hierarchical_direct"): lambda k, p, w: (2, k - 1, p * (w - 1) // w, k - 1, 0),
@@ -164,7 +170,7 @@ DIRECT_COSTS = {
 }
 
 
-@pytest.mark.parametrize(("num_groups", "width"), [(2, 2), (3, 3), (2, 8), (5, 2), (9, 3)])
+@pytest.mark.parametrize(("num_groups", "width"), [(2, 2), (3, 3), (2, 8), (4, 2), (5, 2), (9, 3)])
 @pytest.mark.parametrize(("collective", "name"), DIRECT_COSTS)
 def test_the_cost_line_of_what_is_direct_inside(collective, name, num_groups, width):
     row, groups = algorithms.find(collective, name), nodes_of(*[width] * num_groups)

@@ -54,6 +54,25 @@ def test_adamw_is_torchs_bit_for_bit(dtype, device):
     assert not torch.equal(ours[1], pieces_of(drawn.to(device))[1])
 
 
+def test_a_step_that_is_skipped_leaves_all_as_it_is():
+    """Parameters and states; then the next step is that of who has never met the one skipped."""
+    torch.manual_seed(0)
+    params = [[torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(3, 2))] for _ in range(2)]
+    ours, theirs = (adamw(each, lr=0.1, weight_decay=0.1) for each in params)
+    for is_skipped in (True, False, True, False):
+        for pair in zip(*params, strict=True):
+            gradient = torch.full_like(pair[0], math.nan) if is_skipped else torch.randn(pair[0].shape)
+            for param in pair:
+                param.grad = gradient.clone()
+        ours.step(torch.tensor(float(is_skipped)))
+        if not is_skipped:
+            theirs.step()
+        for a, b in zip(*params, strict=True):
+            assert torch.equal(a, b)
+            assert all(torch.equal(ours.state[a][kind], state) for kind, state in theirs.state[b].items())
+    assert [state["step"].item() for state in ours.state.values()] == [2, 2]
+
+
 def pieces_of(flat):
     """Parameters at odd places, of odd lengths."""
     places = (slice(0, 3), slice(5, 117), slice(117, 118), slice(121, 250), slice(251, 400))
@@ -86,7 +105,7 @@ def test_masters_are_updated_as_float32_parameters_are(grad_dtype):
         for name, param in params.items():
             param.wide_grad = torch.randn(param.shape).to(grad_dtype)
             plain[name].grad = param.wide_grad.float() * 0.3
-        masters.take_gradients(0.3)
+        masters.take_gradients(torch.tensor(0.3))
         for optimizer in optimizers:
             optimizer.step()
         masters.give_parameters()

@@ -1,6 +1,7 @@
 """Training in each precision against float32, and what becomes of gradients that overflow."""
 
 import pytest
+import torch
 
 from parallelism.precision import LossScale, Precision
 
@@ -8,15 +9,17 @@ from parallelism.precision import LossScale, Precision
 def test_the_loss_scale_grows_after_good_steps_and_falls_at_once():
     scale, values = LossScale(8.0, growth_interval=3, lowest=2.0, highest=16.0), []
     for finite in (True, True, False, True, True, True, True, True, True, False, False, False, False):
-        scale.update(finite)
-        values.append(scale.value)
+        scale.update(torch.tensor(finite))
+        values.append(scale.state()[0])
     assert values == [8, 8, 4, 4, 4, 8, 8, 8, 16, 8, 4, 2, 2]
     for _ in range(9):
-        scale.update(True)
-    assert scale.value == 16
+        scale.update(torch.tensor(True))
+    assert scale.state() == (16, 0)
     fixed = LossScale(1.0, growth_interval=None)
-    fixed.update(False)
-    assert fixed.value == 1
+    fixed.update(torch.tensor(False))
+    fixed.load(2.0, 3)
+    assert fixed.state() == (1, 0)
+    assert fixed.inverse is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,250 @@
+"""Collectives between nodes whose messages say what their sender runs, so that ranks find out whether all run the same.
+
+Inside a node the first barrier compares.  Between nodes that takes the rounds of an all-reduce of one number: each
+message begins with a header, the highest of the keys that its sender has seen, and the highest of the negated ones.  A
+short vector goes along with them, if its schedule has the same partners in the same rounds.  It travels by way of
+buffers of its own, so that where ranks run different collectives, the callers' arrays are as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import algorithms
+from collectives.algorithms import Algorithm, leaders
+from collectives.arrays.device import Device, host
+from collectives.arrays.memory import array
+from collectives.arrays.views import address_of
+from collectives.runtime import phases
+from collectives.runtime.arguments import Arguments
+from collectives.runtime.binding import Binder, Choice, in_registers
+from collectives.runtime.channel import Channel
+from collectives.runtime.messages import Messages, Vector
+from collectives.runtime.operands import Workspace, bind, operands_of
+from collectives.runtime.phases import ARRAY, NUM_SHARED
+from collectives.runtime.plan import MismatchError, Plan, Waitable
+from collectives.runtime.started import Comparison
+from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, in_parts, show
+from collectives.schedule.spec import Chunks
+
+if TYPE_CHECKING:
+    from collectives.runtime.context import Context
+
+HEADER_BYTES = 16
+LONGEST_BYTES = 1 << 15  # of what goes along in a message
+
+
+class Headers:
+    """What this rank, and through it the others of its node, has heard of the calls of all nodes.  Collective.
+
+    `packets` are where messages of a partner leave from, and where they arrive, whatever they carry.
+    """
+
+    def __init__(self, context: Context, binder: Binder):
+        self.context, self.binder, self.rank = context, binder, context.rank
+        self.in_nodes = context.topology.has_groups_in_nodes
+        self.teams = leaders.teams_of(context.topology.nodes, context.size) if self.in_nodes else []
+        team = leaders.team_of(self.rank, self.teams) if self.in_nodes else (self.rank,)
+        self.row = algorithms.find("all_reduce", "leaders" if self.in_nodes else "recursive_doubling")
+        self.tag = context.next_tags()
+        memory, world_ranks = context.memory.of_host, binder.world_ranks
+        self.channel = Channel(memory, world_ranks, [self.rank, *(rank for rank in team if rank != self.rank)])
+        lease = memory.allocate(HEADER_BYTES)
+        self.seen = array(lease, 2, np.dtype(np.int64))
+        leader = lease.block.window.bases[world_ranks[team[0]]] + lease.block.offset
+        self.verdict = host().borrow(leader, 2, np.dtype(np.int64))  # the leader's
+        self.packets: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.said: dict[int, np.ndarray] = {}  # the headers of those that leave
+        self.heard: dict[int, np.ndarray] = {}
+        self.arrivals: dict[int, MPI.Prequest] = {}
+        for partner in {partner for partners in self.partners(self.row, self.rank) for partner in partners}:
+            leaving, arriving = (np.zeros(HEADER_BYTES + LONGEST_BYTES, np.uint8) for _ in range(2))
+            self.packets[partner] = leaving, arriving
+            self.said[partner], self.heard[partner] = (p[:HEADER_BYTES].view(np.int64) for p in (leaving, arriving))
+            self.arrivals[partner] = context.mpi.Recv_init([arriving, MPI.BYTE], partner, self.tag)
+        context.agreement.highest([0])  # all have cleared their slots
+
+    def partners(self, row: Algorithm, rank: int) -> list[set[int]]:
+        """Return with whom a rank exchanges messages, round by round."""
+        groups = self.context.topology.nodes if row.over_nodes else ()
+        rounds = row.rounds(rank, self.context.size, 0, groups)
+        found = [{m[0] for m in moves if isinstance(m, Send | Recv | RecvReduce)} for moves in rounds]
+        return [partners for partners in found if partners]
+
+    def carry(self, a: Arguments, choice: Choice) -> bool:
+        """Return whether an agreed call can go along with the headers: the same on all ranks."""
+        row, facts, _ = choice
+        if facts is None or not facts.on_host or not facts.nbytes or a.wire_dtype is not None:
+            return False
+        if row.name != self.row.name or not (a.spec.gives is a.spec.gets is Chunks.ALL) or a.send_counts is not None:
+            return False
+        widest = max(map(len, self.teams), default=1)
+        most_bytes = 4 * facts.nbytes * (widest if a.spec.exchanges else 1)  # sums may be wider than `x`
+        return most_bytes <= LONGEST_BYTES and self.partners(row, 0) == self.partners(self.row, 0)
+
+    def open(self, key: int) -> None:
+        """Forget the call before; 0 is the key of who runs nothing."""
+        self.seen[:] = key, -key
+
+    def write(self, partner: int) -> None:
+        self.said[partner][:] = self.seen
+
+    def read(self, partner: int) -> None:
+        np.maximum(self.seen, self.heard[partner], out=self.seen)
+
+    @property
+    def agree(self) -> bool:
+        """Whether the leader has found that all ranks run the same."""
+        highest, negated = self.verdict.tolist()
+        return highest == -negated and highest != 0
+
+    def free(self) -> None:
+        for request in self.arrivals.values():
+            request.Free()
+
+    def comparison(self) -> ComparedPlan:
+        """A plan that does no more than to compare.  Collective."""
+        a = Arguments("all_reduce", self.rank, self.context.size, np.empty(0, np.int64))
+        return self.plan(a, Choice(self.row, None), 0)
+
+    def plan(self, a: Arguments, choice: Choice, binding: int) -> ComparedPlan:
+        """A plan for any arrays like those of a call.  Collective."""
+        context, row = self.context, choice.row
+        operands = operands_of(a)
+        shared = partial(context.memory.empty, a.device)
+        bound = bind(a, operands, Workspace(use_caller_arrays=False, allocate=shared, is_shared=True))
+        schedule = row.rounds(self.rank, context.size, 0, context.topology.nodes if row.over_nodes else ())
+        num_shared = len(bound.vector.places)
+        bound.vector.add_scratch(schedule, a.device.empty)
+        program = self.program(schedule, bound.vector, num_shared, a.op, binding) if self.in_nodes else None
+        rounds = [
+            HeadedRound(self, number, moves, bound.vector, a.op)
+            for direct, part in in_parts(schedule)
+            for number, moves in part
+            if moves and not direct
+        ]
+        plan = ComparedPlan(f"{a.collective} {row.name}", self, program, rounds, binding)
+        if len(a.flat):
+            plan.given, plan.taken, plan.dtype = bound.before[0][0], bound.after[0][1], a.flat.dtype
+        if a.op == "avg":
+            plan.divide = bound.reduced, context.size
+        return plan
+
+    def program(self, schedule: Sequence[Round], vector: Vector, num_shared: int, op: str, binding: int) -> Any:
+        """The direct parts of a schedule, which begin and end with a barrier.  Collective."""
+        memory, chunks = in_registers(vector, num_shared)
+        parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
+        fold = phases.Reduction(op, memory[ARRAY].dtype, divisor=1)
+        probe = partial(self.context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)
+        programs = self.binder.programs(None, meanwhile=probe)
+        program = programs.bind(parts, memory, chunks, fold, self.rank, phases.whole(0), self.channel, binding)
+        program.keep.append(memory)
+        program.places = [tuple(map(of, memory[:NUM_SHARED])) for of in (address_of, self.context.windows.key_of)]
+        return program if parts else None
+
+
+class HeadedRound:
+    """A round of messages with headers, one to each partner."""
+
+    def __init__(self, headers: Headers, number: int, moves: Round, vector: Vector, op: str):
+        self.headers, self.number, self.moves = headers, number, moves
+        self.copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
+        self.leaving: dict[int, list[tuple[Any, Any]]] = {}  # what is copied, by partner
+        self.arriving: dict[int, list[tuple[Any, Any, bool]]] = {}
+        self.sends: list[MPI.Prequest] = []
+        ends: dict[tuple[type, int], int] = {}
+        for move in moves:
+            if not isinstance(move, Send | Recv | RecvReduce):
+                continue
+            partner, is_sent, view = move[0], isinstance(move, Send), vector.view(move.run)
+            begin = ends.get((Send if is_sent else Recv, partner), HEADER_BYTES)
+            end = ends[Send if is_sent else Recv, partner] = begin + view.nbytes
+            here = headers.packets[partner][not is_sent][begin:end].view(view.dtype)
+            if is_sent:
+                self.leaving.setdefault(partner, []).append((here, view))
+            else:
+                self.arriving.setdefault(partner, []).append((view, here, isinstance(move, RecvReduce)))
+        for partner in self.leaving:
+            packet = headers.packets[partner][0][: ends[Send, partner]]
+            self.sends.append(headers.context.mpi.Send_init([packet, MPI.BYTE], partner, headers.tag))
+        self.op = op
+
+    def run(self, device: Device) -> Iterator[Messages]:
+        headers = self.headers
+        for target, source in self.copies:
+            device.copy(target, source)
+        arrivals = [headers.arrivals[partner] for partner in self.arriving]
+        MPI.Prequest.Startall(arrivals)
+        for partner, out in self.leaving.items():
+            headers.write(partner)
+            for target, source in out:
+                device.copy(target, source)
+        MPI.Prequest.Startall(self.sends)
+        yield Messages([*arrivals, *self.sends])
+        for partner, into in self.arriving.items():
+            headers.read(partner)
+            for view, arrived, reduces in into:
+                if not reduces:
+                    device.copy(view, arrived)
+                elif partner < headers.rank:
+                    device.fold(self.op, arrived, view, view)
+                else:
+                    device.fold(self.op, view, arrived, view)
+
+    def requests(self) -> list[MPI.Prequest]:
+        return self.sends
+
+    def awaits(self) -> str:
+        return f"round {self.number}: {', '.join(dict.fromkeys(map(show, self.moves)))}"
+
+
+class ComparedPlan(Plan):
+    """A collective between nodes, bound to buffers of its own, whose runs bring arrays of their own."""
+
+    given: Any  # where what a rank gives goes, and what it gets comes from
+    taken: Any
+    dtype: np.dtype  # of the calls' arrays
+
+    def __init__(self, name: str, headers: Headers, program: Any, rounds: Sequence[HeadedRound], binding: int):
+        super().__init__(name, None, headers.context.progress, host(), rounds)
+        self.headers, self.program, self.binding = headers, program, binding
+        self.key = self.number = 0
+
+    def use(self, number: int, addresses: Sequence[int] = (), binding: int | None = None) -> None:
+        """Take the arrays at two addresses for the next run, which is call `number`."""
+        binding = self.binding if binding is None else binding
+        self.key = binding << 32 | number if binding else 0
+        if self.program is not None:
+            self.program.use(number, *self.program.places, binding)
+        if addresses:
+            self.before = [(self.given, host().borrow(addresses[0], len(self.given), self.dtype))]
+            self.after = [(host().borrow(addresses[1], len(self.taken), self.dtype), self.taken)]
+
+    def _run(self) -> Iterator[Waitable]:
+        for target, source in self.before:
+            self.device.copy(target, source)
+        arrival = None
+        if self.program is not None:
+            self._round = self.program
+            arrival = Comparison(self.program)
+            if not arrival.test():
+                yield arrival
+        differ = arrival is not None and arrival.has_failed
+        self.headers.open(0 if differ else self.key)
+        for messages in self.rounds:
+            self._round = messages
+            yield from messages.run(self.device)
+        if not differ and self.program is not None:
+            self._round = self.program
+            yield from self.program.run(self.device)
+        if differ or not self.headers.agree:
+            raise MismatchError("ranks have bound different collectives")
+        if self.divide:
+            self.device.divide(*self.divide)
+        for target, source in self.after:
+            self.device.copy(target, source)

@@ -1,0 +1,103 @@
+"""Calls on arrays of devices that are made again and again: what is bound for the first runs for others, anywhere."""
+
+import numpy as np
+import pytest
+
+from collectives import Communicator
+from mpi_tests.helpers.cuda_arrays import each_mode
+from mpi_tests.helpers.reference import COLLECTIVES, algorithms_of, expected, inputs, same
+
+LATE_US = 5_000
+pytestmark = pytest.mark.sizes(2, 3)
+IN_PLACE = ("all_reduce", "broadcast", "reduce")
+
+
+def only_once(comm, monkeypatch):
+    """From now on, ranks that had to agree anew would fail."""
+
+    def refuse(*given, **named):
+        raise AssertionError("the ranks agree anew")
+
+    monkeypatch.setattr(comm._resolver, "agree", refuse)
+
+
+def names(cuda, collective, size):
+    return [name for name in algorithms_of(collective, size) if name != "mpi" or cuda.device.mpi_reads]
+
+
+@each_mode
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "barrier"])
+def test_later_calls_take_arrays_that_lie_elsewhere(comm, cuda, collective, mpi_reads, monkeypatch):
+    cuda.use(mpi_reads=mpi_reads)
+    for count in (0, 24 * comm.size):
+        xs, seen = inputs(comm.size, count), []
+        for algorithm in ["auto", *names(cuda, collective, comm.size)]:
+            with monkeypatch.context() as patch:
+                for run in range(3):
+                    if run == 1:
+                        only_once(comm, patch)
+                    given = [values + np.float32(run) for values in xs]
+                    x = cuda.put(given[comm.rank])
+                    got = getattr(comm, collective)(x, algorithm=algorithm)
+                    want = expected(collective, given, comm.rank)
+                    assert (got is want is None) or np.array_equal(cuda.get(got), want), (algorithm, count, run)
+                    if collective not in IN_PLACE:
+                        same(cuda.get(x), given[comm.rank])
+                    seen.append((x, got))  # so that the next ones lie elsewhere
+
+
+def test_results_land_in_whatever_array_is_passed(comm, cuda, monkeypatch):
+    xs, out, seen = inputs(comm.size, 24 * comm.size), None, []
+    for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all"):
+        with monkeypatch.context() as patch:
+            for run in range(3):
+                if run == 1:
+                    only_once(comm, patch)
+                given = [values + np.float32(run) for values in xs]
+                want = expected(collective, given, comm.rank)
+                x, out = cuda.put(given[comm.rank]), cuda.empty(want.shape, want.dtype)
+                seen.append(out)
+                assert getattr(comm, collective)(x, out=out) is out
+                same(cuda.get(out), want)
+                same(cuda.get(x), given[comm.rank])
+
+
+def test_calls_of_several_lengths_go_by_the_same_buffers_one_after_the_other(comm, cuda):
+    """The host waits for no device in between; a longer array comes, and shorter ones again."""
+    cuda.lag(LATE_US)
+    for run in range(3):
+        arrays = []
+        for count in (24, 2_000, 7, 100_000, 24, 2_000):
+            given = [values + np.float32(run) for values in inputs(comm.size, count * comm.size)]
+            x = cuda.put(given[comm.rank])
+            arrays.append((x, given, comm.all_reduce(x), comm.reduce_scatter(x)))
+        for x, given, total, part in arrays:
+            sums = expected("all_reduce", given, comm.rank)
+            same(cuda.get(x), sums)
+            assert total is x
+            same(cuda.get(part), np.split(sums * np.float32(comm.size), comm.size)[comm.rank])
+
+
+def test_memory_that_is_freed_at_once_may_be_others(comm, cuda):
+    """The caller's stream goes on behind a call, and its pool gives the memory to the next array."""
+    cuda.lag(LATE_US)
+    for run in range(6):
+        given = [values + np.float32(run) for values in inputs(comm.size, 5_000)]
+        total = cuda.empty(5_000, np.float32)
+        comm.all_reduce(cuda.put(given[comm.rank]), out=total)
+        cuda.put(np.full(5_000, -1, np.float32))
+        same(cuda.get(total), expected("all_reduce", given, comm.rank))
+
+
+def test_symmetric_arrays_beside_ordinary_ones(mpi_comm, cuda):
+    """On some ranks only, in calls that repeat, and in turn with calls of ordinary arrays on all."""
+    comm = Communicator(mpi_comm)
+    at_home = cuda.symmetric(comm, np.zeros(400, np.float32))
+    for run in range(6):
+        given = [values + np.float32(run) for values in inputs(comm.size, 400)]
+        is_symmetric = run % 3 == 0 or (run % 3 == 1 and comm.rank == 0)
+        x = cuda.fill(at_home, given[comm.rank]) if is_symmetric else cuda.put(given[comm.rank])
+        same(cuda.get(comm.all_reduce(x)), expected("all_reduce", given, comm.rank))
+        gathered = comm.all_gather(x)
+        same(cuda.get(gathered), np.tile(expected("all_reduce", given, comm.rank), comm.size))
+    comm.free()

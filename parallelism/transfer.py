@@ -1,0 +1,53 @@
+"""Copies between the host and a device for which the host does not wait: it goes on, and reads later."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+
+class HostReadback:
+    """A tensor of the host, which can be read at once."""
+
+    is_late = False
+
+    def __init__(self, x: Tensor):
+        self.x, self.ended_s = x, time.perf_counter()
+
+    def read(self) -> Tensor:
+        return self.x
+
+
+class CudaReadback:
+    """A tensor of a GPU, copied to pinned memory after what the current stream holds by now.
+
+    `ended_s` is the time at which it was read.
+    """
+
+    is_late = True
+
+    def __init__(self, x: Tensor):
+        self.x, self.ended_s = torch.empty(x.shape, dtype=x.dtype, pin_memory=True), 0.0
+        self.x.copy_(x, non_blocking=True)
+        self.copied = torch.cuda.current_stream(x.device).record_event()
+
+    def read(self) -> Tensor:
+        """Wait for the copy, not for later work."""
+        self.copied.synchronize()
+        self.ended_s = time.perf_counter()
+        return self.x
+
+
+Readback = HostReadback | CudaReadback
+
+
+def to_device(x: Tensor, device: str | torch.device) -> Tensor:
+    """A tensor of the host on a device, to where it may still be on its way."""
+    return x if torch.device(device).type == "cpu" else x.pin_memory().to(device, non_blocking=True)
+
+
+def read_back(x: Tensor) -> Readback:
+    """Begin to copy a tensor to the host, which nothing may write to any more."""
+    return CudaReadback(x) if x.is_cuda else HostReadback(x)
