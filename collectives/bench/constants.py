@@ -1,14 +1,5 @@
-"""Measure the constants of the cost model's `Network`, and keep them for later jobs on the same hosts.
+"""Measure the constants of the cost model's `Network`, and keep them for later jobs on the same hosts."""
 
-mpirun -n 4 python -m collectives.bench.constants
-"""
-
-if __name__ == "__main__":  # ahead of what imports MPI
-    from collectives.job import launch
-
-    launch.begin()
-
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,18 +7,15 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-import collectives
 from collectives.arrays import views
 from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.launch import library_name
 from collectives.runtime.choose import links
-from collectives.runtime.choose.auto import network_to_json
 from collectives.runtime.messages import SEGMENT_BYTES
 from collectives.runtime.plan import Plan
 from collectives.schedule.cost import NETWORK, Link, Network
 
-REPEATS, WARMUPS = 15, 2
 VECTOR_BYTES = 16 << 20  # that are reduced, copied or sent in a node: more than cores cache
 SHORT_BYTES = 8
 FAR_BYTES = 4 << 20  # of a long message to another node
@@ -36,14 +24,6 @@ LEAST_S = 1e-15  # for a byte, where noise says less than nothing
 
 Action = Callable[[], Any]
 Timer = Callable[[Action], float]
-
-
-def main() -> None:
-    comm = collectives.world()
-    network = speeds(comm, REPEATS, WARMUPS)
-    where = save(comm, network)
-    if comm.rank == 0:
-        print(json.dumps(network_to_json(network), indent=1), where, sep="\n")
 
 
 def samples(comm: Communicator, actions: Sequence[Action], repeats: int, warmups: int) -> np.ndarray:
@@ -242,7 +222,3 @@ def vectors_on_wire(collective: str, nodes: Sequence[Sequence[int]]) -> float:
         case "all_to_all":
             return max(length * (size - length) / size for length in lengths)
     return (size - min(lengths)) / size
-
-
-if __name__ == "__main__":
-    main()

@@ -103,9 +103,7 @@ def measured_topology(ranks: int | None) -> tuple[Nodes, Network, str]:
     """Read the speeds that were measured last, of the same nodes, or of `ranks` in nodes of that length."""
     latest = links.load_latest()
     if latest is None:
-        raise ValueError(
-            "--topology measured: nothing is kept: run python -m collectives.bench.constants on the hosts first"
-        )
+        raise ValueError("--topology measured: nothing is kept: run python -m collectives.bench on the hosts first")
     lengths = [length for _, length in latest.place.hosts]
     words = f"measured on {', '.join(dict.fromkeys(name for name, _ in latest.place.hosts))}, {latest.place.mpi}"
     if ranks is None:

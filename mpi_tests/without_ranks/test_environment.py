@@ -18,7 +18,6 @@ WITHOUT_MPI = {
 PROGRAMS = {
     "world": ["-c", "import collectives; collectives.world()"],
     "bench": ["-m", "collectives.bench"],
-    "constants": ["-m", "collectives.bench.constants"],
     "train": ["train.py"],
 }
 
