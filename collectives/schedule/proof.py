@@ -6,7 +6,7 @@ each other's memory, every read and write must be ordered by barriers: two that 
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
@@ -342,24 +342,13 @@ class World:
                 if chunk in written:
                     raise ContractError(f"{self.at(rank)} writes [{chunk}] twice: {show(move)}")
                 written[chunk] = move
-        for chunk, reader in self.reads(rank, moves):
-            writer = written.get(chunk)
-            late = isinstance(reader, Send) and isinstance(writer, RecvReduce)  # a fold writes after all sends
-            if writer is not None and not late and writer is not reader:
-                raise ContractError(f"{self.at(rank)} writes [{chunk}] while it would {show(reader)}")
-            if writer is reader and isinstance(reader, Copy):
-                raise ContractError(f"{self.at(rank)} writes [{chunk}] while it would {show(reader)}")
-
-    def reads(self, rank: int, moves: Round) -> Iterator[tuple[int, Move]]:
-        """Yield the own chunks that a round reads."""
-        for move in moves:
-            match move:
-                case Send(_, run) | Copy(run, _) | Put(_, run, _):
-                    yield from ((chunk, move) for chunk in run)
-                case Get(source, theirs, _) if source == rank:
-                    yield from ((chunk, move) for chunk in theirs)
-                case GetReduce(sources, theirs, run) if rank in sources and theirs != run:
-                    yield from ((chunk, move) for chunk in theirs)
+        for reader in moves:
+            for chunk in own_reads(rank, reader):
+                writer = written.get(chunk)
+                late = isinstance(reader, Send) and isinstance(writer, RecvReduce)  # a fold writes after all sends
+                in_place = writer is reader and not isinstance(reader, Copy)
+                if writer is not None and not late and not in_place:
+                    raise ContractError(f"{self.at(rank)} writes [{chunk}] while it would {show(reader)}")
 
     def at(self, rank: int) -> str:
         return f"rank {rank} in round {self.rounds[rank]}"
@@ -370,3 +359,15 @@ class World:
         ]
         barriers: list[Move] = [Barrier(ranks) for ranks, here in self.barriers.items() if rank in here]
         return f"{self.at(rank)} waits to {', '.join(map(show, [*unmatched, *barriers]))}"
+
+
+def own_reads(rank: int, move: Move) -> range:
+    """Return the chunks of its own vector that a rank's move reads."""
+    match move:
+        case Send(_, run) | Copy(run, _) | Put(_, run, _):
+            return run
+        case Get(source, theirs, _) if source == rank:
+            return theirs
+        case GetReduce(sources, theirs, run) if rank in sources and theirs != run:
+            return theirs
+    return range(0)
