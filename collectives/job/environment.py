@@ -4,10 +4,13 @@ import os
 import re
 import sys
 from argparse import ArgumentTypeError
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from collectives.job.settings import Range
 
+T = TypeVar("T")
 CORES, THREADS, BLOCKS, SECONDS = *[Range(1, 2**16)] * 3, Range(0, 10**8, unit="s")
 
 # What launchers tell a process they started: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.  What a batch
@@ -57,11 +60,32 @@ def stated_cores() -> int | None:
 
     Raises: ValueError for a value that `cores` passes over.
     """
-    text = os.environ.get("COLLECTIVES_CORES")
+    return whole("COLLECTIVES_CORES", CORES, "write a number of cores, or unset it")
+
+
+def whole(name: str, numbers: Range, remedy: str, is_list: bool = False) -> int | None:
+    """Read a whole number, if it is set; of a list the first.
+
+    Raises: ValueError for another value, with the remedy.
+    """
+    text = os.environ.get(name)
+    if not text:
+        return None
     try:
-        return CORES.whole(text) if text else None
+        return numbers.whole(text.partition(",")[0].strip() if is_list else text)
     except ArgumentTypeError as error:
-        raise ValueError(f"COLLECTIVES_CORES={error}: write a number of cores, or unset it") from None
+        raise ValueError(f"{name}={error}: {remedy}") from None
+
+
+def choice(name: str, values: Mapping[str, T], remedy: str) -> T:
+    """Read one of some values, of which the first is the default.
+
+    Raises: ValueError for another one, with the remedy.
+    """
+    text = os.environ.get(name) or next(iter(values))
+    if text not in values:
+        raise ValueError(f"{name}={text!r}: {remedy}")
+    return values[text]
 
 
 def oversubscribed(local_ranks: int = 1) -> bool:
@@ -98,17 +122,11 @@ def threads_per_rank() -> int:
 
 
 def stated_threads() -> int | None:
-    """Read OMP_NUM_THREADS, if it is set; of a list, as OpenMP has it for nested threads, the first.
+    """Read OMP_NUM_THREADS, if it is set; OpenMP has lists for nested threads.
 
     Raises: ValueError for a value that `threads_per_rank` passes over.
     """
-    text = os.environ.get("OMP_NUM_THREADS")
-    if not text:
-        return None
-    try:
-        return THREADS.whole(text.partition(",")[0].strip())
-    except ArgumentTypeError as error:
-        raise ValueError(f"OMP_NUM_THREADS={error}: write threads a rank, as in 1, or unset it") from None
+    return whole("OMP_NUM_THREADS", THREADS, "write threads a rank, as in 1, or unset it", is_list=True)
 
 
 def fake_nodes() -> tuple[int, int] | None:
@@ -155,14 +173,8 @@ def stated_links_folder() -> Path | None:
 
 
 def check() -> bool:
-    """Read COLLECTIVES_CHECK=1: ranks compare what they call; 0: they do not.
-
-    Raises: ValueError for another value.
-    """
-    text = os.environ.get("COLLECTIVES_CHECK") or "1"
-    if text not in ("0", "1"):
-        raise ValueError(f"COLLECTIVES_CHECK={text!r}: write 1, or 0 to compare nothing")
-    return text == "1"
+    """Read COLLECTIVES_CHECK=1: ranks compare what they call; 0: they do not."""
+    return choice("COLLECTIVES_CHECK", {"1": True, "0": False}, "write 1, or 0 to compare nothing")
 
 
 def timeout_s() -> float:
@@ -182,39 +194,26 @@ def timeout_s() -> float:
 
 
 def mpi_reads_device_memory() -> bool | None:
-    """Read COLLECTIVES_CUDA_AWARE: 1, MPI is given device memory; 0, never; auto, as `job.cuda_aware` finds out: None.
-
-    Raises: ValueError for another value.
-    """
-    text = os.environ.get("COLLECTIVES_CUDA_AWARE") or "auto"
-    if text not in ("0", "1", "auto"):
-        raise ValueError(f"COLLECTIVES_CUDA_AWARE={text!r}: write 1 to give MPI device memory, 0 never to, or auto")
-    return None if text == "auto" else text == "1"
+    """Read COLLECTIVES_CUDA_AWARE: 1, MPI is given device memory; 0, never; auto, None: `job.cuda_aware` finds out."""
+    values = {"auto": None, "1": True, "0": False}
+    return choice("COLLECTIVES_CUDA_AWARE", values, "write 1 to give MPI device memory, 0 never to, or auto")
 
 
 def device_barriers() -> bool | None:
     """COLLECTIVES_DEVICE_BARRIERS: 1, devices wait for each other in kernels; 0, the hosts order their streams.
 
     None where it is not set: they wait where each rank of a node has a device of its own.
-
-    Raises: ValueError for another value.
     """
-    text = os.environ.get("COLLECTIVES_DEVICE_BARRIERS") or None
-    if text not in ("0", "1", None):
-        raise ValueError(f"COLLECTIVES_DEVICE_BARRIERS={text!r}: write 1 where ranks that share a device use MPS, or 0")
-    return None if text is None else text == "1"
+    values = {"": None, "1": True, "0": False}
+    return choice("COLLECTIVES_DEVICE_BARRIERS", values, "write 1 where ranks that share a device use MPS, or 0")
 
 
 def device_blocks() -> int | None:
     """Read COLLECTIVES_DEVICE_BLOCKS=16: the most blocks, of 256 threads, that a reduction takes on a device.
 
-    None where it is not set.  Raises: ValueError for another value than a whole number from 1 on.
+    None where it is not set.
     """
-    text = os.environ.get("COLLECTIVES_DEVICE_BLOCKS")
-    try:
-        return BLOCKS.whole(text) if text else None
-    except ArgumentTypeError as error:
-        raise ValueError(f"COLLECTIVES_DEVICE_BLOCKS={error}: write a number of blocks, or unset it") from None
+    return whole("COLLECTIVES_DEVICE_BLOCKS", BLOCKS, "write a number of blocks, or unset it")
 
 
 # All of ours, and what reads each and refuses wrong values.
