@@ -25,7 +25,8 @@ def world() -> "Communicator":
     Raises: InputError for an environment variable that can't be, without an MPI library, or where mpirun and mpi4py
     belong to different ones, or srun has not told the ranks of each other, so that each finds itself alone.
     """
-    mpi = begin()
+    sys.excepthook = end_job
+    mpi = start_mpi()
     if environment.launched_size() > 1 and mpi.COMM_WORLD.size == 1:
         raise other_mpi(mpi)
     if refusals := [*filter(None, mpi.COMM_WORLD.allgather(environment.refusal()))]:
@@ -33,12 +34,6 @@ def world() -> "Communicator":
     from collectives.communicator import Communicator
 
     return Communicator(mpi.COMM_WORLD)
-
-
-def begin() -> Any:
-    """Start MPI; from here on `end_job` tells what nobody catches."""
-    sys.excepthook = end_job
-    return start_mpi()
 
 
 def start_mpi() -> Any:
