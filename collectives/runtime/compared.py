@@ -8,6 +8,7 @@ buffers of its own, so that where ranks run different collectives, the callers' 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,10 +40,18 @@ HEADER_BYTES = 16
 LONGEST_BYTES = 1 << 15  # of what goes along in a message
 
 
-class Headers:
-    """What this rank, and through it the others of its node, has heard of the calls of all nodes.  Collective.
+class Packet:
+    """Memory for a message: its header, then what goes along with it."""
 
-    `packets` are where messages of a partner leave from, and where they arrive, whatever they carry.
+    def __init__(self) -> None:
+        self.memory = np.zeros(HEADER_BYTES + LONGEST_BYTES, np.uint8)
+        self.header = self.memory[:HEADER_BYTES].view(np.int64)
+
+
+class Headers:
+    """The highest keys that a rank has seen in a call, and the packets in which it exchanges them with its partners.
+
+    A node's ranks read the verdict of their leader, which alone has partners.  Creating it is collective.
     """
 
     def __init__(self, context: Context, binder: Binder):
@@ -58,15 +67,13 @@ class Headers:
         self.seen = array(lease, 2, np.dtype(np.int64))
         leader = lease.block.window.bases[world_ranks[team[0]]] + lease.block.offset
         self.verdict = host().borrow(leader, 2, np.dtype(np.int64))  # the leader's
-        self.packets: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.said: dict[int, np.ndarray] = {}  # the headers of those that leave
-        self.heard: dict[int, np.ndarray] = {}
-        self.arrivals: dict[int, MPI.Prequest] = {}
-        for partner in {partner for partners in self.partners(self.row, self.rank) for partner in partners}:
-            leaving, arriving = (np.zeros(HEADER_BYTES + LONGEST_BYTES, np.uint8) for _ in range(2))
-            self.packets[partner] = leaving, arriving
-            self.said[partner], self.heard[partner] = (p[:HEADER_BYTES].view(np.int64) for p in (leaving, arriving))
-            self.arrivals[partner] = context.mpi.Recv_init([arriving, MPI.BYTE], partner, self.tag)
+        partners = set().union(*self.partners(self.row, self.rank))
+        self.leaving = {partner: Packet() for partner in partners}
+        self.arriving = {partner: Packet() for partner in partners}
+        self.arrivals = {
+            partner: context.mpi.Recv_init([packet.memory, MPI.BYTE], partner, self.tag)
+            for partner, packet in self.arriving.items()
+        }
         context.agreement.highest([0])  # all have cleared their slots
 
     def partners(self, row: Algorithm, rank: int) -> list[set[int]]:
@@ -92,10 +99,10 @@ class Headers:
         self.seen[:] = key, -key
 
     def write(self, partner: int) -> None:
-        self.said[partner][:] = self.seen
+        self.leaving[partner].header[:] = self.seen
 
     def read(self, partner: int) -> None:
-        np.maximum(self.seen, self.heard[partner], out=self.seen)
+        np.maximum(self.seen, self.arriving[partner].header, out=self.seen)
 
     @property
     def agree(self) -> bool:
@@ -154,25 +161,28 @@ class HeadedRound:
     def __init__(self, headers: Headers, number: int, moves: Round, vector: Vector, op: str):
         self.headers, self.number, self.moves = headers, number, moves
         self.copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
-        self.leaving: dict[int, list[tuple[Any, Any]]] = {}  # what is copied, by partner
-        self.arriving: dict[int, list[tuple[Any, Any, bool]]] = {}
-        self.sends: list[MPI.Prequest] = []
-        ends: dict[tuple[type, int], int] = {}
+        self.op = op
+        self.leaving: dict[int, list[tuple[Any, Any]]] = {}  # copies into the packet of each partner
+        self.arriving: dict[int, list[tuple[Any, Any, bool]]] = {}  # out of it, and whether they reduce
+        ends: Counter[tuple[bool, int]] = Counter()  # of what is in packets, after the headers
         for move in moves:
             if not isinstance(move, Send | Recv | RecvReduce):
                 continue
-            partner, is_sent, view = move[0], isinstance(move, Send), vector.view(move.run)
-            begin = ends.get((Send if is_sent else Recv, partner), HEADER_BYTES)
-            end = ends[Send if is_sent else Recv, partner] = begin + view.nbytes
-            here = headers.packets[partner][not is_sent][begin:end].view(view.dtype)
-            if is_sent:
-                self.leaving.setdefault(partner, []).append((here, view))
+            partner, leaves, view = move[0], isinstance(move, Send), vector.view(move.run)
+            packet = (headers.leaving if leaves else headers.arriving)[partner].memory[HEADER_BYTES:]
+            begin = ends[leaves, partner]
+            ends[leaves, partner] += view.nbytes
+            part = packet[begin : ends[leaves, partner]].view(view.dtype)
+            if leaves:
+                self.leaving.setdefault(partner, []).append((part, view))
             else:
-                self.arriving.setdefault(partner, []).append((view, here, isinstance(move, RecvReduce)))
-        for partner in self.leaving:
-            packet = headers.packets[partner][0][: ends[Send, partner]]
-            self.sends.append(headers.context.mpi.Send_init([packet, MPI.BYTE], partner, headers.tag))
-        self.op = op
+                self.arriving.setdefault(partner, []).append((view, part, isinstance(move, RecvReduce)))
+        self.sends = [
+            headers.context.mpi.Send_init(
+                [headers.leaving[partner].memory[: HEADER_BYTES + ends[True, partner]], MPI.BYTE], partner, headers.tag
+            )
+            for partner in self.leaving
+        ]
 
     def run(self, device: Device) -> Iterator[Messages]:
         headers = self.headers

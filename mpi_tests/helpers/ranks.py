@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from collectives import Communicator
+    from collectives.runtime.context import Context
 
 IS_PROOF = bool(os.environ.get("EVERY_SIZE"))  # `make proof`
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8) if IS_PROOF else (1, 2, 3, 5)
@@ -119,6 +120,7 @@ class Ranks:
         self.collect_errors: list[pytest.CollectReport] = []
         self.next_items: dict[pytest.Item, pytest.Item | None] = {}
         self.has_dropped = False  # a communicator
+        self.contexts: list[Context] = []  # what the test's body has made
         self.path: Path | None = None  # of the last item
         config.add_cleanup(self.close)
         if self.world.rank != 0:
@@ -188,6 +190,7 @@ class Ranks:
             gc.freeze()  # what stays, as modules do: tests that collect garbage need not look at it each time
             self.path = item.path
         self.config.hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        self.contexts = []
         if self.is_member(item):
             reports = runtestprotocol(item, log=False, nextitem=self.next_items[item])
         else:
@@ -217,6 +220,32 @@ class Ranks:
             raise OtherRankError("the setup has ended on another rank")
         return result
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem):
+        """Note which communicators the test makes."""
+        from collectives.runtime.context import Context
+
+        init, contexts = Context.__init__, []
+
+        def noted(context, *given, **named):
+            init(context, *given, **named)
+            contexts.append(context)
+
+        Context.__init__ = noted
+        try:
+            return (yield)
+        finally:
+            Context.__init__, self.contexts = init, contexts
+
+    def free_contexts(self):
+        """Give back the communicators that a test has left: MPICH has 2,048 for a process.  After all ranks passed."""
+        for context in self.contexts:
+            if context.watchdog:
+                context.watchdog.stop()
+            for mpi in (context.mpi, context.mailbox.mpi):
+                if mpi:
+                    mpi.Free()
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # so that it sees what xfail makes of the outcome
     def pytest_runtest_makereport(self, item, call):
         report = yield
@@ -233,6 +262,8 @@ class Ranks:
         own = [report for report in reports if report.is_own]
         vote = max((OUTCOMES.index(report.outcome) for report in own), default=0)
         if not self.world.highest(vote):
+            if self.world.is_mpich:
+                self.free_contexts()
             return reports
         hook = self.config.hook
         packed = [hook.pytest_report_to_serializable(config=self.config, report=report) for report in reports]
@@ -277,6 +308,7 @@ class World:
             raise pytest.UsageError("the watchdog thread calls MPI, which needs MPI_THREAD_MULTIPLE")
         self.comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
+        self.is_mpich = "MPICH" in MPI.Get_library_version()
         self.timeout_s = timeout_s
         # While pytest captures a test's output, only a duplicate of stderr reaches the terminal.
         self.stderr = os.fdopen(os.dup(2), "w")
