@@ -80,7 +80,7 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
     writable = getattr(view.flags, "writeable", True)
     key = memory.windows.key_at(address)
     home = (address, key) if key else None  # in symmetric memory, calls are bound where it lies
-    return (DEVICE, device.place, view.dtype, len(view), writable, home), address, key
+    return (DEVICE, device, view.dtype, len(view), writable, home), address, key
 
 
 def describe_tensor(memory: SymmetricMemory, x: Any, strided: Any) -> tuple[tuple, int, int]:

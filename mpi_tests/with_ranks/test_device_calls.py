@@ -1,9 +1,12 @@
 """Calls on arrays of devices that are made again and again: what is bound for the first runs for others, anywhere."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from collectives import Communicator
+from collectives.arrays.cuda import Cuda
 from mpi_tests.helpers.cuda_arrays import each_mode
 from mpi_tests.helpers.reference import COLLECTIVES, algorithms_of, expected, inputs, same
 
@@ -62,10 +65,16 @@ def test_results_land_in_whatever_array_is_passed(comm, cuda, monkeypatch):
                 same(cuda.get(x), given[comm.rank])
 
 
-def test_calls_of_several_lengths_go_by_the_same_buffers_one_after_the_other(comm, cuda):
-    """The host waits for no device in between; a longer array comes, and shorter ones again."""
+def test_calls_of_several_lengths_go_by_the_same_buffers_one_after_the_other(comm, cuda, monkeypatch):
+    """A longer array comes, and shorter ones again; when all are bound, the host waits for no device."""
+
+    def refuse(device):
+        raise AssertionError("the host waits")
+
     cuda.lag(LATE_US)
     for run in range(3):
+        if run == 1:
+            monkeypatch.setattr(Cuda, "synchronize", refuse)
         arrays = []
         for count in (24, 2_000, 7, 100_000, 24, 2_000):
             given = [values + np.float32(run) for values in inputs(comm.size, count * comm.size)]
@@ -101,3 +110,24 @@ def test_symmetric_arrays_beside_ordinary_ones(mpi_comm, cuda):
         gathered = comm.all_gather(x)
         same(cuda.get(gathered), np.tile(expected("all_reduce", given, comm.rank), comm.size))
     comm.free()
+
+
+def test_calls_by_another_thread_follow_its_stream(comm, cuda):
+    """As those of torch's programs: the thread's stream is between two events of the caller's."""
+    cuda.lag(LATE_US)
+    own = cuda.cupy.cuda.Stream(non_blocking=True)
+    for run in range(3):
+        given = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
+        x = cuda.put(given[comm.rank])
+        before = cuda.stream.record()
+
+        def call(x=x, before=before):
+            own.use()
+            own.wait_event(before)
+            comm.all_reduce(x)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        cuda.stream.wait_event(own.record())
+        same(cuda.get(x), expected("all_reduce", given, comm.rank))
