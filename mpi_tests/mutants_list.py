@@ -128,6 +128,35 @@ ALGORITHMS = [
     ),
 ]
 
+COMPARED = "collectives/runtime/compared.py"
+BETWEEN = ("test_calls.py", "between_nodes or other_nodes", 4)
+CUBE = ("test_calls.py", "all_to_alls_between", 8)
+ON_COMPARISON = [
+    mutant(COMPARED, "self.headers.open(0 if differ else self.key)", "self.headers.open(self.key)", BETWEEN),
+    mutant(COMPARED, "highest == -negated and highest != 0", "highest == -negated", BETWEEN),
+    mutant(COMPARED, "if differ or not self.headers.agree:", "if differ:", BETWEEN),
+    mutant(COMPARED, "out=self.seen)", "out=self.seen.copy())", BETWEEN),
+    mutant(COMPARED, "            headers.write(partner)\n", "", BETWEEN),
+    mutant(COMPARED, "binding << 32 | number if binding else 0", "binding << 32 if binding else 0", BETWEEN),
+    mutant(COMPARED, "allocate=shared, is_shared=True", "allocate=shared, is_shared=False", BETWEEN),
+    mutant(COMPARED, "use_caller_arrays=False", "use_caller_arrays=True", BETWEEN),
+    mutant(
+        COMPARED, "begin = ends.get((Send if is_sent else Recv, partner), HEADER_BYTES)", "begin = HEADER_BYTES", CUBE
+    ),
+    mutant(
+        "collectives/algorithms/leaders.py",
+        "place[slot] = (place[slot] + num_teams) % (2 * num_teams)",
+        "place[slot] = place[slot] % (2 * num_teams)",
+        ("test_hierarchical.py", "contract"),
+    ),
+    mutant(
+        "collectives/runtime/started.py",
+        "            if comparison.has_failed:\n                return False\n",
+        "",
+        ("test_calls.py", "started_calls", 4),
+    ),
+]
+
 RUNTIME = [
     mutant(
         "collectives/runtime/messages.py",
@@ -1018,6 +1047,7 @@ DEVICES = [
 MUTANTS = [
     *ALGORITHMS,
     *RUNTIME,
+    *ON_COMPARISON,
     *DEVICES,
     *CHECKS,
     *TOOLS,

@@ -20,11 +20,13 @@ from collectives.arrays import cuda_kernels
 from collectives.arrays.cuda_programs import CudaProgram
 from collectives.arrays.device import Device, DeviceStep, Event, SharingDevice
 from collectives.arrays.views import pointer
-from collectives.job import environment
+from collectives.job.cuda_aware import cuda_awareness
+
+NOT_READY = 600  # cudaErrorNotReady
 
 
 class Cuda(SharingDevice):
-    """CuPy arrays of one device.  MPI is given pinned host memory, unless it was shown to read device memory."""
+    """CuPy arrays of one device.  MPI is given pinned host memory, unless it is known to read device memory."""
 
     name = "cuda"
 
@@ -95,6 +97,11 @@ class Cuda(SharingDevice):
     def synchronize(self) -> None:
         with self.on_device():
             self.stream.synchronize()
+
+    def is_done(self, event: Any) -> bool:
+        with self.on_device():
+            status = self.runtime.eventQuery(event.ptr)
+        return status != NOT_READY  # other errors are for who calls CUDA next
 
     def allocate(self, nbytes: int) -> Any:
         with self.on_device():
@@ -184,4 +191,4 @@ def stream(index: int) -> Any:
 def cuda(index: int, library: str = "cupy") -> Device:
     """Return the device of that index as a library's arrays are on it."""
     kind = TorchCuda if library == "torch" else Cuda
-    return kind(index, environment.mpi_reads_device_memory())
+    return kind(index, cuda_awareness().is_used)

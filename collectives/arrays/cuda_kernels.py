@@ -20,6 +20,7 @@ from zlib import crc32
 import numpy as np
 
 from collectives.arrays import views
+from collectives.job import environment
 
 SOURCE = Path(__file__).with_suffix(".cu")
 OPTIONS = ("--std=c++17", "--fmad=false")
@@ -194,7 +195,8 @@ def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[in
 
 def num_blocks(work: int, device: int) -> int:
     """Of threads: as many as there are pieces of work, up to where each thread may as well take several."""
-    return min(-(-work // BLOCK_THREADS), num_multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR)
+    most = environment.device_blocks() or num_multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR
+    return min(-(-work // BLOCK_THREADS), most)
 
 
 @cache

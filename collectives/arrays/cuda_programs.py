@@ -14,9 +14,10 @@ import numpy as np
 from collectives.arrays import cuda_kernels
 from collectives.arrays.cuda_kernels import BLOCK_THREADS, MAX_SOURCES, TASK, KernelChoice
 from collectives.arrays.device import DeviceStep
+from collectives.job import environment
 
 SOURCE = Path(__file__).with_suffix(".cu")
-MOST_BLOCKS = 32  # all at once on the device, beside what else runs there
+MOST_BLOCKS = 32  # unless a setting says otherwise
 MOST_RANKS = MAX_SOURCES
 BARRIER, COPY, FOLD = range(3)
 
@@ -58,7 +59,9 @@ class CudaProgram:
         for field, value in zip(FIELDS, values, strict=True):
             self.program[field] = value
         self.program["signals"][: len(signals)] = signals
-        self.num_blocks = max(1, min(-(-work // BLOCK_THREADS), MOST_BLOCKS))
+        at_once = cuda_kernels.num_multiprocessors(device.index)  # those that wait for each other
+        most = min(environment.device_blocks() or MOST_BLOCKS, at_once)
+        self.num_blocks = max(1, min(-(-work // BLOCK_THREADS), most))
         self.last: int | None = None  # the stream of the run before
 
     def launch(self, stream: int) -> None:

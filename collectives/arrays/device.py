@@ -120,6 +120,10 @@ class Device:
     def synchronize(self) -> None:
         """Wait until all that is on the device's stream by now is done."""
 
+    def is_done(self, event: Any) -> bool:
+        """Return whether the work before an event is done."""
+        return True
+
 
 class Done:
     """The event of a device that works at once."""
@@ -150,7 +154,9 @@ class DeviceStep(NamedTuple):
 
 
 class DeviceKernel(Protocol):
-    """Steps that a device does by itself, again and again."""
+    """Steps that a device does by itself, again and again; `event` is after the latest run."""
+
+    event: Event
 
     def launch(self, stream: int) -> None:
         """Run after what is on a stream by now, which is given as the device's library knows it."""

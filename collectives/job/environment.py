@@ -8,7 +8,7 @@ from pathlib import Path
 
 from collectives.job.settings import Range
 
-CORES, THREADS, SECONDS = Range(1, 2**16), Range(1, 2**16), Range(0, 10**8, unit="s")
+CORES, THREADS, BLOCKS, SECONDS = *[Range(1, 2**16)] * 3, Range(0, 10**8, unit="s")
 
 # What launchers tell a process they started: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.  What a batch
 # script runs by itself is no rank: Slurm tells it SLURM_NTASKS and a SLURM_PROCID of 0, but no step.  PBS and LSF tell
@@ -181,15 +181,15 @@ def timeout_s() -> float:
     return seconds
 
 
-def mpi_reads_device_memory() -> bool:
-    """Read COLLECTIVES_CUDA_AWARE=1: give MPI pointers into device memory.  Only a real ping proves that it can.
+def mpi_reads_device_memory() -> bool | None:
+    """Read COLLECTIVES_CUDA_AWARE: 1, MPI is given device memory; 0, never; auto, as `job.cuda_aware` finds out: None.
 
-    Raises: ValueError for another value than 1 or 0.
+    Raises: ValueError for another value.
     """
-    text = os.environ.get("COLLECTIVES_CUDA_AWARE") or "0"
-    if text not in ("0", "1"):
-        raise ValueError(f"COLLECTIVES_CUDA_AWARE={text!r}: write 1 to give MPI device memory, or 0")
-    return text == "1"
+    text = os.environ.get("COLLECTIVES_CUDA_AWARE") or "auto"
+    if text not in ("0", "1", "auto"):
+        raise ValueError(f"COLLECTIVES_CUDA_AWARE={text!r}: write 1 to give MPI device memory, 0 never to, or auto")
+    return None if text == "auto" else text == "1"
 
 
 def device_barriers() -> bool | None:
@@ -205,6 +205,18 @@ def device_barriers() -> bool | None:
     return None if text is None else text == "1"
 
 
+def device_blocks() -> int | None:
+    """Read COLLECTIVES_DEVICE_BLOCKS=16: the most blocks, of 256 threads, that a reduction takes on a device.
+
+    None where it is not set.  Raises: ValueError for another value than a whole number from 1 on.
+    """
+    text = os.environ.get("COLLECTIVES_DEVICE_BLOCKS")
+    try:
+        return BLOCKS.whole(text) if text else None
+    except ArgumentTypeError as error:
+        raise ValueError(f"COLLECTIVES_DEVICE_BLOCKS={error}: write a number of blocks, or unset it") from None
+
+
 # All of ours, and what reads each and refuses wrong values.
 SETTINGS = {
     "COLLECTIVES_FAKE_NODES": fake_nodes,
@@ -215,6 +227,7 @@ SETTINGS = {
     "COLLECTIVES_LINKS": stated_links_folder,
     "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
     "COLLECTIVES_DEVICE_BARRIERS": device_barriers,
+    "COLLECTIVES_DEVICE_BLOCKS": device_blocks,
 }
 
 

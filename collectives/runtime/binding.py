@@ -19,7 +19,7 @@ from collectives.runtime import phases
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Tuning
-from collectives.runtime.messages import RequestBinder, Vector
+from collectives.runtime.messages import RequestBinder, StagingBuffers, Vector
 from collectives.runtime.operands import CallFacts, Operands, Workspace, bind, operands_of
 from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
 from collectives.runtime.plan import Plan
@@ -126,11 +126,11 @@ class Binder:
 
     # --- binding ---
 
-    def plan(self, a: Arguments, o: Operands, choice: Choice) -> Plan:
+    def plan(self, a: Arguments, o: Operands, choice: Choice, staging: StagingBuffers | None = None) -> Plan:
         """A plan for these arrays.  Collective."""
         if choice.row.reach >= Reach.STAGES:
             return self.direct(a, o, choice)
-        return MessageBinder(self.context, a.collective, choice, self).plan(a, o)
+        return MessageBinder(self.context, a.collective, choice, self, staging).plan(a, o)
 
     def direct(
         self, a: Arguments, o: Operands, choice: Choice, channel: Channel | None = None, binding: int = 0
@@ -203,8 +203,16 @@ class MessageBinder:
     collective, and only one can run at a time.
     """
 
-    def __init__(self, context: Context, collective: str, choice: Choice, binder: Binder | None = None):
+    def __init__(
+        self,
+        context: Context,
+        collective: str,
+        choice: Choice,
+        binder: Binder | None = None,
+        staging: StagingBuffers | None = None,
+    ):
         self.context, self.collective, self.choice, self.binder = context, collective, choice, binder
+        self.staging = staging
         self.first_tag = context.next_tags()
         self.arena: ScratchMemory | None = None
         self.own: ScratchMemory | None = None
@@ -221,7 +229,8 @@ class MessageBinder:
         self.own.rewind()
         space = Workspace(facts is None or facts.shared or not in_nodes, self.arena.empty, is_shared=in_nodes)
         binding = bind(a, o, space)
-        requests = RequestBinder(context.mpi, self.first_tag, a.device, a.op, context.segment_bytes, a.wire_dtype)
+        options = a.device, a.op, context.segment_bytes, a.wire_dtype, self.staging
+        requests = RequestBinder(context.mpi, self.first_tag, *options)
         groups = context.topology.groups if row.over_nodes else ()
         schedule = row.rounds(context.rank, context.size, a.root, groups)
         num_shared = len(binding.vector.places)

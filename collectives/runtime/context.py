@@ -75,7 +75,7 @@ class Context:
         self.memory = Memories(self)
         self.watchdog: Watchdog | None = None
         if not parent and self.timeout_s:
-            self.watchdog = Watchdog(self.mpi, self.num_tags, self.calls, self.progress.waits, self.timeout_s)
+            self.watchdog = Watchdog(self.mpi, self.num_tags, self.calls, self.progress, self.timeout_s)
 
     def next_tags(self) -> int:
         """Return the first of the tags of a new plan: the same on every rank, since binding is collective."""

@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.device import Device, Event
+from collectives.arrays.memory import size_class
 from collectives.arrays.views import as_bytes
 from collectives.runtime.plan import CopyPair
 from collectives.schedule.moves import MESSAGES, Barrier, Copy, Move, Recv, RecvReduce, Round, Schedule, Send, show
@@ -21,6 +22,7 @@ from collectives.schedule.moves import MESSAGES, Barrier, Copy, Move, Recv, Recv
 SEGMENT_BYTES = 1 << 20
 WINDOW = 2
 LARGEST_MESSAGE_BYTES = 1 << 30
+LARGEST_POWER_BYTES = 1 << 16  # of staging buffers: longer ones are in steps of an eighth
 TAGS = MESSAGES  # of a plan
 
 
@@ -166,6 +168,29 @@ class BoundRound(NamedTuple):
         return f"round {self.number}: {', '.join(dict.fromkeys(map(show, pending or self.moves)))}"
 
 
+class StagingBuffers:
+    """What messages are staged in, beside the vector: kept by use and size class.
+
+    Plans that run one after the other may share them: a device is done with one before MPI is given it.
+    """
+
+    def __init__(self, device: Device):
+        self.device = device
+        self.buffers: dict[tuple, Any] = {}
+
+    def take(self, kind: str, place: int, length: int, dtype: np.dtype) -> Any:
+        """Return at least so many elements for the move at a place of its round: of the host, or of the device."""
+        nbytes = size_class(length * dtype.itemsize, LARGEST_POWER_BYTES)
+        key = kind, place, dtype, nbytes
+        if key not in self.buffers:
+            on_host = kind == "host"
+            new = (
+                self.device.host(nbytes).view(dtype) if on_host else self.device.empty(nbytes // dtype.itemsize, dtype)
+            )
+            self.buffers[key] = new
+        return self.buffers[key]
+
+
 class RequestBinder:
     """Turns moves over chunks into requests over memory, with the `TAGS` tags from `first_tag` on.
 
@@ -181,11 +206,12 @@ class RequestBinder:
         op: str,
         segment_bytes: int,
         wire_dtype: np.dtype | None = None,
+        staging: StagingBuffers | None = None,
     ):
         self.mpi, self.first_tag, self.device, self.op = mpi, first_tag, device, op
         self.segment_bytes, self.wire_dtype = segment_bytes, wire_dtype
         self.in_place = device.mpi_reads and wire_dtype is None  # MPI reads and writes the vector itself
-        self.buffers: dict[tuple[str, int], Any] = {}  # reused from round to round
+        self.staging = staging or StagingBuffers(device)
         self.request_moves: list[tuple[MPI.Prequest, Move]] = []  # in this round
 
     def bind(self, number: int, moves: Round, vector: Vector) -> BoundRound:
@@ -258,12 +284,7 @@ class RequestBinder:
     def slots(self, kind: str, place: int, segments: list[Any], slots: int, dtype: Any) -> list[Any]:
         """A buffer for each segment; segment i shares its memory with segment i + slots."""
         longest = len(segments[0])
-        need = longest * min(slots, len(segments))
-        buffer = self.buffers.get((kind, place))
-        if buffer is None or len(buffer) < need:
-            on_host = kind == "host"
-            buffer = self.device.host(need * dtype.itemsize).view(dtype) if on_host else self.device.empty(need, dtype)
-            self.buffers[kind, place] = buffer
+        buffer = self.staging.take(kind, place, longest * min(slots, len(segments)), np.dtype(dtype))
         begins = [i % slots * longest for i in range(len(segments))]
         return [buffer[b : b + len(s)] for b, s in zip(begins, segments, strict=True)]
 

@@ -32,7 +32,7 @@ class NativePlan(Plan):
         for target, source in self.before:
             self.device.copy(target, source)
         self.device.synchronize()
-        with self._progress.inside_mpi(self):
+        with self._progress.inside(self):
             self.native_call()
         if self.divide:
             self.device.divide(*self.divide)

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays.device import TURNS, Device, DeviceKernel, DeviceStep, SharingDevice
+from collectives.arrays.device import TURNS, Device, DeviceKernel, DeviceStep, Event, SharingDevice
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
 from collectives.runtime import kernels
 from collectives.runtime.channel import Channel
+from collectives.runtime.direct_binder import DirectBinder, ExportedMemory
 from collectives.runtime.phases import (
     NUM_REGISTERS,
     SCRATCH,
@@ -32,7 +33,7 @@ from collectives.runtime.phases import (
     peers_of,
 )
 from collectives.runtime.plan import Waitable
-from collectives.runtime.shared_memory import ExportedMemory, Program, ProgramBinder, compile_for
+from collectives.runtime.shared_memory import Program, compile_for
 from collectives.schedule.moves import Parts, Round
 
 Operation = Callable[[], None]
@@ -176,15 +177,23 @@ class KernelProgram:
 
     def __init__(self, device: SharingDevice, kernel: DeviceKernel, keep: Any):
         self.device, self.kernel, self.keep = device, kernel, keep
+        self.num_runs = 0
 
     def spin(self) -> bool:
         """Launch it on the caller's stream, which is all that a run is on the host."""
         self.kernel.launch(self.device.streams()[0])
+        self.num_runs += 1
         return True
+
+    @property
+    def device_run(self) -> tuple[int, Event | None]:
+        """How often it was launched, and the event after the latest."""
+        return self.num_runs, self.kernel.event
 
     def run(self, device: Device) -> Iterator[Waitable]:
         """Launch it on the collectives' stream."""
         self.kernel.launch(self.device.streams()[1])
+        self.num_runs += 1
         yield from ()
 
     def requests(self) -> list:
@@ -194,14 +203,14 @@ class KernelProgram:
         return "on its way"
 
 
-class DeviceProgramBinder(ProgramBinder):
+class DeviceProgramBinder(DirectBinder):
     """Turns a rank's direct rounds into work on its device."""
 
     def __init__(self, device_memory: DeviceMemory, *arguments: Any):
         super().__init__(*arguments)
         self.device_memory, self.device = device_memory, device_memory.device
 
-    def bind(  # type: ignore[override]  # a program of another kind
+    def bind(
         self,
         parts: Parts,
         arrays: Sequence[Any],

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from itertools import count
 from threading import get_ident
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 from mpi4py import MPI
 
@@ -26,6 +27,7 @@ YIELD_S = 1e-2  # from when on it sleeps
 SLEPT_SHARE = 1 / 64  # of what it has waited by then, so that it is late by as little
 LONGEST_SLEEP_S = 1e-3
 FAILURES = (MPI.Exception, CommunicationError)
+DEVICE_ERRORS = (OSError, RuntimeError, MemoryError)  # what CuPy raises for CUDA's errors
 
 
 def run_now(plan: "Plan") -> None:
@@ -93,6 +95,9 @@ class Progress:
         self.started: list[Plan] = []
         self.background = Background(self.started)
         self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
+        self.on_devices: WeakValueDictionary[int, Plan] = WeakValueDictionary()  # plans whose work devices do
+        self.tell: Callable[[str], None] = lambda words: None  # other ranks that this one's device has failed
+        self.failure = ""  # of another rank's device
         self._num_waits = count()
         self._naps = 0
 
@@ -111,8 +116,8 @@ class Progress:
             del self.waits[number]
 
     @contextmanager
-    def inside_mpi(self, waiting: "Plan") -> Iterator[None]:
-        """Where MPI itself waits."""
+    def inside(self, waiting: "Plan") -> Iterator[None]:
+        """Where MPI itself waits, or CUDA."""
         number = next(self._num_waits)
         self.waits[number] = get_ident(), waiting, ""
         try:
@@ -125,6 +130,8 @@ class Progress:
         look = awaited.test if others else awaited.spin
         num_barriers, since_s = awaited.num_barriers, time.monotonic()
         while not look():
+            if self.failure:
+                raise CommunicationError(self.failure)
             for plan in others:
                 plan.advance()
             now_s = time.monotonic()
@@ -186,8 +193,13 @@ class Plan:
         self._freed = False
         self._failure: CommunicationError | None = None
         self._last: Event | None = None  # of a run
+        self._event: Event | None = None
+        self._num_runs = 0  # that were left to a device; the event is after the latest
+        if device.is_async:
+            progress.on_devices[id(self)] = self
         self._stepping = threading.Lock()  # held by the thread that moves the run on
         self.in_background = False  # left to the thread that moves plans on
+        self._is_inside = False  # the thread that moves the run on gives the device work
 
     def enclose(self, before: Iterable[CopyPair], after: Iterable[CopyPair], result: Any) -> None:
         """Add copies ahead of all else and after it; runs return `result` then."""
@@ -213,7 +225,12 @@ class Plan:
 
     def run_only(self) -> bool:
         """The same without counting the run."""
-        return bool(self.only) and not self._progress.started and self.only.spin()
+        try:
+            return bool(self.only) and not self._progress.started and self.only.spin()
+        except CommunicationError:
+            raise
+        except DEVICE_ERRORS as error:
+            raise self._failed(error) from error
 
     def start(self) -> "Plan":
         """Begin a run, which goes on while this process computes; ends with `wait()`, or when `done()` says so."""
@@ -301,7 +318,14 @@ class Plan:
 
     def awaits(self) -> str:
         """What a run waits for at this moment, in words."""
+        if self._is_inside:
+            return "its device to finish earlier work"
         return self._round.awaits() if self._round else "in the MPI library's own"
+
+    @property
+    def device_run(self) -> tuple[int, Event | None]:
+        """How many runs were left to the device, and the event after the latest."""
+        return self.only.device_run if self.only else (self._num_runs, self._event)
 
     def free(self) -> None:
         """Give the persistent requests back to MPI.  The plan cannot be run after."""
@@ -322,7 +346,7 @@ class Plan:
     def _next(self) -> None:
         assert self._steps is not None
         try:
-            awaited = next(self._steps, None)
+            awaited = self._step()
         except Exception as error:  # whatever it is, the run is over, and who waits for it must hear of it
             self._fail(error)
             return
@@ -330,6 +354,18 @@ class Plan:
             self._end()
         else:
             self._waiting_for = awaited
+
+    def _step(self) -> Waitable | None:
+        """Move on to what the run waits for next; on a device, where CUDA may wait, too."""
+        assert self._steps is not None
+        if not self.device.is_async:
+            return next(self._steps, None)
+        with self._progress.inside(self):
+            self._is_inside = True
+            try:
+                return next(self._steps, None)
+            finally:
+                self._is_inside = False
 
     def _end(self) -> None:
         self._steps = None
@@ -350,21 +386,32 @@ class Plan:
             device.divide(*self.divide)
         for target, source in self.after:
             device.copy(target, source)
-        self._last = device.record()
+        self._last = self._event = device.record()
+        self._num_runs += 1
 
     def _order_caller(self) -> None:
         """Order who waits for the run, or asks for it, after it: on the stream that is current there."""
         last, self._last = self._last, None
-        if last is not None:
+        if last is None:
+            return
+        try:
             self.device.end(last)
+        except DEVICE_ERRORS as error:
+            raise self._failed(error) from error
 
     def _fail(self, error: Exception) -> None:
         """End the run; who waits for it, or asks for it, gets the error."""
-        moves = self._round.moves if self._round else ()
-        where = f", round {self._round.number}: {', '.join(map(show, moves))}" if self._round and moves else ""
-        self._failure = CommunicationError(f"{self.name}{where}: {error}")
+        self._failure = self._failed(error)
         self._failure.__cause__ = error
         self._end()
+
+    def _failed(self, error: Exception) -> CommunicationError:
+        """Make the error of a run; the other ranks hear of a device's at once, as they would wait in vain."""
+        moves = self._round.moves if self._round else ()
+        where = f", round {self._round.number}: {', '.join(map(show, moves))}" if self._round and moves else ""
+        if self.device.is_async and not isinstance(error, CommunicationError | InputError):
+            self._progress.tell(f"{self.call.entry() if self.call else self.name}: {error}")
+        return CommunicationError(f"{self.name}{where}: {error}")
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None

@@ -29,6 +29,7 @@ from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, caller
 from collectives.runtime.compared import ComparedPlan, Headers
 from collectives.runtime.fuse import Fused
+from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
 from collectives.runtime.plan import CopyPair, MismatchError, Plan, run_now
@@ -124,6 +125,7 @@ class Resolver:
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
         self.is_between_nodes = len(context.topology.nodes) > 1
+        self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
         self.latest: Callable[[], Plan | None] = lambda: None
 
     # --- calls ---
@@ -284,7 +286,7 @@ class Resolver:
         """A call's signature, if what is bound for it may be started without waiting for the others."""
         is_native = request.options[-1] == "mpi"  # waits inside MPI
         is_uneven = request.arguments.get("send_counts") is not None  # ranks tell each other theirs first
-        if is_native or is_uneven or self.is_between_nodes:  # between nodes, comparing waits
+        if is_native or is_uneven:
             return None
         options = (*request.options, request.note) if request.note else request.options
         try:
@@ -336,6 +338,7 @@ class Resolver:
         """Let go what is bound, and its memory."""
         self.bound.clear()
         self.bound_on_devices.clear()
+        self.staging.clear()
         self.buffers.pairs.clear()
         if "headers" in self.__dict__:
             self.headers.free()
@@ -433,16 +436,20 @@ class Resolver:
 
     # --- binding ---
 
-    def bind(self, resolved: Resolved) -> Plan:
+    def bind(self, resolved: Resolved, staging: StagingBuffers | None = None) -> Plan:
         """A plan for the arrays of a call.  Collective."""
         a, o, choice, fused, *_ = resolved
         if choice is None:
             plan: Plan = NativePlan(a, o, self.context.mpi, self.progress)
         else:
-            plan = self.binder.plan(a, o, choice)
+            plan = self.binder.plan(a, o, choice, staging)
         if fused:
             plan.enclose(*fused.copies(a.collective, a.rank == a.root), fused.arrays)
         return plan
+
+    def bind_moved(self, resolved: Resolved, staging: StagingBuffers, a: Arguments) -> Plan:
+        """A plan like that of a call for other arrays.  Collective."""
+        return self.bind(resolved._replace(a=a, operands=operands_of(a)), staging)
 
     def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
         """What calls of a signature have in common, which is kept for the next one.  Collective."""
@@ -451,18 +458,20 @@ class Resolver:
         collective = a.collective
         plan = rebind = compared = buffered = None
         signature, _, _, on_host, moves = signed
+        staging = self.staging.setdefault(a.device.place, StagingBuffers(a.device))
         if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
             plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
         elif self.is_between_nodes and choice is not None and self.headers.carry(a, choice):
             compared = self.headers.plan(a, choice, number)
         elif on_host:
-            rebind = partial(self.rebind, a, choice and MessageBinder(self.context, collective, choice, self.binder))
+            messages = choice and MessageBinder(self.context, collective, choice, self.binder, staging)
+            rebind = partial(self.rebind, a, messages)
         elif moves:
             is_shared = resolved.all_move and choice is not None and choice.shared is not None
             buffers = self.buffers.pair(a, o, is_shared)
-            buffered = BufferedPlan(a, buffers, lambda a: self.bind(resolved._replace(a=a, operands=operands_of(a))))
+            buffered = BufferedPlan(a, buffers, partial(self.bind_moved, resolved, staging))
         else:
-            plan = self.bind(resolved._replace(a=a, operands=operands_of(a)))
+            plan = self.bind_moved(resolved, staging, a)
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
         bound.rebind, bound.compared, bound.buffered = rebind, compared, buffered

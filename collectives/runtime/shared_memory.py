@@ -1,20 +1,19 @@
 """Compiles direct rounds to programs: schedules of one node's ranks that read each other's memory on the host."""
 
 import ctypes
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from collectives.arrays.device import TURNS, Device
-from collectives.arrays.memory import SymmetricMemory
 from collectives.arrays.views import BFLOAT16, address_of, pointer
 from collectives.job.errors import CommunicationError
 from collectives.runtime import kernels
 from collectives.runtime.channel import Channel
+from collectives.runtime.direct_binder import DirectBinder, ExportedMemory
 from collectives.runtime.phases import (
     BOUNCE,
     LINE_BYTES,
@@ -227,36 +226,8 @@ def like(dtype: np.dtype) -> Any:
     return np.dtype(np.float32 if dtype in FORMS else np.uint8 if dtype == np.dtype(bool) else dtype).type(0)
 
 
-class ExportedMemory(NamedTuple):
-    """What a rank tells the others of its memory, so that they find it: of its process, and of each shared array.
-
-    An array lies in the window `key` of symmetric memory, which begins at an address of the process; or in none, 0.
-    """
-
-    pid: int
-    turn_bytes: int
-    key: int
-    window: int
-    address: int
-    out_key: int
-    out_window: int
-    out_address: int
-
-
-class ProgramBinder:
-    """Turns a rank's direct rounds into a program: finds out where the others' chunks are, and lays out stages."""
-
-    def __init__(
-        self,
-        world_ranks: Sequence[int],
-        memory: SymmetricMemory,
-        gather_rows: Callable,
-        agree_max: Callable,
-        oversubscribed: bool,
-        meanwhile: Callable[[], Any] | None = None,
-    ):
-        self.world_ranks, self.memory, self.gather_rows, self.agree_max = world_ranks, memory, gather_rows, agree_max
-        self.oversubscribed, self.meanwhile = oversubscribed, meanwhile
+class ProgramBinder(DirectBinder):
+    """Turns a rank's direct rounds into a program."""
 
     def bind(
         self,
@@ -308,45 +279,6 @@ class ProgramBinder:
             compile_for(dtype)
         self.agree_max([0])
         return Program(np.array([kernels.BARRIER, 2], np.int64), channel, dtype, self.oversubscribed)
-
-    def exchange(
-        self, arrays: Sequence[Any], chunks: Sequence[Chunk], space: Space, turn_bytes: int
-    ) -> list[tuple[ExportedMemory, list[int]]]:
-        """What every rank says of its memory, and of where its chunks and then its stages begin.  Collective."""
-        places = []
-        for array in arrays[:NUM_SHARED]:
-            window = self.memory.windows.window_of(array)
-            places += [window.key, window.address] if window else [0, 0]
-            places.append(address_of(array))
-        stages = list(accumulate(space.steps[:-1], initial=0))[: len(space.steps)]
-        shared = [chunk.offset for chunk in chunks if chunk.register < NUM_SHARED]
-        row = [*ExportedMemory(os.getpid(), turn_bytes, *places), *shared, *stages]
-        width = len(ExportedMemory._fields)
-        return [(ExportedMemory(*words[:width]), words[width:]) for words in self.gather_rows(row).tolist()]
-
-    def layouts(
-        self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], chunks: Sequence[Chunk]
-    ) -> dict[int, list[Spot]]:
-        """Where the chunks and stages of these ranks are, whose registers come one after the other."""
-        layouts: dict[int, list[Spot]] = {}
-        for nth, rank in enumerate(ranks):
-            known, offsets = rows[rank]
-            num_shared = sum(chunk.register < NUM_SHARED for chunk in chunks)
-            own = [chunk.offset for chunk in chunks[num_shared:]]  # which no other rank reads
-            offsets = offsets[:num_shared] + own + offsets[num_shared:]
-            pids = [0 if nth == 0 or base is not None else known.pid for base in self.mapped(rank, known)]
-            spots = []
-            for place, offset in enumerate(offsets):
-                register = chunks[place].register if place < len(chunks) else STAGING
-                pid = pids[register] if register < NUM_SHARED else 0
-                spots.append(Spot(pid, nth * NUM_REGISTERS + register, offset))
-            layouts[rank] = spots
-        return layouts
-
-    def mapped(self, rank: int, known: ExportedMemory) -> list[int | None]:
-        """Where this process has the windows of a rank's shared arrays; None for those that it does not have."""
-        windows = [self.memory.windows.by_key.get(key) for key in (known.key, known.out_key)]
-        return [window.bases.get(self.world_ranks[rank]) if window else None for window in windows]
 
     def fill(self, program: Program, rows: Sequence[tuple[ExportedMemory, list[int]]], channel: Channel) -> None:
         """Put into a program's registers where the ranks' staging buffers are, and how to find their arrays."""

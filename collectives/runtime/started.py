@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 from collectives.arrays.device import host
@@ -35,42 +35,50 @@ class StartedCall(Plan):
         super().__init__(bound.call.name, result, resolver.progress, host(), [])
         self.call = self.entered = call
         self.keep = request.x, request.out
+        self.inner: Plan | None = None  # whose messages it runs
 
     def awaits(self) -> str:
-        return f"the end of {self.ahead.name}" if self.ahead else super().awaits()
+        if self.ahead:
+            return f"the end of {self.ahead.name}"
+        return self.inner.awaits() if self.inner else super().awaits()
 
     def _run(self) -> Iterator[Waitable]:
         if self.ahead is not None and self.ahead.is_under_way:
             yield End(self.ahead)
         self.ahead = None
-        first = Comparison(self.program())
-        if not first.test():
-            yield first
-        if first.has_failed:
+        while not (yield from self.attempt()):
             self.entered.name = self.request.collective  # as ranks compare it
             resolved = self.resolver.resolve(self.entered, self.request, compared=True)
             self.bound = self.resolver.bind_call(self.entered, self.signed, resolved)
             self.entered.name = self.bound.call.name
-        if self.bound.program is None:
-            yield from self.run_messages()
-        elif first.has_failed:
-            yield from self.program().run(self.device)
         for target, source in self.after:
             self.device.copy(target, source)
         self.keep = None
 
-    def program(self) -> Program:
-        """What runs first: the bound program on this call's arrays, or one that only compares."""
-        bound, number = self.bound, self.entered.number * self.resolver.check
-        program = self._round = bound.program or self.resolver.gate_plan[0]
-        places = (self.addresses, self.keys) if bound.program else (NOWHERE, NOWHERE)
-        program.use(number, *places, bound.number)
-        return program
-
-    def run_messages(self) -> Iterator[Waitable]:
-        plan = self.resolver.plan_at(self.bound, self.addresses)
-        plan.prepare()
-        yield from plan._run()
+    def attempt(self) -> Generator[Waitable, None, bool]:
+        """Run what is bound, unless another rank would run something else; return whether all have run it."""
+        bound, resolver, number = self.bound, self.resolver, self.entered.number * self.resolver.check
+        if resolver.is_between_nodes:
+            self.inner = compared = bound.compared or resolver.comparison
+            compared.use(number, self.addresses if bound.compared else (), bound.number)
+            try:
+                yield from compared._run()
+            except MismatchError:
+                return False
+        else:
+            program = self._round = bound.program or resolver.gate_plan[0]
+            places = (self.addresses, self.keys) if bound.program else (NOWHERE, NOWHERE)
+            program.use(number, *places, bound.number)
+            comparison = Comparison(program)
+            if not comparison.test():
+                yield comparison
+            if comparison.has_failed:
+                return False
+        if bound.program is None and bound.compared is None:
+            self.inner = plan = resolver.plan_at(bound, self.addresses)
+            plan.prepare()
+            yield from plan._run()
+        return True
 
 
 class End:

@@ -1,6 +1,6 @@
 """NVIDIA's run-time compiler, by itself: it needs neither a GPU nor a driver.
 
-It runs in a process of its own: this one may have loaded libraries of the same names, the stand-in's (`cuda_on_host`).
+It runs in a process of its own: this one may have loaded the stand-in's libraries of the same names (`cuda_on_host`).
 
 Source: NVRTC documentation, "User Interface": https://docs.nvidia.com/cuda/nvrtc/.
 """

@@ -84,6 +84,10 @@ def test_every_root_is_a_call_of_its_own(comm):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("memory", MEMORY)
 def test_later_calls_that_are_not_waited_for_do_not_agree_anew(comm, collective, memory, monkeypatch):
+    check_started_calls(comm, collective, memory, monkeypatch)
+
+
+def check_started_calls(comm, collective, memory, monkeypatch):
     """Several are under way at once, with one that is waited for among them."""
     for count in (0, 24 * comm.size, 30_000 * comm.size):
         xs = inputs(comm.size, count)
@@ -147,6 +151,10 @@ def test_ranks_whose_arrays_lie_in_different_kinds_of_memory(comm):
 
 @pytest.mark.sizes(2, 4)
 def test_started_calls_that_ranks_find_bound_or_not(comm):
+    check_that_they_are_bound_again(comm)
+
+
+def check_that_they_are_bound_again(comm):
     """Who has bound the call of its memory begins at once, and binds it again with who has not."""
     shared = [put(comm, "symmetric", np.zeros(1000, np.float32)) for _ in range(8)]
     works, results = [], []
@@ -280,11 +288,22 @@ def between_nodes(request, mpi_comm, monkeypatch):
     comm.free()
 
 
-@pytest.mark.sizes(4, 8)
+@pytest.mark.sizes(4, proof=(8,))
 def test_ranks_of_other_nodes_that_repeat_calls_of_other_signatures(between_nodes):
     comm = between_nodes
     for one, other in CALLS.values():
         check_that_both_are_named(comm, one, other)
+
+
+@pytest.mark.sizes(4, proof=(8,))
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_later_calls_between_nodes_that_are_not_waited_for(between_nodes, collective, monkeypatch):
+    check_started_calls(between_nodes, collective, "ordinary", monkeypatch)
+
+
+@pytest.mark.sizes(4, proof=(8,))
+def test_started_calls_between_nodes_that_ranks_find_bound_or_not(between_nodes):
+    check_that_they_are_bound_again(between_nodes)
 
 
 @pytest.mark.sizes(4, 6, 8)

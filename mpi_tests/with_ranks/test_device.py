@@ -114,6 +114,31 @@ def test_many_at_once(mpi_comm, cuda, mpi_reads):
     comm.free()
 
 
+def test_calls_of_near_lengths_share_their_staging_buffers(new_comm, cuda, monkeypatch):
+    """Of the host and of the device, those of each call the next one's, too; a plan has its own."""
+    comm = new_comm
+    made = []
+    host, empty = cuda.device.host, cuda.device.empty
+    monkeypatch.setattr(cuda.device, "host", lambda nbytes: made.append(nbytes) or host(nbytes))
+    monkeypatch.setattr(cuda.device, "empty", lambda count, dtype: made.append(count) or empty(count, dtype))
+
+    def run(call, length):
+        xs = inputs(comm.size, length)
+        x = cuda.put(xs[comm.rank])
+        call(x)
+        assert np.array_equal(cuda.get(x), reduced(xs, "sum"))
+        return len(made)
+
+    def call(x):
+        comm.all_reduce(x, algorithm="ring")
+
+    first = run(call, 5000)
+    assert [run(call, length) for length in (4990, 5001, 5010)] == [first] * 3
+    assert (run(call, 50_000) > first) == (comm.size > 1)
+    begun = len(made)
+    assert (run(lambda x: comm.plan("all_reduce", x, algorithm="ring")(), 5000) > begun) == (comm.size > 1)
+
+
 @each_mode
 def test_send_and_recv(new_comm, cuda, mpi_reads):
     comm = new_comm

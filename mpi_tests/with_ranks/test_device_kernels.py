@@ -46,6 +46,19 @@ def check_runs(comm, cuda, collective, algorithm, count, **options):
     plan.free()
 
 
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize(("setting", "number"), [("", 32), ("2", 2), ("60000", None)])
+def test_the_blocks_of_a_kernel(comm, cuda, monkeypatch, setting, number):
+    """By default 32, and never more than the device runs at once, as they wait for each other."""
+    monkeypatch.setenv("COLLECTIVES_DEVICE_BLOCKS", setting)
+    multiprocessors = cuda.cupy.cuda.Device(cuda.index).attributes["MultiProcessorCount"]
+    xs = inputs(comm.size, 1 << 20)
+    x = symmetric(comm, cuda, xs[comm.rank])
+    plan = comm.plan("all_reduce", x, algorithm="two_shot_put")
+    assert plan.rounds[0].kernel.num_blocks == min(number or multiprocessors, multiprocessors)
+    same(cuda.get(plan()), reduced(xs, "sum"), setting)
+
+
 @pytest.mark.parametrize(("collective", "algorithm"), DIRECT)
 def test_every_direct_algorithm(comm, cuda, collective, algorithm):
     for count in (0, comm.size, 700 * comm.size, *([700 * comm.size + 1] * (collective != "all_to_all"))):

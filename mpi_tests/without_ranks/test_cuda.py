@@ -70,6 +70,18 @@ def test_collectives_go_first_and_leave_room(device):
     assert cuda_kernels.num_blocks(1 << 30, 1) == 4 * device.xp.cuda.Device(1).attributes["MultiProcessorCount"]
 
 
+def test_a_setting_limits_the_blocks_of_reductions(cuda, device, monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_DEVICE_BLOCKS", "3")
+    out, source = cuda.put(np.zeros(50_000, np.float32)), cuda.put(np.ones(50_000, np.float32))
+    fold = device.folding("sum", out, [source, source], 1)
+    assert fold.args[0].num_blocks == 3
+    device.begin()
+    fold()
+    device.end(device.record())
+    assert (cuda.get(out) == 2).all()
+    assert cuda_kernels.num_blocks(300, 1) == 2
+
+
 def test_nothing_is_copied_of_empty_arrays(cuda, device):
     device.copy(cuda.put(np.zeros(0)), cuda.put(np.zeros(0)))
     device.synchronize()

@@ -262,6 +262,11 @@ def test_a_device_without_cupy(tmp_path, monkeypatch, file):
         ("COLLECTIVES_TIMEOUT_S", "-1", "COLLECTIVES_TIMEOUT_S='-1'"),
         ("COLLECTIVES_FAKE_NODES", "2", "COLLECTIVES_FAKE_NODES='2'"),
         ("COLLECTIVES_CUDA_AWARE", "yes", "COLLECTIVES_CUDA_AWARE='yes'"),
+        (
+            "COLLECTIVES_DEVICE_BLOCKS",
+            "none",
+            "COLLECTIVES_DEVICE_BLOCKS='none' must be a whole number from 1 to 65536",
+        ),
         ("COLLECTIVES_CORES", "0", "COLLECTIVES_CORES='0' must be a whole number from 1 to 65536"),
         ("OMP_NUM_THREADS", "all", "OMP_NUM_THREADS='all' must be a whole number from 1 to 65536"),
         ("COLLECTIVES_TIMEOUT", "5", "COLLECTIVES_TIMEOUT is no setting"),

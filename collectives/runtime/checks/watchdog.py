@@ -8,6 +8,7 @@ is stopped, or whose code keeps Python's lock, does not answer.
 When a rank has ended its program its thread goes on answering until all have, which MPI would wait for anyway.
 """
 
+import math
 import os
 import sys
 import threading
@@ -19,7 +20,7 @@ from mpi4py import MPI
 
 from collectives.job.launch import dead_ranks, show_dead
 from collectives.runtime.checks.call_log import Calls, Entry, Record, place_of, show_last
-from collectives.runtime.plan import Plan, Wait
+from collectives.runtime.plan import Plan, Progress, Wait
 from collectives.schedule.moves import show_ranks
 
 POLL_S = 0.5
@@ -27,6 +28,12 @@ ANSWER_S = 5.0  # how long to wait for the others' answers
 LAST_WORDS_S = 0.5  # for what is printed to get through, before the job is ended
 ASK = None  # a message that is no answer
 MOST_SHOWN = 3  # of the last collectives of a rank, runs of one counted once
+
+
+class DeviceFailure(NamedTuple):
+    """A message to all ranks: what went wrong on the sender's device."""
+
+    words: str
 
 
 class Awaited(NamedTuple):
@@ -55,17 +62,19 @@ class Times(NamedTuple):
 
 
 class Watchdog:
-    """The thread of one rank.  `tag` is one that no other message on `comm` has; `waits` are those of this moment."""
+    """The thread of one rank.  `tag` is one that no other message on `comm` has; `progress` has the waits."""
 
-    def __init__(
-        self, comm: MPI.Comm, tag: int, calls: Calls, waits: dict[int, tuple[int, Plan | None, str]], timeout_s: float
-    ):
-        self.comm, self.tag, self.record, self.waits, self.timeout_s = comm, tag, calls.record, waits, timeout_s
+    def __init__(self, comm: MPI.Comm, tag: int, calls: Calls, progress: Progress, timeout_s: float):
+        self.comm, self.tag, self.record, self.timeout_s = comm, tag, calls.record, timeout_s
+        self.progress, self.waits = progress, progress.waits
+        progress.tell = self.tell
         self.rank, self.size = comm.rank, comm.size
         self.alone = MPI.Query_thread() < MPI.THREAD_MULTIPLE  # this thread may not call MPI
         self.poll_s = min(POLL_S, timeout_s / 4)
         self.clock_s, self.looked = 0.0, time.monotonic()
         self.since: dict[int, float] = {}  # when each wait was first seen
+        self.device_since: dict[tuple[int, int], float] = {}  # the same of the latest run of each plan on a device
+        self.failed_s = math.inf  # when another rank's device was said to have failed
         self.state: Any = None
         self.changed_s = 0.0  # when the state was last seen to change
         self.patient_until_s = 0.0
@@ -99,11 +108,13 @@ class Watchdog:
         """Answer who asks; and sound the alarm, if it is time."""
         self.tell_time()
         for source, message in self.incoming():
-            if message is ASK:
-                self.answer(source)
+            self.take(source, message)
+        if self.clock_s > self.failed_s + ANSWER_S and (self.waits or self.on_device(self.failed_s)):
+            self.last_words(f"rank {self.rank} cannot go on, as {self.progress.failure}; this ends the job")
         # Lower ranks first, so that it is not all of them that ask: each alarm reaches the others within a poll.
         limit_s = self.timeout_s + POLL_S * self.rank.bit_length()
-        overdue = {number for number, at in self.since.items() if self.clock_s - at >= limit_s}
+        overdue: set[Any] = {number for number, at in self.since.items() if self.clock_s - at >= limit_s}
+        overdue |= self.on_device(self.clock_s - limit_s).keys()
         if overdue and self.clock_s >= self.patient_until_s:
             self.sound(overdue)
 
@@ -113,18 +124,49 @@ class Watchdog:
         self.clock_s += min(now - self.looked, 2 * POLL_S)
         self.looked = now
         self.since = {number: self.since.get(number, self.clock_s) for number in list(self.waits)}
+        plans = [plan for reference in self.progress.on_devices.valuerefs() if (plan := reference())]
+        runs = [(id(plan), plan.device_run[0]) for plan in plans]
+        self.device_since = {run: self.device_since.get(run, self.clock_s) for run in runs if run[1]}
         entries = self.record.entries()[-1:]
         numbers = [calls.number for calls in list(self.record.communicators)]
         state = numbers, [entry.call.under_way for entry in entries]
         if state != self.state:
             self.state, self.changed_s = state, self.clock_s
 
-    def incoming(self) -> Iterator[tuple[int, Report | None]]:
+    def on_device(self, until_s: float = math.inf) -> dict[tuple[int, int], Plan]:
+        """Return the plans that devices have not finished, of those whose latest run was seen by a time.
+
+        Devices are asked for no others: a thread that asks ends the capture of a graph.
+        """
+        unfinished = {}
+        for run in [run for run, at in self.device_since.items() if at <= until_s]:
+            plan = self.progress.on_devices.get(run[0])
+            if plan and not is_finished(plan):
+                unfinished[run] = plan
+            else:
+                self.device_since[run] = math.inf
+        return unfinished
+
+    def take(self, source: int, message: "Report | DeviceFailure | None") -> None:
+        """Take a message that is no answer."""
+        if message is ASK:
+            self.answer(source)
+        elif isinstance(message, DeviceFailure) and not self.progress.failure:
+            self.progress.failure, self.failed_s = f"rank {source} has failed in {message.words}", self.clock_s
+
+    def tell(self, words: str) -> None:
+        """Tell all other ranks that this one's device has failed, from any thread."""
+        with self.lock:
+            for rank in range(self.size) if not (self.alone or self.stopped) else ():
+                if rank != self.rank:
+                    self.send(DeviceFailure(words), rank)
+
+    def incoming(self) -> Iterator[tuple[int, "Report | DeviceFailure | None"]]:
         status = MPI.Status()
         while not self.alone and (message := self.comm.improbe(tag=self.tag, status=status)):
             yield status.source, message.recv()
 
-    def send(self, message: Report | None, dest: int) -> None:
+    def send(self, message: "Report | DeviceFailure | None", dest: int) -> None:
         self.sent = [request for request in self.sent if not request.Test()]
         self.sent.append(self.comm.isend(message, dest, self.tag))
 
@@ -136,6 +178,9 @@ class Watchdog:
     def report(self) -> Report:
         longest = min(list(self.waits), default=-1)
         wait = self.waits.get(longest)
+        if wait is None and (late := self.on_device()):
+            run = min(late, key=self.device_since.__getitem__)
+            return of_device(self.record, late[run], self.clock_s - self.device_since[run])
         times = Times(self.clock_s - self.since.get(longest, self.clock_s), self.clock_s - self.changed_s)
         return report_of(self.record, wait and Wait(*wait), times, threading.main_thread())
 
@@ -152,15 +197,15 @@ class Watchdog:
         while len(reports) < len(others) and time.monotonic() < deadline:
             self.tell_time()
             for source, message in self.incoming():
-                if message is not ASK:
+                if isinstance(message, Report):
                     reports[source] = message
                     continue
-                self.answer(source)
-                if source < self.rank:
+                self.take(source, message)
+                if message is ASK and source < self.rank:
                     return
             time.sleep(0.01)
         self.tell_time()
-        if overdue & self.since.keys():
+        if overdue & (self.since.keys() | self.on_device().keys()):
             self.end({**reports, self.rank: self.report()})
 
     def end(self, reports: dict[int, Report]) -> None:
@@ -185,17 +230,14 @@ class Watchdog:
         while not all_left.Test():
             self.tell_time()
             for source, message in self.incoming():
-                if message is ASK:
-                    self.answer(source)
+                self.take(source, message)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, POLL_S / 10)
 
 
 def report_of(record: Record, wait: Wait | None, times: Times, main: threading.Thread) -> Report:
     """Report on this rank, from any of its threads."""
-    entries = record.entries()
-    numbers = {calls.label: calls.number for calls in list(record.communicators)}
-    descriptions = {(entry.call.calls.label, entry.number): entry.call.description for entry in entries}
+    entries, numbers, descriptions = known_of(record)
     if wait is None:
         return Report(of_no_wait(entries, times.quiet_s, main), numbers, descriptions, None)
     awaited = awaited_by(wait, entries)
@@ -204,9 +246,34 @@ def report_of(record: Record, wait: Wait | None, times: Times, main: threading.T
         return Report(words, numbers, descriptions, None)
     earlier = entries[: entries.index(awaited)] if awaited in entries else entries
     words = f"waits {times.waited_s:.0f} s in {awaited}{details(wait)}{before(earlier)}"
-    calls = awaited.call.calls
-    title = f"{awaited.call.name} #{awaited.number}{calls.label}"
-    return Report(words, numbers, descriptions, Awaited(title, calls.label, awaited.number, list(calls.members)))
+    return Report(words, numbers, descriptions, awaited_call(awaited))
+
+
+def known_of(record: Record) -> tuple[list[Entry], dict[str, int], dict[tuple[str, int], str]]:
+    """Return the last calls of this rank; the number of its calls by label; and their descriptions."""
+    entries = record.entries()
+    numbers = {calls.label: calls.number for calls in list(record.communicators)}
+    return entries, numbers, {(entry.call.calls.label, entry.number): entry.call.description for entry in entries}
+
+
+def awaited_call(entry: Entry) -> Awaited:
+    calls = entry.call.calls
+    title = f"{entry.call.name} #{entry.number}{calls.label}"
+    return Awaited(title, calls.label, entry.number, list(calls.members))
+
+
+def is_finished(plan: Plan) -> bool:
+    """Return whether the device has finished a plan's latest run."""
+    event = plan.device_run[1]
+    return event is None or plan.device.is_done(event)
+
+
+def of_device(record: Record, plan: Plan, waited_s: float) -> Report:
+    """Report on this rank, whose device has not finished what its host has left to it."""
+    entries, numbers, descriptions = known_of(record)
+    entry = plan.call.entry() if plan.call else None
+    words = f"has waited {waited_s:.0f} s for its device to finish {entry or plan.name}{before(entries)}"
+    return Report(words, numbers, descriptions, entry and awaited_call(entry))
 
 
 def awaited_by(wait: Wait, entries: Sequence[Entry]) -> Entry | None:

@@ -86,6 +86,7 @@ API Error cudaEventDestroy(void* handle) {
 
 API Error cudaEventRecord(void* handle, void* stream_handle) {
     Lock held(lock);
+    if (Error error = injected("cudaEventRecord")) return fail(error);
     Event* event = event_of(handle);
     Stream* stream = stream_of(stream_handle, held);
     if (!event || !stream) return fail(INVALID_HANDLE);
@@ -122,6 +123,7 @@ static Error join(Stream& stream, Event& event) {
 
 API Error cudaStreamWaitEvent(void* stream_handle, void* handle, unsigned) {
     Lock held(lock);
+    if (Error error = injected("cudaStreamWaitEvent")) return fail(error);
     Event* event = event_of(handle);
     Stream* stream = stream_of(stream_handle, held);
     if (!event || !stream) return fail(INVALID_HANDLE);

@@ -75,6 +75,7 @@ API Error cuLaunchKernel(
     void* handle, void** arguments, void**
 ) {
     Lock held(lock);
+    if (Error error = injected("cuLaunchKernel")) return fail(error);
     Stream* stream = stream_of(handle, held);
     if (!stream || !functions.count(function)) return fail(INVALID_HANDLE);
     if (stream->device != current_device() || function->device != stream->device) return fail(INVALID_HANDLE);

@@ -188,6 +188,7 @@ API Error cudaPointerGetAttributes(Attributes* attributes, const void* pointer) 
 // What comes from pageable memory is taken at once; what goes there is there when the call returns.
 API Error cudaMemcpyAsync(void* target, const void* source, size_t nbytes, int, void* handle) {
     Lock held(lock);
+    if (Error error = injected("cudaMemcpyAsync")) return fail(error);
     Stream* stream = stream_of(handle, held);
     if (!stream) return fail(INVALID_HANDLE);
     bool from_pageable = is_pageable(source, held), to_pageable = is_pageable(target, held);

@@ -29,6 +29,20 @@ Error misuse(const char* format, ...) {
     return fail(ILLEGAL_STATE);
 }
 
+// The next call of a function, after so many that succeed, returns an error.
+static std::map<std::string, std::pair<long, Error>>& injections = *new std::map<std::string, std::pair<long, Error>>;
+API void standin_inject(const char* function, long successes, Error error) {
+    Lock held(lock);
+    injections[function] = {successes, error};
+}
+Error injected(const char* function) {
+    auto found = injections.find(function);
+    if (found == injections.end() || found->second.first-- > 0) return SUCCESS;
+    Error error = found->second.second;
+    injections.erase(found);
+    return error;
+}
+
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 long setting(const char* name, long value) {

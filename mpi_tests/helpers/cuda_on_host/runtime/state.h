@@ -105,6 +105,7 @@ extern std::condition_variable& changed;
 extern std::atomic<Error> sticky;       // what a piece of work has died of: all that follows fails with it
 Error fail(Error);                      // what cudaGetLastError says next
 Error misuse(const char* format, ...);  // what CUDA does not define: counted, said, and refused
+Error injected(const char* function);  // the error that a test has asked this call of a function for, once
 double now_s();
 long setting(const char* name, long value);
 

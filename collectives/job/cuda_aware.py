@@ -1,0 +1,123 @@
+"""Decide whether MPI is given device memory: by what its library says of itself, and what the doctor has tried.
+
+A library that says no, or cannot be asked, is never given any.  One that says yes may still lack a driver or a
+transport, and a wrong guess ends a process: `python -m collectives.doctor` has two ranks exchange device memory in a
+job of its own, and keeps the result, by host and library, where measured links are.  A rank starts no such job: inside
+of one, mpirun may not work.
+
+Source: Open MPI, "MPIX_Query_cuda_support"; MPICH, "MPIX_GPU_query_support", whose GPU type 0 is CUDA.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from collectives.job import environment, launch
+
+DOCTOR = "python -m collectives.doctor"
+LIBRARY = re.compile(r"libmpi(ch|_abi)?\.so")
+
+
+class CudaAwareness(NamedTuple):
+    """Whether MPI is given device memory, and the reason."""
+
+    is_used: bool
+    reason: str
+
+    def __str__(self) -> str:
+        way = "MPI is given device memory" if self.is_used else "MPI messages of device arrays are staged on the host"
+        return f"{way}: {self.reason}"
+
+
+def cuda_awareness() -> CudaAwareness:
+    """Return the decision for this process: by the setting, or what is found out once."""
+    stated = environment.mpi_reads_device_memory()
+    return automatic() if stated is None else CudaAwareness(stated, f"COLLECTIVES_CUDA_AWARE={int(stated)}")
+
+
+@cache
+def automatic() -> CudaAwareness:
+    """Decide without a setting; rank 0 prints the decision."""
+    decision = decide(library(), supports_cuda(loaded_library()), load_trial(library()))
+    if environment.launched_rank() == 0:
+        print(decision, file=sys.stderr)
+    return decision
+
+
+def decide(name: str, supported: bool | None, failure: str | None) -> CudaAwareness:
+    """Decide by a library's answer, and by what went wrong in the doctor's trial, "" for nothing, None without one."""
+    if not supported:
+        why = "does not say whether it reads device memory" if supported is None else "is built without CUDA"
+        return CudaAwareness(False, f"{name} {why}")
+    if failure is None:
+        return CudaAwareness(False, f"{name} is built with CUDA, but untried on {platform.node()}: run {DOCTOR}")
+    if failure:
+        return CudaAwareness(False, f"{name} is built with CUDA, but failed on {platform.node()}: {failure}")
+    return CudaAwareness(True, f"two ranks on {platform.node()} have exchanged some through {name}")
+
+
+def library() -> str:
+    return launch.library_name(launch.import_mpi())
+
+
+def loaded_library() -> Path | None:
+    """Return the file of the MPI library that mpi4py has loaded."""
+    launch.import_mpi()
+    try:
+        files = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines()}
+    except OSError:
+        return None
+    return next((file for file in sorted(files) if LIBRARY.match(file.name)), None)
+
+
+def supports_cuda(path: Path | None) -> bool | None:
+    """Ask an MPI library whether it is built for CUDA; None for one that cannot be asked."""
+    if path is None:
+        return None
+    functions: Any = ctypes.CDLL(str(path))
+    if hasattr(functions, "MPIX_Query_cuda_support"):
+        return bool(functions.MPIX_Query_cuda_support())
+    if hasattr(functions, "MPIX_GPU_query_support"):
+        answer = ctypes.c_int(0)
+        failed = functions.MPIX_GPU_query_support(0, ctypes.byref(answer))
+        return bool(answer.value) and not failed
+    return None
+
+
+def trial_file(name: str) -> Path | None:
+    """Return the file of this host and a library; None where nothing is to be kept."""
+    folder = environment.links_folder()
+    digest = hashlib.blake2b(json.dumps([platform.node(), name]).encode(), digest_size=8).hexdigest()
+    return folder / f"device-memory-{digest}.json" if folder else None
+
+
+def load_trial(name: str) -> str | None:
+    """Return what went wrong in the trial, "" for nothing; None if there was none."""
+    path = trial_file(name)
+    try:
+        failure = json.loads(path.read_text())["failure"] if path else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return failure if isinstance(failure, str) else None
+
+
+def save_trial(name: str, failure: str) -> str:
+    """Keep what went wrong in a trial, "" for nothing; return where, or why not."""
+    path = trial_file(name)
+    if path is None:
+        return "not kept (COLLECTIVES_LINKS=0): set COLLECTIVES_CUDA_AWARE=1 to use it"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps({"host": platform.node(), "mpi": name, "failure": failure}) + "\n")
+        unfinished.replace(path)
+    except OSError as error:
+        return f"not kept ({path}: {error.strerror})"
+    return f"kept in {path}"

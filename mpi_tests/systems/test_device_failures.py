@@ -1,0 +1,96 @@
+"""CUDA's errors on one rank, and devices that do not end: the other ranks hear of it, and no job hangs."""
+
+import re
+
+import pytest
+
+from mpi_tests.helpers.cuda_on_host.load import SITE
+from mpi_tests.helpers.launch import ROOT, launch
+
+BEGIN = """
+import sys, time
+import cupy
+import collectives
+from mpi_tests.helpers.cuda_on_host.load import load
+
+comm, library = collectives.world(), load()
+cupy.cuda.Device(comm.rank).use()
+y = cupy.ones(1000, "float32")
+"""
+# Rank 1 goes on after its error, and makes no call more.
+FAIL = """
+algorithm, function = sys.argv[1:]
+x = y if algorithm == "ring" else comm.empty(1000, "float32", device=f"cuda:{comm.rank}")
+x[:] = 1
+plan = comm.plan("all_reduce", x, algorithm=algorithm)
+plan()
+cupy.cuda.Device().synchronize()
+if comm.rank == 1:
+    library.standin_inject(function.encode(), 0, 719)
+try:
+    plan()
+    cupy.cuda.Device().synchronize()
+    comm.barrier()
+    print("not told", flush=True)
+except collectives.CommunicationError as error:
+    print(f"rank {comm.rank}: {error}", flush=True)
+if comm.rank == 1:
+    time.sleep(60)
+time.sleep(1)
+comm.mpi.Abort(7)
+"""
+HANG = """
+endless = cupy.RawKernel('extern "C" __global__ void endless(volatile int* x) { while (!*x) {} }', "endless")
+limited = collectives.Communicator(comm.mpi, timeout_s=2)
+x = y if sys.argv[1] == "ring" else limited.empty(1000, "float32", device=f"cuda:{comm.rank}")
+plan = limited.plan("all_reduce", x, algorithm=sys.argv[1])
+plan()
+cupy.cuda.Device().synchronize()
+if comm.rank == 1:
+    endless((1,), (1,), (cupy.zeros(1, "int32"),))
+plan()  # call
+cupy.cuda.Device().synchronize()
+"""
+
+
+def run(body, *arguments, **env):
+    env |= {"PYTHONPATH": f"{SITE}:{ROOT}", "CUDA_ON_HOST_DEVICES": "3", "COLLECTIVES_CUDA_AWARE": "0"}
+    return launch(3, "python", "-c", BEGIN + body, *arguments, env=env, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "function"),
+    [
+        ("ring", "cudaMemcpyAsync"),
+        ("ring", "cuLaunchKernel"),
+        ("ring", "cudaEventRecord"),
+        ("two_shot", "cuLaunchKernel"),
+        ("two_shot", "cudaStreamWaitEvent"),
+    ],
+)
+def test_the_others_hear_of_an_error_at_once(cuda, algorithm, function):
+    """Where the hosts wait for each other, all ranks raise, and name the one whose device failed."""
+    ended = run(FAIL, algorithm, function, COLLECTIVES_DEVICE_BARRIERS="0")
+    lines = sorted(ended.stdout.splitlines())
+    assert [line[:7] for line in lines] == ["rank 0:", "rank 1:", "rank 2:"], ended.stdout + ended.stderr
+    assert "cudaErrorLaunchFailure" in lines[1]
+    for line in (lines[0], lines[2]):
+        assert re.search(rf"rank 1 has failed in all_reduce {algorithm} #\d+ .*: cudaErrorLaunchFailure", line), line
+
+
+def test_devices_that_wait_for_one_that_failed_end_the_job(cuda):
+    ended = run(FAIL, "two_shot", "cuLaunchKernel")
+    assert ended.returncode != 0
+    assert "not told" not in ended.stdout
+    words = r"rank [02] cannot go on, as rank 1 has failed in all_reduce two_shot #\d+ .*: cudaErrorLaunchFailure"
+    assert re.search(words, ended.stderr), ended.stderr
+
+
+@pytest.mark.parametrize(("algorithm", "barriers"), [("two_shot", "1"), ("two_shot", "0"), ("ring", "0")])
+def test_a_device_that_does_not_end_is_named(cuda, algorithm, barriers):
+    ended = run(HANG, algorithm, COLLECTIVES_DEVICE_BARRIERS=barriers)
+    assert ended.returncode != 0
+    assert "has waited for 2 s, the limit by COLLECTIVES_TIMEOUT_S" in ended.stderr
+    own = r"rank 1 of 3 (has waited \d+ s for its device to finish|waits \d+ s in) "
+    assert re.search(rf"{own}all_reduce {algorithm} #\d+ \(4000 bytes of float32, .*", ended.stderr), ended.stderr
+    assert "its device to finish" in ended.stderr
