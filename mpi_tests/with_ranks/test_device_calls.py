@@ -1,12 +1,16 @@
 """Calls on arrays of devices that are made again and again: what is bound for the first runs for others, anywhere."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from collectives import Communicator
+from collectives.arrays import cuda as arrays
 from collectives.arrays.cuda import Cuda
+from collectives.runtime import arguments, signature
 from mpi_tests.helpers.cuda_arrays import each_mode
 from mpi_tests.helpers.reference import COLLECTIVES, algorithms_of, expected, inputs, same
 
@@ -101,11 +105,11 @@ def test_memory_that_is_freed_at_once_may_be_others(comm, cuda):
 def test_symmetric_arrays_beside_ordinary_ones(mpi_comm, cuda):
     """On some ranks only, in calls that repeat, and in turn with calls of ordinary arrays on all."""
     comm = Communicator(mpi_comm)
-    at_home = cuda.symmetric(comm, np.zeros(400, np.float32))
-    for run in range(6):
+    at_home = [cuda.symmetric(comm, np.zeros(400, np.float32)) for _ in range(2)]
+    for run in range(9):
         given = [values + np.float32(run) for values in inputs(comm.size, 400)]
         is_symmetric = run % 3 == 0 or (run % 3 == 1 and comm.rank == 0)
-        x = cuda.fill(at_home, given[comm.rank]) if is_symmetric else cuda.put(given[comm.rank])
+        x = cuda.fill(at_home[run // 6], given[comm.rank]) if is_symmetric else cuda.put(given[comm.rank])
         same(cuda.get(comm.all_reduce(x)), expected("all_reduce", given, comm.rank))
         gathered = comm.all_gather(x)
         same(cuda.get(gathered), np.tile(expected("all_reduce", given, comm.rank), comm.size))
@@ -131,3 +135,30 @@ def test_calls_by_another_thread_follow_its_stream(comm, cuda):
         thread.join()
         cuda.stream.wait_event(own.record())
         same(cuda.get(x), expected("all_reduce", given, comm.rank))
+
+
+def test_uneven_chunks_of_ranks_that_have_little_and_much(comm, cuda, monkeypatch):
+    counts = [1_000 * rank for rank in range(comm.size)]
+    for run in range(3):
+        if run == 1:
+            only_once(comm, monkeypatch)
+        parts = [np.full(count, rank + run, np.float32) for rank, count in enumerate(counts)]
+        same(cuda.get(comm.all_gather(cuda.put(parts[comm.rank]), counts=counts)), np.concatenate(parts))
+
+
+def test_calls_of_two_libraries_follow_the_streams_of_each(comm, cuda, monkeypatch):
+    """An array of torch has torch's current stream before it and after it, whoever has made such a call before."""
+    cuda.lag(LATE_US)
+    torchs = cuda.cupy.cuda.Stream(non_blocking=True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=torchs.ptr))
+    for run in range(4):
+        given = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
+        x, caller = cuda.empty(3_000, np.float32), torchs if run % 2 else cuda.stream
+        with monkeypatch.context() as patch:
+            if run % 2:
+                device = arrays.cuda(x.device.id, "torch")
+                for module in (signature, arguments):
+                    patch.setattr(module, "flat", lambda x, device=device: (device, x.reshape(-1)))
+            x.set(given[comm.rank], caller)
+            comm.all_reduce(x)
+        same(x.get(caller), expected("all_reduce", given, comm.rank))
