@@ -991,13 +991,13 @@ DEVICES = [
         "collectives/runtime/binding.py",
         "            (nbytes,) = self.context.agreement.highest([nbytes])\n",
         "            pass\n",
-        ("test_device_calls.py", "uneven and 2-ranks", 2),
+        ("test_device_calls.py", "more_than_the_others and 2-ranks", 2),
     ),
     mutant(
         "collectives/runtime/resolve.py",
         "windows = Windows() if moves else self.windows",
         "windows = self.windows",
-        ("test_device_calls.py", "beside_ordinary and 2-ranks", 2),
+        ("test_device_calls.py", "all_symmetric and 2-ranks", 2),
     ),
     mutant(
         "collectives/runtime/signature.py",

@@ -116,6 +116,17 @@ def test_symmetric_arrays_beside_ordinary_ones(mpi_comm, cuda):
     comm.free()
 
 
+def test_a_root_whose_arrays_are_all_symmetric(new_comm, cuda):
+    """The others' results, where they have none, are not: all the same, none reads where another does not work."""
+    comm = new_comm
+    x, out = (cuda.symmetric(comm, np.zeros(count, np.float32)) for count in (50, 50 * comm.size))
+    for run in range(3):
+        given = [np.full(50, rank + run, np.float32) for rank in range(comm.size)]
+        comm.gather(cuda.fill(x, given[comm.rank]), out=out if comm.rank == 0 else None)
+        if comm.rank == 0:
+            same(cuda.get(out), np.concatenate(given))
+
+
 def test_calls_by_another_thread_follow_its_stream(comm, cuda):
     """As those of torch's programs: the thread's stream is between two events of the caller's."""
     cuda.lag(LATE_US)
@@ -144,6 +155,18 @@ def test_uneven_chunks_of_ranks_that_have_little_and_much(comm, cuda, monkeypatc
             only_once(comm, monkeypatch)
         parts = [np.full(count, rank + run, np.float32) for rank, count in enumerate(counts)]
         same(cuda.get(comm.all_gather(cuda.put(parts[comm.rank]), counts=counts)), np.concatenate(parts))
+
+
+def test_a_root_that_has_more_than_the_others(new_comm, cuda):
+    """Buffers grow on all ranks or on none."""
+    comm = new_comm
+    for root, count in ((0, 1_000), (1, 1_000), (0, 3_000)):
+        parts = [np.full(count, rank + root, np.float32) for rank in range(comm.size)]
+        gathered = comm.gather(cuda.put(parts[comm.rank]), root=root)
+        if comm.rank == root:
+            same(cuda.get(gathered), np.concatenate(parts))
+        x = cuda.put(np.ones(3 * count // 2, np.float32))
+        same(cuda.get(comm.all_reduce(x)), np.full(3 * count // 2, comm.size, np.float32))
 
 
 def test_calls_of_two_libraries_follow_the_streams_of_each(comm, cuda, monkeypatch):
