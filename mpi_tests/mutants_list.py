@@ -997,7 +997,7 @@ DEVICES = [
         "collectives/runtime/resolve.py",
         "windows = Windows() if moves else self.windows",
         "windows = self.windows",
-        ("test_device_calls.py", "all_symmetric and 2-ranks", 2),
+        ("test_device_calls.py", "symmetric_on_some and 2-ranks", 2),
     ),
     mutant(
         "collectives/runtime/signature.py",

@@ -10,6 +10,7 @@ import torch
 from collectives import Communicator
 from collectives.arrays import cuda as arrays
 from collectives.arrays.cuda import Cuda
+from collectives.job.errors import InputError
 from collectives.runtime import arguments, signature
 from mpi_tests.helpers.cuda_arrays import each_mode
 from mpi_tests.helpers.reference import COLLECTIVES, algorithms_of, expected, inputs, same
@@ -117,14 +118,27 @@ def test_symmetric_arrays_beside_ordinary_ones(mpi_comm, cuda):
 
 
 def test_a_root_whose_arrays_are_all_symmetric(new_comm, cuda):
-    """The others' results, where they have none, are not: all the same, none reads where another does not work."""
+    """The others, which have no result, work as the root does."""
     comm = new_comm
     x, out = (cuda.symmetric(comm, np.zeros(count, np.float32)) for count in (50, 50 * comm.size))
     for run in range(3):
         given = [np.full(50, rank + run, np.float32) for rank in range(comm.size)]
-        comm.gather(cuda.fill(x, given[comm.rank]), out=out if comm.rank == 0 else None)
+        comm.gather(cuda.fill(x, given[comm.rank]), out=out if comm.rank == 0 else None, algorithm="direct")
         if comm.rank == 0:
             same(cuda.get(out), np.concatenate(given))
+
+
+def test_results_that_are_symmetric_on_some_ranks(new_comm, cuda):
+    """Nobody reads the symmetric `x` of a rank that works in buffers of its own."""
+    comm, count = new_comm, 50_000
+    x, out = (cuda.symmetric(comm, np.zeros(n, np.float32)) for n in (count, count * comm.size))
+    for run in range(3):
+        given = [np.full(count, rank + run, np.float32) for rank in range(comm.size)]
+        cuda.fill(x, given[comm.rank])
+        own = out if comm.rank else cuda.empty(count * comm.size, np.float32)
+        same(cuda.get(comm.all_gather(x, out=own)), np.concatenate(given))
+    with pytest.raises(InputError, match="needs arrays from"):
+        comm.all_gather(x, out=own, algorithm="direct")
 
 
 def test_calls_by_another_thread_follow_its_stream(comm, cuda):
