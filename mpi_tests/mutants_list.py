@@ -418,8 +418,44 @@ TOOLS = [
     ),
     mutant(
         "collectives/torch_backend/work.py",
-        "stream.wait_event(self.before)",
+        "self.stream.wait_event(self.before)",
         "assert self.before",
+        ("test_torch_order.py",),
+    ),
+    mutant(
+        "collectives/torch_backend/work.py",
+        "            self.after = self.stream.record_event()\n",
+        "            self.stream.synchronize()\n",
+        ("test_torch_order.py",),
+    ),
+    mutant(
+        "collectives/torch_backend/work.py",
+        "            raise self.error\n        follow(self.after, self.device)\n",
+        "            raise self.error\n",
+        ("test_torch_order.py",),
+    ),
+    mutant(
+        "collectives/torch_backend/work.py",
+        "for tensor in (*self.tensors, *self.inputs):",
+        "for tensor in self.tensors:",
+        ("test_torch_order.py",),
+    ),
+    mutant(
+        "collectives/torch_backend/work.py",
+        "with torch.cuda.stream(self.stream) if self.stream else nullcontext():",
+        "with nullcontext():",
+        ("test_torch_order.py",),
+    ),
+    mutant(
+        "collectives/torch_backend/work.py",
+        "            follow(self.after, self.compact.device)\n            return\n",
+        "            return\n",
+        ("test_torch_order.py",),
+    ),
+    mutant(
+        "collectives/torch_backend/work.py",
+        "return self.over.is_set() and is_past(self.after)",
+        "return self.over.is_set()",
         ("test_torch_order.py",),
     ),
     mutant(
@@ -628,7 +664,7 @@ PIPELINES = [
     ),
     mutant(
         "parallelism/pipeline.py",
-        "torch.full_like(y, self.weights[micro_batch])",
+        "(torch.ones_like(y) * self.weights[micro_batch]).to(y.dtype)",
         "torch.full_like(y, 1 / len(self.weights))",
         ("test_pipeline.py", "count_by_their_targets", 2),
     ),
@@ -911,7 +947,56 @@ ON_IT = "        with self.on_device():\n"
 ANYWHERE = "        if True:\n"
 WAIT = "        self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)"
 
+CALLS = ("test_device_calls.py", "2-ranks", 2)
 DEVICES = [
+    mutant(
+        "collectives/runtime/binding.py",
+        "self.plan.before = [*([(here.x, call.x)] if is_read else []), *self.before]",
+        "self.plan.before = self.plan.before or [(here.x, call.x)]",
+        CALLS,
+    ),
+    mutant(
+        "collectives/runtime/binding.py",
+        "self.plan.after = [*self.after, *([(result, source)] if is_written else [])]",
+        "self.plan.after = [*([(result, source)] if is_written else []), *self.after]",
+        ("test_device_calls.py", "lie_elsewhere and staged and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/runtime/binding.py",
+        "self.before, self.after, self.plan.only = self.plan.before, self.plan.after, None",
+        "self.before, self.after = self.plan.before, self.plan.after",
+        ("test_device_direct.py", "device_each", 3),
+    ),
+    mutant(
+        "collectives/runtime/binding.py",
+        "if key not in self.pairs or self.pairs[key][0].nbytes < nbytes:",
+        "if key not in self.pairs:",
+        ("test_device_calls.py", "several_lengths and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/runtime/binding.py",
+        "            (nbytes,) = self.context.agreement.highest([nbytes])\n",
+        "            pass\n",
+        ("test_device_calls.py", "more_than_the_others and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/runtime/resolve.py",
+        "windows = Windows() if moves else self.windows",
+        "windows = self.windows",
+        ("test_device_calls.py", "symmetric_on_some and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/runtime/signature.py",
+        "home = (address, key) if key else None",
+        "home = None",
+        ("test_device_calls.py", "symmetric_arrays and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/runtime/signature.py",
+        "return (DEVICE, device, view.dtype, len(view), writable, home), address, key",
+        "return (DEVICE, device.place, view.dtype, len(view), writable, home), address, key",
+        ("test_device_calls.py", "of_two_libraries and 2-ranks", 2),
+    ),
     # Records and waits.
     mutant(CUDA, "self.runtime.eventRecord(event.ptr, self.current_stream())", "pass", ORDER),
     mutant(

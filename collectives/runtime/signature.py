@@ -48,7 +48,8 @@ def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tu
     if x is not None and out_address < address + x.nbytes and address < out_address + out.nbytes:
         overlap = out_address - address
     signature = collective, options, described, out_described, overlap
-    return signature, (address, out_address), (key, out_key), not on_device, not all(on_device)
+    moves = not all(on_device) or (bool(on_device) and collective == "gather")  # others than the root have no `out`
+    return signature, (address, out_address), (key, out_key), not on_device, moves
 
 
 def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
@@ -80,7 +81,7 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
     writable = getattr(view.flags, "writeable", True)
     key = memory.windows.key_at(address)
     home = (address, key) if key else None  # in symmetric memory, calls are bound where it lies
-    return (DEVICE, device.place, view.dtype, len(view), writable, home), address, key
+    return (DEVICE, device, view.dtype, len(view), writable, home), address, key
 
 
 def describe_tensor(memory: SymmetricMemory, x: Any, strided: Any) -> tuple[tuple, int, int]:

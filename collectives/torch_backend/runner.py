@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial, wraps
@@ -131,7 +131,7 @@ class Runner(Base):
         call.place = caller(sys._getframe(1))
         if getattr(opts, "asyncOp", True) and (work := self.begin(call, opts)):
             return work
-        return self.submit(lambda execute: execute(call), call.outputs or call.inputs, opts)
+        return self.submit(lambda execute: execute(call), call.outputs or call.inputs, opts, call.inputs)
 
     def begin(self, call: TorchCall, opts: Any) -> Work | None:
         """Begin an asynchronous call in this thread, if it has been bound and takes less time than handing it over."""
@@ -164,13 +164,15 @@ class Runner(Base):
         """Of calls that end in their order; nothing to wait for if there are none."""
         return works[-1] if works else self.finished
 
-    def submit(self, make_calls: Callable[[Execute], None], results: Tensors, opts: Any) -> Work:
+    def submit(
+        self, make_calls: Callable[[Execute], None], results: Tensors, opts: Any, inputs: Sequence[torch.Tensor] = ()
+    ) -> Work:
         """Make calls now, or have a thread make them in their turn; nothing else of the group runs between them."""
         if not getattr(opts, "asyncOp", True) and self.queue.is_empty:
             with self.queue.running:
                 make_calls(partial(self.execute, opts, None))
             return self.finished
-        work = Pending(lambda run: make_calls(partial(self.execute, opts, run)), results, self.limit_of(opts))
+        work = Pending(lambda run: make_calls(partial(self.execute, opts, run)), results, self.limit_of(opts), inputs)
         self.queue.add(work)
         return self.keep(work)
 

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -111,6 +112,7 @@ class MessageWork(PlanWork):
         super().__init__(plan, [tensor], limit_s, self.as_torch)
         self.message = plan.rounds[0]
         self.receives_copy = isinstance(self.message, RecvMessage) and self.compact.data_ptr() != tensor.data_ptr()
+        self.is_finished, self.after = False, None
 
     def as_torch(self, error: Exception, limit_s: float) -> DistBackendError:
         is_late = isinstance(error, TimeoutError)
@@ -118,22 +120,23 @@ class MessageWork(PlanWork):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         super().wait(timeout)
-        self.copy_back()
+        self.finish()
         return True
 
     def is_completed(self) -> bool:
         is_over = super().is_completed()
         if is_over and self.error is None:
-            self.copy_back()
-        return is_over
+            self.finish()
+        return is_over and is_past(self.after)
 
-    def copy_back(self) -> None:
-        """Do what remains when the message has come, perhaps to another thread."""
-        if self.plan.device.is_async:
-            self.plan.device.synchronize()
+    def finish(self) -> None:
+        """Do what remains when the message has come, perhaps to another thread; what follows on its stream is later."""
+        if self.is_finished:
+            follow(self.after, self.compact.device)
+            return
         if self.receives_copy:
             self.tensors[0].detach().copy_(self.compact)
-            self.receives_copy = False
+        self.is_finished, self.after = True, event_on(self.compact.device)
 
     def _source_rank(self) -> int:
         return self.message.peer
@@ -142,16 +145,18 @@ class MessageWork(PlanWork):
 
 
 class Pending(Finished):
-    """Of a call that a thread of the group's runs.
+    """Of a call that a thread of the group's runs; that of a device is over there when the event `after` is.
 
     `execute` makes the call, with what is to run its plans; they must end `limit_s` seconds after it was queued.
+    `inputs` are what it reads.
     """
 
-    def __init__(self, execute: Callable[[Runs], Any], tensors: Tensors, limit_s: float):
+    def __init__(self, execute: Callable[[Runs], Any], tensors: Tensors, limit_s: float, inputs: Tensors = ()):
         super().__init__(tensors)
-        self.execute = execute
+        self.execute, self.inputs = execute, inputs
         self.device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
-        self.before: Any = self.device and torch.cuda.current_stream(self.device).record_event()
+        self.before, self.after = event_on(self.device), None
+        self.stream: Any = None
         self.future: Future = Future(devices=[self.device] if self.device else None)
         self.over = threading.Event()
         self.deadline_s = time.monotonic() + limit_s
@@ -164,10 +169,11 @@ class Pending(Finished):
             raise DistBackendError(f"not over after {limit_s:g} s")
         if self.error is not None:
             raise self.error
+        follow(self.after, self.device)
         return True
 
     def is_completed(self) -> bool:
-        return self.over.is_set()
+        return self.over.is_set() and is_past(self.after)
 
     def get_future(self) -> Future:
         return self.future
@@ -183,19 +189,22 @@ class Pending(Finished):
         self.over.set()
 
     def run_on_stream(self) -> None:
-        """Run it after what its caller's stream held; the device has done all of it when this returns."""
-        stream = torch.cuda.Stream(self.device)
-        with torch.cuda.stream(stream):
-            stream.wait_event(self.before)
+        """Run it after what its caller's stream held; the host waits for no work of the device."""
+        self.stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(self.before)
             self.execute(self.run_plan)
-            stream.synchronize()
+            self.after = self.stream.record_event()
+        for tensor in (*self.tensors, *self.inputs):
+            tensor.record_stream(self.stream)  # whose memory is nobody else's before then
 
     def set_future(self) -> None:
-        """Run the future's continuations, too, which may wait for other calls."""
-        if self.error is None:
-            self.future.set_result(self.tensors)
-        else:
-            self.future.set_exception(self.error)
+        """Run the future's continuations, too, which may wait for other calls; they follow this one on the device."""
+        with torch.cuda.stream(self.stream) if self.stream else nullcontext():
+            if self.error is None:
+                self.future.set_result(self.tensors)
+            else:
+                self.future.set_exception(self.error)
 
     def run_plan(self, plan: Plan) -> None:
         """Run a plan and leave the core to who computes, until somebody waits, or nobody computes.
@@ -204,8 +213,6 @@ class Pending(Finished):
         """
         plan.begin()
         self.finish(plan)
-        if plan.device.is_async:  # and any thread may have ended the plan, on its own stream
-            plan.device.synchronize()
 
     def finish(self, plan: Plan) -> None:
         sleep_s = SHORTEST_SLEEP_S
@@ -223,6 +230,21 @@ class Pending(Finished):
             else:
                 sleep_s = SHORTEST_SLEEP_S
         plan.wait(max(0, self.deadline_s - time.monotonic()))
+
+
+def event_on(device: torch.device | None) -> Any:
+    """An event after what the current stream holds by now; None where there are no streams."""
+    return torch.cuda.current_stream(device).record_event() if device is not None and device.type == "cuda" else None
+
+
+def follow(event: Any, device: torch.device | None) -> None:
+    """Order the current stream after an event, if there is one."""
+    if event is not None:
+        torch.cuda.current_stream(device).wait_event(event)
+
+
+def is_past(event: Any) -> bool:
+    return event is None or event.query()
 
 
 def others_s() -> float:

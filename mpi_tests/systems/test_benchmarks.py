@@ -83,8 +83,22 @@ def test_torch_backend():
     assert ended.returncode == 0, ended.stdout + ended.stderr
     sizes = [int(nbytes) for nbytes in re.findall(r"^ *(\d+) +[\d.]+ +[\d.]+ +[\d.]+$", ended.stdout, re.MULTILINE)]
     assert sizes == [1 << power for power in range(10, 27, 2)]
-    trained = re.findall(r"^ *(\w+) +(\w+) +[\d.]+ s, exposed +-?[\d.]+ s$", ended.stdout, re.MULTILINE)
-    assert trained == [(way, backend) for way in ("DDP", "FSDP2") for backend in ("collectives", "gloo")]
+
+
+def test_torch_training(tmp_path):
+    """One command starts jobs of 2 and 4 ranks, and makes a table of all."""
+    path, words = tmp_path / "torch-training.md", "--rounds 1 --n_layer 1 --n_head 2 --n_embd 16 --seq 8"
+    command = [sys.executable, "benchmarks/torch_training.py", "--ranks", "2", "4", "--out", str(path), *words.split()]
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = [line.strip("| ").split(" | ") for line in path.read_text().splitlines() if re.match(r"\| \d", line)]
+    assert [row[:2] for row in rows] == [[ranks, way] for ranks in "24" for way in ("DDP", "FSDP2")]
+    for row in rows:
+        alone, ours, gloo, *exposed, _ = map(float, row[2:])
+        assert min(alone, ours, gloo) > 0
+        assert exposed == pytest.approx([ours - alone, gloo - alone], abs=0.2)  # of one round; each is rounded
+    examples = [sys.executable, "-m", "doctest", "benchmarks/torch_training.py"]
+    subprocess.run(examples, cwd=ROOT, env=environment(), check=True, timeout=60)
 
 
 def test_pipelining(tmp_path):

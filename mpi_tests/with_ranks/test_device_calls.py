@@ -1,9 +1,17 @@
 """Calls on arrays of devices that are made again and again: what is bound for the first runs for others, anywhere."""
 
+import threading
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
 from collectives import Communicator
+from collectives.arrays import cuda as arrays
+from collectives.arrays.cuda import Cuda
+from collectives.job.errors import InputError
+from collectives.runtime import arguments, signature
 from mpi_tests.helpers.cuda_arrays import each_mode
 from mpi_tests.helpers.reference import COLLECTIVES, algorithms_of, expected, inputs, same
 
@@ -62,10 +70,16 @@ def test_results_land_in_whatever_array_is_passed(comm, cuda, monkeypatch):
                 same(cuda.get(x), given[comm.rank])
 
 
-def test_calls_of_several_lengths_go_by_the_same_buffers_one_after_the_other(comm, cuda):
-    """The host waits for no device in between; a longer array comes, and shorter ones again."""
+def test_calls_of_several_lengths_go_by_the_same_buffers_one_after_the_other(comm, cuda, monkeypatch):
+    """A longer array comes, and shorter ones again; when all are bound, the host waits for no device."""
+
+    def refuse(device):
+        raise AssertionError("the host waits")
+
     cuda.lag(LATE_US)
     for run in range(3):
+        if run == 1:
+            monkeypatch.setattr(Cuda, "synchronize", refuse)
         arrays = []
         for count in (24, 2_000, 7, 100_000, 24, 2_000):
             given = [values + np.float32(run) for values in inputs(comm.size, count * comm.size)]
@@ -92,12 +106,96 @@ def test_memory_that_is_freed_at_once_may_be_others(comm, cuda):
 def test_symmetric_arrays_beside_ordinary_ones(mpi_comm, cuda):
     """On some ranks only, in calls that repeat, and in turn with calls of ordinary arrays on all."""
     comm = Communicator(mpi_comm)
-    at_home = cuda.symmetric(comm, np.zeros(400, np.float32))
-    for run in range(6):
+    at_home = [cuda.symmetric(comm, np.zeros(400, np.float32)) for _ in range(2)]
+    for run in range(9):
         given = [values + np.float32(run) for values in inputs(comm.size, 400)]
         is_symmetric = run % 3 == 0 or (run % 3 == 1 and comm.rank == 0)
-        x = cuda.fill(at_home, given[comm.rank]) if is_symmetric else cuda.put(given[comm.rank])
+        x = cuda.fill(at_home[run // 6], given[comm.rank]) if is_symmetric else cuda.put(given[comm.rank])
         same(cuda.get(comm.all_reduce(x)), expected("all_reduce", given, comm.rank))
         gathered = comm.all_gather(x)
         same(cuda.get(gathered), np.tile(expected("all_reduce", given, comm.rank), comm.size))
     comm.free()
+
+
+def test_a_root_whose_arrays_are_all_symmetric(new_comm, cuda):
+    """The others, which have no result, work as the root does."""
+    comm = new_comm
+    x, out = (cuda.symmetric(comm, np.zeros(count, np.float32)) for count in (50, 50 * comm.size))
+    for run in range(3):
+        given = [np.full(50, rank + run, np.float32) for rank in range(comm.size)]
+        comm.gather(cuda.fill(x, given[comm.rank]), out=out if comm.rank == 0 else None, algorithm="direct")
+        if comm.rank == 0:
+            same(cuda.get(out), np.concatenate(given))
+
+
+def test_results_that_are_symmetric_on_some_ranks(new_comm, cuda):
+    """Nobody reads the symmetric `x` of a rank that works in buffers of its own."""
+    comm, count = new_comm, 50_000
+    x, out = (cuda.symmetric(comm, np.zeros(n, np.float32)) for n in (count, count * comm.size))
+    for run in range(3):
+        given = [np.full(count, rank + run, np.float32) for rank in range(comm.size)]
+        cuda.fill(x, given[comm.rank])
+        own = out if comm.rank else cuda.empty(count * comm.size, np.float32)
+        same(cuda.get(comm.all_gather(x, out=own)), np.concatenate(given))
+    with pytest.raises(InputError, match="needs arrays from"):
+        comm.all_gather(x, out=own, algorithm="direct")
+
+
+def test_calls_by_another_thread_follow_its_stream(comm, cuda):
+    """As those of torch's programs: the thread's stream is between two events of the caller's."""
+    cuda.lag(LATE_US)
+    own = cuda.cupy.cuda.Stream(non_blocking=True)
+    for run in range(3):
+        given = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
+        x = cuda.put(given[comm.rank])
+        before = cuda.stream.record()
+
+        def call(x=x, before=before):
+            own.use()
+            own.wait_event(before)
+            comm.all_reduce(x)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        cuda.stream.wait_event(own.record())
+        same(cuda.get(x), expected("all_reduce", given, comm.rank))
+
+
+def test_uneven_chunks_of_ranks_that_have_little_and_much(comm, cuda, monkeypatch):
+    counts = [1_000 * rank for rank in range(comm.size)]
+    for run in range(3):
+        if run == 1:
+            only_once(comm, monkeypatch)
+        parts = [np.full(count, rank + run, np.float32) for rank, count in enumerate(counts)]
+        same(cuda.get(comm.all_gather(cuda.put(parts[comm.rank]), counts=counts)), np.concatenate(parts))
+
+
+def test_a_root_that_has_more_than_the_others(new_comm, cuda):
+    """Buffers grow on all ranks or on none."""
+    comm = new_comm
+    for root, count in ((0, 1_000), (1, 1_000), (0, 3_000)):
+        parts = [np.full(count, rank + root, np.float32) for rank in range(comm.size)]
+        gathered = comm.gather(cuda.put(parts[comm.rank]), root=root)
+        if comm.rank == root:
+            same(cuda.get(gathered), np.concatenate(parts))
+        x = cuda.put(np.ones(3 * count // 2, np.float32))
+        same(cuda.get(comm.all_reduce(x)), np.full(3 * count // 2, comm.size, np.float32))
+
+
+def test_calls_of_two_libraries_follow_the_streams_of_each(comm, cuda, monkeypatch):
+    """An array of torch has torch's current stream before it and after it, whoever has made such a call before."""
+    cuda.lag(LATE_US)
+    torchs = cuda.cupy.cuda.Stream(non_blocking=True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=torchs.ptr))
+    for run in range(4):
+        given = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
+        x, caller = cuda.empty(3_000, np.float32), torchs if run % 2 else cuda.stream
+        with monkeypatch.context() as patch:
+            if run % 2:
+                device = arrays.cuda(x.device.id, "torch")
+                for module in (signature, arguments):
+                    patch.setattr(module, "flat", lambda x, device=device: (device, x.reshape(-1)))
+            x.set(given[comm.rank], caller)
+            comm.all_reduce(x)
+        same(x.get(caller), expected("all_reduce", given, comm.rank))

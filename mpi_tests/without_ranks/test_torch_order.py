@@ -12,18 +12,33 @@ from collectives.torch_backend import work
 CUDA = torch.device("cuda:0")
 
 
+class Event:
+    """Of a stream; it is past when the test says so."""
+
+    def __init__(self, name, streams):
+        self.name, self.streams = name, streams
+
+    def query(self):
+        return self.streams.are_done
+
+
 class Streams:
     """Each thread's current stream, and what was asked of which, in order."""
 
     def __init__(self):
-        self.asked, self.current = [], threading.local()
+        self.asked, self.current, self.are_done = [], threading.local(), False
 
     def stream(self, name):
         asked = self.asked.append
+
+        def record_event():
+            asked(f"record on {name}")
+            return Event(name, self)
+
         return SimpleNamespace(
             name=name,
-            record_event=lambda: asked(f"record on {name}") or f"event of {name}",
-            wait_event=lambda event: asked(f"{name} waits for {event}"),
+            record_event=record_event,
+            wait_event=lambda event: asked(f"{name} waits for the event of {event.name}"),
             synchronize=lambda: asked(f"synchronize {name}"),
         )
 
@@ -44,28 +59,67 @@ def streams(monkeypatch):
     return streams
 
 
-def test_a_call_comes_after_its_callers_work_and_ends_with_its_own(streams):
+class Tensor:
+    """A tensor on a device; what is done with it is done on the thread's current stream."""
+
+    is_cuda, device = True, CUDA
+
+    def __init__(self, name, streams):
+        self.name, self.streams = name, streams
+
+    def record_stream(self, stream):
+        self.streams.asked.append(f"{self.name} is used on {stream.name}")
+
+
+def test_a_call_comes_after_its_callers_work_and_before_what_follows_its_end(streams):
+    """No host waits for the device: who waits has a stream wait, and continuations follow on the call's own."""
+
     def run(run_plan):
         assert threading.current_thread() is not threading.main_thread()
         streams.asked.append(f"run on {streams.current.stream.name}")
         run_plan(plan)
 
-    device = SimpleNamespace(is_async=True, synchronize=lambda: streams.asked.append("synchronize device"))
-    plan = SimpleNamespace(device=device, begin=lambda: None, done=lambda: True, wait=lambda limit_s: None)
-    tensor, queue = SimpleNamespace(is_cuda=True, device=CUDA), work.CallQueue()
+    plan = SimpleNamespace(begin=lambda: streams.asked.append("begin"), done=lambda: True)
+    x, out, queue = Tensor("x", streams), Tensor("out", streams), work.CallQueue()
     with streams.use(streams.stream("caller's")):
-        pending = work.Pending(run, [tensor], 60.0)
+        pending = work.Pending(run, [out], 60.0, [x])
     assert streams.asked == ["record on caller's", [CUDA]]
+    pending.future.set_result = lambda result: streams.asked.append(f"continue on {streams.current.stream.name}")
     queue.add(pending)
-    pending.wait()
     queue.end()
     assert streams.asked[2:] == [
-        "own waits for event of caller's",
+        "own waits for the event of caller's",
         "run on own",
-        "synchronize device",
-        "synchronize own",
+        "begin",
+        "record on own",
+        "out is used on own",
+        "x is used on own",
+        "continue on own",
     ]
-    assert pending.get_future().done()
+    assert not pending.is_completed()
+    streams.are_done = True
+    assert pending.is_completed()
+    with streams.use(streams.stream("another")):
+        pending.wait()
+    assert streams.asked[9:] == ["another waits for the event of own"]
+
+
+@pytest.mark.parametrize("has_gaps", [True, False])
+def test_a_message_ends_on_the_stream_of_who_sees_it_first_and_others_follow(streams, monkeypatch, has_gaps):
+    monkeypatch.setattr(work, "RecvMessage", SimpleNamespace)
+    plan = SimpleNamespace(rounds=[SimpleNamespace(peer=0)], wait=lambda limit_s: None, done=lambda: True)
+    target = torch.zeros(4)[:: 1 + has_gaps]
+    received = work.MessageWork(lambda *given, **named: plan, target, 0, 0, 60.0)
+    received.compact.fill_(7)
+    monkeypatch.setattr(work, "event_on", lambda device: streams.current.stream.record_event())
+    with streams.use(streams.stream("first")):
+        assert not received.is_completed()
+    assert target.tolist() == [7] * len(target)
+    target.zero_()
+    with streams.use(streams.stream("second")):
+        received.wait()
+    assert target.tolist() == [0] * len(target)
+    assert streams.asked == ["record on first", "second waits for the event of first"]
 
 
 def test_tensors_of_the_cpu_have_no_streams(streams):
@@ -73,3 +127,4 @@ def test_tensors_of_the_cpu_have_no_streams(streams):
     pending.run()
     assert pending.is_success()
     assert streams.asked == [None]
+    assert pending.is_completed()
