@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ class Context:
             self.check, self.timeout_s = settings(self.agreement, check, timeout_s)
             self.node = node_number(self, shared)
         shared.Free()
+        self.has_numba: bool  # on all ranks
+        self.has_numba = parent.has_numba if parent else not any(self.agreement.highest([find_spec("numba") is None]))
         self.topology = Topology.from_ids(self.agreement.gather_ints(self.node), levels)
         self.tuning: Tuning = parent.tuning if parent else tuning_from_file(self)
         self.memory = Memories(self)
@@ -86,6 +89,11 @@ class Context:
         """Return the log of a part's calls."""
         members = MPI.Group.Translate_ranks(part.Get_group(), range(part.size), self.mpi.Get_group())
         return self.calls.part(color, list(members))
+
+    @property
+    def compares_in_memory(self) -> bool:
+        """Whether ranks meet in shared memory to compare their calls: in one node, by compiled programs."""
+        return self.has_numba and len(self.topology.nodes) == 1
 
     def host_names(self) -> list[str]:
         """Return the name of each rank's host.  Collective."""

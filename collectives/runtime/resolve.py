@@ -278,7 +278,7 @@ class Resolver:
         """A call's signature, if what is bound for it may be started without waiting for the others."""
         is_native = request.options[-1] == "mpi"  # waits inside MPI
         is_uneven = request.arguments.get("send_counts") is not None  # ranks tell each other theirs first
-        if is_native or is_uneven or len(self.context.topology.nodes) > 1:  # between nodes, comparing waits
+        if is_native or is_uneven or not self.context.compares_in_memory:  # by messages, comparing waits
             return None
         options = (*request.options, request.note) if request.note else request.options
         try:
@@ -472,7 +472,7 @@ class Resolver:
 
         Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
         """
-        if len(self.context.topology.nodes) > 1:
+        if not self.context.compares_in_memory:
             key = binding << 32 | number if binding else 0
             highest, plan = self.comparison
             highest[:] = key, -key
@@ -500,7 +500,7 @@ class Resolver:
     def comparison(self) -> tuple[np.ndarray, Plan]:
         """Two numbers, and what gives every rank the highest of all ranks' there.  Collective."""
         context = self.context
-        in_nodes = context.topology.has_groups_in_nodes
+        in_nodes = context.topology.has_groups_in_nodes and context.has_numba
         row = algorithms.find("all_reduce", "leaders" if in_nodes else "recursive_doubling")
         numbers = context.memory.empty(host(), 2, np.dtype(np.int64))
         a = Arguments(row.collective, context.rank, context.size, numbers, op="max")

@@ -85,6 +85,47 @@ def test_an_error_of_a_device_ends_the_job(cuda, algorithm, way):
     assert "cudaErrorIllegalAddress" in ended.stderr
 
 
+WITHOUT_NUMBA = """
+import sys
+from collectives.job import environment
+if sys.argv[1] == "all" or environment.launched_rank() == 1:
+    sys.modules["numba"] = None
+import cupy, numpy, collectives
+from collectives.runtime.on_device import KernelProgram
+comm = collectives.world()
+cupy.cuda.Device(comm.rank).use()
+for x in comm.empty(999, "float32", device=f"cuda:{comm.rank}"), cupy.empty(999, "float32"), comm.empty(999, "float32"):
+    for value in (1, 2):
+        x[:] = value * (comm.rank + 1)
+        comm.all_reduce(x)
+        assert (x == 3 * value).all(), (type(x), value)
+    y = comm.all_reduce(x, blocking=False).wait()
+    assert (x == 12).all()
+    plan = comm.plan("all_reduce", x)
+    on_device = isinstance(x, cupy.ndarray) and isinstance(plan.rounds[0], KernelProgram)
+    print(type(x).__module__, plan.name, on_device, flush=True)
+try:
+    comm.all_reduce(numpy.ones(3), algorithm="two_shot")
+except collectives.InputError as error:
+    print(error, flush=True)
+try:
+    comm.all_reduce(x if comm.rank else x[:5])
+except collectives.InputError as error:
+    assert "ranks disagree" in str(error)
+"""
+
+
+@pytest.mark.parametrize("ranks", ["all", "one"])
+def test_devices_wait_for_each_other_without_numba(cuda, ranks):
+    """Arrays on devices go by kernels; others by messages, on all ranks where one lacks Numba."""
+    env = {"PYTHONPATH": f"{SITE}:{ROOT}", "CUDA_ON_HOST_DEVICES": "2", "COLLECTIVES_CUDA_AWARE": "0"}
+    ended = launch(2, "python", "-c", WITHOUT_NUMBA, ranks, env=env)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert sum(line.startswith("cupy") and line.endswith("True") for line in lines) == 4, ended.stdout
+    assert sum("needs Numba, which not all ranks have" in line for line in lines) == 2, ended.stdout
+
+
 def test_the_doctor_on_ranks(cuda):
     output = on_ranks(2, "collectives.doctor")
     assert "device 0: CUDA on the host" in output
