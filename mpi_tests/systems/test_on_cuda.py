@@ -1,11 +1,12 @@
 """Whole programs on CuPy's arrays, on devices that mpi_tests.helpers.cuda_on_host makes of this machine."""
 
 import json
+import re
 import time
 
 import pytest
 
-from mpi_tests.gpu_check import kernels
+from mpi_tests.gpu_check import device_barriers, every_collective, kernels
 from mpi_tests.gpu_check.rows import Setting
 from mpi_tests.helpers import gpu_kernels
 from mpi_tests.helpers.cuda_on_host.load import SITE
@@ -35,6 +36,36 @@ def test_the_rows_of_the_kernels(cuda, monkeypatch):
     assert first.verdict == "passed"
     assert " folds, as on the host" in first.measured
     assert len(speeds) == 2
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_the_rows_of_device_barriers(cuda, monkeypatch, devices):
+    monkeypatch.setenv("PYTHONPATH", f"{SITE}:{ROOT}")
+    monkeypatch.setenv("CUDA_ON_HOST_DEVICES", devices)
+    first, *graphs = device_barriers.check(Setting("cuda", time.monotonic() + 60))
+    assert first.verdict == "passed", first
+    num_runs = re.fullmatch(r"(\d+) algorithms, 0 wrong; (\d+) launches in (\d+) runs", first.measured).groups()
+    assert int(num_runs[0]) * 3 == int(num_runs[1]) == int(num_runs[2]) > 0
+    assert [row.measured for row in graphs] == ["equal", "equal"]
+    assert first.check.endswith("2 ranks on 1 device" if devices == "1" else "2 ranks on 2 devices")
+
+
+def test_the_rows_of_collectives_both_ways(cuda, monkeypatch):
+    """With an MPI that says that it is built with CUDA, MPI is given device memory, too; else the row says why not."""
+    given = []
+
+    def program(setting, size, name, limit_s, env):
+        way = env["COLLECTIVES_CUDA_AWARE"]
+        given.append((size, way))
+        return {"cases": 1, "all": 1, "memories": "own", "wrong": ["x"] * int(way), "refused": []}
+
+    monkeypatch.setattr(every_collective, "program", program)
+    *_, last = every_collective.check(Setting("cuda", time.monotonic() + 60))
+    assert (last.verdict, given[-1]) == ("skipped", (8, "0"))
+    assert last.measured.endswith("is built without CUDA")
+    monkeypatch.setattr(every_collective.cuda_aware, "supports_cuda", lambda path: True)
+    *_, last = every_collective.check(Setting("cuda", time.monotonic() + 60))
+    assert (last.verdict, given[-1]) == ("failed", (2, "1"))
 
 
 def test_the_bench(cuda):
