@@ -15,7 +15,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms.groups import Topology, refuse_levels
-from collectives.arrays.device import Device, SharingDevice, host
+from collectives.arrays.cuda import Cuda
+from collectives.arrays.device import Device, host
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import SymmetricMemory, Windows, array
 from collectives.job import environment
@@ -143,15 +144,15 @@ class Memories:
         Each rank's is on the device that it used first.
         """
         own = self.of_device and self.of_device.device.place
-        (another,) = self.agreement.highest([not isinstance(device, SharingDevice) or own not in (None, device.place)])
+        (another,) = self.agreement.highest([not isinstance(device, Cuda) or own not in (None, device.place)])
         if another:
             return None
         if self.of_device is None:
-            assert isinstance(device, SharingDevice)
+            assert isinstance(device, Cuda)
             self.of_device = self._open(device)
         return self.of_device if self.of_device.usable else None
 
-    def _open(self, device: SharingDevice) -> DeviceMemory:
+    def _open(self, device: Cuda) -> DeviceMemory:
         """Try it, and have rank 0 say why where it cannot be.  Collective."""
         context = self.context
         ways = self.agreement.highest, self.agreement.gather_rows

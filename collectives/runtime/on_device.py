@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectives.arrays.device import TURNS, Device, DeviceKernel, DeviceStep, Event, SharingDevice
+from collectives.arrays.cuda import Cuda
+from collectives.arrays.cuda_programs import CudaProgram
+from collectives.arrays.device import TURNS, Device, DeviceStep, Event
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
@@ -48,7 +50,7 @@ FLAG_BYTES = 4
 class DeviceCompiler(Walk):
     """Writes phases as operations, whose arrays are made once."""
 
-    def __init__(self, device: SharingDevice, registers: Sequence[int], *arguments: Any):
+    def __init__(self, device: Cuda, registers: Sequence[int], *arguments: Any):
         super().__init__(*arguments)
         self.device, self.registers = device, registers
         self.parts: list[Part] = []
@@ -88,7 +90,7 @@ class DeviceCompiler(Walk):
 class Meeting:
     """A barrier of a node's ranks, used again and again."""
 
-    def __init__(self, device: SharingDevice, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
+    def __init__(self, device: Cuda, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
         self.device, self.arrival, self.signals = device, arrival, memory.signals
         self.peers = peers  # world ranks
         self.turn = 0
@@ -178,7 +180,7 @@ class KernelProgram:
 
     number, moves, is_short = 0, (), True
 
-    def __init__(self, device: SharingDevice, kernel: DeviceKernel, keep: Any):
+    def __init__(self, device: Cuda, kernel: CudaProgram, keep: Any):
         self.device, self.kernel, self.keep = device, kernel, keep
         self.num_runs = 0
 

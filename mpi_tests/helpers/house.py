@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=15_320, files=86, entries=9)}
+LIMITS = {"collectives": Limits(lines=15_230, files=86, entries=9)}
 
 
 class Floor(NamedTuple):
