@@ -91,10 +91,9 @@ def name_of(device: str) -> str:
     if device == "cpu":
         return "the CPU in place of a device"
     import cupy
-    import torch
 
     name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    return f"{name}, torch for CUDA {torch.version.cuda}, driver for CUDA {driver_version()}"
+    return f"{name}, driver for CUDA {driver_version()}"
 
 
 def driver_version() -> str:
