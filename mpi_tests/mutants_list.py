@@ -276,7 +276,7 @@ CHECKS = [
     ),
     mutant(
         "collectives/runtime/checks/watchdog.py",
-        "if overdue & self.since.keys():",
+        "if overdue & (self.since.keys() | self.on_device().keys()):",
         "if overdue:",
         ("test_watchdog.py", "comes_while_the_others_ask"),
     ),
@@ -1115,11 +1115,76 @@ DEVICES = [
     ),
 ]
 
+AWARE, PLAN = "collectives/job/cuda_aware.py", "collectives/runtime/plan.py"
+WATCHDOG, RESOLVE = "collectives/runtime/checks/watchdog.py", "collectives/runtime/resolve.py"
+DECISION = ("test_cuda_aware.py",)
+HEARD = ("test_device_failures.py", "hear_of and ring-cudaMemcpyAsync or that_failed")
+NAMED = ("test_device_failures.py", "named")
+
+DEVICE_CHECKS = [
+    # MPI that is given device memory.
+    mutant(AWARE, "    if not supported:\n", "    if supported is False:\n", DECISION),
+    mutant(AWARE, "    if failure is None:\n", "    if False:\n", DECISION),
+    mutant(
+        AWARE,
+        "    if failure:\n        return CudaAwareness(False",
+        "    if failure:\n        return CudaAwareness(True",
+        DECISION,
+    ),
+    mutant(AWARE, "and not failed", "", DECISION),
+    mutant(AWARE, "[platform.node(), name]", "[name]", DECISION),
+    mutant(AWARE, "launched_rank() == 0", "launched_rank() >= 0", DECISION),
+    mutant("collectives/doctor/checks.py", "not supported or is_launched()", "not supported", DECISION),
+    # Errors of a device, and devices that do not end.
+    mutant(PLAN, "            self._progress.tell(", "            str(", HEARD),
+    mutant(PLAN, "            if self.failure:\n", "            if False:\n", ("test_device_failures.py", "hear_of")),
+    mutant(PLAN, "            progress.on_devices[id(self)] = self", "            pass", NAMED),
+    mutant(PLAN, "        self._num_runs += 1", "        pass", NAMED),
+    mutant(PLAN, "with self._progress.inside(self):", "if True:", NAMED),
+    mutant(ON_DEVICE, "self.num_runs += 1\n        return True", "return True", NAMED),
+    mutant(WATCHDOG, "        overdue |= self.on_device(self.clock_s - limit_s).keys()\n", "", NAMED),
+    mutant(WATCHDOG, "and (self.waits or self.on_device(self.failed_s))", "and self.waits", HEARD),
+    mutant(CUDA, "return status != NOT_READY", "return True", NAMED),
+    # Staging buffers, blocks, and what needs no Numba.
+    mutant(MESSAGES, "if key not in self.buffers:", "if True:", ("test_device.py", "near_lengths", 2)),
+    mutant(
+        MESSAGES, "key = kind, place, dtype, nbytes", "key = kind, dtype, nbytes", ("test_device.py", "every_coll", 3)
+    ),
+    mutant(
+        RESOLVE,
+        "operands=operands_of(a)), staging)",
+        "operands=operands_of(a)))",
+        ("test_device.py", "near_lengths", 2),
+    ),
+    mutant(
+        PROGRAMS, "environment.device_blocks() or MOST_BLOCKS", "MOST_BLOCKS", ("test_device_kernels.py", "blocks", 2)
+    ),
+    mutant(
+        "collectives/arrays/cuda_kernels.py",
+        "environment.device_blocks() or num_multi",
+        "num_multi",
+        ("test_cuda.py", "blocks"),
+    ),
+    mutant(
+        "collectives/runtime/context.py",
+        'not any(self.agreement.highest([find_spec("numba") is None]))',
+        'find_spec("numba") is not None',
+        ("test_on_cuda.py", "numba"),
+    ),
+    mutant(
+        "collectives/runtime/binding.py",
+        "self.context.has_numba or by_themselves",
+        "True",
+        ("test_on_cuda.py", "numba"),
+    ),
+]
+
 MUTANTS = [
     *ALGORITHMS,
     *RUNTIME,
     *ON_COMPARISON,
     *DEVICES,
+    *DEVICE_CHECKS,
     *CHECKS,
     *TOOLS,
     *DIVIDED,

@@ -18,17 +18,23 @@ import numpy as np
 
 from collectives.arrays import cuda_kernels
 from collectives.arrays.cuda_programs import CudaProgram
-from collectives.arrays.device import Device, DeviceStep, Event, SharingDevice
+from collectives.arrays.device import Device, DeviceStep, Event
 from collectives.arrays.views import pointer
 from collectives.job.cuda_aware import cuda_awareness
 
 NOT_READY = 600  # cudaErrorNotReady
 
 
-class Cuda(SharingDevice):
-    """CuPy arrays of one device.  MPI is given pinned host memory, unless it is known to read device memory."""
+class Cuda(Device):
+    """CuPy arrays of one device.  MPI is given pinned host memory, unless it is known to read device memory.
+
+    Other processes of the node can be given its memory and events, by handles.  What `allocate` returns is freed with
+    the object, and must not be while another process has it open.  A shared event is recorded again and again, by
+    `mark`.  Each of these may be refused, with an OSError, a RuntimeError or a MemoryError.
+    """
 
     name = "cuda"
+    is_async = True
 
     def __init__(self, index: int, mpi_reads: bool):
         import cupy
@@ -119,7 +125,11 @@ class Cuda(SharingDevice):
         with self.on_device():
             self.runtime.ipcCloseMemHandle(address)
 
+    def borrow(self, address: int, count: int, dtype: np.dtype) -> Any:
+        return self.at(address, count, dtype, None)
+
     def at(self, address: int, count: int, dtype: np.dtype, owner: Any) -> Any:
+        """Return the memory at an address as a flat array, which keeps `owner`."""
         cuda = self.xp.cuda
         memory = cuda.UnownedMemory(address, count * dtype.itemsize, owner, self.index)
         return self.xp.ndarray(count, dtype, cuda.MemoryPointer(memory, 0))
@@ -144,6 +154,7 @@ class Cuda(SharingDevice):
             self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)
 
     def identity(self) -> int:
+        """Return a number of this very device, which no other of the machine has."""
         return zlib.crc32(self.xp.cuda.Device(self.index).pci_bus_id.encode())
 
     def program(
@@ -153,9 +164,11 @@ class Cuda(SharingDevice):
         arrivals: int,
         signals: Sequence[int],
     ) -> CudaProgram:
+        """Bind steps and barriers that the device does by itself."""
         return CudaProgram(self, turns, fold, arrivals, signals)
 
     def streams(self) -> tuple[int, int]:
+        """Return the caller's current stream, and the one of collectives, as CUDA knows them."""
         return self.current_stream(), self.stream.ptr
 
 

@@ -1,6 +1,6 @@
 """Where arrays live: the few operations in which memories differ, behind one interface.
 
-`Host` is NumPy's memory, `collectives.arrays.cuda.Cuda` a GPU's; tests have one that does nothing until it must.
+`Host` is NumPy's memory, `collectives.arrays.cuda.Cuda` a GPU's.
 Everything above works on flat arrays, slices of them, and these operations.
 """
 
@@ -151,88 +151,6 @@ class DeviceStep(NamedTuple):
     outs: list[int]
     sources: list[int]
     nbytes: int
-
-
-class DeviceKernel(Protocol):
-    """Steps that a device does by itself, again and again; `event` is after the latest run."""
-
-    event: Event
-
-    def launch(self, stream: int) -> None:
-        """Run after what is on a stream by now, which is given as the device's library knows it."""
-
-
-class SharingDevice(Device):
-    """A device whose memory and events other processes of the node can be given, by handles.
-
-    Each of these may be refused, with an OSError, a RuntimeError or a MemoryError.
-    """
-
-    is_async = True
-
-    def allocate(self, nbytes: int) -> Any:
-        """Allocate memory that can be exported, from its `ptr` on; it is freed with the object."""
-        raise NotImplementedError
-
-    def export_memory(self, address: int) -> bytes:
-        """Return a handle of the allocation in which an address is: of its beginning, wherever that address is."""
-        raise NotImplementedError
-
-    def open_memory(self, handle: bytes) -> int:
-        """Open another process's allocation; return its address here."""
-        raise NotImplementedError
-
-    def close_memory(self, address: int) -> None:
-        """Give back what was opened.  The owner must not free it before."""
-        raise NotImplementedError
-
-    def at(self, address: int, count: int, dtype: np.dtype, owner: Any) -> Any:
-        """Return the memory at an address as a flat array, which keeps `owner`."""
-        raise NotImplementedError
-
-    def borrow(self, address: int, count: int, dtype: np.dtype) -> Any:
-        return self.at(address, count, dtype, None)
-
-    def shared_event(self) -> Any:
-        """Return an event that is recorded again and again, and that other processes can wait for."""
-        raise NotImplementedError
-
-    def export_event(self, event: Any) -> bytes:
-        raise NotImplementedError
-
-    def open_event(self, handle: bytes) -> Any:
-        """Open another process's event."""
-        raise NotImplementedError
-
-    def mark(self, event: Any) -> None:
-        """Record a shared event, after all that is on the device's stream by now."""
-        raise NotImplementedError
-
-    def wait_for(self, event: Any) -> None:
-        """Order what follows on the device's stream after what an event was last recorded after."""
-        raise NotImplementedError
-
-    def identity(self) -> int:
-        """A number of this very device, which no other of the machine has."""
-        raise NotImplementedError
-
-    def program(
-        self,
-        turns: Sequence[Sequence[DeviceStep]],
-        fold: tuple[str, np.dtype, int],
-        arrivals: int,
-        signals: Sequence[int],
-    ) -> DeviceKernel:
-        """Steps and barriers that the device does by itself; `fold` is op, dtype and divisor.
-
-        Runs are of the `turns` in turn.  At `arrivals`, in this rank's shared memory, all ranks write the numbers of
-        barriers that they have come to; `signals` is where this rank writes its own, in each rank's memory.
-        """
-        raise NotImplementedError
-
-    def streams(self) -> tuple[int, int]:
-        """The caller's current stream, and the one that collectives are done on, as the device's library knows them."""
-        raise NotImplementedError
 
 
 @cache

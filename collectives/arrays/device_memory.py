@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives.arrays.device import TURNS, SharingDevice
+from collectives.arrays.cuda import Cuda
+from collectives.arrays.device import TURNS
 from collectives.arrays.memory import Lease, SymmetricMemory, Window, Windows
 from collectives.job import environment
 from collectives.job.errors import InputError
@@ -59,7 +60,7 @@ class DeviceMemory(SymmetricMemory):
         windows: Windows,
         agree_max: Callable[[list[int]], list[int]],
         gather_rows: Callable[[list[int]], np.ndarray],
-        device: SharingDevice,
+        device: Cuda,
     ):
         super().__init__(comm, node, windows, agree_max)
         self.device, self.gather_rows = device, gather_rows

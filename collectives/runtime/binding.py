@@ -88,8 +88,7 @@ class Binder:
         return collective, nbytes, candidates, self.size, self.topology.nodes, tuning or self.context.tuning, memory
 
     def explain(self, collective: str, nbytes: int) -> str:
-        far = Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
-        reach = far if len(self.topology.nodes) > 1 else Reach.ARRAYS
+        reach = self.farthest(self.context.has_numba)
         memory = "ordinary" if spec_of(collective).gives is Chunks.NONE else "symmetric"
         return auto.explain(*self.case(collective, nbytes, reach, memory))
 
@@ -97,11 +96,18 @@ class Binder:
         """How far the ranks reach into each other's memory."""
         if not facts.on_host and shared is None:
             return Reach.MESSAGES
-        if len(self.topology.nodes) > 1:
-            return Reach.NODES if self.topology.has_groups_in_nodes else Reach.MESSAGES
+        by_themselves = shared is not None and shared.has_barriers and len(self.topology.nodes) == 1
+        if (farthest := self.farthest(self.context.has_numba or by_themselves)) < Reach.STAGES:
+            return farthest
         if facts.symmetric or not facts.nbytes or (facts.on_host and self.reads_processes):
             return Reach.ARRAYS
         return Reach.STAGES
+
+    def farthest(self, has_programs: bool) -> Reach:
+        """How far ranks may reach, if programs are there for it: of Numba, or of devices."""
+        if len(self.topology.nodes) == 1:
+            return Reach.ARRAYS if has_programs else Reach.MESSAGES
+        return Reach.NODES if has_programs and self.topology.has_groups_in_nodes else Reach.MESSAGES
 
     def tuning_on_device(self, has_barriers: bool) -> Tuning:
         return Tuning(on_device(self.context.tuning.network, has_barriers))
@@ -115,6 +121,8 @@ class Binder:
     def out_of_reach(self, row: Algorithm, a: Arguments, facts: CallFacts, shared: DeviceMemory | None) -> str:
         if not facts.on_host and shared is None:
             why = "arrays in host memory, or devices whose memory the ranks may share"
+        elif not self.context.has_numba:
+            why = "Numba, which not all ranks have"
         elif row.reach == Reach.NODES:
             why = "a node of several ranks"
         elif len(self.topology.nodes) > 1:
@@ -159,12 +167,15 @@ class Binder:
 
     def programs(self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None) -> Any:
         """What makes programs of direct schedules, for the host or for devices."""
-        from collectives.runtime.on_device import DeviceProgramBinder  # which bring the compiler
-        from collectives.runtime.shared_memory import ProgramBinder
-
         ways = self.agreement.gather_rows, self.agreement.highest
         parts = self.world_ranks, self.context.memory.of_host, *ways, self.progress.oversubscribed, meanwhile
-        return DeviceProgramBinder(shared, *parts) if shared else ProgramBinder(*parts)
+        if shared:
+            from collectives.runtime.on_device import DeviceProgramBinder
+
+            return DeviceProgramBinder(shared, *parts)
+        from collectives.runtime.shared_memory import ProgramBinder  # which brings the compiler
+
+        return ProgramBinder(*parts)
 
 
 # What ranks agree by, whatever their topology is.

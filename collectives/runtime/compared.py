@@ -24,7 +24,6 @@ from collectives.arrays.views import address_of
 from collectives.runtime import phases
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.binding import Binder, Choice, in_registers
-from collectives.runtime.channel import Channel
 from collectives.runtime.messages import Messages, Vector
 from collectives.runtime.operands import Workspace, bind, operands_of
 from collectives.runtime.phases import ARRAY, NUM_SHARED
@@ -56,17 +55,20 @@ class Headers:
 
     def __init__(self, context: Context, binder: Binder):
         self.context, self.binder, self.rank = context, binder, context.rank
-        self.in_nodes = context.topology.has_groups_in_nodes
+        self.in_nodes = context.topology.has_groups_in_nodes and context.has_numba
         self.teams = leaders.teams_of(context.topology.nodes, context.size) if self.in_nodes else []
         team = leaders.team_of(self.rank, self.teams) if self.in_nodes else (self.rank,)
         self.row = algorithms.find("all_reduce", "leaders" if self.in_nodes else "recursive_doubling")
         self.tag = context.next_tags()
         memory, world_ranks = context.memory.of_host, binder.world_ranks
-        self.channel = Channel(memory, world_ranks, [self.rank, *(rank for rank in team if rank != self.rank)])
         lease = memory.allocate(HEADER_BYTES)
-        self.seen = array(lease, 2, np.dtype(np.int64))
-        leader = lease.block.window.bases[world_ranks[team[0]]] + lease.block.offset
-        self.verdict = host().borrow(leader, 2, np.dtype(np.int64))  # the leader's
+        self.seen = self.verdict = array(lease, 2, np.dtype(np.int64))
+        if self.in_nodes:
+            from collectives.runtime.channel import Channel  # which brings the compiler
+
+            self.channel = Channel(memory, world_ranks, [self.rank, *(rank for rank in team if rank != self.rank)])
+            leader = lease.block.window.bases[world_ranks[team[0]]] + lease.block.offset
+            self.verdict = host().borrow(leader, 2, np.dtype(np.int64))
         partners = set().union(*self.partners(self.row, self.rank))
         self.leaving = {partner: Packet() for partner in partners}
         self.arriving = {partner: Packet() for partner in partners}
@@ -106,7 +108,7 @@ class Headers:
 
     @property
     def agree(self) -> bool:
-        """Whether the leader has found that all ranks run the same."""
+        """Whether the node's leader has found that all ranks run the same."""
         highest, negated = self.verdict.tolist()
         return highest == -negated and highest != 0
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms.groups import Topology
-from collectives.arrays.device import Device, SharingDevice, host
+from collectives.arrays.cuda import Cuda
+from collectives.arrays.device import Device, host
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import SymmetricMemory, Windows, array
 from collectives.job import environment
@@ -68,6 +70,8 @@ class Context:
             self.check, self.timeout_s = settings(self.agreement, check, timeout_s)
             self.node = node_number(self, shared)
         shared.Free()
+        self.has_numba: bool  # on all ranks
+        self.has_numba = parent.has_numba if parent else not any(self.agreement.highest([find_spec("numba") is None]))
         self.topology = Topology.from_ids(self.agreement.gather_ints(self.node))
         self.tuning: Tuning = parent.tuning if parent else tuning_from_file(self)
         self.memory = Memories(self)
@@ -84,6 +88,11 @@ class Context:
         """Return the log of a part's calls."""
         members = MPI.Group.Translate_ranks(part.Get_group(), range(part.size), self.mpi.Get_group())
         return self.calls.part(color, list(members))
+
+    @property
+    def compares_in_memory(self) -> bool:
+        """Whether ranks meet in shared memory to compare their calls: in one node, by compiled programs."""
+        return self.has_numba and len(self.topology.nodes) == 1
 
     def host_names(self) -> list[str]:
         """Return the name of each rank's host.  Collective."""
@@ -133,15 +142,15 @@ class Memories:
         Each rank's is on the device that it used first.
         """
         own = self.of_device and self.of_device.device.place
-        (another,) = self.agreement.highest([not isinstance(device, SharingDevice) or own not in (None, device.place)])
+        (another,) = self.agreement.highest([not isinstance(device, Cuda) or own not in (None, device.place)])
         if another:
             return None
         if self.of_device is None:
-            assert isinstance(device, SharingDevice)
+            assert isinstance(device, Cuda)
             self.of_device = self._open(device)
         return self.of_device if self.of_device.usable else None
 
-    def _open(self, device: SharingDevice) -> DeviceMemory:
+    def _open(self, device: Cuda) -> DeviceMemory:
         """Try it, and have rank 0 say why where it cannot be.  Collective."""
         context = self.context
         ways = self.agreement.highest, self.agreement.gather_rows

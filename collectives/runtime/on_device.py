@@ -4,21 +4,23 @@ Where each rank has a device of its own, all rounds are one kernel, in which the
 
 Where ranks share one, they meet in two ways at once.  On the host, each waits until the others have come so far in
 their programs: then their events are recorded.  On the devices, each stream waits for those events: then their work is
-done.  The host waits for no device, and other streams go on.
+done.  The host waits for no device, and other streams go on.  Only this needs Numba, for its barriers on the host.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectives.arrays.device import TURNS, Device, DeviceKernel, DeviceStep, Event, SharingDevice
+from collectives.arrays.cuda import Cuda
+from collectives.arrays.cuda_programs import CudaProgram
+from collectives.arrays.device import TURNS, Device, DeviceStep, Event
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
-from collectives.runtime import kernels
-from collectives.runtime.channel import Channel
 from collectives.runtime.direct_binder import DirectBinder, ExportedMemory
 from collectives.runtime.phases import (
     NUM_REGISTERS,
@@ -33,8 +35,11 @@ from collectives.runtime.phases import (
     peers_of,
 )
 from collectives.runtime.plan import Waitable
-from collectives.runtime.shared_memory import Program, compile_for
 from collectives.schedule.moves import Parts, Round
+
+if TYPE_CHECKING:
+    from collectives.runtime.channel import Channel
+    from collectives.runtime.shared_memory import Program
 
 Operation = Callable[[], None]
 Part = list[list[Operation]]  # what is done before the first meeting, between two, and after the last
@@ -45,7 +50,7 @@ FLAG_BYTES = 4
 class DeviceCompiler(Walk):
     """Writes phases as operations, whose arrays are made once."""
 
-    def __init__(self, device: SharingDevice, registers: Sequence[int], *arguments: Any):
+    def __init__(self, device: Cuda, registers: Sequence[int], *arguments: Any):
         super().__init__(*arguments)
         self.device, self.registers = device, registers
         self.parts: list[Part] = []
@@ -85,7 +90,7 @@ class DeviceCompiler(Walk):
 class Meeting:
     """A barrier of a node's ranks, used again and again."""
 
-    def __init__(self, device: SharingDevice, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
+    def __init__(self, device: Cuda, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
         self.device, self.arrival, self.signals = device, arrival, memory.signals
         self.peers = peers  # world ranks
         self.turn = 0
@@ -175,7 +180,7 @@ class KernelProgram:
 
     number, moves, is_short = 0, (), True
 
-    def __init__(self, device: SharingDevice, kernel: DeviceKernel, keep: Any):
+    def __init__(self, device: Cuda, kernel: CudaProgram, keep: Any):
         self.device, self.kernel, self.keep = device, kernel, keep
         self.num_runs = 0
 
@@ -245,7 +250,6 @@ class DeviceProgramBinder(DirectBinder):
                 steps, (fold.op, fold.dtype, fold.divisor), self.address_at(flags, rank), signals
             )
             return KernelProgram(self.device, kernel, keep)
-        compile_for(BYTE)
         return DeviceProgram([DeviceCompiler(self.device, *turn).compile(parts) for turn in turns], meeting, keep)
 
     def flags(self) -> Lease:
@@ -279,9 +283,16 @@ class DeviceProgramBinder(DirectBinder):
         return registers
 
     def meeting(self, rounds: Sequence[Round], rank: int) -> Meeting:
+        """A barrier on the host, by the compiled interpreter.  Collective."""
+        from collectives.runtime import kernels
+        from collectives.runtime.channel import Channel
+        from collectives.runtime.shared_memory import Program, compile_for
+
         channel = Channel(self.memory, self.world_ranks, [rank, *peers_of(rounds, rank)])
         if self.memory.node_comm.rank == 0:
             compile_for(BYTE)  # the others find it on disk then
+        self.agree_max([0])
+        compile_for(BYTE)
         code = np.array([kernels.BARRIER, 2], np.int64)
         arrival = Program(code, channel, BYTE, self.oversubscribed, self.meanwhile, binding=1)
         arrival.keep.append(channel.lease)

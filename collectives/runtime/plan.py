@@ -316,8 +316,8 @@ class Plan:
 
     def awaits(self) -> str:
         """What a run waits for at this moment, in words."""
-        if self._is_inside:
-            return "its device to finish earlier work"
+        if self._is_inside or (self.device.is_async and self._steps is None):
+            return "its device to finish what it was given"
         return self._round.awaits() if self._round else "in the MPI library's own"
 
     @property

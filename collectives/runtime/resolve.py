@@ -124,7 +124,7 @@ class Resolver:
         self.bound: dict[Signature, Bound] = {}
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
-        self.is_between_nodes = len(context.topology.nodes) > 1
+        self.by_messages = not context.compares_in_memory  # which calls are compared
         self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
         self.latest: Callable[[], Plan | None] = lambda: None
 
@@ -459,7 +459,7 @@ class Resolver:
         staging = self.staging.setdefault(a.device.place, StagingBuffers(a.device))
         if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
             plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
-        elif self.is_between_nodes and choice is not None and self.headers.carry(a, choice):
+        elif self.by_messages and choice is not None and self.headers.carry(a, choice):
             compared = self.headers.plan(a, choice, number)
         elif on_host:
             messages = choice and MessageBinder(self.context, collective, choice, self.binder, staging)
@@ -493,7 +493,7 @@ class Resolver:
 
         Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
         """
-        if self.is_between_nodes:
+        if self.by_messages:
             self.comparison.use(number, binding=binding)
             run(self.comparison)
             return

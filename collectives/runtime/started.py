@@ -58,7 +58,7 @@ class StartedCall(Plan):
     def attempt(self) -> Generator[Waitable, None, bool]:
         """Run what is bound, unless another rank would run something else; return whether all have run it."""
         bound, resolver, number = self.bound, self.resolver, self.entered.number * self.resolver.check
-        if resolver.is_between_nodes:
+        if resolver.by_messages:
             self.inner = compared = bound.compared or resolver.comparison
             compared.use(number, self.addresses if bound.compared else (), bound.number)
             try:

@@ -37,8 +37,9 @@ class Known(NamedTuple):
 CHECKS = {
     "doctor": Known("mpi_tests.gpu_check.doctor:check", 60, 1),
     "kernels": Known("mpi_tests.gpu_check.kernels:check", 90, 1),
-    "order": Known("mpi_tests.gpu_check.stream_order:check", 60, 1),
-    "collectives": Known("mpi_tests.gpu_check.every_collective:check", 180, 1),
+    "order": Known("mpi_tests.gpu_check.stream_order:check", 50, 1),
+    "barriers": Known("mpi_tests.gpu_check.device_barriers:check", 60, 1),
+    "collectives": Known("mpi_tests.gpu_check.every_collective:check", 160, 1),
     "all_reduce": Known("mpi_tests.gpu_check.all_reduce_speed:check", 90, 1),
     "speed": Known("mpi_tests.gpu_check.training:speed", 180, 2),
     "parity": Known("mpi_tests.gpu_check.training:parity", 90, 2),
@@ -90,10 +91,9 @@ def name_of(device: str) -> str:
     if device == "cpu":
         return "the CPU in place of a device"
     import cupy
-    import torch
 
     name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    return f"{name}, torch for CUDA {torch.version.cuda}, driver for CUDA {driver_version()}"
+    return f"{name}, driver for CUDA {driver_version()}"
 
 
 def driver_version() -> str:

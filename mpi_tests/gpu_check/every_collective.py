@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import collectives
+from collectives.job import cuda_aware
 from mpi_tests.gpu_check.memories import Put, fetched, kinds
-from mpi_tests.gpu_check.rows import Row, Setting, verdict
+from mpi_tests.gpu_check.rows import SKIPPED, Row, Setting, verdict
 from mpi_tests.gpu_check.started import program
 from mpi_tests.helpers.reference import COLLECTIVES, DTYPES, algorithms_of, expected, inputs, ops_of
 
-NAME = "every collective"
+NAME, EQUAL = "every collective", "equal to the host's"
 PER_RANK = (1, 777)  # elements
 STARTING_S = 8.0  # of a job
 LARGE = 1 << 16  # likewise, of float32
@@ -35,15 +36,19 @@ class Case(NamedTuple):
 
 
 def check(setting: Setting) -> Iterator[Row]:
-    sizes = (3,) if setting.is_small else (1, 2, 3, 4, 8)
-    for nth, size in enumerate(sizes):
-        limit_s = max(1.0, setting.left_s / (len(sizes) - nth) - STARTING_S)
-        found = program(setting, size, "every_collective", limit_s)
+    ways = [(3, "0")] if setting.is_small else [*((size, "0") for size in (1, 2, 3, 4, 8)), (2, "1")]
+    for nth, (size, way) in enumerate(ways):
+        name = f"{NAME}, {size} ranks" + ", device memory given to MPI" * int(way)
+        if int(way) and not cuda_aware.supports_cuda(cuda_aware.loaded_library()):
+            yield Row(name, EQUAL, str(cuda_aware.decide(cuda_aware.library(), False, None)), SKIPPED)
+            continue
+        limit_s = max(1.0, setting.left_s / (len(ways) - nth) - STARTING_S)
+        found = program(setting, size, "every_collective", limit_s, env={"COLLECTIVES_CUDA_AWARE": way})
         text = f"{found['cases']} of {found['all']} cases in {found['memories']}, {len(found['wrong'])} wrong"
         text += "".join(f"; {case}" for case in found["wrong"][:3])
         if found["refused"]:
             text += f"; no memory for {', '.join(found['refused'])}"
-        yield Row(f"{NAME}, {size} ranks", "equal to the host's", text, verdict(not found["wrong"]))
+        yield Row(name, EQUAL, text, verdict(not found["wrong"]))
 
 
 def cases(size: int, is_small: bool) -> Iterator[Case]:

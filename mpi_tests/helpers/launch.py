@@ -9,7 +9,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SET_BY_MPIRUN = ("OMPI_", "OPAL_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "MPI_LOCAL")
-SET_BY_USER = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "OMPI_ALLOW_RUN_AS_ROOT")
+SET_BY_USER = (
+    "OMPI_MCA_",
+    "PRTE_MCA_",
+    "PMIX_MCA_",
+    "OMPI_ALLOW_RUN_AS_ROOT",
+    "OPAL_PREFIX",
+    "PMIX_PREFIX",
+    "PRTE_PREFIX",
+)
 TERMINATION_S = 10
 
 

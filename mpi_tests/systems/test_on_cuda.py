@@ -1,11 +1,12 @@
 """Whole programs on CuPy's arrays, on devices that mpi_tests.helpers.cuda_on_host makes of this machine."""
 
 import json
+import re
 import time
 
 import pytest
 
-from mpi_tests.gpu_check import kernels
+from mpi_tests.gpu_check import device_barriers, every_collective, kernels
 from mpi_tests.gpu_check.rows import Setting
 from mpi_tests.helpers import gpu_kernels
 from mpi_tests.helpers.cuda_on_host.load import SITE
@@ -35,6 +36,36 @@ def test_the_rows_of_the_kernels(cuda, monkeypatch):
     assert first.verdict == "passed"
     assert " folds, as on the host" in first.measured
     assert len(speeds) == 2
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_the_rows_of_device_barriers(cuda, monkeypatch, devices):
+    monkeypatch.setenv("PYTHONPATH", f"{SITE}:{ROOT}")
+    monkeypatch.setenv("CUDA_ON_HOST_DEVICES", devices)
+    first, *graphs = device_barriers.check(Setting("cuda", time.monotonic() + 60))
+    assert first.verdict == "passed", first
+    num_runs = re.fullmatch(r"(\d+) algorithms, 0 wrong; (\d+) launches in (\d+) runs", first.measured).groups()
+    assert int(num_runs[0]) * 3 == int(num_runs[1]) == int(num_runs[2]) > 0
+    assert [row.measured for row in graphs] == ["equal", "equal"]
+    assert first.check.endswith("2 ranks on 1 device" if devices == "1" else "2 ranks on 2 devices")
+
+
+def test_the_rows_of_collectives_both_ways(cuda, monkeypatch):
+    """With an MPI that says that it is built with CUDA, MPI is given device memory, too; else the row says why not."""
+    given = []
+
+    def program(setting, size, name, limit_s, env):
+        way = env["COLLECTIVES_CUDA_AWARE"]
+        given.append((size, way))
+        return {"cases": 1, "all": 1, "memories": "own", "wrong": ["x"] * int(way), "refused": []}
+
+    monkeypatch.setattr(every_collective, "program", program)
+    *_, last = every_collective.check(Setting("cuda", time.monotonic() + 60))
+    assert (last.verdict, given[-1]) == ("skipped", (8, "0"))
+    assert last.measured.endswith("is built without CUDA")
+    monkeypatch.setattr(every_collective.cuda_aware, "supports_cuda", lambda path: True)
+    *_, last = every_collective.check(Setting("cuda", time.monotonic() + 60))
+    assert (last.verdict, given[-1]) == ("failed", (2, "1"))
 
 
 def test_the_bench(cuda):
@@ -83,6 +114,47 @@ def test_an_error_of_a_device_ends_the_job(cuda, algorithm, way):
     assert ended.returncode != 0
     assert "rank 1 of 3 failed and ends the job:" in ended.stderr
     assert "cudaErrorIllegalAddress" in ended.stderr
+
+
+WITHOUT_NUMBA = """
+import sys
+from collectives.job import environment
+if sys.argv[1] == "all" or environment.launched_rank() == 1:
+    sys.modules["numba"] = None
+import cupy, numpy, collectives
+from collectives.runtime.on_device import KernelProgram
+comm = collectives.world()
+cupy.cuda.Device(comm.rank).use()
+for x in comm.empty(999, "float32", device=f"cuda:{comm.rank}"), cupy.empty(999, "float32"), comm.empty(999, "float32"):
+    for value in (1, 2):
+        x[:] = value * (comm.rank + 1)
+        comm.all_reduce(x)
+        assert (x == 3 * value).all(), (type(x), value)
+    y = comm.all_reduce(x, blocking=False).wait()
+    assert (x == 12).all()
+    plan = comm.plan("all_reduce", x)
+    on_device = isinstance(x, cupy.ndarray) and isinstance(plan.rounds[0], KernelProgram)
+    print(type(x).__module__, plan.name, on_device, flush=True)
+try:
+    comm.all_reduce(numpy.ones(3), algorithm="two_shot")
+except collectives.InputError as error:
+    print(error, flush=True)
+try:
+    comm.all_reduce(x if comm.rank else x[:5])
+except collectives.InputError as error:
+    assert "ranks disagree" in str(error)
+"""
+
+
+@pytest.mark.parametrize("ranks", ["all", "one"])
+def test_devices_wait_for_each_other_without_numba(cuda, ranks):
+    """Arrays on devices go by kernels; others by messages, on all ranks where one lacks Numba."""
+    env = {"PYTHONPATH": f"{SITE}:{ROOT}", "CUDA_ON_HOST_DEVICES": "2", "COLLECTIVES_CUDA_AWARE": "0"}
+    ended = launch(2, "python", "-c", WITHOUT_NUMBA, ranks, env=env)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert sum(line.startswith("cupy") and line.endswith("True") for line in lines) == 4, ended.stdout
+    assert sum("needs Numba, which not all ranks have" in line for line in lines) == 2, ended.stdout
 
 
 def test_the_doctor_on_ranks(cuda):

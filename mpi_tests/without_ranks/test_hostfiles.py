@@ -1,5 +1,7 @@
 """Hostfiles in both of their forms, and the lines of batch scripts that are to be edited."""
 
+import subprocess
+
 import pytest
 
 from mpi_tests.helpers.hostfiles import FOLDER, entries
@@ -19,3 +21,11 @@ def test_three_lines_are_to_be_edited(script, mark):
     assert [line.startswith(mark) for line in lines[first - 2 : first]] == [True, True]
     assert lines[first] == "COMMAND=${COMMAND:-python train.py}"
     assert "Edit three lines" in lines[2]
+
+
+@pytest.mark.parametrize("script", ["build_open_mpi.sh", "gpu_check.sh"])
+def test_scripts_say_what_they_lack(script):
+    ended = subprocess.run([FOLDER / script], text=True, capture_output=True)
+    assert ended.returncode != 0
+    assert f"usage: hostfiles/{script} " in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1

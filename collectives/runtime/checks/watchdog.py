@@ -178,11 +178,12 @@ class Watchdog:
     def report(self) -> Report:
         longest = min(list(self.waits), default=-1)
         wait = self.waits.get(longest)
+        since_s, main = self.since.get(longest, self.clock_s), threading.main_thread()
         if wait is None and (late := self.on_device()):
             run = min(late, key=self.device_since.__getitem__)
-            return of_device(self.record, late[run], self.clock_s - self.device_since[run])
-        times = Times(self.clock_s - self.since.get(longest, self.clock_s), self.clock_s - self.changed_s)
-        return report_of(self.record, wait and Wait(*wait), times, threading.main_thread())
+            since_s, wait = self.device_since[run], (main.ident or 0, late[run], "")
+        times = Times(self.clock_s - since_s, self.clock_s - self.changed_s)
+        return report_of(self.record, wait and Wait(*wait), times, main)
 
     def sound(self, overdue: set[int]) -> None:
         """Ask all ranks, print what they say and end the job.
@@ -237,7 +238,9 @@ class Watchdog:
 
 def report_of(record: Record, wait: Wait | None, times: Times, main: threading.Thread) -> Report:
     """Report on this rank, from any of its threads."""
-    entries, numbers, descriptions = known_of(record)
+    entries = record.entries()
+    numbers = {calls.label: calls.number for calls in list(record.communicators)}
+    descriptions = {(entry.call.calls.label, entry.number): entry.call.description for entry in entries}
     if wait is None:
         return Report(of_no_wait(entries, times.quiet_s, main), numbers, descriptions, None)
     awaited = awaited_by(wait, entries)
@@ -246,34 +249,15 @@ def report_of(record: Record, wait: Wait | None, times: Times, main: threading.T
         return Report(words, numbers, descriptions, None)
     earlier = entries[: entries.index(awaited)] if awaited in entries else entries
     words = f"waits {times.waited_s:.0f} s in {awaited}{details(wait)}{before(earlier)}"
-    return Report(words, numbers, descriptions, awaited_call(awaited))
-
-
-def known_of(record: Record) -> tuple[list[Entry], dict[str, int], dict[tuple[str, int], str]]:
-    """Return the last calls of this rank; the number of its calls by label; and their descriptions."""
-    entries = record.entries()
-    numbers = {calls.label: calls.number for calls in list(record.communicators)}
-    return entries, numbers, {(entry.call.calls.label, entry.number): entry.call.description for entry in entries}
-
-
-def awaited_call(entry: Entry) -> Awaited:
-    calls = entry.call.calls
-    title = f"{entry.call.name} #{entry.number}{calls.label}"
-    return Awaited(title, calls.label, entry.number, list(calls.members))
+    calls = awaited.call.calls
+    title = f"{awaited.call.name} #{awaited.number}{calls.label}"
+    return Report(words, numbers, descriptions, Awaited(title, calls.label, awaited.number, list(calls.members)))
 
 
 def is_finished(plan: Plan) -> bool:
     """Return whether the device has finished a plan's latest run."""
     event = plan.device_run[1]
     return event is None or plan.device.is_done(event)
-
-
-def of_device(record: Record, plan: Plan, waited_s: float) -> Report:
-    """Report on this rank, whose device has not finished what its host has left to it."""
-    entries, numbers, descriptions = known_of(record)
-    entry = plan.call.entry() if plan.call else None
-    words = f"has waited {waited_s:.0f} s for its device to finish {entry or plan.name}{before(entries)}"
-    return Report(words, numbers, descriptions, entry and awaited_call(entry))
 
 
 def awaited_by(wait: Wait, entries: Sequence[Entry]) -> Entry | None:
