@@ -205,3 +205,13 @@ def test_calls_of_two_libraries_follow_the_streams_of_each(comm, cuda, monkeypat
             x.set(given[comm.rank], caller)
             comm.all_reduce(x)
         same(x.get(caller), expected("all_reduce", given, comm.rank))
+
+
+def test_devices_that_wait_for_each_other_take_arrays_from_anywhere(comm, cuda):
+    """Where each rank has one of its own, a run is a kernel: the copies are ahead of it and behind it."""
+    cuda.use(comm.rank)
+    cuda.lag(LATE_US)
+    for run in range(3):
+        given = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
+        x = cuda.put(given[comm.rank])
+        same(cuda.get(comm.all_reduce(x)), expected("all_reduce", given, comm.rank))
