@@ -965,7 +965,7 @@ DEVICES = [
         "collectives/runtime/binding.py",
         "self.before, self.after, self.plan.only = self.plan.before, self.plan.after, None",
         "self.before, self.after = self.plan.before, self.plan.after",
-        ("test_device_direct.py", "device_each", 3),
+        ("test_device_calls.py", "from_anywhere and 2-ranks", 2),
     ),
     mutant(
         "collectives/runtime/binding.py",

@@ -1,5 +1,6 @@
 """Calls on arrays of devices that are made again and again: what is bound for the first runs for others, anywhere."""
 
+import gc
 import threading
 from types import SimpleNamespace
 
@@ -18,6 +19,15 @@ from mpi_tests.helpers.reference import COLLECTIVES, algorithms_of, expected, in
 LATE_US = 5_000
 pytestmark = pytest.mark.sizes(2, 3)
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
+
+
+@pytest.fixture
+def comm(mpi_comm):
+    """One for each test, which gives its memory on devices back."""
+    made = Communicator(mpi_comm)
+    yield made
+    gc.collect()
+    made.free()
 
 
 def only_once(comm, monkeypatch):
@@ -103,9 +113,8 @@ def test_memory_that_is_freed_at_once_may_be_others(comm, cuda):
         same(cuda.get(total), expected("all_reduce", given, comm.rank))
 
 
-def test_symmetric_arrays_beside_ordinary_ones(mpi_comm, cuda):
+def test_symmetric_arrays_beside_ordinary_ones(comm, cuda):
     """On some ranks only, in calls that repeat, and in turn with calls of ordinary arrays on all."""
-    comm = Communicator(mpi_comm)
     at_home = [cuda.symmetric(comm, np.zeros(400, np.float32)) for _ in range(2)]
     for run in range(9):
         given = [values + np.float32(run) for values in inputs(comm.size, 400)]
@@ -114,12 +123,10 @@ def test_symmetric_arrays_beside_ordinary_ones(mpi_comm, cuda):
         same(cuda.get(comm.all_reduce(x)), expected("all_reduce", given, comm.rank))
         gathered = comm.all_gather(x)
         same(cuda.get(gathered), np.tile(expected("all_reduce", given, comm.rank), comm.size))
-    comm.free()
 
 
-def test_a_root_whose_arrays_are_all_symmetric(new_comm, cuda):
+def test_a_root_whose_arrays_are_all_symmetric(comm, cuda):
     """The others, which have no result, work as the root does."""
-    comm = new_comm
     x, out = (cuda.symmetric(comm, np.zeros(count, np.float32)) for count in (50, 50 * comm.size))
     for run in range(3):
         given = [np.full(50, rank + run, np.float32) for rank in range(comm.size)]
@@ -128,9 +135,9 @@ def test_a_root_whose_arrays_are_all_symmetric(new_comm, cuda):
             same(cuda.get(out), np.concatenate(given))
 
 
-def test_results_that_are_symmetric_on_some_ranks(new_comm, cuda):
+def test_results_that_are_symmetric_on_some_ranks(comm, cuda):
     """Nobody reads the symmetric `x` of a rank that works in buffers of its own."""
-    comm, count = new_comm, 50_000
+    count = 50_000
     x, out = (cuda.symmetric(comm, np.zeros(n, np.float32)) for n in (count, count * comm.size))
     for run in range(3):
         given = [np.full(count, rank + run, np.float32) for rank in range(comm.size)]
@@ -171,9 +178,8 @@ def test_uneven_chunks_of_ranks_that_have_little_and_much(comm, cuda, monkeypatc
         same(cuda.get(comm.all_gather(cuda.put(parts[comm.rank]), counts=counts)), np.concatenate(parts))
 
 
-def test_a_root_that_has_more_than_the_others(new_comm, cuda):
+def test_a_root_that_has_more_than_the_others(comm, cuda):
     """Buffers grow on all ranks or on none."""
-    comm = new_comm
     for root, count in ((0, 1_000), (1, 1_000), (0, 3_000)):
         parts = [np.full(count, rank + root, np.float32) for rank in range(comm.size)]
         gathered = comm.gather(cuda.put(parts[comm.rank]), root=root)
@@ -199,3 +205,13 @@ def test_calls_of_two_libraries_follow_the_streams_of_each(comm, cuda, monkeypat
             x.set(given[comm.rank], caller)
             comm.all_reduce(x)
         same(x.get(caller), expected("all_reduce", given, comm.rank))
+
+
+def test_devices_that_wait_for_each_other_take_arrays_from_anywhere(comm, cuda):
+    """Where each rank has one of its own, a run is a kernel: the copies are ahead of it and behind it."""
+    cuda.use(comm.rank)
+    cuda.lag(LATE_US)
+    for run in range(3):
+        given = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
+        x = cuda.put(given[comm.rank])
+        same(cuda.get(comm.all_reduce(x)), expected("all_reduce", given, comm.rank))
