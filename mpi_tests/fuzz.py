@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import collectives
-from collectives.algorithms import Reach, rows
+from collectives.algorithms import Access, rows
 from collectives.arrays.views import dtype_of
 from mpi_tests.helpers.reference import COLLECTIVES, DTYPES, HALVES, REDUCTIONS, ROOTED, draw, ops_of, reduced
 
@@ -53,23 +53,23 @@ class Case(NamedTuple):
     seed: str
 
 
-def draw_case(seed: int, number: int, reaches: dict[tuple[str, int], Reach]) -> Case:
+def draw_case(seed: int, number: int, accesses: dict[tuple[str, int], Access]) -> Case:
     """Draw the case of this number: small and long arrays, as many of each magnitude.
 
-    `reaches` says how far ranks reach for each layout and number of ranks that there may be.
+    `accesses` says what access ranks have for each layout and number of ranks that there may be.
 
-    >>> reaches = {("one node", 4): Reach.ARRAYS}
-    >>> draw_case(1, 2, reaches) == draw_case(1, 2, reaches)
+    >>> accesses = {("one node", 4): Access.DIRECT}
+    >>> draw_case(1, 2, accesses) == draw_case(1, 2, accesses)
     True
     """
     draws = random.Random(f"{seed}-{number}")
-    layout, size = draws.choice(sorted(reaches))
+    layout, size = draws.choice(sorted(accesses))
     collective, dtype = draws.choice(COLLECTIVES), draws.choice(DTYPES)
     op = draws.choice(ops_of(dtype)) if collective in REDUCTIONS else "sum"
     are_passed = collective in COUNTED and draws.random() < 0.5
     reproducible = collective in REDUCTIONS and draws.random() < 0.2
     able = rows(collective, size, equal=not (are_passed and collective == "all_to_all"))
-    usable = [row for row in able if row.reach <= reaches[layout, size]]
+    usable = [row for row in able if row.access <= accesses[layout, size]]
     names = [row.name for row in usable if row.in_order or not reproducible]
     if not reproducible and not (dtype in HALVES and collective in REDUCTIONS):
         names.append("mpi")
@@ -274,10 +274,10 @@ def communicators(comm: collectives.Communicator) -> dict[tuple[str, int], colle
     return {(name, size): whole[name].split(0 if comm.rank < size else None) for name in whole for size in sizes}
 
 
-def reach(part: collectives.Communicator | None) -> Reach:
+def access(part: collectives.Communicator | None) -> Access:
     if part is None or len(part.topology.nodes) == 1:
-        return Reach.ARRAYS
-    return Reach.NODES if part.topology.has_groups_in_nodes else Reach.MESSAGES
+        return Access.DIRECT
+    return Access.INTRA_NODE if part.topology.has_groups_in_nodes else Access.MESSAGES
 
 
 def main() -> None:
@@ -288,10 +288,10 @@ def main() -> None:
     args = parser.parse_args()
     comm = collectives.world()
     comms = communicators(comm)
-    reaches = comm.mpi.bcast({which: reach(part) for which, part in comms.items()})  # rank 0 is in all
+    accesses = comm.mpi.bcast({which: access(part) for which, part in comms.items()})  # rank 0 is in all
     deadline, first, more = time.monotonic() + args.seconds, args.only or 0, np.ones(1, np.int8)
     for number in itertools.count(first):
-        case = draw_case(args.seed, number, reaches)
+        case = draw_case(args.seed, number, accesses)
         part = comms[case.layout, case.size]
         if part and (wrong := difference(part, case)):
             print(

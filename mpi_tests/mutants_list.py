@@ -364,7 +364,7 @@ TOOLS = [
     ),
     mutant(
         "collectives/runtime/choose/auto.py",
-        "tuple(row for row in rows if row.reach <= reach)",
+        "tuple(row for row in rows if row.access <= access)",
         "tuple(rows)",
         ("test_tuning.py", "in_reach_is_usable"),
     ),

@@ -11,9 +11,9 @@ from collectives.algorithms import (
     ring,
     tree,
 )
-from collectives.algorithms.algorithm import Algorithm, Precondition, Reach
+from collectives.algorithms.algorithm import Access, Algorithm, Precondition
 
-__all__ = ["REGISTRY", "Algorithm", "Precondition", "Reach", "check", "find", "names", "rows"]
+__all__ = ["REGISTRY", "Access", "Algorithm", "Precondition", "check", "find", "names", "rows"]
 
 FAMILIES = (
     *(ring, recursive, pairwise, bruck, tree, chain, hierarchical),

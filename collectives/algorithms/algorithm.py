@@ -23,13 +23,13 @@ EVEN_SIZE = Precondition(lambda size, equal: size == 1 or size % 2 == 0, "an eve
 EQUAL_CHUNKS = Precondition(lambda size, equal: equal, "equal chunks")
 
 
-class Reach(IntEnum):
-    """The extent to which ranks reach into each other's memory; each includes those before."""
+class Access(IntEnum):
+    """The extent to which ranks read and write each other's memory; each includes those before."""
 
     MESSAGES = 0  # not at all
-    NODES = 1  # inside the nodes
-    STAGES = 2  # everywhere, in memory that the library allocates for a plan
-    ARRAYS = 3  # in the callers' arrays, too
+    INTRA_NODE = 1  # inside the nodes
+    STAGED = 2  # everywhere, in memory that the library allocates for a plan
+    DIRECT = 3  # in the callers' arrays, too
 
 
 PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
@@ -44,7 +44,7 @@ class Algorithm(NamedTuple):
     schedule: Callable[..., Schedule]
     precondition: Precondition = NOTHING
     over_nodes: bool = False  # the schedule takes the nodes
-    reach: Reach = Reach.MESSAGES
+    access: Access = Access.MESSAGES
     apart: bool = False  # the schedule can put its result in chunks of their own
     segmented: bool = False  # a direct schedule whose phases follow each other, segment by segment
     for_devices: bool = False  # "auto" takes it for arrays on devices only: where writing costs no more than reading
@@ -59,5 +59,5 @@ class Algorithm(NamedTuple):
 
     def num_segments(self, chunk_bytes: float) -> int:
         """Return in how many segments ranks of the host work on chunks of so many bytes."""
-        segment_bytes = STAGED_BYTES if self.reach == Reach.STAGES else PIPELINED_BYTES
+        segment_bytes = STAGED_BYTES if self.access == Access.STAGED else PIPELINED_BYTES
         return max(1, ceil(chunk_bytes / segment_bytes)) if self.segmented else 1

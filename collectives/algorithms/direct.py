@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from collectives.algorithms.algorithm import Algorithm, Reach
+from collectives.algorithms.algorithm import Access, Algorithm
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Round, Schedule, chunk
 
 
@@ -299,11 +299,11 @@ def one(run: range, index: int) -> range:
 
 
 def reading(collective: str, name: str, schedule: Callable[..., Schedule], **more: Any) -> Algorithm:
-    return Algorithm(collective, name, schedule, reach=Reach.ARRAYS, **more)
+    return Algorithm(collective, name, schedule, access=Access.DIRECT, **more)
 
 
 def staging(collective: str, name: str, schedule: Callable[..., Schedule], **more: Any) -> Algorithm:
-    return Algorithm(collective, name, schedule, reach=Reach.STAGES, segmented=True, **more)
+    return Algorithm(collective, name, schedule, access=Access.STAGED, segmented=True, **more)
 
 
 ALGORITHMS = (

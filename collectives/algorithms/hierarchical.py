@@ -22,7 +22,7 @@ from itertools import product
 from typing import NamedTuple
 
 from collectives.algorithms import direct, pairwise, ring, tree
-from collectives.algorithms.algorithm import EQUAL_CHUNKS, NOTHING, Algorithm, Groups, Precondition, Reach
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, NOTHING, Access, Algorithm, Groups, Precondition
 from collectives.algorithms.bruck import copies
 from collectives.algorithms.groups import (
     Grid,
@@ -295,7 +295,7 @@ direct_inside: dict[str, Scheduler] = {
 
 def pair_of_rows(collective: str, schedule: Scheduler, needs: Precondition = NOTHING) -> tuple[Algorithm, Algorithm]:
     row = Algorithm(collective, "hierarchical", schedule, needs, over_nodes=True)
-    return row, row._replace(name="hierarchical_direct", schedule=direct_inside[collective], reach=Reach.NODES)
+    return row, row._replace(name="hierarchical_direct", schedule=direct_inside[collective], access=Access.INTRA_NODE)
 
 
 ALGORITHMS = (

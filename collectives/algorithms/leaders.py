@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from collectives.algorithms import recursive
-from collectives.algorithms.algorithm import EQUAL_CHUNKS, Algorithm, Groups, Reach
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, Access, Algorithm, Groups
 from collectives.algorithms.groups import consecutive, laid, whole
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, Round, Send, embed, shares
 
@@ -166,6 +166,6 @@ def arrival(team: tuple[int, ...]) -> Round:
 
 
 ALGORITHMS = (
-    Algorithm("all_reduce", "leaders", all_reduce, over_nodes=True, reach=Reach.NODES),
-    Algorithm("all_to_all", "leaders", all_to_all, EQUAL_CHUNKS, over_nodes=True, reach=Reach.NODES),
+    Algorithm("all_reduce", "leaders", all_reduce, over_nodes=True, access=Access.INTRA_NODE),
+    Algorithm("all_to_all", "leaders", all_to_all, EQUAL_CHUNKS, over_nodes=True, access=Access.INTRA_NODE),
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectives.algorithms import Algorithm, Reach, rows
+from collectives.algorithms import Access, Algorithm, rows
 from collectives.arrays.device import Device, host
 from collectives.arrays.views import BFLOAT16, check_op, flat, is_a, pointer, writable
 from collectives.schedule.spec import Chunks, spec_of
@@ -90,11 +90,11 @@ class Arguments:
 
     def suits(self, row: Algorithm) -> bool:
         """Return whether an algorithm does it as asked: in the order of the ranks, by messages that can be rounded."""
-        return (row.in_order or not self.reproducible) and (not row.reach or self.wire_dtype is None)
+        return (row.in_order or not self.reproducible) and (not row.access or self.wire_dtype is None)
 
-    def able(self, reach: Reach = Reach.ARRAYS) -> list[str]:
+    def able(self, access: Access = Access.DIRECT) -> list[str]:
         """Return the names of the algorithms that can do what was asked."""
-        usable = [r for r in rows(self.collective, self.size, self.send_counts is None) if r.reach <= reach]
+        usable = [r for r in rows(self.collective, self.size, self.send_counts is None) if r.access <= access]
         return ["auto", *(row.name for row in usable if self.suits(row)), *([] if self.demands else ["mpi"])]
 
     def check_algorithm(self, name: str) -> None:

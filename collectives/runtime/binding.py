@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import algorithms
-from collectives.algorithms import Algorithm, Reach
+from collectives.algorithms import Access, Algorithm
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import probe_address, reads_processes
 from collectives.arrays.views import address_of
@@ -55,14 +55,14 @@ class Binder:
         Raises: InputError on every rank where it needs more than the ranks reach.
         """
         shared = None if facts.on_host else self.context.memory.on_devices(a.device)
-        reach = self.reach(facts, shared)
+        access = self.access(facts, shared)
         if algorithm == "auto":
             memory = "symmetric" if facts.symmetric else "ordinary"
             tuning = None if facts.on_host else self.tuning_on_device(shared is not None and shared.has_barriers)
             equal = a.send_counts is None
-            algorithm = auto.choose(*self.case(a.collective, facts.nbytes, reach, memory, equal, a.suits, tuning))
+            algorithm = auto.choose(*self.case(a.collective, facts.nbytes, access, memory, equal, a.suits, tuning))
         row = algorithms.find(a.collective, algorithm)
-        if row.reach > reach:
+        if row.access > access:
             raise InputError(f"{a.collective}: {self.out_of_reach(row, a, facts, shared)}")
         return Choice(row, facts, shared)
 
@@ -70,7 +70,7 @@ class Binder:
         self,
         collective: str,
         nbytes: int,
-        reach: Reach,
+        access: Access,
         memory: str,
         equal: bool = True,
         suits: Callable[[Algorithm], bool] = lambda row: True,
@@ -83,31 +83,31 @@ class Binder:
             measured = self.context.tuning.find(case, nbytes)
             rows = [row for row in rows if not row.for_devices or row.name == measured]
         if self.topology.is_flat:  # with nothing to compose
-            rows = [row for row in rows if row.reach != Reach.NODES]
-        candidates = auto.usable(rows, reach)
+            rows = [row for row in rows if row.access != Access.INTRA_NODE]
+        candidates = auto.usable(rows, access)
         return collective, nbytes, candidates, self.size, self.topology.nodes, tuning or self.context.tuning, memory
 
     def explain(self, collective: str, nbytes: int) -> str:
-        reach = self.farthest(self.context.has_numba)
+        access = self.farthest(self.context.has_numba)
         memory = "ordinary" if spec_of(collective).gives is Chunks.NONE else "symmetric"
-        return auto.explain(*self.case(collective, nbytes, reach, memory))
+        return auto.explain(*self.case(collective, nbytes, access, memory))
 
-    def reach(self, facts: CallFacts, shared: DeviceMemory | None) -> Reach:
+    def access(self, facts: CallFacts, shared: DeviceMemory | None) -> Access:
         """How far the ranks reach into each other's memory."""
         if not facts.on_host and shared is None:
-            return Reach.MESSAGES
+            return Access.MESSAGES
         by_themselves = shared is not None and shared.has_barriers and len(self.topology.nodes) == 1
-        if (farthest := self.farthest(self.context.has_numba or by_themselves)) < Reach.STAGES:
+        if (farthest := self.farthest(self.context.has_numba or by_themselves)) < Access.STAGED:
             return farthest
         if facts.symmetric or not facts.nbytes or (facts.on_host and self.reads_processes):
-            return Reach.ARRAYS
-        return Reach.STAGES
+            return Access.DIRECT
+        return Access.STAGED
 
-    def farthest(self, has_programs: bool) -> Reach:
+    def farthest(self, has_programs: bool) -> Access:
         """How far ranks may reach, if programs are there for it: of Numba, or of devices."""
         if len(self.topology.nodes) == 1:
-            return Reach.ARRAYS if has_programs else Reach.MESSAGES
-        return Reach.NODES if has_programs and self.topology.has_groups_in_nodes else Reach.MESSAGES
+            return Access.DIRECT if has_programs else Access.MESSAGES
+        return Access.INTRA_NODE if has_programs and self.topology.has_groups_in_nodes else Access.MESSAGES
 
     def tuning_on_device(self, has_barriers: bool) -> Tuning:
         return Tuning(on_device(self.context.tuning.network, has_barriers))
@@ -123,19 +123,19 @@ class Binder:
             why = "arrays in host memory, or devices whose memory the ranks may share"
         elif not self.context.has_numba:
             why = "Numba, which not all ranks have"
-        elif row.reach == Reach.NODES:
+        elif row.access == Access.INTRA_NODE:
             why = "a node of several ranks"
         elif len(self.topology.nodes) > 1:
             why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
         else:
             why = "arrays from comm.empty, as the system lets no process read another's memory"
-        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self.reach(facts, shared)))}"
+        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self.access(facts, shared)))}"
 
     # --- binding ---
 
     def plan(self, a: Arguments, o: Operands, choice: Choice, staging: StagingBuffers | None = None) -> Plan:
         """A plan for these arrays.  Collective."""
-        if choice.row.reach >= Reach.STAGES:
+        if choice.row.access >= Access.STAGED:
             return self.direct(a, o, choice)
         return MessageBinder(self.context, a.collective, choice, self, staging).plan(a, o)
 
@@ -230,7 +230,7 @@ class MessageBinder:
 
     def plan(self, a: Arguments, o: Operands) -> Plan:
         context, (row, facts, shared) = self.context, self.choice
-        in_nodes = row.reach == Reach.NODES
+        in_nodes = row.access == Access.INTRA_NODE
         if self.arena is None:
             new = partial(context.memory.empty, a.device) if in_nodes else a.device.empty
             self.arena, self.own = ScratchMemory(new), ScratchMemory(a.device.empty)

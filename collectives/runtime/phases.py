@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collectives.algorithms import Algorithm, Reach
+from collectives.algorithms import Access, Algorithm
 from collectives.arrays.device import TURNS
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Parts, Put, Recv, RecvReduce, Round, Send
 
@@ -76,8 +76,8 @@ def cut(row: Algorithm, chunk_bytes: int, size: int, on_host: bool = True) -> Cu
     num_segments = row.num_segments(chunk_bytes)
     if not on_host and row.segmented:
         num_segments = max(1, -(-chunk_bytes // DEVICE_BYTES))
-    read_before = row.reach == Reach.ARRAYS and row.segmented
-    streams = read_before or (row.reach != Reach.STAGES and chunk_bytes * size >= CACHED_BYTES)
+    read_before = row.access == Access.DIRECT and row.segmented
+    streams = read_before or (row.access != Access.STAGED and chunk_bytes * size >= CACHED_BYTES)
     return Cut(num_segments, STREAMED_BYTES if streams else NEVER)
 
 

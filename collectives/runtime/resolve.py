@@ -18,7 +18,7 @@ from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from collectives import algorithms
-from collectives.algorithms import Reach
+from collectives.algorithms import Access
 from collectives.arrays.device import host
 from collectives.arrays.memory import Windows
 from collectives.arrays.views import address_of
@@ -457,7 +457,7 @@ class Resolver:
         plan = rebind = compared = buffered = None
         signature, _, _, on_host, moves = signed
         staging = self.staging.setdefault(a.device.place, StagingBuffers(a.device))
-        if choice is not None and choice.row.reach >= Reach.STAGES and on_host:
+        if choice is not None and choice.row.access >= Access.STAGED and on_host:
             plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
         elif self.by_messages and choice is not None and self.headers.carry(a, choice):
             compared = self.headers.plan(a, choice, number)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from tqdm import tqdm
 
 from collectives import algorithms
-from collectives.algorithms import Algorithm, Reach
+from collectives.algorithms import Access, Algorithm
 from collectives.job.settings import Parser, Range, ladder, num_bytes, size_in_words
 from collectives.schedule.cost import Nodes, predict
 from collectives.schedule.events import simulate
@@ -80,13 +80,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def choose_algorithms(collective: str, names: Sequence[str] | None, nodes: Nodes) -> tuple[Algorithm, ...]:
     """Choose the algorithms that are named, else all that can run there."""
     size = sum(map(len, nodes))
-    reach = Reach.ARRAYS if len(nodes) == 1 else Reach.NODES if min(map(len, nodes)) > 1 else Reach.MESSAGES
+    access = Access.DIRECT if len(nodes) == 1 else Access.INTRA_NODE if min(map(len, nodes)) > 1 else Access.MESSAGES
     if names is None:
-        return tuple(row for row in algorithms.rows(collective, size) if row.reach <= reach)
+        return tuple(row for row in algorithms.rows(collective, size) if row.access <= access)
     rows = tuple(algorithms.find(collective, name) for name in names)
     for row in rows:
         algorithms.check(row, size)
-        if row.reach > reach:
+        if row.access > access:
             raise ValueError(f"algorithm {row.name!r} needs shared memory, which these {len(nodes)} nodes don't have")
     return rows
 

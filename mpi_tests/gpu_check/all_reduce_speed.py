@@ -65,7 +65,7 @@ def copy_s(comm: collectives.Communicator, device: str, nbytes: int) -> float:
 
 def able(comm: collectives.Communicator, trial: Trial) -> tuple[dict[str, Callable[[], Any]], str]:
     """The runs of ours that reach into others' memory, and of MPI; and why there is none of that.  Collective."""
-    direct = [row.name for row in algorithms.rows("all_reduce") if row.reach]
+    direct = [row.name for row in algorithms.rows("all_reduce") if row.access]
     runs, why = {}, ""
     for name in ("auto", *direct, "mpi"):
         try:

@@ -15,7 +15,7 @@ import numpy as np
 
 import collectives
 from collectives import algorithms
-from collectives.algorithms import Reach
+from collectives.algorithms import Access
 from mpi_tests.gpu_check.child import CannotRunError
 from mpi_tests.gpu_check.memories import fetched
 from mpi_tests.gpu_check.rows import Row, Setting, verdict
@@ -114,7 +114,7 @@ class Ranks:
 def main() -> None:
     comm = collectives.world()
     ranks = Ranks(comm)
-    direct = [row for row in algorithms.REGISTRY if row.reach >= Reach.STAGES and row.collective in COLLECTIVES]
+    direct = [row for row in algorithms.REGISTRY if row.access >= Access.STAGED and row.collective in COLLECTIVES]
     found: dict[str, Any] = {"algorithms": len(direct), "runs": RUNS * len(direct), "launches": 0, "wrong": []}
     for row in direct:
         is_wrong, launches = ranks.run(row.collective, row.name)

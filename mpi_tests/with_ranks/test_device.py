@@ -14,7 +14,7 @@ each_memory = pytest.mark.parametrize("mode", ["host", "staged", "read-by-mpi"])
 
 
 def algorithms_on(cuda, collective, size, equal=True):
-    direct = {row.name for row in algorithms.rows(collective) if row.reach}
+    direct = {row.name for row in algorithms.rows(collective) if row.access}
     names = [name for name in algorithms_of(collective, size, equal) if name not in direct]
     return [name for name in names if name != "mpi" or cuda.device.mpi_reads]
 

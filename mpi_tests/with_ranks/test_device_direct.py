@@ -41,7 +41,7 @@ PLACES = (symmetric, ordinary)
 def direct(collective, place=symmetric):
     """The names of the direct algorithms within reach of arrays that lie there."""
     rows = algorithms.rows(collective)
-    return [row.name for row in rows if row.reach and (place is symmetric or row.reach < algorithms.Reach.ARRAYS)]
+    return [row.name for row in rows if row.access and (place is symmetric or row.access < algorithms.Access.DIRECT)]
 
 
 def check_runs(comm, cuda, place, collective, algorithm, count, **arguments):

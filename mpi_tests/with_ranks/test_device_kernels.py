@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, algorithms
-from collectives.algorithms import Reach
+from collectives.algorithms import Access
 from collectives.runtime.on_device import KernelProgram
 from mpi_tests.helpers.reference import COLLECTIVES, REDUCTIONS, ROOTED, expected, inputs, reduced, same
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.sizes(2, 3, proof=(4,))
 DIRECT = [
     (row.collective, row.name)
     for row in algorithms.REGISTRY
-    if row.reach >= Reach.STAGES and row.collective in COLLECTIVES
+    if row.access >= Access.STAGED and row.collective in COLLECTIVES
 ]
 
 

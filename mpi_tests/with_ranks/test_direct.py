@@ -12,7 +12,7 @@ from collectives import algorithms
 from mpi_tests.helpers.plans import check_progress
 from mpi_tests.helpers.reference import COLLECTIVES, REDUCTIONS, ROOTED, expected, inputs, ops_of, same
 
-DIRECT = [(row.collective, row.name) for row in algorithms.REGISTRY if row.reach and row.collective != "barrier"]
+DIRECT = [(row.collective, row.name) for row in algorithms.REGISTRY if row.access and row.collective != "barrier"]
 each_direct = pytest.mark.parametrize(("collective", "algorithm"), DIRECT)
 ARRAYS = {"symmetric": lambda comm, x: comm.empty(len(x), x.dtype), "ordinary": lambda comm, x: np.empty_like(x)}
 
@@ -74,7 +74,7 @@ def test_ranks_that_come_when_they_like(comm, collective, algorithm):
 @pytest.mark.parametrize("collective", ROOTED)
 def test_every_root(comm, collective):
     for row in algorithms.rows(collective):
-        for root in range(comm.size) if row.reach else ():
+        for root in range(comm.size) if row.access else ():
             check_runs(comm, collective, row.name, comm.size + 1, "symmetric", root=root)
 
 
@@ -86,7 +86,7 @@ def test_every_dtype_and_op(comm, collective):
             xs = inputs(comm.size, 3 * comm.size + 1, dtype, op)
             want = expected(collective, xs, comm.rank, op)
             for row in algorithms.rows(collective):
-                if row.reach:
+                if row.access:
                     x = comm.empty(len(xs[0]), dtype)
                     x[:] = xs[comm.rank]
                     got = getattr(comm, collective)(x, op=op, algorithm=row.name)
@@ -96,7 +96,7 @@ def test_every_dtype_and_op(comm, collective):
 def test_16_bit_floats_are_rounded_once(comm):
     xs = [np.full(40, 1 + 2.0**-7) if rank == 0 else np.full(40, 2.0**-9) for rank in range(comm.size)]
     for row in algorithms.rows("all_reduce"):
-        if row.reach:
+        if row.access:
             x = comm.empty(40, "bfloat16")
             x[:] = xs[comm.rank]
             same(comm.all_reduce(x, algorithm=row.name), sum(xs).astype(x.dtype), row.name)
@@ -122,7 +122,7 @@ def test_in_place_and_out_of_place(comm):
     xs = inputs(comm.size, 100)
     want = expected("all_reduce", xs, comm.rank)
     for row in algorithms.rows("all_reduce"):
-        if row.reach:
+        if row.access:
             for memory in ARRAYS.values():
                 x, out = memory(comm, xs[0]), memory(comm, xs[0])
                 x[:] = xs[comm.rank]
@@ -249,7 +249,7 @@ def test_nodes_are_out_of_reach(mpi_comm, monkeypatch):
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x2")
     comm = Communicator(mpi_comm)
     for collective, algorithm in DIRECT:
-        if algorithms.find(collective, algorithm).reach == algorithms.Reach.NODES:
+        if algorithms.find(collective, algorithm).access == algorithms.Access.INTRA_NODE:
             continue
         with pytest.raises(InputError, match=f"'{algorithm}' needs ranks of one node, but there are 2 nodes: use auto"):
             comm.plan(collective, comm.empty(4), algorithm=algorithm)

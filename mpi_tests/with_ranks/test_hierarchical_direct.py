@@ -9,7 +9,7 @@ from collectives import Communicator, InputError, algorithms
 from mpi_tests.helpers.plans import check_progress
 from mpi_tests.helpers.reference import REDUCTIONS, expected, inputs, ops_of, same
 
-ROWS = [(row.collective, row.name) for row in algorithms.REGISTRY if row.reach == algorithms.Reach.NODES]
+ROWS = [(row.collective, row.name) for row in algorithms.REGISTRY if row.access == algorithms.Access.INTRA_NODE]
 ARRAYS = {"symmetric": lambda comm, x: comm.empty(len(x), x.dtype), "ordinary": lambda comm, x: np.empty_like(x)}
 NODES = {4: "2x2", 5: "2x3", 7: "3x3", 8: "4x2"}  # by size; of 5 and 7 the last node has fewer
 

@@ -15,7 +15,7 @@ each_reduction = pytest.mark.parametrize("collective", REDUCTIONS)
 
 
 def by_messages(collective, size):
-    return [row.name for row in algorithms.rows(collective, size) if not row.reach]
+    return [row.name for row in algorithms.rows(collective, size) if not row.access]
 
 
 def by_hand(collective, size):

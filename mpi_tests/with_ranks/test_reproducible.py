@@ -12,7 +12,7 @@ TEN_TO_THE = {"float16": 4, "float64": 200}  # how far magnitudes go; otherwise 
 
 
 def in_order(collective, *, by_messages=False):
-    rows = [r for r in algorithms.rows(collective) if r.in_order and not (by_messages and r.reach)]
+    rows = [r for r in algorithms.rows(collective) if r.in_order and not (by_messages and r.access)]
     return [*(row.name for row in rows), "auto"]
 
 

@@ -30,7 +30,7 @@ def seconds(name: str, nbytes: int, *lengths: int, collective: str = "all_reduce
 @each_algorithm
 def test_in_a_node_the_time_is_the_cost_line(row):
     row = row._replace(apart=False, segmented=False)
-    a, b, network = (MEET, COPY, NETWORK) if row.reach else (ALPHA, BETA, NETWORK._replace(copy_s_per_byte=0.0))
+    a, b, network = (MEET, COPY, NETWORK) if row.access else (ALPHA, BETA, NETWORK._replace(copy_s_per_byte=0.0))
     for size in sizes(row):
         if (size, row.name) == (1, "leaders"):  # which meets no one, and copies all the same
             continue

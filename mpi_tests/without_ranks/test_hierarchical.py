@@ -77,7 +77,7 @@ def test_nodes_on_any_number_of_ranks(row, length):
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
-@pytest.mark.parametrize("row", [row for row in EVERY if row.reach], ids=lambda row: row.collective)
+@pytest.mark.parametrize("row", [row for row in EVERY if row.access], ids=lambda row: row.collective)
 def test_ranks_reach_into_their_node_only_and_send_beyond_it_only(row, groups):
     size = ranks_of(groups)
     nodes = groups if max(map(len, groups)) > 1 else (tuple(range(size)),)

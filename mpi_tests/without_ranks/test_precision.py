@@ -40,7 +40,7 @@ def results(algorithm, size):
 
 
 GROUPS = ((0, 1, 2), (3, 4, 5, 6, 7), (8, 9, 10, 11))
-ALL_REDUCES = {r.name: r.schedule for r in algorithms.rows("all_reduce") if not r.reach}
+ALL_REDUCES = {r.name: r.schedule for r in algorithms.rows("all_reduce") if not r.access}
 ALL_REDUCES |= {"uneven groups": partial(hierarchical.all_reduce, groups=GROUPS)}
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from collectives.algorithms import REGISTRY, Algorithm, Reach, find
+from collectives.algorithms import REGISTRY, Access, Algorithm, find
 from collectives.runtime.messages import SEGMENT_BYTES
 from collectives.schedule.cost import Link, Network, predict
 from collectives.schedule.events import UnmatchedError, simulate
@@ -18,7 +18,7 @@ from collectives.schedule.simulate import main
 from mpi_tests.helpers.algorithm_costs import nodes_of
 from mpi_tests.helpers.launch import ROOT
 
-ACROSS = [row for row in REGISTRY if row.reach <= Reach.NODES]
+ACROSS = [row for row in REGISTRY if row.access <= Access.INTRA_NODE]
 NETWORK = Network(Link(3e-6, 7e-10), Link(3e-5, 7e-9), 4e-10, 5e-10, 2e-6, nic=Link(2e-6, 4e-9))
 each_across = pytest.mark.parametrize("row", ACROSS, ids=lambda row: f"{row.collective}-{row.name}")
 

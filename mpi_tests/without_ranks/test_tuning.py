@@ -6,15 +6,15 @@ import re
 import pytest
 
 from collectives import algorithms
-from collectives.algorithms import Reach
+from collectives.algorithms import Access
 from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Tuning, limits, parse_tuning, to_json
 from mpi_tests.helpers.algorithm_costs import nodes_of
 from mpi_tests.helpers.networks import MEASURED, NETWORK, TUNING
 
 
-def candidates(collective: str, size: int = 4, equal: bool = True, reach=Reach.MESSAGES) -> tuple:
-    return auto.usable(algorithms.rows(collective, size, equal), reach)
+def candidates(collective: str, size: int = 4, equal: bool = True, access=Access.MESSAGES) -> tuple:
+    return auto.usable(algorithms.rows(collective, size, equal), access)
 
 
 def test_a_file_says_what_was_measured():
@@ -67,12 +67,12 @@ def test_the_model_ranks_all_there_are():
 
 
 def test_what_is_in_reach_is_usable():
-    near, far = candidates("all_reduce", reach=Reach.ARRAYS), candidates("all_reduce")
+    near, far = candidates("all_reduce", access=Access.DIRECT), candidates("all_reduce")
     assert [row.name for row in near] == algorithms.names("all_reduce", 4)
-    assert {row.reach for row in far} == {Reach.MESSAGES} != {row.reach for row in near}
+    assert {row.access for row in far} == {Access.MESSAGES} != {row.access for row in near}
     for nbytes in (8, 1 << 24):
         best = auto.ranking(nbytes, near, 4, nodes_of(4))[0][0]
-        assert algorithms.find("all_reduce", best).reach
+        assert algorithms.find("all_reduce", best).access
         assert auto.ranking(nbytes, near, 1, nodes_of(1))[0] == ("ring", 0)
 
 

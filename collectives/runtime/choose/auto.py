@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collectives import algorithms
-from collectives.algorithms import Algorithm, Reach
+from collectives.algorithms import Access, Algorithm
 from collectives.schedule.cost import NETWORK, Link, Network, Nodes, predict
 
 VERSION = 1
@@ -60,9 +60,9 @@ UNTUNED = Tuning()
 Candidates = tuple[Algorithm, ...]  # rows of one collective that can be run
 
 
-def usable(rows: Sequence[Algorithm], reach: Reach) -> Candidates:
+def usable(rows: Sequence[Algorithm], access: Access) -> Candidates:
     """Return the rows within reach."""
-    return tuple(row for row in rows if row.reach <= reach)
+    return tuple(row for row in rows if row.access <= access)
 
 
 @lru_cache(maxsize=4096)
@@ -111,7 +111,7 @@ def ranking(
 
 def speeds_of(row: Algorithm, network: Network, memory: str) -> Network:
     """Return the speeds of reading others' arrays: through the system, more slowly than in shared memory."""
-    if row.reach < Reach.ARRAYS or memory != "ordinary":
+    if row.access < Access.DIRECT or memory != "ordinary":
         return network
     alpha, beta = network.system
     return network._replace(meet_s=network.meet_s + alpha, pull_s_per_byte=beta)
@@ -120,7 +120,7 @@ def speeds_of(row: Algorithm, network: Network, memory: str) -> Network:
 def copied_before(row: Algorithm, nbytes: int, size: int) -> float:
     """Return bytes that go to a working vector ahead of the rounds, where an algorithm by messages needs one."""
     share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
-    return 0.0 if row.reach >= Reach.STAGES else nbytes * share
+    return 0.0 if row.access >= Access.STAGED else nbytes * share
 
 
 def explain(
