@@ -150,10 +150,10 @@ class Binder:
         chunks = chunks_of(ARRAY, o.given, o.inputs)
         if "out" in a.spec.takes:  # else the result is always `x`
             chunks += chunks_of(OUT, o.out, o.outputs)
-        cut = phases.cut(row, facts.chunk_bytes, self.size, facts.on_host)
+        segmentation = phases.segmentation(row, facts.chunk_bytes, self.size, facts.on_host)
         rounds = row.rounds(self.rank, self.size, a.root, ())
         memory = o.given, o.out, None
-        bound = self.programs(shared).bind([rounds], memory, chunks, fold, self.rank, cut, channel, binding)
+        bound = self.programs(shared).bind([rounds], memory, chunks, fold, self.rank, segmentation, channel, binding)
         only = bound if bound.is_short else None
         plan = Plan(f"{a.collective} {row.name}", o.result, self.progress, a.device, [bound], only=only)
         if channel is None:
@@ -271,9 +271,9 @@ class MessageBinder:
         longest_bytes = max(chunk.length for chunk in chunks) * itemsize
         probe = partial(context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
         fold = phases.Reduction(op, memory[ARRAY].dtype, divisor=1)
-        cut = phases.whole(longest_bytes * context.size)
+        segmentation = phases.whole(longest_bytes * context.size)
         programs = self.binder.programs(self.choice.shared, meanwhile=probe)
-        return programs.bind(parts, memory, chunks, fold, context.rank, cut)
+        return programs.bind(parts, memory, chunks, fold, context.rank, segmentation)
 
 
 def chunks_of(register: int, array: Any, views: Sequence[Any]) -> list[Chunk]:

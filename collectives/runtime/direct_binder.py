@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from collectives.arrays.memory import SymmetricMemory
 from collectives.arrays.views import address_of
-from collectives.runtime.phases import NUM_REGISTERS, NUM_SHARED, STAGING, Chunk, Space, Spot
+from collectives.runtime.phases import NUM_REGISTERS, NUM_SHARED, STAGING, Address, BufferPlan, Chunk
 
 
 class ExportedMemory(NamedTuple):
@@ -42,7 +42,7 @@ class DirectBinder:
         self.oversubscribed, self.meanwhile = oversubscribed, meanwhile
 
     def exchange(
-        self, arrays: Sequence[Any], chunks: Sequence[Chunk], space: Space, turn_bytes: int
+        self, arrays: Sequence[Any], chunks: Sequence[Chunk], buffers: BufferPlan, turn_bytes: int
     ) -> list[tuple[ExportedMemory, list[int]]]:
         """What every rank says of its memory, and of where its chunks and then its stages begin.  Collective."""
         places = []
@@ -50,7 +50,7 @@ class DirectBinder:
             window = self.memory.windows.window_of(array)
             places += [window.key, window.address] if window else [0, 0]
             places.append(address_of(array))
-        stages = list(accumulate(space.steps[:-1], initial=0))[: len(space.steps)]
+        stages = list(accumulate(buffers.steps[:-1], initial=0))[: len(buffers.steps)]
         shared = [chunk.offset for chunk in chunks if chunk.register < NUM_SHARED]
         row = [*ExportedMemory(os.getpid(), turn_bytes, *places), *shared, *stages]
         width = len(ExportedMemory._fields)
@@ -58,21 +58,21 @@ class DirectBinder:
 
     def layouts(
         self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], chunks: Sequence[Chunk]
-    ) -> dict[int, list[Spot]]:
+    ) -> dict[int, list[Address]]:
         """Where the chunks and stages of these ranks are, whose registers come one after the other."""
-        layouts: dict[int, list[Spot]] = {}
+        layouts: dict[int, list[Address]] = {}
         for nth, rank in enumerate(ranks):
             known, offsets = rows[rank]
             num_shared = sum(chunk.register < NUM_SHARED for chunk in chunks)
             own = [chunk.offset for chunk in chunks[num_shared:]]  # which no other rank reads
             offsets = offsets[:num_shared] + own + offsets[num_shared:]
             pids = [0 if nth == 0 or base is not None else known.pid for base in self.mapped(rank, known)]
-            spots = []
+            addresses = []
             for place, offset in enumerate(offsets):
                 register = chunks[place].register if place < len(chunks) else STAGING
                 pid = pids[register] if register < NUM_SHARED else 0
-                spots.append(Spot(pid, nth * NUM_REGISTERS + register, offset))
-            layouts[rank] = spots
+                addresses.append(Address(pid, nth * NUM_REGISTERS + register, offset))
+            layouts[rank] = addresses
         return layouts
 
     def mapped(self, rank: int, known: ExportedMemory) -> list[int | None]:

@@ -26,12 +26,12 @@ from collectives.runtime.phases import (
     NUM_REGISTERS,
     SCRATCH,
     STAGING,
+    Address,
+    BufferPlan,
     Chunk,
-    Cut,
+    PhaseCompiler,
     Reduction,
-    Space,
-    Spot,
-    Walk,
+    Segmentation,
     peers_of,
 )
 from collectives.runtime.plan import Waitable
@@ -47,7 +47,7 @@ BYTE = np.dtype(np.uint8)
 FLAG_BYTES = 4
 
 
-class DeviceCompiler(Walk):
+class DeviceCompiler(PhaseCompiler):
     """Writes phases as operations, whose arrays are made once."""
 
     def __init__(self, device: Cuda, registers: Sequence[int], *arguments: Any):
@@ -57,7 +57,7 @@ class DeviceCompiler(Walk):
 
     def compile(self, parts: Parts) -> list[Part]:
         self.parts = [[[]]]
-        self.walk(parts)
+        self.compile_parts(parts)
         return self.parts
 
     def barrier(self) -> None:
@@ -69,21 +69,21 @@ class DeviceCompiler(Walk):
     def do(self, operation: Operation) -> None:
         self.parts[-1][-1].append(operation)
 
-    def copy(self, target: Spot, source: Spot, nbytes: int) -> None:
+    def copy(self, target: Address, source: Address, nbytes: int) -> None:
         if target != source:
-            self.do(partial(self.device.copy, *(self.array(spot, nbytes, BYTE) for spot in (target, source))))
+            self.do(partial(self.device.copy, *(self.array(place, nbytes, BYTE) for place in (target, source))))
 
-    def reduce(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
+    def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
         op, dtype, divisor = self.fold
-        out, *given = (self.array(spot, nbytes, dtype) for spot in (target, *sources))
+        out, *given = (self.array(place, nbytes, dtype) for place in (target, *sources))
         if len(sources) > 1:
             self.do(self.device.folding(op, out, given, divisor))
         else:
             self.copy(target, sources[0], nbytes)
 
-    def array(self, spot: Spot, nbytes: int, dtype: np.dtype) -> Any:
-        assert not spot.pid, "another rank's array is not in memory that this one has opened"
-        address = self.registers[spot.register] + spot.offset
+    def array(self, place: Address, nbytes: int, dtype: np.dtype) -> Any:
+        assert not place.pid, "another rank's array is not in memory that this one has opened"
+        address = self.registers[place.register] + place.offset
         return self.device.at(address, nbytes // dtype.itemsize, dtype, None)
 
 
@@ -139,7 +139,7 @@ class DeviceProgram:
         return self.meeting.arrival.awaits()
 
 
-class StepWriter(Walk):
+class StepWriter(PhaseCompiler):
     """Writes phases as steps that a device does by itself."""
 
     def __init__(self, registers: Sequence[int], *arguments: Any):
@@ -148,14 +148,14 @@ class StepWriter(Walk):
         self.steps: list[DeviceStep] = []
 
     def write_all(self, parts: Parts) -> list[DeviceStep]:
-        self.walk(parts)
+        self.compile_parts(parts)
         return self.steps
 
     def barrier(self) -> None:
         self.steps.append(DeviceStep([], [], 0))
 
-    def copy(self, target: Spot, source: Spot, nbytes: int) -> None:
-        out, given = self.address(target), self.address(source)
+    def copy(self, target: Address, source: Address, nbytes: int) -> None:
+        out, given = self.pointer(target), self.pointer(source)
         last = self.steps[-1] if self.steps else DeviceStep([], [], 0)
         if out == given:
             return
@@ -164,15 +164,15 @@ class StepWriter(Walk):
         else:
             self.steps.append(DeviceStep([out], [given], nbytes))
 
-    def reduce(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
+    def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
         if len(sources) == 1:
             self.copy(target, sources[0], nbytes)
         else:
-            self.steps.append(DeviceStep([self.address(target)], [self.address(source) for source in sources], nbytes))
+            self.steps.append(DeviceStep([self.pointer(target)], [self.pointer(source) for source in sources], nbytes))
 
-    def address(self, spot: Spot) -> int:
-        assert not spot.pid, "another rank's array is not in memory that this one has opened"
-        return self.registers[spot.register] + spot.offset
+    def pointer(self, place: Address) -> int:
+        assert not place.pid, "another rank's array is not in memory that this one has opened"
+        return self.registers[place.register] + place.offset
 
 
 class KernelProgram:
@@ -222,25 +222,27 @@ class DeviceProgramBinder(DirectBinder):
         chunks: Sequence[Chunk],
         fold: Reduction,
         rank: int,
-        cut: Cut,
+        segmentation: Segmentation,
         channel: Channel | None = None,
         binding: int = 0,
     ) -> DeviceProgram | KernelProgram:
         """Bind as on the host, but for these arrays and no others."""
         rounds = [moves for part in parts for moves in part]
-        space = Space.of(rounds, [chunk.length for chunk in chunks], len(self.world_ranks), cut, fold.dtype)
-        lease = self.device_memory.allocate(TURNS * space.turn_bytes)
+        buffers = BufferPlan.of(
+            rounds, [chunk.length for chunk in chunks], len(self.world_ranks), segmentation, fold.dtype
+        )
+        lease = self.device_memory.allocate(TURNS * buffers.turn_bytes)
         by_themselves = self.device_memory.has_barriers and self.meanwhile is None  # with no messages in between
         meeting = None if by_themselves else self.meeting(rounds, rank)
         flags = self.flags() if by_themselves else None
-        rows = self.exchange(arrays, chunks, space, space.turn_bytes)
+        rows = self.exchange(arrays, chunks, buffers, buffers.turn_bytes)
         ranks = [rank, *peers_of(rounds, rank)]
         layouts = self.layouts(ranks, rows, chunks)
         turns = []
-        for turn in range(TURNS) if cut.num_segments % 2 else range(1):
+        for turn in range(TURNS) if segmentation.num_segments % 2 else range(1):
             registers = self.registers(ranks, rows, lease, turn)
             registers[SCRATCH] = address_of(arrays[SCRATCH])
-            turns.append((registers, rank, layouts, space, cut, fold))
+            turns.append((registers, rank, layouts, buffers, segmentation, fold))
         keep = [lease, flags, *arrays]
         if meeting is None:
             assert flags is not None

@@ -30,7 +30,7 @@ ARRAY, OUT, SCRATCH, BOUNCE, STAGING, NEXT_STAGING, NUM_REGISTERS = range(7)
 NUM_SHARED = 2
 
 
-class Spot(NamedTuple):
+class Address(NamedTuple):
     """Where some bytes are: from an address on that a register holds, of process `pid` where that is not 0.
 
     Registers of all ranks are counted through.
@@ -40,7 +40,7 @@ class Spot(NamedTuple):
     register: int
     offset: int
 
-    def after(self, nbytes: int) -> "Spot":
+    def after(self, nbytes: int) -> "Address":
         return self._replace(offset=self.offset + nbytes)
 
 
@@ -60,14 +60,14 @@ class Reduction(NamedTuple):
     divisor: int
 
 
-class Cut(NamedTuple):
+class Segmentation(NamedTuple):
     """In how many segments chunks are worked on, and how long a copy must be to go past the caches."""
 
     num_segments: int
     streamed_bytes: int
 
 
-def cut(row: Algorithm, chunk_bytes: int, size: int, on_host: bool = True) -> Cut:
+def segmentation(row: Algorithm, chunk_bytes: int, size: int, on_host: bool = True) -> Segmentation:
     """Choose segments for an algorithm, and chunks of which the longest on any rank has so many bytes.
 
     Past the caches go copies of long vectors, and those to where others have just read: their caches would have to
@@ -78,12 +78,12 @@ def cut(row: Algorithm, chunk_bytes: int, size: int, on_host: bool = True) -> Cu
         num_segments = max(1, -(-chunk_bytes // DEVICE_BYTES))
     read_before = row.access == Access.DIRECT and row.segmented
     streams = read_before or (row.access != Access.STAGED and chunk_bytes * size >= CACHED_BYTES)
-    return Cut(num_segments, STREAMED_BYTES if streams else NEVER)
+    return Segmentation(num_segments, STREAMED_BYTES if streams else NEVER)
 
 
-def whole(nbytes: int) -> Cut:
+def whole(nbytes: int) -> Segmentation:
     """Choose no segments, for a vector of so many bytes."""
-    return Cut(1, STREAMED_BYTES if nbytes >= CACHED_BYTES else NEVER)
+    return Segmentation(1, STREAMED_BYTES if nbytes >= CACHED_BYTES else NEVER)
 
 
 def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
@@ -102,21 +102,28 @@ def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
     return phases
 
 
-class Walk:
+class PhaseCompiler:
     """Goes through the phases of one rank, and has each piece of work written down.
 
     `layouts` say of each rank where its chunks begin; `lengths` are the own chunks' in elements.  Chunks from `width`
     on are stages, which hold a segment at a time: each in two registers, one after the other, for segments in turn.
     """
 
-    def __init__(self, rank: int, layouts: Mapping[int, Sequence[Spot]], space: "Space", cut: Cut, fold: Reduction):
-        self.rank, self.layouts, self.lengths, self.width = rank, layouts, space.lengths, space.width
-        self.num_segments, self.streamed_bytes, self.fold = cut.num_segments, cut.streamed_bytes, fold
+    def __init__(
+        self,
+        rank: int,
+        layouts: Mapping[int, Sequence[Address]],
+        buffers: "BufferPlan",
+        segmentation: Segmentation,
+        fold: Reduction,
+    ):
+        self.rank, self.layouts, self.lengths, self.width = rank, layouts, buffers.lengths, buffers.width
+        self.num_segments, self.streamed_bytes, self.fold = segmentation.num_segments, segmentation.streamed_bytes, fold
 
-    def copy(self, target: Spot, source: Spot, nbytes: int) -> None:
+    def copy(self, target: Address, source: Address, nbytes: int) -> None:
         raise NotImplementedError
 
-    def reduce(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
+    def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
         raise NotImplementedError
 
     def barrier(self) -> None:
@@ -125,7 +132,7 @@ class Walk:
     def pause(self) -> None:
         raise NotImplementedError
 
-    def walk(self, parts: Parts) -> None:
+    def compile_parts(self, parts: Parts) -> None:
         """Compile the phases of each part, with pauses between the parts."""
         for nth, part in enumerate(parts):
             if nth:
@@ -144,23 +151,23 @@ class Walk:
                 self.barrier()
 
     def write(self, move: Move, segment: int) -> None:
-        def spot(rank: int, run: range, place: int, begin: int) -> Spot:
-            return self.spot(rank, run[place], begin, segment % TURNS)
+        def at(rank: int, run: range, place: int, begin: int) -> Address:
+            return self.address(rank, run[place], begin, segment % TURNS)
 
         assert not isinstance(move, Send | Recv | RecvReduce | Barrier)
         me = self.rank
         own = move.source if isinstance(move, Copy) else move.run
         for place, begin, nbytes in self.pieces(own, segment):
-            here = spot(me, move.run, place, begin)
+            here = at(me, move.run, place, begin)
             match move:
                 case Copy(source, _):
-                    self.copy(here, spot(me, source, place, begin), nbytes)
+                    self.copy(here, at(me, source, place, begin), nbytes)
                 case Get(source, theirs, _):
-                    self.copy(here, spot(source, theirs, place, begin), nbytes)
+                    self.copy(here, at(source, theirs, place, begin), nbytes)
                 case Put(to, _, theirs):
-                    self.copy(spot(to, theirs, place, begin), here, nbytes)
+                    self.copy(at(to, theirs, place, begin), here, nbytes)
                 case GetReduce(sources, theirs, _):
-                    self.reduce(here, [spot(s, theirs, place, begin) for s in sources], nbytes)
+                    self.reduce(here, [at(s, theirs, place, begin) for s in sources], nbytes)
 
     def pieces(self, run: range, segment: int) -> Iterator[tuple[int, int, int]]:
         """Yield a run's part of a segment: at which chunk of the run, from which byte, how many bytes."""
@@ -173,12 +180,12 @@ class Walk:
             if segment * step < length:
                 yield place, segment * step, min(step, length - segment * step)
 
-    def spot(self, rank: int, chunk: int, begin: int, turn: int) -> Spot:
+    def address(self, rank: int, chunk: int, begin: int, turn: int) -> Address:
         first = self.layouts[rank][chunk]
         return first._replace(register=first.register + turn) if chunk >= self.width else first.after(begin)
 
 
-class Space(NamedTuple):
+class BufferPlan(NamedTuple):
     """A rank's chunks, and its stages behind them: `steps` are the stages' bytes for a segment, of a turn."""
 
     lengths: list[int]  # in elements
@@ -186,12 +193,14 @@ class Space(NamedTuple):
     steps: list[int]
 
     @classmethod
-    def of(cls, rounds: Sequence[Round], lengths: list[int], size: int, cut: Cut, dtype: np.dtype) -> "Space":
+    def of(
+        cls, rounds: Sequence[Round], lengths: list[int], size: int, segmentation: Segmentation, dtype: np.dtype
+    ) -> "BufferPlan":
         """Return what the rounds of a rank among `size` need, for chunks of those lengths."""
         width = len(lengths)
         used = {chunk for moves in rounds for m in moves for chunk in stages_of(m, width)}
         staged = [lengths[i % size] if width + i in used else 0 for i in range(2 * size if width else 0)]
-        steps = [step_bytes(length * dtype.itemsize, cut.num_segments) if length else 0 for length in staged]
+        steps = [step_bytes(length * dtype.itemsize, segmentation.num_segments) if length else 0 for length in staged]
         return cls(lengths + staged, width, steps)
 
     @property

@@ -21,12 +21,12 @@ from collectives.runtime.phases import (
     NUM_SHARED,
     SCRATCH,
     STAGING,
+    Address,
+    BufferPlan,
     Chunk,
-    Cut,
+    PhaseCompiler,
     Reduction,
-    Space,
-    Spot,
-    Walk,
+    Segmentation,
     peers_of,
 )
 from collectives.runtime.plan import MismatchError
@@ -43,7 +43,7 @@ FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
 OPCODES = {name: getattr(kernels, op.kernel) for name, op in OPS.items()}
 
 
-class Compiler(Walk):
+class Compiler(PhaseCompiler):
     """Writes phases as a program."""
 
     def __init__(self, *arguments: Any):
@@ -52,7 +52,7 @@ class Compiler(Walk):
         self.num_bounced = 0  # sources that are reduced at once and come by way of a buffer
 
     def compile(self, parts: Parts) -> np.ndarray:
-        self.walk(parts)
+        self.compile_parts(parts)
         return np.array(self.code, np.int64)
 
     def barrier(self) -> None:
@@ -64,7 +64,7 @@ class Compiler(Walk):
     def instruction(self, opcode: int, *operands: int) -> None:
         self.code += [opcode, 2 + len(operands), *operands]
 
-    def copy(self, target: Spot, source: Spot, nbytes: int) -> None:
+    def copy(self, target: Address, source: Address, nbytes: int) -> None:
         if source.pid:
             self.instruction(kernels.READ, *target[1:], *source[1:], nbytes, source.pid)
         elif target.pid:
@@ -73,7 +73,7 @@ class Compiler(Walk):
             opcode = kernels.STREAM if nbytes >= self.streamed_bytes else kernels.COPY
             self.instruction(opcode, *target[1:], *source[1:], nbytes)
 
-    def reduce(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
+    def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
         if not any(source.pid for source in sources):
             self.add(target, sources, nbytes)
             return
@@ -82,12 +82,12 @@ class Compiler(Walk):
             length = min(PIECE_BYTES, nbytes - begin)
             here = []
             for nth, source in enumerate(sources):
-                brought = Spot(0, BOUNCE, nth * PIECE_BYTES) if source.pid else source.after(begin)
+                brought = Address(0, BOUNCE, nth * PIECE_BYTES) if source.pid else source.after(begin)
                 self.copy(brought, source.after(begin), length)
                 here.append(brought)
             self.add(target.after(begin), here, length)
 
-    def add(self, target: Spot, sources: list[Spot], nbytes: int) -> None:
+    def add(self, target: Address, sources: list[Address], nbytes: int) -> None:
         op, dtype, divisor = self.fold
         if len(sources) == 1:
             self.copy(target, sources[0], nbytes)
@@ -236,7 +236,7 @@ class ProgramBinder(DirectBinder):
         chunks: Sequence[Chunk],
         fold: Reduction,
         rank: int,
-        cut: Cut,
+        segmentation: Segmentation,
         channel: Channel | None = None,
         binding: int = 0,
     ) -> Program:
@@ -245,19 +245,21 @@ class ProgramBinder(DirectBinder):
         On a channel of its own, or on one that it shares with others, among which it is `binding`.  Collective.
         """
         rounds = [moves for part in parts for moves in part]
-        space = Space.of(rounds, [chunk.length for chunk in chunks], len(self.world_ranks), cut, fold.dtype)
+        buffers = BufferPlan.of(
+            rounds, [chunk.length for chunk in chunks], len(self.world_ranks), segmentation, fold.dtype
+        )
         if channel is None:
             ranks = [rank, *peers_of(rounds, rank)]
-            channel = Channel(self.memory, self.world_ranks, ranks, space.turn_bytes)
+            channel = Channel(self.memory, self.world_ranks, ranks, buffers.turn_bytes)
         else:
-            channel.reserve(space.turn_bytes, self.agree_max)
+            channel.reserve(buffers.turn_bytes, self.agree_max)
         if self.memory.node_comm.rank == 0:
             compile_for(fold.dtype)  # the others find it on disk then
-        rows = self.exchange(arrays, chunks, space, channel.turn_bytes)
+        rows = self.exchange(arrays, chunks, buffers, channel.turn_bytes)
         compile_for(fold.dtype)
-        compiler = Compiler(rank, self.layouts(channel.ranks, rows, chunks), space, cut, fold)
+        compiler = Compiler(rank, self.layouts(channel.ranks, rows, chunks), buffers, segmentation, fold)
         code = compiler.compile(parts)
-        is_odd = cut.num_segments % 2 == 1
+        is_odd = segmentation.num_segments % 2 == 1
         program = Program(code, channel, fold.dtype, self.oversubscribed, self.meanwhile, binding or 1, is_odd)
         self.fill(program, rows, channel)
         program.keep.append(channel.staging)

@@ -147,7 +147,7 @@ class Landing(NamedTuple):
     source: int | None = None
 
 
-class Access(NamedTuple):
+class LastUse(NamedTuple):
     """The rank that touched a chunk of memory last, and in which of its rounds."""
 
     rank: int
@@ -173,7 +173,7 @@ class World:
         self.shared = any(moves and isinstance(moves[0], Rerun) for moves in programs[0])
         self.barriers: dict[tuple[int, ...], list[int]] = defaultdict(list)  # who has come so far
         self.seen = [[0] * size if self.shared else [] for _ in range(size)]  # rounds of others that are over, for each
-        self.writers: dict[tuple[int, int], Access] = {}
+        self.writers: dict[tuple[int, int], LastUse] = {}
         self.readers: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # since then, with their rounds
 
     def run(self) -> None:
@@ -295,9 +295,9 @@ class World:
             self.readers[owner, chunk][rank] = self.rounds[rank]
         return self.vectors[owner][chunk]
 
-    def is_over(self, access: Access, rank: int) -> bool:
-        """Return whether `rank` knows that an access is over."""
-        return access.rank == rank or access.round < self.seen[rank][access.rank]
+    def is_over(self, use: LastUse, rank: int) -> bool:
+        """Return whether `rank` knows that a use is over."""
+        return use.rank == rank or use.round < self.seen[rank][use.rank]
 
     def land(self, rank: int) -> None:
         """End the round at hand: what was received takes effect."""
@@ -324,15 +324,15 @@ class World:
         return Value(left.chunk, left.ranks + right.ranks)
 
     def write(self, rank: int, owner: int, chunk: int) -> None:
-        readers = [Access(*reader) for reader in self.readers.pop((owner, chunk), {}).items()]
+        readers = [LastUse(*reader) for reader in self.readers.pop((owner, chunk), {}).items()]
         writer = self.writers.get((owner, chunk))
-        for access in [*readers, *([writer] if writer else [])]:
-            if not self.is_over(access, rank):
-                verb = "write" if access is writer else "read"
+        for use in [*readers, *([writer] if writer else [])]:
+            if not self.is_over(use, rank):
+                verb = "write" if use is writer else "read"
                 raise ContractError(
-                    f"race: {self.at(rank)} writes [{chunk}] of rank {owner}, which rank {access.rank} may still {verb}"
+                    f"race: {self.at(rank)} writes [{chunk}] of rank {owner}, which rank {use.rank} may still {verb}"
                 )
-        self.writers[owner, chunk] = Access(rank, self.rounds[rank])
+        self.writers[owner, chunk] = LastUse(rank, self.rounds[rank])
 
     def check_disjoint(self, rank: int, moves: Round) -> None:
         """Refuse a chunk written twice in a round, or while it is read; a RecvReduce writes after all Sends."""
