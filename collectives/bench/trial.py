@@ -16,7 +16,7 @@ from collectives.arrays import views
 from collectives.arrays.views import COMPLEX
 from collectives.schedule.moves import shares
 from collectives.schedule.ops import OF_BITS, OPS
-from collectives.schedule.spec import COLLECTIVES, Chunks
+from collectives.schedule.spec import COLLECTIVES, At, Chunks
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -131,7 +131,7 @@ class Trial:
         """Compute what this rank must get; None for no array."""
         if not self.gets:
             return self.input() if self.spec.in_place else None
-        sources = [self.spec.sources(chunk, self.size, self.root) for chunk in self.gets]
+        sources = [self.spec.sources(At(self.rank, chunk, self.size, self.root)) for chunk in self.gets]
         if self.spec.reduces:
             total = reduction(self.count, self.dtype, self.size, self.workload.op, sources[0])
             return total[self.place(self.gets)]

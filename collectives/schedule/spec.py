@@ -5,7 +5,7 @@ needs to know of a collective follows from its row: which arguments it checks, h
 chunks of a call lie, what a schedule must prove, and which call of MPI does the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -29,22 +29,38 @@ class Chunks(Enum):
         return range(size if self is Chunks.ALL or (self is Chunks.ALL_ON_ROOT and rank == root) else 0)
 
 
-class Sources(Enum):
-    """The ranks that a chunk of the result comes from."""
+class At(NamedTuple):
+    """A chunk of the result, on a rank."""
 
-    EVERYONE = "all"
-    OWNER = "rank r for chunk r"
-    ROOT = "the root"
-    NOBODY = "none"
+    rank: int
+    chunk: int
+    size: int
+    root: int
+
+
+def everyone(at: At) -> Sequence[int]:
+    return range(at.size)
+
+
+def owner(at: At) -> Sequence[int]:
+    return (at.chunk,)
+
+
+def root(at: At) -> Sequence[int]:
+    return (at.root,)
+
+
+def nobody(at: At) -> Sequence[int]:
+    return ()
 
 
 class Collective(NamedTuple):
-    """A row: `x` holds the chunks `gives`, the result `gets`, each of which comes from the ranks `comes_from`."""
+    """A row: `x` holds the chunks `gives`, the result `gets`, each of which comes from the ranks `sources`."""
 
     name: str
     gives: Chunks
     gets: Chunks
-    comes_from: Sources
+    sources: Callable[[At], Sequence[int]]
     takes: tuple[str, ...]  # the arguments besides `x` and `algorithm`
     mpi: str  # MPI's function, and the one for chunks of several lengths, where there are two
     in_place: bool  # without an `out` the result is `x`; else it is a new array
@@ -67,11 +83,6 @@ class Collective(NamedTuple):
         """What it takes besides arrays, in the order in which calls pass it."""
         return (*(name for name in self.takes if name != "out"), "algorithm")
 
-    def sources(self, chunk: int, size: int, root: int) -> Sequence[int]:
-        """Return the ranks that a chunk of the result comes from."""
-        ranks = {Sources.EVERYONE: range(size), Sources.OWNER: (chunk,), Sources.ROOT: (root,)}
-        return ranks.get(self.comes_from, ())
-
     def reads(self, rank: int, root: int) -> bool:
         """Return whether `x` counts on a rank."""
         return bool(self.gives.on(rank, rank + 1, root))
@@ -83,24 +94,23 @@ class Collective(NamedTuple):
 
 
 NONE, OWN, ALL, ALL_ON_ROOT = Chunks
-EVERYONE, OWNER, ROOT, NOBODY = Sources
 IN_PLACE, APART = True, False
 SUMS = "wire_dtype reproducible"
 ROWS = (
     # name, what `x` holds, what the result holds, of which ranks, arguments, MPI's functions, where without an `out`
-    ("all_reduce", ALL, ALL, EVERYONE, f"op out {SUMS}", "Allreduce", IN_PLACE),
-    ("reduce_scatter", ALL, OWN, EVERYONE, f"out op counts {SUMS}", "Reduce_scatter_block Reduce_scatter", APART),
-    ("all_gather", OWN, ALL, OWNER, "out counts", "Allgather Allgatherv", APART),
-    ("all_to_all", ALL, ALL, OWNER, "out send_counts recv_counts", "Alltoall Alltoallv", APART),
-    ("broadcast", ALL_ON_ROOT, ALL, ROOT, "root", "Bcast", IN_PLACE),
-    ("reduce", ALL, ALL_ON_ROOT, EVERYONE, f"root op out {SUMS}", "Reduce", IN_PLACE),
-    ("gather", OWN, ALL_ON_ROOT, OWNER, "root out counts", "Gather Gatherv", APART),
-    ("scatter", ALL_ON_ROOT, OWN, ROOT, "root out counts", "Scatter Scatterv", APART),
-    ("barrier", NONE, NONE, NOBODY, "", "Barrier", APART),
+    ("all_reduce", ALL, ALL, everyone, f"op out {SUMS}", "Allreduce", IN_PLACE),
+    ("reduce_scatter", ALL, OWN, everyone, f"out op counts {SUMS}", "Reduce_scatter_block Reduce_scatter", APART),
+    ("all_gather", OWN, ALL, owner, "out counts", "Allgather Allgatherv", APART),
+    ("all_to_all", ALL, ALL, owner, "out send_counts recv_counts", "Alltoall Alltoallv", APART),
+    ("broadcast", ALL_ON_ROOT, ALL, root, "root", "Bcast", IN_PLACE),
+    ("reduce", ALL, ALL_ON_ROOT, everyone, f"root op out {SUMS}", "Reduce", IN_PLACE),
+    ("gather", OWN, ALL_ON_ROOT, owner, "root out counts", "Gather Gatherv", APART),
+    ("scatter", ALL_ON_ROOT, OWN, root, "root out counts", "Scatter Scatterv", APART),
+    ("barrier", NONE, NONE, nobody, "", "Barrier", APART),
 )
 COLLECTIVES = {
-    name: Collective(name, gives, gets, comes_from, tuple(takes.split()), mpi, in_place)
-    for name, gives, gets, comes_from, takes, mpi, in_place in ROWS
+    name: Collective(name, gives, gets, sources, tuple(takes.split()), mpi, in_place)
+    for name, gives, gets, sources, takes, mpi, in_place in ROWS
 }
 
 

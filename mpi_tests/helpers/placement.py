@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class Names(TorchFunctionMode):
             return DEVICE if of == "device" else True
         if here and name in READS:
             raise TypeError(f"{name} of a tensor on {DEVICE}")
+        kwargs.pop("pin_memory", None)
         if name == "pin_memory":
             return x
         if x is not None and name in ("to", "cpu"):
@@ -158,6 +160,8 @@ def pretending(monkeypatch) -> Iterator[Placement]:
 
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", backward)
     monkeypatch.setattr(torch, "Generator", Generator)
+    stream = SimpleNamespace(record_event=lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 0)
     with Names(placement), Operations(placement):
