@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from array import array
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from collectives import Communicator
-    from collectives.runtime.context import Context
 
 IS_PROOF = bool(os.environ.get("EVERY_SIZE"))  # `make proof`
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8) if IS_PROOF else (1, 2, 3, 5)
@@ -120,7 +120,7 @@ class Ranks:
         self.collect_errors: list[pytest.CollectReport] = []
         self.next_items: dict[pytest.Item, pytest.Item | None] = {}
         self.has_dropped = False  # a communicator
-        self.contexts: list[Context] = []  # what the test's body has made
+        self.leftovers: list[tuple] = []  # of what the test's body has made: a watchdog, and MPI's communicators
         self.path: Path | None = None  # of the last item
         config.add_cleanup(self.close)
         if self.world.rank != 0:
@@ -190,7 +190,7 @@ class Ranks:
             gc.freeze()  # what stays, as modules do: tests that collect garbage need not look at it each time
             self.path = item.path
         self.config.hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        self.contexts = []
+        self.leftovers = []
         if self.is_member(item):
             reports = runtestprotocol(item, log=False, nextitem=self.next_items[item])
         else:
@@ -222,27 +222,30 @@ class Ranks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem):
-        """Note which communicators the test makes."""
+        """Note the communicators that the test makes, where MPI has few: MPICH has 2,048 for a process."""
+        if not self.world.is_mpich:
+            return (yield)
         from collectives.runtime.context import Context
 
-        init, contexts = Context.__init__, []
+        init, leftovers = Context.__init__, []
 
         def noted(context, *given, **named):
             init(context, *given, **named)
-            contexts.append(context)
+            watchdog = weakref.ref(context.watchdog) if context.watchdog else lambda: None
+            leftovers.append((watchdog, (context.mpi, context.mailbox.mpi)))
 
         Context.__init__ = noted
         try:
             return (yield)
         finally:
-            Context.__init__, self.contexts = init, contexts
+            Context.__init__, self.leftovers = init, leftovers
 
-    def free_contexts(self):
-        """Give back the communicators that a test has left: MPICH has 2,048 for a process.  After all ranks passed."""
-        for context in self.contexts:
-            if context.watchdog:
-                context.watchdog.stop()
-            for mpi in (context.mpi, context.mailbox.mpi):
+    def free_leftovers(self):
+        """Give back the communicators that a test has left.  After all ranks passed."""
+        for find_watchdog, comms in self.leftovers:
+            if watchdog := find_watchdog():
+                watchdog.stop()
+            for mpi in comms:
                 if mpi:
                     mpi.Free()
 
@@ -262,8 +265,7 @@ class Ranks:
         own = [report for report in reports if report.is_own]
         vote = max((OUTCOMES.index(report.outcome) for report in own), default=0)
         if not self.world.highest(vote):
-            if self.world.is_mpich:
-                self.free_contexts()
+            self.free_leftovers()
             return reports
         hook = self.config.hook
         packed = [hook.pytest_report_to_serializable(config=self.config, report=report) for report in reports]
