@@ -110,7 +110,7 @@ class Headers:
     def agree(self) -> bool:
         """Whether the node's leader has found that all ranks run the same."""
         highest, negated = self.verdict.tolist()
-        return highest == -negated and highest != 0
+        return highest == -negated
 
     def free(self) -> None:
         for request in self.arrivals.values():

@@ -325,6 +325,20 @@ def test_short_calls_between_nodes_are_compared_by_their_own_messages(between_no
             same(x, given[comm.rank] if run else got)
 
 
+@pytest.mark.sizes(4)
+def test_a_rank_of_another_node_that_skips_a_call(between_nodes):
+    comm, x = between_nodes, np.ones(4)
+    for _ in range(3):
+        comm.all_reduce(x)
+    plan = comm.plan("broadcast", np.zeros(2), algorithm="binomial")
+    if comm.rank == 0:
+        plan()  # whose root does not wait for the others
+    with pytest.raises(InputError, match=r"all_reduce.* #(\d+) .*: rank 1 has left out 1 before"):
+        comm.all_reduce(x)
+    if comm.rank:
+        plan()
+
+
 @pytest.mark.sizes(8)
 @pytest.mark.parametrize("num", [1, 7])
 def test_short_all_to_alls_between_nodes_are_compared_by_their_own_messages(mpi_comm, num, monkeypatch):
