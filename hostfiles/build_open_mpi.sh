@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Build an Open MPI that reads and writes CUDA device memory, for machines whose MPI does not.  It needs no GPU, and
-# takes Debian 12's source of Open MPI, and CUDA's headers from CUDA_HOME or, without one, from NVIDIA's wheel:
+# takes Debian's source of Open MPI, from where apt-get finds its packages, and CUDA's headers from CUDA_HOME or, without
+# one, from NVIDIA's wheel:
 #   hostfiles/build_open_mpi.sh PREFIX
 # It takes apt-get, a C compiler, make, perl, and python3 with pip; some 7 minutes on 2 cores; and 12 MB at PREFIX.
 set -euo pipefail
@@ -10,11 +11,12 @@ WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
 cd "$WORK"
 
-# The source, from a list of its own: the machine's lists of packages stay as they are.
-KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
-echo "deb-src [signed-by=$KEYRING] http://deb.debian.org/debian bookworm main" > sources.list
-mkdir -p lists/partial source include
-OPTIONS=(-o "Dir::Etc::sourcelist=$WORK/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$WORK/lists"
+# The source, from lists of its own: the machine's stay as they are.
+mkdir -p lists/partial parts source include
+for list in /etc/apt/sources.list /etc/apt/sources.list.d/*; do
+    [ ! -e "$list" ] || sed -e 's/^deb /deb-src /' -e 's/^Types:.*/Types: deb-src/' "$list" > "parts/$(basename "$list")"
+done
+OPTIONS=(-o Dir::Etc::sourcelist=- -o "Dir::Etc::sourceparts=$WORK/parts" -o "Dir::State::lists=$WORK/lists"
     -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=" -o APT::Sandbox::User=root)
 apt-get "${OPTIONS[@]}" update
 apt-get "${OPTIONS[@]}" source --download-only openmpi

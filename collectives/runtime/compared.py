@@ -26,7 +26,7 @@ from collectives.runtime.arguments import Arguments
 from collectives.runtime.binding import Binder, Choice, in_registers
 from collectives.runtime.messages import Messages, Vector
 from collectives.runtime.operands import Workspace, bind, operands_of
-from collectives.runtime.phases import ARRAY, NUM_SHARED
+from collectives.runtime.phases import ARRAY, NUM_SHARED, Chunk
 from collectives.runtime.plan import MismatchError, Plan, Waitable
 from collectives.runtime.started import Comparison
 from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, in_parts, show
@@ -130,7 +130,8 @@ class Headers:
         schedule = row.rounds(self.rank, context.size, 0, context.topology.nodes if row.over_nodes else ())
         num_shared = len(bound.vector.places)
         bound.vector.add_scratch(schedule, a.device.empty)
-        program = self.program(schedule, bound.vector, num_shared, a.op, binding) if self.in_nodes else None
+        memory, chunks = in_registers(bound.vector, num_shared)
+        program = self.program(schedule, memory, chunks, a.op, binding) if self.in_nodes else None
         rounds = [
             HeadedRound(self, number, moves, bound.vector, a.op)
             for direct, part in in_parts(schedule)
@@ -140,20 +141,18 @@ class Headers:
         plan = ComparedPlan(f"{a.collective} {row.name}", self, program, rounds, binding)
         if len(a.flat):
             plan.given, plan.taken, plan.dtype = bound.before[0][0], bound.after[0][1], a.flat.dtype
+        plan.places = [tuple(map(of, memory[:NUM_SHARED])) for of in (address_of, context.windows.key_of)]
         if a.op == "avg":
             plan.divide = bound.reduced, context.size
         return plan
 
-    def program(self, schedule: Sequence[Round], vector: Vector, num_shared: int, op: str, binding: int) -> Any:
+    def program(self, schedule: Sequence[Round], memory: list[Any], chunks: list[Chunk], op: str, binding: int) -> Any:
         """The direct parts of a schedule, which begin and end with a barrier.  Collective."""
-        memory, chunks = in_registers(vector, num_shared)
         parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
         fold = phases.Reduction(op, memory[ARRAY].dtype, divisor=1)
         probe = partial(self.context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)
         programs = self.binder.programs(None, meanwhile=probe)
         program = programs.bind(parts, memory, chunks, fold, self.rank, phases.whole(0), self.channel, binding)
-        program.keep.append(memory)
-        program.places = [tuple(map(of, memory[:NUM_SHARED])) for of in (address_of, self.context.windows.key_of)]
         return program if parts else None
 
 
@@ -221,6 +220,7 @@ class ComparedPlan(Plan):
     given: Any  # where what a rank gives goes, and what it gets comes from
     taken: Any
     dtype: np.dtype  # of the calls' arrays
+    places: list[tuple[int, ...]]  # the addresses of its buffers, and their windows
 
     def __init__(self, name: str, headers: Headers, program: Any, rounds: Sequence[HeadedRound], binding: int):
         super().__init__(name, None, headers.context.progress, host(), rounds)
@@ -232,7 +232,7 @@ class ComparedPlan(Plan):
         binding = self.binding if binding is None else binding
         self.key = binding << 32 | number if binding else 0
         if self.program is not None:
-            self.program.use(number, *self.program.places, binding)
+            self.program.use(number, *self.places, binding)
         if addresses:
             self.before = [(self.given, host().borrow(addresses[0], len(self.given), self.dtype))]
             self.after = [(host().borrow(addresses[1], len(self.taken), self.dtype), self.taken)]
