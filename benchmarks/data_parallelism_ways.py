@@ -14,13 +14,13 @@ from collectives import Communicator
 from collectives.arrays.views import to_torch
 from models.gpt import GPT
 from models.optimizer import AdamW, Optimizer
-from parallelism.arena import Arena
-from parallelism.data_parallel import DataParallel
-from parallelism.zero import ShardedStates
-from parallelism.zero_bytes import HeldBytes, held, held_by_formula, sent_by_formula
-from parallelism.zero_gradients import ShardedGradients
-from parallelism.zero_parameters import ShardedParameters
-from parallelism.zero_units import ShardGroups
+from parallelism.buffers.arena import Arena
+from parallelism.data.data_parallel import DataParallel
+from parallelism.zero.gradients import ShardedGradients
+from parallelism.zero.held_bytes import HeldBytes, held, held_by_formula, sent_by_formula
+from parallelism.zero.parameters import ShardedParameters
+from parallelism.zero.states import ShardedStates
+from parallelism.zero.units import ShardGroups
 
 EVERYTHING_MB = 1e6  # of a bucket that is as large as any model
 LR, EPS, WEIGHT_DECAY = 1e-3, 1e-3, 1e-2

@@ -28,7 +28,7 @@ import collectives
 from collectives.job.settings import Parser, positive
 from models.gpt import flops_per_token
 from models.optimizer import BETAS, decay_groups, learning_rate
-from parallelism.precision import DTYPES, HALVES
+from parallelism.numerics.precision import DTYPES, HALVES
 from training.config import Config, make_model
 from training.device import set_matrix_precision
 from training.pending import LateReport

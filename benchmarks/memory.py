@@ -27,9 +27,9 @@ from torch import Tensor, nn
 import collectives
 from collectives.job.settings import Parser, positive
 from models.gpt import GPT, CausalSelfAttention, CrossEntropy, GPTConfig
-from parallelism.plan import Loss, Vocabulary, gpt2_plan, parallelize
-from parallelism.sequence import TokenShards
-from parallelism.sequence_parallel import MODES, SequenceAttention, SequenceParallel
+from parallelism.sequence.modules import MODES, SequenceAttention, SequenceParallel
+from parallelism.sequence.tokens import TokenShards
+from parallelism.tensor.sharding_plan import Loss, Vocabulary, gpt2_plan, parallelize
 
 SIZES = (1, 2, 4, 8)
 MIB = 1 << 20

@@ -34,11 +34,11 @@ from torch import Tensor
 import collectives
 from collectives.job.settings import Parser, positive
 from models.gpt import GPTConfig
-from parallelism.pipeline import Passes
-from parallelism.pipeline_schedule import registry
-from parallelism.pipeline_schedule.actions import WEIGHTS, Schedule
-from parallelism.pipeline_schedule.price import Costs, price
-from parallelism.stage import Batch
+from parallelism.pipeline.driver import Passes
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
+from parallelism.pipeline.schedule.price import Costs, price
+from parallelism.pipeline.stage import Batch
 
 RTOL = 1e-4  # of float32's sums in another order
 REHEARSALS = 3  # of each action, whose median is its time

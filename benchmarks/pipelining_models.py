@@ -14,11 +14,11 @@ from torch.nn import functional as F
 import collectives
 from models.gpt import GPT, CrossEntropy, GPTConfig
 from parallelism.mesh import Mesh
-from parallelism.partition import balance
-from parallelism.pipeline import Passes, Pipeline
-from parallelism.pipeline_parallel import PipelineParallel
-from parallelism.pipeline_schedule.actions import Schedule
-from parallelism.stage import Batch, cut, gpt2_layers
+from parallelism.pipeline.balance import balance
+from parallelism.pipeline.driver import Passes, Pipeline
+from parallelism.pipeline.pipeline_parallel import PipelineParallel
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.pipeline.stage import Batch, cut, gpt2_layers
 
 Result = tuple[float, dict[str, Tensor]]  # a loss, and gradients
 

@@ -30,10 +30,10 @@ from turns import Contestant
 import collectives
 from collectives.job.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
-from parallelism.exchange import TensorCollectives
-from parallelism.plan import gpt2_plan, parallelize
-from parallelism.sequence import TokenShards
-from parallelism.sequence_parallel import SequenceParallel
+from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.sequence.modules import SequenceParallel
+from parallelism.sequence.tokens import TokenShards
+from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
 
 RTOL = 1e-4  # of float32's sums in another order
 

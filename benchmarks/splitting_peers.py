@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the backend
 
-from parallelism import shard
+from parallelism.tensor import shard
 
 SEQ = 1  # the dim of (batch, seq, n_embd)
 

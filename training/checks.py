@@ -12,17 +12,17 @@ from collectives.schedule.draw import refuse
 from models.data import Tokens, TokenWindows, load_tokens, split
 from models.gpt import GPT
 from models.hf import initialize
+from parallelism.data.sampler import DistributedSampler
 from parallelism.mesh import groups_along, mesh_shape
-from parallelism.pipeline_schedule import files, registry
-from parallelism.pipeline_schedule.actions import Schedule
-from parallelism.pipeline_schedule.search import limits_of
-from parallelism.plan import strategies
+from parallelism.numerics.precision import Precision
+from parallelism.pipeline.schedule import files, registry
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.pipeline.schedule.search import limits_of
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
-from parallelism.precision import Precision
-from parallelism.sampler import DistributedSampler
-from parallelism.sequence_parallel import shares_of
-from parallelism.zero_units import groups_of
+from parallelism.sequence.modules import shares_of
+from parallelism.tensor.sharding_plan import strategies
+from parallelism.zero.units import groups_of
 from training.config import SEARCH, Config, make_model, picture_of, plan_of, shape_of, zero_group
 
 

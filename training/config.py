@@ -9,13 +9,13 @@ from typing import Any
 from collectives.job.settings import check
 from models import ranges
 from models.gpt import GPT, GPTConfig
-from parallelism.finite import POLICIES
-from parallelism.pipeline_schedule import registry
-from parallelism.plan import ShardingPlan, gpt2_plan
-from parallelism.precision import DTYPES
-from parallelism.recompute import MODES as RECOMPUTATIONS
-from parallelism.sequence import ORDERS
-from parallelism.sequence_parallel import MODES
+from parallelism.numerics.non_finite import POLICIES
+from parallelism.numerics.precision import DTYPES
+from parallelism.numerics.recomputation import MODES as RECOMPUTATIONS
+from parallelism.pipeline.schedule import registry
+from parallelism.sequence.modules import MODES
+from parallelism.sequence.tokens import ORDERS
+from parallelism.tensor.sharding_plan import ShardingPlan, gpt2_plan
 
 SEARCH = "search"  # a schedule that is made for the times measured
 TRACED = 3  # the step that `trace` asks for: by then all is warm

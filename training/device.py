@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from collectives.arrays import views
-from parallelism.precision import HALVES
+from parallelism.numerics.precision import HALVES
 
 if TYPE_CHECKING:
     from collectives import Communicator

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from models.data import load_tokens
+from parallelism.numerics.precision import Precision
 from parallelism.planner import TrainingJob
 from parallelism.planner.ranks import best_layout
-from parallelism.precision import Precision
 from training.config import Config, shape_of
 from training.device import own_device
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from models.gpt import flops_per_token
 from models.report import Metrics
-from parallelism.transfer import Readback
+from parallelism.buffers.transfer import Readback
 
 if TYPE_CHECKING:
     from training.run import TrainingRun

@@ -24,33 +24,33 @@ from models.data import TokenWindows, documents
 from models.gpt import GPT
 from models.optimizer import adamw, learning_rate
 from models.report import peak_memory_mib
-from parallelism.arena import Arena
+from parallelism.buffers.arena import Arena
+from parallelism.buffers.transfer import read_back, to_device
 from parallelism.checkpoint import model_parts
-from parallelism.clip import GradientClip
-from parallelism.data_parallel import DataParallel
-from parallelism.dropout import BatchPosition
-from parallelism.finite import GradientMonitor, StepGuard, Verdict
-from parallelism.measure import agreed, measure, message_s, stage_costs
+from parallelism.data.data_parallel import DataParallel
+from parallelism.data.sampler import DistributedSampler
 from parallelism.mesh import Mesh
-from parallelism.partition import balance
-from parallelism.pipeline_parallel import PipelineParallel, within
-from parallelism.pipeline_schedule.price import Span, price
-from parallelism.pipeline_schedule.search import search
-from parallelism.plan import parallelize
-from parallelism.precision import MasterWeights
-from parallelism.recompute import recompute_model
-from parallelism.reduction import tied_names
-from parallelism.sampler import DistributedSampler
-from parallelism.sequence_parallel import SequenceParallel
-from parallelism.shard import fill, wholes
-from parallelism.stage import Batch, Layer, gpt2_layers
-from parallelism.trace import gather, measured, save_picture, save_trace
-from parallelism.transfer import read_back, to_device
-from parallelism.zero import OptimizerShard, ShardedStates, Zero
-from parallelism.zero_gradients import ShardedGradients
-from parallelism.zero_parameters import ShardedParameters
-from parallelism.zero_pipeline import ShardedLayers
-from parallelism.zero_units import ShardGroups
+from parallelism.numerics.clipping import GradientClip
+from parallelism.numerics.dropout import BatchPosition
+from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
+from parallelism.numerics.precision import MasterWeights
+from parallelism.numerics.recomputation import recompute_model
+from parallelism.pipeline.balance import balance
+from parallelism.pipeline.gradients import tied_names
+from parallelism.pipeline.layer_times import agreed, measure, message_s, stage_costs
+from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
+from parallelism.pipeline.schedule.price import Span, price
+from parallelism.pipeline.schedule.search import search
+from parallelism.pipeline.stage import Batch, Layer, gpt2_layers
+from parallelism.pipeline.trace import gather, measured, save_picture, save_trace
+from parallelism.sequence.modules import SequenceParallel
+from parallelism.tensor.shard import fill, wholes
+from parallelism.tensor.sharding_plan import parallelize
+from parallelism.zero.gradients import ShardedGradients
+from parallelism.zero.parameters import ShardedParameters
+from parallelism.zero.pipeline import ShardedLayers
+from parallelism.zero.states import OptimizerShard, ShardedStates, Zero
+from parallelism.zero.units import ShardGroups
 from training.checks import check
 from training.config import SEARCH, TRACED, Config, make_model, picture_of, plan_of, zero_group
 from training.device import own_device, set_matrix_precision

@@ -18,7 +18,7 @@ TUNING = [command for command in COMMANDS if "tuning.json" in command]
 PREDICTING = [command for command in COMMANDS if "simulate" in command or "space-time" in command]
 MEASURING = [command for command in COMMANDS if "results.json" in command]
 PLANNING = "python -m parallelism.planner --config configs/small.toml --hosts 8 --gpus 8"
-DRAWING, SEARCHING = (command for command in COMMANDS if "pipeline_schedule" in command)
+DRAWING, SEARCHING = (command for command in COMMANDS if "pipeline.schedule" in command)
 EXAMINING = "mpirun -n 4 python -m collectives.doctor"
 HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
 ON_GPUS = [command for command in COMMANDS if "gpu_check" in command or "--device cuda" in command]

@@ -15,7 +15,7 @@ from models.data import TokenWindows, load_tokens, split
 from models.gpt import GPT, GPTConfig
 from models.hf import to_hugging_face
 from models.optimizer import learning_rate
-from parallelism.sampler import DistributedSampler
+from parallelism.data.sampler import DistributedSampler
 from train import train
 from training.config import Config
 

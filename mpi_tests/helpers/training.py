@@ -5,19 +5,19 @@ import torch
 
 from models.gpt import GPT, GPTConfig
 from models.optimizer import adamw
-from parallelism.clip import GradientClip
-from parallelism.data_parallel import DataParallel
-from parallelism.finite import GradientMonitor, StepGuard
+from parallelism.data.data_parallel import DataParallel
 from parallelism.mesh import Mesh
-from parallelism.pipeline_parallel import PipelineParallel, within
-from parallelism.pipeline_schedule import registry
-from parallelism.plan import gpt2_plan, parallelize
-from parallelism.precision import MasterWeights, Precision
-from parallelism.stage import Batch, gpt2_layers
-from parallelism.zero import ShardedStates, Zero
-from parallelism.zero_gradients import ShardedGradients
-from parallelism.zero_parameters import ShardedParameters
-from parallelism.zero_units import ShardGroups
+from parallelism.numerics.clipping import GradientClip
+from parallelism.numerics.non_finite import GradientMonitor, StepGuard
+from parallelism.numerics.precision import MasterWeights, Precision
+from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.stage import Batch, gpt2_layers
+from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
+from parallelism.zero.gradients import ShardedGradients
+from parallelism.zero.parameters import ShardedParameters
+from parallelism.zero.states import ShardedStates, Zero
+from parallelism.zero.units import ShardGroups
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
 

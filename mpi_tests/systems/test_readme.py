@@ -59,7 +59,7 @@ def test_pipelines_are_drawn_as_shown_and_searched(tmp_path):
     assert "known:" in run(SEARCHING.replace("my.csv", shlex.quote(str(file)))).stdout
     assert (
         "my.csv holds: 4 ranks, 8 stages"
-        in run(f"python -m parallelism.pipeline_schedule check {shlex.quote(str(file))}").stdout
+        in run(f"python -m parallelism.pipeline.schedule check {shlex.quote(str(file))}").stdout
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from parallelism.arena import ALIGNMENT_BYTES, Arena
+from parallelism.buffers.arena import ALIGNMENT_BYTES, Arena
 
 pytestmark = pytest.mark.sizes(1, 2)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from parallelism import autograd
-from parallelism.exchange import TensorCollectives
+from parallelism.buffers import autograd
+from parallelism.buffers.tensor_collectives import TensorCollectives
 
 # What a pair makes of the ranks' parts of `xs` (size, 2, 2 size), of which each rank has one; and what that is.
 PAIRS = {

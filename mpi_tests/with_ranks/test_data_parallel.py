@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from mpi_tests.helpers.models import share
-from parallelism.arena import Arena
-from parallelism.data_parallel import DataParallel, cut_buckets
+from parallelism.buffers.arena import Arena
+from parallelism.data.data_parallel import DataParallel, cut_buckets
 
 pytestmark = pytest.mark.sizes(1, 2, 3, 4)
 SAMPLES = 24  # 1, 2, 3 and 4 ranks can share them

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mpi_tests.helpers.models import CONFIG, TARGETS, TOKENS, close, each_mode, part, plain_gradients, randomized
-from parallelism.deferred import WeightGradients, deferring
-from parallelism.plan import gpt2_plan, parallelize
+from parallelism.pipeline.deferred import WeightGradients, deferring
+from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
 
 
 @pytest.mark.sizes(1, 2, 4)

@@ -8,10 +8,10 @@ import torch
 
 from collectives import InputError
 from mpi_tests.helpers.training import MODES, Training
-from parallelism.clip import GradientClip
-from parallelism.deferred import WeightGradients
-from parallelism.finite import StepGuard
-from parallelism.precision import LossScale
+from parallelism.numerics.clipping import GradientClip
+from parallelism.numerics.non_finite import StepGuard
+from parallelism.numerics.precision import LossScale
+from parallelism.pipeline.deferred import WeightGradients
 
 NAME = "transformer.h.1.attn.c_proj.weight"
 EARLIER = "transformer.h.0.mlp.c_fc.weight"  # in the forward pass: its gradient appears later

@@ -10,15 +10,15 @@ import torch
 
 from models.gpt import GPT, CrossEntropy, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
-from parallelism.clip import GradientClip
-from parallelism.dropout import BatchPosition
 from parallelism.mesh import Mesh
-from parallelism.pipeline_parallel import PipelineParallel
-from parallelism.pipeline_schedule import registry
-from parallelism.pipeline_schedule.actions import WEIGHTS
-from parallelism.plan import gpt2_plan, parallelize
-from parallelism.recompute import recompute
-from parallelism.stage import Batch, gpt2_layers, loss_weights
+from parallelism.numerics.clipping import GradientClip
+from parallelism.numerics.dropout import BatchPosition
+from parallelism.numerics.recomputation import recompute
+from parallelism.pipeline.pipeline_parallel import PipelineParallel
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.schedule.actions import WEIGHTS
+from parallelism.pipeline.stage import Batch, gpt2_layers, loss_weights
+from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=16 if IS_PROOF else 8, n_head=2, n_embd=8, bias=True)
 SEQ = 6

@@ -6,10 +6,10 @@ from torch.nn import functional as F
 
 from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, part, random_tokens, randomized
-from parallelism.dropout import BatchPosition
 from parallelism.mesh import Mesh
-from parallelism.plan import gpt2_plan, parallelize
-from parallelism.sequence_parallel import SequenceAttention, SequenceParallel
+from parallelism.numerics.dropout import BatchPosition
+from parallelism.sequence.modules import SequenceAttention, SequenceParallel
+from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
 
 BATCH = 2
 LENGTHS = pytest.mark.sizes(1, 2, 4, proof=(3, 8))

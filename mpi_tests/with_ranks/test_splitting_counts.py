@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from models.gpt import GPT, GPTConfig
-from parallelism.exchange import TensorCollectives
-from parallelism.plan import gpt2_plan, parallelize
-from parallelism.sequence_parallel import SequenceParallel
+from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.sequence.modules import SequenceParallel
+from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
 
 BATCH, SEQ, N_EMBD, N_HEAD, N_KV_HEAD = 2, 768, 192, 24, 8
 WIDTH_BYTES = 4 * N_EMBD

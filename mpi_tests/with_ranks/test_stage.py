@@ -13,10 +13,10 @@ from mpi_tests.helpers.played import (
     model_of,
     whole_batch,
 )
-from parallelism.dropout import BatchPosition
-from parallelism.pipeline_schedule import registry
-from parallelism.sequence_parallel import SequenceParallel
-from parallelism.stage import Batch
+from parallelism.numerics.dropout import BatchPosition
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.stage import Batch
+from parallelism.sequence.modules import SequenceParallel
 
 
 @pytest.mark.sizes(2, 4)

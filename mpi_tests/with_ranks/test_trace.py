@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from parallelism import trace
-from parallelism.pipeline_schedule.price import Span
+from parallelism.pipeline import trace
+from parallelism.pipeline.schedule.price import Span
 
 AHEAD_S = 1000.0
 

@@ -11,21 +11,21 @@ from collectives import Communicator, InputError
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import share
 from mpi_tests.helpers.ranks import IS_PROOF
-from parallelism.clip import GradientClip
-from parallelism.data_parallel import DataParallel
-from parallelism.dropout import BatchPosition
+from parallelism.data.data_parallel import DataParallel
 from parallelism.mesh import Mesh
-from parallelism.pipeline_parallel import PipelineParallel
-from parallelism.pipeline_schedule import registry
-from parallelism.plan import gpt2_plan, parallelize
-from parallelism.precision import MasterWeights, Precision
-from parallelism.recompute import recompute
-from parallelism.stage import Batch, gpt2_layers
-from parallelism.zero import ShardedStates
-from parallelism.zero_bytes import counting, held, held_by_formula, sent_by_formula
-from parallelism.zero_gradients import ShardedGradients
-from parallelism.zero_parameters import ShardedParameters
-from parallelism.zero_units import ShardGroups
+from parallelism.numerics.clipping import GradientClip
+from parallelism.numerics.dropout import BatchPosition
+from parallelism.numerics.precision import MasterWeights, Precision
+from parallelism.numerics.recomputation import recompute
+from parallelism.pipeline.pipeline_parallel import PipelineParallel
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.stage import Batch, gpt2_layers
+from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
+from parallelism.zero.gradients import ShardedGradients
+from parallelism.zero.held_bytes import counting, held, held_by_formula, sent_by_formula
+from parallelism.zero.parameters import ShardedParameters
+from parallelism.zero.states import ShardedStates
+from parallelism.zero.units import ShardGroups
 
 NUM_STEPS = 50 if IS_PROOF else 8
 SAMPLES = 24  # 1, 2, 3, 4 and 8 ranks can share them

@@ -13,21 +13,21 @@ from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
 from parallelism.checkpoint.sharing import gather_texts
-from parallelism.clip import GradientClip
-from parallelism.dropout import BatchPosition
 from parallelism.mesh import Mesh
-from parallelism.pipeline_parallel import PipelineParallel
-from parallelism.pipeline_schedule import registry
-from parallelism.pipeline_schedule.price import Costs
-from parallelism.pipeline_schedule.search import search
-from parallelism.plan import gpt2_plan, parallelize
+from parallelism.numerics.clipping import GradientClip
+from parallelism.numerics.dropout import BatchPosition
+from parallelism.numerics.recomputation import recompute
+from parallelism.pipeline.pipeline_parallel import PipelineParallel
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.schedule.price import Costs
+from parallelism.pipeline.schedule.search import search
+from parallelism.pipeline.stage import Batch, gpt2_layers
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import memory, shares
-from parallelism.recompute import recompute
-from parallelism.shard import fill, wholes
-from parallelism.stage import Batch, gpt2_layers
-from parallelism.zero_bytes import counting
-from parallelism.zero_units import ShardGroups
+from parallelism.tensor.shard import fill, wholes
+from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
+from parallelism.zero.held_bytes import counting
+from parallelism.zero.units import ShardGroups
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
 STEPS, COUNT, SAMPLES = 2, 4, 2  # micro-batches a rank computes, and samples of each
@@ -270,7 +270,7 @@ def test_bytes_are_sent_for_each_micro_batch(started, monkeypatch, zero_stage):
         counters.extend(more)
         return ranks
 
-    monkeypatch.setattr("parallelism.pipeline_parallel.ShardGroups", SimpleNamespace(of=counted))
+    monkeypatch.setattr("parallelism.pipeline.pipeline_parallel.ShardGroups", SimpleNamespace(of=counted))
     run = started(zero_stage, "gpipe")
     run.train()
     (counter,) = counters

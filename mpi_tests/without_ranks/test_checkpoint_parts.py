@@ -35,7 +35,7 @@ from parallelism.checkpoint.index import Index, sealed
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.checkpoint.sharing import identity, writers
-from parallelism.shard import Shard
+from parallelism.tensor.shard import Shard
 
 # Shapes in the whole model, and how tensor-parallel ranks split them.
 MODEL = {

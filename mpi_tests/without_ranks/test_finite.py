@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from parallelism.deferred import WeightGradients
-from parallelism.finite import GradientMonitor, first_of
+from parallelism.numerics.non_finite import GradientMonitor, first_of
+from parallelism.pipeline.deferred import WeightGradients
 
 
 def first(monitor):

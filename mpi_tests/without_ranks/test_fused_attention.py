@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parallelism.fused_attention import OnCPU, OnCUDA, kernel
+from parallelism.sequence.fused_attention import OnCPU, OnCUDA, kernel
 
 MASK = torch.ones(4, 4)
 

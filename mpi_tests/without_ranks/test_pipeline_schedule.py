@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from parallelism import pipeline_schedule
-from parallelism.pipeline_schedule import files
-from parallelism.pipeline_schedule.actions import Action, Schedule, num_alive, parse
-from parallelism.pipeline_schedule.basic import one_f_one_b
-from parallelism.pipeline_schedule.failure import ActionPosition, ProofError
-from parallelism.pipeline_schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
-from parallelism.pipeline_schedule.proof import prove
-from parallelism.pipeline_schedule.registry import make, names
+from parallelism.pipeline import schedule as pipeline_schedule
+from parallelism.pipeline.schedule import files
+from parallelism.pipeline.schedule.actions import Action, Schedule, num_alive, parse
+from parallelism.pipeline.schedule.basic import one_f_one_b
+from parallelism.pipeline.schedule.failure import ActionPosition, ProofError
+from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
+from parallelism.pipeline.schedule.proof import prove
+from parallelism.pipeline.schedule.registry import make, names
 
 IS_PROOF = "LARGEST" in os.environ  # `make proof`
 RANKS = range(1, 17) if IS_PROOF else (*range(1, 9), 16)

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from parallelism.pipeline_schedule.greedy import Greedy, SchedulingProblem, policies
-from parallelism.pipeline_schedule.improve import found, improve
-from parallelism.pipeline_schedule.price import Costs, price
-from parallelism.pipeline_schedule.proof import prove
-from parallelism.pipeline_schedule.registry import make
-from parallelism.pipeline_schedule.search import bound_s, finished, known, placements, search
+from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, policies
+from parallelism.pipeline.schedule.improve import found, improve
+from parallelism.pipeline.schedule.price import Costs, price
+from parallelism.pipeline.schedule.proof import prove
+from parallelism.pipeline.schedule.registry import make
+from parallelism.pipeline.schedule.search import bound_s, finished, known, placements, search
 
 WORK = 300_000  # less than what users get
 

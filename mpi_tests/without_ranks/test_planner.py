@@ -22,13 +22,13 @@ from models.config import GPTConfig
 from models.flags import parse
 from models.gpt import GPT
 from mpi_tests.helpers.launch import ROOT
-from parallelism.dropout import BatchPosition, Dropout
 from parallelism.mesh import AXES
-from parallelism.partition import balance
-from parallelism.pipeline_schedule import registry
-from parallelism.pipeline_schedule.actions import FORWARD, count_peaks
-from parallelism.pipeline_schedule.price import Costs, price
-from parallelism.plan import gpt2_plan, matching
+from parallelism.numerics.dropout import BatchPosition, Dropout
+from parallelism.pipeline.balance import balance
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.schedule.actions import FORWARD, count_peaks
+from parallelism.pipeline.schedule.price import Costs, price
+from parallelism.pipeline.stage import cut, gpt2_layers
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best
 from parallelism.planner.__main__ import __doc__ as described
 from parallelism.planner.__main__ import main
@@ -42,9 +42,9 @@ from parallelism.planner.replicas import shown_s
 from parallelism.planner.report import command, missed, row, slower
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.step import StepModel, Time, played
-from parallelism.sequence_parallel import DroppingAttention
-from parallelism.shard import Shard
-from parallelism.stage import cut, gpt2_layers
+from parallelism.sequence.modules import DroppingAttention
+from parallelism.tensor.shard import Shard
+from parallelism.tensor.sharding_plan import gpt2_plan, matching
 from training.checks import check
 from training.config import Config
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallelism.precision import LossScale, Precision
+from parallelism.numerics.precision import LossScale, Precision
 
 
 def test_the_loss_scale_grows_after_good_steps_and_falls_at_once():

@@ -21,11 +21,11 @@ from mpi_tests.helpers.played import (
     micro_batches,
     model_of,
 )
-from parallelism.deferred import WeightGradients, deferring
-from parallelism.dropout import BatchPosition
-from parallelism.pipeline_schedule import registry
-from parallelism.plan import gpt2_plan, parallelize
-from parallelism.recompute import MODES, recompute_model
+from parallelism.numerics.dropout import BatchPosition
+from parallelism.numerics.recomputation import MODES, recompute_model
+from parallelism.pipeline.deferred import WeightGradients, deferring
+from parallelism.pipeline.schedule import registry
+from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
 
 TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
 each_kind = pytest.mark.parametrize("mode", MODES)

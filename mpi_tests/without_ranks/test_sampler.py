@@ -5,8 +5,8 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from parallelism import sampler
-from parallelism.sampler import DistributedSampler
+from parallelism.data import sampler
+from parallelism.data.sampler import DistributedSampler
 
 
 def epoch(num_samples, batch_size, size, number=0, **options):

@@ -22,10 +22,10 @@ from mpi_tests.helpers.played import (
     model_of,
     whole_batch,
 )
-from parallelism.dropout import BatchPosition
-from parallelism.partition import balance
-from parallelism.pipeline_schedule import registry
-from parallelism.stage import Batch, cut, gpt2_layers, loss_weights
+from parallelism.numerics.dropout import BatchPosition
+from parallelism.pipeline.balance import balance
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.stage import Batch, cut, gpt2_layers, loss_weights
 
 each_schedule = pytest.mark.parametrize("name", registry.names())
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parallelism.transfer import read_back, to_device
+from parallelism.buffers.transfer import read_back, to_device
 
 GPU = "cuda:1"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from parallelism.transient import ReleasableBuffer
+from parallelism.buffers.releasable import ReleasableBuffer
 
 
 def resident_mib() -> float:

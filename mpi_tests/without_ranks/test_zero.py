@@ -2,7 +2,7 @@
 
 import pytest
 
-from parallelism.zero_units import FlatParam, groups_of
+from parallelism.zero.units import FlatParam, groups_of
 
 
 def test_nodes_of_several_lengths_are_refused():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallelism.shard import Shard
+from parallelism.tensor.shard import Shard
 
 
 class Extent(NamedTuple):

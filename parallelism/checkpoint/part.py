@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.checkpoint.extent import Extent
-from parallelism.shard import Shard
+from parallelism.tensor.shard import Shard
 
 if TYPE_CHECKING:
     from models.optimizer import Optimizer

@@ -1,6 +1,6 @@
 """What a rank holds of a GPT, counted in elements: parameters, and what a block keeps for its backward pass.
 
-A rank of tp has a part of what `parallelism.plan.gpt2_plan` splits, and the whole of the rest.
+A rank of tp has a part of what `parallelism.tensor.sharding_plan.gpt2_plan` splits, and the whole of the rest.
 
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198,
 sections 4.1 to 4.3, for attention that is computed as one, and so keeps no scores.
@@ -32,7 +32,7 @@ class ElementBytes(NamedTuple):
 
 
 def precision_of(job: TrainingJob) -> ElementBytes:
-    """As `parallelism.precision` keeps them."""
+    """As `parallelism.numerics.precision` keeps them."""
     if job.dtype in ("float32", "float64"):
         size = ITEMSIZES[job.dtype]
         return ElementBytes(size, size, 2 * size, size, size)

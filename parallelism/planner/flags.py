@@ -24,13 +24,13 @@ from collectives.schedule.fabrics import (
 from models import ranges
 from models.config import GPTConfig
 from models.flags import add_flag, from_toml
-from parallelism.pipeline_schedule import registry
+from parallelism.pipeline.schedule import registry
 from parallelism.planner.counts import ITEMSIZES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
 from parallelism.planner.machine import DEVICES, SPARE, Machine
 from parallelism.planner.memory import in_bytes
 from parallelism.planner.report import as_flag
-from parallelism.sequence import ORDERS
+from parallelism.sequence.tokens import ORDERS
 
 EFFICIENCY, LEAST_PASS_US = 0.5, 50.0  # nowhere stated: what is usual
 EFFICIENCIES, SPARES = Range(0, 1, open="above"), Range(0, 1, open="below")

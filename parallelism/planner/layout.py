@@ -8,8 +8,8 @@ from math import isqrt
 from typing import Any, NamedTuple
 
 from models.config import GPTConfig
-from parallelism.pipeline_schedule.registry import REGISTRY
-from parallelism.sequence import TokenShards
+from parallelism.pipeline.schedule.registry import REGISTRY
+from parallelism.sequence.tokens import TokenShards
 
 # naive has one stage at work at a time; gpipe takes as long as 1f1b, with more memory.
 SCHEDULES = [name for name in REGISTRY if name not in ("naive", "gpipe")]

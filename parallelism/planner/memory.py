@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from parallelism.flops import block_flops, head_flops
-from parallelism.partition import balance
-from parallelism.pipeline_schedule import registry
-from parallelism.pipeline_schedule.actions import BACKWARD, FORWARD, WEIGHTS, Order
+from parallelism.pipeline.balance import balance
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Order
 from parallelism.planner import counts
 from parallelism.planner.counts import precision_of
 from parallelism.planner.layout import ParallelLayout, TrainingJob
@@ -51,7 +51,7 @@ Alive = tuple[tuple[int, ...], ...]  # of a rank: how many activations of each o
 
 
 def layer_costs(job: TrainingJob) -> list[int]:
-    """As `parallelism.stage.gpt2_layers` counts them."""
+    """As `parallelism.pipeline.stage.gpt2_layers` counts them."""
     costs = [block_flops(job.model)] * job.model.n_layer
     costs[-1] += head_flops(job.model)
     return costs
@@ -115,7 +115,7 @@ def most_alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: i
 def peaks(order: Order) -> Alive:
     """The activations of each stage that are alive at once, without what is less than others in all stages.
 
-    >>> from parallelism.pipeline_schedule.actions import parse
+    >>> from parallelism.pipeline.schedule.actions import parse
     >>> peaks(tuple(map(parse, "0F0 2F0 2B0 0F1 0B0 0B1".split())))
     ((2, 0), (1, 1))
     """

@@ -1,6 +1,6 @@
 """How long a stage's passes of a micro-batch take: computing, and what is not hidden of communication inside them.
 
-Source: as of `parallelism.tensor_parallel`, `ring_attention` and `sequence_parallel`, whose collectives these are, and
+Source: as of `parallelism.tensor.layers`, `ring_attention` and `sequence_parallel`, whose collectives these are, and
 which say what each is hidden under.
 """
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallelism.pipeline_schedule import registry
-from parallelism.pipeline_schedule.price import EQUAL, Costs, play, rules
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.schedule.price import EQUAL, Costs, play, rules
 from parallelism.planner import counts
 from parallelism.planner.counts import precision_of
 from parallelism.planner.memory import rank_params, stages, steady

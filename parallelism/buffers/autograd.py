@@ -1,0 +1,113 @@
+"""Collectives in a backward pass: conjugate pairs, of which each is the other's gradient.
+
+Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019,
+section 3 (f and g); Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section
+4.2.2 (their forms for split sequences).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from parallelism.buffers.tensor_collectives import TensorCollectives
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Conjugate(torch.autograd.Function):
+    """`do` forwards, `undo` backwards."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, do: Function, undo: Function) -> Tensor:  # type: ignore[override]
+        ctx.undo = undo
+        return do(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        return ctx.undo(gradient), None, None
+
+
+def copy(x: Tensor, axis: TensorCollectives) -> Tensor:
+    """The same tensor, as every rank has it; gradients are summed up over the ranks."""
+    return Conjugate.apply(x, same, axis.all_reduce)
+
+
+def reduce(x: Tensor, axis: TensorCollectives) -> Tensor:
+    """The sum over the ranks; the gradient, the same on every rank, is each addend's."""
+    return Conjugate.apply(x, axis.all_reduce, same)
+
+
+def split(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
+    """This rank's part of what every rank has; parts of the gradient are gathered."""
+    return Conjugate.apply(x, parted(axis, dim), gathered(axis, dim))
+
+
+def gather(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
+    """All ranks' parts; the gradient, the same on every rank, is split."""
+    return Conjugate.apply(x, gathered(axis, dim), parted(axis, dim))
+
+
+def all_gather(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
+    """All ranks' parts; gradients, of which each rank has its own, are summed up and split."""
+    return Conjugate.apply(x, gathered(axis, dim), summed(axis, dim))
+
+
+def reduce_scatter(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
+    """This rank's part of the sum over the ranks; parts of the gradient are gathered."""
+    return Conjugate.apply(x, summed(axis, dim), gathered(axis, dim))
+
+
+def all_to_all(x: Tensor, axis: TensorCollectives, split_dim: int, join_dim: int) -> Tensor:
+    """Part d along `split_dim` goes to rank d; what comes is joined along `join_dim`, in the order of the ranks."""
+    return Conjugate.apply(x, exchanged(axis, split_dim, join_dim), exchanged(axis, join_dim, split_dim))
+
+
+def same(x: Tensor) -> Tensor:
+    return x.view_as(x)
+
+
+def parted(axis: TensorCollectives, dim: int) -> Function:
+    def function(x: Tensor) -> Tensor:
+        return part_of(x, axis, dim).contiguous()
+
+    return function
+
+
+def part_of(x: Tensor, axis: TensorCollectives, dim: int) -> Tensor:
+    """This rank's part along a dim.
+
+    Raises: ValueError where the parts would not be equal.
+    """
+    if x.shape[dim] % axis.size:
+        raise ValueError(f"dim {dim} of {tuple(x.shape)} can't be shared by {axis.size} ranks")
+    return x.chunk(axis.size, dim)[axis.rank]
+
+
+def gathered(axis: TensorCollectives, dim: int) -> Function:
+    return along(dim, axis.all_gather)
+
+
+def summed(axis: TensorCollectives, dim: int) -> Function:
+    return along(dim, axis.reduce_scatter)
+
+
+def along(dim: int, collective: Function) -> Function:
+    """A collective on the first dim, as one on another."""
+
+    def function(x: Tensor) -> Tensor:
+        return collective(x.movedim(dim, 0)).movedim(0, dim)
+
+    return function
+
+
+def exchanged(axis: TensorCollectives, split_dim: int, join_dim: int) -> Function:
+    def function(x: Tensor) -> Tensor:
+        parts = torch.stack(x.chunk(axis.size, split_dim))  # (size, ...)
+        return torch.cat(axis.all_to_all(parts).unbind(), join_dim)
+
+    return function

@@ -1,0 +1,142 @@
+"""Losses and gradients that are not finite: all ranks agree who had the first, and what becomes of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from collectives import InputError
+from parallelism.numerics.precision import LossScale
+from parallelism.pipeline.deferred import when_added
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+POLICIES = ("stop", "skip", "ignore")
+LOSS, GRADIENT, NORM, NOTHING = range(4)  # what is not finite; the first that any rank has is told
+WORDS_BYTES = 256
+
+
+class GradientMonitor:
+    """Looks at the gradients of a model's parameters as they appear, before they are summed up with other ranks'.
+
+    To be made before whatever reduces them.  Those that are put off it sees once they are added.  Costs a sum of each
+    gradient.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._sums: dict[str, Tensor] = {}
+        for name, param in model.named_parameters():
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(partial(self._appeared, name))
+                when_added(param, partial(self._look, name))
+
+    def _appeared(self, name: str, param: Tensor) -> None:
+        if param.grad is not None:
+            self._look(name, param.grad)
+
+    def _look(self, name: str, gradient: Tensor) -> None:
+        total = gradient.sum(dtype=torch.promote_types(gradient.dtype, torch.float32))
+        self._sums[name] = self._sums[name] + total if name in self._sums else total
+
+    def take(self, device: torch.device) -> tuple[list[str], Tensor]:
+        """The parameters whose gradients have appeared since this was asked last, in the order of the backward pass,
+        and whether each gradient was finite.
+        """
+        sums, self._sums = self._sums, {}
+        finite = torch.stack(list(sums.values())).isfinite() if sums else torch.ones(0, dtype=torch.bool, device=device)
+        return list(sums), finite
+
+
+class Verdict(NamedTuple):
+    """What the ranks have agreed on about a step, on the device, as long as nobody reads it."""
+
+    skipped: Tensor | None  # 1 where the step must not update the weights, or 0; None where it always may
+    numbers: Tensor  # what `StepGuard.tell` goes by
+    names: list[str]  # of the gradients of this rank
+
+
+class StepGuard:
+    """Says whether a step may update the weights, the same on all ranks of `comm`, and tells a loss scale.  Collective.
+
+    Where a loss or gradient is not finite, by `policy` the run is stopped, or the step is skipped, and `say` is given
+    the line that names the first rank and parameter; or the step is done all the same.  While a loss scale can be the
+    cause, and fall, the step is skipped.
+
+    Raises: ValueError for an unknown policy.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        policy: str = "stop",
+        scale: LossScale | None = None,
+        monitor: GradientMonitor | None = None,
+        say: Callable[[str], None] = print,
+        device: str = "cpu",
+    ):
+        if policy not in POLICIES:
+            raise ValueError(f"non-finite policy {policy!r} is unknown: use {', '.join(POLICIES)}")
+        self.comm, self.policy, self.say = comm, policy, say
+        self.scale, self.monitor = scale or LossScale(1.0, None, device=device), monitor
+        self._first = torch.zeros(1, dtype=torch.int64, device=device)
+        self._agree = comm.plan("all_reduce", self._first, op="min")
+
+    def judge(self, loss: Tensor, norm: Tensor) -> Verdict:
+        """Agree on a step, given this rank's loss, 0 if it has none, and the norm of all gradients.
+
+        Nothing is read from the device.  One tiny all-reduce.  Collective.
+        """
+        if self.policy == "ignore" and self.scale.growth_interval is None:
+            return Verdict(None, loss.new_zeros(0), [])
+        names, finite = self.monitor.take(loss.device) if self.monitor else ([], loss.new_ones(0, dtype=torch.bool))
+        are_finite = torch.stack([loss.isfinite(), finite.all(), norm.isfinite()])
+        own = are_finite.long().cumprod(0).sum()  # how many before the first that is not: LOSS, ..., NOTHING
+        self._first[0] = own * self.comm.size + self.comm.rank
+        self._agree()
+        kind = self._first[0] // self.comm.size
+        is_good = kind == NOTHING
+        by_scale = ~is_good & (kind != LOSS) & self.scale.can_fall
+        self.scale.update(is_good)
+        skipped = by_scale if self.policy == "ignore" else ~is_good
+        numbers = torch.stack([x.double() for x in (self._first[0], by_scale, self.scale.value)])
+        return Verdict(skipped.float(), torch.cat([numbers, finite]), names)
+
+    def tell(self, step: int, names: list[str], numbers: Sequence[float], loss: float, norm: float) -> None:
+        """Tell what became of a step, once its verdict's numbers have been read.  Collective.
+
+        Raises: InputError on every rank, if the run is to stop.
+        """
+        if not numbers:
+            return
+        first, by_scale, scale, *finite = numbers
+        kind, rank = divmod(int(first), self.comm.size)
+        if kind == NOTHING or (self.policy == "ignore" and not by_scale):
+            return
+        words = (
+            f"rank {rank} has a loss of {loss}",
+            f"rank {rank} has a gradient of {first_of(names, finite)} that is not finite",
+            f"the norm of the gradients is {norm}, but no rank's own gradients are to blame",
+        )
+        line = f"step {step}: {self._told(words[kind], rank)}"
+        if self.policy == "stop" and not by_scale:
+            raise InputError(f"{line}: lower the learning rate, or let such steps be skipped")
+        self.say(f"{line}; skipped" + (f", the loss scale is {scale:g} now" if by_scale else ""))
+
+    def _told(self, words: str, root: int) -> str:
+        """The words of one rank, on all."""
+        letters = np.zeros(WORDS_BYTES, np.uint8)
+        said = words.encode()[:WORDS_BYTES]
+        letters[: len(said)] = np.frombuffer(said, np.uint8)
+        self.comm.broadcast(letters, root=root)
+        return letters.tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+def first_of(names: Sequence[str], finite: Sequence[float]) -> str:
+    """The first of the names whose gradient is not finite."""
+    return next((name for name, is_finite in zip(names, finite, strict=True) if not is_finite), "")

@@ -1,0 +1,137 @@
+"""Backward in two parts: linear layers give the gradients of their inputs at once, those of their weights later.
+
+What no other stage waits for can so be computed when there is nothing else to do.
+
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241, section 2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from parallelism.buffers.arena import gradient_of
+
+
+class WeightGradients:
+    """Gradients of linear layers' weights and biases that are put off, or with `at_once` computed when they come.
+
+    Of each product the layer's input and the gradient of its output are kept, and nothing else.  Once a weight's
+    gradient is computed, `appeared(weight)` is called.
+    """
+
+    def __init__(self, appeared: Callable[[Tensor], None] = lambda weight: None) -> None:
+        self.at_once, self.appeared = False, appeared
+        self._waiting: deque[tuple[Tensor, Tensor | None, Tensor, Tensor]] = deque()
+
+    def put_off(self, weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor) -> None:
+        self._waiting.append((weight, bias, x.detach(), gradient))  # x itself would keep the graph it comes from
+        if self.at_once:
+            self.add()
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Compute them, and add them to the parameters' `grad`, where there is one in place.
+
+        Hooks of the parameters are not called, but for those of `when_added`.
+        """
+        while self._waiting:
+            weight, bias, x, gradient = self._waiting.popleft()
+            x, gradient = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, gradient))  # (tokens, width)
+            add_product(weight, gradient.t(), x)
+            tell_added(weight)
+            if bias is not None:
+                accumulate(bias, gradient.sum(0))
+                tell_added(bias)
+            self.appeared(weight)
+
+
+def when_added(parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Have a hook called with a parameter's gradients whenever some that were put off have been added to them."""
+    parameter.added_hook = hook  # type: ignore[attr-defined]
+
+
+def tell_added(parameter: Tensor) -> None:
+    if hasattr(parameter, "added_hook"):
+        parameter.added_hook(gradient_of(parameter))
+
+
+def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:
+    home = gradient_of(parameter)
+    if home is not None and home.dtype == left.dtype:
+        home.addmm_(left, right)  # without memory for the product
+    else:
+        accumulate(parameter, left @ right)
+
+
+def accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    home = gradient_of(parameter)
+    if home is None:
+        parameter.grad = gradient.to(parameter.dtype)
+    else:
+        home.add_(gradient)
+
+
+CURRENT: ContextVar[WeightGradients | None] = ContextVar("CURRENT", default=None)
+
+
+@contextmanager
+def deferring(later: WeightGradients | None) -> Iterator[None]:
+    """Linear layers that compute in this context leave the gradients of their weights to `later`, if it isn't None."""
+    token = CURRENT.set(later)
+    try:
+        with LinearMode() if later else nullcontext():
+            yield
+    finally:
+        CURRENT.reset(token)
+
+
+class LinearMode(TorchFunctionMode):
+    """`F.linear`, whoever calls it."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        function = linear if func is F.linear else func
+        return function(*args, **(kwargs or {}))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    later = current(weight, bias)
+    if later is None or not torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    return LinearFunction.apply(autocast(x), weight, bias, later)
+
+
+def current(*weights: Tensor | None) -> WeightGradients | None:
+    """To what a layer leaves the gradients of its weights, if that is asked for and they are parameters in training."""
+    trained = all(weight is None or (weight.is_leaf and weight.requires_grad) for weight in weights)
+    return CURRENT.get() if trained else None
+
+
+class LinearFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, later: WeightGradients) -> Tensor:  # type: ignore[override]
+        ctx.later, ctx.weight, ctx.bias = later, weight, bias  # not saved as tensors: those may come back as copies
+        ctx.save_for_backward(x)
+        return F.linear(x, autocast(weight), None if bias is None else autocast(bias))
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        ctx.later.put_off(ctx.weight, ctx.bias, x, gradient)
+        dx = gradient @ ctx.weight.to(gradient.dtype) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None
+
+
+def autocast(x: Tensor) -> Tensor:
+    """In the dtype that linear layers compute in."""
+    kind = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))

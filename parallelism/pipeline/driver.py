@@ -1,0 +1,252 @@
+"""Pipeline parallelism: each rank runs a schedule's actions on its stages of a model.
+
+Sources: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019, section 2;
+Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021, section 2.2.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import mul
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
+from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
+from parallelism.pipeline.schedule.price import Span
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+MOST_DIMS = 6
+
+
+class Passes(Protocol):
+    """A stage: its passes of a micro-batch, between which it keeps what the next one needs."""
+
+    def forward(self, micro_batch: int, x: Tensor | None, batch: Any) -> Tensor:
+        """What the next stage is given, or of the last stage the loss."""
+
+    def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
+        """The gradient of what it was given; gradients of weights are added up."""
+
+    def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None: ...
+
+    def backward_weights(self, micro_batch: int) -> None: ...
+
+
+class Form(NamedTuple):
+    """Of the activations between two stages."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def empty(self, device: Any) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+class Pipeline:
+    """The stages of a model on the ranks of `comm`, and the schedule that they follow.
+
+    `stages` are this rank's, by number, as `schedule` has them.  Messages between stages are sent straight from the
+    memory of the activations and received into new ones, and are under way while the ranks compute.
+    `before(action, following)` is called before each action, and `after(action)` after it, as to start an all-reduce of
+    a stage's gradients; `following` is the rank's next action, or None.
+
+    `busy_s` is the time that this rank's actions have taken, and `span_s` that of its steps, in seconds, added up.
+    With `spans` set to a list, each action and each wait is added to it.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, Passes],
+        schedule: Schedule,
+        comm: Communicator,
+        device: str = "cpu",
+        before: Callable[[Action, Action | None], None] = lambda action, following: None,
+        after: Callable[[Action], None] = lambda action: None,
+    ):
+        self.stages, self.schedule, self.comm, self.device = stages, schedule, comm, device
+        self.before, self.after = before, after
+        with comm.agreed("Pipeline"):
+            check_home(stages, schedule, comm)
+        self.forms: dict[Any, dict[int, Form]] = {}  # of the input of each stage here, and of its output, by batch
+        self.busy_s = self.span_s = 0.0
+        self.last = 0.0, 0.0  # both, of the last step
+        self.spans: list[Span] | None = None
+
+    def step(self, batches: Sequence[Any], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
+        """A step's passes: each batch is a micro-batch, and every rank is given the same ones.  Collective.
+
+        The loss is the sum of the micro-batches' by their `weights`, by default their mean.  Returns it on the rank of
+        the last stage, 0 on others, in float64 on the device; gradients are added up in each stage.
+
+        Raises: ValueError for another number of batches than the schedule's.
+        """
+        if len(batches) != self.schedule.num_micro_batches:
+            raise ValueError(
+                f"{len(batches)} micro-batches, but schedule {self.schedule.name} is for "
+                f"{self.schedule.num_micro_batches}: pass as many, or make one for {len(batches)}"
+            )
+        busy_s, span_s = self.busy_s, self.span_s
+        loss = Pass(self, self.schedule, batches, weights or [1 / len(batches)] * len(batches)).run()
+        self.last = self.busy_s - busy_s, self.span_s - span_s
+        return loss
+
+    def bubble(self) -> float:
+        """What part of the last step, 0 to 1, its ranks have not computed.  Collective."""
+        busy_s, span_s = self.last
+        busy = self.comm.all_reduce(np.array([busy_s]), op="avg")[0]
+        return float(1 - busy / self.comm.all_reduce(np.array([span_s]), op="max")[0])
+
+    @torch.no_grad()
+    def losses(self, batches: Sequence[Any]) -> list[float]:
+        """Each batch's loss, by forward passes alone: on the rank of the last stage; zeros on others.  Collective."""
+        run = Pass(self, forward_only(self.schedule, len(batches)), batches, [0.0] * len(batches))
+        run.run()
+        return [float(loss) for loss in run.losses]
+
+    def form(self, batch: Any) -> dict[int, Form]:
+        """Of what each of this rank's stages is given, and gives to the next: learnt once for each shape of batch."""
+        key = tuple(part.shape for part in batch if part is not None)
+        if key not in self.forms:
+            self.forms[key] = self._learn(batch)
+        return self.forms[key]
+
+    @torch.no_grad()
+    def _learn(self, batch: Any) -> dict[int, Form]:
+        """Pass a batch of nothing through the stages.  Collective."""
+        home, forms = self.schedule.home, {}
+        for stage in range(self.schedule.num_stages):
+            if home[stage] != self.comm.rank:
+                continue
+            if stage and home[stage - 1] != self.comm.rank:
+                forms[stage] = read_form(self.comm.recv(np.empty(MOST_DIMS + 2, np.int64), home[stage - 1], stage))
+            x = torch.zeros_like(forms[stage].empty(self.device)) if stage else None
+            y = self.stages[stage].forward(0, x, batch)
+            if stage < self.schedule.num_stages - 1:
+                forms[stage + 1] = Form(tuple(y.shape), y.dtype)
+                if home[stage + 1] != self.comm.rank:
+                    self.comm.send(written(forms[stage + 1]), home[stage + 1], stage + 1)
+        return forms
+
+
+class Pass:
+    """A run of a schedule: what has come and is not used yet, and what is under way."""
+
+    def __init__(self, pipeline: Pipeline, schedule: Schedule, batches: Sequence[Any], weights: Sequence[Any]):
+        self.pipeline, self.schedule, self.batches, self.weights = pipeline, schedule, batches, weights
+        self.forms = [pipeline.form(batch) for batch in batches]
+        self.losses = [torch.zeros((), dtype=torch.float64, device=pipeline.device)] * len(batches)
+        self.coming: dict[StageMessage, Any] = {}
+        self.leaving: list[Any] = []
+        self.held: dict[tuple[bool, int, int], Tensor] = {}  # activations, or gradients, for a stage and micro-batch
+
+    def run(self) -> Tensor:
+        begin = time.perf_counter()
+        following = iter(self.schedule.orders[self.pipeline.comm.rank][1:])
+        for op in program(self.schedule, self.pipeline.comm.rank):
+            match op:
+                case PostRecv(message):
+                    self.coming[message] = self.receive(message)
+                case WaitRecv(message):
+                    self.spend(f"wait for {message}", self.coming[message].wait)
+                    self.held[message[:3]] = self.coming.pop(message).result
+                case StartSend(message):
+                    self.leaving = [work for work in self.leaving if not work.done()]  # whose memory may go
+                    self.leaving.append(self.send(message))
+                case _:
+                    act = partial(self.act, op.action, next(following, None))
+                    self.pipeline.busy_s += self.spend(str(op.action), act)
+        for work in self.leaving:
+            work.wait()
+        self.pipeline.span_s += time.perf_counter() - begin
+        return sum(map(mul, self.losses, self.weights), torch.zeros_like(self.losses[0]))
+
+    def spend(self, what: str, act: Callable[[], Any]) -> float:
+        """Do something; returns the seconds that it took."""
+        begin = time.perf_counter()
+        act()
+        end = time.perf_counter()
+        if self.pipeline.spans is not None:
+            self.pipeline.spans.append(Span(self.pipeline.comm.rank, what, begin, end))
+        return end - begin
+
+    def receive(self, message: StageMessage) -> Any:
+        x = self.forms[message.micro_batch][message.stage + message.is_gradient].empty(self.pipeline.device)
+        return self.pipeline.comm.recv(x, message.source, self.tag(message), blocking=False)
+
+    def send(self, message: StageMessage) -> Any:
+        x = self.held.pop(message[:3]).contiguous()
+        return self.pipeline.comm.send(x, message.dest, self.tag(message), blocking=False)
+
+    def tag(self, message: StageMessage) -> int:
+        """Of its own within a step."""
+        return (2 * message.stage + message.is_gradient) * len(self.batches) + message.micro_batch
+
+    def act(self, action: Action, following: Action | None) -> None:
+        self.pipeline.before(action, following)
+        self.compute(action)
+        self.pipeline.after(action)
+
+    def compute(self, action: Action) -> None:
+        stage, kind, micro_batch = action
+        passes = self.pipeline.stages[stage]
+        if kind == FORWARD:
+            x = self.held.pop((False, stage, micro_batch)) if stage else None
+            self.keep_result(action, passes.forward(micro_batch, x, self.batches[micro_batch]))
+        elif kind == WEIGHTS:
+            passes.backward_weights(micro_batch)
+        else:
+            backward = passes.backward if kind == BACKWARD else passes.backward_inputs
+            gradient = backward(micro_batch, self.held.pop((True, stage, micro_batch)))
+            if gradient is not None:
+                self.held[True, stage - 1, micro_batch] = gradient
+
+    def keep_result(self, action: Action, y: Tensor) -> None:
+        """Of a forward pass, for the next stage; of the last one, for its own backward pass."""
+        stage, _, micro_batch = action
+        if stage < self.schedule.num_stages - 1:
+            self.held[False, stage + 1, micro_batch] = y.detach()
+        else:
+            self.losses[micro_batch] = y.detach().double()
+            self.held[True, stage, micro_batch] = (torch.ones_like(y) * self.weights[micro_batch]).to(y.dtype)
+
+
+def check_home(stages: Mapping[int, Any], schedule: Schedule, comm: Communicator) -> None:
+    if schedule.num_ranks != comm.size:
+        raise ValueError(
+            f"schedule {schedule.name} is for {schedule.num_ranks} ranks, but there are {comm.size}: make one for those"
+        )
+    if tuple(sorted(stages)) != schedule.stages(comm.rank):
+        raise ValueError(
+            f"rank {comm.rank} has stages {sorted(stages)}, but by schedule {schedule.name} "
+            f"{list(schedule.stages(comm.rank))}: cut the model by Schedule.stages"
+        )
+
+
+def forward_only(schedule: Schedule, num_micro_batches: int) -> Schedule:
+    """The forward passes of some micro-batches, one after the other, on the same stages."""
+    orders = tuple(
+        tuple(Action(stage, FORWARD, m) for m in range(num_micro_batches) for stage in schedule.stages(rank))
+        for rank in range(schedule.num_ranks)
+    )
+    return Schedule("forward", orders, (1,) * schedule.num_ranks)
+
+
+def written(form: Form) -> np.ndarray:
+    """A form as whole numbers, always as many."""
+    assert len(form.shape) <= MOST_DIMS, form
+    padding = [0] * (MOST_DIMS - len(form.shape))
+    return np.array([DTYPES.index(form.dtype), len(form.shape), *form.shape, *padding], np.int64)
+
+
+def read_form(numbers: np.ndarray) -> Form:
+    dtype, dims, *shape = numbers.tolist()
+    return Form(tuple(shape[:dims]), DTYPES[dtype])

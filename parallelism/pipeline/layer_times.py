@@ -1,0 +1,104 @@
+"""How long each layer's passes take: what stages are balanced by, and schedules are priced with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from parallelism.pipeline.schedule.price import Costs
+from parallelism.pipeline.stage import Batch, Layer, Stage, nothing
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+class LayerTimes(NamedTuple):
+    """Seconds of a layer's passes: forward, and backward for inputs and for weights."""
+
+    forward: float
+    inputs: float
+    weights: float
+
+
+def measure(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    batch: Batch,
+    prepare: Callable[[Batch], None] = nothing,
+    repeats: int = 3,
+) -> list[LayerTimes]:
+    """The shortest times of each layer on a batch.  Gradients stay as they are.
+
+    Collective where ranks share layers; each then has times of its own.
+
+    >>> from models.gpt import GPT, GPTConfig
+    >>> from parallelism.pipeline.balance import balance
+    >>> from parallelism.pipeline.stage import gpt2_layers
+    >>> gpt, tokens = GPT(GPTConfig(n_layer=5)), torch.zeros(2, 8, dtype=torch.int64)
+    >>> costs = [sum(times) for times in measure(gpt, gpt2_layers(gpt), Batch(tokens, targets=tokens))]
+    >>> sum(len(part) for part in balance(costs, num_stages=2))
+    6
+    """
+    gradients = {p: p.grad for p in model.parameters()}
+    model.zero_grad(set_to_none=True)
+    x, found = None, []
+    for layer in layers:
+        stage = Stage(layer, prepare, splits=True)
+        runs = [passes(stage, x, batch) for _ in range(repeats)]
+        found.append(LayerTimes(*map(min, zip(*runs, strict=True))))
+        with torch.no_grad():
+            x = stage.forward(0, x, batch)
+    for p, gradient in gradients.items():
+        p.grad = gradient
+    return found
+
+
+def agreed(times: Sequence[LayerTimes], comm: Communicator) -> list[LayerTimes]:
+    """Their means over the ranks, the same on all.  Collective."""
+    means = comm.broadcast(comm.all_reduce(np.array(times), op="avg"))
+    return [LayerTimes(*row) for row in means.tolist()]
+
+
+def message_s(x: Tensor, comm: Communicator, repeats: int = 5) -> float:
+    """How long such a tensor takes from rank 0 to rank 1, on all ranks.  Collective."""
+    x, shortest = x.detach().contiguous(), np.full(1, np.inf)
+    for _ in range(repeats if comm.rank < 2 else 0):
+        begin = time.perf_counter()
+        for act in (comm.send, comm.recv)[:: 1 if comm.rank == 0 else -1]:
+            act(x, 1 - comm.rank)
+        shortest = np.minimum(shortest, (time.perf_counter() - begin) / 2)
+    return float(comm.all_reduce(shortest, op="min")[0])
+
+
+def stage_costs(times: Sequence[LayerTimes], parts: Sequence[range], message: float) -> Costs:
+    """Of the stages that have these layers each.
+
+    >>> times = [LayerTimes(1, 2, 3), LayerTimes(1, 1, 1), LayerTimes(4, 4, 4)]
+    >>> stage_costs(times, [range(0, 2), range(2, 3)], message=0.5)
+    Costs(forward=[2, 4], inputs=[3, 4], weights=[4, 4], message=0.5)
+    """
+    stages = [LayerTimes(*map(sum, zip(*times[part.start : part.stop], strict=True))) for part in parts]
+    forward, inputs, weights = map(list, zip(*stages, strict=True))
+    return Costs(forward, inputs, weights, message)
+
+
+def passes(stage: Stage, x: Tensor | None, batch: Batch) -> LayerTimes:
+    begin = now(batch.tokens)
+    y = stage.forward(0, x, batch)
+    forward = now(y)
+    stage.backward_inputs(0, torch.ones_like(y))
+    inputs = now(y)
+    stage.backward_weights(0)
+    return LayerTimes(forward - begin, inputs - forward, now(y) - inputs)
+
+
+def now(x: Tensor) -> float:
+    """Once all is done that was asked of the device where `x` is."""
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+    return time.perf_counter()

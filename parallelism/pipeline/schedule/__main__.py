@@ -1,0 +1,164 @@
+"""Draw, search and check pipeline schedules.  Neither MPI nor torch is needed.
+
+python -m parallelism.pipeline.schedule draw --schedule 1f1b --stages 4 --micro_batches 8
+python -m parallelism.pipeline.schedule draw --schedule zb_v --stages 4 --micro_batches 8 --message 0.2 --png zb_v.png
+python -m parallelism.pipeline.schedule search --stages 4 --micro_batches 8 --virtual_stages 2 --memory 8 --out my.csv
+python -m parallelism.pipeline.schedule check my.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from collectives.schedule.draw import refuse, save
+from parallelism.pipeline.schedule import files, picture, registry
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.pipeline.schedule.price import Costs, price
+from parallelism.pipeline.schedule.search import keeps, known, limits_of, search
+
+STAGES, MICRO_BATCHES = 4, 8
+
+
+class OneLineErrorParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as all others."""
+
+    def error(self, message: str):
+        raise ValueError(f"{message}; see --help")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        flags = parser().parse_args(arguments)
+        flags.act(flags)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parser() -> OneLineErrorParser:
+    form = argparse.RawDescriptionHelpFormatter
+    made = OneLineErrorParser("python -m parallelism.pipeline.schedule", description=__doc__, formatter_class=form)
+    acts = made.add_subparsers(required=True, metavar="draw | search | check")
+    draws = acts.add_parser("draw", help="draw a schedule, with its bubble and the activations alive")
+    draws.add_argument("--schedule", metavar="NAME", help=f"{', '.join(registry.names())} (1f1b)")
+    draws.add_argument("--file", metavar="FILE", help="one from a file instead: a line of actions for each rank")
+    searches = acts.add_parser("search", help="search one for these times that keeps a memory limit")
+    searches.add_argument(
+        "--memory",
+        type=whole,
+        nargs="+",
+        metavar="N",
+        help="activations alive at most, one number or one for each rank",
+    )
+    checks = acts.add_parser("check", help="prove schedules in files")
+    checks.add_argument("files", nargs="+", metavar="FILE")
+    for each in (draws, searches):
+        add_common_flags(each)
+    for each, act in ((draws, draw), (searches, find), (checks, check)):
+        each.set_defaults(act=act)
+    return made
+
+
+def add_common_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--stages", type=whole, metavar="P", help=f"ranks of the pipeline ({STAGES})")
+    add("--virtual_stages", type=whole, metavar="V", help="stages of each rank (as the schedule needs; 1 for search)")
+    add("--micro_batches", type=whole, metavar="M", help=f"({MICRO_BATCHES})")
+    for name, default in Costs()._asdict().items():
+        each = "pair of stages in a row" if name == "message" else "stage"
+        text = f"seconds, one number or one for each {each} ({default:g})"
+        add(f"--{name}", type=seconds, nargs="+", default=[default], metavar="S", help=text)
+    add("--png", metavar="FILE", help="draw a picture, too")
+    add("--out", metavar="FILE", help="write the schedule, as CSV if the name ends so, else as text")
+
+
+def whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be seconds, as in 0.5") from None
+
+
+def draw(flags: argparse.Namespace) -> None:
+    refuse_outputs(flags)
+    show(chosen(flags), flags)
+
+
+def refuse_outputs(flags: argparse.Namespace) -> None:
+    """Before there is any work to lose."""
+    for path in filter(None, (flags.png, flags.out)):
+        refuse(path)
+
+
+def chosen(flags: argparse.Namespace) -> Schedule:
+    """The schedule that flags ask for, from the registry or a file."""
+    if not flags.file:
+        name = flags.schedule or "1f1b"
+        return registry.make(name, flags.stages or STAGES, flags.micro_batches or MICRO_BATCHES, flags.virtual_stages)
+    for name in ("schedule", "stages", "virtual_stages", "micro_batches"):
+        if getattr(flags, name) is not None:
+            raise ValueError(f"--{name} {getattr(flags, name)}: the file {flags.file} says that; leave out one of them")
+    return files.read(flags.file)
+
+
+def show(schedule: Schedule, flags: argparse.Namespace) -> None:
+    """Print the grid, and put it where flags say."""
+    grid = picture.planned(price(schedule, costs(flags)))
+    print(picture.text(grid, columns(), has_colors()))
+    if flags.png:
+        save(picture.figure([grid]), flags.png)
+    if flags.out:
+        files.write(schedule, flags.out)
+
+
+def costs(flags: argparse.Namespace) -> Costs:
+    return Costs(*(alone_or_all(getattr(flags, name)) for name in Costs._fields))
+
+
+def alone_or_all(given: list) -> Any:
+    return given[0] if len(given) == 1 else given
+
+
+def columns() -> int:
+    """A terminal's width; what goes to a file can be wider."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else picture.MOST_COLUMNS
+
+
+def has_colors() -> bool:
+    """Whether standard output is a terminal that has them, and the user wants them (no-color.org)."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
+
+
+def find(flags: argparse.Namespace) -> None:
+    """Search, and show what the known schedules take beside what was found."""
+    refuse_outputs(flags)
+    shape = flags.stages or STAGES, flags.micro_batches or MICRO_BATCHES, flags.virtual_stages or 1
+    limits = limits_of(alone_or_all(flags.memory) if flags.memory else None, *shape)
+    show(search(*shape, costs(flags), limits), flags)
+    print("\nknown:")
+    for schedule in known(*shape):
+        too_much = "" if keeps(schedule, limits) else ", above the limit"
+        print(f"{picture.title(price(schedule, costs(flags)))}{too_much}")
+
+
+def check(flags: argparse.Namespace) -> None:
+    for path in flags.files:
+        made = files.read(path)
+        counts = f"{made.num_ranks} ranks, {made.num_stages} stages, {made.num_micro_batches} micro-batches"
+        print(f"{path} holds: {counts}, activations alive at most {picture.alive(made.peaks)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

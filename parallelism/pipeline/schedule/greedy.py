@@ -1,0 +1,182 @@
+"""Schedules made as they are played: a rank that is free takes the action that a policy likes best.
+
+Micro-batches are all alike, so every stage takes them in turn.  Memory never runs out: a rank takes a forward pass
+only if it could still take all those of the oldest micro-batch on its way forward, and backward passes free memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import product
+from typing import NamedTuple
+
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
+from parallelism.pipeline.schedule.price import ActionGraph, Costs, rules
+
+SHARES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 1e9)
+PATIENCES = (0.0, 0.5)
+
+
+@dataclass(frozen=True)
+class SchedulingProblem:
+    """What is to be scheduled: the rank of each stage, and how many activations each rank may have alive."""
+
+    home: tuple[int, ...]
+    num_micro_batches: int
+    costs: Costs
+    limits: tuple[int, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.limits)
+
+    @cached_property
+    def rules(self) -> ActionGraph:
+        return rules(dict(enumerate(self.home)), self.num_micro_batches, self.costs)
+
+    def stages(self, rank: int) -> list[int]:
+        return [stage for stage, own in enumerate(self.home) if own == rank]
+
+
+class Policy(NamedTuple):
+    """What a rank likes."""
+
+    caps: tuple[int, ...]  # forward passes whose backward passes have not begun: at most so many on each rank
+    forward_first: bool
+    deep_first: bool  # forward passes of later stages before those of earlier ones
+    patience: float  # wait for what it likes better, if that comes within this part of what it could do now
+
+
+def policies(job: SchedulingProblem) -> Iterator[Policy]:
+    """Many, with caps that are shares of what keeps all ranks at work."""
+    is_deep = (True, False) if len(job.home) > job.num_ranks else (True,)
+    ideal = under_way(job)
+    for share, forward_first, deep_first, patience in product(SHARES, (True, False), is_deep, PATIENCES):
+        caps = [
+            max(len(job.stages(rank)), math.ceil(min(share * ideal[rank], limit)))
+            for rank, limit in enumerate(job.limits)
+        ]
+        yield Policy(tuple(caps), forward_first, deep_first, patience)
+
+
+def under_way(job: SchedulingProblem) -> list[float]:
+    """How many forward passes ahead a rank must be, so that none has to wait: by Little's law.
+
+    That is the time from each of its stages to the end and back, in turns of the busiest rank.
+    """
+    num_stages, home = len(job.home), job.home
+    takes_s, message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)
+    away_s = [0.0] * (num_stages + 1)
+    for stage in reversed(range(num_stages)):
+        sent_s = message_s[stage] if stage + 1 < num_stages and home[stage] != home[stage + 1] else 0.0
+        away_s[stage] = away_s[stage + 1] + takes_s[FORWARD][stage] + takes_s[INPUTS][stage] + 2 * sent_s
+    owned = [job.stages(rank) for rank in range(job.num_ranks)]
+    turn_s = max(sum(takes_s[FORWARD][stage] + takes_s[BACKWARD][stage] for stage in own) for own in owned)
+    return [sum(away_s[stage] for stage in own) / turn_s if turn_s else 1.0 for own in owned]
+
+
+class Greedy:
+    """The state of all ranks."""
+
+    def __init__(self, job: SchedulingProblem, policy: Policy):
+        num_stages, ranks = len(job.home), range(job.num_ranks)
+        self.job, self.policy = job, policy
+        self.takes_s, self.message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)
+        self.stages = [job.stages(rank) for rank in ranks]
+        deep = [own[::-1] for own in self.stages]
+        self.liked = {FORWARD: deep if policy.deep_first else self.stages, INPUTS: self.stages}
+        self.came_s: dict[str, list[list[float]]] = {kind: [[] for _ in job.home] for kind in (FORWARD, INPUTS)}
+        self.came_s[FORWARD][0] = [0.0] * job.num_micro_batches
+        self.num_begun = {kind: [0] * num_stages for kind in (FORWARD, INPUTS)}
+        self.weights: list[deque[Action]] = [deque() for _ in ranks]  # that could begin
+        self.num_alive, self.num_under_way = [0] * job.num_ranks, [0] * job.num_ranks
+        self.oldest = 0  # micro-batch that has not passed the last stage
+        self.free_s = [0.0] * job.num_ranks
+        self.wakes = [(0.0, rank) for rank in ranks]
+        self.orders: list[list[Action]] = [[] for _ in ranks]
+
+    def run(self) -> list[list[Action]]:
+        while self.wakes:
+            now_s, rank = heappop(self.wakes)
+            if self.free_s[rank] <= now_s and (action := self.choose(rank, now_s)):
+                self.do(rank, action, now_s)
+        return self.orders
+
+    def choose(self, rank: int, now_s: float) -> Action | None:
+        """What a rank that is free begins, if anything."""
+        kinds = (FORWARD, INPUTS) if self.policy.forward_first else (INPUTS, FORWARD)
+        best_s = math.inf
+        for kind in kinds:
+            come_s, action = self.offer(rank, kind, now_s)
+            if action and come_s <= now_s:
+                return self.unless(action, best_s, now_s)
+            best_s = min(best_s, come_s)
+        return self.unless(self.weights[rank][0], best_s, now_s) if self.weights[rank] else None
+
+    def unless(self, action: Action, better_s: float, now_s: float) -> Action | None:
+        """The action, unless it pays to wait for a better one."""
+        waits = better_s < now_s + self.policy.patience * self.takes_s[action.kind][action.stage]
+        return None if waits else action
+
+    def offer(self, rank: int, kind: str, now_s: float) -> tuple[float, Action | None]:
+        """The best-liked action of a kind that could begin now, else the first one known to come, and when."""
+        soonest: tuple[float, Action | None] = (math.inf, None)
+        for stage in self.liked[kind][rank]:
+            micro_batch, came_s = self.num_begun[kind][stage], self.came_s[kind][stage]
+            if micro_batch == len(came_s) or (kind == FORWARD and not self.has_room(rank, micro_batch)):
+                continue
+            if came_s[micro_batch] <= now_s:
+                return came_s[micro_batch], Action(stage, kind, micro_batch)
+            if came_s[micro_batch] < soonest[0]:
+                soonest = came_s[micro_batch], Action(stage, kind, micro_batch)
+        return soonest
+
+    def has_room(self, rank: int, micro_batch: int) -> bool:
+        begun = self.num_begun[FORWARD]
+        kept = sum(begun[stage] <= self.oldest for stage in self.stages[rank])  # for the oldest micro-batch
+        kept += micro_batch != self.oldest
+        is_alive, is_under_way = self.num_alive[rank] + kept, self.num_under_way[rank] + kept
+        return is_alive <= self.job.limits[rank] and is_under_way <= self.policy.caps[rank]
+
+    def do(self, rank: int, action: Action, now_s: float) -> None:
+        end_s = now_s + self.takes_s[action.kind][action.stage]
+        self.orders[rank].append(action)
+        self.free_s[rank] = end_s
+        heappush(self.wakes, (end_s, rank))
+        if action.kind == FORWARD:
+            self.forward(rank, action, end_s)
+        elif action.kind == INPUTS:
+            self.inputs(rank, action, end_s)
+        else:
+            self.weights[rank].popleft()
+            self.num_alive[rank] -= 1
+
+    def forward(self, rank: int, action: Action, end_s: float) -> None:
+        self.num_begun[FORWARD][action.stage] += 1
+        self.num_alive[rank] += 1
+        self.num_under_way[rank] += 1
+        if action.stage + 1 < len(self.job.home):
+            self.hand_over(FORWARD, action.stage, action.stage + 1, end_s)
+        else:
+            self.came_s[INPUTS][action.stage].append(end_s)
+            self.oldest = action.micro_batch + 1
+
+    def inputs(self, rank: int, action: Action, end_s: float) -> None:
+        self.num_begun[INPUTS][action.stage] += 1
+        self.num_under_way[rank] -= 1
+        self.weights[rank].append(action._replace(kind=WEIGHTS))
+        if action.stage:
+            self.hand_over(INPUTS, action.stage, action.stage - 1, end_s)
+
+    def hand_over(self, kind: str, stage: int, to: int, end_s: float) -> None:
+        """Give what a stage has made to its neighbour."""
+        home = self.job.home
+        come_s = end_s + (self.message_s[min(stage, to)] if home[stage] != home[to] else 0.0)
+        self.came_s[kind][to].append(come_s)
+        if home[stage] != home[to]:
+            heappush(self.wakes, (come_s, home[to]))

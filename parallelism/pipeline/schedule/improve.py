@@ -1,0 +1,109 @@
+"""A schedule made better by moving actions on its critical path.
+
+That path leads from the last action to end back to the start: each of its actions begins when the one before it has
+ended, by a message or on the same rank.  Only if two of them on one rank change places can the end come sooner.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action
+from parallelism.pipeline.schedule.greedy import SchedulingProblem
+from parallelism.pipeline.schedule.price import ActionGraph, SimulatedTimes, play
+
+DISTANCES = (1, 1, 1, 2, 3, 4, 6)  # over which an action is moved
+TOLERANCE = 0.02  # how much longer a schedule may take at first
+LEAST_GAIN = 1e-9  # of the time
+
+
+class TimedOrders(NamedTuple):
+    """Orders of numbered actions, backward passes in two parts, and how long they take."""
+
+    span_s: float
+    job: SchedulingProblem
+    orders: list[list[int]]
+
+
+def found(job: SchedulingProblem, orders: Iterable[Iterable[Action]]) -> TimedOrders:
+    """Backward passes come apart, after which no action ends later."""
+    numbered = [[job.rules.number(part) for action in order for part in parts(action)] for order in orders]
+    return TimedOrders(play(numbered, job.rules).span_s, job, numbered)
+
+
+def parts(action: Action) -> list[Action]:
+    return [action._replace(kind=kind) for kind in (INPUTS, WEIGHTS)] if action.kind == BACKWARD else [action]
+
+
+def improve(start: TimedOrders, draws: random.Random, work: int, least_s: float) -> TimedOrders:
+    """Move actions at random along the critical path, and keep what does not take longer.
+
+    At first it may take a little longer, less and less, to get away from where no single move helps.  Ends when `work`
+    actions have been played, or with a schedule that takes no longer than `least_s`.
+    """
+    best, now_s, orders = start, start.span_s, [*start.orders]
+    job, left, size = start.job, work, sum(map(len, orders))
+    pairs = critical(orders, play(orders, job.rules), job.rules)
+    while left > 0 and pairs and best.span_s > least_s:
+        rank, position = draws.choice(pairs)
+        before, orders[rank] = orders[rank], moved(orders[rank], position, draws)
+        played = played_if_legal(orders, rank, job)
+        left -= size if played else len(before)
+        if played and played.span_s <= now_s * (1 + TOLERANCE * max(0, left) / work * draws.random() ** 2):
+            now_s, pairs = played.span_s, critical(orders, played, job.rules)
+            if now_s < best.span_s:
+                best = TimedOrders(now_s, job, [*orders])
+        else:
+            orders[rank] = before
+    return best
+
+
+def moved(order: list[int], position: int, draws: random.Random) -> list[int]:
+    """An order in which the action at a position comes some earlier, or the one before it some later."""
+    distance, is_later = draws.choice(DISTANCES), draws.random() < 0.5
+    source = position - 1 if is_later else position
+    rest = order[:source] + order[source + 1 :]
+    dest = max(0, source + distance if is_later else source - distance)
+    return [*rest[:dest], order[source], *rest[dest:]]
+
+
+def played_if_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) -> SimulatedTimes | None:
+    """None where a rank's order has too much alive, or what an action needs comes after it."""
+    if not is_legal(orders[rank], job.num_micro_batches, job.limits[rank]):
+        return None
+    try:
+        return play(orders, job.rules)
+    except ValueError:
+        return None
+
+
+def is_legal(order: Sequence[int], num_micro_batches: int, limit: int) -> bool:
+    """Whether the activations alive keep the limit, and weights come after inputs."""
+    num_alive, begun = 0, set()
+    for action in order:
+        kind = KINDS[action // num_micro_batches % len(KINDS)]
+        num_alive += kind == FORWARD
+        if num_alive > limit or (kind == WEIGHTS and action - num_micro_batches not in begun):
+            return False
+        num_alive -= kind == WEIGHTS
+        begun.add(action)
+    return True
+
+
+def critical(orders: Sequence[Sequence[int]], played: SimulatedTimes, known: ActionGraph) -> list[tuple[int, int]]:
+    """Where on the critical path an action follows another of its rank: rank and position."""
+    at = {action: (rank, position) for rank, order in enumerate(orders) for position, action in enumerate(order)}
+    pairs = []
+    action = max(at, key=lambda action: played.begin_s[action] + known.takes_s[action])
+    while True:
+        rank, position = at[action]
+        previous = orders[rank][position - 1] if position else None
+        if previous is not None and played.begin_s[previous] + known.takes_s[previous] == played.begin_s[action]:
+            pairs.append((rank, position))
+            action = previous
+        elif (awaited := known.reads[action]) is not None:
+            action = awaited
+        else:
+            return pairs

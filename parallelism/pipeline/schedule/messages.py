@@ -1,0 +1,91 @@
+"""What a rank does for its actions: post receives ahead, take what has come, compute, send.
+
+Both the proof and the run follow this list.  A send is begun right after the action that makes what is sent, and not
+waited for before the end; a receive is posted some actions before the one that needs it, so that messages travel
+while ranks compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule
+
+AHEAD = 2  # receives that are posted before the one that is needed next
+
+
+class StageMessage(NamedTuple):
+    """What stage `stage` needs of its neighbour for a micro-batch: activations, or the gradients of its output."""
+
+    is_gradient: bool
+    stage: int
+    micro_batch: int
+    source: int  # rank
+    dest: int
+
+    def __str__(self) -> str:
+        what = "gradient" if self.is_gradient else "activation"
+        return f"{what} of micro-batch {self.micro_batch} for stage {self.stage}, rank {self.source} to {self.dest}"
+
+
+class PostRecv(NamedTuple):
+    """Make memory ready for a message, which may come from now on."""
+
+    message: StageMessage
+
+
+class WaitRecv(NamedTuple):
+    """Wait until a message has come."""
+
+    message: StageMessage
+
+
+class Compute(NamedTuple):
+    action: Action
+
+
+class StartSend(NamedTuple):
+    """Begin to send a message, which ends only when it is received."""
+
+    message: StageMessage
+
+
+Op = PostRecv | WaitRecv | Compute | StartSend
+
+
+def needed(schedule: Schedule, action: Action) -> StageMessage | None:
+    """The message that an action waits for, if another rank has what it needs."""
+    is_gradient = action.kind != FORWARD
+    neighbour = action.stage + (1 if is_gradient else -1)
+    if action.kind == WEIGHTS or neighbour not in schedule.home:
+        return None
+    source, dest = schedule.home[neighbour], schedule.home[action.stage]
+    return StageMessage(is_gradient, action.stage, action.micro_batch, source, dest) if source != dest else None
+
+
+def made(schedule: Schedule, action: Action) -> StageMessage | None:
+    """The message that an action's result goes out by, if another rank needs it."""
+    step = {FORWARD: 1, BACKWARD: -1, INPUTS: -1}.get(action.kind, 0)
+    neighbour = action.stage + step
+    if not step or neighbour not in schedule.home:
+        return None
+    source, dest = schedule.home[action.stage], schedule.home[neighbour]
+    return StageMessage(step < 0, neighbour, action.micro_batch, source, dest) if source != dest else None
+
+
+def program(schedule: Schedule, rank: int, ahead: int = AHEAD) -> Iterator[Op]:
+    """A rank's actions, and its messages between them."""
+    order = schedule.orders[rank]
+    awaited = [message for action in order if (message := needed(schedule, action))]
+    num_posted = num_taken = 0
+    for action in order:
+        if needed(schedule, action):
+            num_taken += 1
+            while num_posted < min(len(awaited), num_taken + ahead):
+                yield PostRecv(awaited[num_posted])
+                num_posted += 1
+            yield WaitRecv(awaited[num_taken - 1])
+        yield Compute(action)
+        if message := made(schedule, action):
+            yield StartSend(message)

@@ -1,0 +1,202 @@
+"""A schedule as the familiar grid: a lane for each rank, time to the right, a cell for each action.
+
+Cells are as wide as actions are long.  They are named `F3` where a rank has one stage, `6F3` where it has several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from collectives.schedule.draw import time_axis
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, parse
+from parallelism.pipeline.schedule.price import Span, Timeline
+
+COLORS = {FORWARD: "#3465b0", BACKWARD: "#2f8f5b", INPUTS: "#21918c", WEIGHTS: "#e08e2b"}
+LABELS = {FORWARD: "forward", BACKWARD: "backward", INPUTS: "backward, inputs", WEIGHTS: "backward, weights"}
+TERMINAL = {FORWARD: 44, BACKWARD: 42, INPUTS: 46, WEIGHTS: 43}  # backgrounds
+WAIT, WAIT_COLOR, OTHER_COLOR = "wait", "0.85", "#8a4fa3"  # measured spans, by the first word of what they are
+MOST_COLUMNS = 400
+NARROW, WIDEST, TALLEST = 8.0, 40.0, 40.0  # inches
+DIGIT = 0.08
+
+
+class ScheduleGrid(NamedTuple):
+    """What ranks do when."""
+
+    title: str
+    num_ranks: int
+    spans: Sequence[Span]
+
+    @property
+    def end_s(self) -> float:
+        return max((span.end_s for span in self.spans), default=0.0)
+
+
+def planned(timeline: Timeline) -> ScheduleGrid:
+    return ScheduleGrid(title(timeline), timeline.schedule.num_ranks, timeline.spans)
+
+
+def title(timeline: Timeline) -> str:
+    """What a schedule costs, on a line."""
+    _, unit, scale = time_axis(timeline.span_s)
+    return (
+        f"{timeline.schedule.name}: {timeline.span_s * scale:.4g} {unit}, bubble {timeline.bubble:.1%}, "
+        f"activations alive at most {alive(timeline.peaks)}"
+    )
+
+
+def alive(peaks: Sequence[int]) -> str:
+    """
+    >>> alive([4, 3, 2]), alive([4, 4, 4])
+    ('4 3 2', '4 on each rank')
+    """
+    return f"{peaks[0]} on each rank" if len(set(peaks)) == 1 else " ".join(map(str, peaks))
+
+
+def action_of(span: Span) -> Action | None:
+    """None for what is no action."""
+    try:
+        return parse(span.what)
+    except ValueError:
+        return None
+
+
+class DrawnAction(NamedTuple):
+    span: Span
+    action: Action
+    label: str
+    paleness: float  # from 0 for its rank's first stage to below 1
+
+
+def cells(grid: ScheduleGrid) -> list[DrawnAction]:
+    """The spans that are actions."""
+    actions = [(span, action) for span in grid.spans if (action := action_of(span))]
+    stages: dict[int, list[int]] = {}
+    for rank, stage in sorted({(span.rank, action.stage) for span, action in actions}):
+        stages.setdefault(rank, []).append(stage)
+    is_alone = all(len(own) == 1 for own in stages.values())
+    return [
+        DrawnAction(
+            span,
+            action,
+            f"{action.kind}{action.micro_batch}" if is_alone else str(action),
+            stages[span.rank].index(action.stage) / len(stages[span.rank]),
+        )
+        for span, action in actions
+    ]
+
+
+def text(grid: ScheduleGrid, columns: int = MOST_COLUMNS, colored: bool = False) -> str:
+    """The grid in letters: each action's name in as many columns as it is long, one letter if that is too narrow.
+
+    >>> from parallelism.pipeline.schedule.basic import one_f_one_b
+    >>> from parallelism.pipeline.schedule.price import price
+    >>> print(text(planned(price(one_f_one_b(2, 3)))))
+    1f1b: 12 s, bubble 25.0%, activations alive at most 2 1
+    rank 0  F0F1....B0--F2B1--..B2--
+    rank 1  ..F0B0--F1B1--F2B2--....
+    """
+    known = cells(grid)
+    margin = len(f"rank {grid.num_ranks - 1}  ")
+    ideal = max((len(cell.label) / length(cell.span) for cell in known if length(cell.span)), default=0.0)
+    scale = min(ideal, (columns - margin) / grid.end_s) if grid.end_s else 0.0
+    lanes = [
+        f"{f'rank {rank}':{margin}}{lane([c for c in known if c.span.rank == rank], grid.end_s, scale, colored)}"
+        for rank in range(grid.num_ranks)
+    ]
+    return "\n".join([grid.title, *lanes])
+
+
+def length(span: Span) -> float:
+    return span.end_s - span.begin_s
+
+
+def lane(row: Iterable[DrawnAction], end_s: float, scale: float, colored: bool) -> str:
+    """One rank's cells, in as many columns a second."""
+    made, at = "", 0
+    for cell in sorted(row, key=lambda cell: cell.span.begin_s):
+        begin, end = round(cell.span.begin_s * scale), round(cell.span.end_s * scale)
+        named = cell.label if len(cell.label) <= end - begin else cell.action.kind
+        made += "." * (begin - at) + paint(named[: end - begin], end - begin, cell.action, colored)
+        at = end
+    return made + "." * (round(end_s * scale) - at)
+
+
+def paint(word: str, width: int, action: Action, colored: bool) -> str:
+    """On its kind's color in a terminal, lighter for every other micro-batch, so that neighbours are told apart."""
+    if not colored or not width:
+        return word.ljust(width, "-")
+    light = action.micro_batch % 2
+    return f"\x1b[{30 if light else 97};{TERMINAL[action.kind] + 60 * light}m{word:{width}}\x1b[0m"
+
+
+def figure(grids: Sequence[ScheduleGrid]) -> Any:
+    """Grids one above the other, over the same time: a matplotlib figure."""
+    from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
+
+    end, unit, scale = time_axis(max(grid.end_s for grid in grids))
+    lanes = [0.4 * grid.num_ranks + 0.8 for grid in grids]
+    width = inches(grids)
+    drawn = Figure(figsize=(width, min(TALLEST, sum(lanes) + 0.5)), layout="constrained")
+    every = drawn.subplots(len(grids), squeeze=False, sharex=True, height_ratios=lanes).flat
+    for axes, grid in zip(every, grids, strict=True):
+        axes.set(title=grid.title, ylabel="rank", xlim=(0, end), ylim=(grid.num_ranks - 0.5, -0.5))
+        axes.yaxis.get_major_locator().set_params(integer=True)
+        draw(axes, grid, scale, width / end)
+    axes.set_xlabel(f"time ({unit})")
+    drawn.legend(*legend(drawn.axes), loc="outside lower center", ncols=6)
+    return drawn
+
+
+def inches(grids: Sequence[ScheduleGrid]) -> float:
+    """Wide enough for the number of a micro-batch in most actions, within reason."""
+    known = [cell for grid in grids for cell in cells(grid)]
+    lengths = sorted(length(cell.span) for cell in known)
+    if not lengths or not lengths[len(lengths) // 4]:
+        return NARROW
+    digits = max(len(str(cell.action.micro_batch)) for cell in known)
+    ideal = 1.4 * DIGIT * digits * max(grid.end_s for grid in grids) / lengths[len(lengths) // 4]
+    return min(WIDEST, max(NARROW, ideal))
+
+
+def legend(every: Iterable[Any]) -> tuple[list[Any], list[str]]:
+    """Handles and labels of several axes, each label once."""
+    known = {label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    return [*known.values()], [*known]
+
+
+def draw(axes: Any, grid: ScheduleGrid, scale: float, unit_inches: float) -> None:
+    """Bars on the ranks' lanes, with the number of the micro-batch in those that are wide enough."""
+    known = sorted(cells(grid), key=lambda cell: cell.paleness)  # the legend has the first one's color
+    for kind, label in LABELS.items():
+        some = [cell for cell in known if cell.action.kind == kind]
+        bars(axes, [cell.span for cell in some], scale, [pale(COLORS[kind], cell.paleness) for cell in some], label)
+    others = [span for span in grid.spans if not action_of(span)]
+    for word in dict.fromkeys(span.what.split()[0] for span in others):
+        some_others = [span for span in others if span.what.split()[0] == word]
+        if word == WAIT:
+            bars(axes, some_others, scale, WAIT_COLOR, word)
+        else:  # on the lane's lower edge, as it may go on at the same time as actions
+            bars(axes, some_others, scale, OTHER_COLOR, word, middle=0.4, height=0.15)
+    for cell in known:
+        number = str(cell.action.micro_batch)
+        if length(cell.span) * scale * unit_inches > DIGIT * len(number):
+            middle = (cell.span.begin_s + cell.span.end_s) / 2 * scale
+            color = "w" if cell.paleness < 0.5 else "k"
+            axes.text(middle, cell.span.rank, number, ha="center", va="center", size=8, color=color, in_layout=False)
+
+
+def bars(
+    axes: Any, spans: Sequence[Span], scale: float, color: Any, label: str, middle: float = 0.0, height: float = 0.8
+) -> None:
+    begins, widths = [span.begin_s * scale for span in spans], [length(span) * scale for span in spans]
+    ranks = [span.rank + middle for span in spans]
+    if spans:
+        axes.barh(ranks, widths, height, begins, color=color, edgecolor="w", lw=0.5, label=label)
+
+
+def pale(color: str, paleness: float) -> tuple[float, ...]:
+    from matplotlib.colors import to_rgb
+
+    return tuple(c + (1 - c) * 0.7 * paleness for c in to_rgb(color))

@@ -1,0 +1,205 @@
+"""The proof that a schedule trains: each micro-batch passes each stage once, and no rank waits for ever.
+
+All ranks' programs are run symbolically.  A rank holds results, not numbers; a send is begun, and completes only when
+it is received; a receive is posted without waiting.  A rank waits for nothing but messages, each with one sender and
+one receiver, so that what one run of the ranks achieves, every run does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+
+from parallelism.pipeline.schedule.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUTS,
+    KINDS,
+    WEIGHTS,
+    Action,
+    Schedule,
+    needs,
+    num_alive,
+    result,
+)
+from parallelism.pipeline.schedule.failure import ActionPosition, ProofError
+from parallelism.pipeline.schedule.messages import AHEAD, Compute, Op, PostRecv, StageMessage, StartSend, program
+
+Programs = Callable[[Schedule, int], Iterable[Op]]
+LEFT_OUT = {"F": BACKWARD, "FI": WEIGHTS, "FW": INPUTS}  # by the kinds that are there
+
+
+def prove(schedule: Schedule, programs: Programs = program) -> None:
+    """Hold a schedule to what every one must do, and to the activations that it states.
+
+    Raises: ProofError.
+    """
+    check_homes(schedule)
+    check_passes(schedule)
+    check_peaks(schedule)
+    SymbolicRun(schedule, programs).run()
+
+
+def check_homes(schedule: Schedule) -> None:
+    """Every rank has a stage, and every action is where most of its stage's are."""
+    home = homes(schedule)
+    if not schedule.orders:
+        raise ProofError(schedule, "it has no ranks")
+    for rank, order in enumerate(schedule.orders):
+        if not order:
+            raise ProofError(schedule, f"rank {rank} has no action", ActionPosition(rank, 0))
+        for index, action in enumerate(order):
+            if home[action.stage] != rank:
+                why = f"{action} is on rank {rank}, but stage {action.stage} belongs to rank {home[action.stage]}"
+                raise ProofError(schedule, why, ActionPosition(rank, index))
+
+
+def homes(schedule: Schedule) -> dict[int, int]:
+    """The rank of most of each stage's actions."""
+    counts = Counter((action.stage, rank) for rank, order in enumerate(schedule.orders) for action in order)
+    return {stage: rank for (stage, rank), _ in reversed(counts.most_common())}  # the last one stays
+
+
+def check_passes(schedule: Schedule) -> None:
+    """Each micro-batch passes each stage forward once and backward once, in one action or in two parts."""
+    places: dict[Action, ActionPosition] = {}
+    for rank, order in enumerate(schedule.orders):
+        for index, action in enumerate(order):
+            if action.kind not in KINDS or min(action.stage, action.micro_batch) < 0:
+                raise ProofError(schedule, f"{action} is no action", ActionPosition(rank, index))
+            if action in places:
+                raise ProofError(schedule, f"{action} is there twice", ActionPosition(rank, index))
+            places[action] = ActionPosition(rank, index)
+    for stage in range(schedule.num_stages):
+        for micro_batch in range(schedule.num_micro_batches):
+            there = "".join(kind for kind in KINDS if Action(stage, kind, micro_batch) in places)
+            if there not in ("FB", "FIW"):
+                raise incomplete(schedule, stage, micro_batch, there, places)
+
+
+def incomplete(
+    schedule: Schedule, stage: int, micro_batch: int, there: str, places: dict[Action, ActionPosition]
+) -> ProofError:
+    """A micro-batch does not pass a stage once: which action is too many or too few."""
+    whole, part = Action(stage, BACKWARD, micro_batch), Action(stage, there[-1:], micro_batch)
+    if whole in places and part.kind in (INPUTS, WEIGHTS):
+        return ProofError(schedule, f"{part} is a part of {whole}, which is there too", places[part])
+    missing = Action(stage, LEFT_OUT.get(there, FORWARD), micro_batch)
+    last_stage, last_micro_batch = schedule.num_stages - 1, schedule.num_micro_batches - 1
+    why = f"{missing} is missing, of stages 0 to {last_stage} and micro-batches 0 to {last_micro_batch}"
+    if stage not in schedule.home:
+        return ProofError(schedule, why, next(p for action, p in places.items() if action.stage == last_stage))
+    rank = schedule.home[stage]
+    return ProofError(schedule, why, ActionPosition(rank, len(schedule.orders[rank])))
+
+
+def check_peaks(schedule: Schedule) -> None:
+    """No rank ever has more activations alive than the schedule states."""
+    if len(schedule.peaks) != schedule.num_ranks:
+        raise ProofError(schedule, f"it states peaks of {len(schedule.peaks)} ranks, and has {schedule.num_ranks}")
+    for rank, (order, peak) in enumerate(zip(schedule.orders, schedule.peaks, strict=True)):
+        for index, alive in enumerate(num_alive(order)):
+            if alive > peak:
+                why = f"{order[index]} makes {alive} activations alive on rank {rank}, which states {peak}"
+                raise ProofError(schedule, why, ActionPosition(rank, index))
+
+
+class SymbolicRun:
+    """All ranks' programs, each going on until it waits for a message that nobody has begun to send."""
+
+    def __init__(self, schedule: Schedule, programs: Programs) -> None:
+        self.schedule = schedule
+        self.programs = [iter(programs(schedule, rank)) for rank in range(schedule.num_ranks)]
+        self.num_done = [0] * schedule.num_ranks  # actions
+        self.results: list[set[Action]] = [set() for _ in self.programs]  # that a rank holds
+        self.num_open = [0] * schedule.num_ranks  # receives posted, but not taken
+        self.posted: set[StageMessage] = set()
+        self.sent: set[StageMessage] = set()
+        self.taken: set[StageMessage] = set()
+        self.waiting: dict[int, StageMessage] = {}
+        self.ready = deque(range(schedule.num_ranks))
+
+    def run(self) -> None:
+        while self.ready:
+            self.advance(self.ready.popleft())
+        if self.waiting:
+            raise self.deadlock()
+        for rank, order in enumerate(self.schedule.orders):
+            if self.num_done[rank] < len(order):
+                raise self.failure(rank, "the program ends here")
+        for message in (self.sent | self.posted) - self.taken:
+            raise self.failure(message.dest, f"the {message} is never taken")
+
+    def advance(self, rank: int) -> None:
+        for op in self.programs[rank]:
+            if isinstance(op, Compute):
+                self.compute(rank, op.action)
+            elif isinstance(op, PostRecv):
+                self.post(rank, op.message)
+            elif isinstance(op, StartSend):
+                self.put(rank, op.message)
+            elif op.message in self.sent:
+                self.take(rank, op.message)
+            else:
+                self.waiting[rank] = op.message
+                return
+
+    def compute(self, rank: int, action: Action) -> None:
+        order, at = self.schedule.orders[rank], self.num_done[rank]
+        if order[at : at + 1] != (action,):
+            raise self.failure(rank, f"the program has {action} here")
+        for need in needs(action, self.schedule.num_stages):
+            if need not in self.results[rank]:
+                raise self.failure(rank, f"{action} needs {self.named(need)}, which has not been done")
+        self.num_done[rank] += 1
+        self.results[rank].add(result(action))
+
+    def post(self, rank: int, message: StageMessage) -> None:
+        self.num_open[rank] += 1
+        if message.dest != rank or message in self.posted:
+            raise self.failure(rank, f"the {message} is posted out of turn")
+        if self.num_open[rank] > AHEAD + 1:
+            raise self.failure(rank, f"{self.num_open[rank]} receives are posted at once")
+        self.posted.add(message)
+
+    def put(self, rank: int, message: StageMessage) -> None:
+        if message.source != rank or message in self.sent or content(message) not in self.results[rank]:
+            raise self.failure(rank, f"the {message} is sent out of turn")
+        self.sent.add(message)
+        if self.waiting.get(message.dest) == message:
+            del self.waiting[message.dest]
+            self.take(message.dest, message)
+            self.ready.append(message.dest)
+
+    def take(self, rank: int, message: StageMessage) -> None:
+        if message.dest != rank or message not in self.posted or message in self.taken:
+            raise self.failure(rank, f"the {message} is taken out of turn")
+        self.taken.add(message)
+        self.num_open[rank] -= 1
+        self.results[rank].add(content(message))
+
+    def failure(self, rank: int, why: str) -> ProofError:
+        return ProofError(self.schedule, f"{why} on rank {rank}", ActionPosition(rank, self.num_done[rank]))
+
+    def named(self, need: Action) -> Action:
+        """The action of this schedule that gives a result."""
+        whole = need._replace(kind=BACKWARD)
+        return whole if need.kind == INPUTS and any(whole in order for order in self.schedule.orders) else need
+
+    def deadlock(self) -> ProofError:
+        """Ranks that wait for each other in a circle, or for one that has ended."""
+        rank, circle = next(iter(self.waiting)), []
+        while rank in self.waiting and rank not in circle:
+            circle.append(rank)
+            rank = self.waiting[rank].source
+        circle = circle[circle.index(rank) :] if rank in circle else circle[-1:]
+        places = [ActionPosition(r, self.num_done[r]) for r in circle]
+        waits = [f"{self.schedule.orders[r][i]} of rank {r} waits for the {self.waiting[r]}" for r, i in places]
+        return ProofError(self.schedule, "; ".join(waits), *places)
+
+
+def content(message: StageMessage) -> Action:
+    """The result that a message carries."""
+    if message.is_gradient:
+        return Action(message.stage + 1, INPUTS, message.micro_batch)
+    return Action(message.stage - 1, FORWARD, message.micro_batch)

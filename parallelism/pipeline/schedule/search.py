@@ -1,0 +1,179 @@
+"""A schedule for measured costs and a memory limit, at least as good as every known one.
+
+The known schedules that fit the limit, and ones made by many policies (see `greedy`), are played; the best of them are
+then improved by moving actions that nothing but their rank's order holds up.  The same arguments give the same
+schedule on every machine: the search ends after so much work, not after so much time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, chain
+from operator import add, attrgetter
+
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule, count_peaks
+from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, policies
+from parallelism.pipeline.schedule.improve import LEAST_GAIN, TimedOrders, found, improve
+from parallelism.pipeline.schedule.price import Costs, play, price
+from parallelism.pipeline.schedule.proof import prove
+from parallelism.pipeline.schedule.zero_bubble import in_turn
+
+WORK = 3_000_000  # actions to play; at most about 2 s
+GREEDY_WORK = 10  # what a policy's action costs, in those
+NUM_IMPROVED = 3
+
+
+def search(
+    num_ranks: int,
+    num_micro_batches: int,
+    virtual_stages: int,
+    costs: Costs,
+    limit: int | Sequence[int] | None = None,
+    *,
+    seed: int = 0,
+    work: int = WORK,
+) -> Schedule:
+    """The best schedule found with at most `limit` activations alive on each rank: one number, or one for each.
+
+    Raises: ValueError for a limit that no schedule keeps, with one that some do.
+    """
+    limits = limits_of(limit, num_ranks, num_micro_batches, virtual_stages)
+    jobs = [SchedulingProblem(home, num_micro_batches, costs, limits) for home in placements(num_ranks, virtual_stages)]
+    least_s = (1 + LEAST_GAIN) * min(map(bound_s, jobs))
+    fitting = [each for each in known(num_ranks, num_micro_batches, virtual_stages) if keeps(each, limits)]
+    begun = (found(replace(jobs[0], home=home_of(schedule)), schedule.orders) for schedule in fitting)
+    draws = random.Random(seed)
+    starts = sorted(until(least_s, chain(begun, by_policy(jobs, draws, work // 2))), key=span_s)
+    shares = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
+    best = chosen([*fitting, finished(min(shares, key=span_s))], costs)
+    prove(best)
+    return best
+
+
+def until(least_s: float, each: Iterable[TimedOrders]) -> Iterator[TimedOrders]:
+    """Up to one that cannot be improved."""
+    for made in each:
+        yield made
+        if made.span_s <= least_s:
+            return
+
+
+def chosen(schedules: Sequence[Schedule], costs: Costs) -> Schedule:
+    """Of those that take least, the one with least alive; the first of several."""
+    times_s = [price(each, costs).span_s for each in schedules]
+    best = [each for each, s in zip(schedules, times_s, strict=True) if s <= (1 + LEAST_GAIN) * min(times_s)]
+    return min(best, key=lambda each: sum(each.peaks))
+
+
+span_s = attrgetter("span_s")
+
+
+def home_of(schedule: Schedule) -> tuple[int, ...]:
+    return tuple(schedule.home[stage] for stage in range(schedule.num_stages))
+
+
+def limits_of(
+    limit: int | Sequence[int] | None, num_ranks: int, num_micro_batches: int, virtual_stages: int
+) -> tuple[int, ...]:
+    """A limit for each rank; without one, room for everything."""
+    if min(num_ranks, num_micro_batches, virtual_stages) < 1:
+        counts = f"{num_ranks} ranks, {num_micro_batches} micro-batches and {virtual_stages} stages a rank"
+        raise ValueError(f"a pipeline of {counts}: use 1 or more of each")
+    most = num_micro_batches * virtual_stages
+    limits = [most if limit is None else limit] * num_ranks if limit is None or isinstance(limit, int) else [*limit]
+    if len(limits) != num_ranks:
+        raise ValueError(f"{len(limits)} limits for {num_ranks} ranks: pass one, or {num_ranks}")
+    if min(limits) < virtual_stages:
+        raise ValueError(
+            f"a limit of {min(limits)} activations: a rank has one alive for each of its stages, "
+            f"use {virtual_stages} or more"
+        )
+    return tuple(limits)
+
+
+def placements(num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
+    """The rank of each stage: in a row, dealt round the ranks, and to and fro.
+
+    >>> placements(2, 2)
+    [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0)]
+    """
+    stages = range(num_ranks * virtual_stages)
+    row = tuple(stage // virtual_stages for stage in stages)
+    looped = tuple(stage % num_ranks for stage in stages)
+    zigzag = tuple(r if s // num_ranks % 2 == 0 else num_ranks - 1 - r for s, r in enumerate(looped))
+    return list(dict.fromkeys([row, looped, zigzag]))
+
+
+def known(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Iterator[Schedule]:
+    """Every schedule of the registry; one made for a single stage a rank does a rank's stages in a row."""
+    for name, row in registry.REGISTRY.items():
+        if row.fits(virtual_stages):
+            yield registry.make(name, num_ranks, num_micro_batches, virtual_stages)
+        elif row.fits(1):
+            yield finer(registry.make(name, num_ranks, num_micro_batches, 1), virtual_stages)
+
+
+def finer(schedule: Schedule, parts: int) -> Schedule:
+    """The same with each stage cut into parts."""
+
+    def cut(action: Action) -> list[Action]:
+        stages = range(action.stage * parts, (action.stage + 1) * parts)
+        return [action._replace(stage=stage) for stage in (stages if action.kind == FORWARD else stages[::-1])]
+
+    orders = tuple(tuple(chain.from_iterable(map(cut, order))) for order in schedule.orders)
+    return Schedule(schedule.name, orders, count_peaks(orders))
+
+
+def keeps(schedule: Schedule, limits: Sequence[int]) -> bool:
+    return all(peak <= limit for peak, limit in zip(schedule.peaks, limits, strict=True))
+
+
+def by_policy(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int) -> Iterator[TimedOrders]:
+    """What some policies make of the jobs; all of them, if there is so much work to do."""
+    each = [(job, policy) for job in jobs for policy in policies(job)]
+    draws.shuffle(each)
+    size = 3 * len(jobs[0].home) * jobs[0].num_micro_batches
+    for job, policy in each[: max(1, work // (GREEDY_WORK * size))]:
+        yield found(job, Greedy(job, policy).run())
+
+
+def bound_s(job: SchedulingProblem) -> float:
+    """No schedule takes less: a rank's work after its first message has come, or a micro-batch's way there and back."""
+    num_stages, home = len(job.home), job.home
+    takes_s, message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)
+    sent_s = [second * (home[stage] != home[stage + 1]) for stage, second in enumerate(message_s)]
+    comes_s = [0.0, *accumulate(map(add, takes_s[FORWARD], sent_s))]
+    each_s = [takes_s[FORWARD][stage] + takes_s[BACKWARD][stage] for stage in range(num_stages)]
+    busy_s = [
+        comes_s[own[0]] + job.num_micro_batches * sum(each_s[stage] for stage in own)
+        for own in map(job.stages, range(job.num_ranks))
+    ]
+    return max(*busy_s, sum(takes_s[FORWARD]) + sum(takes_s[INPUTS]) + 2 * sum(sent_s) + takes_s[WEIGHTS][0])
+
+
+def finished(best: TimedOrders) -> Schedule:
+    """With micro-batches in turn, as moves may leave them out of it, and whole backward passes where they do as well.
+
+    Neither makes the end later.
+    """
+    action, count = best.job.rules.action, best.job.num_micro_batches
+    orders = tuple(in_turn((action(number)[:2] for number in order), count) for order in best.orders)
+    for stage in range(len(best.job.home)):
+        whole = tuple(tuple(joined(order, stage)) for order in orders)
+        numbers = [list(map(best.job.rules.number, order)) for order in whole]
+        orders = whole if play(numbers, best.job.rules).span_s <= (1 + LEAST_GAIN) * best.span_s else orders
+    return Schedule("searched", orders, count_peaks(orders))
+
+
+def joined(order: Sequence[Action], stage: int) -> Iterator[Action]:
+    """One action for two that are a stage's backward pass in parts, the one right after the other."""
+    left = iter(zip(order, [*order[1:], None], strict=True))
+    for action, following in left:
+        if action.stage == stage and action.kind == INPUTS and following == action._replace(kind=WEIGHTS):
+            next(left)
+            yield action._replace(kind=BACKWARD)
+        else:
+            yield action

@@ -1,0 +1,70 @@
+"""Zero-bubble schedules: the weights' part of a backward pass fills the time in which a rank would wait.
+
+Only the inputs' part is waited for by the stage before.  Bubbles are stated for parts that take as long as a forward
+pass; an activation is alive until its weights' part ends.
+
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241: section 2.1 (ZB-H1), section 6 (ZB-V).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import count
+
+from parallelism.pipeline.schedule.actions import FORWARD, INPUTS, WEIGHTS, Action, Order, Schedule
+
+Step = tuple[int, str]  # stage and kind, of a micro-batch that is its turn
+
+
+def zb_h1(num_ranks: int, num_micro_batches: int) -> Schedule:
+    """1F1B, the weights' parts falling so far behind that every rank has as much alive as the first.
+
+    Bubble p-1 forward passes, a third of 1F1B's, if m >= p; at most p activations alive.
+    """
+    orders = [h1_order(rank, num_ranks, num_micro_batches) for rank in range(num_ranks)]
+    return Schedule("zb_h1", tuple(orders), (min(num_ranks, num_micro_batches),) * num_ranks)
+
+
+def h1_order(rank: int, num_ranks: int, num_micro_batches: int) -> Order:
+    """Rank r's weights' parts are r micro-batches behind those of the inputs."""
+    forward, inputs, weights = ((rank, kind) for kind in (FORWARD, INPUTS, WEIGHTS))
+    steps = [forward] * (num_ranks - rank)
+    for micro_batch in range(num_micro_batches):
+        steps += [inputs, weights, forward] if micro_batch >= rank else [inputs, forward]
+    return in_turn([*steps, *[weights] * rank], num_micro_batches)
+
+
+def zb_v(num_ranks: int, num_micro_batches: int) -> Schedule:
+    """Two stages a rank in a V, r and 2p-1-r, so that a micro-batch turns round on the last rank without a message.
+
+    No bubble but the p-1 passes before the first micro-batch has reached all ranks and after the last, if m >= 2p-1;
+    2p activations alive on every rank, of stages half the size of 1F1B's.  Fewer micro-batches keep the order of 2p-1.
+    """
+    orders = [v_order(rank, num_ranks, num_micro_batches) for rank in range(num_ranks)]
+    peaks = [
+        min(2 * num_ranks - rank - 1, num_micro_batches) + min(rank + 1, num_micro_batches) for rank in range(num_ranks)
+    ]
+    return Schedule("zb_v", tuple(orders), tuple(peaks))
+
+
+def v_order(rank: int, num_ranks: int, num_micro_batches: int) -> Order:
+    """Rank r begins with 2p-1-r forward passes of its first stage, the last r by turns with its second's."""
+    num_steady = max(num_micro_batches, 2 * num_ranks - 1) - num_ranks
+    to_last = num_ranks - rank
+    down, up = ({kind: (stage, kind) for kind in "FIW"} for stage in (rank, 2 * num_ranks - 1 - rank))
+    steps = [down["F"]] * (2 * to_last - 1)
+    steps += [up["F"], down["F"]] * rank
+    steps += [up["F"], up["I"], up["W"]] * to_last
+    steps += [down["F"], down["I"], down["W"], up["F"], up["I"], up["W"]] * num_steady
+    steps += [down["I"], up["I"]] * rank
+    steps += [down["I"], down["W"]] * to_last
+    steps += [up["W"]] * rank + [down["W"]] * rank
+    return in_turn(steps, num_micro_batches)
+
+
+def in_turn(steps: Iterable[Step], num_micro_batches: int) -> Order:
+    """Each step with the micro-batch whose turn it is; without those of micro-batches that are too many."""
+    turns: dict[Step, count[int]] = defaultdict(count)
+    actions = [Action(*step, next(turns[step])) for step in steps]
+    return tuple(action for action in actions if action.micro_batch < num_micro_batches)

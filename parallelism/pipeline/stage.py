@@ -1,0 +1,204 @@
+"""Stages of a pipeline, cut from a model: forward, and backward whole or in two parts, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from models.gpt import GPT
+from parallelism.buffers.transfer import to_device
+from parallelism.flops import block_flops, head_flops
+from parallelism.pipeline.deferred import WeightGradients, deferring
+
+EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
+HEAD = ("transformer.ln_f", "lm_head", "loss")
+
+
+class Batch(NamedTuple):
+    """A micro-batch, as every stage has it.
+
+    Shapes: tokens, targets and documents (batch, seq), positions (seq) or (batch, seq), samples (batch).
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+    samples: Tensor | None = None
+
+    def to(self, device: str) -> Batch:
+        """On a device, to where it may still be on its way while this process goes on."""
+        return Batch(*(None if part is None else to_device(part, device) for part in self))  # type: ignore[arg-type]
+
+
+class Layer(NamedTuple):
+    """What a pipeline cannot cut: the names of the modules it owns, and what they make of the layer before it."""
+
+    name: str
+    modules: tuple[str, ...]
+    run: Callable[[Tensor | None, Batch], Tensor]
+    cost: float
+
+
+def joined(first: Layer, second: Layer) -> Layer:
+    return Layer(
+        f"{first.name}, {second.name}",
+        first.modules + second.modules,
+        lambda x, batch: second.run(first.run(x, batch), batch),
+        first.cost + second.cost,
+    )
+
+
+def gpt2_layers(model: GPT) -> list[Layer]:
+    """One for each block of a GPT, plain or divided, the first with the embeddings, and one of the head and the loss.
+
+    Costs are counted: floating-point operations of one token's forward pass.
+    """
+    config = model.config
+
+    def embed(x: Tensor | None, batch: Batch) -> Tensor:
+        return model.transformer.embed(batch.tokens, batch.positions)
+
+    def block(number: int) -> Layer:
+        name = f"transformer.h.{number}"
+        return Layer(
+            f"block {number}",
+            (name,),
+            lambda x, batch: model.get_submodule(name)(x, batch.documents),
+            block_flops(config),
+        )
+
+    def head(x: Tensor | None, batch: Batch) -> Tensor:
+        return model.loss(model.lm_head(model.transformer.ln_f(x)), batch.targets)
+
+    layers = [block(number) for number in range(config.n_layer)]
+    layers[0] = joined(Layer("embedding", EMBEDDING, embed, 0), layers[0])
+    return [*layers, Layer("head", HEAD, head, head_flops(config))]
+
+
+class Absent(nn.Module):
+    """Takes the place of a module that another stage has."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"{self.name} is of another stage, on another rank")
+
+
+def nothing(_: Any) -> None:
+    pass
+
+
+def cut(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    stages: Mapping[int, range],
+    prepare: Callable[[Batch], None] = nothing,
+    splits: bool = False,
+    appeared: Callable[[Tensor], None] = nothing,
+) -> dict[int, Stage]:
+    """The stages of this rank, by their numbers: `stages` says which layers each has.  Modules of others go.
+
+    Parameters keep their names.  A parameter that modules share stays one where all of them are here.  `prepare` is
+    called before each forward pass.  With `splits`, backward passes may be done in two parts; `appeared` is called with
+    each weight whose gradient may be put off, once it is computed.
+    """
+    kept = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
+    for name in (name for layer in layers for name in layer.modules if name not in kept):
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, Absent(name))
+    return {
+        number: Stage(reduce(joined, layers[part.start : part.stop]), prepare, splits, appeared)
+        for number, part in stages.items()
+    }
+
+
+class SavedForBackward(NamedTuple):
+    """What a stage keeps of a micro-batch until the end of its backward pass.
+
+    That is its input, if it isn't the first, where the graph of its output ends, if any of it is trained, and what is
+    put off.
+    """
+
+    x: Tensor | None
+    end: GradientEdge | None
+    later: WeightGradients | None
+
+
+class Stage:
+    """Some layers of a model.  Gradients accumulate in the parameters' `grad`.
+
+    With `splits`, a backward pass may be done in two parts; `appeared` is as of `cut`.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        prepare: Callable[[Batch], None] = nothing,
+        splits: bool = False,
+        appeared: Callable[[Tensor], None] = nothing,
+    ):
+        self.layer, self.prepare, self.splits, self.appeared = layer, prepare, splits, appeared
+        self._alive: dict[int, SavedForBackward] = {}
+
+    @property
+    def num_alive(self) -> int:
+        """Micro-batches whose activations are kept."""
+        return len(self._alive)
+
+    def forward(self, micro_batch: int, x: Tensor | None, batch: Batch) -> Tensor:
+        """The output for the next stage; of the last one the loss, a scalar.  The first stage's x is None."""
+        self.prepare(batch)
+        needs_gradient = torch.is_grad_enabled()
+        later = WeightGradients(self.appeared) if self.splits and needs_gradient else None
+        if x is not None:
+            x = x.detach().requires_grad_(needs_gradient)
+        with deferring(later):
+            y = self.layer.run(x, batch)
+        if needs_gradient:
+            end = get_gradient_edge(y) if y.requires_grad else None
+            self._alive[micro_batch] = SavedForBackward(x, end, later)  # not y, whose memory may go
+        return y.detach()
+
+    def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
+        """The gradient of the input, given that of the output; of the last stage's, the weight of the loss."""
+        kept = self._alive.pop(micro_batch)
+        if kept.later:
+            kept.later.at_once = True
+        return backward(kept, gradient)
+
+    def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
+        """As `backward`, but the gradients of linear layers' weights are left to `backward_weights`."""
+        kept = self._alive[micro_batch]
+        assert kept.later, "the stage was cut without splits=True"
+        self._alive[micro_batch] = SavedForBackward(None, None, kept.later)
+        return backward(kept, gradient)
+
+    def backward_weights(self, micro_batch: int) -> None:
+        later = self._alive.pop(micro_batch).later
+        assert later
+        later.add()
+
+
+def backward(kept: SavedForBackward, gradient: Tensor) -> Tensor | None:
+    if kept.end is not None:
+        torch.autograd.backward((kept.end,), (gradient,))
+    return None if kept.x is None else kept.x.grad
+
+
+def loss_weights(
+    batches: Sequence[Batch], ignored: int, sum_up: Callable[[Tensor], Tensor] = torch.clone
+) -> list[float]:
+    """What each micro-batch's loss counts in that of all: as many as its targets are, of those that aren't `ignored`.
+
+    Where ranks share sequences, `sum_up` adds up the numbers of all.
+    """
+    counts = sum_up(torch.stack([(batch.targets != ignored).sum() for batch in batches])).tolist()
+    return [count / max(1, sum(counts)) for count in counts]

@@ -1,0 +1,196 @@
+"""A timeline of a step as it happened: as a trace that Perfetto and Chrome open, and as a picture beside the plan.
+
+Ranks record spans by `time.perf_counter`, as `Pipeline.spans` does; rank 0 gathers them.  The clocks of hosts count
+from different moments: how far they are apart is taken from the quickest of several messages there and back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from collectives.schedule.draw import save, time_axis
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, needs, result
+from parallelism.pipeline.schedule.picture import LABELS, WAIT, ScheduleGrid, action_of, figure, length, planned
+from parallelism.pipeline.schedule.price import Costs, Span, Timeline
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+ROUNDS = 20  # there and back
+PASSES, REST = "passes", "all-reduce"  # a rank's lanes in a trace; what goes on under its passes has its own
+
+
+def gather(comm: Communicator, spans: Sequence[Span]) -> list[Span]:
+    """All ranks' spans, on rank 0, by its clock and from the first one's begin; nothing on others.  Collective."""
+    ahead_s = clocks_ahead_s(comm)
+    mine = np.frombuffer(json.dumps(spans).encode(), np.uint8)
+    counts = np.zeros(comm.size, np.int64)
+    counts[comm.rank] = mine.size
+    comm.all_reduce(counts)
+    gathered = comm.gather(mine.copy(), counts=counts.tolist())
+    if comm.rank:
+        return []
+    texts = np.split(gathered, np.cumsum(counts)[:-1])
+    known = [[Span(*span) for span in json.loads(text.tobytes())] for text in texts]
+    begin_s = min((span.begin_s - ahead for own, ahead in zip(known, ahead_s, strict=True) for span in own), default=0)
+    return [
+        span._replace(begin_s=span.begin_s - ahead - begin_s, end_s=span.end_s - ahead - begin_s)
+        for own, ahead in zip(known, ahead_s, strict=True)
+        for span in own
+    ]
+
+
+def clocks_ahead_s(comm: Communicator) -> list[float]:
+    """By how much each rank's clock is ahead of rank 0's: on rank 0; zeros on others.  Collective.
+
+    Ranks of one host have one clock.
+    """
+    hosts = comm.host_names()
+    first = [hosts.index(host) for host in hosts]
+    ahead_s = {rank: clock_ahead_s(comm, rank) if rank else 0.0 for rank in dict.fromkeys(first)}
+    return [ahead_s[rank] for rank in first]
+
+
+def clock_ahead_s(comm: Communicator, rank: int) -> float:
+    """By how much one rank's clock is ahead of rank 0's, on rank 0."""
+    theirs, trips = np.zeros(1), []
+    for _ in range(ROUNDS):
+        begin_s = time.perf_counter()
+        if comm.rank == 0:
+            comm.send(theirs, rank)
+            comm.recv(theirs, rank)
+            end_s = time.perf_counter()
+            trips.append((end_s - begin_s, float(theirs[0]) - (begin_s + end_s) / 2))
+        elif comm.rank == rank:
+            comm.recv(theirs, 0)
+            theirs[0] = time.perf_counter()
+            comm.send(theirs, 0)
+    return min(trips)[1] if trips else 0.0
+
+
+class CompletedAction(NamedTuple):
+    """An action, when it was done, and what its rank did before."""
+
+    action: Action
+    span: Span
+    before: Span | None
+
+
+def done(spans: Sequence[Span]) -> dict[Action, CompletedAction]:
+    """The actions of a step, by what others need of them."""
+    ranked = sorted((span for span in spans if action_of(span)), key=lambda span: (span.rank, span.begin_s))
+    known = {}
+    for before, span in pairwise([None, *ranked]):
+        assert span
+        action = action_of(span)
+        assert action
+        known[result(action)] = CompletedAction(action, span, before if before and before.rank == span.rank else None)
+    return known
+
+
+def messages(spans: Sequence[Span]) -> Iterator[tuple[CompletedAction, CompletedAction]]:
+    """What is sent from rank to rank: the action that makes it, and the one that needs it."""
+    known = done(spans)
+    num_stages = 1 + max((action.stage for action in known), default=-1)
+    for reader in known.values():
+        for need in needs(reader.action, num_stages):
+            maker = known.get(need)
+            if maker and maker.span.rank != reader.span.rank:
+                yield maker, reader
+
+
+def measured(spans: Sequence[Span]) -> Costs:
+    """What a step's actions and messages took: medians of each stage, and of each pair of stages in a row.
+
+    Of messages those count that were waited for.  Where all backward passes are whole, all is in `inputs`.
+    """
+    known = done(spans).values()
+    stages = range(1 + max((each.action.stage for each in known), default=-1))
+
+    def typical(stage: int, kind: str) -> float:
+        times = [length(each.span) for each in known if each.action.stage == stage and each.action.kind == kind]
+        return median(times) if times else 0.0
+
+    travels: dict[int, list[float]] = {pair: [] for pair in stages[:-1]}
+    for maker, reader in messages(spans):
+        if reader.before is None or reader.before.end_s <= maker.span.end_s:
+            pair = min(maker.action.stage, reader.action.stage)
+            travels[pair].append(max(0.0, reader.span.begin_s - maker.span.end_s))
+    return Costs(
+        [typical(stage, FORWARD) for stage in stages],
+        [typical(stage, INPUTS) or typical(stage, BACKWARD) for stage in stages],
+        [typical(stage, WEIGHTS) for stage in stages],
+        [median(times) if times else 0.0 for times in travels.values()],
+    )
+
+
+def happened(name: str, num_ranks: int, spans: Sequence[Span]) -> ScheduleGrid:
+    """As a picture has it; its bubble is the time in which ranks did no action."""
+    grid = ScheduleGrid(name, num_ranks, spans)
+    _, unit, scale = time_axis(grid.end_s)
+    busy_s = sum(length(span) for span in spans if action_of(span))
+    bubble = 1 - busy_s / (num_ranks * grid.end_s) if grid.end_s else 0.0
+    return grid._replace(title=f"{name}, as it happened: {grid.end_s * scale:.4g} {unit}, bubble {bubble:.1%}")
+
+
+def save_picture(path: str, timeline: Timeline, spans: Sequence[Span]) -> None:
+    """Draw a step as it was predicted and as it happened, over the same time, as PNG."""
+    schedule = timeline.schedule
+    save(figure([planned(timeline), happened(schedule.name, schedule.num_ranks, spans)]), path)
+
+
+def save_trace(path: str, spans: Sequence[Span]) -> None:
+    """Write spans in Chrome's trace event format, in one go: a process for each rank, an arrow for each message."""
+    part = Path(f"{path}.part")
+    part.write_text(
+        json.dumps({"traceEvents": [*names(spans), *events(spans), *arrows(spans)], "displayTimeUnit": "ms"})
+    )
+    os.replace(part, path)
+
+
+def names(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+    for rank in sorted({span.rank for span in spans}):
+        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+    for rank, lane in sorted({(span.rank, lane_of(span)) for span in spans}):
+        named = {"name": (PASSES, REST)[lane]}
+        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": named}
+
+
+def lane_of(span: Span) -> int:
+    """Actions, and waits between them, are on one lane; on another what may go on at the same time."""
+    return 0 if action_of(span) or span.what.split()[0] == WAIT else 1
+
+
+def events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+    """Spans, in microseconds."""
+    for span in spans:
+        action = action_of(span)
+        yield {
+            "ph": "X",
+            "name": span.what,
+            "cat": LABELS[action.kind] if action else span.what.split()[0],
+            "pid": span.rank,
+            "tid": lane_of(span),
+            "ts": 1e6 * span.begin_s,
+            "dur": 1e6 * length(span),
+            "args": {"stage": action.stage, "micro-batch": action.micro_batch} if action else {},
+        }
+
+
+def arrows(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+    """From the middle of an action, as an arrow must begin within one, to the begin of that which needs its result."""
+    for number, (maker, reader) in enumerate(messages(spans)):
+        common = {"name": "message", "cat": "message", "id": number, "tid": 0}
+        middle_s = (maker.span.begin_s + maker.span.end_s) / 2
+        yield {"ph": "s", "pid": maker.span.rank, "ts": 1e6 * middle_s, **common}
+        yield {"ph": "f", "bp": "e", "pid": reader.span.rank, "ts": 1e6 * reader.span.begin_s, **common}

@@ -1,0 +1,202 @@
+"""Sequence parallelism: each rank has some tokens of every sequence, and they meet in attention only.
+
+`ring`: keys and values travel round (ring_attention.py).  `ulysses`: an all-to-all gives each rank all tokens of some
+heads, another one takes them back.  `hybrid`: groups of ranks exchange heads, and rings go through the groups.
+
+Source: as of ring_attention; Jacobs et al., "DeepSpeed Ulysses", 2023, arXiv 2309.14509; Fang and Zhao, "USP: A Unified
+Sequence Parallelism Approach", 2024, arXiv 2405.07719 (both together).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from parallelism.buffers import autograd
+from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.buffers.transfer import to_device
+from parallelism.numerics.dropout import Dropout
+from parallelism.sequence.partial_attention import like_heads, mask_of, wide
+from parallelism.sequence.ring_attention import GlobalTokens, Ring, RingFunction
+from parallelism.sequence.tokens import TokenShards
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+MODES = ("ring", "ulysses", "hybrid")
+HEADS, SEQ = 1, 2  # dims of q, k and v
+
+
+class SequenceParallel:
+    """The ranks of `comm`, which share sequences; `shares(length)` says who has which tokens.
+
+    In hybrid mode, groups of `head_ranks` consecutive ranks exchange heads.  Collective.
+
+    Raises: InputError on every rank for an unknown mode or order, or a group that does not divide the ranks.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        mode: str = "ring",
+        order: str = "zigzag",
+        causal: bool = True,
+        head_ranks: int | None = None,
+    ):
+        with comm.agreed("SequenceParallel"):
+            parts = shares_of(0, comm.size, mode, order, head_ranks).parts
+        self.all = TensorCollectives(comm)
+        heads, ring = comm.split(comm.rank // parts), comm.split(comm.rank % parts)
+        assert heads is not None
+        assert ring is not None
+        self.heads, self.ring = TensorCollectives(heads), Ring(TensorCollectives(ring), order, causal)
+
+    def __str__(self) -> str:
+        parts = self.heads.size
+        in_groups = f" in groups of {parts}, {self.ring.order} rings of {self.ring.members.size}"
+        return f"head exchange{in_groups}" if parts > 1 else f"{self.ring.order} ring attention"
+
+    def shares(self, length: int) -> TokenShards:
+        """Raises: ValueError for a length that the ranks cannot share evenly."""
+        shares = TokenShards(length, self.ring.members.size, self.heads.size, self.ring.order)
+        shares.check()
+        return shares
+
+    def positions(self, length: int) -> Tensor:
+        """Where in a sequence of so many tokens this rank's stand."""
+        return torch.from_numpy(self.shares(length).positions(self.all.rank))
+
+    def own(self, x: Tensor) -> Tensor:
+        """This rank's tokens of (batch, seq)."""
+        return x[:, to_device(self.positions(x.shape[1]), x.device)]
+
+    def free(self) -> None:
+        """Give its communicators back to MPI, but not the one it was made of.  Collective."""
+        self.all.forget()
+        for exchange in (self.heads, self.ring.members):
+            exchange.forget()
+            exchange.comm.free()
+
+
+def shares_of(length: int, size: int, mode: str, order: str, head_ranks: int | None) -> TokenShards:
+    """Who of `size` ranks has which tokens of a sequence of so many.
+
+    Raises: ValueError for an unknown mode or order, a group that does not divide the ranks, or a length that they
+    cannot share evenly.
+    """
+    parts = parts_of(mode, size, head_ranks)
+    shares = TokenShards(length, size // parts, parts, order)
+    shares.check()
+    return shares
+
+
+def parts_of(mode: str, size: int, head_ranks: int | None) -> int:
+    """How many ranks exchange heads.
+
+    >>> parts_of("ring", 8, None), parts_of("ulysses", 8, None), parts_of("hybrid", 8, 4)
+    (1, 8, 4)
+    """
+    if mode not in MODES:
+        raise ValueError(f"sp_mode {mode!r} is unknown: use {', '.join(MODES)}")
+    if mode != "hybrid":
+        return 1 if mode == "ring" else size
+    asked = head_ranks or (2 if size % 2 == 0 else 1)
+    if asked < 1 or size % asked:
+        able = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+        raise ValueError(f"sp={size} ranks can't be divided in groups of {asked} that exchange heads: use {able}")
+    return asked
+
+
+class SequenceAttention(nn.Module):
+    """Takes the place of attention's core in a plain model; `alone` attends where ranks have all tokens of some heads.
+
+    Shapes: q (batch, n_head, seq/sp, head_size), k and v (batch, n_kv_head, seq/sp, head_size), documents (batch,
+    seq/sp).
+
+    Raises: ValueError for heads that ranks cannot exchange evenly.
+    """
+
+    def __init__(self, axis: SequenceParallel, dropout: Dropout | None = None, alone: nn.Module | None = None):
+        super().__init__()
+        self.axis, self.dropout = axis, dropout
+        self.alone = alone if axis.ring.members.size == 1 else None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        heads, ring = self.axis.heads, self.axis.ring
+        check_heads(q.shape[HEADS], k.shape[HEADS], heads.size)
+        if heads.size > 1:
+            k, v = (like_ranks(x, heads.size) for x in (k, v))
+            q, k, v = (autograd.all_to_all(x, heads, HEADS, SEQ) for x in (q, k, v))
+        if documents is not None:
+            documents = heads.all_gather(documents.t()).t()  # (batch, seq/ring)
+        if self.alone:
+            y = self.alone(q, k, v, documents)
+        else:
+            y = RingFunction.apply(q, k, v, ring, self.known(q, documents))
+        return autograd.all_to_all(y, heads, SEQ, HEADS) if heads.size > 1 else y
+
+    def known(self, q: Tensor, documents: Tensor | None) -> GlobalTokens:
+        members, size = self.axis.ring.members, self.axis.ring.members.size
+        shares = TokenShards(q.shape[SEQ] * size, size, order=self.axis.ring.order)
+        positions = torch.stack([torch.from_numpy(shares.of_ring(member)) for member in range(size)])
+        if documents is not None:
+            documents = members.all_gather(documents[None])
+        return GlobalTokens(to_device(positions, q.device), documents, self.dropout)
+
+
+class DroppingAttention(nn.Module):
+    """Takes the place of the core of attention where it drops probabilities, and each rank has all tokens."""
+
+    def __init__(self, plain: nn.Module, dropout: Dropout):
+        super().__init__()
+        self.plain, self.dropout = plain, dropout
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        if not self.training:
+            return self.plain(q, k, v, documents)
+        positions = torch.arange(q.shape[SEQ], device=q.device)
+        keep = self.dropout.of_attention(q, positions, positions)
+        assert keep is not None
+        may = (positions[:, None] >= positions)[None]
+        if documents is not None:
+            may = may & (documents[:, :, None] == documents[:, None, :])
+        log = mask_of(may, q.dtype)
+        scores = (wide(q) @ like_heads(wide(k), q).transpose(-1, -2)) / math.sqrt(q.shape[-1]) + log
+        return (scores.softmax(-1) * keep @ like_heads(wide(v), q)).to(q.dtype)
+
+
+def like_ranks(x: Tensor, size: int) -> Tensor:
+    """Keys or values of fewer heads than ranks, each as often as makes one for a rank."""
+    return x.repeat_interleave(size // x.shape[HEADS], HEADS) if size % x.shape[HEADS] == 0 else x
+
+
+def check_heads(n_head: int, n_kv_head: int, size: int) -> None:
+    """Raises: ValueError for numbers of heads, of a rank, that `size` ranks cannot exchange evenly."""
+    repeated = size % n_kv_head == 0
+    for name, number in (("query heads", n_head), *([] if repeated else [("key and value heads", n_kv_head)])):
+        if number % size:
+            nearest = max(1, round(number / size)) * size
+            raise ValueError(
+                f"{number} {name} can't be exchanged by {size} ranks: use {nearest} heads, fewer ranks, or sp_mode ring"
+            )
+
+
+class SequenceLoss(nn.Module):
+    """The mean over all ranks' tokens, of a loss that has a `total`.
+
+    Its gradient is that of this rank's tokens times the number of ranks, as data parallelism over these ranks, too,
+    averages gradients.
+    """
+
+    def __init__(self, loss: Any, axis: SequenceParallel):
+        super().__init__()
+        self.loss, self.ranks = loss, axis.all
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        count = self.ranks.all_reduce((targets != self.loss.ignored).sum()[None])[0]
+        total = self.loss.total(logits, targets) / count.clamp(min=1)
+        size, sum_up = self.ranks.size, self.ranks.all_reduce
+        return autograd.Conjugate.apply(total[None], sum_up, lambda gradient: size * gradient)[0]

@@ -1,0 +1,101 @@
+"""Attention of some queries to some keys, as a part of a larger one: with the log of the sum that it is normalised by.
+
+Parts of the same queries are merged by these logs, and their gradients need the log of the whole only.  Sums
+are of at least float32.  Keys and values may have fewer heads than queries, each shared by as many consecutive ones.
+
+Source: Dao et al., "FlashAttention", 2022, sections 3.1 and B.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from parallelism.sequence.fused_attention import kernel, wide
+
+MASKED = -1e30  # added to what does not attend: finite, so that rows without anything stay numbers
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None, keep: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The result, and the log of the sum of exponentials.
+
+    `mask` is added to the scores; `keep` multiplies the probabilities, as dropout does.
+
+    Shapes: q (batch, n_head, queries, head_size), k and v (batch, n_kv_head, keys, head_size), mask (batch, 1, queries,
+    keys), keep (batch, n_head, queries, keys); result as q, log (batch, n_head, queries).
+    """
+    k, v = like_heads(k, q), like_heads(v, q)
+    if fused := kernel(q, k, causal, mask, keep):
+        return fused.forward(q, k, v, causal, mask)
+    q, k, v = wide(q), wide(k), wide(v)
+    with torch.autocast(q.device.type, enabled=False):
+        scores = scores_of(q, k, causal, mask)
+        log = scores.logsumexp(-1)
+        return dropped(probabilities(scores, log), keep) @ v, log
+
+
+def attend_backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    log: Tensor,
+    causal: bool,
+    mask: Tensor | None = None,
+    keep: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, given the result and the log of the whole."""
+    num_kv_heads = k.shape[1]
+    k, v = like_heads(k, q), like_heads(v, q)
+    if fused := kernel(q, k, causal, mask, keep):
+        dq, dk, dv = fused.backward(gradient, q, k, v, out, log, causal, mask)
+    else:
+        q, k, v = wide(q), wide(k), wide(v)
+        p = probabilities(scores_of(q, k, causal, mask), log)
+        dp = dropped(gradient @ v.transpose(-1, -2), keep)
+        ds = p * (dp - (gradient * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
+        dq, dk, dv = ds @ k, ds.transpose(-1, -2) @ q, dropped(p, keep).transpose(-1, -2) @ gradient
+    return dq, shared(dk, num_kv_heads), shared(dv, num_kv_heads)
+
+
+def merge(out: Tensor, log: Tensor, more: Tensor, more_log: Tensor) -> None:
+    """Add a part to others of the same queries, in place."""
+    total = torch.logaddexp(log, more_log)
+    out.mul_((log - total).exp()[..., None]).add_(more * (more_log - total).exp()[..., None])
+    log.copy_(total)
+
+
+def like_heads(x: Tensor, q: Tensor) -> Tensor:
+    """As many heads as `q` has."""
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+
+
+def shared(gradient: Tensor, num_heads: int) -> Tensor:
+    """The gradient of heads that are each shared by several."""
+    return gradient if gradient.shape[1] == num_heads else gradient.unflatten(1, (num_heads, -1)).sum(2)
+
+
+def scores_of(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if causal:
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(ahead, MASKED)
+    return scores if mask is None else scores + mask
+
+
+def probabilities(scores: Tensor, log: Tensor) -> Tensor:
+    return (scores - log[..., None]).exp()
+
+
+def dropped(p: Tensor, keep: Tensor | None) -> Tensor:
+    return p if keep is None else p * keep
+
+
+def mask_of(may_attend: Tensor, dtype: torch.dtype) -> Tensor:
+    """What to add to scores.  Shapes: (batch, queries, keys) to (batch, 1, queries, keys)."""
+    return torch.where(may_attend, 0.0, MASKED).to(torch.promote_types(dtype, torch.float32))[:, None]

@@ -1,0 +1,111 @@
+"""Ring attention: keys and values travel round a ring, while each rank attends to what it holds.
+
+Source: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023, arXiv
+2310.01889.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.numerics.dropout import Dropout
+from parallelism.sequence.partial_attention import attend, attend_backward, mask_of, merge, wide
+from parallelism.sequence.tokens import Pair, TokenShards
+
+
+class Ring:
+    """The members of a ring, each with its tokens of a sequence."""
+
+    def __init__(self, members: TensorCollectives, order: str = "zigzag", causal: bool = True):
+        self.members, self.order, self.causal = members, order, causal
+
+    def sources(self) -> Iterator[int]:
+        """Whose keys are here, step by step."""
+        size, rank = self.members.size, self.members.rank
+        return ((rank - step) % size for step in range(size))
+
+    def pair(self, source: int, length: int) -> Pair | None:
+        if not self.causal:
+            return Pair(slice(None), slice(None), causal=False)
+        shares = TokenShards(length * self.members.size, self.members.size, order=self.order)
+        return shares.pair(self.members.rank, source)
+
+
+class GlobalTokens(NamedTuple):
+    """What a rank knows of all tokens, whose keys may come: their places, and the documents they are in, if any."""
+
+    positions: Tensor  # (size, seq)
+    documents: Tensor | None  # (size, batch, seq)
+    dropout: Dropout | None
+
+    def pair(self, ring: Ring, source: int, dtype: torch.dtype) -> tuple[Pair | None, Tensor | None]:
+        """What attends to what, and with documents a mask that says it."""
+        length = self.positions.shape[-1]
+        if self.documents is None:
+            return ring.pair(source, length), None
+        rank = ring.members.rank
+        may = self.documents[rank][:, :, None] == self.documents[source][:, None, :]  # (batch, seq, seq)
+        if ring.causal:
+            may = may & (self.positions[rank][:, None] >= self.positions[source][None, :])
+        return Pair(slice(None), slice(None), causal=False), mask_of(may, dtype)
+
+    def keep(self, ring: Ring, source: int, pair: Pair, q: Tensor) -> Tensor | None:
+        if self.dropout is None:
+            return None
+        here, there = self.positions[ring.members.rank][pair.queries], self.positions[source][pair.keys]
+        return self.dropout.of_attention(q, here, there)
+
+
+class RingFunction(torch.autograd.Function):
+    """The next keys and values are on their way while the present ones are attended to.
+
+    Backwards, the gradients of keys and values travel on with them, and one step further: home.
+    """
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ring: Ring, known: GlobalTokens) -> Tensor:  # type: ignore[override]
+        out, log = torch.zeros_like(wide(q)), torch.full(q.shape[:-1], -torch.inf, dtype=wide(q).dtype, device=q.device)
+        kv = torch.stack((k, v))
+        for step, source in enumerate(ring.sources()):
+            coming = ring.members.start_shift(kv) if step < ring.members.size - 1 else None
+            pair, mask = known.pair(ring, source, q.dtype)
+            if pair:
+                part = q[:, :, pair.queries], kv[0][:, :, pair.keys], kv[1][:, :, pair.keys]
+                more = attend(*part, pair.causal, mask, known.keep(ring, source, pair, q))
+                merge(out[:, :, pair.queries], log[:, :, pair.queries], *more)
+            if coming:
+                kv = coming.wait()
+        ctx.save_for_backward(q, k, v, out, log)
+        ctx.ring, ctx.known = ring, known
+        return out.to(q.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        (q, k, v, out, log), ring, known = ctx.saved_tensors, ctx.ring, ctx.known
+        gradient, dq = wide(gradient), torch.zeros_like(out)
+        kv, coming_home = torch.stack((k, v)), None
+        for step, source in enumerate(ring.sources()):
+            coming = ring.members.start_shift(kv) if step < ring.members.size - 1 else None
+            dkv = torch.zeros(kv.shape, dtype=out.dtype, device=q.device)
+            pair, mask = known.pair(ring, source, q.dtype)
+            if pair:
+                here, there = pair.queries, pair.keys
+                part = q[:, :, here], kv[0][:, :, there], kv[1][:, :, there], out[:, :, here], log[:, :, here]
+                keep = known.keep(ring, source, pair, q)
+                more = attend_backward(gradient[:, :, here], *part, pair.causal, mask, keep)
+                dq[:, :, here] += more[0]
+                dkv[0][:, :, there] += more[1]
+                dkv[1][:, :, there] += more[2]
+            if coming_home:
+                dkv += coming_home.wait()
+            coming_home = ring.members.start_shift(dkv)
+            if coming:
+                kv = coming.wait()
+        assert coming_home is not None
+        dk, dv = coming_home.wait()
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None

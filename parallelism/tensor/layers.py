@@ -1,0 +1,241 @@
+"""Tensor parallelism: linear layers, embeddings and the loss split over the ranks of an axis.
+
+A plan names the modules of a plain model and how each is split; `parallelize` puts these in their places.  In
+sequence-parallel mode what lies between the split layers has 1/tp of the sequence: norms, dropout, the residual.
+
+Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019,
+section 3; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2.2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from parallelism.buffers import autograd
+from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.pipeline.deferred import autocast, current
+from parallelism.tensor.shard import Shard
+
+SEQ = 1  # the dim of activations (batch, seq, n_embd) that sequence-parallel mode splits
+
+
+class Axis(NamedTuple):
+    """The ranks that share a layer, and whether they share the sequence between layers, too."""
+
+    ranks: TensorCollectives
+    sequence: bool = False
+
+    def part(self, parameter: Tensor, shard: Shard) -> nn.Parameter:
+        """This rank's part, which remembers what it is of."""
+        own = nn.Parameter(shard.part(parameter.detach(), self.ranks.rank, self.ranks.size).clone())
+        own.shard = shard  # type: ignore[attr-defined]
+        return own
+
+
+class ColumnFunction(torch.autograd.Function):
+    """x W^T of the whole x, by some rows of W: the gradient of x is a sum over the ranks.
+
+    That sum is under way while the gradient of W is computed, unless that is put off; so is, where x is split, its
+    second gathering while the gradient of x is computed.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, axis: Axis) -> Tensor:  # type: ignore[override]
+        ctx.axis, ctx.weight, ctx.later = axis, weight, current(weight)
+        ctx.save_for_backward(x)
+        return F.linear(whole_sequence(x, axis), autocast(weight))
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        (x,), ranks, sequence = ctx.saved_tensors, ctx.axis.ranks, ctx.axis.sequence
+        gathering = ranks.start("all_gather", x.movedim(SEQ, 0)) if sequence else None
+        dx = gradient @ ctx.weight.to(gradient.dtype)
+        summing = ranks.start(*(("reduce_scatter", dx.movedim(SEQ, 0)) if sequence else ("all_reduce", dx)))
+        if gathering:
+            x = gathering.wait().movedim(0, SEQ)
+        if ctx.later:
+            dw = ctx.later.put_off(ctx.weight, None, x, gradient)
+        else:
+            dw = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(ctx.weight.dtype)
+        dx = summing.wait()
+        return dx.movedim(0, SEQ) if sequence else dx, dw, None
+
+
+def column(x: Tensor, weight: Tensor, axis: Axis) -> Tensor:
+    """As `F.linear`, in the dtype that it would compute in."""
+    return ColumnFunction.apply(autocast(x), weight, axis)
+
+
+def whole_sequence(x: Tensor, axis: Axis) -> Tensor:
+    return axis.ranks.all_gather(x.movedim(SEQ, 0)).movedim(0, SEQ) if axis.sequence else x
+
+
+class ColumnLinear(nn.Module):
+    """A linear layer of which each rank has some outputs: it gets the whole x and gives its part, or the whole, of y.
+
+    Shapes: x (batch, seq, in), or (batch, seq/tp, in) of a split sequence; y (batch, seq, out/tp), or out.
+    """
+
+    def __init__(self, linear: nn.Linear, axis: Axis, shares: tuple[int, ...] = (1,), gather_output: bool = False):
+        super().__init__()
+        shard = Shard(0, linear.out_features, shares)
+        self.axis, self.gather_output = axis, gather_output
+        self.weight = axis.part(linear.weight, shard)
+        self.bias = None if linear.bias is None else axis.part(linear.bias, shard)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = column(x, self.weight, self.axis)
+        if self.bias is not None:
+            y = y + self.bias
+        return autograd.gather(y, self.axis.ranks, dim=-1) if self.gather_output else y
+
+
+class RowLinear(nn.Module):
+    """A linear layer of which each rank has some inputs: y is the sum over the ranks.
+
+    Shapes: x (batch, seq, in/tp); y (batch, seq, out), or (batch, seq/tp, out) of a split sequence.
+    """
+
+    def __init__(self, linear: nn.Linear, axis: Axis):
+        super().__init__()
+        self.axis = axis
+        self.weight = axis.part(linear.weight, Shard(1, linear.in_features))
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = summed(F.linear(x, self.weight), self.axis)
+        return y if self.bias is None else y + of_all(self.bias, self.axis)
+
+
+def summed(y: Tensor, axis: Axis) -> Tensor:
+    """The sum over the ranks: the whole of it, or a part of the sequence."""
+    return autograd.reduce_scatter(y, axis.ranks, SEQ) if axis.sequence else autograd.reduce(y, axis.ranks)
+
+
+def of_all(parameter: Tensor, axis: Axis) -> Tensor:
+    """A parameter that every rank has: where each has a part of the sequence, gradients are summed up."""
+    return autograd.copy(parameter, axis.ranks) if axis.sequence else parameter
+
+
+class SequenceNorm(nn.Module):
+    """A LayerNorm of a part of the sequence."""
+
+    def __init__(self, norm: nn.LayerNorm, axis: Axis):
+        super().__init__()
+        self.axis, self.shape, self.eps = axis, norm.normalized_shape, norm.eps
+        self.weight, self.bias = norm.weight, norm.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else of_all(self.bias, self.axis)
+        return F.layer_norm(x, self.shape, of_all(self.weight, self.axis), bias, self.eps)
+
+
+class SequenceEmbedding(nn.Module):
+    """An embedding, such as of positions, of which each rank uses a part of the sequence."""
+
+    def __init__(self, embedding: nn.Embedding, axis: Axis):
+        super().__init__()
+        self.axis, self.weight = axis, embedding.weight
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return autograd.split(F.embedding(indices, self.weight), self.axis.ranks, dim=-2)
+
+
+class VocabularyEmbedding(nn.Module):
+    """An embedding of which each rank has some rows; the vocabulary is padded to a multiple of the ranks."""
+
+    def __init__(self, weight: nn.Parameter, axis: Axis):
+        super().__init__()
+        self.axis, self.weight = axis, weight
+        self.begin = axis.ranks.rank * len(weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows, here = placed(tokens, self.begin, len(self.weight))
+        return summed(F.embedding(rows, self.weight) * here[..., None], self.axis)
+
+
+class VocabularyHead(nn.Module):
+    """Logits of the rows that a rank has: in training these alone, for `VocabularyCrossEntropy`, else of all tokens."""
+
+    def __init__(self, weight: nn.Parameter, axis: Axis, vocab_size: int):
+        super().__init__()
+        self.axis, self.weight, self.vocab_size = axis, weight, vocab_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = column(x, self.weight, self.axis)
+        if self.training:
+            return logits
+        return autograd.gather(logits, self.axis.ranks, dim=-1)[..., : self.vocab_size]
+
+
+def placed(tokens: Tensor, begin: int, length: int) -> tuple[Tensor, Tensor]:
+    """Tokens as places among a rank's rows, the first one for those that are not there; and which are."""
+    rows = tokens - begin
+    here = (rows >= 0) & (rows < length)
+    return rows * here, here
+
+
+class VocabularyCrossEntropy(nn.Module):
+    """The loss of a `models.gpt.CrossEntropy`, from logits split along the vocabulary, which are never gathered."""
+
+    def __init__(self, loss: Any, axis: Axis, vocab_size: int):
+        super().__init__()
+        self.loss, self.axis, self.vocab_size, self.ignored = loss, axis, vocab_size, loss.ignored
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return self.total(logits, targets) / (targets != self.ignored).sum().clamp(min=1)
+
+    def total(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if not self.training:
+            return self.loss.total(logits, targets)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        flat, targets = logits.flatten(0, 1), targets.flatten()  # (batch x seq, vocab_size/tp), (batch x seq)
+        counted = targets != self.ignored
+        settings = self.vocab_size, self.loss.label_smoothing
+        return CrossEntropyFunction.apply(flat, targets, counted, self.axis.ranks, *settings)
+
+
+class CrossEntropyFunction(torch.autograd.Function):
+    """Sum of log sum exp(logits) - (1-s) logits[target] - s mean(logits), by two sums over the ranks.
+
+    Keeps one tensor as large as the rank's logits: their softmax.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx,
+        logits: Tensor,
+        targets: Tensor,
+        counted: Tensor,
+        ranks: TensorCollectives,
+        vocab_size: int,
+        smoothing: float,
+    ) -> Tensor:
+        begin = ranks.rank * logits.shape[-1]
+        num_real = min(max(vocab_size - begin, 0), logits.shape[-1])
+        real = logits[:, :num_real]  # the rest is padding, which has no part in the sums
+        highest = real.amax(-1) if num_real else logits.new_full(logits.shape[:1], -math.inf)
+        highest = ranks.all_reduce(highest, op="max")
+        exps = torch.zeros_like(logits)
+        torch.exp(real - highest[:, None], out=exps[:, :num_real])
+        rows, here = placed(targets, begin, logits.shape[-1])
+        at_target = logits.gather(-1, rows[:, None])[:, 0] * here
+        sums, at_target, means = ranks.all_reduce(torch.stack([exps.sum(-1), at_target, real.sum(-1) / vocab_size]))
+        losses = sums.log() + highest - (1 - smoothing) * at_target - smoothing * means
+        ctx.save_for_backward(exps.div_(sums[:, None]), rows, here, counted)
+        ctx.num_real, ctx.shift, ctx.smoothing = num_real, smoothing / vocab_size, smoothing
+        return (losses * counted).sum()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        softmax, rows, here, counted = ctx.saved_tensors
+        d = softmax.clone()
+        d[:, : ctx.num_real] -= ctx.shift
+        d.scatter_add_(-1, rows[:, None], -(1 - ctx.smoothing) * here.to(d.dtype)[:, None])
+        d *= (counted * gradient)[:, None]
+        return d, None, None, None, None, None

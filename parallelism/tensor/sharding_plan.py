@@ -1,0 +1,247 @@
+"""Plans: which modules of a plain model get which strategy, by patterns of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from torch import nn
+
+from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.numerics.dropout import BatchPosition, Dropout
+from parallelism.sequence.modules import (
+    DroppingAttention,
+    SequenceAttention,
+    SequenceLoss,
+    SequenceParallel,
+    check_heads,
+)
+from parallelism.tensor.layers import (
+    Axis,
+    ColumnLinear,
+    RowLinear,
+    SequenceEmbedding,
+    SequenceNorm,
+    VocabularyCrossEntropy,
+    VocabularyEmbedding,
+    VocabularyHead,
+)
+from parallelism.tensor.shard import Shard
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+class Axes(NamedTuple):
+    """What a model is divided over: tensor parallelism, sequence parallelism, and what dropout draws by."""
+
+    tp: Axis
+    sp: SequenceParallel | None
+    place: BatchPosition
+    parts: dict[nn.Parameter, nn.Parameter]  # of vocabularies, to which several modules may be tied
+
+    @property
+    def whole(self) -> bool:
+        """Whether layers are not split."""
+        return self.tp.ranks.size == 1
+
+
+class Strategy(Protocol):
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        """Raise ValueError where `tp` ranks cannot share the module, or `sp` ranks cannot exchange its heads."""
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        """What takes the place of the module that is the model's `number`-th."""
+
+
+ShardingPlan = Mapping[str, Strategy]
+
+
+@dataclass(frozen=True)
+class ColumnParallel:
+    """Outputs split.  Of several pieces, such as q, k and v, `shares` are the relative lengths: numbers of heads."""
+
+    shares: tuple[int, ...] = ()
+    gather_output: bool = False
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        for number in self.shares:
+            check_shares(name, "heads", number, tp)
+        check_shares(name, "outputs", module.out_features, tp)
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        return module if axes.whole else ColumnLinear(module, axes.tp, self.shares or (1,), self.gather_output)
+
+
+@dataclass(frozen=True)
+class RowParallel:
+    """Inputs split, as a column-split layer before it leaves them."""
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        check_shares(name, "inputs", module.in_features, tp)
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        return module if axes.whole else RowLinear(module, axes.tp)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """An embedding, or the head that may be tied to it, split along `vocab_size` tokens."""
+
+    vocab_size: int
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        if tp > self.vocab_size:
+            raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over tp={tp}: use fewer ranks")
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        if axes.whole:
+            return module
+        if module.weight not in axes.parts:
+            axes.parts[module.weight] = axes.tp.part(module.weight, Shard(0, self.vocab_size, padded=True))
+        weight = axes.parts[module.weight]
+        if isinstance(module, nn.Embedding):
+            return VocabularyEmbedding(weight, axes.tp)
+        return VocabularyHead(weight, axes.tp, self.vocab_size)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Of logits that are split along `vocab_size` tokens, and of some tokens of each sequence."""
+
+    vocab_size: int
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        pass
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        loss = module if axes.whole else VocabularyCrossEntropy(module, axes.tp, self.vocab_size)
+        return SequenceLoss(loss, axes.sp) if axes.sp else loss
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The core of attention, on q, k and v of some tokens."""
+
+    n_head: int
+    n_kv_head: int
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        try:
+            check_heads(self.n_head // tp, self.n_kv_head // tp, sp)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        heads = axes.sp.heads if axes.sp else None
+        first = axes.tp.ranks.rank if heads is None else axes.tp.ranks.rank * heads.size + heads.rank
+        dropout = Dropout(module.dropout, number, axes.place, first)
+        alone = DroppingAttention(module, dropout) if module.dropout else module
+        return SequenceAttention(axes.sp, dropout, alone) if axes.sp else alone
+
+
+@dataclass(frozen=True)
+class SequenceRegion:
+    """Norms, dropout, and embeddings of positions, between split layers.
+
+    In sequence-parallel mode they have 1/tp of the sequence.
+    """
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        pass
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        sequence, rank = axes.tp.sequence, axes.tp.ranks.rank
+        if isinstance(module, nn.Dropout):
+            return Dropout(module.p, number, axes.place, rank, sequence)
+        if axes.whole or not sequence:
+            return module
+        return SequenceNorm(module, axes.tp) if isinstance(module, nn.LayerNorm) else SequenceEmbedding(module, axes.tp)
+
+
+def parallelize(
+    model: nn.Module,
+    plan: ShardingPlan,
+    tp: Communicator,
+    sp: SequenceParallel | None = None,
+    sequence: bool = False,
+    place: BatchPosition | None = None,
+) -> None:
+    """Divide a plain model, the same on all ranks, as a plan says.  Collective.
+
+    Over `tp`, parameters become the rank's parts, whose `shard` says of what; with `sequence`, ranks share what lies
+    between split layers, too.  Over `sp`, the model is given the rank's tokens, and their positions.  Dropout draws by
+    `place`.  Of modules that have parameters and no strategy every rank keeps the whole, and a line says which.
+
+    Raises: InputError on every rank where a pattern names no module, or ranks cannot share one.
+    """
+    with tp.agreed("parallelize"):
+        strategy_of = strategies(model, plan, tp.size, sp.heads.size if sp else 1)
+    axes = Axes(Axis(TensorCollectives(tp), sequence), sp, place or BatchPosition(), parts={})
+    numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
+    with_parameters = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
+    for name, strategy in strategy_of.items():
+        parent, _, child = name.rpartition(".")
+        module = model.get_submodule(name)
+        setattr(model.get_submodule(parent), child, strategy.apply(module, axes, numbers[name]))
+    replicated = [name for name in with_parameters if name not in strategy_of]
+    if replicated and tp.rank == 0:
+        print(f"whole on every rank, as the plan leaves them out: {', '.join(replicated)}", flush=True)
+
+
+def strategies(model: nn.Module, plan: ShardingPlan, tp: int, sp: int = 1) -> dict[str, Strategy]:
+    """The strategy of each module that a plan means, over `tp` ranks, where `sp` ranks exchange heads.
+
+    Raises: ValueError where a pattern names no module, or ranks cannot share one.
+    """
+    strategy_of = {name: strategy for pattern, strategy in plan.items() for name in matching(model, pattern)}
+    for name, strategy in strategy_of.items():
+        strategy.check(name, model.get_submodule(name), tp, sp)
+    return strategy_of
+
+
+def matching(model: nn.Module, pattern: str) -> list[str]:
+    """The names of the modules that a pattern means, `*` standing for any part of a name.
+
+    Raises: ValueError where there is none, with the names there are.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    found = [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        raise ValueError(f"the plan names {pattern!r}, but the model has {', '.join(names)}")
+    return found
+
+
+def check_shares(name: str, what: str, number: int, size: int) -> None:
+    """Refuse what ranks cannot share evenly.
+
+    Raises: ValueError with the numbers of ranks that can, and the nearest number of things.
+    """
+    if number % size:
+        able = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+        nearest = max(1, round(number / size)) * size
+        raise ValueError(
+            f"{name}: {number} {what} can't be split over tp={size}: use a tp of {able}, or {nearest} {what}"
+        )
+
+
+def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dict[str, Strategy]:
+    """A GPT-2, modules named as Hugging Face names them: one sum over the ranks for attention, one for the MLP."""
+    kv, vocabulary, between = n_kv_head or n_head, Vocabulary(vocab_size), SequenceRegion()
+    return {
+        "transformer.wte": vocabulary,
+        "transformer.wpe": between,
+        "transformer.h.*.ln_*": between,
+        "transformer.h.*.attn.c_attn": ColumnParallel(shares=(n_head, kv, kv)),
+        "transformer.h.*.attn.c_proj": RowParallel(),
+        "transformer.h.*.mlp.c_fc": ColumnParallel(),
+        "transformer.h.*.mlp.c_proj": RowParallel(),
+        "transformer.ln_f": between,
+        "transformer.drop": between,
+        "transformer.h.*dropout": between,
+        "transformer.h.*.attn.attend": Attention(n_head, kv),
+        "lm_head": vocabulary,
+        "loss": Loss(vocab_size),
+    }

@@ -1,0 +1,156 @@
+"""What ZeRO's ranks share: units of parameters, the chunk of each that a rank owns, and the pieces in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+from collectives.schedule.moves import shares
+from parallelism.buffers.arena import own_gradient
+from parallelism.numerics.precision import MasterWeights, like
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+class ShardGroups(NamedTuple):
+    """Each of the `shard` ranks owns chunks of its own; ranks of `replicate`, if there are, own the same ones."""
+
+    every: Communicator
+    shard: Communicator
+    replicate: Communicator | None = None
+
+    @classmethod
+    def of(cls, comm: Communicator, group: str | int = "all") -> ShardGroups:
+        """Share among all ranks of `comm`, within each "node", or within groups of so many consecutive ranks.
+
+        Collective.
+
+        Raises: InputError for groups that don't divide the ranks, or nodes that differ in length.
+        """
+        with comm.agreed("zero_group"):
+            groups = groups_of(group, comm.size, comm.topology.nodes)
+        if len(groups) == 1:
+            return cls(comm, comm)
+        mine = next(i for i, members in enumerate(groups) if comm.rank in members)
+        shard, replicate = comm.split(mine), comm.split(groups[mine].index(comm.rank))
+        assert shard is not None
+        return cls(comm, shard, replicate)
+
+    def free(self) -> None:
+        """Give the groups' communicators back to MPI.  Collective."""
+        if self.replicate:
+            self.shard.free()
+            self.replicate.free()
+
+
+def groups_of(group: str | int, size: int, nodes: Iterable[Iterable[int]]) -> list[list[int]]:
+    """The ranks of each group.
+
+    >>> groups_of(2, 4, nodes=[(0, 1, 2, 3)])
+    [[0, 1], [2, 3]]
+    """
+    if group == "all":
+        return [list(range(size))]
+    if group == "node":
+        groups = [list(node) for node in nodes]
+        if len({len(node) for node in groups}) > 1:
+            lengths = ", ".join(str(len(node)) for node in groups)
+            raise ValueError(f"zero_group node: nodes have {lengths} ranks: start as many on each, or use all")
+        return groups
+    if not isinstance(group, int) or group < 1 or size % group:
+        able = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+        raise ValueError(f"zero_group {group} does not divide {size} ranks: use all, node, or one of {able}")
+    return [list(part) for part in shares(size, size // group)]
+
+
+class FlatParam(NamedTuple):
+    """Parameters that are reduced or gathered together: where each lies, and each rank's chunk, of whole lines."""
+
+    slices: dict[str, slice]
+    chunks: list[slice]
+
+    @classmethod
+    def of(cls, slices: Mapping[str, slice], line: int, size: int) -> FlatParam:
+        """Some neighbours in an arena, shared by `size` ranks.
+
+        >>> FlatParam.of({"a": slice(16, 50)}, line=16, size=2).chunks
+        [slice(16, 48, None), slice(48, 64, None)]
+        """
+        start = min(place.start for place in slices.values())
+        num_lines = -(-(max(place.stop for place in slices.values()) - start) // line)
+        runs = shares(num_lines, size)
+        return cls(dict(slices), [slice(start + run.start * line, start + run.stop * line) for run in runs])
+
+    @property
+    def place(self) -> slice:
+        return slice(self.chunks[0].start, self.chunks[-1].stop)
+
+    @property
+    def counts(self) -> list[int]:
+        return [chunk.stop - chunk.start for chunk in self.chunks]
+
+    def relative(self, place: slice) -> slice:
+        """Where that is in the unit."""
+        return shifted(place.start, place.stop, self.place.start)
+
+    def cut(self, rank: int) -> dict[str, tuple[slice, slice]]:
+        """What a rank owns of each parameter that it has a part of: which elements, flat, and where in its chunk.
+
+        >>> FlatParam.of({"a": slice(0, 20), "b": slice(32, 50)}, line=16, size=2).cut(1)
+        {'b': (slice(0, 18, None), slice(0, 18, None))}
+        """
+        chunk, found = self.chunks[rank], {}
+        for name, place in self.slices.items():
+            start, stop = max(place.start, chunk.start), min(place.stop, chunk.stop)
+            if start < stop:
+                found[name] = shifted(start, stop, place.start), shifted(start, stop, chunk.start)
+        return found
+
+
+def shifted(start: int, stop: int, origin: int) -> slice:
+    return slice(start - origin, stop - origin)
+
+
+Pieces = dict[str, tuple[slice, nn.Parameter]]  # which elements of a parameter, flat, and these as one
+
+
+def pieces(unit: FlatParam, rank: int, params: Mapping[str, nn.Parameter], weights: Tensor, grads: Tensor) -> Pieces:
+    """What a rank owns of a unit, in its chunk of weights and of gradients."""
+    return {
+        name: (span, part(params[name], weights[place], grads[place])) for name, (span, place) in unit.cut(rank).items()
+    }
+
+
+def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
+    """A parameter of some elements, which optimizers and norms take for what the whole one is.
+
+    >>> import torch
+    >>> tuple(part(nn.Parameter(torch.zeros(4, 5)), torch.zeros(7), torch.zeros(7)).shape)
+    (1, 7)
+    """
+    shape = whole.shape if len(weight) == whole.numel() else (1,) * (whole.dim() - 1) + (-1,)
+    own = like(whole, weight.view(shape))
+    own_gradient(own, gradient.view(shape))
+    return own
+
+
+def masters_of(owned: Iterable[Pieces], originals: Mapping[str, Tensor] | None = None) -> MasterWeights:
+    """Of what a rank owns of units, given what whole parameters were before they were rounded."""
+    every = {name: piece for of_unit in owned for name, piece in of_unit.items()}
+    spans = {name: span for name, (span, _) in every.items()}
+    return MasterWeights({name: own for name, (_, own) in every.items()}, originals, spans)
+
+
+def offsets(lengths: Iterable[int]) -> list[slice]:
+    """One after the other.
+
+    >>> offsets([2, 3])
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
+    ends = [0, *np.cumsum(list(lengths)).tolist()]
+    return [slice(a, b) for a, b in pairwise(ends)]
