@@ -52,8 +52,7 @@ FRAME_LENGTH = VECTORS + 4
 # A channel's state on this rank: how many barriers it has come to, with which staging buffer the next run begins; how
 # often to sleep instead of yielding the core, and how often after the next yield that comes back late.
 NUM_BARRIERS, NEXT_TURN, NAPS, NEXT_NAPS, STATE_LENGTH = range(5)
-LATE_NS, NAP_US, FEWEST_NAPS, MOST_NAPS = 500_000, 20, 8, 1024
-SPINS_BEFORE_NAP = 15_000  # looks, some 5 us
+LATE_NS, NAP_US, FEWEST_NAPS, MOST_NAPS, BRIEF = 500_000, 20, 8, 1024, 15_000  # BRIEF: looks before a nap, some 5 us
 
 # A rank's slot, a cache line of shared memory, of which it has two, for barriers of even and of odd number: the number
 # of the latest one that it has come to; then which collective it runs, as which of its calls, on arrays at which
@@ -517,8 +516,7 @@ def barrier(frame, channel, slots, registers):
         store_release(slot, channel[NUM_BARRIERS])
     number = channel[NUM_BARRIERS]
     spun, yields = frame[SPUN], frame[YIELDS]
-    # Who has used less of the core gets it sooner.
-    spins = min(frame[SPINS], SPINS_BEFORE_NAP) if channel[NAPS] else frame[SPINS]
+    spins = min(frame[SPINS], BRIEF) if channel[NAPS] else frame[SPINS]  # who has used less of the core gets it sooner
     for peer in range(1, len(slots)):
         while load_acquire(slots[peer] + number % 2 * LINE_BYTES) < number:
             if spun < spins:
