@@ -1,25 +1,32 @@
 """Tokens from text or .bin files, and the windows of them that a model is trained on."""
 
-import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import numpy as np
 
-LLMC_MAGIC = 20240520
-LLAMA3_MAGIC = 20240801
-LLMC_HEADER_BYTES = 256 * 4
+from models.text_files import find_files, read_documents
+from models.token_files import TokenFile, TokenSequence
+from models.tokenizer import BYTES, Tokenizer, load_tokenizer
+
+META = "meta.json"  # beside .bin files: their tokenizer and the size of its vocabulary
+GPT2_VOCABULARY = 50257
+BLOCK_TOKENS, MOST_BLOCKS = 1 << 22, 64  # of which the largest token is looked for
 
 
 class Tokens(NamedTuple):
-    ids: np.ndarray  # uint8 or uint16
+    """What there is to train on: tokens, how many kinds of them there are, and how they read as text."""
+
+    ids: TokenSequence
     vocab_size: int
     name: str
-    is_text: bool  # the ids are bytes of UTF-8
+    decode: Callable[[Sequence[int]], str]
+    val_ids: TokenSequence | None = None  # to validate on; None: the end of `ids`
 
 
 def language_reference() -> bytes:
@@ -27,97 +34,120 @@ def language_reference() -> bytes:
     return "\n".join(topics[key] for key in sorted(topics)).encode()
 
 
-def load_tokens(paths: list[str]) -> Tokens:
-    """Read files one after another, or the language reference if there are none.
+def load_tokens(
+    paths: list[str],
+    val_paths: Sequence[str] = (),
+    tokenizer: str = BYTES,
+    vocab_size: int | None = None,
+    text_field: str = "text",
+) -> Tokens:
+    """Read files, and those of folders, one after the other, or the language reference if there are none.
 
-    A .bin file holds uint16 tokens, as nanoGPT writes them or, with a header, llm.c; a single one is
-    memory-mapped. Any other file is UTF-8 text, and its tokens are its bytes.
+    .bin files hold tokens of uint16 or uint32, as nanoGPT writes them or, with a header, llm.c; they are read when
+    windows of them are.  What `python -m training.prepare` has written beside them says which tokenizer they are of.
+    Others hold text: plain, JSON lines or Parquet.  In a folder, .bin files whose names begin with "val" are to
+    validate on.  `vocab_size` may be larger than what the tokenizer has.
 
     Raises: ValueError naming the path and what to do.
     """
     if not paths:
-        ids = np.frombuffer(language_reference(), np.uint8)
-        return Tokens(ids, 256, "Python language reference", is_text=True)
-    binary = [path for path in paths if path.endswith(".bin")]
-    text = [path for path in paths if not path.endswith(".bin")]
+        ids = TokenSequence([np.frombuffer(language_reference(), np.uint8)])
+        tokens = Tokens(ids, 256, "Python language reference", load_tokenizer(BYTES).decode)
+    else:
+        tokens = load_files(find_files(paths), " + ".join(Path(path).name for path in paths), tokenizer, text_field)
+    if val_paths:
+        validation = load_files(find_files(list(val_paths)), "", tokenizer, text_field)
+        vocabulary = max(tokens.vocab_size, validation.vocab_size)
+        tokens = tokens._replace(val_ids=validation.ids, vocab_size=vocabulary)
+    if vocab_size is None:
+        return tokens
+    if vocab_size < tokens.vocab_size:
+        raise ValueError(
+            f"vocab_size={vocab_size} is less than the {tokens.vocab_size} of {tokens.name}: use that, or leave it out"
+        )
+    return tokens._replace(vocab_size=vocab_size)
+
+
+def load_files(files: list[str], name: str, tokenizer: str, text_field: str) -> Tokens:
+    binary = [path for path in files if path.endswith(".bin")]
+    text = [path for path in files if not path.endswith(".bin")]
     if binary and text:
         raise ValueError(f"{binary[0]} holds tokens and {text[0]} text; pass files of one kind")
-    parts = [*map(read_bin, binary), *map(read_text, text)]
+    return load_bin(binary, name) if binary else load_text(text, name, load_tokenizer(tokenizer), text_field)
+
+
+def load_bin(paths: list[str], name: str) -> Tokens:
+    validating = [path for path in paths if Path(path).name.startswith("val")]
+    if len(validating) == len(paths):
+        validating = []
+    ids = TokenSequence([TokenFile(path) for path in paths if path not in validating])
+    val_ids = TokenSequence([TokenFile(path) for path in validating]) if validating else None
+    largest = max(largest_token(each) for each in (ids, val_ids) if each is not None)
+    meta = Path(paths[0]).parent / META
+    if not meta.is_file():
+        return Tokens(ids, bin_vocab_size(largest), name, numbers, val_ids)
+    vocab_size, decode = read_meta(meta)
+    if largest >= vocab_size:
+        raise ValueError(f"{meta}: a vocabulary of {vocab_size}, but {paths[0]} and others have token {largest}")
+    return Tokens(ids, vocab_size, name, decode, val_ids)
+
+
+def load_text(paths: list[str], name: str, tokenizer: Tokenizer, field: str) -> Tokens:
+    parts = [part for path in paths for part in tokenize(path, tokenizer, field) if len(part)]
+    if not parts:
+        raise ValueError(f"{paths[0]}: empty; pass a file with text in it")
     ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    name = " + ".join(Path(path).name for path in paths)
-    return Tokens(ids, bin_vocab_size(ids) if binary else 256, name, is_text=not binary)
+    return Tokens(TokenSequence([ids]), tokenizer.vocab_size, name, tokenizer.decode)
 
 
-def read_text(path: str) -> np.ndarray:
-    with reading(path):
-        data = Path(path).read_bytes()
-    if not data:
-        raise ValueError(f"{path}: empty; pass a file with text in it")
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: byte {error.start} is not UTF-8; convert it, or name it .bin if it holds tokens"
-        ) from None
-    return np.frombuffer(data, np.uint8)
+def tokenize(path: str, tokenizer: Tokenizer, field: str) -> Iterator[np.ndarray]:
+    """Yield the tokens of a file's documents.  Plain files of bytes follow each other without an end between."""
+    ends = tokenizer.name != BYTES or path.endswith((".jsonl", ".parquet"))
+    for text in read_documents(path, field):
+        yield tokenizer.tokens(text, ends)
 
 
-def read_bin(path: str) -> np.ndarray:
-    with reading(path):
-        num_bytes = os.path.getsize(path)
-        header = np.fromfile(path, "<i4", LLMC_HEADER_BYTES // 4)
-    # No GPT-2 tokens begin like either magic: its lower half, read as uint16, is beyond 50256.
-    magic = header[0] if len(header) else None
-    if magic == LLAMA3_MAGIC:
-        raise ValueError(f"{path}: llama-3 tokens of llm.c, which are uint32; pass uint16 (GPT-2) tokens")
-    if magic == LLMC_MAGIC:
-        check_llmc(path, header, num_bytes)
-    elif num_bytes % 2:
-        raise ValueError(f"{path}: {num_bytes} bytes, an odd number, can't be uint16 tokens; if it is text, rename it")
-    offset = LLMC_HEADER_BYTES if magic == LLMC_MAGIC else 0
-    if num_bytes == offset:
-        raise ValueError(f"{path}: empty; pass a file with tokens in it")
-    return np.asarray(np.memmap(path, "<u2", "r", offset))
+def numbers(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
 
 
-def check_llmc(path: str, header: np.ndarray, num_bytes: int):
-    if len(header) < LLMC_HEADER_BYTES // 4:
-        raise ValueError(f"{path}: {num_bytes} bytes, less than llm.c's header of {LLMC_HEADER_BYTES}; write it again")
-    version, num_tokens = header[1:3]
-    if version != 1:
-        raise ValueError(f"{path}: version {version} of llm.c's format; write it again as version 1")
-    found = (num_bytes - LLMC_HEADER_BYTES) / 2
-    if num_tokens != found:
-        raise ValueError(f"{path}: {num_tokens} tokens by its header, {found:g} by its size; write it again")
+def largest_token(ids: TokenSequence) -> int:
+    """Return the largest of the tokens, of some blocks of them if they are many."""
+    step = max(1, len(ids) // (BLOCK_TOKENS * MOST_BLOCKS)) * BLOCK_TOKENS
+    return max(int(np.asarray(ids[start : start + BLOCK_TOKENS]).max()) for start in range(0, len(ids), step))
 
 
-@contextmanager
-def reading(path: str) -> Iterator[None]:
-    try:
-        if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
-            raise ValueError(f"{path}: no regular file; pass one that every rank can read from its beginning")
-        yield
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; check the path") from None
-    except IsADirectoryError:
-        raise ValueError(f"{path}: a directory; pass the files in it") from None
-    except OSError as error:
-        raise ValueError(f"{path}: can't be read ({error.strerror}); check its permissions") from error
-
-
-def bin_vocab_size(ids: np.ndarray) -> int:
+def bin_vocab_size(largest: int) -> int:
     # GPT-2's vocabulary, whichever of its tokens occur; beyond it, a multiple of 64, which splits evenly
     # over ranks and fills the tiles of a matrix unit.
-    largest = int(ids.max())
-    return 50257 if largest < 50257 else (largest // 64 + 1) * 64
+    return GPT2_VOCABULARY if largest < GPT2_VOCABULARY else (largest // 64 + 1) * 64
 
 
-def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids to train on and, from the end, the ids to validate on, enough for `TokenWindows` of each."""
+def read_meta(path: Path) -> tuple[int, Callable[[Sequence[int]], str]]:
+    """Return the size of the vocabulary, and how tokens read as text: as numbers where the tokenizer is not there.
+
+    Raises: ValueError naming the path.
+    """
+    try:
+        meta = json.loads(path.read_text())
+        vocab_size, name = int(meta["vocab_size"]), str(meta["tokenizer"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not what training.prepare writes ({error}); write it again") from None
+    file = path.parent / name
+    if name != BYTES and not file.is_file():
+        return vocab_size, numbers
+    return vocab_size, load_tokenizer(BYTES if name == BYTES else str(file)).decode
+
+
+def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[TokenSequence, TokenSequence]:
+    """Return the ids to train on and, of their own or from the end, the ids to validate on.
+
+    Raises: ValueError where these are too few for `TokenWindows` of each.
+    """
     if not 0 < val_fraction < 1:
         raise ValueError(f"val_fraction={val_fraction} must be between 0 and 1, for example 0.1")
-    num_val = int(len(tokens.ids) * val_fraction)
-    num_train = len(tokens.ids) - num_val
+    num_val = int(len(tokens.ids) * val_fraction) if tokens.val_ids is None else len(tokens.val_ids)
+    num_train = len(tokens.ids) - (num_val if tokens.val_ids is None else 0)
     largest = min(num_train // 2, num_val - 1)
     if block_size > largest:
         remedy = f"use block_size={largest} or less" if largest > 0 else "pass a longer text"
@@ -125,7 +155,7 @@ def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[np.ndar
             f"{tokens.name}: {num_train} tokens to train and {num_val} to validate on are too few for "
             f"block_size={block_size}; {remedy}"
         )
-    return tokens.ids[:num_train], tokens.ids[num_train:]
+    return tokens.ids[:num_train], tokens.ids[num_train:] if tokens.val_ids is None else tokens.val_ids
 
 
 class TokenWindows:
@@ -135,7 +165,7 @@ class TokenWindows:
     stays 0, to validate on the same windows each time.
     """
 
-    def __init__(self, ids: np.ndarray, block_size: int, seed: int | None):
+    def __init__(self, ids: TokenSequence | np.ndarray, block_size: int, seed: int | None):
         largest = len(ids) - 1 if seed is None else len(ids) // 2
         if not 1 <= block_size <= largest:
             raise ValueError(f"block_size={block_size} for {len(ids)} tokens: use 1 to {largest}")
@@ -166,7 +196,7 @@ def draw(seed: int, epoch: int) -> int:
     return int(philox.random_raw())
 
 
-def windows(ids: np.ndarray, starts: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+def windows(ids: TokenSequence | np.ndarray, starts: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return `block_size` ids from each start and the ids that follow each of them, as int64.
 
     Shapes: starts (batch,), results (batch, seq).
@@ -175,8 +205,10 @@ def windows(ids: np.ndarray, starts: np.ndarray, block_size: int) -> tuple[np.nd
     outside = [int(start) for start in starts if not 0 <= start <= last]
     if outside:
         raise ValueError(f"a window of {block_size} can't start at {outside[0]} in {len(ids)} ids: use 0 to {last}")
-    positions = np.asarray(starts)[:, None] + np.arange(block_size)  # (batch, seq)
-    return ids[positions].astype(np.int64), ids[positions + 1].astype(np.int64)
+    together = np.empty((len(starts), block_size + 1), np.int64)  # (batch, seq + 1)
+    for window, start in zip(together, starts, strict=True):
+        window[:] = ids[start : start + block_size + 1]
+    return together[:, :-1], together[:, 1:]
 
 
 def documents(ids: np.ndarray, end: int) -> np.ndarray:

@@ -819,15 +819,33 @@ MODELS = [
     ),
     mutant(
         "models/data.py",
-        "ids[positions + 1].astype(np.int64)",
-        "ids[positions].astype(np.int64)",
+        "return together[:, :-1], together[:, 1:]",
+        "return together[:, :-1], together[:, :-1]",
         ("test_data.py", "window"),
     ),
     mutant(
-        "models/data.py",
+        "models/token_files.py",
         "if num_tokens != found:",
         "if num_tokens < found:",
         ("test_data.py",),
+    ),
+    mutant(
+        "models/token_files.py",
+        "first = bisect_right(self.ends, self.start)",
+        "first = bisect_right(self.ends, self.start) * 0",
+        ("test_text_files.py", "many_files"),
+    ),
+    mutant(
+        "models/token_files.py",
+        "max(self.start - begin, 0)",
+        "0",
+        ("test_text_files.py", "many_files"),
+    ),
+    mutant(
+        "models/token_files.py",
+        "len(upper) >= 32 and len(sample) % 2 == 0 and",
+        "",
+        ("test_text_files.py", "uint16 or validate or writes"),
     ),
     mutant(
         "models/report.py",

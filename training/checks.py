@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-import numpy as np
-
 from collectives.algorithms.groups import Topology
 from collectives.schedule.draw import refuse
-from models.data import Tokens, TokenWindows, load_tokens, split
+from models.data import Tokens, TokenWindows, split
 from models.gpt import GPT
 from models.hf import initialize
+from models.token_files import TokenSequence
 from parallelism.data.sampler import DistributedSampler
 from parallelism.mesh import groups_along, mesh_shape
 from parallelism.numerics.precision import Precision
@@ -23,7 +22,7 @@ from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.sequence.modules import shares_of
 from parallelism.tensor.sharding_plan import strategies
 from parallelism.zero.units import groups_of
-from training.config import SEARCH, Config, make_model, picture_of, plan_of, shape_of, zero_group
+from training.config import SEARCH, Config, make_model, picture_of, plan_of, shape_of, tokens_of, zero_group
 
 
 class Inputs(NamedTuple):
@@ -31,7 +30,7 @@ class Inputs(NamedTuple):
 
     tokens: Tokens
     windows: TokenWindows  # to train on
-    val_ids: np.ndarray
+    val_ids: TokenSequence
     num_micro_batches: int  # of a rank
     batch_size: int  # of all ranks
     schedule: Schedule
@@ -53,7 +52,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     shape = mesh_shape(len(topology.node_of), config.dp, config.pp, config.sp, config.tp)
     head_ranks = check_sequences(config, shape)
     check_zero_group(config, shape, topology)
-    tokens = load_tokens(config.data)
+    tokens = tokens_of(config)
     check_vocabulary(config, tokens)
     check_memory(config, tokens.vocab_size, topology)
     train_ids, val_ids = split(tokens, config.val_fraction, config.block_size)

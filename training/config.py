@@ -8,6 +8,7 @@ from typing import Any
 
 from collectives.job.settings import check
 from models import ranges
+from models.data import Tokens, load_tokens
 from models.gpt import GPT, GPTConfig
 from parallelism.numerics.non_finite import POLICIES
 from parallelism.numerics.precision import DTYPES
@@ -33,9 +34,19 @@ class Config:
     Raises: ValueError for what a setting can't be.
     """
 
-    data: list[str] = flag(list, "UTF-8 text files, or .bin files of uint16 tokens; none: Python's language reference")
+    data: list[str] = flag(
+        list,
+        "files or folders: text, JSON lines, Parquet, or .bin of tokens (nanoGPT's, llm.c's, training.prepare's); "
+        "none: Python's language reference",
+    )
+    val_data: list[str] = flag(list, "the same, to validate on; none: the end of the data, or its files named val*.bin")
+    tokenizer: str = flag("bytes", "of text: bytes, a tokenizer.json, or a .tiktoken file named by its encoding")
+    vocab_size: int | None = flag(
+        None, "kinds of tokens, if more than the data's or the tokenizer's", range=ranges.VOCABULARY
+    )
+    text_field: str = flag("text", "the field of JSON lines, or column of Parquet, that has the text")
     val_fraction: float = flag(
-        0.1, "part of the data, at its end, that is held back for validation", range=ranges.FRACTION
+        0.1, "part of the data, at its end, that is held back for validation without val_data", range=ranges.FRACTION
     )
     out_dir: str = flag("out", "where metrics.jsonl, loss.png and the weights go; none if empty")
     seed: int = flag(1337, "of the initial weights and of the order of the samples", range=ranges.SEED)
@@ -114,6 +125,10 @@ class Config:
 
     def __post_init__(self):
         check(self)
+
+
+def tokens_of(config: Config) -> Tokens:
+    return load_tokens(config.data, config.val_data, config.tokenizer, config.vocab_size, config.text_field)
 
 
 def zero_group(config: Config) -> str | int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from models.data import load_tokens
 from parallelism.numerics.precision import Precision
 from parallelism.planner import TrainingJob
 from parallelism.planner.ranks import best_layout
-from training.config import Config, shape_of
+from training.config import Config, shape_of, tokens_of
 from training.device import own_device
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def job_of(config: Config, world_size: int) -> TrainingJob:
     Raises: ValueError for what fits no layout.
     """
     Precision(config.dtype, config.master_weights, config.grad_dtype)
-    model = shape_of(config, load_tokens(config.data).vocab_size)
+    model = shape_of(config, tokens_of(config).vocab_size)
     batch = config.global_batch_size or world_size * config.micro_batch_size * config.num_micro_batches
     names = ("dtype", "master_weights", "grad_dtype", "bucket_mb", "sp_mode", "sp_order", "sp_heads")
     return TrainingJob(model, batch, *(getattr(config, name) for name in names))

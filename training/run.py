@@ -370,12 +370,12 @@ class TrainingRun:
 
     def sample(self, gpt: GPT) -> str:
         """Text, or token ids, that go on from the first ones of the held-back part."""
-        prompt = torch.from_numpy(self.val_ids[:16].astype(np.int64))[None].to(self.config.device)  # (1, seq)
+        prompt = torch.from_numpy(np.asarray(self.val_ids[:16], np.int64))[None].to(self.config.device)  # (1, seq)
         generator = torch.Generator(self.config.device).manual_seed(self.config.seed)
         gpt.eval()
         drawn = gpt.generate(prompt, self.config.sample_tokens, 0.8, top_k=50, generator=generator)
         ids = drawn[0].tolist()
-        return bytes(ids).decode(errors="replace") if self.tokens.is_text else " ".join(map(str, ids))
+        return self.tokens.decode(ids)
 
     def batch(self, windows: TokenWindows, indices: np.ndarray, first_sample: int = 0) -> Batch:
         """This rank's tokens of some samples, which have numbers from `first_sample` on, by which dropout draws."""

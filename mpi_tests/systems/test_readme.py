@@ -18,6 +18,7 @@ from mpi_tests.helpers.readme import (
     ON_GPUS,
     PLANNING,
     PREDICTING,
+    PREPARING,
     SEARCHING,
     TRAINING,
     example,
@@ -36,10 +37,19 @@ def test_commands_for_gpus_say_what_there_lacks():
     assert re.search("needs CuPy|no CUDA device|sees no CUDA device", run(training, fails=True).stderr)
 
 
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """The folder that preparing writes."""
+    folder = tmp_path_factory.mktemp("prepared") / "tokens"
+    run(PREPARING.replace("--out tokens", f"--out {shlex.quote(str(folder))}"))
+    return folder
+
+
 @pytest.mark.parametrize("command", TRAINING)
-def test_training_commands(command, tmp_path):
+def test_training_commands(command, tmp_path, tokens):
     here = command.replace("trace.json", shlex.quote(f"{tmp_path}/trace.json"))
     here = here.replace(" saved", f" {shlex.quote(str(tmp_path / 'saved'))}")
+    here = here.replace("--data tokens", f"--data {shlex.quote(str(tokens))}")
     output = run(f"{here} {IN_SMALL} --out_dir {shlex.quote(str(tmp_path))}").stdout
     assert "iter 2/2" in output
     assert (tmp_path / "loss.png").exists()

@@ -1,0 +1,92 @@
+"""Tokenizers: bytes of UTF-8, or a file of the tokenizers or tiktoken libraries."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+BYTES = "bytes"
+DOCUMENT_END = "<|endoftext|>"
+
+
+class Tokenizer(NamedTuple):
+    """Text to tokens and back.  `end` is the token that follows each document, or None."""
+
+    name: str
+    vocab_size: int
+    end: int | None
+    encode: Callable[[str], Sequence[int] | np.ndarray]
+    decode: Callable[[Sequence[int]], str]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The smallest type of tokens that files may have."""
+        return np.dtype(np.uint8 if self.vocab_size <= 256 else "<u2" if self.vocab_size <= 1 << 16 else "<u4")
+
+    def tokens(self, text: str, document_end: bool) -> np.ndarray:
+        """A document's tokens, with the end's after them where that is asked for and there is one."""
+        ids = np.asarray(self.encode(text), self.dtype)
+        return np.append(ids, self.dtype.type(self.end)) if document_end and self.end is not None else ids
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer "bytes", of a tokenizer.json, or of a .tiktoken file, named by its encoding.
+
+    Raises: ValueError naming the file and what to do.
+    """
+    if name == BYTES:
+        return Tokenizer(BYTES, 256, 0, encode_bytes, decode_bytes)  # UTF-8 text has no byte 0 of its own
+    if not Path(name).is_file():
+        raise ValueError(f"tokenizer={name}: no such file; pass {BYTES}, a tokenizer.json, or a .tiktoken file")
+    try:
+        return tiktoken(name) if name.endswith(".tiktoken") else tokenizer_json(name)
+    except ImportError as error:
+        raise ValueError(
+            f"tokenizer={name}: needs {error.name}, which is not installed; pip install {error.name}"
+        ) from None
+
+
+def encode_bytes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def decode_bytes(ids: Sequence[int]) -> str:
+    return bytes(ids).decode(errors="replace")
+
+
+def tokenizer_json(path: str) -> Tokenizer:
+    tokenizers = import_module("tokenizers")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # of no other class
+        raise ValueError(f"tokenizer={path}: not a tokenizer.json ({error}); check the path") from None
+    ends = [tokenizer.token_to_id(token) for token in (DOCUMENT_END, "<|end_of_text|>", "</s>", "<eos>")]
+
+    def encode(text: str) -> Any:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    end = next((token for token in ends if token is not None), None)
+    return Tokenizer(Path(path).name, tokenizer.get_vocab_size(), end, encode, tokenizer.decode)
+
+
+def tiktoken(path: str) -> Tokenizer:
+    """A tokenizer of ranks in tiktoken's format; which text goes together is that of the encoding it is named by."""
+    library, public = import_module("tiktoken"), import_module("tiktoken_ext.openai_public")
+    name = Path(path).stem
+    known = [each for each, make in public.ENCODING_CONSTRUCTORS.items() if each != "gpt2"]
+    if name not in known:
+        raise ValueError(f"tokenizer={path}: no encoding of tiktoken is called {name}; name it {', '.join(known)}")
+    try:
+        rows = map(str.split, Path(path).read_text().splitlines())
+        ranks = {base64.b64decode(token): int(rank) for token, rank in rows}
+        with mock.patch.object(public, "load_tiktoken_bpe", return_value=ranks):  # which would go to the network
+            encoding = library.Encoding(**public.ENCODING_CONSTRUCTORS[name]())
+    except (ValueError, AssertionError) as error:
+        raise ValueError(f"tokenizer={path}: not tiktoken's ranks of {name} ({error}); check the file") from None
+    return Tokenizer(Path(path).name, encoding.n_vocab, encoding.eot_token, encoding.encode_ordinary, encoding.decode)

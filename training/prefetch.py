@@ -1,0 +1,51 @@
+"""Work done ahead by a thread, so that a step does not wait for its input."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextlib import suppress
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import TypeVar
+
+T = TypeVar("T")
+LOOK_S = 0.1  # how often a thread with nowhere to put its item looks whether it is still wanted
+
+
+def ahead(items: Iterable[T], number: int = 2) -> Generator[T, None, None]:
+    """Yield items, up to `number` of which a thread has ready before they are asked for.
+
+    An exception of theirs is raised in the item's place.  Closing the generator ends the thread.
+    """
+    ready: Queue[tuple[T | None, BaseException | None, bool]] = Queue(number)
+    closed = Event()
+
+    def put(item: T | None = None, error: BaseException | None = None, last: bool = False) -> None:
+        while not closed.is_set():
+            with suppress(Full):
+                ready.put((item, error, last), timeout=LOOK_S)
+                return
+
+    def work() -> None:
+        try:
+            for item in items:
+                put(item)
+                if closed.is_set():
+                    return
+            put(last=True)
+        except BaseException as error:
+            put(error=error)
+
+    thread = Thread(target=work, name="input", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error, last = ready.get()
+            if error:
+                raise error
+            if last:
+                return
+            yield item  # type: ignore[misc]
+    finally:
+        closed.set()
+        thread.join()

@@ -1,0 +1,140 @@
+"""Make .bin files of tokens from text, on all cores.
+
+python -m training.prepare corpus/ --tokenizer tokenizer.json --val held_back.jsonl --out tokens
+python train.py --data tokens
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from collectives.job import environment
+from collectives.job.settings import Parser
+from models.data import META
+from models.text_files import find_files, read_documents
+from models.token_files import write_llmc
+from models.tokenizer import BYTES, Tokenizer, load_tokenizer
+
+CHUNK_CHARACTERS = 1 << 20  # of documents that go to a process together
+tokenizer_of_process: Tokenizer
+
+
+def main() -> int:
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("text", nargs="+", help="text, JSON lines, Parquet, or folders of these")
+    parser.add_argument("--val", nargs="+", default=[], help="the same, to validate on")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder")
+    parser.add_argument("--tokenizer", default=BYTES, help="bytes, a tokenizer.json, or a .tiktoken file")
+    parser.add_argument("--text_field", default="text", help="the field or column that has the text")
+    parser.add_argument("--shard_tokens", type=int, default=100_000_000, help="tokens a file")
+    parser.add_argument("--workers", type=int, default=environment.cores(), help="processes")
+    try:
+        print(prepare(parser.parse_args()))
+    except ValueError as error:
+        print(f"training.prepare: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def prepare(args: Namespace) -> str:
+    """Write the files; returns a line that says what there is, and how to train on it.
+
+    Raises: ValueError for what can't be read or written; what was written is removed then.
+    """
+    for name in ("shard_tokens", "workers"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"{name}={getattr(args, name)} must be at least 1")
+    tokenizer = load_tokenizer(args.tokenizer)
+    dtype = np.dtype("<u4") if tokenizer.vocab_size > 1 << 16 else np.dtype("<u2")
+    kinds = {"train": find_files(args.text), "val": find_files(args.val)}
+    for path in (*kinds["train"], *kinds["val"]):
+        if path.endswith(".bin"):
+            raise ValueError(f"{path} has tokens already: pass text")
+    try:
+        args.out.mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(f"out={args.out}: {error.strerror}; name a new folder") from None
+    try:
+        counts = {}
+        with ProcessPoolExecutor(args.workers, get_context("spawn"), start, (args.tokenizer,)) as pool:
+            for kind, files in kinds.items():
+                chunks = encoded(pool, files, args.text_field, 2 * args.workers)
+                counts[kind] = write_shards(args.out, kind, chunks, args.shard_tokens, dtype)
+        if args.tokenizer != BYTES:
+            shutil.copy(args.tokenizer, args.out / tokenizer.name)
+        meta = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size, "document_end": tokenizer.end}
+        (args.out / META).write_text(json.dumps(meta) + "\n")
+    except BaseException:
+        shutil.rmtree(args.out)
+        raise
+    end = "" if tokenizer.end is None else f" --document_end {tokenizer.end}"
+    return f"{counts['train']:,} tokens, and {counts['val']:,} to validate on: train.py --data {args.out}{end}"
+
+
+def start(name: str) -> None:
+    """Load a process's tokenizer."""
+    global tokenizer_of_process
+    tokenizer_of_process = load_tokenizer(name)
+
+
+def encode(documents: list[str]) -> np.ndarray:
+    """Return the tokens of documents, each followed by the token that ends it."""
+    return np.concatenate([tokenizer_of_process.tokens(text, document_end=True) for text in documents])
+
+
+def encoded(pool: ProcessPoolExecutor, files: list[str], field: str, most: int) -> Iterator[np.ndarray]:
+    """Yield the tokens of the files' documents, in their order, while at most `most` chunks are under way."""
+    under_way: deque[Future[np.ndarray]] = deque()
+    for chunk in chunks_of(files, field):
+        under_way.append(pool.submit(encode, chunk))
+        if len(under_way) == most:
+            yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
+
+
+def chunks_of(files: list[str], field: str) -> Iterator[list[str]]:
+    """Yield documents by the million characters, with a progress bar."""
+    chunk: list[str] = []
+    length = 0
+    with tqdm(files, unit="file", disable=None) as bar:
+        for path in bar:
+            for text in read_documents(path, field):
+                chunk.append(text)
+                length += len(text)
+                if length >= CHUNK_CHARACTERS:
+                    yield chunk
+                    chunk, length = [], 0
+    if chunk:
+        yield chunk
+
+
+def write_shards(out: Path, kind: str, chunks: Iterator[np.ndarray], size: int, dtype: np.dtype) -> int:
+    """Write files of `size` tokens, the last one of fewer; returns how many tokens there are."""
+    buffer, filled, number = np.empty(size, dtype), 0, 0
+    for chunk in chunks:
+        while len(chunk):
+            taken, chunk = chunk[: size - filled], chunk[size - filled :]
+            buffer[filled : filled + len(taken)] = taken
+            filled += len(taken)
+            if filled == size:
+                write_llmc(out / f"{kind}_{number:06}.bin", buffer)
+                filled, number = 0, number + 1
+    if filled:
+        write_llmc(out / f"{kind}_{number:06}.bin", buffer[:filled])
+    return number * size + filled
+
+
+if __name__ == "__main__":
+    sys.exit(main())
