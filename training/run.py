@@ -26,10 +26,11 @@ from models.optimizer import adamw, learning_rate
 from models.report import peak_memory_mib
 from parallelism.buffers.arena import Arena
 from parallelism.buffers.transfer import read_back, to_device
+from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
 from parallelism.data.data_parallel import DataParallel
 from parallelism.data.sampler import DistributedSampler
-from parallelism.mesh import Mesh
+from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
@@ -44,7 +45,6 @@ from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer, gpt2_layers
 from parallelism.pipeline.trace import gather, measured, save_picture, save_trace
 from parallelism.sequence.modules import SequenceParallel
-from parallelism.tensor.shard import fill, wholes
 from parallelism.tensor.sharding_plan import parallelize
 from parallelism.zero.gradients import ShardedGradients
 from parallelism.zero.parameters import ShardedParameters
@@ -80,7 +80,7 @@ class TrainingRun:
         self.num_micro_batches, self.schedule = inputs.num_micro_batches, inputs.schedule
         self.precision, self.gpt = inputs.precision, inputs.gpt
         self.num_params = self.gpt.num_params()  # before ranks have parts of them
-        self.mesh = Mesh(comm, dp=config.dp, pp=config.pp, sp=config.sp, tp=config.tp)
+        self.mesh = Mesh(comm, **axes_of(config))
         self.dp, self.replicas = self.mesh.dp, self.mesh.along("dp", "sp")
         self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
         self.place = BatchPosition(config.seed)
@@ -93,7 +93,7 @@ class TrainingRun:
         self.computing = partial(self.precision.computing, config.device)
         monitor = GradientMonitor(self.gpt) if config.non_finite != "ignore" else None
         tied = tied_names(self.gpt)
-        parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)  # before ZeRO takes them away
+        parts = model_parts(self.gpt, self.mesh, tied)  # before ZeRO takes them away
         self.make_optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
         self.model = self.pipelined() if config.pp > 1 else self.replicated()
         self.zero = self.shared_update()
@@ -102,9 +102,9 @@ class TrainingRun:
         self.scale = self.precision.loss_scale(config.device)
         self.guard = StepGuard(comm, config.non_finite, self.scale, monitor, device=config.device)
         limit = config.grad_clip if config.grad_clip > 0 else math.inf
-        self.clip = GradientClip(limit, self.mesh.tp, self.mesh.pp, self.shard, config.device)
+        self.clip = GradientClip(limit, self.gpt, self.masters, self.mesh, tied, self.shard, config.device)
         if config.pp > 1:
-            parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)
+            parts = model_parts(self.gpt, self.mesh, tied)
         self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
         self.ended_s = 0.0  # when the last step that was reported had ended
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
@@ -328,7 +328,7 @@ class TrainingRun:
         Returns the norm before clipping, and what the ranks have agreed on.  Collective.
         """
         self.masters.take_gradients(self.scale.inverse)
-        norm = self.clip(self.own_weights)
+        norm = self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         verdict = self.guard.judge(loss, norm)
@@ -391,7 +391,7 @@ class TrainingRun:
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
         whole = self.zero.whole() if self.zero else nullcontext()
         with whole, self.masters.exact(self.gpt, self.shard):
-            fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
+            fill(gpt, wholes(self.gpt, self.mesh), self.mesh.pp)
         return gpt
 
     def memory_mib(self) -> float:
