@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from models.flags import parse
 from models.gpt import GPT
 from models.hf import save_hugging_face
 from models.report import TrainingReport
+from models.tokenizer import save_tokenizer
 from training.config import Config
 from training.layout import laid_out
 from training.pending import LateReport
@@ -71,6 +73,8 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
         with comm.agreed("weights"):
             if run.out_dir:
                 save_hugging_face(gpt, run.out_dir)
+                save_tokenizer(run.tokens.tokenizer, Path(run.out_dir), run.tokens.vocab_size)
+                print(f"for more: python sample.py --from {run.out_dir}")
     return Trained(gpt, report.records)
 
 

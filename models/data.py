@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple
@@ -12,20 +11,19 @@ import numpy as np
 
 from models.text_files import find_files, read_documents
 from models.token_files import TokenFile, TokenSequence
-from models.tokenizer import BYTES, Tokenizer, load_tokenizer
+from models.tokenizer import BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
 
-META = "meta.json"  # beside .bin files: their tokenizer and the size of its vocabulary
 GPT2_VOCABULARY = 50257
 BLOCK_TOKENS, MOST_BLOCKS = 1 << 22, 64  # of which the largest token is looked for
 
 
 class Tokens(NamedTuple):
-    """What there is to train on: tokens, how many kinds of them there are, and how they read as text."""
+    """What there is to train on: tokens, how many kinds of them there are, and their tokenizer."""
 
     ids: TokenSequence
     vocab_size: int
     name: str
-    decode: Callable[[Sequence[int]], str]
+    tokenizer: Tokenizer
     val_ids: TokenSequence | None = None  # to validate on; None: the end of `ids`
 
 
@@ -52,7 +50,7 @@ def load_tokens(
     """
     if not paths:
         ids = TokenSequence([np.frombuffer(language_reference(), np.uint8)])
-        tokens = Tokens(ids, 256, "Python language reference", load_tokenizer(BYTES).decode)
+        tokens = Tokens(ids, 256, "Python language reference", load_tokenizer(BYTES))
     else:
         tokens = load_files(find_files(paths), " + ".join(Path(path).name for path in paths), tokenizer, text_field)
     if val_paths:
@@ -83,13 +81,15 @@ def load_bin(paths: list[str], name: str) -> Tokens:
     ids = TokenSequence([TokenFile(path) for path in paths if path not in validating])
     val_ids = TokenSequence([TokenFile(path) for path in validating]) if validating else None
     largest = max(largest_token(each) for each in (ids, val_ids) if each is not None)
-    meta = Path(paths[0]).parent / META
-    if not meta.is_file():
-        return Tokens(ids, bin_vocab_size(largest), name, numbers, val_ids)
-    vocab_size, decode = read_meta(meta)
+    folder = Path(paths[0]).parent
+    saved = saved_tokenizer(folder)
+    if saved is None:
+        vocab_size = bin_vocab_size(largest)
+        return Tokens(ids, vocab_size, name, token_ids(vocab_size), val_ids)
+    tokenizer, vocab_size = saved
     if largest >= vocab_size:
-        raise ValueError(f"{meta}: a vocabulary of {vocab_size}, but {paths[0]} and others have token {largest}")
-    return Tokens(ids, vocab_size, name, decode, val_ids)
+        raise ValueError(f"{folder}: tokenizer of {vocab_size} tokens, but {paths[0]} and others have token {largest}")
+    return Tokens(ids, vocab_size, name, tokenizer, val_ids)
 
 
 def load_text(paths: list[str], name: str, tokenizer: Tokenizer, field: str) -> Tokens:
@@ -97,7 +97,7 @@ def load_text(paths: list[str], name: str, tokenizer: Tokenizer, field: str) -> 
     if not parts:
         raise ValueError(f"{paths[0]}: empty; pass a file with text in it")
     ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return Tokens(TokenSequence([ids]), tokenizer.vocab_size, name, tokenizer.decode)
+    return Tokens(TokenSequence([ids]), tokenizer.vocab_size, name, tokenizer)
 
 
 def tokenize(path: str, tokenizer: Tokenizer, field: str) -> Iterator[np.ndarray]:
@@ -105,10 +105,6 @@ def tokenize(path: str, tokenizer: Tokenizer, field: str) -> Iterator[np.ndarray
     ends = tokenizer.name != BYTES or path.endswith((".jsonl", ".parquet"))
     for text in read_documents(path, field):
         yield tokenizer.tokens(text, ends)
-
-
-def numbers(ids: Sequence[int]) -> str:
-    return " ".join(map(str, ids))
 
 
 def largest_token(ids: TokenSequence) -> int:
@@ -121,22 +117,6 @@ def bin_vocab_size(largest: int) -> int:
     # GPT-2's vocabulary, whichever of its tokens occur; beyond it, a multiple of 64, which splits evenly
     # over ranks and fills the tiles of a matrix unit.
     return GPT2_VOCABULARY if largest < GPT2_VOCABULARY else (largest // 64 + 1) * 64
-
-
-def read_meta(path: Path) -> tuple[int, Callable[[Sequence[int]], str]]:
-    """Return the size of the vocabulary, and how tokens read as text: as numbers where the tokenizer is not there.
-
-    Raises: ValueError naming the path.
-    """
-    try:
-        meta = json.loads(path.read_text())
-        vocab_size, name = int(meta["vocab_size"]), str(meta["tokenizer"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not what training.prepare writes ({error}); write it again") from None
-    file = path.parent / name
-    if name != BYTES and not file.is_file():
-        return vocab_size, numbers
-    return vocab_size, load_tokenizer(BYTES if name == BYTES else str(file)).decode
 
 
 def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[TokenSequence, TokenSequence]:

@@ -172,33 +172,6 @@ class GPT(nn.Module):
         logits = self.lm_head(self.transformer(tokens, positions, documents))
         return logits, None if targets is None else self.loss(logits, targets)
 
-    @torch.no_grad()
-    def generate(
-        self,
-        tokens: torch.Tensor,
-        num_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> torch.Tensor:
-        """Append `num_tokens` sampled tokens, one by one.  Dropout stays on unless in eval mode.
-
-        Shapes: tokens (batch, seq), result (batch, seq + num_tokens).
-        """
-        if temperature <= 0:
-            raise ValueError(f"temperature={temperature} must be positive: for the likeliest token, top_k=1")
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k={top_k} must be at least 1: to sample from all tokens, top_k=None")
-        for _ in range(num_tokens):
-            logits, _ = self.forward(tokens[:, -self.config.block_size :])  # not compiled: each length is another
-            logits = logits[:, -1].float() / temperature  # (batch, vocab_size)
-            if top_k is not None:
-                least = logits.topk(min(top_k, self.config.vocab_size)).values[:, -1:]  # (batch, 1)
-                logits = logits.masked_fill(logits < least, -math.inf)
-            token = torch.multinomial(logits.softmax(-1), 1, generator=generator)  # (batch, 1)
-            tokens = torch.cat((tokens, token), dim=1)
-        return tokens
-
     def num_params(self) -> int:
         """Count parameters as nanoGPT does: the tied embedding once, the position embedding not at all."""
         return sum(p.numel() for name, p in self.named_parameters() if name != "transformer.wpe.weight")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +13,10 @@ from unittest import mock
 
 import numpy as np
 
-BYTES = "bytes"
+from models.files import replacing
+
+BYTES, TOKEN_IDS = "bytes", "token ids"
+META = "meta.json"  # beside tokens or weights: of which tokenizer they are
 DOCUMENT_END = "<|endoftext|>"
 
 
@@ -23,6 +28,7 @@ class Tokenizer(NamedTuple):
     end: int | None
     encode: Callable[[str], Sequence[int] | np.ndarray]
     decode: Callable[[Sequence[int]], str]
+    path: str | None = None  # the file it is in
 
     @property
     def dtype(self) -> np.dtype:
@@ -52,6 +58,48 @@ def load_tokenizer(name: str) -> Tokenizer:
         ) from None
 
 
+def token_ids(vocab_size: int) -> Tokenizer:
+    """Return the tokenizer of tokens that nothing is known of: their numbers."""
+    return Tokenizer(TOKEN_IDS, vocab_size, None, encode_numbers, lambda ids: " ".join(map(str, ids)))
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, vocab_size: int) -> None:
+    """Write beside tokens or weights which tokenizer they are of, and a copy of it."""
+    if tokenizer.path and not (folder / tokenizer.name).exists():
+        shutil.copy(tokenizer.path, folder / tokenizer.name)
+    meta = {"tokenizer": tokenizer.name, "vocab_size": vocab_size, "document_end": tokenizer.end}
+    with replacing(folder / META) as temporary:
+        temporary.write_text(json.dumps(meta) + "\n")
+
+
+def saved_tokenizer(folder: Path) -> tuple[Tokenizer, int] | None:
+    """Return a folder's tokenizer and the size of its vocabulary: what `save_tokenizer` wrote, or a tokenizer.json.
+
+    Raises: ValueError naming the file.
+    """
+    path = folder / META
+    if not path.is_file():
+        if not (folder / "tokenizer.json").is_file():
+            return None
+        tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
+        return tokenizer, tokenizer.vocab_size
+    try:
+        meta = json.loads(path.read_text())
+        name, vocab_size = str(meta["tokenizer"]), int(meta["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not what training.prepare writes ({error}); write it again") from None
+    if name == TOKEN_IDS:
+        return token_ids(vocab_size), vocab_size
+    return load_tokenizer(BYTES if name == BYTES else str(folder / name)), vocab_size
+
+
+def encode_numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split()]
+    except ValueError:
+        raise ValueError(f"{text!r}: there is no tokenizer, so that tokens are numbers, such as '1 2 3'") from None
+
+
 def encode_bytes(text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8)
 
@@ -72,7 +120,7 @@ def tokenizer_json(path: str) -> Tokenizer:
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     end = next((token for token in ends if token is not None), None)
-    return Tokenizer(Path(path).name, tokenizer.get_vocab_size(), end, encode, tokenizer.decode)
+    return Tokenizer(Path(path).name, tokenizer.get_vocab_size(), end, encode, tokenizer.decode, path)
 
 
 def tiktoken(path: str) -> Tokenizer:
@@ -89,4 +137,5 @@ def tiktoken(path: str) -> Tokenizer:
             encoding = library.Encoding(**public.ENCODING_CONSTRUCTORS[name]())
     except (ValueError, AssertionError) as error:
         raise ValueError(f"tokenizer={path}: not tiktoken's ranks of {name} ({error}); check the file") from None
-    return Tokenizer(Path(path).name, encoding.n_vocab, encoding.eot_token, encoding.encode_ordinary, encoding.decode)
+    vocabulary = encoding.n_vocab, encoding.eot_token
+    return Tokenizer(Path(path).name, *vocabulary, encoding.encode_ordinary, encoding.decode, path)

@@ -6,7 +6,6 @@ python train.py --data tokens
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from argparse import Namespace
@@ -21,10 +20,9 @@ from tqdm import tqdm
 
 from collectives.job import environment
 from collectives.job.settings import Parser
-from models.data import META
 from models.text_files import find_files, read_documents
 from models.token_files import write_llmc
-from models.tokenizer import BYTES, Tokenizer, load_tokenizer
+from models.tokenizer import BYTES, Tokenizer, load_tokenizer, save_tokenizer
 
 CHUNK_CHARACTERS = 1 << 20  # of documents that go to a process together
 tokenizer_of_process: Tokenizer
@@ -71,10 +69,7 @@ def prepare(args: Namespace) -> str:
             for kind, files in kinds.items():
                 chunks = encoded(pool, files, args.text_field, 2 * args.workers)
                 counts[kind] = write_shards(args.out, kind, chunks, args.shard_tokens, dtype)
-        if args.tokenizer != BYTES:
-            shutil.copy(args.tokenizer, args.out / tokenizer.name)
-        meta = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size, "document_end": tokenizer.end}
-        (args.out / META).write_text(json.dumps(meta) + "\n")
+        save_tokenizer(tokenizer, args.out, tokenizer.vocab_size)
     except BaseException:
         shutil.rmtree(args.out)
         raise

@@ -21,6 +21,7 @@ from collectives import InputError
 from collectives.job import environment
 from collectives.job.errors import LoneInputError
 from models.data import TokenWindows, documents
+from models.generate import generate
 from models.gpt import GPT
 from models.optimizer import adamw, learning_rate
 from models.report import peak_memory_mib
@@ -369,13 +370,15 @@ class TrainingRun:
         return [float(self.loss(batch)) for batch in batches]
 
     def sample(self, gpt: GPT) -> str:
-        """Text, or token ids, that go on from the first ones of the held-back part."""
+        """Text, or token ids, that go on from the first ones of the held-back part; or why there is none."""
         prompt = torch.from_numpy(np.asarray(self.val_ids[:16], np.int64))[None].to(self.config.device)  # (1, seq)
         generator = torch.Generator(self.config.device).manual_seed(self.config.seed)
         gpt.eval()
-        drawn = gpt.generate(prompt, self.config.sample_tokens, 0.8, top_k=50, generator=generator)
-        ids = drawn[0].tolist()
-        return self.tokens.decode(ids)
+        try:
+            drawn = generate(gpt, prompt, self.config.sample_tokens, 0.8, top_k=50, generator=generator)
+        except ValueError as error:
+            return f"no sample: {error}"
+        return self.tokens.tokenizer.decode(drawn[0].tolist())
 
     def batch(self, windows: TokenWindows, indices: np.ndarray, first_sample: int = 0) -> Batch:
         """This rank's tokens of some samples, which have numbers from `first_sample` on, by which dropout draws."""

@@ -14,6 +14,7 @@ COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash
 TEACHING = "mpirun -n 4 python benchmarks/data_parallelism.py --output ways.json --picture ways.png"
 SEVERAL_MACHINES = [command for command in COMMANDS if re.search("8x8|sbatch|mpi_tests.rig", command)]
 TRAINING = [command for command in COMMANDS if "train.py" in command and command not in SEVERAL_MACHINES]
+SAMPLING = [command for command in COMMANDS if "sample.py" in command]
 PREPARING = next(command for command in COMMANDS if "training.prepare" in command)
 TUNING = [command for command in COMMANDS if "tuning.json" in command]
 PREDICTING = [command for command in COMMANDS if "simulate" in command or "space-time" in command]
@@ -26,7 +27,7 @@ ON_GPUS = [command for command in COMMANDS if "gpu_check" in command or "--devic
 ADDING = "mpirun -n 3 python examples/sum.py"
 SPLITTING = "mpirun -n 2 python examples/split.py"
 # Each is run by a test.
-TRIED = [*SEVERAL_MACHINES, *TRAINING, *TUNING, *PREDICTING, *MEASURING, *ON_GPUS]
+TRIED = [*SEVERAL_MACHINES, *TRAINING, *SAMPLING, *TUNING, *PREDICTING, *MEASURING, *ON_GPUS]
 TRIED += [TEACHING, PREPARING, PLANNING, DRAWING, SEARCHING, EXAMINING, HANGING, ADDING, SPLITTING]
 
 

@@ -19,6 +19,7 @@ from mpi_tests.helpers.readme import (
     PLANNING,
     PREDICTING,
     PREPARING,
+    SAMPLING,
     SEARCHING,
     TRAINING,
     example,
@@ -54,6 +55,19 @@ def test_training_commands(command, tmp_path, tokens):
     assert "iter 2/2" in output
     assert (tmp_path / "loss.png").exists()
     assert (tmp_path / "trace.json").exists() == (tmp_path / "trace.png").exists() == ("--trace" in command)
+
+
+def test_text_from_what_was_trained(tmp_path):
+    out = shlex.quote(str(tmp_path / "out"))
+    printed = run(f"mpirun -n 2 python train.py {IN_SMALL} --out_dir {out}").stdout
+    command = f"python sample.py --from {tmp_path / 'out'}"
+    assert printed.splitlines()[-1] == f"for more: {command}"
+    several, split = [run(command.replace("--from out", f"--from {out} --num_tokens 9")).stdout for command in SAMPLING]
+    assert several.count("def ") == 3
+    assert several.count("\n---\n") == 2
+    assert split.startswith("def ")
+    whole = run(f"{command} --num_tokens 9 --prompt 'def '").stdout
+    assert whole == split
 
 
 def test_the_planner_lists_layouts():

@@ -160,40 +160,6 @@ def test_names_are_those_of_hugging_face():
     assert model.lm_head.weight is model.transformer.wte.weight
 
 
-def test_generate_with_top_k_1_repeats_the_likeliest_token():
-    model = randomized(GPTConfig(**SMALL))
-    tokens = random_tokens(2, 9)
-    out = model.generate(tokens, 8, top_k=1)
-    assert out.shape == (2, 17)
-    assert torch.equal(out[:, :9], tokens)
-    for end in range(9, 17):
-        likeliest = model(out[:, max(0, end - 12) : end])[0][:, -1].argmax(-1)
-        assert torch.equal(out[:, end], likeliest)
-
-
-def test_generate_samples_from_the_softmax():
-    model = randomized(GPTConfig(**SMALL))
-    prompt = random_tokens(1, 3)
-    draws = model.generate(
-        prompt.expand(20000, -1), 1, temperature=2.0, top_k=5, generator=torch.Generator().manual_seed(0)
-    )
-    best = model(prompt)[0][0, -1].topk(5)
-    expected = (best.values / 2).softmax(-1)
-    frequency = torch.bincount(draws[:, -1], minlength=29) / 20000
-    assert frequency[best.indices].tolist() == pytest.approx(expected.tolist(), abs=0.02)
-    assert frequency[best.indices].sum() == 1
-
-
-def test_generate_repeats_with_its_generator():
-    model = GPT(GPTConfig(**SMALL))
-    first, again, other = (
-        model.generate(random_tokens(1, 3), 20, top_k=100, generator=torch.Generator().manual_seed(seed))
-        for seed in (3, 3, 4)
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
 def test_flops_of_gpt2_small():
     config = GPTConfig(vocab_size=50257, block_size=1024, n_layer=12, n_head=12, n_embd=768, bias=True)
     with torch.device("meta"):
@@ -223,15 +189,3 @@ def test_config_errors(fields, message):
 def test_a_sequence_must_fit(seq):
     with pytest.raises(ValueError, match=f"a sequence of {seq} tokens: pass 1 to block_size=12"):
         GPT(GPTConfig(**SMALL))(random_tokens(1, seq))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": 0.0}, "temperature=0.0 must be positive: for the likeliest token, top_k=1"),
-        ({"top_k": 0}, "top_k=0 must be at least 1: to sample from all tokens, top_k=None"),
-    ],
-)
-def test_generate_errors(options, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        GPT(GPTConfig(**SMALL)).generate(random_tokens(1, 3), 1, **options)

@@ -96,7 +96,7 @@ def test_a_tokenizer_json(tmp_path, tokenizer_json):
     tokens = load_tokens([str(path)], tokenizer=tokenizer_json)
     assert np.asarray(tokens.ids).tolist() == [2, 3, 4, 5, 6, 3, 1]
     assert tokens.vocab_size == 7
-    assert tokens.decode([2, 3]) == "The ring"
+    assert tokens.tokenizer.decode([2, 3]) == "The ring"
 
 
 def test_ranks_of_tiktoken(tmp_path):
@@ -204,7 +204,7 @@ def test_prepare_writes_what_training_reads(tmp_path, tokenizer_json):
     assert tokens.vocab_size == 7
     assert np.asarray(tokens.val_ids).tolist() == [2, 3, 6, 1]
     documents = np.split(ids := np.asarray(tokens.ids), np.flatnonzero(ids == 1) + 1)[:-1]
-    assert [tokens.decode(document[:-1].tolist()) for document in documents] == texts
+    assert [tokens.tokenizer.decode(document[:-1].tolist()) for document in documents] == texts
 
 
 def test_prepare_leaves_nothing_behind_where_it_fails(tmp_path):

@@ -1,0 +1,118 @@
+"""Text from a GPT, token by token; keys and values of the tokens before are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.gpt import GPT
+
+
+class CachedAttention(nn.Module):
+    """Attention that keeps keys and values, so that later tokens are given alone.
+
+    Shapes: q (batch, n_head, seq, head_size), k and v (batch, n_kv_head, seq, head_size).
+    """
+
+    def __init__(self, attend: nn.Module, block_size: int):
+        super().__init__()
+        self.attend, self.block_size = attend, block_size
+        self.length = 0  # of what is kept
+
+    def forward(self, q, k, v, documents=None):
+        start, self.length = self.length, self.length + k.shape[2]
+        if start == 0:
+            self.keys, self.values = (x.new_empty((*x.shape[:2], self.block_size, x.shape[3])) for x in (k, v))
+        self.keys[:, :, start : self.length], self.values[:, :, start : self.length] = k, v
+        if start == 0:
+            return self.attend(q, k, v, documents)
+        kept = self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        return F.scaled_dot_product_attention(q, *kept, enable_gqa=k.shape[1] < q.shape[1])
+
+
+@contextmanager
+def caching(gpt: GPT) -> Iterator[list[CachedAttention]]:
+    """Have a model's attention keep keys and values."""
+    attentions: list[Any] = [block.get_submodule("attn") for block in gpt.transformer.h]
+    caches = [CachedAttention(attention.attend, gpt.config.block_size) for attention in attentions]
+    for attention, cache in zip(attentions, caches, strict=True):
+        attention.attend = cache
+    try:
+        yield caches
+    finally:
+        for attention, cache in zip(attentions, caches, strict=True):
+            attention.attend = cache.attend
+
+
+@torch.no_grad()
+def generate(
+    gpt: GPT,
+    tokens: Tensor,
+    num_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+    agree: Callable[[Tensor], Tensor] = lambda token: token,
+) -> Tensor:
+    """Append `num_tokens` sampled tokens, one by one.  Dropout stays on unless in eval mode.
+
+    Beyond the model's block_size, where positions move with each token, it computes the whole window anew.  Where
+    several ranks compute a model, `agree` makes the token that was drawn the same on all.
+
+    Shapes: tokens (batch, seq), result (batch, seq + num_tokens).
+    """
+    check(temperature, top_k, top_p)
+    with caching(gpt) as caches:
+        for _ in range(num_tokens):
+            start, length = caches[0].length, tokens.shape[1]
+            if start == 0 or length > gpt.config.block_size:
+                for cache in caches:
+                    cache.length = 0
+                start = max(0, length - gpt.config.block_size)
+                logits, _ = gpt.forward(tokens[:, start:])  # not compiled: each length is another
+            else:
+                logits, _ = gpt.forward(tokens[:, start:], positions=torch.arange(start, length, device=tokens.device))
+            token = agree(draw(logits[:, -1].float(), temperature, top_k, top_p, generator))
+            tokens = torch.cat((tokens, token), dim=1)
+    return tokens
+
+
+def check(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature={temperature} must be positive: for the likeliest token, top_k=1")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k} must be at least 1: to sample from all tokens, top_k=None")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} must be above 0 and at most 1: to sample from all tokens, top_p=None")
+
+
+def draw(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+) -> Tensor:
+    """Draw a token of the `top_k` likeliest, and of those of the fewest that have `top_p` of the probability.
+
+    Source of the latter: Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020, section 3.1.
+    Shapes: logits (batch, vocab_size), result (batch, 1).
+
+    Raises: ValueError for logits that are not finite.
+    """
+    if not bool(logits.isfinite().all()):
+        raise ValueError(
+            "the model's logits are not finite, so that no token can be drawn: its weights have gone astray"
+        )
+    logits = logits / temperature
+    if top_k is not None:
+        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]  # (batch, 1)
+        logits = logits.masked_fill(logits < least, -math.inf)
+    if top_p is not None:
+        ordered, places = logits.softmax(-1).sort(descending=True, stable=True)
+        unlikely = ordered.cumsum(-1) - ordered >= top_p
+        logits = logits.masked_fill(torch.zeros_like(unlikely).scatter(-1, places, unlikely), -math.inf)
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator)
