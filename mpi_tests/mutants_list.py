@@ -680,6 +680,12 @@ PIPELINES = [
         ("test_pipeline.py", "ranks_beside and 1f1b and 4-ranks", 4),
     ),
     mutant(
+        "parallelism/pipeline/local_parameters.py",
+        "and self.num_passes(*own) > 1:",
+        "and self.num_passes(*own) > 1000:",
+        ("test_same_bits.py", "pipelines_beside and 1f1b and 2-ranks", 2),
+    ),
+    mutant(
         "parallelism/pipeline/tied.py",
         "is_copy = comm.rank > 0",
         "is_copy = False",
