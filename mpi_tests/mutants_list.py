@@ -528,14 +528,14 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/mesh.py",
-        "if math.prod(lengths) != world_size:",
-        "if math.prod(lengths) > world_size:",
+        "if len(given) == len(axes) and count != world_size:",
+        "if len(given) == len(axes) and count > world_size:",
         ("test_mesh.py", "multiply"),
     ),
     mutant(
         "parallelism/numerics/clipping.py",
-        "(tp, self.squares[:1])",
-        "(tp, self.squares)",
+        ", *(mesh.coords[axis] for axis in shards_of(p))]",
+        "]",
         ("test_precision_training.py", "split_layers_and_stages and float16 and not bfloat16", 4),
     ),
     mutant(
@@ -686,10 +686,16 @@ PIPELINES = [
         ("test_same_bits.py", "pipelines_beside and 1f1b and 2-ranks", 2),
     ),
     mutant(
-        "parallelism/pipeline/tied.py",
-        "is_copy = comm.rank > 0",
-        "is_copy = False",
+        "parallelism/numerics/clipping.py",
+        "[first.get(name, name), ",
+        "[name, ",
         ("test_pipeline.py", "norm_counts_tied", 2),
+    ),
+    mutant(
+        "parallelism/zero/units.py",
+        "round((place - param.start) / BLOCK) * BLOCK",
+        "(place - param.start)",
+        ("test_zero.py", "bit_for_bit and 4-ranks-1", 4),
     ),
 ]
 

@@ -21,15 +21,15 @@ from models.data import TokenWindows
 from models.gpt import GPT
 from models.optimizer import learning_rate
 from parallelism.buffers.transfer import read_back, to_device
+from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
 from parallelism.data.sampler import DistributedSampler
-from parallelism.mesh import Mesh
+from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
 from parallelism.pipeline.tied import tied_names
 from parallelism.sequence.modules import SequenceParallel
-from parallelism.tensor.shard import fill, wholes
 from training.checks import check
 from training.config import TRACED, Config, make_model
 from training.device import memory_mib, own_device, set_matrix_precision
@@ -61,7 +61,7 @@ class TrainingRun:
         self.config, self.gpt = config, inputs.gpt
         self.tokens, self.windows, self.val_ids = inputs.tokens, inputs.windows, inputs.val_ids
         self.num_params = self.gpt.num_params()  # before ranks have parts of them
-        self.mesh = Mesh(comm, dp=config.dp, pp=config.pp, sp=config.sp, tp=config.tp)
+        self.mesh = Mesh(comm, **axes_of(config))
         self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
         dp, positions = self.mesh.dp, self.sp.positions(config.block_size)
         place = BatchPosition(config.seed)
@@ -80,12 +80,12 @@ class TrainingRun:
         self.scale = inputs.precision.loss_scale(config.device)
         self.guard = StepGuard(comm, config.non_finite, self.scale, monitor, device=config.device)
         limit = config.grad_clip if config.grad_clip > 0 else math.inf
-        self.clip = GradientClip(limit, self.mesh.tp, self.mesh.pp, self.replica.shard, config.device)
+        self.clip = GradientClip(limit, self.gpt, self.masters, self.mesh, tied, self.replica.shard, config.device)
         self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
         self.ended_s = 0.0  # when the last step that was reported had ended
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         try:
-            parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)
+            parts = model_parts(self.gpt, self.mesh, tied)
             self.saving = Saving(self, parts) if config.checkpoint_dir else None
         except InputError:
             self.close()
@@ -164,7 +164,7 @@ class TrainingRun:
         Returns the norm before clipping, and what the ranks have agreed on.  Collective.
         """
         self.masters.take_gradients(self.scale.inverse)
-        norm = self.clip(self.own_weights)
+        norm = self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         verdict = self.guard.judge(loss, norm)
@@ -185,5 +185,5 @@ class TrainingRun:
         """The plain model with the weights trained.  Collective."""
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
         with self.replica.whole(), self.masters.exact(self.gpt, self.replica.shard):
-            fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
+            fill(gpt, wholes(self.gpt, self.mesh), self.mesh.pp)
         return gpt

@@ -12,6 +12,7 @@ from parallelism.numerics.precision import Precision
 from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch
+from parallelism.pipeline.tied import tied_names
 from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
 from training.gpt import gpt2_layers
 
@@ -57,12 +58,12 @@ class Training:
         self.gpt, self.precision, self.scale = GPT(CONFIG), precision, precision.loss_scale()
         self.scale.value.clamp_(max=scale)
         parallelize(self.gpt, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), self.mesh.tp)
-        monitor = GradientMonitor(self.gpt)
+        monitor, tied = GradientMonitor(self.gpt), tied_names(self.gpt)
         self.model = self.staged(schedule, zero_stage)
         self.replica = self.model.replica
         self.masters, self.optimizer, self.shard = self.replica.masters, self.replica.optimizer, self.replica.shard
         self.guard = StepGuard(comm, "skip", self.scale, monitor, self.said.append)
-        self.clip = GradientClip(1.0, self.mesh.tp, self.mesh.pp, self.shard)
+        self.clip = GradientClip(1.0, self.gpt, self.masters, self.mesh, tied, self.shard)
 
     def staged(self, schedule, zero_stage):
         layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
@@ -78,7 +79,7 @@ class Training:
         """The whole batch's loss."""
         loss = self.gradients(parts(step, self.mesh.dp))
         self.masters.take_gradients(self.scale.inverse)
-        norm = self.clip(self.masters.pieces.values())
+        norm = self.clip()
         verdict = self.guard.judge(loss, norm)
         self.optimizer.step(verdict.skipped)
         self.guard.tell(step, verdict.names, verdict.numbers.tolist(), float(loss), float(norm))

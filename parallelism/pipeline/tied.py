@@ -28,8 +28,7 @@ def tied_names(model: nn.Module) -> Tied:
 class TiedGradients:
     """Sums up the gradients of parameters that are tied in the whole model, but lie on several ranks of `pp`.
 
-    `names` are theirs in the whole model, `model` is what this rank has of it.  On all but the first of the ranks such
-    a parameter is marked as a copy, `is_copy`, which a norm over all ranks leaves out.  Collective.
+    `names` are theirs in the whole model, `model` is what this rank has of it.  Collective.
     """
 
     def __init__(self, names: Tied, model: nn.Module, pp: Communicator):
@@ -42,7 +41,6 @@ class TiedGradients:
             comm = pp.split(0 if own else None)
             if comm is not None:
                 self._groups.append((own[0], comm))
-                params[own[0]].is_copy = comm.rank > 0  # type: ignore[attr-defined]
 
     @property
     def across(self) -> set[str]:
