@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from held_bytes import HeldBytes, held, held_by_formula, sent_by_formula
 from torch import Tensor, nn
 from wire import Wire
 
@@ -17,7 +18,6 @@ from models.optimizer import AdamW, Optimizer
 from parallelism.buffers.arena import Arena
 from parallelism.data.data_parallel import DataParallel
 from parallelism.zero.gradients import ShardedGradients
-from parallelism.zero.held_bytes import HeldBytes, held, held_by_formula, sent_by_formula
 from parallelism.zero.parameters import ShardedParameters
 from parallelism.zero.states import ShardedStates
 from parallelism.zero.units import ShardGroups

@@ -35,7 +35,6 @@ from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
 from parallelism.numerics.precision import MasterWeights
-from parallelism.numerics.recomputation import recompute_model
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.gradients import tied_names
 from parallelism.pipeline.layer_times import agreed, measure, message_s, stage_costs
@@ -54,6 +53,7 @@ from parallelism.zero.units import ShardGroups
 from training.checks import check
 from training.config import SEARCH, TRACED, Config, make_model, picture_of, plan_of, zero_group
 from training.device import own_device, set_matrix_precision
+from training.gpt import recompute_model
 from training.out_dir import own_out_dir, prepare_out_dir
 from training.pending import PendingStep
 from training.saving import Saving

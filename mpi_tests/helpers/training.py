@@ -14,11 +14,12 @@ from parallelism.pipeline.gradients import tied_names
 from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch, gpt2_layers
-from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
+from parallelism.tensor.sharding_plan import parallelize
 from parallelism.zero.gradients import ShardedGradients
 from parallelism.zero.parameters import ShardedParameters
 from parallelism.zero.states import ShardedStates, Zero
 from parallelism.zero.units import ShardGroups
+from training.gpt import gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from models.flops import block_flops, head_flops
 from models.gpt import GPT
 from parallelism.buffers.transfer import to_device
-from parallelism.flops import block_flops, head_flops
 from parallelism.pipeline.deferred import WeightGradients, deferring
 
 EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
