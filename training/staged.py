@@ -12,7 +12,6 @@ from models.optimizer import adamw
 from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.precision import Precision
-from parallelism.numerics.recomputation import recompute_model
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.layer_times import agreed, measure, message_s, stage_costs
 from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
@@ -22,7 +21,7 @@ from parallelism.pipeline.stage import Batch, Layer
 from parallelism.sequence.modules import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
 from training.config import SEARCH, Config, plan_of, zero_group
-from training.gpt import gpt2_layers, whole_layer
+from training.gpt import gpt2_layers, recompute_model, whole_layer
 
 
 def divide(gpt: GPT, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition) -> None:

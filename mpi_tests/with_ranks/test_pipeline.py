@@ -19,8 +19,8 @@ from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import WEIGHTS
 from parallelism.pipeline.stage import Batch, loss_weights
-from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
-from training.gpt import gpt2_layers
+from parallelism.tensor.sharding_plan import parallelize
+from training.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=16 if IS_PROOF else 8, n_head=2, n_embd=8, bias=True)
 SEQ = 6

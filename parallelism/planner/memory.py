@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from parallelism.flops import block_flops, head_flops
+from models.flops import block_flops, head_flops
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Order
