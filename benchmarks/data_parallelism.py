@@ -8,7 +8,7 @@ within groups and across them; and the stages of ZeRO share the optimizer's stat
 Before anything is timed, the parameters after two steps are compared with those of plain training on the whole batch.
 
 All go by messages, as between machines.  "busiest" are the bytes that a rank sends and receives in a step, where these
-are most, counted by the schedules that run; formulas are in `parallelism.zero.held_bytes`.  ZeRO's stage 3 keeps some
+are most, counted by the schedules that run; formulas are in `benchmarks/held_bytes.py`.  ZeRO's stage 3 keeps some
 parameters from the forward to the backward pass, and so sends less than its formula.  "out of a group" is what leaves
 one half of the ranks, as if that were a node.
 
@@ -41,8 +41,8 @@ import collectives
 from collectives.job.settings import Parser, positive
 from collectives.schedule import draw
 from models.gpt import GPT, GPTConfig
-from parallelism.data.data_parallel import num_bytes
-from parallelism.zero.states import Zero
+from parallelism.data.buckets import num_bytes
+from parallelism.data.loop import LoopModule
 
 RTOL = 1e-3  # of what training has changed: float32's sums in another order
 CHECKED = 2  # steps
@@ -78,7 +78,7 @@ class Entry:
         self.contestant = Contestant(self.way, self.way, self.wire.silence)
 
     def parameters(self) -> dict[str, Tensor]:
-        with self.way.model.whole() if isinstance(self.way.model, Zero) else nullcontext():
+        with self.way.model.replica.whole() if isinstance(self.way.model, LoopModule) else nullcontext():
             return {name: p.detach().clone() for name, p in self.gpt.named_parameters()}
 
     def figures(self) -> dict[str, Any]:

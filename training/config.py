@@ -12,11 +12,12 @@ from models.data import Tokens, load_tokens
 from models.gpt import GPT, GPTConfig
 from parallelism.numerics.non_finite import POLICIES
 from parallelism.numerics.precision import DTYPES
-from parallelism.numerics.recomputation import MODES as RECOMPUTATIONS
 from parallelism.pipeline.schedule import registry
 from parallelism.sequence.modules import MODES
 from parallelism.sequence.tokens import ORDERS
-from parallelism.tensor.sharding_plan import ShardingPlan, gpt2_plan
+from parallelism.tensor.sharding_plan import ShardingPlan
+from training.gpt import MODES as RECOMPUTATIONS
+from training.gpt import gpt2_plan
 
 SEARCH = "search"  # a schedule that is made for the times measured
 TRACED = 3  # the step that `trace` asks for: by then all is warm

@@ -225,23 +225,3 @@ def check_shares(name: str, what: str, number: int, size: int) -> None:
         raise ValueError(
             f"{name}: {number} {what} can't be split over tp={size}: use a tp of {able}, or {nearest} {what}"
         )
-
-
-def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dict[str, Strategy]:
-    """A GPT-2, modules named as Hugging Face names them: one sum over the ranks for attention, one for the MLP."""
-    kv, vocabulary, between = n_kv_head or n_head, Vocabulary(vocab_size), SequenceRegion()
-    return {
-        "transformer.wte": vocabulary,
-        "transformer.wpe": between,
-        "transformer.h.*.ln_*": between,
-        "transformer.h.*.attn.c_attn": ColumnParallel(pieces=(n_head, kv, kv)),
-        "transformer.h.*.attn.c_proj": RowParallel(),
-        "transformer.h.*.mlp.c_fc": ColumnParallel(),
-        "transformer.h.*.mlp.c_proj": RowParallel(),
-        "transformer.ln_f": between,
-        "transformer.drop": between,
-        "transformer.h.*dropout": between,
-        "transformer.h.*.attn.attend": Attention(n_head, kv),
-        "lm_head": vocabulary,
-        "loss": Loss(vocab_size),
-    }
