@@ -25,7 +25,10 @@ class Routing(Protocol):
     """Which rows go to which expert, and back."""
 
     choices: Tensor  # of each row, the number of the choice among its token's, (rows)
-    counts: Sequence[int]  # the rows of each expert that is here
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """The rows of each expert that is here."""
 
     def dispatch(self, x: Tensor) -> Tensor:
         """Return the rows of tokens that are for the experts here, one expert's after the other's.
@@ -122,6 +125,7 @@ class Router(nn.Module):
 
     def within_capacity(self, experts: Tensor) -> Tensor:
         """The choices, dropped where as many as an expert takes come before in the sequence."""
+        assert self.capacity is not None
         most = math.ceil(self.capacity * experts[0].numel() / self.num_experts)
         taken = self.per_expert(experts).flatten(1, 2).cumsum(1).view(*experts.shape, self.num_experts)
         place = taken.gather(-1, experts[..., None])[..., 0]  # from 1 on, among its expert's
@@ -160,7 +164,10 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         weights = zip(self.c_fc.weight.unbind(), self.c_proj.weight.unbind(), strict=True)
         parts = zip(rows.split(list(counts)), weights, strict=True)
-        return torch.cat([F.gelu(part @ c_fc, approximate="tanh") @ c_proj for part, (c_fc, c_proj) in parts])
+        return torch.cat([self.project(part @ c_fc, c_proj) for part, (c_fc, c_proj) in parts])
+
+    def project(self, hidden: Tensor, c_proj: Tensor) -> Tensor:
+        return F.gelu(hidden, approximate="tanh") @ c_proj
 
 
 class Mixture(nn.Module):
@@ -171,7 +178,7 @@ class Mixture(nn.Module):
         self.router = Router(config)
         self.experts = Experts(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.route: Callable[[Tensor, int], Routing] = LocalRouting
+        self.route: Callable[[Tensor, int], Routing] = LocalRouting  # of choices (tokens, experts_per_token)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.mix(x, *self.router(x)))
