@@ -31,6 +31,7 @@ import collectives
 from collectives.job.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
 from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.placement import shards_of
 from parallelism.sequence.modules import SequenceParallel
 from parallelism.sequence.tokens import TokenShards
 from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
@@ -145,7 +146,7 @@ class Contest:
             for parameter, whole in plain.named_parameters():
                 got, wanted = gradients[parameter], whole.grad
                 if got.shape != wanted.shape:
-                    wanted = ours[parameter].shard.part(wanted, self.comm.rank, self.comm.size)
+                    wanted = shards_of(ours[parameter])["tp"].local(wanted, self.comm.rank, self.comm.size)
                 same(f"{name}: the gradient of {parameter}", got, wanted)
 
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the backend
 
-from parallelism.tensor import shard
+from parallelism import placement
 
 SEQ = 1  # the dim of (batch, seq, n_embd)
 
@@ -76,8 +76,8 @@ class TorchTensorParallel:
 @torch.no_grad()
 def reorder(weight: Tensor, shares: tuple[int, ...], size: int) -> None:
     """Put rows so that each rank's consecutive ones are its q, k and v."""
-    split = shard.Shard(0, len(weight), shares)
-    weight.copy_(torch.cat([split.part(weight, rank, size) for rank in range(size)]))
+    split = placement.Shard(0, len(weight), shares)
+    weight.copy_(torch.cat([split.local(weight, rank, size) for rank in range(size)]))
 
 
 def local(gradient: Tensor, parameter: Tensor) -> Tensor:

@@ -528,8 +528,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/mesh.py",
-        "if math.prod(lengths) != world_size:",
-        "if math.prod(lengths) > world_size:",
+        "if len(given) == len(axes) and count != world_size:",
+        "if len(given) == len(axes) and count > world_size:",
         ("test_mesh.py", "multiply"),
     ),
     mutant(

@@ -4,84 +4,149 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collectives import Communicator
 
-AXES = ("dp", "pp", "sp", "tp")  # tp innermost, so that it stays within a node
+AXES = ("dp", "pp", "sp", "tp")  # of train.py and the planner: tp innermost, so that it stays within a node
+
+
+class Within(NamedTuple):
+    """An axis inside another one: groups of `length` neighbours along `axis`."""
+
+    axis: str
+    length: int
+
+
+class MeshShape(NamedTuple):
+    """How long each axis is, and the disjoint axes of which each is made: `disjoint` has those, the last innermost."""
+
+    lengths: dict[str, int]
+    disjoint: dict[str, int]
+    made_of: dict[str, tuple[str, ...]]
+
+    def along(self, *axes: str) -> tuple[str, ...]:
+        """The disjoint axes that make these, without those of one rank; an axis that the mesh lacks has one."""
+        chosen = {part for axis in axes for part in self.made_of.get(axis, ())}
+        return tuple(axis for axis, length in self.disjoint.items() if axis in chosen and length > 1)
+
+    def groups(self, *axes: str) -> list[list[int]]:
+        """The ranks of each group that differ in some axes only, such as "dp" and "sp".
+
+        >>> mesh_shape(4, dp=2, tp=2).groups("dp")
+        [[0, 2], [1, 3]]
+        """
+        chosen = self.along(*axes)
+        ranks = np.arange(math.prod(self.disjoint.values())).reshape(tuple(self.disjoint.values()))
+        last = [number for number, axis in enumerate(self.disjoint) if axis in chosen]
+        size = math.prod(self.disjoint[axis] for axis in chosen)
+        return np.moveaxis(ranks, last, range(-len(last), 0)).reshape(-1, size).tolist()
+
+    def coords(self, rank: int) -> dict[str, int]:
+        """Where a rank is along each axis."""
+        position = dict(zip(self.disjoint, np.unravel_index(rank, tuple(self.disjoint.values())), strict=True))
+        return {
+            axis: int(np.ravel_multi_index([position[part] for part in parts], [self.disjoint[part] for part in parts]))
+            for axis, parts in self.made_of.items()
+        }
 
 
 class Mesh:
-    """Data (dp), pipeline (pp), sequence (sp) and tensor parallelism (tp) over the ranks of `comm`.
+    """The ranks of `comm` along axes of any names, in the order given, the last innermost.
 
-    `mesh.dp` is the communicator of the ranks that differ from this one in dp only, and so on; `mesh.coords` says
-    where this rank is.  Without `dp`, it is what the other axes leave.  Collective.
+    `mesh.tp`, or `mesh["tp"]`, is the communicator of the ranks that differ from this one in tp only; `mesh.coords` are
+    this rank's coordinates, `mesh.shape` the lengths of the axes.  An axis that is None is what the others leave: dp,
+    the outermost, where it is not given.  An axis that the mesh lacks has one rank.
+
+    An axis may lie inside another: with `ep=Within("dp", 2)`, ep has 2 neighbours along dp, and "dp/ep" is the axis of
+    those that are in the same place of each group.  Collective.
 
     Raises: InputError where the axes do not multiply to the number of ranks.
     """
 
-    dp: Communicator
-    pp: Communicator
-    sp: Communicator
-    tp: Communicator
-
-    def __init__(self, comm: Communicator, dp: int | None = None, pp: int = 1, sp: int = 1, tp: int = 1):
+    def __init__(self, comm: Communicator, **axes: int | Within | None):
         with comm.agreed():
-            self.shape = mesh_shape(comm.size, dp, pp, sp, tp)
-        lengths = tuple(self.shape.values())
-        position = [int(i) for i in np.unravel_index(comm.rank, lengths)]
-        self.comm, self.coords = comm, dict(zip(AXES, position, strict=True))
-        self._parts: list[Communicator] = []
-        for name in AXES:
-            setattr(self, name, self.along(name))
+            self.layout = mesh_shape(comm.size, **axes)
+        self.comm, self.shape, self.coords = comm, self.layout.lengths, self.layout.coords(comm.rank)
+        self._parts: dict[tuple[str, ...], Communicator] = {}
+        for names in ((), *((axis,) for axis in self.layout.made_of)):
+            self.along(*names)
 
     def along(self, *axes: str) -> Communicator:
         """The ranks that differ from this one in some axes only, such as "dp" and "sp".  Collective."""
-        first, *_ = next(ranks for ranks in groups_along(self.shape, *axes) if self.comm.rank in ranks)
-        part = self.comm.split(first)
-        assert part is not None
-        self._parts.append(part)
-        return part
+        chosen = self.layout.along(*axes)
+        if chosen not in self._parts:
+            first, *_ = next(ranks for ranks in self.layout.groups(*chosen) if self.comm.rank in ranks)
+            part = self.comm.split(first)
+            assert part is not None
+            self._parts[chosen] = part
+        return self._parts[chosen]
+
+    def __getitem__(self, axis: str) -> Communicator:
+        return self._parts[self.layout.along(axis)]
+
+    def __getattr__(self, axis: str) -> Communicator:
+        if axis.startswith("_") or axis == "layout":  # of a mesh that is not made yet, or is copied
+            raise AttributeError(axis)
+        return self[axis]
 
     def free(self) -> None:
         """Give its communicators back to MPI, but not the one it was made of.  Collective."""
-        for part in self._parts:
+        for part in self._parts.values():
             part.free()
 
 
-def mesh_shape(world_size: int, dp: int | None, pp: int, sp: int, tp: int) -> dict[str, int]:
-    """The length of each axis.
+def axes_of(layout: Any) -> dict[str, int | Within | None]:
+    """The axes of train.py's settings, or of a planner's layout, as `Mesh` takes them."""
+    return {axis: getattr(layout, axis) for axis in AXES}
 
-    >>> mesh_shape(8, None, 1, 2, 2)
-    {'dp': 2, 'pp': 1, 'sp': 2, 'tp': 2}
+
+def mesh_shape(world_size: int, **axes: int | Within | None) -> MeshShape:
+    """The axes of a mesh of so many ranks, as of `Mesh`.
+
+    >>> mesh_shape(8, sp=2, tp=2).lengths
+    {'dp': 2, 'sp': 2, 'tp': 2}
+    >>> mesh_shape(8, dp=4, tp=2, ep=Within("dp", 2)).disjoint
+    {'dp/ep': 2, 'ep': 2, 'tp': 2}
+
+    Raises: ValueError where the axes do not multiply to the number of ranks, or one does not divide the one around it.
     """
-    for name, length in {"dp": dp, "pp": pp, "sp": sp, "tp": tp}.items():
-        if length is not None and length < 1:
+    if "dp" not in axes and None not in axes.values():
+        axes = {"dp": None, **axes}
+    lengths = outer_lengths(world_size, {name: axis for name, axis in axes.items() if not isinstance(axis, Within)})
+    disjoint = dict(lengths)
+    made_of: dict[str, tuple[str, ...]] = {name: (name,) for name in lengths}
+    for name, inner in axes.items():
+        if isinstance(inner, Within):
+            around, rest = lengths.get(inner.axis, 1), f"{inner.axis}/{name}"
+            if inner.length < 1 or around % inner.length or made_of.get(inner.axis) != (inner.axis,):
+                raise ValueError(f"mesh axis {name}={inner.length} must divide {inner.axis}={around}, which it lies in")
+            lengths[name], parts = inner.length, {rest: around // inner.length, name: inner.length}
+            replaced = [parts if axis == inner.axis else {axis: length} for axis, length in disjoint.items()]
+            disjoint = {axis: length for several in replaced for axis, length in several.items()}
+            made_of |= {inner.axis: (rest, name), rest: (rest,), name: (name,)}
+    return MeshShape(lengths, disjoint, made_of)
+
+
+def outer_lengths(world_size: int, axes: Mapping[str, int | None]) -> dict[str, int]:
+    """The lengths of axes of which one may be None."""
+    given = {name: length for name, length in axes.items() if length is not None}
+    for name, length in given.items():
+        if length < 1:
             raise ValueError(f"mesh axis {name}={length} must be at least 1")
-    inner = pp * sp * tp
-    if dp is None and world_size % inner:
-        raise ValueError(f"pp={pp} x sp={sp} x tp={tp} = {inner} does not divide the {world_size} ranks of this job")
-    lengths = (world_size // inner if dp is None else dp, pp, sp, tp)
-    if math.prod(lengths) != world_size:
-        product = " x ".join(f"{name}={length}" for name, length in zip(AXES, lengths, strict=True))
+    if len(axes) - len(given) > 1:
         raise ValueError(
-            f"mesh {product} makes {math.prod(lengths)} ranks, but mpirun started {world_size}: "
-            f"change the axes, or start with -np {math.prod(lengths)}"
+            f"mesh axes {', '.join(name for name in axes if name not in given)} are all open: give all but one"
         )
-    return dict(zip(AXES, lengths, strict=True))
-
-
-def groups_along(shape: Mapping[str, int], *axes: str) -> list[list[int]]:
-    """The ranks of each group that differ in some axes only, such as "dp" and "sp".
-
-    >>> groups_along({"dp": 2, "pp": 1, "sp": 1, "tp": 2}, "dp")
-    [[0, 2], [1, 3]]
-    """
-    lengths = tuple(shape.values())
-    ranks = np.arange(math.prod(lengths)).reshape(lengths)
-    last = [number for number, name in enumerate(shape) if name in axes]
-    size = math.prod(shape[name] for name in axes)
-    return np.moveaxis(ranks, last, range(-len(last), 0)).reshape(-1, size).tolist()
+    count, product = math.prod(given.values()), " x ".join(f"{name}={length}" for name, length in given.items())
+    if len(given) < len(axes) and world_size % count:
+        raise ValueError(f"{product} = {count} does not divide the {world_size} ranks of this job")
+    if len(given) == len(axes) and count != world_size:
+        raise ValueError(
+            f"mesh {product} makes {count} ranks, but mpirun started {world_size}: "
+            f"change the axes, or start with -np {count}"
+        )
+    return {name: world_size // count if length is None else length for name, length in axes.items()}

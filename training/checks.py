@@ -13,7 +13,7 @@ from models.data import Tokens, TokenWindows, load_tokens, split
 from models.gpt import GPT
 from models.hf import initialize
 from parallelism.data.sampler import DistributedSampler
-from parallelism.mesh import groups_along, mesh_shape
+from parallelism.mesh import MeshShape, axes_of, mesh_shape
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule import files, registry
 from parallelism.pipeline.schedule.actions import Schedule
@@ -50,9 +50,10 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     check_saving(config)
     check_trace(config, rank)
     precision = Precision(config.dtype, config.master_weights, config.grad_dtype)
-    shape = mesh_shape(len(topology.node_of), config.dp, config.pp, config.sp, config.tp)
+    mesh = mesh_shape(len(topology.node_of), **axes_of(config))
+    shape = mesh.lengths
     head_ranks = check_sequences(config, shape)
-    check_zero_group(config, shape, topology)
+    check_zero_group(config, mesh, topology)
     tokens = load_tokens(config.data)
     check_vocabulary(config, tokens)
     check_memory(config, tokens.vocab_size, topology)
@@ -121,9 +122,9 @@ def check_sequences(config: Config, shape: dict[str, int]) -> int:
     return shares.parts
 
 
-def check_zero_group(config: Config, shape: dict[str, int], topology: Topology) -> None:
+def check_zero_group(config: Config, mesh: MeshShape, topology: Topology) -> None:
     """Refuse groups that do not divide the ranks with the same part of the model."""
-    for ranks in groups_along(shape, "dp", "sp"):
+    for ranks in mesh.groups("dp", "sp"):
         nodes = Topology.from_ids([topology.node_of[rank] for rank in ranks]).nodes
         groups_of(zero_group(config), len(ranks), nodes)
 

@@ -26,10 +26,11 @@ from models.optimizer import adamw, learning_rate
 from models.report import peak_memory_mib
 from parallelism.buffers.arena import Arena
 from parallelism.buffers.transfer import read_back, to_device
+from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
 from parallelism.data.data_parallel import DataParallel
 from parallelism.data.sampler import DistributedSampler
-from parallelism.mesh import Mesh
+from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
@@ -44,7 +45,6 @@ from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer, gpt2_layers
 from parallelism.pipeline.trace import gather, measured, save_picture, save_trace
 from parallelism.sequence.modules import SequenceParallel
-from parallelism.tensor.shard import fill, wholes
 from parallelism.tensor.sharding_plan import parallelize
 from parallelism.zero.gradients import ShardedGradients
 from parallelism.zero.parameters import ShardedParameters
@@ -80,7 +80,7 @@ class TrainingRun:
         self.num_micro_batches, self.schedule = inputs.num_micro_batches, inputs.schedule
         self.precision, self.gpt = inputs.precision, inputs.gpt
         self.num_params = self.gpt.num_params()  # before ranks have parts of them
-        self.mesh = Mesh(comm, dp=config.dp, pp=config.pp, sp=config.sp, tp=config.tp)
+        self.mesh = Mesh(comm, **axes_of(config))
         self.dp, self.replicas = self.mesh.dp, self.mesh.along("dp", "sp")
         self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
         self.place = BatchPosition(config.seed)
@@ -391,7 +391,7 @@ class TrainingRun:
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
         whole = self.zero.whole() if self.zero else nullcontext()
         with whole, self.masters.exact(self.gpt, self.shard):
-            fill(gpt, wholes(self.gpt, self.mesh.tp), self.mesh.pp)
+            fill(gpt, wholes(self.gpt, self.mesh), self.mesh.pp)
         return gpt
 
     def memory_mib(self) -> float:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models.gpt import GPT, GPTConfig
+from parallelism.placement import shard_of
 
 
 def share(comm, x: torch.Tensor) -> torch.Tensor:
@@ -53,5 +54,5 @@ def close(got, wanted, rtol=1e-10):
 
 
 def part(parameter, whole, comm):
-    shard = getattr(parameter, "shard", None)
-    return shard.part(whole, comm.rank, comm.size) if shard else whole
+    shard = shard_of(parameter, "tp")
+    return shard.local(whole, comm.rank, comm.size) if shard else whole

@@ -11,7 +11,7 @@ from parallelism.mesh import AXES
 def test_each_axis_has_the_ranks_that_differ_in_it_only(comm, shape):
     from parallelism.mesh import Mesh
 
-    mesh = Mesh(comm, *shape)
+    mesh = Mesh(comm, **dict(zip(AXES, shape, strict=True)))
     ranks = np.arange(8).reshape(shape)
     position = tuple(int(i[0]) for i in np.where(ranks == comm.rank))
     assert mesh.coords == dict(zip(AXES, position, strict=True))
@@ -29,3 +29,19 @@ def test_a_wrong_mesh_is_refused_on_all_ranks(comm):
 
     with pytest.raises(InputError, match=f"mpirun started {comm.size}"):
         Mesh(comm, dp=5)
+
+
+@pytest.mark.sizes(8)
+def test_an_axis_of_any_name_and_one_within_another(comm):
+    from parallelism.mesh import Mesh, Within
+
+    mesh = Mesh(comm, rows=2, dp=4, ep=Within("dp", 2))
+    ranks = np.arange(8).reshape(2, 2, 2)
+    row, group, place = (int(i[0]) for i in np.where(ranks == comm.rank))
+    assert mesh.coords == {"rows": row, "dp": 2 * group + place, "dp/ep": group, "ep": place}
+    mine = np.array([comm.rank])
+    assert mesh.ep.all_gather(mine).tolist() == ranks[row, group].tolist()
+    assert mesh.along("dp/ep", "rows").all_gather(mine).tolist() == ranks[:, :, place].ravel().tolist()
+    assert mesh["dp"].all_gather(mine).tolist() == ranks[row].ravel().tolist()
+    assert mesh.tp.size == mesh["no such axis"].size == 1
+    mesh.free()

@@ -16,6 +16,7 @@ from mpi_tests.helpers.played import (
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch
+from parallelism.placement import shard_of
 from parallelism.sequence.modules import SequenceParallel
 
 
@@ -33,9 +34,9 @@ def test_split_layers(comm, sequence, name):
     loss, gradients = players.play(micro_batches(batch, 3)), players.gradients()
     wanted, whole = whole_batch(randomized(config), batch)
     assert loss == pytest.approx(wanted, rel=1e-10)
-    shards = {name: getattr(p, "shard", None) for name, p in make().named_parameters()}
+    shards = {name: shard_of(p, "tp") for name, p in make().named_parameters()}
     for name, gradient in whole.items():
-        own = shards[name].part(gradient, comm.rank, comm.size) if shards[name] else gradient
+        own = shards[name].local(gradient, comm.rank, comm.size) if shards[name] else gradient
         close(gradients[name], own, 1e-10)
 
 

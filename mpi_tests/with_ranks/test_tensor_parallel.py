@@ -5,6 +5,7 @@ import torch
 
 from models.gpt import GPT, CrossEntropy, GPTConfig
 from mpi_tests.helpers.models import close, each_mode, part, random_tokens, randomized
+from parallelism.placement import shard_of
 from parallelism.tensor.sharding_plan import ColumnParallel, RowParallel, gpt2_plan, parallelize
 
 BATCH, SEQ = 2, 8
@@ -66,8 +67,8 @@ def test_parts_make_the_whole(comm, config, sequence):
     plain, split = models(config, comm, sequence)
     wholes = dict(plain.named_parameters())
     for name, p in split.named_parameters():
-        if shard := getattr(p, "shard", None):
-            parts = [shard.part(wholes[name], rank, comm.size) for rank in range(comm.size)]
+        if shard := shard_of(p, "tp"):
+            parts = [shard.local(wholes[name], rank, comm.size) for rank in range(comm.size)]
             assert torch.equal(parts[comm.rank], p)
             assert torch.equal(shard.whole(parts), wholes[name])
 

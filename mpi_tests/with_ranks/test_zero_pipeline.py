@@ -11,6 +11,7 @@ import torch
 
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
+from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
 from parallelism.checkpoint.sharing import gather_texts
 from parallelism.mesh import Mesh
@@ -24,7 +25,6 @@ from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, gpt2_layers
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import memory, shares
-from parallelism.tensor.shard import fill, wholes
 from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
 from parallelism.zero.held_bytes import counting
 from parallelism.zero.units import ShardGroups
@@ -134,7 +134,7 @@ class Run:
 
     def parameters(self):
         with self.zero.whole():
-            return {name: p.clone() for name, p in wholes(self.model, self.mesh.tp).items()}
+            return {name: p.clone() for name, p in wholes(self.model, self.mesh).items()}
 
 
 @pytest.fixture

@@ -35,16 +35,16 @@ from parallelism.checkpoint.index import Index, sealed
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.checkpoint.sharing import identity, writers
-from parallelism.tensor.shard import Shard
+from parallelism.placement import Shard
 
 # Shapes in the whole model, and how tensor-parallel ranks split them.
 MODEL = {
     "wte.weight": ((29, 6), Shard(0, 29, padded=True)),
-    "h.0.qkv.weight": ((32, 6), Shard(0, 32, shares=(4, 2, 2))),
-    "h.0.qkv.bias": ((32,), Shard(0, 32, shares=(4, 2, 2))),
+    "h.0.qkv.weight": ((32, 6), Shard(0, 32, pieces=(4, 2, 2))),
+    "h.0.qkv.bias": ((32,), Shard(0, 32, pieces=(4, 2, 2))),
     "h.0.proj.weight": ((6, 16), Shard(1, 16)),
     "h.0.proj.bias": ((6,), None),
-    "h.1.conv.weight": ((3, 8, 5), Shard(1, 8, shares=(1, 1))),
+    "h.1.conv.weight": ((3, 8, 5), Shard(1, 8, pieces=(1, 1))),
     "h.1.norm.weight": ((7,), None),
     "h.1.table": ((3, 5, 2), Shard(1, 5, padded=True)),
 }
@@ -71,7 +71,7 @@ def whole(name, kind):
 
 def shard_of(name, kind, rank, size):
     split = MODEL[name][1] if size > 1 else None
-    return split.part(whole(name, kind), rank, size) if split else whole(name, kind)
+    return split.local(whole(name, kind), rank, size) if split else whole(name, kind)
 
 
 class Rank:
@@ -193,7 +193,7 @@ def test_runs_are_where_the_elements_are():
             shard = split if size > 1 else None
             numbers = torch.arange(1, math.prod(shape) + 1).view(shape)  # 0 is padding
             for rank in range(size):
-                local = (shard.part(numbers, rank, size) if shard else numbers).flatten()
+                local = (shard.local(numbers, rank, size) if shard else numbers).flatten()
                 begin, end = sorted(random.Random(draw).choices(range(local.numel() + 1), k=2))
                 extent = Extent(shape, begin, end - begin, shard, rank, size)
                 places = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
@@ -224,7 +224,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 
 def test_what_two_have_in_common():
-    shape, split = (6, 8), Shard(1, 8, shares=(1, 1))
+    shape, split = (6, 8), Shard(1, 8, pieces=(1, 1))
     a, b = Extent(shape, 5, 11, split, 1, 2), Extent(shape, 3, 30)
     places = [{there + i: here + i for here, there, n in e.runs().tolist() for i in range(n)} for e in (a, b)]
     common = {(x + i, y + i) for x, y, n in meet(a.runs(), b.runs()).tolist() for i in range(n)}

@@ -29,6 +29,7 @@ from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import FORWARD, count_peaks
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.stage import cut, gpt2_layers
+from parallelism.placement import Shard
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best
 from parallelism.planner.__main__ import __doc__ as described
 from parallelism.planner.__main__ import main
@@ -43,7 +44,6 @@ from parallelism.planner.report import command, missed, row, slower
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.step import StepModel, Time, played
 from parallelism.sequence.modules import DroppingAttention
-from parallelism.tensor.shard import Shard
 from parallelism.tensor.sharding_plan import gpt2_plan, matching
 from training.checks import check
 from training.config import Config
@@ -81,7 +81,7 @@ def parted(model, config, tp):
         if kind in ("ColumnParallel", "RowParallel", "Vocabulary"):
             dim = 1 if kind == "RowParallel" else 0
             whole = module.weight.shape[dim]
-            length = Shard(dim, whole, padded=kind == "Vocabulary").part_length(tp)
+            length = Shard(dim, whole, padded=kind == "Vocabulary").local_length(tp)
             shape = [length if d == dim else n for d, n in enumerate(module.weight.shape)]
             module.weight = torch.nn.Parameter(torch.empty(shape))
             if kind == "ColumnParallel" and module.bias is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallelism.tensor.shard import Shard
+from parallelism.placement import Shard
 
 
 class Extent(NamedTuple):
@@ -49,11 +49,11 @@ class Extent(NamedTuple):
     def shard_length(self) -> int:
         if self.shard is None:
             return math.prod(self.shape)
-        return math.prod(self.shape) // self.shape[self.shard.dim] * self.shard.part_length(self.size)
+        return math.prod(self.shape) // self.shape[self.shard.dim] * self.shard.local_length(self.size)
 
     def _shard_runs(self, shard: Shard) -> np.ndarray:
-        dim, length, part_length = shard.dim, shard.length, shard.part_length(self.size)
-        pieces = np.array(shard.pieces(part_length * self.size))
+        dim, length, part_length = shard.dim, shard.length, shard.local_length(self.size)
+        pieces = np.array(shard.piece_lengths(part_length * self.size))
         if self.shape[dim] != length or (pieces % self.size).any() or not (shard.padded or length % self.size == 0):
             raise ValueError(f"dim {dim} of {self.shape} can't be split as {shard} over {self.size} ranks")
         counts = pieces // self.size

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.checkpoint.extent import Extent
-from parallelism.tensor.shard import Shard
+from parallelism.placement import shard_of
 
 if TYPE_CHECKING:
     from models.optimizer import Optimizer
@@ -71,7 +71,7 @@ def model_parts(
     first = {name: names[0] for names in tied for name in names}
     parts = {}
     for name, p in model.named_parameters():
-        shard: Shard | None = getattr(p, "shard", None)
+        shard = shard_of(p, "tp")
         shape = list(p.shape)
         if shard:
             shape[shard.dim] = shard.length

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from parallelism.checkpoint.extent import Extent, packed
 from parallelism.checkpoint.part import TensorShard
-from parallelism.tensor.shard import Shard
+from parallelism.placement import Shard
 
 BLOCK_BYTES = 4 << 20  # what is read at least of a tensor, as its checksum is of all of it
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from parallelism.placement import shards_of
+
 if TYPE_CHECKING:
     from collectives import Communicator
 
@@ -42,7 +44,7 @@ class GradientClip:
         counted = [p for p in gradients if not getattr(p, "is_copy", False)]
         self.squares.zero_()
         for index, is_part in enumerate((True, False)):
-            if own := [gradients[p] for p in counted if hasattr(p, "shard") == is_part]:
+            if own := [gradients[p] for p in counted if bool(shards_of(p)) == is_part]:
                 self.squares[index] = sum_of_squares(own)
         for plan in self.plans:
             plan()

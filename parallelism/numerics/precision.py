@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HALVES = ("bfloat16", "float16")
 DTYPES = ("float32", "float64", *HALVES)
-MARKS = ("shard", "is_copy")  # what parameters are marked with, and what is updated in their place, too
+MARKS = ("placement", "is_copy")  # what parameters are marked with, and what is updated in their place, too
 
 
 @dataclass(frozen=True)

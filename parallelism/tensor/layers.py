@@ -19,21 +19,21 @@ from torch.nn import functional as F
 from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.pipeline.deferred import autocast, current
-from parallelism.tensor.shard import Shard
+from parallelism.placement import Shard, place, placement_of
 
 SEQ = 1  # the dim of activations (batch, seq, n_embd) that sequence-parallel mode splits
 
 
 class Axis(NamedTuple):
-    """The ranks that share a layer, and whether they share the sequence between layers, too."""
+    """The ranks over which layers are sharded, and whether the sequence between layers is, too."""
 
     ranks: TensorCollectives
     sequence: bool = False
 
-    def part(self, parameter: Tensor, shard: Shard) -> nn.Parameter:
-        """This rank's part, which remembers what it is of."""
-        own = nn.Parameter(shard.part(parameter.detach(), self.ranks.rank, self.ranks.size).clone())
-        own.shard = shard  # type: ignore[attr-defined]
+    def local(self, parameter: Tensor, shard: Shard) -> nn.Parameter:
+        """This rank's shard of a parameter."""
+        own = nn.Parameter(shard.local(parameter.detach(), self.ranks.rank, self.ranks.size).clone())
+        place(own, **{**placement_of(parameter), "tp": shard})
         return own
 
 
@@ -81,12 +81,12 @@ class ColumnLinear(nn.Module):
     Shapes: x (batch, seq, in), or (batch, seq/tp, in) of a split sequence; y (batch, seq, out/tp), or out.
     """
 
-    def __init__(self, linear: nn.Linear, axis: Axis, shares: tuple[int, ...] = (1,), gather_output: bool = False):
+    def __init__(self, linear: nn.Linear, axis: Axis, pieces: tuple[int, ...] = (1,), gather_output: bool = False):
         super().__init__()
-        shard = Shard(0, linear.out_features, shares)
+        shard = Shard(0, linear.out_features, pieces)
         self.axis, self.gather_output = axis, gather_output
-        self.weight = axis.part(linear.weight, shard)
-        self.bias = None if linear.bias is None else axis.part(linear.bias, shard)
+        self.weight = axis.local(linear.weight, shard)
+        self.bias = None if linear.bias is None else axis.local(linear.bias, shard)
 
     def forward(self, x: Tensor) -> Tensor:
         y = column(x, self.weight, self.axis)
@@ -104,7 +104,7 @@ class RowLinear(nn.Module):
     def __init__(self, linear: nn.Linear, axis: Axis):
         super().__init__()
         self.axis = axis
-        self.weight = axis.part(linear.weight, Shard(1, linear.in_features))
+        self.weight = axis.local(linear.weight, Shard(1, linear.in_features))
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import nn
 
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.numerics.dropout import BatchPosition, Dropout
+from parallelism.placement import Shard
 from parallelism.sequence.modules import (
     DroppingAttention,
     SequenceAttention,
@@ -28,7 +29,6 @@ from parallelism.tensor.layers import (
     VocabularyEmbedding,
     VocabularyHead,
 )
-from parallelism.tensor.shard import Shard
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -61,18 +61,18 @@ ShardingPlan = Mapping[str, Strategy]
 
 @dataclass(frozen=True)
 class ColumnParallel:
-    """Outputs split.  Of several pieces, such as q, k and v, `shares` are the relative lengths: numbers of heads."""
+    """Outputs split.  Of several pieces, such as q, k and v, `pieces` are the relative lengths: numbers of heads."""
 
-    shares: tuple[int, ...] = ()
+    pieces: tuple[int, ...] = ()
     gather_output: bool = False
 
     def check(self, name: str, module: Any, tp: int, sp: int) -> None:
-        for number in self.shares:
+        for number in self.pieces:
             check_shares(name, "heads", number, tp)
         check_shares(name, "outputs", module.out_features, tp)
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        return module if axes.whole else ColumnLinear(module, axes.tp, self.shares or (1,), self.gather_output)
+        return module if axes.whole else ColumnLinear(module, axes.tp, self.pieces or (1,), self.gather_output)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Vocabulary:
         if axes.whole:
             return module
         if module.weight not in axes.parts:
-            axes.parts[module.weight] = axes.tp.part(module.weight, Shard(0, self.vocab_size, padded=True))
+            axes.parts[module.weight] = axes.tp.local(module.weight, Shard(0, self.vocab_size, padded=True))
         weight = axes.parts[module.weight]
         if isinstance(module, nn.Embedding):
             return VocabularyEmbedding(weight, axes.tp)
@@ -234,7 +234,7 @@ def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dic
         "transformer.wte": vocabulary,
         "transformer.wpe": between,
         "transformer.h.*.ln_*": between,
-        "transformer.h.*.attn.c_attn": ColumnParallel(shares=(n_head, kv, kv)),
+        "transformer.h.*.attn.c_attn": ColumnParallel(pieces=(n_head, kv, kv)),
         "transformer.h.*.attn.c_proj": RowParallel(),
         "transformer.h.*.mlp.c_fc": ColumnParallel(),
         "transformer.h.*.mlp.c_proj": RowParallel(),

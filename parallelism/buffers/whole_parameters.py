@@ -1,0 +1,44 @@
+"""A model's whole parameters, from what all ranks hold of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from parallelism.placement import Shard, shards_of
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+    from parallelism.mesh import Mesh
+
+
+@torch.no_grad()
+def wholes(model: nn.Module, mesh: Mesh) -> dict[str, Tensor]:
+    """A model's parameters by name, each gathered along the axes over which it is sharded.  Collective."""
+    gathered = {}
+    for name, p in model.named_parameters():
+        whole = p.detach()
+        for axis, shard in reversed(shards_of(p).items()):  # a later one has shards of an earlier one's
+            whole = gather(whole.contiguous(), shard, mesh[axis])
+        gathered[name] = whole.contiguous()
+    return gathered
+
+
+def gather(local: Tensor, shard: Shard, comm: Communicator) -> Tensor:
+    every = comm.all_gather(local, out=local.new_empty(comm.size * local.numel()))
+    return shard.whole([one.view(local.shape) for one in every.chunk(comm.size)])
+
+
+@torch.no_grad()
+def fill(model: nn.Module, weights: Mapping[str, Tensor], pp: Communicator) -> None:
+    """Give a model its parameters, of which each rank of `pp` has some, by name.  Collective."""
+    params = dict(model.named_parameters())
+    owners = pp.all_reduce(np.array([pp.rank if name in weights else -1 for name in params]), op="max")
+    for (name, p), owner in zip(params.items(), owners.tolist(), strict=True):
+        if pp.rank == owner:
+            p.copy_(weights[name])
+        pp.broadcast(p.data, root=owner)
