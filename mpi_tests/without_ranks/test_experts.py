@@ -95,12 +95,8 @@ def test_each_token_crosses_once_to_each_host_of_its_experts(hosts, skew):
         if host_of[expert // 4] != host_of[rank]
     }
     routes = routes_of(experts, [50] * num_ranks, num_experts, hosts)
-    sent = [
-        (rank, token, host_of[peer])
-        for rank, r in enumerate(routes)
-        for peer, rows in r.sends
-        for token in rows.tolist()
-    ]
+    sends = [(rank, peer, rows.tolist()) for rank, route in enumerate(routes) for peer, rows in route.sends]
+    sent = [(rank, token, host_of[peer]) for rank, peer, rows in sends for token in rows]
     assert sorted(sent) == sorted(crossing)
     assert all(host_of[peer] != host_of[rank] for rank, peer, _ in sends)
 
