@@ -146,28 +146,18 @@ class Router(nn.Module):
 
 
 class ExpertLinear(nn.Module):
-    """The weights of a linear layer of each expert: (num_experts, in, out)."""
+    """A linear layer of each expert, without bias; rows come one expert's after the other's.
+
+    Shapes: weight (num_experts, in, out), rows (rows, in).
+    """
 
     def __init__(self, num_experts: int, num_in: int, num_out: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, num_in, num_out))
 
-
-class Experts(nn.Module):
-    """An MLP for each expert, without biases; rows come one expert's after the other's.  Shapes: (rows, n_embd)."""
-
-    def __init__(self, config: GPTConfig):
-        super().__init__()
-        self.c_fc = ExpertLinear(config.num_experts, config.n_embd, 4 * config.n_embd)
-        self.c_proj = ExpertLinear(config.num_experts, 4 * config.n_embd, config.n_embd)
-
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        weights = zip(self.c_fc.weight.unbind(), self.c_proj.weight.unbind(), strict=True)
-        parts = zip(rows.split(list(counts)), weights, strict=True)
-        return torch.cat([self.project(part @ c_fc, c_proj) for part, (c_fc, c_proj) in parts])
-
-    def project(self, hidden: Tensor, c_proj: Tensor) -> Tensor:
-        return F.gelu(hidden, approximate="tanh") @ c_proj
+        parts = zip(rows.split(list(counts)), self.weight.unbind(), strict=True)
+        return torch.cat([part @ weight for part, weight in parts])
 
 
 class Mixture(nn.Module):
@@ -176,7 +166,8 @@ class Mixture(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.router = Router(config)
-        self.experts = Experts(config)
+        self.c_fc = ExpertLinear(config.num_experts, config.n_embd, 4 * config.n_embd)
+        self.c_proj = ExpertLinear(config.num_experts, 4 * config.n_embd, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
         self.route: Callable[[Tensor, int], Routing] = LocalRouting  # of choices (tokens, experts_per_token)
 
@@ -187,8 +178,11 @@ class Mixture(nn.Module):
         routing = self.route(experts.flatten(0, 1), self.router.num_experts)
         rows = routing.dispatch(x.flatten(0, 1))  # (rows, n_embd)
         weighed = routing.dispatch(weights.flatten(0, 1)).gather(1, routing.choices[:, None])  # (rows, 1)
-        rows = self.experts(rows, routing.counts)
+        rows = self.project(self.c_fc(rows, routing.counts), routing.counts)
         return routing.combine((rows * weighed).to(rows.dtype)).view(x.shape)
+
+    def project(self, hidden: Tensor, counts: Sequence[int]) -> Tensor:
+        return self.c_proj(F.gelu(hidden, approximate="tanh"), counts)
 
 
 def routers(model: nn.Module) -> Iterator[tuple[str, Router]]:

@@ -46,8 +46,8 @@ def by_token(mixture, config, x):
                 chosen[e] += 1
                 taken[e] += 1
                 if taken[e] <= most:
-                    hidden = F.gelu(token @ mixture.experts.c_fc.weight[e], approximate="tanh")
-                    row = row + scores[e] / total * (hidden @ mixture.experts.c_proj.weight[e])
+                    hidden = F.gelu(token @ mixture.c_fc.weight[e], approximate="tanh")
+                    row = row + scores[e] / total * (hidden @ mixture.c_proj.weight[e])
             rows.append(row)
             preferred = preferred + scores / scores.sum() / len(sequence)
         fractions = torch.tensor(chosen) * config.num_experts / (config.experts_per_token * len(sequence))

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from models.mixture import Experts, Mixture
+from models.mixture import ExpertLinear, Mixture
 from parallelism.buffers import autograd
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.placement import Shard, place, placement_of
@@ -23,9 +23,11 @@ class ParallelMixture(Mixture):
     def __init__(self, mixture: Mixture, exchange: ExpertExchange | None, tp: Axis):
         nn.Module.__init__(self)
         self.tp = tp
-        self.router, self.experts, self.dropout = mixture.router, mixture.experts, mixture.dropout
+        self.router, self.dropout = mixture.router, mixture.dropout
+        self.c_fc, self.c_proj = mixture.c_fc, mixture.c_proj
         self.route = exchange.route if exchange else mixture.route
-        shard_experts(self.experts, exchange, tp)
+        shard_experts(self.c_fc, 2, exchange, tp)
+        shard_experts(self.c_proj, 1, exchange, tp)
 
     def forward(self, x: Tensor) -> Tensor:
         ranks, is_split = self.tp.ranks, self.tp.sequence
@@ -38,21 +40,21 @@ class ParallelMixture(Mixture):
 
 
 @torch.no_grad()
-def shard_experts(experts: Experts, exchange: ExpertExchange | None, tp: Axis) -> None:
-    """Keep this rank's shards of the experts' weights.
+def shard_experts(layer: ExpertLinear, hidden: int, exchange: ExpertExchange | None, tp: Axis) -> None:
+    """Keep this rank's shard of a layer's weights, of which `hidden` is the dim that tp divides.
 
     The ranks of the exchange compute losses of their own, whose gradients reach the experts as a sum: it becomes the
     mean, as the mean over replicas makes it of other parameters.
     """
-    for layer, hidden in (experts.c_fc, 2), (experts.c_proj, 1):
-        whole = layer.weight
-        layer.weight = tp.local(whole, Shard(hidden, whole.shape[hidden])) if tp.ranks.size > 1 else whole
-        if exchange:
-            shard, ranks = Shard(0, len(whole)), exchange.ranks
-            own = nn.Parameter(shard.local(layer.weight, ranks.rank, ranks.size).clone(), whole.requires_grad)
-            place(own, **{**placement_of(layer.weight), "ep": shard})
-            own.register_hook(partial(torch.mul, other=1 / ranks.size))
-            layer.weight = own
+    whole = layer.weight
+    if tp.ranks.size > 1:
+        layer.weight = tp.local(whole, Shard(hidden, whole.shape[hidden]))
+    if exchange:
+        shard, ranks = Shard(0, len(whole)), exchange.ranks
+        own = nn.Parameter(shard.local(layer.weight, ranks.rank, ranks.size).clone(), whole.requires_grad)
+        place(own, **{**placement_of(layer.weight), "ep": shard})
+        own.register_hook(partial(torch.mul, other=1 / ranks.size))
+        layer.weight = own
 
 
 def check_experts(num_experts: int, ep: int, dp: int) -> None:

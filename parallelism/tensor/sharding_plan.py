@@ -94,7 +94,7 @@ class ExpertParallel:
     """A mixture: its experts over ep, and the hidden width of each over tp."""
 
     def check(self, name: str, module: Any, tp: int, sp: int) -> None:
-        check_shares(name, "hidden outputs", module.experts.c_fc.weight.shape[-1], tp)
+        check_shares(name, "hidden outputs", module.c_fc.weight.shape[-1], tp)
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole and axes.ep is None else ParallelMixture(module, axes.ep, axes.tp)
