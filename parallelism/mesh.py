@@ -101,7 +101,8 @@ class Mesh:
 
 def axes_of(layout: Any) -> dict[str, int | Within | None]:
     """The axes of train.py's settings, or of a planner's layout, as `Mesh` takes them."""
-    return {axis: getattr(layout, axis) for axis in AXES}
+    outer = {axis: getattr(layout, axis) for axis in AXES}
+    return outer if layout.ep == 1 else {**outer, "ep": Within("dp", layout.ep)}
 
 
 def mesh_shape(world_size: int, **axes: int | Within | None) -> MeshShape:

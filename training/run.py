@@ -22,6 +22,8 @@ from collectives.job import environment
 from collectives.job.errors import LoneInputError
 from models.data import TokenWindows, documents
 from models.gpt import GPT
+from models.mixture import balance as balance_experts
+from models.mixture import scale_losses
 from models.optimizer import adamw, learning_rate
 from models.report import peak_memory_mib
 from parallelism.buffers.arena import Arena
@@ -30,6 +32,7 @@ from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
 from parallelism.data.data_parallel import DataParallel
 from parallelism.data.sampler import DistributedSampler
+from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
@@ -134,7 +137,7 @@ class TrainingRun:
         if self.saving:
             self.saving.close()
         torch.set_float32_matmul_precision(self.matrix_precision)
-        groups: list[Any] = [self.sp, self.mesh]
+        groups: list[Any] = [self.sp, self.mesh, *([self.exchange] if self.exchange else [])]
         if isinstance(self.model, PipelineParallel):
             groups += self.model.tied, self.model.ranks
         elif self.zero:
@@ -146,11 +149,12 @@ class TrainingRun:
             group.free()
 
     def parallelize(self) -> None:
-        """Divide the model over tp and sp."""
+        """Divide the model over tp, sp and ep."""
         config = self.config
         plan = plan_of(config, self.tokens.vocab_size)
         sp = self.sp if self.mesh.sp.size > 1 else None
-        parallelize(self.gpt, plan, self.mesh.tp, sp, config.sequence_parallel, self.place)
+        self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
+        parallelize(self.gpt, plan, self.mesh.tp, sp, config.sequence_parallel, self.place, self.exchange)
         if config.recompute != "none":
             recompute_model(self.gpt, config.recompute, self.place)
         if config.compile:
@@ -284,6 +288,7 @@ class TrainingRun:
         Returns the mean loss, in float64 on the device; of a pipeline, on the rank that has it, and 0 on others.
         """
         weight = self.scale.value / len(batches)
+        scale_losses(self.gpt, weight)
         if isinstance(self.model, PipelineParallel):
             return self.model.step(batches, [weight] * len(batches)) / self.scale.value
         losses = []
@@ -333,6 +338,7 @@ class TrainingRun:
             group["lr"] = lr
         verdict = self.guard.judge(loss, norm)
         self.optimizer.step(verdict.skipped)
+        balance_experts(self.gpt, self.replicas.all_reduce)
         self.spread()
         self.model.zero_grad()
         return norm, verdict
