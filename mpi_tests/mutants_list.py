@@ -534,8 +534,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/numerics/clipping.py",
-        "(tp, self.squares[:1])",
-        "(tp, self.squares)",
+        ", *(mesh.coords[axis] for axis in shards_of(p))]",
+        "]",
         ("test_precision_training.py", "split_layers_and_stages and float16 and not bfloat16", 4),
     ),
     mutant(
@@ -680,10 +680,16 @@ PIPELINES = [
         ("test_pipeline.py", "ranks_beside and 1f1b and 4-ranks", 4),
     ),
     mutant(
-        "parallelism/pipeline/gradients.py",
-        "is_copy = comm.rank > 0",
-        "is_copy = False",
+        "parallelism/numerics/clipping.py",
+        "[first.get(name, name), ",
+        "[name, ",
         ("test_pipeline.py", "norm_counts_tied", 2),
+    ),
+    mutant(
+        "parallelism/zero/units.py",
+        "round((place - param.start) / BLOCK) * BLOCK",
+        "(place - param.start)",
+        ("test_zero.py", "bit_for_bit and 4-ranks-1", 4),
     ),
 ]
 

@@ -96,7 +96,7 @@ class TrainingRun:
         self.computing = partial(self.precision.computing, config.device)
         monitor = GradientMonitor(self.gpt) if config.non_finite != "ignore" else None
         tied = tied_names(self.gpt)
-        parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)  # before ZeRO takes them away
+        parts = model_parts(self.gpt, self.mesh, tied)  # before ZeRO takes them away
         self.make_optimizer = partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
         self.model = self.pipelined() if config.pp > 1 else self.replicated()
         self.zero = self.shared_update()
@@ -105,9 +105,9 @@ class TrainingRun:
         self.scale = self.precision.loss_scale(config.device)
         self.guard = StepGuard(comm, config.non_finite, self.scale, monitor, device=config.device)
         limit = config.grad_clip if config.grad_clip > 0 else math.inf
-        self.clip = GradientClip(limit, self.mesh.tp, self.mesh.pp, self.shard, config.device)
+        self.clip = GradientClip(limit, self.gpt, self.masters, self.mesh, tied, self.shard, config.device)
         if config.pp > 1:
-            parts = model_parts(self.gpt, self.mesh.tp.rank, self.mesh.tp.size, tied)
+            parts = model_parts(self.gpt, self.mesh, tied)
         self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
         self.ended_s = 0.0  # when the last step that was reported had ended
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
@@ -333,7 +333,7 @@ class TrainingRun:
         Returns the norm before clipping, and what the ranks have agreed on.  Collective.
         """
         self.masters.take_gradients(self.scale.inverse)
-        norm = self.clip(self.own_weights)
+        norm = self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         verdict = self.guard.judge(loss, norm)

@@ -10,6 +10,7 @@ from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard
 from parallelism.numerics.precision import MasterWeights, Precision
+from parallelism.pipeline.gradients import tied_names
 from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch, gpt2_layers
@@ -61,14 +62,14 @@ class Training:
         self.gpt, self.precision, self.scale = GPT(CONFIG), precision, precision.loss_scale()
         self.scale.value.clamp_(max=scale)
         parallelize(self.gpt, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), self.mesh.tp)
-        monitor = GradientMonitor(self.gpt)
+        monitor, tied = GradientMonitor(self.gpt), tied_names(self.gpt)
         self.model = self.replicated(zero_stage) if self.mesh.pp.size == 1 else self.pipelined(schedule, zero_stage)
         self.zero = self.model if isinstance(self.model, Zero) else getattr(self.model, "zero", None)
         self.masters = self.zero.masters if self.zero else MasterWeights.of(self.gpt, self.model.arena)
         self.optimizer = self.zero.optimizer if self.zero else make_optimizer(self.masters.pieces.values())
         self.shard = self.zero.ranks.shard if self.zero else None
         self.guard = StepGuard(comm, "skip", self.scale, monitor, self.said.append)
-        self.clip = GradientClip(1.0, self.mesh.tp, self.mesh.pp, self.shard)
+        self.clip = GradientClip(1.0, self.gpt, self.masters, self.mesh, tied, self.shard)
 
     @property
     def asked(self):
@@ -98,7 +99,7 @@ class Training:
         """The whole batch's loss."""
         loss = self.gradients(parts(step, self.mesh.dp))
         self.masters.take_gradients(self.scale.inverse)
-        norm = self.clip(self.masters.pieces.values())
+        norm = self.clip()
         verdict = self.guard.judge(loss, norm)
         self.optimizer.step(verdict.skipped)
         self.guard.tell(step, verdict.names, verdict.numbers.tolist(), float(loss), float(norm))

@@ -57,7 +57,7 @@ class Held:
             PipelineParallel(model, gpt2_layers(model), registry.make("1f1b", pp, pp), mesh)
         optimizer = adamw(model.parameters(), 0.1, 0.1)
         make_states(optimizer)
-        parts = model_parts(model, mesh.tp.rank, mesh.tp.size, tied)
+        parts = model_parts(model, mesh, tied)
         self.parts = [*parts.values()]
         for name, p in model.named_parameters():
             states = optimizer.state[p]

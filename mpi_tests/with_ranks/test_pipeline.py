@@ -13,6 +13,7 @@ from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
+from parallelism.numerics.precision import MasterWeights
 from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
@@ -156,9 +157,10 @@ def test_the_norm_counts_tied_gradients_once(comm, piped):
     norms = {name: float(gradient.norm()) for name, gradient in want.items() if name != "lm_head.weight"}
     model, pp = piped("1f1b", 2)
     pp.step(batches)
-    alone = comm.split(comm.rank)
-    norm = GradientClip(math.inf, alone, pp.pipeline.comm)(model.parameters())
-    alone.free()
+    masters, mesh = MasterWeights(dict(model.named_parameters())), Mesh(comm, pp=2)
+    masters.take_gradients()
+    norm = GradientClip(math.inf, model, masters, mesh, [("transformer.wte.weight", "lm_head.weight")])()
+    mesh.free()
     assert norms["transformer.wte.weight"] > 0.01 * math.hypot(*norms.values())
     assert norm.item() == pytest.approx(math.hypot(*norms.values()), rel=1e-10)
 

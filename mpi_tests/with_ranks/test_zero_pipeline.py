@@ -32,6 +32,7 @@ from parallelism.zero.units import ShardGroups
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
 STEPS, COUNT, SAMPLES = 2, 4, 2  # micro-batches a rank computes, and samples of each
 CLIP = 0.3
+TIED = [("transformer.wte.weight", "lm_head.weight")]
 FROZEN = {
     "none": (),
     "some": ("transformer.wpe.weight", "transformer.h.1", "transformer.h.2.mlp.c_fc.weight", "transformer.ln_f"),
@@ -113,19 +114,17 @@ class Run:
     def train(self):
         """Returns the losses of all samples, and the norms."""
         losses, norms = np.zeros(STEPS), []
-        clip = GradientClip(CLIP, self.mesh.tp, self.mesh.pp, self.zero.ranks.shard)
+        clip = GradientClip(CLIP, self.model, self.zero.masters, self.mesh, TIED, self.zero.ranks.shard)
         for step in range(STEPS):
             losses[step] = self.pp.step(self.batches(step)) / self.mesh.dp.size
-            own = self.zero.masters.pieces.values()
-            norms.append(clip(own).item())
+            norms.append(clip().item())
             self.zero.update()
             self.pp.zero_grad()
         return self.mesh.along("dp", "pp").all_reduce(losses), norms
 
     def state(self):
         """What a checkpoint has of it."""
-        tied = [("transformer.wte.weight", "lm_head.weight")]
-        parts = model_parts(self.model, self.mesh.tp.rank, self.mesh.tp.size, tied)
+        parts = model_parts(self.model, self.mesh, TIED)
         masters = self.zero.masters
         for name, piece in masters.pieces.items():
             part = parts[name].within(masters.spans[name], piece)

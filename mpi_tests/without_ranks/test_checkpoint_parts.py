@@ -29,7 +29,7 @@ from parallelism.checkpoint import (
     shards,
     state_parts,
 )
-from parallelism.checkpoint.extent import meet
+from parallelism.checkpoint.extent import LocalShard, meet
 from parallelism.checkpoint.folders import UNFINISHED, commit, found, keep_last, newest, next_number, remove_unfinished
 from parallelism.checkpoint.index import Index, sealed
 from parallelism.checkpoint.lock import Lock
@@ -79,11 +79,12 @@ class Rank:
 
     def __init__(self, layout, tp_rank, stage, zero_rank, fill):
         parts, slices, end = {}, {}, 0
+        self.copies = {"wte.weight"} if stage else set()  # runs shard what is tied alike on all stages: one writes it
         for name in STAGES[layout.pp][stage]:
             local = shard_of(name, "parameter", tp_rank, layout.tp)
-            place = (MODEL[name][1], tp_rank, layout.tp) if layout.tp > 1 and MODEL[name][1] else ()
-            extent = Extent(MODEL[name][0], 0, local.numel(), *place)
-            parts[name] = TensorShard(name, "parameter", extent, local, is_copy=stage > 0 and name == "wte.weight")
+            shards = (LocalShard(MODEL[name][1], tp_rank, layout.tp),) if layout.tp > 1 and MODEL[name][1] else ()
+            extent = Extent(MODEL[name][0], 0, local.numel(), shards)
+            parts[name] = TensorShard(name, "parameter", extent, local)
             slices[name] = slice(end, end + local.numel())
             end += local.numel() + GAP
         begin, stop = (end * n // layout.zero for n in (zero_rank, zero_rank + 1))
@@ -110,7 +111,7 @@ def ranks_of(layout, fill=True):
 
 def save(directory, ranks, number=1, step=10):
     """As `Checkpoints.save`, for all ranks."""
-    offers = [{identity(part): part for part in rank.parts if not part.is_copy} for rank in ranks]
+    offers = [{identity(part): part for part in rank.parts if part.name not in rank.copies} for rank in ranks]
     sizes = [{key: part.tensor.nbytes for key, part in offer.items()} for offer in offers]
     folder = directory / f"{number:05}-step-{step}{UNFINISHED}"
     folder.mkdir()
@@ -195,10 +196,31 @@ def test_runs_are_where_the_elements_are():
             for rank in range(size):
                 local = (shard.local(numbers, rank, size) if shard else numbers).flatten()
                 begin, end = sorted(random.Random(draw).choices(range(local.numel() + 1), k=2))
-                extent = Extent(shape, begin, end - begin, shard, rank, size)
+                extent = Extent(shape, begin, end - begin, (LocalShard(shard, rank, size),) if shard else ())
                 places = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
                 expected = {i: int(n) - 1 for i, n in enumerate(local[begin:end]) if n}
                 assert places == expected
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        [(Shard(0, 6), 3), (Shard(1, 8, pieces=(2, 1, 1)), 2)],  # experts, and within each its columns
+        [(Shard(2, 5, padded=True), 2), (Shard(0, 6, pieces=(2, 1)), 2)],
+        [(Shard(1, 8, pieces=(1, 1)), 2), (Shard(1, 4), 2)],  # of one dim, the second of what the first leaves
+        [(Shard(1, 8), 2), (Shard(1, 4, padded=True), 3), (Shard(2, 5, padded=True), 4)],
+    ],
+)
+def test_runs_of_shards_along_several_axes(shards):
+    numbers = torch.arange(1, 6 * 8 * 5 + 1).view(6, 8, 5)  # 0 is padding
+    for coords in itertools.product(*(range(size) for _, size in shards)):
+        local = numbers
+        for (shard, size), rank in zip(shards, coords, strict=True):
+            local = shard.local(local, rank, size)
+        held = tuple(LocalShard(shard, rank, size) for (shard, size), rank in zip(shards, coords, strict=True))
+        extent = Extent((6, 8, 5), 3, local.numel() - 5, held)
+        places = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
+        assert places == {i: int(n) - 1 for i, n in enumerate(local.flatten()[3:-2]) if n}
 
 
 def test_random_states():
@@ -225,7 +247,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 def test_what_two_have_in_common():
     shape, split = (6, 8), Shard(1, 8, pieces=(1, 1))
-    a, b = Extent(shape, 5, 11, split, 1, 2), Extent(shape, 3, 30)
+    a, b = Extent(shape, 5, 11, (LocalShard(split, 1, 2),)), Extent(shape, 3, 30)
     places = [{there + i: here + i for here, there, n in e.runs().tolist() for i in range(n)} for e in (a, b)]
     common = {(x + i, y + i) for x, y, n in meet(a.runs(), b.runs()).tolist() for i in range(n)}
     assert common == {(places[0][at], places[1][at]) for at in places[0].keys() & places[1].keys()}
@@ -263,16 +285,16 @@ class TestBadInput:
         )
 
     def test_a_layout_that_cannot_hold_it(self, tmp_path):
-        extent = Extent((7,), 0, 4, Shard(0, 7), 0, 2)
-        assert "h.1.norm.weight: dim 0 of (7,) can't be split as" in self.wrong(tmp_path, extent=extent)
+        extent = Extent((7,), 0, 4, (LocalShard(Shard(0, 7), 0, 2),))
+        assert "h.1.norm.weight: dim 0 of 7 can't be split as" in self.wrong(tmp_path, extent=extent)
         assert "a tensor with gaps between" in self.wrong(tmp_path, tensor=torch.zeros(14)[::2])
         assert "a tensor of 7 elements for 4" in self.wrong(tmp_path, extent=Extent((7,), 0, 4))
 
 
 def test_another_format(tmp_path):
     path = save(tmp_path, ranks_of(Layout(1, 1, 1))) / "index.json"
-    path.write_text(Index.unsealed(path.read_text())._replace(format=2).sealed())
-    with pytest.raises(ValueError, match=re.escape(f"{path}: of format 2, but this program reads 1")):
+    path.write_text(Index.unsealed(path.read_text())._replace(format=3).sealed())
+    with pytest.raises(ValueError, match=re.escape(f"{path}: of format 3, but this program reads 2")):
         Checkpoint(path.parent)
 
 
@@ -438,7 +460,8 @@ FORGERIES = [
     *(forged("entries", 0, place, value=value) for place in (1, 2) for value in ("x", -1, 1.5)),
     *(forged("entries", 0, 3, value=value) for value in (None, 3, [3], [[]])),
     *(forged(*PIECE, place, value=value) for place in range(7) for value in (None, -1, "x", [], [-1], 1 << 70)),
-    *(forged(*PIECE, 3, place, value=value) for place in (0, 1, 2, 3) for value in (-1, "x", [], [-1], 1 << 70)),
+    *(forged(*PIECE, 3, place, value=value) for place in (0, 1, 2, 3) for value in (-1, "x", [-1], 1 << 70)),
+    *(forged(*PIECE, 3, place, value=[]) for place in (0, 1, 2)),
     forged(*PIECE, 6, value=[]),
     forged(*PIECE, 6, value=["a"]),
     forged(*PIECE, 2, value="nn"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -10,21 +9,45 @@ import numpy as np
 from parallelism.placement import Shard
 
 
+class LocalShard(NamedTuple):
+    """The shard that one of `size` ranks along an axis holds."""
+
+    shard: Shard
+    rank: int
+    size: int
+
+    @property
+    def length(self) -> int:
+        """Of its dim, with the padding."""
+        return self.shard.local_length(self.size)
+
+    def runs(self, length: int) -> np.ndarray:
+        """Indices of a dim of some length that are side by side both here and there: here, there, how many, in rows.
+
+        Raises: ValueError for a dim that ranks can't hold such shards of.
+        """
+        pieces = np.array(self.shard.piece_lengths(self.length * self.size))
+        is_even = self.shard.padded or length % self.size == 0
+        if self.shard.length != length or (pieces % self.size).any() or not is_even:
+            raise ValueError(f"dim {self.shard.dim} of {length} can't be split as {self.shard} over {self.size} ranks")
+        counts = pieces // self.size
+        here, there = np.cumsum(counts) - counts, np.cumsum(pieces) - pieces + self.rank * counts
+        return np.column_stack([here, there, np.clip(length - there, 0, counts)])
+
+
 class Extent(NamedTuple):
-    """Which elements of a whole: `length` from `begin` on, of the flat shard that one of `size` ranks has of it.
+    """Which elements of a whole: `length` from `begin` on, of what is left of it, flat, by shards of its dims.
 
-    Without `shard`, of the flat whole.
+    Of two shards of a dim the later one is of what the earlier one leaves.
 
-    >>> Extent((2, 4), begin=1, length=3, shard=Shard(1, 4), rank=1, size=2).runs().tolist()  # of 2, 3, 6, 7
+    >>> Extent((2, 4), begin=1, length=3, shards=(LocalShard(Shard(1, 4), rank=1, size=2),)).runs().tolist()
     [[0, 3, 1], [1, 6, 2]]
     """
 
     shape: tuple[int, ...]  # of the whole
     begin: int
     length: int
-    shard: Shard | None = None
-    rank: int = 0
-    size: int = 1
+    shards: tuple[LocalShard, ...] = ()
 
     def runs(self) -> np.ndarray:
         """Elements side by side both here and in the flat whole, in rows: place here, place there, how many.
@@ -33,8 +56,7 @@ class Extent(NamedTuple):
 
         Raises: ValueError for a whole that has no such shard, or a shard that has no such range.
         """
-        runs = self._shard_runs(self.shard) if self.shard else np.array([[0, 0, math.prod(self.shape)]])
-        among = self.shard_length()
+        runs, among = self._shard_runs()
         if not 0 <= self.begin <= self.end <= among:
             raise ValueError(f"elements {self.begin} to {self.end} are not all among a part's {among}")
         begins = np.maximum(runs[:, 0], self.begin)
@@ -46,22 +68,27 @@ class Extent(NamedTuple):
     def end(self) -> int:
         return self.begin + self.length
 
-    def shard_length(self) -> int:
-        if self.shard is None:
-            return math.prod(self.shape)
-        return math.prod(self.shape) // self.shape[self.shard.dim] * self.shard.local_length(self.size)
+    def _shard_runs(self) -> tuple[np.ndarray, int]:
+        """Those of the whole shard, and how long it is."""
+        runs, length, whole = np.array([[0, 0, 1]]), 1, 1
+        for dim in reversed(range(len(self.shape))):
+            of_dim, dim_length = self._dim_runs(dim)
+            if len(runs) == 1 and runs[0, 2] == length == whole:  # all of the inner dims
+                runs = of_dim * whole
+            else:
+                ones = of_dim[:0, :2], *(begins + np.arange(count)[:, None] for *begins, count in of_dim)
+                places = np.concatenate(ones)[:, None] * (length, whole) + runs[:, :2]
+                runs = np.column_stack([places.reshape(-1, 2), np.tile(runs[:, 2], len(places))])
+            length, whole = length * dim_length, whole * self.shape[dim]
+        return runs, length
 
-    def _shard_runs(self, shard: Shard) -> np.ndarray:
-        dim, length, part_length = shard.dim, shard.length, shard.local_length(self.size)
-        pieces = np.array(shard.piece_lengths(part_length * self.size))
-        if self.shape[dim] != length or (pieces % self.size).any() or not (shard.padded or length % self.size == 0):
-            raise ValueError(f"dim {dim} of {self.shape} can't be split as {shard} over {self.size} ranks")
-        counts = pieces // self.size
-        here, there = np.cumsum(counts) - counts, np.cumsum(pieces) - pieces + self.rank * counts
-        counts = np.clip(length - there, 0, counts)
-        rows = np.arange(math.prod(self.shape[:dim]))[:, None]
-        columns = rows * part_length + here, rows * length + there, counts + 0 * rows
-        return np.stack(columns, axis=-1).reshape(-1, 3) * math.prod(self.shape[dim + 1 :])
+    def _dim_runs(self, dim: int) -> tuple[np.ndarray, int]:
+        """The indices of a dim that are here, as of `LocalShard.runs`, and how many there are with the padding."""
+        runs, length = np.array([[0, 0, self.shape[dim]]]), self.shape[dim]
+        for local in self.shards:
+            if local.shard.dim == dim:
+                runs, length = meet(local.runs(length), runs[:, [1, 0, 2]]), local.length
+        return runs, length
 
 
 def joined(runs: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from parallelism.checkpoint.shards import ShardEntry, is_count
 
-FORMAT = 1
+FORMAT = 2
 INDEX = "index.json"
 
 

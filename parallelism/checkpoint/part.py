@@ -8,26 +8,25 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from parallelism.checkpoint.extent import Extent
-from parallelism.placement import shard_of
+from parallelism.checkpoint.extent import Extent, LocalShard
+from parallelism.placement import shards_of
 
 if TYPE_CHECKING:
     from models.optimizer import Optimizer
+    from parallelism.mesh import Mesh
 
 
 class TensorShard(NamedTuple):
     """A tensor that has some elements, `extent`, of a parameter or of a state of it.
 
     `name` is the parameter's in the whole model, of a tied one the first; `kind` says what of it: "parameter", or an
-    optimizer's name for its state, such as "exp_avg".  Of a parameter that is tied over ranks, all but one have copies.
-    Ranks that hold the same extent need no such mark.
+    optimizer's name for its state, such as "exp_avg".  Of ranks that hold the same extent one writes it.
     """
 
     name: str
     kind: str
     extent: Extent
     tensor: Tensor
-    is_copy: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.name}"
@@ -61,23 +60,22 @@ class TensorShard(NamedTuple):
 
 
 def model_parts(
-    model: nn.Module, rank: int = 0, size: int = 1, tied: Iterable[Sequence[str]] = ()
+    model: nn.Module, mesh: Mesh | None = None, tied: Iterable[Sequence[str]] = ()
 ) -> dict[str, TensorShard]:
-    """The parameters of a model, by their names in it, of which `rank` of `size` tensor-parallel ranks has its parts.
+    """The parameters of a model, by their names in it, of which ranks of a mesh hold what their placements say.
 
     `tied` are the names in the whole model of each parameter that has several there, of which this may have another
-    than the first; and those of other ranks are marked, as by `TiedGradients`.
+    than the first.
     """
     first = {name: names[0] for names in tied for name in names}
     parts = {}
     for name, p in model.named_parameters():
-        shard = shard_of(p, "tp")
-        shape = list(p.shape)
-        if shard:
+        sharded, shape = shards_of(p), list(p.shape)
+        for shard in reversed(sharded.values()):
             shape[shard.dim] = shard.length
-        place = (shard, rank, size) if shard else ()
-        extent = Extent(tuple(shape), 0, p.numel(), *place)
-        parts[name] = TensorShard(first.get(name, name), "parameter", extent, p.detach(), getattr(p, "is_copy", False))
+        local = [LocalShard(shard, mesh.coords[axis], mesh.shape[axis]) for axis, shard in sharded.items() if mesh]
+        extent = Extent(tuple(shape), 0, p.numel(), tuple(local))
+        parts[name] = TensorShard(first.get(name, name), "parameter", extent, p.detach())
     return parts
 
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parallelism.checkpoint.extent import Extent, packed
+from parallelism.checkpoint.extent import Extent, LocalShard, packed
 from parallelism.checkpoint.part import TensorShard
 from parallelism.placement import Shard
 
@@ -48,8 +48,9 @@ class Piece(NamedTuple):
     @classmethod
     def from_json(cls, values: list[Any]) -> Piece:
         piece = cls(*values)
-        shape, begin, length, shard, *ranks = piece.extent
-        return piece._replace(extent=Extent(tuple(shape), begin, length, shard and Shard(*shard), *ranks))
+        shape, begin, length, shards = piece.extent
+        local = tuple(LocalShard(Shard(*shard), rank, size) for shard, rank, size in shards)
+        return piece._replace(extent=Extent(tuple(shape), begin, length, local))
 
     @property
     def key(self) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def shared_out(comm: Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:
     """Of the parts that each rank has, those that it is to write.  Collective."""
-    offers = {identity(part): part for part in parts if not part.is_copy}
+    offers = {identity(part): part for part in parts}
     rows = np.array([[key, part.extent.length * part.tensor.element_size()] for key, part in offers.items()], np.int64)
     counts = gather_ints(comm, rows.size)
     every = comm.all_gather(rows.ravel(), counts=counts)

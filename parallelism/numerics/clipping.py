@@ -1,9 +1,14 @@
-"""Clipping of gradients by their global norm, over ranks that hold parts of parameters."""
+"""Clipping of gradients by their global norm, whose bits ZeRO and pipelines do not change.
+
+Each parameter's squares are added up in float64, of fixed blocks in their order; then the parameters'.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,50 +19,102 @@ from parallelism.placement import shards_of
 
 if TYPE_CHECKING:
     from collectives import Communicator
+    from parallelism.mesh import Mesh
+    from parallelism.numerics.precision import MasterWeights
+
+BLOCK = 128  # elements of a parameter, from its first one on, whose squares are added up together; ZeRO cuts none
 
 
 class GradientClip:
-    """Scales gradients so that their global norm is at most `limit`, without a look at it on the host.
+    """Scales the gradients of `masters` so that their global norm is at most `limit`, without a look at it on the host.
 
-    What the ranks of `tp` have parts of is summed up over them; what each has the whole of counts once.  Ranks of `pp`
-    have parameters of their own, but for those marked `is_copy`, which others have, too.  Ranks of `shard`
-    have pieces of parameters each.  Making one is collective.
+    They are those of `model`, of which the ranks of `mesh` hold what its parameters' placements say, each stage its
+    own; what several ranks hold is counted once.  `tied` are the names of each parameter that has several in the whole
+    model.  Ranks of `shard` hold pieces of the parameters each.  Making one is collective.
     """
 
     def __init__(
         self,
         limit: float,
-        tp: Communicator,
-        pp: Communicator | None = None,
+        model: nn.Module,
+        masters: MasterWeights,
+        mesh: Mesh,
+        tied: Iterable[Sequence[str]] = (),
         shard: Communicator | None = None,
         device: str = "cpu",
     ):
-        self.limit = limit
-        self.squares = torch.zeros(2, dtype=torch.float64, device=device)  # of parts, of wholes
-        sums = (shard, self.squares), (tp, self.squares[:1]), (pp, self.squares)
-        self.plans = [comm.plan("all_reduce", x) for comm, x in sums if comm is not None]
+        self.limit, self.masters = limit, masters
+        params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        lengths = [-(-p.numel() // BLOCK) for p in params.values()]
+
+        def numbers(values: Iterable[int]) -> Tensor:
+            return torch.tensor([*values], dtype=torch.int64, device=device)
+
+        self.lengths = numbers(lengths)
+        first = dict(zip(params, np.cumsum([0, *lengths]).tolist(), strict=False))
+        own = [blocks_of(masters.spans[name], first[name]) for name in masters.pieces]
+        self.own_blocks = numbers(chain(*own))
+        self.blocks = torch.zeros(sum(lengths), dtype=torch.float64, device=device)
+        self.join = shard.plan("all_reduce", self.blocks) if shard else None
+        counted, slots, count = counted_once(mesh.comm, keys(params, mesh, tied))
+        self.counted, self.slots = numbers(counted), numbers(slots)
+        self.sums = torch.zeros(max(1, count), dtype=torch.float64, device=device)
+        self.add_up = mesh.comm.plan("all_reduce", self.sums)
 
     @torch.no_grad()
-    def __call__(self, parameters: Iterable[nn.Parameter]) -> Tensor:
-        """Scale the parameters' gradients; returns the norm before, on their device.  Collective."""
-        gradients = {p: p.grad for p in parameters if p.grad is not None}
-        counted = [p for p in gradients if not getattr(p, "is_copy", False)]
-        self.squares.zero_()
-        for index, is_part in enumerate((True, False)):
-            if own := [gradients[p] for p in counted if bool(shards_of(p)) == is_part]:
-                self.squares[index] = sum_of_squares(own)
-        for plan in self.plans:
-            plan()
-        norm = square_root(self.squares.sum())
+    def __call__(self) -> Tensor:
+        """Scale the gradients; returns the norm before, on their device.  Collective."""
+        gradients = [piece.grad for piece in self.masters.pieces.values() if piece.grad is not None]
+        self.sums.zero_().index_copy_(0, self.slots, self.squares(gradients)[self.counted])
+        self.add_up()
+        norm = square_root(self.sums.cumsum(0)[-1])
         if gradients and self.limit < math.inf:
             scale = torch.full_like(norm, self.limit) / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
-            scale_all(list(gradients.values()), torch.where(scale < 1, scale, 1.0))  # a NaN scales nothing
+            scale_all(gradients, torch.where(scale < 1, scale, 1.0))  # a NaN scales nothing
         return norm
 
+    def squares(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Of each parameter that this rank, or its `shard`, has."""
+        norms = [norm for gradient in gradients for norm in block_norms(gradient.reshape(-1))]
+        self.blocks.zero_()
+        if norms:
+            self.blocks.index_copy_(0, self.own_blocks, torch.cat(norms).double().square_())
+        if self.join:
+            self.join()
+        return torch.segment_reduce(self.blocks, "sum", lengths=self.lengths, unsafe=True)  # one after the other
 
-def sum_of_squares(tensors: list[Tensor]) -> Tensor:
-    """In float64, tensor by tensor: in one order on any CPU."""
-    return torch.stack(torch._foreach_norm(tensors)).double().square().cumsum(0)[-1]
+
+def blocks_of(span: slice, first: int) -> range:
+    """The numbers of the blocks that some elements of a parameter make, whose first one has a number."""
+    assert span.start % BLOCK == 0
+    return range(first + span.start // BLOCK, first - (-span.stop // BLOCK))
+
+
+def block_norms(flat: Tensor) -> list[Tensor]:
+    end = len(flat) - len(flat) % BLOCK
+    whole = [torch.linalg.vector_norm(flat[:end].view(-1, BLOCK), dim=1)] if end else []
+    return whole + ([torch.linalg.vector_norm(flat[end:], dim=0, keepdim=True)] if end < len(flat) else [])
+
+
+def keys(params: Mapping[str, nn.Parameter], mesh: Mesh, tied: Iterable[Sequence[str]]) -> np.ndarray:
+    """Numbers that differ, but for odds of 2^-64, where the parameters or this rank's shards of them do."""
+    first = {name: names[0] for names in tied for name in names}
+    texts = [[first.get(name, name), *(mesh.coords[axis] for axis in shards_of(p))] for name, p in params.items()]
+    digests = [blake2b(repr(text).encode(), digest_size=8).digest() for text in texts]
+    return np.array([int.from_bytes(digest, "big", signed=True) for digest in digests], np.int64)
+
+
+def counted_once(comm: Communicator, keys: np.ndarray) -> tuple[list[int], list[int], int]:
+    """Which of a rank's parameters it is to count, as the first that has them, and their places among all ranks'.
+
+    Parameters are the same where their keys are.  Collective.
+    """
+    counts = comm.all_gather(np.array([len(keys)])).tolist()
+    every = comm.all_gather(keys, counts=counts)
+    unique, firsts = np.unique(every, return_index=True)
+    begin = sum(counts[: comm.rank])
+    mine = [(int(at) - begin, slot) for slot, at in enumerate(firsts) if begin <= at < begin + len(keys)]
+    return [number for number, _ in mine], [slot for _, slot in mine], len(unique)
 
 
 def square_root(x: Tensor) -> Tensor:

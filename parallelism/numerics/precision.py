@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from parallelism.buffers.arena import Arena, gradient_of, lay_out, line_length
 from parallelism.numerics.clipping import scale_all
+from parallelism.placement import place, placement_of
 
 if TYPE_CHECKING:
     from collectives import Communicator
 
 HALVES = ("bfloat16", "float16")
 DTYPES = ("float32", "float64", *HALVES)
-MARKS = ("placement", "is_copy")  # what parameters are marked with, and what is updated in their place, too
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class MasterWeights:
     """What an optimizer updates in place of `params`, which compute: `pieces`, in at least float32, by the same names.
 
     `params` are a model's parameters, or what a rank owns of each, the elements `spans`, flat, with the gradients in
-    place.  Frozen ones have no pieces: they stay as they are.  Pieces are marked as parameters, for `clip_grad_norm`.
+    place.  Frozen ones have no pieces: they stay as they are.  Pieces are placed as parameters are.
 
     Parameters of 32 or 64 bits are their own pieces, and nothing is copied.  Else the pieces lie in one flat tensor,
     `weights`, and begin as what whole parameters were before they were rounded, `originals`, or as they are.
@@ -233,9 +233,7 @@ def is_rounded(param: Tensor) -> bool:
 
 
 def like(param: nn.Parameter, value: Tensor) -> nn.Parameter:
-    """A parameter of that value, marked as another is."""
+    """A parameter of that value, placed as another is."""
     piece = nn.Parameter(value)
-    for mark in MARKS:
-        if hasattr(param, mark):
-            setattr(piece, mark, getattr(param, mark))
+    place(piece, **placement_of(param))
     return piece

@@ -87,9 +87,7 @@ def tied_names(model: nn.Module) -> Tied:
 class TiedGradients:
     """Sums up the gradients of parameters that are tied in the whole model, but lie on several ranks of `pp`.
 
-    `tied` are their names there, `model` what this rank has of it, `slices` where their gradients lie.  On all but the
-    first of the ranks such a parameter is marked as a copy, `is_copy`, which a norm over all ranks leaves out.
-    Collective.
+    `tied` are their names there, `model` what this rank has of it, `slices` where their gradients lie.  Collective.
     """
 
     def __init__(self, tied: Tied, model: nn.Module, gradients: Any, slices: Mapping[str, slice], pp: Communicator):
@@ -100,10 +98,8 @@ class TiedGradients:
             own = [name for name in names if name in params]
             comm = pp.split(0 if own else None)
             self.comms += [comm] if comm else []
-            if comm is not None and comm.size > 1:
-                params[own[0]].is_copy = comm.rank > 0  # type: ignore[attr-defined]
-                if params[own[0]].requires_grad:
-                    self.plans.append(comm.plan("all_reduce", gradients[slices[own[0]]]))
+            if comm is not None and comm.size > 1 and params[own[0]].requires_grad:
+                self.plans.append(comm.plan("all_reduce", gradients[slices[own[0]]]))
 
     def sum_up(self) -> None:
         for plan in self.plans:

@@ -103,7 +103,7 @@ class PipelineParallel:
         """Every rank gets those of its chunks, which are the same on all `pp` ranks that have a tied parameter."""
         units = [FlatParam.of(part, self.arena.line, ranks.shard.size) for _, part in parts]
         chunks = {name: unit.chunks[ranks.shard.rank] for unit in units for name in unit.slices}
-        self.tied = TiedGradients(tied, self.model, self.arena.gradients, chunks, pp)  # marks what is a copy
+        self.tied = TiedGradients(tied, self.model, self.arena.gradients, chunks, pp)
         self.zero = OptimizerShard(self.model, self.arena, units, ranks, make, **reduction)
         self.reduction = StageReducer([action for action, _ in parts], self.zero.reducing, self.zero.across)
 

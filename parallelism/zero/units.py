@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from collectives.schedule.moves import shares
 from parallelism.buffers.arena import own_gradient
+from parallelism.numerics.clipping import BLOCK
 from parallelism.numerics.precision import MasterWeights, like
 
 if TYPE_CHECKING:
@@ -76,15 +77,16 @@ class FlatParam(NamedTuple):
 
     @classmethod
     def of(cls, slices: Mapping[str, slice], line: int, size: int) -> FlatParam:
-        """Some neighbours in an arena, shared by `size` ranks.
+        """Some neighbours in an arena, sharded over `size` ranks between blocks of parameters, as norms need it.
 
-        >>> FlatParam.of({"a": slice(16, 50)}, line=16, size=2).chunks
-        [slice(16, 48, None), slice(48, 64, None)]
+        >>> FlatParam.of({"a": slice(16, 600)}, line=16, size=2).chunks
+        [slice(16, 272, None), slice(272, 608, None)]
         """
         start = min(place.start for place in slices.values())
         num_lines = -(-(max(place.stop for place in slices.values()) - start) // line)
-        runs = shares(num_lines, size)
-        return cls(dict(slices), [slice(start + run.start * line, start + run.stop * line) for run in runs])
+        cuts = [start + run.start * line for run in shares(num_lines, size)]
+        cuts = [between_blocks(cut, slices.values(), line) for cut in cuts]
+        return cls(dict(slices), [slice(*pair) for pair in pairwise([*cuts, start + num_lines * line])])
 
     @property
     def place(self) -> slice:
@@ -110,6 +112,15 @@ class FlatParam(NamedTuple):
             if start < stop:
                 found[name] = shifted(start, stop, place.start), shifted(start, stop, chunk.start)
         return found
+
+
+def between_blocks(place: int, slices: Iterable[slice], line: int) -> int:
+    """The nearest place that cuts no block of a parameter, of those in lines."""
+    for param in slices:
+        if param.start < place < param.stop:
+            end = param.start - (param.start - param.stop) // line * line
+            return min(end, param.start + round((place - param.start) / BLOCK) * BLOCK)
+    return place
 
 
 def shifted(start: int, stop: int, origin: int) -> slice:

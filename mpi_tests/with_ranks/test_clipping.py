@@ -1,0 +1,76 @@
+"""The norm of all gradients, whatever ranks hold of them: in numbers as in one place, and over stages bit for bit."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from parallelism.mesh import Mesh, Within
+from parallelism.numerics.clipping import GradientClip
+from parallelism.numerics.precision import MasterWeights
+from parallelism.placement import Shard, place
+
+SHAPES = {"embedding": (61, 30), "norm": (30,), "projection": (30, 120), "experts": (4, 30, 16), "head": (61, 30)}
+
+
+def gradients(names=tuple(SHAPES)):
+    """The same on every rank, over many magnitudes."""
+    drawn = {}
+    for seed, (name, shape) in enumerate(SHAPES.items()):
+        generator = torch.Generator().manual_seed(seed)
+        drawn[name] = torch.randn(shape, generator=generator) * 10 ** torch.randn(shape, generator=generator)
+    return {name: drawn[name] for name in names}
+
+
+def norm_of(grads, mesh, placements=None, limit=math.inf, **options):
+    """That of parameters which have these gradients; and the parameters."""
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros_like(grad)) for name, grad in grads.items()})
+    for name, p in model.items():
+        p.grad = grads[name].clone()
+        place(p, **(placements or {}).get(name, {}))
+    masters = MasterWeights(dict(model.named_parameters()))
+    masters.take_gradients()
+    return GradientClip(limit, model, masters, mesh, **options)().item(), model
+
+
+@pytest.mark.sizes(1, 2, 3)
+def test_what_all_ranks_have_counts_once(comm):
+    mesh, grads = Mesh(comm), gradients()
+    want = math.sqrt(sum(grad.double().square().sum().item() for grad in grads.values()))
+    norm, model = norm_of(grads, mesh, limit=2.0)
+    assert norm == pytest.approx(want, rel=1e-6)
+    for name, p in model.items():
+        torch.testing.assert_close(p.grad, grads[name] * (2.0 / want), rtol=1e-5, atol=0)
+    mesh.free()
+
+
+@pytest.mark.sizes(8)
+def test_shards_along_axes_of_any_names_are_counted_by_their_ranks(comm):
+    mesh = Mesh(comm, dp=2, rows=2, columns=2, ep=Within("dp", 2))
+    placements = {
+        "embedding": {"rows": Shard(0, 61, padded=True)},
+        "projection": {"columns": Shard(1, 120, pieces=(2, 1, 1))},
+        "experts": {"ep": Shard(0, 4), "columns": Shard(2, 16)},
+    }
+    grads = gradients()
+    want = math.sqrt(sum(grad.double().square().sum().item() for grad in grads.values()))
+    for name, placement in placements.items():
+        for axis, shard in placement.items():
+            grads[name] = shard.local(grads[name], mesh.coords[axis], mesh.shape[axis]).contiguous()
+    assert norm_of(grads, mesh, placements)[0] == pytest.approx(want, rel=1e-6)
+    mesh.free()
+
+
+@pytest.mark.sizes(2, 4)
+def test_stages_have_the_norm_of_one_bit_for_bit(comm):
+    """The last stage's head is tied to the first one's embedding: that is counted once."""
+    alone, mesh = Mesh(comm), Mesh(comm, pp=comm.size)
+    names = tuple(SHAPES)[:-1]
+    want, _ = norm_of(gradients(names), alone)
+    own = gradients(names[comm.rank :: comm.size])
+    if comm.rank == comm.size - 1:
+        own["head"] = gradients()["embedding"]
+    assert norm_of(own, mesh, tied=[("embedding", "head")])[0] == want
+    alone.free()
+    mesh.free()
