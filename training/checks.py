@@ -15,7 +15,7 @@ from models.gpt import GPT
 from models.hf import initialize
 from parallelism.data.sampler import DistributedSampler
 from parallelism.experts.expert_parallel import check_experts
-from parallelism.mesh import MeshShape, axes_of, mesh_shape
+from parallelism.mesh import MeshShape, axes_of, mesh_shape, replica_axes
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule import files, registry
 from parallelism.pipeline.schedule.actions import Schedule
@@ -138,7 +138,7 @@ def check_sequences(config: Config, shape: dict[str, int]) -> int:
 
 def check_zero_group(config: Config, mesh: MeshShape, topology: Topology) -> None:
     """Refuse groups that do not divide the ranks with the same part of the model."""
-    for ranks in mesh.groups("dp", "sp"):
+    for ranks in mesh.groups(*replica_axes(mesh.lengths)):
         nodes = Topology.from_ids([topology.node_of[rank] for rank in ranks]).nodes
         groups_of(zero_group(config), len(ranks), nodes)
 

@@ -33,7 +33,8 @@ from parallelism.checkpoint import model_parts
 from parallelism.data.data_parallel import DataParallel
 from parallelism.data.sampler import DistributedSampler
 from parallelism.experts.exchange import ExpertExchange
-from parallelism.mesh import Mesh, axes_of
+from parallelism.experts.expert_parallel import average_replicated
+from parallelism.mesh import Mesh, axes_of, replica_axes
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
@@ -84,7 +85,7 @@ class TrainingRun:
         self.precision, self.gpt = inputs.precision, inputs.gpt
         self.num_params = self.gpt.num_params()  # before ranks have parts of them
         self.mesh = Mesh(comm, **axes_of(config))
-        self.dp, self.replicas = self.mesh.dp, self.mesh.along("dp", "sp")
+        self.dp, self.replicas = self.mesh.dp, self.mesh.along(*replica_axes(self.mesh.shape))
         self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
         self.place = BatchPosition(config.seed)
         self.sampler = DistributedSampler(
@@ -333,12 +334,13 @@ class TrainingRun:
         Returns the norm before clipping, and what the ranks have agreed on.  Collective.
         """
         self.masters.take_gradients(self.scale.inverse)
+        average_replicated(self.own_weights, self.mesh.ep)
         norm = self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         verdict = self.guard.judge(loss, norm)
         self.optimizer.step(verdict.skipped)
-        balance_experts(self.gpt, self.replicas.all_reduce)
+        balance_experts(self.gpt, self.mesh.along("dp", "sp").all_reduce)
         self.spread()
         self.model.zero_grad()
         return norm, verdict

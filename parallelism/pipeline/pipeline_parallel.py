@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.buffers.arena import Arena
+from parallelism.mesh import replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
 from parallelism.pipeline.gradients import Parts, StageReducer, Tied, TiedGradients, runs, tied_names
@@ -71,7 +72,7 @@ class PipelineParallel:
         self.zero: OptimizerShard | ShardedLayers | None = None
         self.reduction: StageReducer | ShardedLayers  # what is done before and after each action
         in_stages = partial(cut, model, stages=self.parts, prepare=prepare, splits=splits)
-        self.ranks = ranks = ShardGroups.of(mesh.along("dp", "sp"), zero_group)
+        self.ranks = ranks = ShardGroups.of(mesh.along(*replica_axes(mesh.shape)), zero_group)
         if make_optimizer and zero_stage > 1:
             stages = in_stages([self._watched(*each) for each in enumerate(layers)], appeared=self._appeared)
             own = LocalParameters.of(model, layers, self.parts, tied, mesh.pp)

@@ -25,6 +25,7 @@ class ParallelLayout(NamedTuple):
     pp: int = 1
     sp: int = 1
     tp: int = 1
+    ep: int = 1
     sequence_parallel: bool = False
     schedule: str = "1f1b"
     virtual_stages: int = 1
