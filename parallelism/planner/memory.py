@@ -51,7 +51,7 @@ Alive = tuple[tuple[int, ...], ...]  # of a rank: how many activations of each o
 
 
 def layer_costs(job: TrainingJob) -> list[int]:
-    """As `parallelism.pipeline.stage.gpt2_layers` counts them."""
+    """As `training.gpt.gpt2_layers` counts them."""
     costs = [block_flops(job.model)] * job.model.n_layer
     costs[-1] += head_flops(job.model)
     return costs
