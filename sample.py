@@ -100,11 +100,12 @@ def encode(tokenizer: Tokenizer, prompt: str, gpt: GPT) -> list[int]:
 
 
 def split(gpt: GPT, comm: collectives.Communicator) -> None:
-    """Split attention and MLPs over the ranks; each has the whole embedding.  Collective."""
-    from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
+    """Split attention and MLPs over the ranks; each has the whole embedding, and all experts.  Collective."""
+    from parallelism.tensor.sharding_plan import parallelize
+    from training.gpt import gpt2_plan
 
-    plan = gpt2_plan(gpt.config.vocab_size, gpt.config.n_head, gpt.config.n_kv_head)
-    whole = ("transformer.wte", "lm_head", "loss")
+    plan = gpt2_plan(gpt.config.vocab_size, gpt.config.n_head, gpt.config.n_kv_head, gpt.config.num_experts > 0)
+    whole = ("transformer.wte", "lm_head", "loss", "transformer.h.*.mlp")
     with redirect_stdout(None):
         parallelize(gpt, {name: each for name, each in plan.items() if name not in whole}, comm)
 

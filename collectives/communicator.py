@@ -91,8 +91,7 @@ class Communicator:
         """Return a new array, uninitialised, in memory that every rank of the node reaches.  Collective.
 
         Ranks may ask for different lengths; each node's shared memory must hold the longest for every rank.
-        device="cuda" gives a CuPy array, in device memory; where the devices or the system let no rank have another's,
-        rank 0 says so, and it is an ordinary one.
+        device="cuda" gives a CuPy array; where no rank can have another's, rank 0 says so, and it is an ordinary one.
 
         Raises: InputError on every rank where there is no such device, or not so much memory.
         """
@@ -101,6 +100,10 @@ class Communicator:
             if (count := math.prod(lengths)) * dtype.itemsize > LARGEST_ARRAY_BYTES:
                 raise ValueError(f"shape {shape!r} of {dtype} is of more memory than a process can address")
         return self._context.memory.empty(view_device, count, dtype).reshape(lengths)
+
+    def peers(self, x: Any) -> list[Any]:
+        """Return the flat arrays that `empty` gave the ranks of this node together with `x`, which must be kept."""
+        return self._context.memory.peers(*views.flat(x))
 
     def fuse(self, arrays: Sequence[Any]) -> Fused:
         """Present several arrays of one dtype, of any shapes, as the one `x` of a collective.
@@ -138,14 +141,12 @@ class Communicator:
 
         16-bit floats are summed up in float32 and rounded once; messages carry the float32 sums, twice the bytes.
 
-        wire_dtype="bfloat16" sends float32 in half the bytes: each rank sums up in float32, but rounds to bfloat16
-        what it sends, and the result.  The error of a sum is at most 2^-8 of the sum of magnitudes for each rounding
-        that an addend goes through, which are about log2 p, or p of a ring or a chain.  It goes by messages, even
-        within a node, where shared memory is faster and exact.
+        wire_dtype="bfloat16" sends float32 in half the bytes: each rank sums up in float32, but rounds what it sends,
+        and the result.  A sum is off by at most 2^-8 of the sum of magnitudes for each rounding of an addend: about
+        log2 p, or p of a ring or a chain.  It goes by messages, even within a node.
 
-        With `reproducible`, each element is ((x0 + x1) + x2) + ... in the order of the ranks: the same bits from
-        every algorithm that can, for every length of `x` and every `segment_bytes`.  In shared memory this costs
-        nothing.  Over messages the sums climb a chain of all ranks, in 3(p-1) rounds to a ring's 2(p-1).
+        With `reproducible`, each element is ((x0 + x1) + x2) + ... in the order of the ranks: the same bits for every
+        length and `segment_bytes`.  Over messages the sums climb a chain, in 3(p-1) rounds to a ring's 2(p-1).
 
         >>> import numpy as np, collectives
         >>> collectives.world().all_reduce(np.ones(3))

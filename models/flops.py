@@ -13,9 +13,10 @@ def block_flops(config: GPTConfig) -> int:
 
 
 def matrix_flops(config: GPTConfig) -> int:
-    """Twice the elements of a block's matrices."""
+    """Twice the elements of a block's matrices that a token meets."""
     width, kv_width = config.n_embd, config.n_embd // config.n_head * config.num_kv_heads
-    return 2 * (width * (width + 2 * kv_width) + width * width + 8 * width * width)
+    mlps = config.experts_per_token if config.num_experts else 1
+    return 2 * (width * (width + 2 * kv_width) + width * width + 8 * mlps * width * width + config.num_experts * width)
 
 
 def attention_flops(config: GPTConfig) -> int:

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from models.config import GPTConfig
+from models.mixture import Mixture
 
 
 class CausalAttention(nn.Module):
@@ -73,7 +74,7 @@ class TransformerBlock(nn.Module):
         self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attn = CausalSelfAttention(config)
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
-        self.mlp = MLP(config)
+        self.mlp = Mixture(config) if config.num_experts else MLP(config)
 
     def forward(self, x, documents=None):
         x = x + self.attn(self.ln_1(x), documents)
@@ -148,7 +149,7 @@ class GPT(nn.Module):
     def init_weights(self, generator: torch.Generator):
         """Draw weights with std 0.02, or 0.02 / sqrt(2 n_layer) where a projection adds to the residual."""
         for name, p in self.named_parameters():
-            if p.dim() == 2:
+            if p.dim() >= 2:
                 num_residuals = 2 * self.config.n_layer if name.endswith("c_proj.weight") else 1
                 nn.init.normal_(p, std=0.02 / math.sqrt(num_residuals), generator=generator)
             elif name.endswith("bias"):
@@ -178,8 +179,9 @@ class GPT(nn.Module):
 
 
 def flops_per_token(config: GPTConfig, num_params: int) -> int:
-    """Forward and backward of one token: 6 N + 12 L d T, where N is `GPT.num_params`.
+    """Forward and backward of one token: 6 N + 12 L d T, where N is `GPT.num_params` less the experts not chosen.
 
     Source: nanoGPT, `GPT.estimate_mfu` in model.py, after Chowdhery et al. 2022 (PaLM), appendix B.
     """
-    return 6 * num_params + 12 * config.n_layer * config.n_embd * config.block_size
+    idle = max(0, config.num_experts - config.experts_per_token) * 8 * config.n_embd**2 * config.n_layer
+    return 6 * (num_params - idle) + 12 * config.n_layer * config.n_embd * config.block_size

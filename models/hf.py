@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from models.files import replacing
 from models.gpt import GPT, GPTConfig
+from models.mixture import routers
 
 # Hugging Face keeps these as Conv1D, with weights (in, out) where nn.Linear has (out, in).
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -34,6 +35,9 @@ FIELDS = {
     "resid_pdrop": "dropout",
 }
 
+# GPTConfig's fields of mixtures, which are no GPT-2 of theirs, by the same names in config.json.
+MIXTURE = ("num_experts", "experts_per_token", "expert_capacity", "balance_loss")
+
 # What every GPT of models/gpt.py has in common.
 FIXED = {
     "model_type": "gpt2",
@@ -47,20 +51,28 @@ FIXED = {
 
 def to_hugging_face(model: GPT) -> dict[str, torch.Tensor]:
     """Name and lay out the weights as GPT2LMHeadModel saves them, with biases of 0 where there are none."""
-    tensors = {}
+    tensors = {f"{name}.bias": router.bias.cpu() for name, router in routers(model)}
     for name, p in model.named_parameters():  # lists lm_head.weight only as the wte.weight it is tied to
         weight = p.detach().cpu()
-        tensors[name] = (weight.t() if name.endswith(CONV1D) else weight).contiguous()
-        if not model.config.bias and not name.endswith(("wte.weight", "wpe.weight")):
+        tensors[name] = transposed(name, weight).contiguous()
+        has_bias = weight.dim() < 3 and not name.endswith(("wte.weight", "wpe.weight", "router.weight"))
+        if has_bias and not model.config.bias:
             tensors[name.removesuffix("weight") + "bias"] = weight.new_zeros(len(weight))
     return tensors
 
 
+def transposed(name: str, weight: torch.Tensor) -> torch.Tensor:
+    """A weight as theirs, or theirs as ours; those of experts are (in, out) in both."""
+    return weight.t() if name.endswith(CONV1D) and weight.dim() == 2 else weight
+
+
 def hugging_face_config(config: GPTConfig) -> dict[str, Any]:
     grouped = {} if config.n_kv_head is None else {"n_kv_head": config.n_kv_head}  # which is no GPT-2 of theirs
+    mixture = {name: getattr(config, name) for name in MIXTURE} if config.num_experts else {}
     return {
         **FIXED,
         **grouped,
+        **mixture,
         **{theirs: getattr(config, ours) for theirs, ours in FIELDS.items()},
         "architectures": ["GPT2LMHeadModel"],
         "n_ctx": config.block_size,
@@ -95,12 +107,16 @@ def load_hugging_face(directory: str | Path) -> GPT:
     """
     config = read_config(existing(Path(directory) / "config.json"))
     path, tensors = read_tensors(Path(directory))
-    bias = any(bool(tensor.any()) for name, tensor in tensors.items() if name.endswith(".bias"))
+    bias = any(
+        bool(tensor.any()) for name, tensor in tensors.items() if name.endswith(".bias") and "router" not in name
+    )
     model = GPT(replace(config, bias=bias))
     check_shapes(path, tensors, to_hugging_face(model))
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(tensors[name].t() if name.endswith(CONV1D) else tensors[name])
+            p.copy_(transposed(name, tensors[name]))
+        for name, router in routers(model):
+            router.bias.copy_(tensors[f"{name}.bias"])
     return model
 
 
@@ -120,10 +136,12 @@ def initialize(model: GPT, directory: str | Path) -> None:
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(given[name][: len(p)] if name in given else torch.zeros_like(p))
+        for (_, router), (_, another) in zip(routers(model), routers(loaded), strict=True):
+            router.bias.copy_(another.bias)
 
 
 def sizes(config: GPTConfig) -> dict[str, int]:
-    names = "vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias"
+    names = "vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "num_experts"
     return {**{name: getattr(config, name) for name in names}, "n_kv_head": config.num_kv_heads}
 
 
@@ -171,7 +189,8 @@ def read_config(path: Path) -> GPTConfig:
         raise ValueError(f"{path}: no {min(missing)}; pass a directory written by save_hugging_face")
     fields = {ours: values[theirs] for theirs, ours in FIELDS.items()}
     try:
-        return GPTConfig(**fields, n_kv_head=values.get("n_kv_head"))
+        own = {name: values[name] for name in ("n_kv_head", *MIXTURE) if name in values}
+        return GPTConfig(**fields, **own)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -780,8 +780,8 @@ CHECKPOINTS = [
 PLANNER = [
     mutant(
         "parallelism/planner/counts.py",
-        "width * (width + 2 * kv_width) + 9 * width * width",
-        "width * (width + 2 * kv_width) + 8 * width * width",
+        "width * (width + 2 * kv_width) + width * width + 8 * mlps",
+        "width * (width + 2 * kv_width) + width * width + 7 * mlps",
         ("test_planner.py", "bytes_of_each_layout and 1f1b"),
     ),
     mutant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -101,7 +101,13 @@ class Mesh:
 
 def axes_of(layout: Any) -> dict[str, int | Within | None]:
     """The axes of train.py's settings, or of a planner's layout, as `Mesh` takes them."""
-    return {axis: getattr(layout, axis) for axis in AXES}
+    outer = {axis: getattr(layout, axis) for axis in AXES}
+    return outer if layout.ep == 1 else {**outer, "ep": Within("dp", layout.ep)}
+
+
+def replica_axes(axes: Iterable[str]) -> tuple[str, ...]:
+    """Those of a mesh along which ranks hold the same shards of every parameter: dp and sp, but for ep inside dp."""
+    return "dp/ep" if "ep" in axes else "dp", "sp"
 
 
 def mesh_shape(world_size: int, **axes: int | Within | None) -> MeshShape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import NamedTuple
 
 from collectives.algorithms.groups import Topology
@@ -12,7 +13,8 @@ from models.gpt import GPT
 from models.hf import initialize
 from models.token_files import TokenSequence
 from parallelism.data.sampler import DistributedSampler
-from parallelism.mesh import MeshShape, axes_of, mesh_shape
+from parallelism.experts.expert_parallel import check_experts
+from parallelism.mesh import MeshShape, axes_of, mesh_shape, replica_axes
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule import files, registry
 from parallelism.pipeline.schedule.actions import Schedule
@@ -49,6 +51,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     check_saving(config)
     check_trace(config, rank)
     precision = Precision(config.dtype, config.master_weights, config.grad_dtype)
+    check_mixture(config, len(topology.node_of))
     mesh = mesh_shape(len(topology.node_of), **axes_of(config))
     shape = mesh.lengths
     head_ranks = check_sequences(config, shape)
@@ -88,9 +91,20 @@ def check_memory(config: Config, vocab_size: int, topology: Topology) -> None:
         )
 
 
+def check_mixture(config: Config, num_ranks: int) -> None:
+    """Refuse experts that ranks cannot divide, and what counts the tokens of sequences that ranks divide."""
+    outer = mesh_shape(num_ranks, **axes_of(replace(config, ep=1)))
+    check_experts(config.num_experts, config.ep, outer.lengths["dp"])
+    if config.sp > 1 and config.num_experts and (config.balance_loss or config.expert_capacity is not None):
+        raise ValueError(
+            f"expert_capacity and balance_loss count the tokens of whole sequences, which sp={config.sp} divides: use "
+            "sp=1, or neither"
+        )
+
+
 def check_compile(config: Config) -> None:
     """Refuse what torch.compile would cut into pieces at each collective, or leave out."""
-    whole = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute": ("none",)}
+    whole = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute": ("none",), "num_experts": (0,)}
     others = [f"{name}={getattr(config, name)}" for name in whole if getattr(config, name) not in whole[name]]
     if config.compile and others:
         raise ValueError(f"compile is of models that ranks compute whole, not with {', '.join(others)}: leave it out")
@@ -123,7 +137,7 @@ def check_sequences(config: Config, shape: dict[str, int]) -> int:
 
 def check_zero_group(config: Config, mesh: MeshShape, topology: Topology) -> None:
     """Refuse groups that do not divide the ranks with the same part of the model."""
-    for ranks in mesh.groups("dp", "sp"):
+    for ranks in mesh.groups(*replica_axes(mesh.lengths)):
         nodes = Topology.from_ids([topology.node_of[rank] for rank in ranks]).nodes
         groups_of(zero_group(config), len(ranks), nodes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,14 @@ class Config:
     document_end: int | None = flag(
         None, "token that ends a document, whose tokens attend to no other's", range=ranges.TOKEN
     )
+    num_experts: int = flag(0, "experts of a mixture in place of each MLP; 0: none", range=ranges.EXPERTS)
+    experts_per_token: int = flag(2, "experts that each token goes to", range=ranges.EXPERTS_PER_TOKEN)
+    expert_capacity: float | None = flag(
+        None,
+        "limit of an expert's tokens of a sequence, times the mean; beyond, they are dropped",
+        range=ranges.CAPACITY,
+    )
+    balance_loss: float = flag(0.0, "weight of a loss of uneven choices of experts", range=ranges.LOSS_WEIGHT)
     dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
     bias: bool = flag(False, "biases in linear layers and norms")
     micro_batch_size: int = flag(8, "samples a rank computes at once", range=ranges.SAMPLES)
@@ -107,6 +115,7 @@ class Config:
     )
     zero_group: str = flag("all", "who shares by ZeRO: all, each node's ranks, or groups of so many")
     tp: int = flag(1, "ranks in tensor parallel, which split layers", range=ranges.RANKS)
+    ep: int = flag(1, "ranks in expert parallel, out of dp, which divide the experts", range=ranges.RANKS)
     sequence_parallel: bool = flag(False, "between split layers, tp ranks have parts of the sequence")
     sp: int = flag(1, "ranks in sequence parallel, which split sequences", range=ranges.RANKS)
     sp_mode: str = flag("ring", "how sp ranks meet in attention; hybrid: heads in groups, rings across", choices=MODES)
@@ -142,12 +151,12 @@ def make_model(config: Config, vocab_size: int) -> GPT:
 
 
 def shape_of(config: Config, vocab_size: int) -> GPTConfig:
-    names = ("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "dropout", "bias")
+    names = [field.name for field in fields(GPTConfig) if field.name != "vocab_size"]
     return GPTConfig(vocab_size=vocab_size, **{name: getattr(config, name) for name in names})
 
 
 def plan_of(config: Config, vocab_size: int) -> ShardingPlan:
-    return gpt2_plan(vocab_size, config.n_head, config.n_kv_head)
+    return gpt2_plan(vocab_size, config.n_head, config.n_kv_head, config.num_experts > 0)
 
 
 def picture_of(trace: str) -> str:

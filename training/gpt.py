@@ -13,6 +13,7 @@ from parallelism.sequence.modules import DroppingAttention
 from parallelism.tensor.sharding_plan import (
     Attention,
     ColumnParallel,
+    ExpertParallel,
     Loss,
     RowParallel,
     SequenceRegion,
@@ -25,17 +26,24 @@ HEAD = ("transformer.ln_f", "lm_head", "loss")
 MODES = ("full", "selective")  # of recomputation
 
 
-def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dict[str, Strategy]:
-    """A GPT-2, modules named as Hugging Face names them: one sum over the ranks for attention, one for the MLP."""
+def gpt2_plan(
+    vocab_size: int, n_head: int, n_kv_head: int | None = None, has_experts: bool = False
+) -> dict[str, Strategy]:
+    """A GPT-2, modules named as Hugging Face names them: one sum over the ranks for attention, one for the MLP.
+
+    With `has_experts`, MLPs are mixtures.
+    """
     kv, vocabulary, between = n_kv_head or n_head, Vocabulary(vocab_size), SequenceRegion()
+    mlp: dict[str, Strategy] = {"mlp.c_fc": ColumnParallel(), "mlp.c_proj": RowParallel()}
+    if has_experts:
+        mlp = {"mlp": ExpertParallel()}
     return {
         "transformer.wte": vocabulary,
         "transformer.wpe": between,
         "transformer.h.*.ln_*": between,
         "transformer.h.*.attn.c_attn": ColumnParallel(pieces=(n_head, kv, kv)),
         "transformer.h.*.attn.c_proj": RowParallel(),
-        "transformer.h.*.mlp.c_fc": ColumnParallel(),
-        "transformer.h.*.mlp.c_proj": RowParallel(),
+        **{f"transformer.h.*.{name}": strategy for name, strategy in mlp.items()},
         "transformer.ln_f": between,
         "transformer.drop": between,
         "transformer.h.*dropout": between,

@@ -19,11 +19,14 @@ from collectives.job import environment
 from collectives.job.errors import LoneInputError
 from models.data import TokenWindows
 from models.gpt import GPT
+from models.mixture import balance, scale_losses
 from models.optimizer import learning_rate
 from parallelism.buffers.transfer import read_back, to_device
 from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
 from parallelism.data.sampler import DistributedSampler
+from parallelism.experts.exchange import ExpertExchange
+from parallelism.experts.expert_parallel import average_replicated
 from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
@@ -69,7 +72,8 @@ class TrainingRun:
         self.sampler = DistributedSampler(len(self.windows), inputs.batch_size, dp.rank, dp.size, seed=config.seed)
         count = config.micro_batch_size, inputs.num_micro_batches
         self.samples = Samples(self.windows, self.sampler, *count, positions, config.document_end, config.device)
-        divide(self.gpt, config, self.mesh, self.sp, place)
+        self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
+        divide(self.gpt, config, self.mesh, self.sp, place, self.exchange)
         monitor = GradientMonitor(self.gpt) if config.non_finite != "ignore" else None
         tied = tied_names(self.gpt)
         self.model = staged(
@@ -111,7 +115,7 @@ class TrainingRun:
         if self.saving:
             self.saving.close()
         torch.set_float32_matmul_precision(self.matrix_precision)
-        groups = [self.sp, self.mesh, *self.model.groups]
+        groups = [self.sp, *([self.exchange] if self.exchange else []), self.mesh, *self.model.groups]
         self.model.remove_hooks()
         vars(self).clear()
         gc.collect()  # modules refer to each other, and to memory that goes with the communicators
@@ -139,6 +143,7 @@ class TrainingRun:
         lr = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
         batches = self.samples.micro_batches(iteration, share)
         weight = self.scale.value / len(batches)
+        scale_losses(self.gpt, weight)
         is_traced = config.trace and iteration == min(self.first + TRACED - 1, config.max_iters)
         with traced(self.model.pipeline, self.mesh, config.trace) if is_traced else nullcontext():
             loss = self.model.step(batches, [weight] * len(batches)) / self.scale.value
@@ -164,11 +169,13 @@ class TrainingRun:
         Returns the norm before clipping, and what the ranks have agreed on.  Collective.
         """
         self.masters.take_gradients(self.scale.inverse)
+        average_replicated(self.own_weights, self.mesh.ep)
         norm = self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         verdict = self.guard.judge(loss, norm)
         self.optimizer.step(verdict.skipped)
+        balance(self.gpt, self.mesh.along("dp", "sp").all_reduce)
         self.replica.gather()
         self.model.zero_grad()
         return norm, verdict

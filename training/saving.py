@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from models.mixture import routers
 from parallelism.checkpoint import (
     Checkpoints,
+    Extent,
     Stop,
     TensorShard,
     check_same,
@@ -58,6 +60,9 @@ class Saving:
             part = self.parts[name].within(masters.spans[name], piece.detach())
             yield part
             yield from state_parts(part, self.run.optimizer.state[piece])
+        for name, router in routers(self.run.gpt):
+            extent = Extent(tuple(router.bias.shape), 0, len(router.bias))
+            yield TensorShard(f"{name}.bias", "parameter", extent, router.bias)
 
     def whole(self) -> dict[str, Any]:
         own = {"layout": self.layout, "loss_scale": [*self.run.scale.state()], "out_dir": self.run.out_dir or ""}

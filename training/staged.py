@@ -9,6 +9,7 @@ import torch
 
 from models.gpt import GPT
 from models.optimizer import adamw
+from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.precision import Precision
@@ -24,11 +25,13 @@ from training.config import SEARCH, Config, plan_of, zero_group
 from training.gpt import gpt2_layers, recompute_model, whole_layer
 
 
-def divide(gpt: GPT, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition) -> None:
-    """Divide a model over tp and sp; let it recompute and be compiled."""
+def divide(
+    gpt: GPT, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition, ep: ExpertExchange | None
+) -> None:
+    """Divide a model over tp, sp and ep; let it recompute and be compiled."""
     plan = plan_of(config, gpt.config.vocab_size)
     sp = sequences if mesh.sp.size > 1 else None
-    parallelize(gpt, plan, mesh.tp, sp, config.sequence_parallel, place)
+    parallelize(gpt, plan, mesh.tp, sp, config.sequence_parallel, place, ep)
     if config.recompute != "none":
         recompute_model(gpt, config.recompute, place)
     if config.compile:

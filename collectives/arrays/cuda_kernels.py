@@ -88,10 +88,8 @@ def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Laun
 
     `out` and the sources are flat arrays of one length; a source may be `out` itself, and an integer, the address of
     numbers of `out`'s dtype.  Sources of floats may be of another float dtype than `out`, one for all.  Only "avg" has
-    a divisor.
-
-    16-bit floats are folded and divided in float32, and rounded once.  Integers wrap, and are divided toward zero.
-    "min" and "max" of a NaN and a number are NaN.
+    a divisor.  16-bit floats are folded and divided in float32, and rounded once.  Integers wrap, and are divided
+    toward zero.  "min" and "max" of a NaN and a number are NaN.
 
     Raises: ValueError for what doesn't go at_once.
     """

@@ -5,8 +5,7 @@ mpirun -n 4 python -m collectives.bench --tune tuning.json
 mpirun -n 4 python -m collectives.bench all_reduce -a ring -b 1M --space-time ring.png
 
 Sizes are of the whole vector: what all_reduce, reduce_scatter and all_to_all take, what all_gather gives.  A bound is
-the time in which the memory of a node could be copied as much, or the wire between nodes carry as much, at the rates
-that are measured first.
+the time for copying, or sending between nodes, as much at the rates that are measured first.
 """
 
 import argparse

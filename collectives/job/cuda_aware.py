@@ -2,8 +2,7 @@
 
 A library that says no, or cannot be asked, is never given any.  One that says yes may still lack a driver or a
 transport, and a wrong guess ends a process: `python -m collectives.doctor` has two ranks exchange device memory in a
-job of its own, and keeps the result, by host and library, where measured links are.  A rank starts no such job: inside
-of one, mpirun may not work.
+job of its own, as mpirun may not work inside one, and keeps the result by host and library beside measured links.
 
 Source: Open MPI, "MPIX_Query_cuda_support"; MPICH, "MPIX_GPU_query_support", whose GPU type 0 is CUDA.
 """

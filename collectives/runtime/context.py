@@ -19,6 +19,7 @@ from collectives.arrays.cuda import Cuda
 from collectives.arrays.device import Device, host
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import SymmetricMemory, Windows, array
+from collectives.arrays.views import pointer
 from collectives.job import environment
 from collectives.job.launch import library_name
 from collectives.runtime.binding import bookkeeping
@@ -135,6 +136,14 @@ class Memories:
         if shared is None:
             return device.empty(count, dtype)
         return shared.array(shared.allocate(count * dtype.itemsize), count, dtype)
+
+    def peers(self, device: Device, view: Any) -> list[Any]:
+        """Return each rank's array, on this node, at the place where `view` lies in symmetric memory."""
+        window, ranks = self.context.windows.window_of(view), self.of_host.world_ranks
+        if window is None or not window.bases.keys() >= set(ranks):
+            raise ValueError("x is in no memory of these ranks: allocate it with their `empty`")
+        offset = pointer(view) - window.address
+        return [device.borrow(window.bases[rank] + offset, len(view), view.dtype) for rank in ranks]
 
     def on_devices(self, device: Device) -> DeviceMemory | None:
         """Return what lets a node's ranks reach each other's device memory, if all have arrays on devices.  Collective.

@@ -5,9 +5,8 @@ register, which holds an address, and an offset; so a program runs on whatever a
 barrier of a run the ranks tell each other the addresses of their arrays, and which collective they run, as which of
 their calls: where that differs, the run ends there, on all ranks.
 
-It runs without Python's lock and gives control back when it waits long, to be called again.
-
-Numba compiles it for a dtype when that is first used, and keeps the result on disk.
+It runs without Python's lock and gives control back when it waits long, to be called again.  Numba compiles it for a
+dtype when that is first used, and keeps the result on disk.
 """
 
 from typing import Any

@@ -1,7 +1,6 @@
 """Direct rounds as work on a device's stream: copies from and to other ranks' memory, fused folds, and meetings.
 
 Where each rank has a device of its own, all rounds are one kernel, in which the devices wait for each other.
-
 Where ranks share one, they meet in two ways at once.  On the host, each waits until the others have come so far in
 their programs: then their events are recorded.  On the devices, each stream waits for those events: then their work is
 done.  The host waits for no device, and other streams go on.  Only this needs Numba, for its barriers on the host.

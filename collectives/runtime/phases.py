@@ -3,10 +3,8 @@
 Long chunks are cut into segments, and the phases are run as a pipeline: at each step, phase j works on segment
 step - j, so that one meeting a step serves all of them, and what one phase leaves in the cache the next one finds
 there.  Segments do not overlap, so a schedule that is right for one is right for all.  A stage has room for two
-segments, used in turn, across runs as well.  Memory is written down as registers: a run's say where it is.
-
-`collectives.runtime.shared_memory` writes phases as programs for the host, `collectives.runtime.on_device` as work on
-a device.
+segments, used in turn, across runs as well.  Memory is written down as registers: a run's say where it is.  Phases
+become programs of the host in `collectives.runtime.shared_memory`, of a device in `collectives.runtime.on_device`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,9 +3,8 @@
 A round takes as long as its slowest rank, and no rank begins the next before.  A rank's sends inside its node go one
 after another, as do its receives, but the two at a time; what it folds and copies comes after.  Runs for one peer are
 one message.  The ranks of a node share its cores, and its way to other nodes, on which messages follow each other.
-What comes from another node is folded segment by segment, while the next one is on its way.
-
-`collectives.schedule.events` follows every rank instead, each of which goes on as soon as it can.
+What comes from another node is folded segment by segment, while the next one is on its way.  In
+`collectives.schedule.events` each rank goes on as soon as it can instead.
 """
 
 from collections import Counter

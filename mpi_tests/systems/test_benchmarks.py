@@ -18,6 +18,7 @@ IN_SMALL = {
     "sharing.py": "--n_layer 2 --n_head 2 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
     "planning.py": "--n_layer 4 --n_head 2 --n_embd 128 --block_size 8 --samples 4 --steps 3",
     "gpt2.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64",
+    "experts.py": "--tokens 32 --n_embd 16 --num_experts 8 --experts_per_token 2 --repeats 1",
     "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
 }
 
@@ -44,6 +45,16 @@ def test_splitting(tmp_path):
         assert name in output
         assert figures["tokens_per_s"] * figures["step_ms"] == pytest.approx(1e3 * 2 * 16)
         assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
+
+
+def test_experts(tmp_path):
+    results, output = run(2, "experts.py", tmp_path / "experts.json")
+    ways = "ours", "MPI_Alltoallv", "gloo"
+    assert list(results) == [f"{way}, {kind}" for kind in ("balanced", "skewed") for way in ways]
+    for name, figures in results.items():
+        assert name in output
+        assert figures["us_per_row"] * figures["rows"] == pytest.approx(1e3 * figures["ms"])
+    assert len({figures["rows"] for name, figures in results.items() if "skewed" in name}) == 1
 
 
 def test_calls(tmp_path):

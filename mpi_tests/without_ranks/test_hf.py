@@ -311,3 +311,18 @@ def test_another_model_is_not_initialized(tmp_path, changes, message):
 def test_the_weights_are_as_readable_as_the_config(tmp_path):
     save_hugging_face(GPT(GPTConfig(block_size=4, n_layer=1, n_head=1, n_embd=4)), tmp_path)
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "config.json").stat().st_mode
+
+
+def test_a_mixture_is_saved_and_loaded(tmp_path):
+    mixture = {"num_experts": 4, "experts_per_token": 1, "expert_capacity": 1.5, "balance_loss": 0.1}
+    model = GPT(GPTConfig(**SMALL, **mixture), seed=3)
+    model.transformer.h[1].mlp.router.bias += torch.tensor([0.1, -0.1, 0.2, 0.0])
+    save_hugging_face(model, tmp_path)
+    loaded, begun = load_hugging_face(tmp_path), GPT(model.config)
+    initialize(begun, tmp_path)
+    assert loaded.config == model.config
+    for other in (loaded, begun):
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+        assert torch.equal(other.transformer.h[1].mlp.router.bias, model.transformer.h[1].mlp.router.bias)
+    with pytest.raises(ValueError, match="num_experts=4, but this one is of num_experts=0: set num_experts=4"):
+        initialize(GPT(GPTConfig(**SMALL)), tmp_path)

@@ -1,4 +1,4 @@
-"""A model's whole parameters, from what all ranks hold of them."""
+"""A model's whole parameters and buffers, from what all ranks hold of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def wholes(model: nn.Module, mesh: Mesh) -> dict[str, Tensor]:
-    """A model's parameters by name, each gathered along the axes over which it is sharded.  Collective."""
+    """A model's parameters and buffers by name, each gathered along the axes over which it is sharded.  Collective."""
     gathered = {}
-    for name, p in model.named_parameters():
+    for name, p in tensors_of(model).items():
         whole = p.detach()
         for axis, shard in reversed(shards_of(p).items()):  # a later one has shards of an earlier one's
             whole = gather(whole.contiguous(), shard, mesh[axis])
         gathered[name] = whole.contiguous()
     return gathered
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def gather(local: Tensor, shard: Shard, comm: Communicator) -> Tensor:
@@ -35,8 +39,8 @@ def gather(local: Tensor, shard: Shard, comm: Communicator) -> Tensor:
 
 @torch.no_grad()
 def fill(model: nn.Module, weights: Mapping[str, Tensor], pp: Communicator) -> None:
-    """Give a model its parameters, of which each rank of `pp` has some, by name.  Collective."""
-    params = dict(model.named_parameters())
+    """Give a model its parameters and buffers, of which each rank of `pp` has some, by name.  Collective."""
+    params = tensors_of(model)
     owners = pp.all_reduce(np.array([pp.rank if name in weights else -1 for name in params]), op="max")
     for (name, p), owner in zip(params.items(), owners.tolist(), strict=True):
         if pp.rank == owner:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.data.replica import MakeOptimizer
+from parallelism.mesh import replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
 from parallelism.pipeline.local_parameters import LocalParameters
@@ -74,7 +75,7 @@ class PipelineParallel:
             is_cut=schedule.num_stages > 1,
             first_micro_batch=first,
         )
-        ranks = ShardGroups.of(mesh.along("dp", "sp"), zero_group if zero_stage else "all")
+        ranks = ShardGroups.of(mesh.along(*replica_axes(mesh.shape)), zero_group if zero_stage else "all")
         options: Any = {"bucket_mb": bucket_mb, "dtype": dtype, "grad_dtype": grad_dtype, **reduction}
         self.replica = REPLICAS[zero_stage](own, ranks, make_optimizer, device, **options)
         self.pipeline = Pipeline(stages, schedule, mesh.pp, device, self.replica, first)

@@ -49,12 +49,15 @@ def widths(model: GPTConfig) -> tuple[int, int]:
     return model.n_embd, model.n_embd // model.n_head * model.num_kv_heads
 
 
-def block_params(model: GPTConfig, tp: int) -> int:
+def block_params(model: GPTConfig, tp: int, ep: int = 1) -> int:
     width, kv_width = widths(model)
-    split = width * (width + 2 * kv_width) + 9 * width * width
+    mlps = model.num_experts // ep or 1
+    split = width * (width + 2 * kv_width) + width * width + 8 * mlps * width * width
     norms, split_biases, whole_biases = 2 * width, width + 2 * kv_width + 4 * width, 4 * width
+    if model.num_experts:
+        split_biases, whole_biases = split_biases - 4 * width, whole_biases - width  # the experts have none
     biases = split_biases // tp + whole_biases if model.bias else 0
-    return split // tp + norms + biases
+    return split // tp + norms + biases + model.num_experts * width
 
 
 def vocabulary_params(model: GPTConfig, tp: int) -> int:
@@ -71,23 +74,23 @@ def norm_params(model: GPTConfig) -> int:
     return model.n_embd * (2 if model.bias else 1)
 
 
-def stage_params(model: GPTConfig, tp: int, layers: range) -> int:
+def stage_params(model: GPTConfig, tp: int, ep: int, layers: range) -> int:
     """Of some layers, of which the first has the embeddings and the last the norm and the head, unless both are."""
     first, last = layers.start == 0, layers.stop == model.n_layer
-    found = len(layers) * block_params(model, tp)
+    found = len(layers) * block_params(model, tp, ep)
     found += embedding_params(model, tp) * first + norm_params(model) * last
     return found + vocabulary_params(model, tp) * (last and not first)
 
 
-def layer_params(model: GPTConfig, tp: int, layers: range) -> int:
+def layer_params(model: GPTConfig, tp: int, ep: int, layers: range) -> int:
     """Of the largest of some layers: a block, that with the embeddings, or the norm and the head."""
-    found = block_params(model, tp) + embedding_params(model, tp) * (layers.start == 0)
+    found = block_params(model, tp, ep) + embedding_params(model, tp) * (layers.start == 0)
     return max(found, (norm_params(model) + vocabulary_params(model, tp)) * (layers.stop == model.n_layer))
 
 
-def rank_params(model: GPTConfig, tp: int, stages: list[range]) -> int:
+def rank_params(model: GPTConfig, tp: int, ep: int, stages: list[range]) -> int:
     """Of the stages of a rank."""
-    found = sum(stage_params(model, tp, layers) for layers in stages)
+    found = sum(stage_params(model, tp, ep, layers) for layers in stages)
     ends = [layers.start == 0 for layers in stages], [layers.stop == model.n_layer for layers in stages]
     has_both = any(ends[0]) and any(ends[1]) and len(stages) > 1
     return found - vocabulary_params(model, tp) * has_both
@@ -130,14 +133,27 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
         return SavedElements(between * width)
     parts = job.head_ranks(layout.sp)
     in_ring = layout.sp > parts
-    activation = 2 * between * width + split * (10 * width + 2 * kv_width) + split * width * in_ring
+    activation = 2 * between * width + split * (2 * width + 2 * kv_width) + split * width * in_ring
+    activation += split * mlp_kept(model, layout.tp)
     attention = split * model.n_head
     if layout.recompute == "selective":
-        activation -= 4 * split * width
+        activation -= 4 * split * width * (model.experts_per_token if model.num_experts else 1)
     if model.dropout:
         activation += 2 * between * width
         attention *= 1 if in_ring or layout.recompute == "selective" else 3 * model.block_size
-    return SavedElements(2 * between * width, activation, 4 * between + attention, block_params(model, layout.tp))
+    return SavedElements(
+        2 * between * width, activation, 4 * between + attention, block_params(model, layout.tp, layout.ep)
+    )
+
+
+def mlp_kept(model: GPTConfig, tp: int) -> float:
+    """Of a token, in tp parts: the inputs and results of GELU; of a mixture also rows, before and after, and scores.
+
+    Each rank of tp has the whole of rows and scores.
+    """
+    if not model.num_experts:
+        return 8 * model.n_embd
+    return model.experts_per_token * (8 + 2 * tp) * model.n_embd + 3 * tp * model.num_experts
 
 
 def head_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:

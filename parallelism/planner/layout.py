@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
-from math import isqrt
+from math import gcd, isqrt
 from typing import Any, NamedTuple
 
 from models.config import GPTConfig
@@ -16,6 +16,7 @@ SCHEDULES = [name for name in REGISTRY if name not in ("naive", "gpipe")]
 RECOMPUTE = ("none", "selective", "full")
 ZERO_GROUPS = ("all", "node")
 MOST_VIRTUAL_STAGES = 8
+MESH_AXES = ("dp", "pp", "sp", "tp", "ep")
 
 
 class ParallelLayout(NamedTuple):
@@ -25,6 +26,7 @@ class ParallelLayout(NamedTuple):
     pp: int = 1
     sp: int = 1
     tp: int = 1
+    ep: int = 1
     sequence_parallel: bool = False
     schedule: str = "1f1b"
     virtual_stages: int = 1
@@ -77,16 +79,21 @@ def divisors(number: int) -> list[int]:
 
 def mesh_of(layout: ParallelLayout) -> ParallelLayout:
     """The lengths of its axes alone."""
-    return PLAIN._replace(dp=layout.dp, pp=layout.pp, sp=layout.sp, tp=layout.tp)
+    return PLAIN._replace(dp=layout.dp, pp=layout.pp, sp=layout.sp, tp=layout.tp, ep=layout.ep)
 
 
-def meshes(world_size: int, fixed: Mapping[str, Any]) -> Iterator[ParallelLayout]:
-    """The lengths of the axes that multiply to the number of ranks, but for those that are `fixed` otherwise."""
+def meshes(world_size: int, fixed: Mapping[str, Any], num_experts: int = 0) -> Iterator[ParallelLayout]:
+    """The lengths of the axes that multiply to the number of ranks, but for those that are `fixed` otherwise.
+
+    In dp lies ep, which divides the experts, if there are any.
+    """
     for pp, sp, tp in product(divisors(world_size), repeat=3):
         if world_size % (pp * sp * tp) == 0:
-            mesh = ParallelLayout(dp=world_size // (pp * sp * tp), pp=pp, sp=sp, tp=tp)
-            if all(getattr(mesh, axis) == fixed.get(axis, getattr(mesh, axis)) for axis in ("dp", "pp", "sp", "tp")):
-                yield mesh
+            outer = ParallelLayout(dp=world_size // (pp * sp * tp), pp=pp, sp=sp, tp=tp)
+            for ep in divisors(gcd(outer.dp, num_experts)) if num_experts else (1,):
+                mesh = outer._replace(ep=ep)
+                if all(getattr(mesh, axis) == fixed.get(axis, getattr(mesh, axis)) for axis in MESH_AXES):
+                    yield mesh
 
 
 def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> Iterator[ParallelLayout]:

@@ -47,6 +47,9 @@ def in_bytes(number: float) -> str:
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 
 
+GROWTH = 1.25  # of what `parallelism.experts.exchange` has for rows, in two buffers
+
+
 Alive = tuple[tuple[int, ...], ...]  # of a rank: how many activations of each of its stages, when none has more of all
 
 
@@ -138,13 +141,13 @@ def highest(moments: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 def rank_params(job: TrainingJob, layout: ParallelLayout) -> tuple[int, ...]:
     """The elements of parameters that each pp rank has."""
-    return params_of(job, layout.tp, layout.schedule, layout.pp, layout.virtual_stages)
+    return params_of(job, layout.tp, layout.ep, layout.schedule, layout.pp, layout.virtual_stages)
 
 
 @lru_cache(maxsize=4096)
-def params_of(job: TrainingJob, tp: int, schedule: str, pp: int, virtual_stages: int) -> tuple[int, ...]:
+def params_of(job: TrainingJob, tp: int, ep: int, schedule: str, pp: int, virtual_stages: int) -> tuple[int, ...]:
     cut = stages(job, ParallelLayout(pp=pp, schedule=schedule, virtual_stages=virtual_stages))
-    return tuple(counts.rank_params(job.model, tp, cut.of(rank)) for rank in range(pp))
+    return tuple(counts.rank_params(job.model, tp, ep, cut.of(rank)) for rank in range(pp))
 
 
 class ModelShard(NamedTuple):
@@ -170,7 +173,7 @@ def shares(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
     return [
         ModelShard(
             params,
-            max(counts.layer_params(job.model, layout.tp, cut.layers[stage]) for stage in own),
+            max(counts.layer_params(job.model, layout.tp, layout.ep, cut.layers[stage]) for stage in own),
             max(sum(n * kept[stage] for n, stage in zip(moment, own, strict=True)) for moment in moments[rank]),
             max(in_block, in_head) if len(cut.layers) - 1 in own else in_block,
         )
@@ -193,9 +196,14 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
 def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
     """For what comes from other ranks: activations, and without a pipeline the next block's parameters and buckets."""
     precision = precision_of(job)
-    block = counts.block_params(job.model, layout.tp)
+    block = counts.block_params(job.model, layout.tp, layout.ep)
     activations = counts.tokens(job, layout) * job.model.n_embd * precision.activation
-    total = 2.0 * activations * (layout.tp > 1) + 2.0 * activations / counts.between_tp(layout) * (layout.pp > 1)
+    exchanged = 2.0 * GROWTH * job.model.experts_per_token * activations * (layout.ep > 1)
+    total = (
+        exchanged
+        + 2.0 * activations * (layout.tp > 1)
+        + 2.0 * activations / counts.between_tp(layout) * (layout.pp > 1)
+    )
     if layout.pp > 1:
         return total
     if layout.zero_stage == 2:

@@ -22,7 +22,7 @@ class Replicas:
 
     def __init__(self, setting: PassContext):
         self.setting, self.zero_stage = setting, setting.layout.zero_stage
-        self.precision = precision_of(setting.job)
+        self.precision, self.split = precision_of(setting.job), (setting.layout.tp, setting.layout.ep)
         self.gradient_bytes = ITEMSIZES.get(setting.job.grad_dtype or "", self.precision.gradient)  # on the wire
         self.owners, self.across = setting.place.owners[setting.layout.zero_group]
 
@@ -61,9 +61,9 @@ class Replicas:
         Layers come before each pass but that of the weights, and their gradients go in the backward pass, or where it
         has two parts in the second.
         """
-        model, tp, computing_s = self.setting.job.model, self.setting.layout.tp, cost.sum(1)
-        each = counts.block_params(model, tp)
-        rest = counts.stage_params(model, tp, layers) - len(layers) * each
+        model, (tp, ep), computing_s = self.setting.job.model, self.split, cost.sum(1)
+        each = counts.block_params(model, tp, ep)
+        rest = counts.stage_params(model, tp, ep, layers) - len(layers) * each
         gather_s = (len(layers) * self.gather_s(each) + self.gather_s(rest)) * (self.zero_stage == 3)
         reduce_s = len(layers) * self.reduce_s(each) + self.reduce_s(rest)
         if self.setting.splits:
@@ -73,14 +73,14 @@ class Replicas:
 
     def last_s(self) -> float:
         """The gradients that are on their way when a pipeline's passes are over: of one layer, the first."""
-        model, tp = self.setting.job.model, self.setting.layout.tp
-        return self.reduce_s(counts.layer_params(model, tp, range(1)))
+        model, (tp, ep) = self.setting.job.model, self.split
+        return self.reduce_s(counts.layer_params(model, tp, ep, range(1)))
 
     def by_blocks(self, cost: np.ndarray, layers: range) -> tuple[float, float]:
         """What shows of stage 3, forward and backward: a block comes, and its gradients go, while another computes."""
-        job, tp, hidden = self.setting.job, self.setting.layout.tp, len(layers) - 1
-        each = counts.block_params(job.model, tp)
-        rest = counts.stage_params(job.model, tp, layers) - len(layers) * each
+        model, (tp, ep), hidden = self.setting.job.model, self.split, len(layers) - 1
+        each = counts.block_params(model, tp, ep)
+        rest = counts.stage_params(model, tp, ep, layers) - len(layers) * each
         gather_s, both_s = self.gather_s(each), self.gather_s(each) + self.reduce_s(each)
         forward_s, backward_s = (cost[list(kinds)].sum() / len(layers) for kinds in ((FORWARD,), (INPUTS, WEIGHTS)))
         return (
@@ -99,14 +99,14 @@ class Replicas:
 
         Those of a vocabulary that the embedding has as well as the head come last.
         """
-        model, tp = self.setting.job.model, self.setting.layout.tp
+        model, (tp, ep) = self.setting.job.model, self.split
         first, last = layers.start == 0, layers.stop == model.n_layer
         backward_s = float(cost[[INPUTS, WEIGHTS]].sum())
         head_s = float(passes.head(self.setting)[[INPUTS, WEIGHTS]].sum()) if last else 0.0
         if last:
             yield head_s, counts.norm_params(model) + counts.vocabulary_params(model, tp) * (not first)
         for number in range(1, len(layers) + 1):
-            yield head_s + number * (backward_s - head_s) / len(layers), counts.block_params(model, tp)
+            yield head_s + number * (backward_s - head_s) / len(layers), counts.block_params(model, tp, ep)
         if first:
             yield backward_s, counts.embedding_params(model, tp)
 

@@ -74,14 +74,19 @@ def missed(machine: Machine, found: SearchResult) -> Iterator[str]:
 
 
 def named(layout: ParallelLayout) -> str:
-    return f"dp {layout.dp} pp {layout.pp} sp {layout.sp} tp {layout.tp}"
+    experts = f" ep {layout.ep}" if layout.ep > 1 else ""
+    return f"dp {layout.dp} pp {layout.pp} sp {layout.sp} tp {layout.tp}{experts}"
 
 
 def command(layout: ParallelLayout, written: Container[str] = ()) -> str:
     """A layout as train.py's flags; what goes without saying only where a file has `written` it otherwise."""
     words = []
     for name, value in layout._asdict().items():
-        if name not in written and (value is False or (name in ("schedule", "virtual_stages") and layout.pp == 1)):
+        if name not in written and (
+            value is False
+            or (name == "ep" and value == 1)
+            or (name in ("schedule", "virtual_stages") and layout.pp == 1)
+        ):
             continue
         words.append(as_flag(name, value))
     return " ".join(words)

@@ -64,7 +64,7 @@ def search(
     candidates, undivided = [], Counter[str]()
     nearest: list[tuple[ParallelLayout, Memory]] = []
     fitting = too_large = 0
-    for mesh in meshes(machine.world_size, fixed):
+    for mesh in meshes(machine.world_size, fixed, job.model.num_experts):
         why, layouts = divided(job, mesh, fixed)
         if why:
             undivided[why] += 1
@@ -103,7 +103,7 @@ def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[P
         number = owners[group][0].size
         if group == fixed.get("zero_group", "all") or (stage and 1 < number < replicas):
             full = layout._replace(zero_stage=stage, zero_group=group)
-            yield full, memory(job, full, held, number)
+            yield full, memory(job, full, held, max(1, number // layout.ep))
 
 
 def fastest(candidates: list[ZeroVariants], machine: Machine, number: int) -> list[PlannedLayout]:

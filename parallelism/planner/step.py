@@ -109,7 +109,7 @@ class StepModel:
         if self.reduces_at_end:
             for own in self.cut.of_rank:
                 layers = [self.cut.layers[stage] for stage in own]
-                params = [counts.stage_params(model, layout.tp, part) for part in layers]
+                params = [counts.stage_params(model, layout.tp, layout.ep, part) for part in layers]
                 ready = sorted(zip([ends[stage] for stage in own], params, strict=True))
                 shown = max(shown, one_by_one_s(ready, self.replicas.reduce_s) - first_s)
         return first_s + rounds * more_s, shown

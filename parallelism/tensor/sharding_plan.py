@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from torch import nn
 
 from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.experts.exchange import ExpertExchange
+from parallelism.experts.expert_parallel import ParallelMixture
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.placement import Shard
 from parallelism.sequence.modules import (
@@ -35,10 +37,11 @@ if TYPE_CHECKING:
 
 
 class Axes(NamedTuple):
-    """What a model is divided over: tensor parallelism, sequence parallelism, and what dropout draws by."""
+    """What a model is divided over: tensor, sequence and expert parallelism, and what dropout draws by."""
 
     tp: Axis
     sp: SequenceParallel | None
+    ep: ExpertExchange | None
     place: BatchPosition
     parts: dict[nn.Parameter, nn.Parameter]  # of vocabularies, to which several modules may be tied
 
@@ -84,6 +87,17 @@ class RowParallel:
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole else RowLinear(module, axes.tp)
+
+
+@dataclass(frozen=True)
+class ExpertParallel:
+    """A mixture: its experts over ep, and the hidden width of each over tp."""
+
+    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+        check_shares(name, "hidden outputs", module.c_fc.weight.shape[-1], tp)
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        return module if axes.whole and axes.ep is None else ParallelMixture(module, axes.ep, axes.tp)
 
 
 @dataclass(frozen=True)
@@ -168,25 +182,28 @@ def parallelize(
     sp: SequenceParallel | None = None,
     sequence: bool = False,
     place: BatchPosition | None = None,
+    ep: ExpertExchange | None = None,
 ) -> None:
     """Divide a plain model, the same on all ranks, as a plan says.  Collective.
 
     Over `tp`, parameters become the rank's parts, whose `shard` says of what; with `sequence`, ranks share what lies
-    between split layers, too.  Over `sp`, the model is given the rank's tokens, and their positions.  Dropout draws by
-    `place`.  Of modules that have parameters and no strategy every rank keeps the whole, and a line says which.
+    between split layers, too.  Over `sp`, the model is given the rank's tokens, and their positions.  Over `ep`,
+    mixtures have the rank's experts.  Dropout draws by `place`.  Of modules that have parameters and no strategy every
+    rank keeps the whole, and a line says which.
 
     Raises: InputError on every rank where a pattern names no module, or ranks cannot share one.
     """
     with tp.agreed("parallelize"):
         strategy_of = strategies(model, plan, tp.size, sp.heads.size if sp else 1)
-    axes = Axes(Axis(TensorCollectives(tp), sequence), sp, place or BatchPosition(), parts={})
+    axes = Axes(Axis(TensorCollectives(tp), sequence), sp, ep, place or BatchPosition(), parts={})
     numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
     with_parameters = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
     for name, strategy in strategy_of.items():
         parent, _, child = name.rpartition(".")
         module = model.get_submodule(name)
         setattr(model.get_submodule(parent), child, strategy.apply(module, axes, numbers[name]))
-    replicated = [name for name in with_parameters if name not in strategy_of]
+    names = tuple(f"{name}." for name in strategy_of)
+    replicated = [name for name in with_parameters if not f"{name}.".startswith(names)]
     if replicated and tp.rank == 0:
         print(f"whole on every rank, as the plan leaves them out: {', '.join(replicated)}", flush=True)
 

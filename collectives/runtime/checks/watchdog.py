@@ -4,7 +4,6 @@ Every rank has a thread that looks twice a second how long its rank has been wai
 A rank that has waited too long asks all others, prints what they answer, and aborts.  The threads talk by messages
 of their own, so they need nothing of their ranks, which may be blocked in MPI or in the caller's code; a rank that
 is stopped, or whose code keeps Python's lock, does not answer.
-
 When a rank has ended its program its thread goes on answering until all have, which MPI would wait for anyway.
 """
 

@@ -8,8 +8,8 @@ how many bytes of vector which algorithm is the best:
     {"collective": "all_reduce", "memory": "ordinary", "ranks": 4, "nodes": 1,
      "up_to_bytes": [[16384, "recursive_doubling"], [134217728, "ring"]]}
 
-A size that was not measured counts as the nearest that was, on a logarithmic scale.  What is larger than twice the
-largest, or has another number of ranks or nodes, or no row, is for the cost model to decide.
+A size counts as the nearest that was measured, on a logarithmic scale; the cost model decides on what is larger than
+twice the largest, or has no row.
 """
 
 import json

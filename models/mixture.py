@@ -1,0 +1,206 @@
+"""A mixture of experts in place of a block's MLP: router, dispatch, experts, combine.
+
+Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437, section 2.1.2 (scores, bias, balance loss
+of a sequence); Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024, arXiv
+2408.15664 (the bias, and its update by the sign of the load's error).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.config import GPTConfig
+
+BIAS_STEP = 1e-3  # by which a step changes an expert's bias
+DROPPED = -1  # the expert of a choice that is beyond the capacity
+
+
+class Routing(Protocol):
+    """Which rows go to which expert, and back."""
+
+    choices: Tensor  # of each row, the number of the choice among its token's, (rows)
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """The rows of each expert that is here."""
+
+    def dispatch(self, x: Tensor) -> Tensor:
+        """Return the rows of tokens that are for the experts here, one expert's after the other's.
+
+        Shapes: x (tokens, width), result (rows, width).
+        """
+
+    def combine(self, rows: Tensor) -> Tensor:
+        """Return the sum of each token's rows, in float32 at least while summing: the reverse of `dispatch`."""
+
+
+class LocalRouting:
+    """All experts are here.
+
+    >>> routing = LocalRouting(torch.tensor([[1, 0], [1, DROPPED]]), num_experts=2)
+    >>> rows = routing.dispatch(torch.tensor([[1.0], [2.0]]))
+    >>> rows.tolist(), routing.counts, routing.combine(rows).tolist()
+    ([[1.0], [1.0], [2.0]], [1, 2], [[2.0], [2.0]])
+    """
+
+    def __init__(self, experts: Tensor, num_experts: int):
+        self.num_tokens, num_choices = experts.shape
+        chosen = experts.flatten()
+        order = chosen.argsort(stable=True)[(chosen == DROPPED).sum() :]
+        self.tokens, self.choices = order // num_choices, order % num_choices
+        self.counts = chosen[order].bincount(minlength=num_experts).tolist()
+
+    def dispatch(self, x: Tensor) -> Tensor:
+        return x.index_select(0, self.tokens)
+
+    def combine(self, rows: Tensor) -> Tensor:
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        sums = rows.new_zeros((self.num_tokens, rows.shape[1]), dtype=wide)
+        return sums.index_add(0, self.tokens, rows.to(wide)).to(rows.dtype)
+
+
+class WithLoss(torch.autograd.Function):
+    """The same tensor; its backward pass is that of `loss`, too, times `scale`."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, loss: Tensor, scale: Any) -> Tensor:  # type: ignore[override]
+        ctx.gradient = torch.as_tensor(scale, dtype=loss.dtype, device=loss.device)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        return gradient, ctx.gradient, None
+
+
+class Router(nn.Module):
+    """Chooses the experts of each token by their scores and a bias, and weighs them by their scores alone.
+
+    Each time a gradient comes back, `loads` has counted how many tokens have chosen each expert; `update_bias` makes
+    the next ones choose those more that had too few.  In training, an expert takes at most
+    `expert_capacity` x seq x experts_per_token / num_experts tokens of a sequence, the first ones, if there is a
+    capacity.  `balance_loss` weighs a loss of sequences whose tokens prefer few experts; it reaches the gradients,
+    times `loss_scale`, by which the model's loss is scaled in the backward pass, but not the model's loss.
+
+    Shapes: x (batch, seq, n_embd); experts and weights (batch, seq, experts_per_token), expert -1 for no expert.
+    """
+
+    bias: Tensor
+    loads: Tensor
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.num_experts, self.num_choices = config.num_experts, config.experts_per_token
+        self.capacity, self.balance_loss = config.expert_capacity, config.balance_loss
+        self.loss_scale: Any = 1.0
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.n_embd))
+        self.register_buffer("bias", torch.zeros(config.num_experts))
+        self.register_buffer("loads", torch.zeros(config.num_experts, dtype=torch.float64), persistent=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = F.linear(x, self.weight)
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()  # (batch, seq, num_experts)
+        experts = (scores.detach() + self.bias).topk(self.num_choices).indices
+        weights = scores.gather(-1, experts)
+        if self.num_choices > 1:  # of one, it would be no function of the score
+            weights = weights / weights.sum(-1, keepdim=True)
+        if weights.requires_grad:
+            if self.balance_loss:
+                weights = WithLoss.apply(weights, self.sequence_loss(scores, experts), self.loss_scale)
+            weights.register_hook(lambda _: self.count(experts))
+        limited = self.capacity is not None and self.training
+        return self.within_capacity(experts) if limited else experts, weights
+
+    def sequence_loss(self, scores: Tensor, experts: Tensor) -> Tensor:
+        """The mean over sequences of the product of chosen and preferred fractions, summed over the experts."""
+        num_tokens, num_choices = experts.shape[1:]
+        chosen = self.per_expert(experts).sum((1, 2)) * (self.num_experts / (num_choices * num_tokens))
+        preferred = (scores / scores.sum(-1, keepdim=True)).mean(1)  # (batch, num_experts)
+        return self.balance_loss * (chosen * preferred).sum(-1).mean()
+
+    def within_capacity(self, experts: Tensor) -> Tensor:
+        """The choices, dropped where as many as an expert takes come before in the sequence."""
+        assert self.capacity is not None
+        most = math.ceil(self.capacity * experts[0].numel() / self.num_experts)
+        taken = self.per_expert(experts).flatten(1, 2).cumsum(1).view(*experts.shape, self.num_experts)
+        place = taken.gather(-1, experts[..., None])[..., 0]  # from 1 on, among its expert's
+        return experts.masked_fill(place > most, DROPPED)
+
+    def per_expert(self, experts: Tensor) -> Tensor:
+        """1 for the expert of each choice, 0 for others: (batch, seq, experts_per_token, num_experts)."""
+        return F.one_hot(experts, self.num_experts)
+
+    def count(self, experts: Tensor) -> None:
+        self.loads += experts.flatten().bincount(minlength=self.num_experts)
+
+    @torch.no_grad()
+    def update_bias(self) -> None:
+        """Raise the bias of the experts that were chosen less often than the mean, and lower that of the others."""
+        self.bias += BIAS_STEP * (self.loads.mean() - self.loads).sign()
+        self.loads.zero_()
+
+
+class ExpertLinear(nn.Module):
+    """A linear layer of each expert, without bias; rows come one expert's after the other's.
+
+    Shapes: weight (num_experts, in, out), rows (rows, in).
+    """
+
+    def __init__(self, num_experts: int, num_in: int, num_out: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, num_in, num_out))
+
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        parts = zip(rows.split(list(counts)), self.weight.unbind(), strict=True)
+        return torch.cat([part @ weight for part, weight in parts])
+
+
+class Mixture(nn.Module):
+    """Each token goes to the experts that its router has chosen; what they make of it is summed up by weight."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.router = Router(config)
+        self.c_fc = ExpertLinear(config.num_experts, config.n_embd, 4 * config.n_embd)
+        self.c_proj = ExpertLinear(config.num_experts, 4 * config.n_embd, config.n_embd)
+        self.dropout = nn.Dropout(config.dropout)
+        self.route: Callable[[Tensor, int], Routing] = LocalRouting  # of choices (tokens, experts_per_token)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.mix(x, *self.router(x)))
+
+    def mix(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        routing = self.route(experts.flatten(0, 1), self.router.num_experts)
+        rows = routing.dispatch(x.flatten(0, 1))  # (rows, n_embd)
+        weighed = routing.dispatch(weights.flatten(0, 1)).gather(1, routing.choices[:, None])  # (rows, 1)
+        rows = self.project(self.c_fc(rows, routing.counts), routing.counts)
+        return routing.combine((rows * weighed).to(rows.dtype)).view(x.shape)
+
+    def project(self, hidden: Tensor, counts: Sequence[int]) -> Tensor:
+        return self.c_proj(F.gelu(hidden, approximate="tanh"), counts)
+
+
+def routers(model: nn.Module) -> Iterator[tuple[str, Router]]:
+    """Yield a model's routers and their names."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, Router))
+
+
+def scale_losses(model: nn.Module, scale: Any) -> None:
+    """Say by what the model's loss is scaled in the backward passes to come."""
+    for _, router in routers(model):
+        router.loss_scale = scale
+
+
+def balance(model: nn.Module, sum_up: Callable[[Tensor], Any] = lambda loads: None) -> None:
+    """Update the bias of each router, after a step; `sum_up` adds up loads in place, where others have counted, too."""
+    if own := [router for _, router in routers(model)]:
+        loads = torch.stack([router.loads for router in own])
+        sum_up(loads)
+        for router, load in zip(own, loads, strict=True):
+            router.loads.copy_(load)
+            router.update_bias()

@@ -1,0 +1,142 @@
+"""Dispatch and combine: rows of tokens to their experts and back, through shared memory and once between hosts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from collectives.arrays.views import to_torch
+from parallelism.buffers.autograd import Conjugate
+from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.experts.route import Route, make_route
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+GROWTH = 1.25  # of a buffer that has become too short, as routing changes from step to step
+
+
+class HostBuffer:
+    """Memory of each rank of a host, which all of them read; it grows as all of them need."""
+
+    def __init__(self, host: Communicator):
+        self.host, self.nbytes = host, 0
+
+    def rows(self, count: int, width: int, like: Tensor) -> list[Tensor]:
+        """Return room for `count` rows, of each of the ranks.  Collective on the host, where all ask for the same."""
+        nbytes = count * width * like.element_size()
+        if nbytes > self.nbytes:
+            self.nbytes = int(nbytes * GROWTH)
+            self.array = self.host.empty(self.nbytes, "uint8", str(like.device))
+            self.parts = [to_torch(part) for part in self.host.peers(self.array)]
+        return [part[:nbytes].view(like.dtype).view(count, width) for part in self.parts]
+
+
+class ExpertExchange:
+    """The ranks of `comm`, of which each has as many experts, in the order of the ranks.  Making one is collective.
+
+    Calls are collective: routes, and each dispatch and combine of theirs, forwards and backwards, in the same order on
+    all ranks.  Two buffers are used in turn, so that one barrier on the host suffices: it comes after what is written,
+    and who passes the next one has read it.
+    """
+
+    def __init__(self, comm: Communicator):
+        self.comm, self.ranks = comm, TensorCollectives(comm)
+        host = comm.split(comm.topology.node_of[comm.rank])
+        assert host is not None
+        self.host, self.buffers = host, [HostBuffer(host), HostBuffer(host)]
+
+    def route(self, experts: Tensor, num_experts: int) -> ExchangeRouting:
+        """Make a route from this rank's choices and all others', which may be of another number of tokens.
+
+        Shapes: experts (tokens, choices).
+        """
+        lengths = self.ranks.all_gather(torch.tensor([len(experts)])).tolist()
+        padded = experts.new_full((max(lengths), experts.shape[1]), -1, dtype=torch.int16)
+        padded[: len(experts)] = experts
+        every = self.ranks.all_gather(padded).cpu().view(self.comm.size, *padded.shape)
+        route = make_route(self.comm.rank, every.numpy(), lengths, num_experts, self.comm.topology.nodes)
+        return ExchangeRouting(self, route, len(experts), experts.device)
+
+    def written(self, count: int, longest: int, like: Tensor) -> list[Tensor]:
+        """Return all ranks' room for rows, of which this one is to write `count`."""
+        self.buffers.reverse()
+        return self.buffers[0].rows(max(longest, count), like.shape[1], like)
+
+    def meet(self, x: Tensor) -> None:
+        """Wait until all ranks of the host have written theirs."""
+        if x.is_cuda:
+            torch.cuda.current_stream(x.device).synchronize()
+        self.host.barrier()
+
+    def free(self) -> None:
+        """Give the communicator of the host back.  Collective."""
+        self.buffers.clear()
+        self.ranks.forget()
+        self.host.free()
+
+
+class ExchangeRouting:
+    """A route over the ranks of an exchange, as `models.mixture.Routing`: each call's gradient is the other call."""
+
+    def __init__(self, exchange: ExpertExchange, route: Route, num_tokens: int, device: torch.device):
+        self.exchange, self.num_tokens, self.counts = exchange, num_tokens, route.counts
+        self.me, index = exchange.host.rank, partial(on_device, device)
+        self.choices, self.num_slots = index(route.choices), len(route.choices)
+        self.route = route
+        self.sends = [(peer, index(rows)) for peer, rows in route.sends]
+        self.receives = [(peer, slice(rows[0], rows[-1] + 1)) for peer, rows in route.receives if len(rows)]
+        self.reads = [(block.table, index(block.rows), block.slots) for block in route.reads]
+        self.gives = [(block.owner, index(block.rows), block.slots) for block in route.gives]
+
+    def dispatch(self, x: Tensor) -> Tensor:
+        return Conjugate.apply(x, self.spread, self.gather)
+
+    def combine(self, rows: Tensor) -> Tensor:
+        return Conjugate.apply(rows, self.gather, self.spread)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Send tokens to the hosts of their experts, and read from the tables there what is for the experts here."""
+        exchange, x = self.exchange, x.contiguous()
+        tables = exchange.written(self.route.table_length, self.route.longest_table, x)
+        own = tables[self.me]
+        messages = [exchange.comm.recv(own[rows], peer, blocking=False) for peer, rows in self.receives]
+        packed = [(peer, x.index_select(0, rows)) for peer, rows in self.sends if len(rows)]
+        messages += [exchange.comm.send(part, peer, blocking=False) for peer, part in packed]
+        own[: self.num_tokens] = x
+        for message in messages:
+            message.wait()
+        exchange.meet(x)
+        result = x.new_empty((self.num_slots, x.shape[1]))
+        for table, rows, slots in self.reads:
+            torch.index_select(tables[table], 0, rows, out=result[slots])
+        return result
+
+    def gather(self, y: Tensor) -> Tensor:
+        """Sum each token's rows on each host, and send the sums back to where the token came from."""
+        exchange = self.exchange
+        experts = exchange.written(self.num_slots, self.route.most_slots, y)
+        experts[self.me][: self.num_slots] = y
+        exchange.meet(y)
+        wide = torch.promote_types(y.dtype, torch.float32)
+        sums = y.new_zeros((self.route.table_length, y.shape[1]), dtype=wide)
+        for owner, rows, slots in self.gives:
+            sums.index_add_(0, rows, experts[owner][slots].to(wide))
+        total = sums[: self.num_tokens]
+        arriving = [(peer, rows, y.new_empty((len(rows), y.shape[1]))) for peer, rows in self.sends if len(rows)]
+        messages = [exchange.comm.recv(part, peer, blocking=False) for peer, _, part in arriving]
+        leaving = [(peer, sums[rows].to(y.dtype)) for peer, rows in self.receives]
+        messages += [exchange.comm.send(part, peer, blocking=False) for peer, part in leaving]
+        for message in messages:
+            message.wait()
+        for _, rows, part in arriving:
+            total.index_add_(0, rows, part.to(wide))
+        return total.to(y.dtype)
+
+
+def on_device(device: torch.device, indices: np.ndarray) -> Any:
+    return torch.from_numpy(np.ascontiguousarray(indices)).to(device)

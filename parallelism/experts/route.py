@@ -1,0 +1,130 @@
+"""Which rows go where: from the choices of all ranks, without a message, each rank's part as data.
+
+A token goes once to each host that has one of its experts: to the proxy, the rank there whose place on its host is that
+of the token's rank.  Each rank has a *table*: its own tokens, and behind them those that come from other hosts.  The
+experts of a host read the rows for them from its tables, block by block: a block is of one table and one expert.
+
+Source: Zhao et al., "DeepEP: an efficient expert-parallel communication library", 2025,
+github.com/deepseek-ai/DeepEP (a token crosses once to each host, and is spread there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Nodes = Sequence[Sequence[int]]  # the ranks of each host, in their order
+
+
+class Transfer(NamedTuple):
+    """Rows of a table that go to a rank of another host, or come from it."""
+
+    peer: int
+    rows: np.ndarray
+
+
+class ExpertBlock(NamedTuple):
+    """Rows of a table that are for one expert; `slots` are these among all rows of its owner's experts.
+
+    `table` and `owner` are places of ranks on the host.
+    """
+
+    table: int
+    owner: int
+    rows: np.ndarray
+    slots: slice
+
+
+class Route(NamedTuple):
+    """A rank's part in an exchange.
+
+    Experts' rows come one expert's after the other's: `counts` of each, and of each row which of its token's choices it
+    is.  No rank of the host has a longer table than `longest_table`, nor more rows for its experts than `most_slots`.
+    """
+
+    sends: list[Transfer]  # of its own tokens
+    receives: list[Transfer]  # behind them
+    reads: list[ExpertBlock]  # for its experts
+    gives: list[ExpertBlock]  # of its table
+    table_length: int
+    counts: list[int]
+    choices: np.ndarray
+    longest_table: int
+    most_slots: int
+
+
+def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_experts: int, nodes: Nodes) -> Route:
+    """Make a rank's part from the choices of all ranks, which have so many tokens each.
+
+    Shapes: experts (ranks, tokens, choices), below 0 for none.
+
+    >>> experts = np.array([[[0, 2], [2, 1]], [[1, 0], [2, 1]], [[0, 1], [-1, 2]]])  # 2 tokens on each of 3 ranks
+    >>> route = make_route(2, experts, [2, 2, 2], num_experts=3, nodes=[(0, 1), (2,)])
+    >>> route.sends, route.receives
+    ([Transfer(peer=0, rows=array([0]))], [Transfer(peer=0, rows=array([2, 3])), Transfer(peer=1, rows=array([4]))])
+    >>> route.reads  # for expert 2
+    [ExpertBlock(table=0, owner=0, rows=array([2, 3, 4, 1]), slots=slice(0, 4, None))]
+    """
+    num_ranks, num_local = len(experts), num_experts // len(experts)
+    place = {r: number for ranks in nodes for number, r in enumerate(ranks)}  # on its host
+    mine = next(number for number, ranks in enumerate(nodes) if rank in ranks)
+    own, me = nodes[mine], place[rank]
+    host_of_rank = {r: number for number, ranks in enumerate(nodes) for r in ranks}
+    host = np.array([*(host_of_rank[expert // num_local] for expert in range(num_experts)), -1])
+    hosts = host[experts]  # of each choice
+    sends = [
+        Transfer(ranks[me % len(ranks)], np.flatnonzero((hosts[rank] == number).any(-1)))
+        for number, ranks in enumerate(nodes)
+        if number != mine
+    ]
+    table = np.array([place[r] % len(own) for r in range(num_ranks)])  # on this host, that has each rank's tokens
+    enters = (hosts == mine).any(-1)
+    for r in own:
+        enters[r] = np.arange(enters.shape[1]) < lengths[r]
+    row = rows_in_tables(enters, table, own)
+    receives = [Transfer(r, row[r][enters[r]]) for r in np.flatnonzero(table == me).tolist() if r not in own]
+    tables = [int(enters[table == number].sum()) for number in range(len(own))]
+
+    source, token, choice = np.nonzero(hosts == mine)
+    expert = np.searchsorted(np.flatnonzero(host[:-1] == mine), experts[source, token, choice])  # among the host's
+    key = expert * len(own) + table[source]
+    order = key.argsort(kind="stable")
+    sizes = np.bincount(key, minlength=len(own) * num_local * len(own)).reshape(len(own), -1)  # by owner
+    blocks = cut_blocks(row[source, token][order], sizes)
+    begin, end = sizes[:me].sum(), sizes[: me + 1].sum()
+    return Route(
+        sends,
+        receives,
+        [block for block in blocks if block.owner == me],
+        [block for block in blocks if block.table == me],
+        tables[me],
+        sizes[me].reshape(num_local, -1).sum(1).tolist(),
+        choice[order][begin:end],
+        max(tables),
+        int(sizes.sum(1).max()),
+    )
+
+
+def rows_in_tables(enters: np.ndarray, table: np.ndarray, own: Sequence[int]) -> np.ndarray:
+    """Return the place of each token in its table, which begins with those of its rank.  Shapes: (ranks, tokens)."""
+    row = np.empty(enters.shape, np.int64)
+    for number, rank in enumerate(own):
+        others = np.flatnonzero(table == number)
+        order = [rank, *others[others != rank]]
+        row[order] = (enters[order].cumsum() - 1).reshape(len(order), -1)
+    return row
+
+
+def cut_blocks(rows: np.ndarray, sizes: np.ndarray) -> list[ExpertBlock]:
+    """Cut rows, by owner, expert and table, into blocks of some sizes; there is none for no rows."""
+    blocks, num_tables, begin = [], len(sizes), 0
+    for owner, counts in enumerate(sizes.tolist()):
+        slot = 0
+        for number, count in enumerate(counts):
+            if count:
+                slots = slice(slot, slot + count)
+                blocks.append(ExpertBlock(number % num_tables, owner, rows[begin : begin + count], slots))
+            slot, begin = slot + count, begin + count
+    return blocks
