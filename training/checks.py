@@ -66,7 +66,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     gpt = make_model(config, tokens.vocab_size)
     if config.init_from:
         initialize(gpt, config.init_from)
-    strategies(gpt, plan_of(config, tokens.vocab_size), shape["tp"], head_ranks)  # refuses what can't be divided
+    strategies(gpt, plan_of(config, tokens.vocab_size), {**shape, "heads": head_ranks})  # refuses what can't be divided
     return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, gpt)
 
 

@@ -432,7 +432,7 @@ def test_what_ranks_cannot_share_is_what_parallelize_refuses(mode, n_head, n_kv_
         try:
             for pattern, strategy in plan.items():
                 for name in matching(model, pattern):
-                    strategy.check(name, model.get_submodule(name), tp, parts)
+                    strategy.check(name, model.get_submodule(name), {"tp": tp, "heads": parts})
             refused = False
         except ValueError:
             refused = True
