@@ -497,7 +497,7 @@ DIVIDED = [
         ("test_tensor_parallel.py", "every_gradient and 2-ranks", 2),
     ),
     mutant(
-        "parallelism/sequence/tokens.py",
+        "parallelism/sequence/token_shards.py",
         "return Pair(everything, slice(None, half), causal=False)",
         "return Pair(everything, slice(half, None), causal=False)",
         ("test_sequence_parallel.py", "every_gradient and 2-ranks and plain and ring and not documents", 2),
@@ -509,7 +509,7 @@ DIVIDED = [
         ("test_sequence_parallel.py", "every_gradient and 2-ranks and plain and ring and not documents", 2),
     ),
     mutant(
-        "parallelism/sequence/modules.py",
+        "parallelism/sequence/sequence_parallel.py",
         "lambda gradient: size * gradient",
         "lambda gradient: gradient",
         ("test_sequence_parallel.py", "every_gradient and 2-ranks and plain and ring and not documents", 2),

@@ -20,7 +20,7 @@ from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.search import limits_of
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
-from parallelism.sequence.modules import shares_of
+from parallelism.sequence.sequence_parallel import shares_of
 from parallelism.tensor.sharding_plan import strategies
 from parallelism.zero.units import groups_of
 from training.config import SEARCH, Config, make_model, picture_of, plan_of, shape_of, zero_group

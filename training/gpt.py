@@ -7,7 +7,7 @@ from torch import nn
 from models.gpt import GPT, CausalAttention
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.recomputation import recompute
-from parallelism.sequence.modules import DroppingAttention
+from parallelism.sequence.sequence_parallel import DroppingAttention
 from parallelism.tensor.sharding_plan import (
     Attention,
     ColumnParallel,

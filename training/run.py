@@ -43,7 +43,7 @@ from parallelism.pipeline.schedule.price import Span, price
 from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer, gpt2_layers
 from parallelism.pipeline.trace import gather, measured, save_picture, save_trace
-from parallelism.sequence.modules import SequenceParallel
+from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
 from parallelism.zero.gradients import ShardedGradients
 from parallelism.zero.parameters import ShardedParameters

@@ -43,7 +43,7 @@ from parallelism.planner.replicas import shown_s
 from parallelism.planner.report import command, missed, row, slower
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.step import StepModel, Time, played
-from parallelism.sequence.modules import DroppingAttention
+from parallelism.sequence.sequence_parallel import DroppingAttention
 from parallelism.tensor.sharding_plan import matching
 from training.checks import check
 from training.config import Config

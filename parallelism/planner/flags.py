@@ -30,7 +30,7 @@ from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, T
 from parallelism.planner.machine import DEVICES, SPARE, Machine
 from parallelism.planner.memory import in_bytes
 from parallelism.planner.report import as_flag
-from parallelism.sequence.tokens import ORDERS
+from parallelism.sequence.token_shards import ORDERS
 
 EFFICIENCY, LEAST_PASS_US = 0.5, 50.0  # nowhere stated: what is usual
 EFFICIENCIES, SPARES = Range(0, 1, open="above"), Range(0, 1, open="below")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from models.config import GPTConfig
 from parallelism.pipeline.schedule.registry import REGISTRY
-from parallelism.sequence.tokens import TokenShards
+from parallelism.sequence.token_shards import TokenShards
 
 # naive has one stage at work at a time; gpipe takes as long as 1f1b, with more memory.
 SCHEDULES = [name for name in REGISTRY if name not in ("naive", "gpipe")]

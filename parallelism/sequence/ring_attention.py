@@ -15,7 +15,7 @@ from torch import Tensor
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.numerics.dropout import Dropout
 from parallelism.sequence.partial_attention import attend, attend_backward, mask_of, merge, wide
-from parallelism.sequence.tokens import Pair, TokenShards
+from parallelism.sequence.token_shards import Pair, TokenShards
 
 
 class Ring:

@@ -12,7 +12,7 @@ from torch import nn
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.placement import Shard
-from parallelism.sequence.modules import (
+from parallelism.sequence.sequence_parallel import (
     DroppingAttention,
     SequenceAttention,
     SequenceLoss,

@@ -21,7 +21,7 @@ from parallelism.buffers.transfer import to_device
 from parallelism.numerics.dropout import Dropout
 from parallelism.sequence.partial_attention import like_heads, mask_of, wide
 from parallelism.sequence.ring_attention import GlobalTokens, Ring, RingFunction
-from parallelism.sequence.tokens import TokenShards
+from parallelism.sequence.token_shards import TokenShards
 
 if TYPE_CHECKING:
     from collectives import Communicator
