@@ -12,8 +12,7 @@ from models.gpt import GPT, GPTConfig
 from parallelism.numerics.non_finite import POLICIES
 from parallelism.numerics.precision import DTYPES
 from parallelism.pipeline.schedule import registry
-from parallelism.sequence.sequence_parallel import MODES
-from parallelism.sequence.token_shards import ORDERS
+from parallelism.sequence.token_shards import MODES, ORDERS
 from parallelism.tensor.sharding_plan import ShardingPlan
 from training.gpt import MODES as RECOMPUTATIONS
 from training.gpt import gpt2_plan

@@ -30,7 +30,7 @@ from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, T
 from parallelism.planner.machine import DEVICES, SPARE, Machine
 from parallelism.planner.memory import in_bytes
 from parallelism.planner.report import as_flag
-from parallelism.sequence.token_shards import ORDERS
+from parallelism.sequence.token_shards import MODES, ORDERS
 
 EFFICIENCY, LEAST_PASS_US = 0.5, 50.0  # nowhere stated: what is usual
 EFFICIENCIES, SPARES = Range(0, 1, open="above"), Range(0, 1, open="below")
@@ -76,7 +76,7 @@ class Settings:
     zero_stage: int | None = flag(None, "any", choices=range(4))
     zero_group: str | None = flag(None, "who shares what ZeRO divides: either", choices=ZERO_GROUPS)
     recompute: str | None = flag(None, "activations: any", choices=RECOMPUTE)
-    sp_mode: str = flag("ring", "how sp ranks meet in attention", choices=("ring", "ulysses", "hybrid"))
+    sp_mode: str = flag("ring", "how sp ranks meet in attention", choices=MODES)
     sp_order: str = flag("zigzag", "which tokens go to which sp rank", choices=ORDERS)
     sp_heads: int | None = flag(None, "ranks of a group in hybrid mode, which exchange heads: 2", range=ranges.RANKS)
     bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together", range=ranges.MEBIBYTES)

@@ -32,8 +32,8 @@ class Ring:
     def pair(self, source: int, length: int) -> Pair | None:
         if not self.causal:
             return Pair(slice(None), slice(None), causal=False)
-        shares = TokenShards(length * self.members.size, self.members.size, order=self.order)
-        return shares.pair(self.members.rank, source)
+        shards = TokenShards(length * self.members.size, self.members.size, order=self.order)
+        return shards.pair(self.members.rank, source)
 
 
 class GlobalTokens(NamedTuple):

@@ -17,8 +17,8 @@ from parallelism.sequence.sequence_parallel import (
     SequenceAttention,
     SequenceLoss,
     SequenceParallel,
-    check_heads,
 )
+from parallelism.sequence.token_shards import check_heads
 from parallelism.tensor.layers import (
     Axis,
     ColumnLinear,
