@@ -33,8 +33,8 @@ from parallelism.data.sampler import DistributedSampler
 from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
-from parallelism.numerics.precision import MasterWeights
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.gradients import tied_names
 from parallelism.pipeline.layer_times import agreed, measure, message_s, stage_costs

@@ -8,8 +8,9 @@ from models.optimizer import adamw
 from parallelism.data.data_parallel import DataParallel
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard
-from parallelism.numerics.precision import MasterWeights, Precision
+from parallelism.numerics.precision import Precision
 from parallelism.pipeline.gradients import tied_names
 from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline.schedule import registry

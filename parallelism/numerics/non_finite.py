@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from collectives import InputError
-from parallelism.numerics.precision import LossScale
+from parallelism.numerics.loss_scale import LossScale
 from parallelism.pipeline.deferred import when_added
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from collectives.schedule.fabrics import (
 from models import ranges
 from models.config import GPTConfig
 from models.flags import add_flag, from_toml
+from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
-from parallelism.planner.counts import ITEMSIZES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
 from parallelism.planner.machine import DEVICES, SPARE, Machine
 from parallelism.planner.memory import in_bytes
@@ -56,9 +56,9 @@ class Settings:
     block_size: int = flag(128, "tokens a sample", range=ranges.LENGTH)
     dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
     bias: bool = flag(False, "biases in linear layers and norms")
-    dtype: str = flag("float32", "what is computed in", choices=tuple(ITEMSIZES))
+    dtype: str = flag("float32", "what is computed in", choices=DTYPES)
     master_weights: bool = flag(False, "16-bit parameters, and float32 ones for the optimizer")
-    grad_dtype: str | None = flag(None, "of gradients, beside master weights: float32", choices=tuple(ITEMSIZES))
+    grad_dtype: str | None = flag(None, "of gradients, beside master weights: float32", choices=DTYPES)
     global_batch_size: int | None = flag(
         None, "samples a step: as of dp alone, micro_batch_size x num_micro_batches", range=ranges.SAMPLES
     )
@@ -83,8 +83,7 @@ class Settings:
 
     def __post_init__(self):
         check(self)
-        if self.master_weights and ITEMSIZES[self.dtype] != 2:
-            raise ValueError(f"master_weights are kept beside 16-bit parameters, but dtype={self.dtype}: use bfloat16")
+        Precision(self.dtype, self.master_weights, self.grad_dtype)  # refuses what doesn't go together
 
 
 class PlanRequest(NamedTuple):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from parallelism.buffers.arena import Arena, allocate, lay_out, line_length, one_dtype
 from parallelism.data.exposed_time import ExposedTime
-from parallelism.numerics.precision import MasterWeights
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.gradients import Tied, TiedGradients
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
 from parallelism.pipeline.stage import Layer

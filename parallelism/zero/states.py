@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from models.optimizer import Optimizer
 from parallelism.buffers.arena import Arena
 from parallelism.data.data_parallel import Bucket, BucketedReducer, cut_buckets, num_bytes, trained
-from parallelism.numerics.precision import MasterWeights
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.zero.units import FlatParam, ShardGroups, masters_of, pieces
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from collectives.schedule.moves import shares
 from parallelism.buffers.arena import own_gradient
 from parallelism.numerics.clipping import BLOCK
-from parallelism.numerics.precision import MasterWeights, like
+from parallelism.numerics.master_weights import MasterWeights, like
 
 if TYPE_CHECKING:
     from collectives import Communicator
