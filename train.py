@@ -21,10 +21,12 @@ from models.flags import parse
 from models.gpt import GPT
 from models.hf import save_hugging_face
 from models.report import TrainingReport
+from training.announcement import announcement
 from training.config import Config
 from training.layout import laid_out
 from training.pending import LateReport
 from training.run import TrainingRun
+from training.sampling import sample
 
 
 class Trained(NamedTuple):
@@ -50,7 +52,7 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
     Raises: InputError for settings that don't fit together or to the data, before anything is computed.
     """
     with TrainingRun(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
-        print(run.announcement(), flush=True)
+        print(announcement(run), flush=True)
         with TrainingReport(
             run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1
         ) as report:
@@ -67,7 +69,7 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
                 run.saving.close()
         gpt = run.whole()
         if comm.rank == 0:
-            print(run.sample(gpt))
+            print(sample(gpt, run.val_ids[:16], run.config, run.tokens.is_text))
         with comm.agreed("weights"):
             if run.out_dir:
                 save_hugging_face(gpt, run.out_dir)

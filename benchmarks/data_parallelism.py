@@ -41,8 +41,8 @@ import collectives
 from collectives.job.settings import Parser, positive
 from collectives.schedule import draw
 from models.gpt import GPT, GPTConfig
-from parallelism.data.data_parallel import num_bytes
-from parallelism.zero.states import Zero
+from parallelism.data.buckets import num_bytes
+from parallelism.data.loop import LoopModule
 
 RTOL = 1e-3  # of what training has changed: float32's sums in another order
 CHECKED = 2  # steps
@@ -78,7 +78,7 @@ class Entry:
         self.contestant = Contestant(self.way, self.way, self.wire.silence)
 
     def parameters(self) -> dict[str, Tensor]:
-        with self.way.model.whole() if isinstance(self.way.model, Zero) else nullcontext():
+        with self.way.model.replica.whole() if isinstance(self.way.model, LoopModule) else nullcontext():
             return {name: p.detach().clone() for name, p in self.gpt.named_parameters()}
 
     def figures(self) -> dict[str, Any]:

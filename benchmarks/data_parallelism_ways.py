@@ -17,9 +17,7 @@ from models.gpt import GPT
 from models.optimizer import AdamW, Optimizer
 from parallelism.buffers.arena import Arena
 from parallelism.data.data_parallel import DataParallel
-from parallelism.zero.gradients import ShardedGradients
-from parallelism.zero.parameters import ShardedParameters
-from parallelism.zero.states import ShardedStates
+from parallelism.zero.sharded import Sharded
 from parallelism.zero.units import ShardGroups
 
 EVERYTHING_MB = 1e6  # of a bucket that is as large as any model
@@ -99,12 +97,9 @@ def hierarchical(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
 
 
 def shared(gpt: GPT, wire: Wire | Communicator, bucket_mb: float = 4.0, zero_stage: int = 1) -> Way:
-    given = gpt, ShardGroups(wire, wire), adamw
-    if zero_stage == 3:
-        model = ShardedParameters(*given, [f"transformer.h.{number}" for number in range(gpt.config.n_layer)])
-    else:
-        model = (ShardedStates if zero_stage == 1 else ShardedGradients)(*given, bucket_mb=bucket_mb)
-    return Way(model, model.optimizer, model.update, model.arrays)
+    layers = [f"transformer.h.{number}" for number in range(gpt.config.n_layer)]
+    model = Sharded(gpt, ShardGroups(wire, wire), adamw, zero_stage, layers, bucket_mb=bucket_mb)
+    return Way(model, model.replica.optimizer, model.replica.update, model.replica.arrays)
 
 
 class Kind(NamedTuple):

@@ -18,7 +18,8 @@ from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Passes, Pipeline
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule.actions import Schedule
-from parallelism.pipeline.stage import Batch, cut, gpt2_layers
+from parallelism.pipeline.stage import Batch, cut
+from training.gpt import gpt2_layers
 
 Result = tuple[float, dict[str, Tensor]]  # a loss, and gradients
 
@@ -77,7 +78,7 @@ class Gpt(Model):
         model = GPT(self.config)
         pp = PipelineParallel(model, gpt2_layers(model), schedule, Mesh(self.comm, pp=self.comm.size))
         step, gradients = partial(pp.step, self.batches), partial(gradients_of, model)
-        return Ours(pp.pipeline.stages, step, gradients, pp.arena.zero_grad)
+        return Ours(pp.pipeline.stages, step, gradients, pp.zero_grad)
 
     def torch(self, schedule: Schedule) -> TorchPipeline:
         num_stages = schedule.num_stages

@@ -467,15 +467,15 @@ TOOLS = [
 
 DIVIDED = [
     mutant(
-        "parallelism/data/data_parallel.py",
-        '**{"op": "avg", **reduction}',
-        "**reduction",
+        "parallelism/data/averaging.py",
+        '{"op": "avg", **reduction}',
+        "reduction",
         ("test_data_parallel.py", "whole_batch and 2-ranks", 2),
     ),
     mutant(
-        "parallelism/data/data_parallel.py",
-        "bucket.missing = set(bucket.names)",
-        "bucket.missing = set()",
+        "parallelism/data/averaging.py",
+        "            bucket.wait()\n        self._begin()",
+        "            bucket.wait()",
         ("test_data_parallel.py", "whole_batch and 2-ranks", 2),
     ),
     mutant(
@@ -668,16 +668,22 @@ PIPELINES = [
         ("test_pipeline.py", "count_by_their_targets", 2),
     ),
     mutant(
-        "parallelism/pipeline/pipeline_parallel.py",
-        "self.reduction.wait()\n        self.tied.sum_up()",
-        "self.reduction.wait()",
+        "parallelism/data/replica.py",
+        "self.own.tied.sum_up()",
+        "pass",
         ("test_pipeline.py", "plain_model and 2-ranks and 1f1b", 2),
     ),
     mutant(
-        "parallelism/pipeline/gradients.py",
-        "last = {action.stage: action for action in order if",
-        "last = {action.stage: action for action in reversed(order) if",
+        "parallelism/pipeline/local_parameters.py",
+        "return len(self.users(layers)) * self.num_micro_batches",
+        "return len(self.users(layers))",
         ("test_pipeline.py", "ranks_beside and 1f1b and 4-ranks", 4),
+    ),
+    mutant(
+        "parallelism/pipeline/local_parameters.py",
+        "and self.num_passes(*own) > 1:",
+        "and self.num_passes(*own) > 1000:",
+        ("test_same_bits.py", "pipelines_beside and 1f1b and 2-ranks", 2),
     ),
     mutant(
         "parallelism/numerics/clipping.py",
@@ -695,13 +701,13 @@ PIPELINES = [
 
 ZERO = [
     mutant(
-        "parallelism/zero/states.py",
+        "parallelism/data/replica.py",
         "run(self.across)",
         "run([])",
         ("test_zero.py", "groups_share_and_replicate and 6-ranks", 6),
     ),
     mutant(
-        "parallelism/zero/states.py",
+        "parallelism/data/replica.py",
         "with self.waiting():\n            run(self.gathering)",
         "with self.waiting():\n            run([])",
         ("test_zero.py", "sgd and 2-ranks", 2),
@@ -713,9 +719,9 @@ ZERO = [
         ("test_zero.py", "sgd and 2-ranks", 2),
     ),
     mutant(
-        "parallelism/zero/gradients.py",
-        "own.add_(chunk)",
-        "own.copy_(chunk)",
+        "parallelism/data/summation.py",
+        "total.add_(gradient)",
+        "total.copy_(gradient)",
         ("test_zero.py", "micro_batches_add_up and 2-ranks", 2),
     ),
     mutant(
@@ -923,9 +929,9 @@ TRAINING = [
         ("test_train.py", "gradient_accumulation", 2),
     ),
     mutant(
-        "training/run.py",
-        "mine, size = np.arange(self.dp.rank, len(windows), self.dp.size)",
-        "mine, size = np.arange(0, len(windows), self.dp.size)",
+        "training/validation.py",
+        "mine, size = np.arange(dp.rank, len(windows), dp.size)",
+        "mine, size = np.arange(0, len(windows), dp.size)",
         ("test_train.py", "those_of_one_process and 2-ranks", 2),
     ),
     mutant(

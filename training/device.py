@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from collectives.arrays import views
+from models.report import peak_memory_mib
 from parallelism.numerics.precision import HALVES
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ def own_device(name: str, comm: Communicator) -> str:
     torch.cuda.set_device(number)
     memory.xp.cuda.Device(number).use()
     return f"cuda:{number}"
+
+
+def memory_mib(device: str) -> float:
+    """The most memory that this rank has had so far: its own, or its device's."""
+    return peak_memory_mib() if device == "cpu" else torch.cuda.max_memory_allocated(device) / 2**20
 
 
 def set_matrix_precision(dtype: str) -> None:

@@ -1,12 +1,14 @@
-"""What knows a GPT as well as how it is divided: which module is sharded how, and which recompute activations."""
+"""What knows a GPT as well as how it is laid out: its shards, the layers of its stages, and what it recomputes."""
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
+from models.flops import block_flops, head_flops
 from models.gpt import GPT, CausalAttention
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.recomputation import recompute
+from parallelism.pipeline.stage import Batch, Layer, joined
 from parallelism.sequence.sequence_parallel import DroppingAttention
 from parallelism.tensor.sharding_plan import (
     Attention,
@@ -18,6 +20,8 @@ from parallelism.tensor.sharding_plan import (
     Vocabulary,
 )
 
+EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
+HEAD = ("transformer.ln_f", "lm_head", "loss")
 MODES = ("full", "selective")  # of recomputation
 
 
@@ -39,6 +43,42 @@ def gpt2_plan(vocab_size: int, n_head: int, n_kv_head: int | None = None) -> dic
         "lm_head": vocabulary,
         "loss": Loss(vocab_size),
     }
+
+
+def gpt2_layers(model: GPT) -> list[Layer]:
+    """One for each block of a GPT, plain or divided, the first with the embeddings, and one of the head and the loss.
+
+    Costs are counted: floating-point operations of one token's forward pass.
+    """
+    config = model.config
+
+    def embed(x: Tensor | None, batch: Batch) -> Tensor:
+        return model.transformer.embed(batch.tokens, batch.positions)
+
+    def block(number: int) -> Layer:
+        name = f"transformer.h.{number}"
+        return Layer(
+            f"block {number}",
+            (name,),
+            lambda x, batch: model.get_submodule(name)(x, batch.documents),
+            block_flops(config),
+        )
+
+    def head(x: Tensor | None, batch: Batch) -> Tensor:
+        return model.loss(model.lm_head(model.transformer.ln_f(x)), batch.targets)
+
+    layers = [block(number) for number in range(config.n_layer)]
+    layers[0] = joined(Layer("embedding", EMBEDDING, embed, 0), layers[0])
+    return [*layers, Layer("head", HEAD, head, head_flops(config))]
+
+
+def whole_layer(model: GPT) -> Layer:
+    """The whole model as one layer, called as such: what is compiled is its call."""
+
+    def run(x: Tensor | None, batch: Batch) -> Tensor:
+        return model(batch.tokens, batch.targets, batch.positions, batch.documents)[1]
+
+    return Layer("model", ("",), run, 1)
 
 
 def recompute_model(model: GPT, mode: str, place: BatchPosition | None = None) -> None:

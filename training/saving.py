@@ -80,7 +80,7 @@ class Saving:
             self.run.scale.load(*loss_scale(path, loaded.whole))
             if loaded.whole.get("layout") == self.layout and loaded.own is not None:
                 set_random_state(loaded.own)
-        self.run.spread()
+        self.run.replica.gather()
         self.out_dir = str(loaded.whole.get("out_dir", self.run.config.out_dir))
         return loaded.step
 

@@ -5,22 +5,16 @@ import torch
 
 from models.gpt import GPT, GPTConfig
 from models.optimizer import adamw
-from parallelism.data.data_parallel import DataParallel
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
-from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard
 from parallelism.numerics.precision import Precision
-from parallelism.pipeline.gradients import tied_names
 from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.stage import Batch, gpt2_layers
+from parallelism.pipeline.stage import Batch
+from parallelism.pipeline.tied import tied_names
 from parallelism.tensor.sharding_plan import parallelize
-from parallelism.zero.gradients import ShardedGradients
-from parallelism.zero.parameters import ShardedParameters
-from parallelism.zero.states import ShardedStates, Zero
-from parallelism.zero.units import ShardGroups
-from training.gpt import gpt2_plan
+from training.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
 
@@ -65,34 +59,18 @@ class Training:
         self.scale.value.clamp_(max=scale)
         parallelize(self.gpt, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), self.mesh.tp)
         monitor, tied = GradientMonitor(self.gpt), tied_names(self.gpt)
-        self.model = self.replicated(zero_stage) if self.mesh.pp.size == 1 else self.pipelined(schedule, zero_stage)
-        self.zero = self.model if isinstance(self.model, Zero) else getattr(self.model, "zero", None)
-        self.masters = self.zero.masters if self.zero else MasterWeights.of(self.gpt, self.model.arena)
-        self.optimizer = self.zero.optimizer if self.zero else make_optimizer(self.masters.pieces.values())
-        self.shard = self.zero.ranks.shard if self.zero else None
+        self.model = self.staged(schedule, zero_stage)
+        self.replica = self.model.replica
+        self.masters, self.optimizer, self.shard = self.replica.masters, self.replica.optimizer, self.replica.shard
         self.guard = StepGuard(comm, "skip", self.scale, monitor, self.said.append)
         self.clip = GradientClip(1.0, self.gpt, self.masters, self.mesh, tied, self.shard)
 
-    @property
-    def asked(self):
-        return {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
-
-    def replicated(self, zero_stage):
-        if zero_stage == 0:
-            arena = self.precision.arena(self.gpt, self.mesh.comm)
-            return DataParallel(self.gpt, self.mesh.dp, arena, 0.02, wire_dtype=self.precision.wire_dtype)
-        given = self.gpt, ShardGroups.of(self.mesh.dp), make_optimizer
-        if zero_stage == 3:
-            layers = [f"transformer.h.{number}" for number in range(CONFIG.n_layer)]
-            return ShardedParameters(*given, layers, **self.asked)
-        kind = ShardedStates if zero_stage == 1 else ShardedGradients
-        return kind(*given, bucket_mb=0.02, **self.asked)
-
-    def pipelined(self, schedule, zero_stage):
+    def staged(self, schedule, zero_stage):
         layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
         made = registry.make(schedule, self.mesh.pp.size, MICRO_BATCHES)
-        sharing = {"make_optimizer": make_optimizer, "zero_stage": zero_stage} if zero_stage else {}
-        return PipelineParallel(self.gpt, layers, made, self.mesh, **sharing, **self.asked)
+        options = {"make_optimizer": make_optimizer, "zero_stage": zero_stage, "bucket_mb": 0.02}
+        precision = {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
+        return PipelineParallel(self.gpt, layers, made, self.mesh, **options, **precision)
 
     def computing(self):
         return self.precision.computing("cpu")
@@ -105,29 +83,19 @@ class Training:
         verdict = self.guard.judge(loss, norm)
         self.optimizer.step(verdict.skipped)
         self.guard.tell(step, verdict.names, verdict.numbers.tolist(), float(loss), float(norm))
-        (self.zero.gather if self.zero else self.masters.give_parameters)()
+        self.replica.gather()
         self.model.zero_grad()
         return self.mesh.along("dp", "pp").all_reduce(np.array([float(loss) / self.mesh.dp.size]))[0]
 
     def gradients(self, batches):
         weight = self.scale.value / len(batches)
-        if isinstance(self.model, PipelineParallel):
-            return self.model.step(batches, [weight] * len(batches)) / self.scale.value
-        total = torch.zeros((), dtype=torch.float64)
-        for batch in batches:
-            self.model.sync = batch is batches[-1]
-            with self.computing():
-                _, loss = self.model(batch.tokens, batch.targets)
-            loss.backward(weight.to(loss.dtype))
-            total += loss.detach().double() / len(batches)
-        return total
+        return self.model.step(batches, [weight] * len(batches)) / self.scale.value
 
     def weights(self):
         return flat(self.masters)
 
     def free(self):
-        if isinstance(self.model, PipelineParallel):
-            self.model.tied.free()
+        self.model.free()
         self.mesh.free()
 
 

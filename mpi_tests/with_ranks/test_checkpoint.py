@@ -18,12 +18,11 @@ from mpi_tests.helpers.models import randomized
 from parallelism.checkpoint import Checkpoints, Extent, Stop, TensorShard, make_states, model_parts, state_parts
 from parallelism.checkpoint.sharing import gather_texts
 from parallelism.mesh import Mesh
-from parallelism.pipeline.gradients import tied_names
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.stage import gpt2_layers
+from parallelism.pipeline.tied import tied_names
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_plan
+from training.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=3, n_head=8, n_embd=16, bias=True, n_kv_head=4)
 LAYOUTS = {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 4: [(1, 1), (4, 1), (1, 4), (2, 2)]}  # pp, tp

@@ -7,7 +7,8 @@ from torch import nn
 
 from mpi_tests.helpers.models import share
 from parallelism.buffers.arena import Arena
-from parallelism.data.data_parallel import DataParallel, cut_buckets
+from parallelism.data.buckets import cut_buckets
+from parallelism.data.data_parallel import DataParallel
 
 pytestmark = pytest.mark.sizes(1, 2, 3, 4)
 SAMPLES = 24  # 1, 2, 3 and 4 ranks can share them
@@ -103,13 +104,13 @@ def test_a_parameter_reached_on_one_rank_only_is_averaged_with_zeros(comm):
 def test_buckets_start_while_the_backward_pass_goes_on(comm):
     model, _ = parallel(comm, bucket_mb=1e-6)
     events = []
-    for bucket in model.buckets:
+    for bucket in model.replica.buckets:
         start = bucket.plan.start
         bucket.plan.start = lambda start=start: (events.append("bucket"), start())[1]
     model.module.layers[0].weight.register_hook(lambda _: events.append("last gradient"))
     model(share(comm, batch())).backward()
     assert events.index("last gradient") >= 4
-    assert events.count("bucket") == len(model.buckets)
+    assert events.count("bucket") == len(model.replica.buckets)
 
 
 def test_buckets_cover_every_gradient_once(comm):

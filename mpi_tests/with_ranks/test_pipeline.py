@@ -18,9 +18,9 @@ from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import WEIGHTS
-from parallelism.pipeline.stage import Batch, gpt2_layers, loss_weights
+from parallelism.pipeline.stage import Batch, loss_weights
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_plan
+from training.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=16 if IS_PROOF else 8, n_head=2, n_embd=8, bias=True)
 SEQ = 6
@@ -75,7 +75,7 @@ def piped(comm):
 
     yield make
     for pp, mesh in made:
-        pp.tied.free()
+        pp.free()
         mesh.free()
 
 
@@ -87,7 +87,7 @@ def test_loss_and_gradients_of_the_plain_model(comm, piped, name):
         want_loss, want = plain_results(count)
         model, pp = piped(name, count)
         for _ in range(2):  # the second step must find nothing of the first
-            pp.arena.zero_grad()
+            pp.zero_grad()
             loss = pp.step(batches).item()
             assert loss == (pytest.approx(want_loss, rel=1e-10) if pp.has_loss else 0)
             check(model, want)
@@ -170,20 +170,10 @@ def test_the_norm_counts_tied_gradients_once(comm, piped):
 def test_gradients_are_on_their_way_after_a_stages_last_backward_pass(comm, piped):
     """Of a rank's two stages, the later one's while the earlier one still computes."""
     _, pp = piped("interleaved", 2, dp=2, pp=2)
-    pipeline, starts = pp.pipeline, {}
-    after = pipeline.after
-
-    def watched(action):
-        after(action)
-        under_way = [a for a, plans in pp.reduction.plans.items() if any(plan._steps is not None for plan in plans)]
-        starts[action] = len(under_way)
-
-    pipeline.after = watched
-    started = []
-    for action, plans in pp.reduction.plans.items():
-        for plan in plans:
-            start = plan.start
-            plan.start = lambda start=start, action=action: (started.append(action), start())[1]
+    pipeline, started = pp.pipeline, []
+    for bucket in pp.replica.buckets:
+        start = bucket.plan.start
+        bucket.plan.start = lambda start=start: (started.append(pipeline.now), start())[1]
     pp.step(batches_of(2))
     order = [a for a in pipeline.schedule.orders[pipeline.comm.rank] if a.kind == "B"]
     last = {a.stage: a for a in order}

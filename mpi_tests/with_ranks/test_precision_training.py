@@ -65,7 +65,7 @@ def test_losses_follow_those_of_float32(comm, plain, precision):
     check_losses(training, plain)
     assert training.scale.state() == (1, 0) or precision.dtype == "float16"
     assert same_on_all(training.mesh.dp, training.weights())
-    assert same_on_all(training.mesh.dp, training.model.arena.flat_parameters)
+    assert same_on_all(training.mesh.dp, training.model.replica.arena.flat_parameters)
     training.free()
 
 

@@ -21,13 +21,11 @@ from parallelism.numerics.precision import Precision
 from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.stage import Batch, gpt2_layers
+from parallelism.pipeline.stage import Batch
 from parallelism.tensor.sharding_plan import parallelize
-from parallelism.zero.gradients import ShardedGradients
-from parallelism.zero.parameters import ShardedParameters
-from parallelism.zero.states import ShardedStates
+from parallelism.zero.sharded import Sharded
 from parallelism.zero.units import ShardGroups
-from training.gpt import gpt2_plan
+from training.gpt import gpt2_layers, gpt2_plan
 
 NUM_STEPS = 50 if IS_PROOF else 8
 SAMPLES = 24  # 1, 2, 3, 4 and 8 ranks can share them
@@ -111,19 +109,16 @@ class Run:
         if zero_stage == 0:
             arena = precision.arena(self.plain, comm)
             self.model = DataParallel(self.plain, comm, arena, SMALL_BUCKETS, **reduction)
-            self.masters = MasterWeights.of(self.plain, arena)
+            self.masters = self.model.replica.masters
             self.optimizer = make(self.masters.pieces.values())
             return
         ranks, self.counters = ShardGroups.of(comm, group), []
         if count:
             ranks, self.counters = counting(ranks)
-        reduction |= precision.arena_dtypes
-        if zero_stage == 3:
-            self.model = ShardedParameters(self.plain, ranks, make, layers, **reduction)
-        else:
-            kind = ShardedStates if zero_stage == 1 else ShardedGradients
-            self.model = kind(self.plain, ranks, make, bucket_mb=SMALL_BUCKETS, **reduction)
-        self.masters, self.whole, self.shard = self.model.masters, self.model.whole, ranks.shard
+        options = {"bucket_mb": SMALL_BUCKETS, **reduction, **precision.arena_dtypes}
+        self.model = Sharded(self.plain, ranks, make, zero_stage, layers, **options)
+        self.zero = self.model.replica
+        self.masters, self.whole, self.shard = self.zero.masters, self.zero.whole, ranks.shard
 
     def step(self, *inputs, clip=None, micro_batches=1, **options):
         """Returns the loss of the rank's samples."""
@@ -143,7 +138,7 @@ class Run:
 
     def update(self):
         if self.shard:
-            self.model.update()
+            self.zero.update()
         else:
             self.optimizer.step()
             self.masters.give_parameters()
@@ -251,12 +246,12 @@ def test_every_trained_element_has_one_owner(comm, zero_stage):
     run = Run(comm, zero_stage)
     owners = {name: np.zeros(p.numel()) for name, p in run.plain.named_parameters()}
     whole = run.parameters()
-    masters = run.model.masters
+    masters = run.zero.masters
     for name, piece in masters.pieces.items():
         owners[name][masters.spans[name]] += 1
         assert torch.equal(piece.flatten(), whole[name].flatten()[masters.spans[name]])
         assert piece.dim() == whole[name].dim()
-        assert set(run.model.optimizer.state[piece]) == set()
+        assert set(run.zero.optimizer.state[piece]) == set()
     for name, p in run.plain.named_parameters():
         assert np.all(comm.all_reduce(owners[name]) == p.requires_grad), name
 
@@ -267,10 +262,10 @@ def test_pieces_that_are_loaded_become_parameters(comm, zero_stage):
     run = Run(comm, zero_stage)
     run.train(1)
     with torch.no_grad():
-        for name, piece in run.model.masters.pieces.items():
-            span = run.model.masters.spans[name]
+        for name, piece in run.zero.masters.pieces.items():
+            span = run.zero.masters.spans[name]
             piece.copy_(torch.arange(span.start, span.stop).view_as(piece))
-    run.model.gather()
+    run.zero.gather()
     for name, value in run.parameters().items():
         if run.plain.get_parameter(name).requires_grad:
             assert value.flatten().tolist() == list(range(value.numel())), name
@@ -293,12 +288,12 @@ def test_gradients_are_never_held_whole(comm, zero_stage):
     for p in params:
         p.register_hook(lambda _: counts.append(sum(q.numel() for q in params if q.grad is not None)))
     run.train(2, micro_batches=2)
-    largest = max(sum(p.numel() for n, p in run.plain.named_parameters() if n in b.names) for b in run.model.buckets)
-    working = sum(len(array) for array, _ in run.model.gradients.working)
+    largest = max(sum(p.numel() for p in bucket.params) for bucket in run.zero.gradients.buckets)
+    working = sum(len(array) for array, _ in run.zero.gradients.working)
     whole = sum(p.numel() for p in params)
     assert max(counts) <= largest
     assert largest <= working < 0.8 * whole
-    assert len(run.model.arrays[1]) < whole / comm.size + 16 * len(params)
+    assert len(run.zero.arrays[1]) < whole / comm.size + 16 * len(params)
     assert all(p.grad is None for p in params)
 
 
@@ -309,11 +304,11 @@ def storage_bytes(module):
 @pytest.mark.sizes(1, 2)
 def test_parameters_are_there_when_they_are_used_and_only_then(comm):
     run = Run(comm, 3)
-    seen, coming = [], []
+    seen, coming, layers = [], [], [run.zero.layers[number] for number in range(len(LAYERS))]
 
     def look(*_):
         seen.append([i for i, block in enumerate(run.plain.blocks) if max(storage_bytes(block)) > 4])
-        coming.append([i for i, layer in enumerate(run.model.layers[1:]) if layer.slot.layer is layer])
+        coming.append([i for i, layer in enumerate(layers) if layer.slot.layer is layer])
 
     for block in run.plain.blocks:
         block.wide.register_forward_hook(look)
@@ -382,10 +377,11 @@ def test_split_layers_tied_and_recomputed(comm, zero_stage, recomputed):
     close(runs[1].parameters(), runs[0].parameters(), 1e-10)
 
 
-def piped(comm, mesh, make_optimizer, group="all"):
+def piped(comm, mesh, zero_stage, group="all"):
     model = GPT(GPT_CONFIG).double()
     schedule = registry.make("1f1b", 2, 2)
-    pp = PipelineParallel(model, gpt2_layers(model), schedule, mesh, make_optimizer=make_optimizer, zero_group=group)
+    sharing = {"make_optimizer": adamw, "zero_group": group, "zero_stage": zero_stage}
+    pp = PipelineParallel(model, gpt2_layers(model), schedule, mesh, **sharing)
     return model, pp
 
 
@@ -394,12 +390,12 @@ def piped(comm, mesh, make_optimizer, group="all"):
 def test_pipelines_share_states(comm, group):
     """The embedding and the head are tied, over two ranks of the pipeline."""
     mesh = Mesh(comm, pp=2)
-    plain_model, plain = piped(comm, mesh, None)
-    model, pp = piped(comm, mesh, adamw, group)
+    plain_model, plain = piped(comm, mesh, 0)
+    model, pp = piped(comm, mesh, 1, group)
     plain_optimizer = adamw(plain_model.parameters())
     plain_masters = MasterWeights(dict(plain_model.named_parameters()))
     tied, norms, want = [("transformer.wte.weight", "lm_head.weight")], [], []
-    clip = GradientClip(0.3, model, pp.zero.masters, mesh, tied, pp.zero.ranks.shard)
+    clip = GradientClip(0.3, model, pp.replica.masters, mesh, tied, pp.replica.ranks.shard)
     plain_clip = GradientClip(0.3, plain_model, plain_masters, mesh, tied)
     for seed in range(3):
         batches = [Batch(*pair) for pair in zip(*(x.chunk(2) for x in tokens(mesh.dp, seed)), strict=True)]
@@ -409,11 +405,11 @@ def test_pipelines_share_states(comm, group):
         plain_masters.take_gradients()
         want.append(plain_clip().item())
         plain_optimizer.step()
-        pp.zero.update()
+        pp.replica.update()
         plain.zero_grad()
         pp.zero_grad()
     np.testing.assert_allclose(norms, want, rtol=1e-10)
-    assert len(pp.zero.masters.pieces) <= len(list(model.parameters()))
+    assert len(pp.replica.masters.pieces) <= len(list(model.parameters()))
     close(model.state_dict(), plain_model.state_dict(), 1e-10)
 
 
@@ -429,7 +425,7 @@ def test_bytes_are_those_of_the_formulas(comm, zero_stage, precision, each):
     for counter in run.counters:
         counter.nbytes = 0
     run.step(*tokens(comm, 0))
-    measured = held(*run.model.arrays, run.model.optimizer, run.model.masters)
+    measured = held(*run.zero.arrays, run.zero.optimizer, run.zero.masters)
     for got, want in zip(measured, held_by_formula(zero_stage, num_params, comm.size, *each), strict=True):
         assert got == pytest.approx(want, rel=0.05)
     sent = comm.all_reduce(np.array([sum(counter.nbytes for counter in run.counters)]))[0] / comm.size
@@ -451,7 +447,7 @@ def test_layers_that_will_not_do_are_refused(comm, layers, words):
     model.nothing, model.second = nn.Tanh(), nn.Linear(6, 10)
     model.second.weight = model.enter.weight
     with pytest.raises(InputError, match=words):
-        ShardedParameters(model, ShardGroups.of(comm), adamw, layers)
+        Sharded(model, ShardGroups.of(comm), adamw, 3, layers)
 
 
 @pytest.mark.parametrize("group", [0, 3, "rack"])

@@ -19,16 +19,17 @@ from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.recomputation import recompute
+from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.schedule.search import search
-from parallelism.pipeline.stage import Batch, gpt2_layers
+from parallelism.pipeline.stage import Batch
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import memory, shares
 from parallelism.tensor.sharding_plan import parallelize
 from parallelism.zero.units import ShardGroups
-from training.gpt import gpt2_plan
+from training.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
 STEPS, COUNT, SAMPLES = 2, 4, 2  # micro-batches a rank computes, and samples of each
@@ -102,7 +103,7 @@ class Run:
             recompute(block, BatchPosition())
         given = self.model, gpt2_layers(self.model), schedule_of(schedule), mesh
         self.pp = PipelineParallel(*given, make_optimizer=make, zero_group=group, zero_stage=zero_stage)
-        self.zero = self.pp.zero
+        self.zero = self.pp.replica
 
     def batches(self, step):
         inputs, targets = (x.chunk(self.mesh.dp.size)[self.mesh.dp.rank] for x in tokens(step, self.num_samples))
@@ -151,7 +152,7 @@ def started(comm):
 
     yield start
     for run in runs:
-        run.pp.tied.free()
+        run.pp.free()
         run.mesh.free()
 
 
@@ -225,8 +226,8 @@ def test_a_rank_never_has_more_than_it_needs(started, schedule, zero_stage):
 
     for p in params:
         p.register_hook(look)
-    appeared = run.zero.appeared
-    run.zero.appeared = lambda weight: (appeared(weight), look())
+    ready = run.zero.gradient_ready
+    run.zero.gradient_ready = lambda *event: (ready(*event), look())
     run.train()
     norms = 4 * 4 * CONFIG.n_embd
     assert layer / 2 < max(gradients) <= layer + rest + norms < 0.6 * whole
@@ -295,7 +296,7 @@ def test_the_planner_counts_what_a_rank_holds(started, schedule, zero_stage):
     counted = memory(job, layout, shares(job, layout), owners=2)
     working = sum(tensor.nbytes for _, tensor in run.zero.gradients.working)
     if zero_stage == 3:
-        slots = {layer.slot for layer in (run.zero.shared, *run.zero.layers.values())}
+        slots = {layer.slot for layer in run.zero.layers.values()}
         working += sum(slot.tensor.nbytes for slot in slots)
     held = np.array([array.nbytes for array in run.zero.arrays] + [working], float)
     held = run.mesh.comm.all_reduce(held, op="max")
@@ -336,7 +337,7 @@ def test_a_checkpoint_goes_on_in_another_layout(comm, started):
 def test_the_next_layer_is_on_its_way(started, schedule):
     """In an action, and from one to the next, unless it goes where the one that computes is; so in weights' parts."""
     run = started(3, schedule)
-    layers, seen = run.zero.layers, []
+    layers, seen = {number: layer for number, layer in run.zero.layers.items() if number != SHARED}, []
 
     def watched(number, layer, gather):
         def gathered():

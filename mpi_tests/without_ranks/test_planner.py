@@ -28,7 +28,7 @@ from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import FORWARD, count_peaks
 from parallelism.pipeline.schedule.price import Costs, price
-from parallelism.pipeline.stage import cut, gpt2_layers
+from parallelism.pipeline.stage import cut
 from parallelism.placement import Shard
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best
 from parallelism.planner.__main__ import __doc__ as described
@@ -47,7 +47,7 @@ from parallelism.sequence.sequence_parallel import DroppingAttention
 from parallelism.tensor.sharding_plan import matching
 from training.checks import check
 from training.config import Config
-from training.gpt import gpt2_plan
+from training.gpt import gpt2_layers, gpt2_plan
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
 LARGE = GPTConfig(vocab_size=50304, block_size=2048, n_layer=32, n_head=32, n_embd=4096)

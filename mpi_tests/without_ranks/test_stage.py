@@ -25,7 +25,8 @@ from mpi_tests.helpers.played import (
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.stage import Batch, cut, gpt2_layers, loss_weights
+from parallelism.pipeline.stage import Batch, cut, loss_weights
+from training.gpt import gpt2_layers
 
 each_schedule = pytest.mark.parametrize("name", registry.names())
 

@@ -7,7 +7,7 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241, s
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -23,18 +23,25 @@ from parallelism.buffers.arena import gradient_of
 class WeightGradients:
     """Gradients of linear layers' weights and biases that are put off, or with `at_once` computed when they come.
 
-    Of each product the layer's input and the gradient of its output are kept, and nothing else.  Once a weight's
-    gradient is computed, `appeared(weight)` is called.
+    Of each product the layer's input and the gradient of its output are kept, and nothing else.  Once all that was put
+    off of a parameter's gradient is computed, `appeared(parameter)` is called.
     """
 
-    def __init__(self, appeared: Callable[[Tensor], None] = lambda weight: None) -> None:
+    def __init__(self, appeared: Callable[[Tensor], None] = lambda parameter: None) -> None:
         self.at_once, self.appeared = False, appeared
         self._waiting: deque[tuple[Tensor, Tensor | None, Tensor, Tensor]] = deque()
+        self._products: Counter[Tensor] = Counter()  # that are put off, by parameter
 
     def put_off(self, weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor) -> None:
         self._waiting.append((weight, bias, x.detach(), gradient))  # x itself would keep the graph it comes from
         if self.at_once:
-            self.add()
+            self.add()  # autograd calls the parameters' hooks after
+        else:
+            self._products.update([weight] if bias is None else [weight, bias])
+
+    def puts_off(self, parameter: Tensor) -> bool:
+        """Whether some of a parameter's gradient is still to be computed."""
+        return self._products[parameter] > 0
 
     @torch.no_grad()
     def add(self) -> None:
@@ -46,11 +53,16 @@ class WeightGradients:
             weight, bias, x, gradient = self._waiting.popleft()
             x, gradient = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, gradient))  # (tokens, width)
             add_product(weight, gradient.t(), x)
-            tell_added(weight)
+            self._tell(weight)
             if bias is not None:
                 accumulate(bias, gradient.sum(0))
-                tell_added(bias)
-            self.appeared(weight)
+                self._tell(bias)
+
+    def _tell(self, parameter: Tensor) -> None:
+        tell_added(parameter)
+        self._products[parameter] -= 1
+        if self._products[parameter] == 0:
+            self.appeared(parameter)
 
 
 def when_added(parameter: Tensor, hook: Callable[[Tensor], None]) -> None:

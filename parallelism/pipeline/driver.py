@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each rank runs a schedule's actions on its stages of a model.
+"""The driver: each rank runs a schedule's actions on its stages of a model, be it one stage on one rank.
 
 Sources: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019, section 2;
 Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021, section 2.2.
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
 from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
 from parallelism.pipeline.schedule.price import Span
@@ -40,6 +41,8 @@ class Passes(Protocol):
 
     def backward_weights(self, micro_batch: int) -> None: ...
 
+    def puts_off(self, micro_batch: int, parameter: Tensor) -> bool: ...
+
 
 class Form(NamedTuple):
     """Of the activations between two stages."""
@@ -56,8 +59,9 @@ class Pipeline:
 
     `stages` are this rank's, by number, as `schedule` has them.  Messages between stages are sent straight from the
     memory of the activations and received into new ones, and are under way while the ranks compute.
-    `before(action, following)` is called before each action, and `after(action)` after it, as to start an all-reduce of
-    a stage's gradients; `following` is the rank's next action, or None.
+    `listener` hears the events of each step.  Whoever knows when a layer computes, and when autograd has added to a
+    parameter's gradient, calls `parameters_needed` and `gradient_appeared`.  Micro-batches have numbers within the
+    global batch, of which this rank's begin with `first_micro_batch`.
 
     `busy_s` is the time that this rank's actions have taken, and `span_s` that of its steps, in seconds, added up.
     With `spans` set to a list, each action and each wait is added to it.
@@ -69,11 +73,12 @@ class Pipeline:
         schedule: Schedule,
         comm: Communicator,
         device: str = "cpu",
-        before: Callable[[Action, Action | None], None] = lambda action, following: None,
-        after: Callable[[Action], None] = lambda action: None,
+        listener: Listener | None = None,
+        first_micro_batch: int = 0,
     ):
         self.stages, self.schedule, self.comm, self.device = stages, schedule, comm, device
-        self.before, self.after = before, after
+        self.listener, self.first_micro_batch = listener or Listener(), first_micro_batch
+        self.now: Action | None = None  # what this rank does
         with comm.agreed("Pipeline"):
             check_home(stages, schedule, comm)
         self.forms: dict[Any, dict[int, Form]] = {}  # of the input of each stage here, and of its output, by batch
@@ -97,10 +102,33 @@ class Pipeline:
         busy_s, span_s = self.busy_s, self.span_s
         loss = Pass(self, self.schedule, batches, weights or [1 / len(batches)] * len(batches)).run()
         self.last = self.busy_s - busy_s, self.span_s - span_s
+        self.listener.step_done()
         return loss
 
-    def bubble(self) -> float:
-        """What part of the last step, 0 to 1, its ranks have not computed.  Collective."""
+    @property
+    def exposed_s(self) -> float:
+        """The time that steps have waited for other ranks, in seconds, added up."""
+        return self.listener.exposed_s + self.span_s - self.busy_s
+
+    def parameters_needed(self, layer: int) -> None:
+        """Say that a layer is about to compute, forward or backward."""
+        self.listener.parameters_needed(layer)
+
+    def gradient_appeared(self, parameter: Tensor) -> None:
+        """Say that autograd has been through a parameter: its gradient is ready unless some of it is put off."""
+        assert self.now
+        stage, _, micro_batch = self.now
+        if not self.stages[stage].puts_off(micro_batch, parameter):
+            self.gradient_ready(parameter)
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        assert self.now
+        self.listener.gradient_ready(parameter, self.first_micro_batch + self.now.micro_batch)
+
+    def bubble(self) -> float | None:
+        """What part of the last step, 0 to 1, its ranks have not computed; None of one rank.  Collective."""
+        if self.comm.size == 1:
+            return None
         busy_s, span_s = self.last
         busy = self.comm.all_reduce(np.array([busy_s]), op="avg")[0]
         return float(1 - busy / self.comm.all_reduce(np.array([span_s]), op="max")[0])
@@ -113,7 +141,12 @@ class Pipeline:
         return [float(loss) for loss in run.losses]
 
     def form(self, batch: Any) -> dict[int, Form]:
-        """Of what each of this rank's stages is given, and gives to the next: learnt once for each shape of batch."""
+        """Of what each of this rank's stages is given, and gives to the next: learnt once for each shape of batch.
+
+        One rank sends nothing, and need not know.
+        """
+        if self.comm.size == 1:
+            return {}
         key = tuple(part.shape for part in batch if part is not None)
         if key not in self.forms:
             self.forms[key] = self._learn(batch)
@@ -191,9 +224,10 @@ class Pass:
         return (2 * message.stage + message.is_gradient) * len(self.batches) + message.micro_batch
 
     def act(self, action: Action, following: Action | None) -> None:
-        self.pipeline.before(action, following)
+        self.pipeline.now = action
+        self.pipeline.listener.before(action, following)
         self.compute(action)
-        self.pipeline.after(action)
+        self.pipeline.listener.after(action)
 
     def compute(self, action: Action) -> None:
         stage, kind, micro_batch = action

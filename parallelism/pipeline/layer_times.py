@@ -38,7 +38,7 @@ def measure(
 
     >>> from models.gpt import GPT, GPTConfig
     >>> from parallelism.pipeline.balance import balance
-    >>> from parallelism.pipeline.stage import gpt2_layers
+    >>> from training.gpt import gpt2_layers
     >>> gpt, tokens = GPT(GPTConfig(n_layer=5)), torch.zeros(2, 8, dtype=torch.int64)
     >>> costs = [sum(times) for times in measure(gpt, gpt2_layers(gpt), Batch(tokens, targets=tokens))]
     >>> sum(len(part) for part in balance(costs, num_stages=2))

@@ -10,13 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from models.flops import block_flops, head_flops
-from models.gpt import GPT
 from parallelism.buffers.transfer import to_device
 from parallelism.pipeline.deferred import WeightGradients, deferring
-
-EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
-HEAD = ("transformer.ln_f", "lm_head", "loss")
 
 
 class Batch(NamedTuple):
@@ -54,33 +49,6 @@ def joined(first: Layer, second: Layer) -> Layer:
     )
 
 
-def gpt2_layers(model: GPT) -> list[Layer]:
-    """One for each block of a GPT, plain or divided, the first with the embeddings, and one of the head and the loss.
-
-    Costs are counted: floating-point operations of one token's forward pass.
-    """
-    config = model.config
-
-    def embed(x: Tensor | None, batch: Batch) -> Tensor:
-        return model.transformer.embed(batch.tokens, batch.positions)
-
-    def block(number: int) -> Layer:
-        name = f"transformer.h.{number}"
-        return Layer(
-            f"block {number}",
-            (name,),
-            lambda x, batch: model.get_submodule(name)(x, batch.documents),
-            block_flops(config),
-        )
-
-    def head(x: Tensor | None, batch: Batch) -> Tensor:
-        return model.loss(model.lm_head(model.transformer.ln_f(x)), batch.targets)
-
-    layers = [block(number) for number in range(config.n_layer)]
-    layers[0] = joined(Layer("embedding", EMBEDDING, embed, 0), layers[0])
-    return [*layers, Layer("head", HEAD, head, head_flops(config))]
-
-
 class Absent(nn.Module):
     """Takes the place of a module that another stage has."""
 
@@ -108,7 +76,7 @@ def cut(
 
     Parameters keep their names.  A parameter that modules share stays one where all of them are here.  `prepare` is
     called before each forward pass.  With `splits`, backward passes may be done in two parts; `appeared` is called with
-    each weight whose gradient may be put off, once it is computed.
+    each parameter whose gradient was put off, once it is computed.
     """
     kept = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
     for name in (name for layer in layers for name in layer.modules if name not in kept):
@@ -147,6 +115,11 @@ class Stage:
     ):
         self.layer, self.prepare, self.splits, self.appeared = layer, prepare, splits, appeared
         self._alive: dict[int, SavedForBackward] = {}
+
+    def puts_off(self, micro_batch: int, parameter: Tensor) -> bool:
+        """Whether some of a parameter's gradient is left to `backward_weights`."""
+        kept = self._alive.get(micro_batch)
+        return kept is not None and kept.later is not None and kept.later.puts_off(parameter)
 
     @property
     def num_alive(self) -> int:

@@ -1,5 +1,8 @@
 """ZeRO, stage 2: ranks share the gradients, too, which none of them ever has as a whole.
 
+Gradients go to their owners in each micro-batch's backward pass, or in the part of it that is for weights, and add up
+there.  With Psi bytes of parameters and m micro-batches, a rank sends m Psi of gradients in a step; with stage 1, Psi.
+
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
 arXiv 1910.02054, sections 5.2 and 7.2.1.
 """
@@ -15,32 +18,84 @@ from torch import Tensor, nn
 
 from parallelism.buffers.arena import Arena, allocate, one_dtype
 from parallelism.buffers.releasable import ReleasableBuffer
-from parallelism.data.data_parallel import Bucket
-from parallelism.zero.states import MakeOptimizer, Zero, gather_in_place, masters_in, units_of
+from parallelism.data import summation
+from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets, num_bytes
+from parallelism.data.replica import MakeOptimizer, Replica
+from parallelism.pipeline.events import SHARED
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
+from parallelism.zero.states import gather_in_place, masters_in
 from parallelism.zero.units import FlatParam, ShardGroups, offsets
 
 if TYPE_CHECKING:
     from collectives import Plan
+    from parallelism.pipeline.local_parameters import LocalParameters
 
 
 WaitTimer = Callable[[], AbstractContextManager]
 
 
-class ShardedGradients(Zero):
+class ReducedGradients(Replica):
+    """Replica whose gradients are reduced to their owners in each backward pass.
+
+    A stage's buckets start in their order, each once all its gradients of the micro-batch are ready.  What several
+    layers share comes last, once in each of their stages.  Gradients that come before those of an earlier bucket wait.
+    """
+
+    every_micro_batch = True
+    gradients: GradientShard
+
+    def reduce_units(
+        self, units: Sequence[FlatParam], device: str, dtype: torch.dtype, reduction: Mapping[str, Any]
+    ) -> None:
+        """Reduce the gradients of units, in their order, in `dtype`.  Collective."""
+        own, rank = self.own, self.ranks.shard.rank
+        self.gradients = GradientShard(self.params, units, self.ranks, device, dtype, self.waiting, **reduction)
+        self.across = self.gradients.across
+        places = offsets(unit.counts[rank] for unit in units)
+        chunks = {name: place for unit, place in zip(units, places, strict=True) for name in unit.slices}
+        own.tied.bind(self.gradients.array, chunks)
+        ordered = sorted(self.gradients.buckets, key=lambda bucket: own.home(bucket.params[0]) == SHARED)
+        users = {bucket: own.users(set().union(*map(own.layers, bucket.params))) for bucket in ordered}
+        self._buckets = {stage: [bucket for bucket in ordered if stage in users[bucket]] for stage in own.stages}
+        self._queues: dict[tuple[int, int], BucketQueue] = {}  # by stage and micro-batch
+
+    def before(self, action: Action, following: Action | None) -> None:
+        stage, kind, micro_batch = action
+        if kind != FORWARD and (stage, micro_batch) not in self._queues:
+            number = self.own.first_micro_batch + micro_batch
+            self._queues[stage, micro_batch] = BucketQueue(self._buckets[stage], number)
+        self._queue = self._queues.get((stage, micro_batch))
+
+    def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
+        for bucket in self.gradients.buckets:
+            bucket.advance()
+        assert self._queue
+        self._queue.ready(parameter)
+
+    def after(self, action: Action) -> None:
+        if action.kind in (BACKWARD, WEIGHTS):
+            self._queues.pop((action.stage, action.micro_batch)).flush()
+
+    def finish_reducing(self) -> None:
+        for bucket in self.gradients.buckets:
+            bucket.wait()
+
+    def zero_grad(self) -> None:
+        """Clear the pieces' gradients, in place."""
+        self.gradients.clear()
+
+
+class ShardedGradients(ReducedGradients):
     """Stage 2: each rank has all parameters, and gradients and the optimizer's states of its pieces.
 
-    A parameter's gradient goes to a working buffer, of which there are two, once those of its bucket are there; from
-    there the sums go to their owners.  As whole gradients are never kept, those of each micro-batch are reduced, under
-    `no_sync()` too; ranks that own the same add up theirs in the end.
-
-    Buckets go in their order: gradients that come before those of an earlier bucket wait.
+    Buckets are of about `bucket_mb` MiB, in a pipeline of a layer each.
     """
 
     zero_stage = 2
 
     def __init__(
         self,
-        module: nn.Module,
+        own: LocalParameters,
         ranks: ShardGroups,
         make_optimizer: MakeOptimizer,
         device: str = "cpu",
@@ -49,32 +104,37 @@ class ShardedGradients(Zero):
         grad_dtype: torch.dtype | None = None,
         **reduction: Any,
     ):
-        super().__init__(module, ranks)
-        self.arena = Arena(module, ranks.every, device, gradients=False, dtype=dtype)
+        bucket_bytes = num_bytes(bucket_mb)
+        super().__init__(own, ranks)
+        self.arena = Arena(own.model, ranks.every, device, gradients=False, dtype=dtype)
         self.arena.broadcast(ranks.every)
-        grad_dtype = grad_dtype or one_dtype(module.parameters())
-        units = units_of(self.arena, module, ranks, bucket_mb)
+        grad_dtype = grad_dtype or one_dtype(self.params.values())
+        units = self._units(bucket_bytes)
+        self.reduce_units(units, device, grad_dtype, reduction)
         self.gathering = gather_in_place(self.arena, units, ranks)
-        self.gradients = GradientShard(self.params, units, ranks, device, grad_dtype, self.waiting, **reduction)
         self.arrays = self.arena.parameters, self.gradients.array
-        self.across = self.gradients.across
-        self.masters = masters_in(self.arena, module, units, ranks.shard.rank, self.gradients.own)
+        self.masters = masters_in(self.arena, own, units, ranks.shard.rank, self.gradients.own)
         self.optimizer = make_optimizer(list(self.masters.pieces.values()))
-        self.attend(self.gradients.buckets)
 
-    @property
-    def reduces(self) -> bool:
-        return True
-
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clear the pieces' gradients, in place."""
-        self.gradients.clear()
+    def _units(self, bucket_bytes: int) -> list[FlatParam]:
+        """From the arena's end to its start: gradients appear in that order."""
+        own, slices = self.own, self.arena.slices
+        names = own.trained(slices)
+        if own.is_cut:
+            trained = {name: slices[name] for name in names}
+            parts = own.runs(trained, lambda name: own.home(own.params[name]))[::-1]
+        else:
+            buckets = cut_buckets(self.arena, names, bucket_bytes)
+            parts = [{name: slices[name] for name in inside} for _, inside in buckets]
+        return [FlatParam.of(part, self.arena.line, self.ranks.shard.size) for part in parts]
 
 
 class GradientShard:
     """A rank's gradients, as long as its chunks of `units`, and the buckets through which they come.
 
-    They are reduced and kept in `dtype`.  Collective.
+    They are reduced and kept in `dtype`.  A gradient goes to a working buffer, of which there are two, once those of
+    its bucket are ready; from there the sums go to their owners.  Ranks that own the same add up theirs in the end.
+    Collective.
     """
 
     def __init__(
@@ -104,7 +164,7 @@ class GradientShard:
             plan = ranks.shard.plan("reduce_scatter", array[: sum(unit.counts)], out=out, counts=unit.counts, **asked)
             homes = {params[name]: tensor[unit.relative(place)] for name, place in unit.slices.items()}
             mine = tensor[unit.relative(unit.chunks[rank])], own
-            self.buckets.append(ReduceBucket(plan, set(unit.slices), homes, mine, users[index % 2], waiting))
+            self.buckets.append(ReduceBucket(plan, homes, mine, users[index % 2], waiting))
 
 
 class ReduceBucket(Bucket):
@@ -117,18 +177,18 @@ class ReduceBucket(Bucket):
     def __init__(
         self,
         plan: Plan,
-        names: set[str],
         homes: Mapping[nn.Parameter, Tensor],
         mine: tuple[Tensor, Tensor],
         users: list[ReduceBucket],
         waiting: WaitTimer,
     ):
-        super().__init__(plan, names)
+        super().__init__(plan, homes)
         self.homes, self.mine, self.users, self.waiting = homes, mine, users, waiting
-        self.under_way = False
+        self.is_under_way = False
+        self.micro_batch: int | None = None
 
     @torch.no_grad()
-    def start(self) -> None:
+    def start(self, micro_batch: int | None = None) -> None:
         with self.waiting():
             for user in self.users:
                 user.wait()
@@ -140,12 +200,15 @@ class ReduceBucket(Bucket):
                 home.copy_(param.grad.reshape(-1))
                 param.grad = None
         self.plan.start()
-        self.under_way = True
+        self.is_under_way, self.micro_batch = True, micro_batch
 
-    @torch.no_grad()
+    def advance(self) -> None:
+        if self.is_under_way:
+            self.plan.advance()
+
     def wait(self) -> None:
-        if self.under_way:
+        if self.is_under_way:
             self.plan.wait()
             chunk, own = self.mine
-            own.add_(chunk)
-            self.under_way = False
+            summation.add(own, chunk, self.micro_batch)
+            self.is_under_way = False

@@ -1,5 +1,8 @@
 """ZeRO, stage 3: ranks share the parameters, too, and gather a layer's when they need it.
 
+With Psi bytes of parameters and m micro-batches, a rank sends up to 2 m Psi of parameters in a step, beside m Psi of
+gradients; with stage 1 or 2, it sends Psi.
+
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
 arXiv 1910.02054, sections 5.3 and 7.2.2; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
 Parallel", 2023, arXiv 2304.11277, section 3 (units, prefetching).
@@ -11,151 +14,135 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from parallelism.buffers.arena import allocate, lay_out, line_length, one_dtype
-from parallelism.zero.gradients import GradientShard
-from parallelism.zero.states import MakeOptimizer, Zero
+from parallelism.data.replica import MakeOptimizer
+from parallelism.pipeline.events import SHARED
+from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action
+from parallelism.zero.gradients import ReducedGradients
 from parallelism.zero.units import FlatParam, ShardGroups, masters_of, offsets, pieces
 
 if TYPE_CHECKING:
     from collectives import Plan
+    from parallelism.pipeline.local_parameters import LocalParameters
 
 Params = Mapping[str, nn.Parameter]
 New = Callable[[int], tuple[Any, Tensor]]  # a flat array, and torch's view of it
 
 
-class ShardedParameters(Zero):
+class ShardedParameters(ReducedGradients):
     """Stage 3: each rank has of parameters, gradients and the optimizer's states what belongs to its pieces.
 
-    `layers` are the names of modules, in the order in which they run.  A layer's parameters are gathered before its
-    forward pass, and again before its backward pass, while the layer before it computes; in between each is a NaN of
-    the same shape.  What is in no layer stays from the beginning of the forward pass to the end of the backward pass.
-    Gradients go as in stage 2, a layer's at a time.
-
-    Layers give tensors, alone or in tuples, lists or dicts, and all their gradients come through these.
-
-    Raises: InputError for a layer that isn't there, that has no parameters, or that shares some with another.
+    A layer's parameters stay until another's come to the same working memory, of which there is enough for two layers,
+    by turns; while one computes, the next comes, be it that of the action which follows.  What layers share, and what
+    is in none, stays from its first use in a step to its end.  Else each parameter is a NaN of the same shape.
     """
 
     zero_stage = 3
 
     def __init__(
         self,
-        module: nn.Module,
+        own: LocalParameters,
         ranks: ShardGroups,
         make_optimizer: MakeOptimizer,
-        layers: Sequence[str],
         device: str = "cpu",
+        bucket_mb: float = 4.0,
         dtype: torch.dtype | None = None,
         grad_dtype: torch.dtype | None = None,
         **reduction: Any,
     ):
-        with ranks.every.agreed("ShardedParameters"):
-            owned = divided(module, layers)
-            dtype = dtype or one_dtype(module.parameters())
-        super().__init__(module, ranks)
+        super().__init__(own, ranks)
+        dtype = dtype or one_dtype(self.params.values())
         for param in self.params.values():
             ranks.every.broadcast(param.data, root=0)
         originals = {name: param.data for name, param in self.params.items()}
+        homes = [SHARED, *sorted(chain(*own.stages.values()))]
+        params = [{name: p for name, p in self.params.items() if own.home(p) == home} for home in homes]
         new = partial(allocate, ranks.every, dtype=dtype, device=device)
-        units = [units_of(params, line_length(dtype), ranks.shard.size) for params in owned]
+        units = [self._units(of_layer, line_length(dtype)) for of_layer in params]
         array, parts = own_chunks(units, ranks.shard.rank, new)
-        self.slots = make_slots(units, new)
-        self.layers = [GatheredLayer(parts[i], params, self.slots[slot_of(i)], ranks) for i, params in enumerate(owned)]
-        self._share_gradients(parts, originals, device, grad_dtype or dtype, reduction)
-        self.arrays = array, self.gradients.array
-        self.optimizer = make_optimizer(list(self.masters.pieces.values()))
-        for index, name in enumerate(["", *layers]):
-            module.get_submodule(name).register_forward_pre_hook(partial(self._before_forward, index))
-            module.get_submodule(name).register_forward_hook(partial(self._after_forward, index))
-
-    def _share_gradients(
-        self,
-        parts: list[list[FlatParamShard]],
-        originals: Mapping[str, Tensor],
-        device: str,
-        dtype: torch.dtype,
-        reduction: dict[str, Any],
-    ) -> None:
-        """From the last layer's to the first's, as they appear."""
-        trained = [part for of_layer in parts[::-1] for part in of_layer if self._is_trained(part.unit)]
-        units = [part.unit for part in trained]
-        self.gradients = GradientShard(self.params, units, self.ranks, device, dtype, self.waiting, **reduction)
-        self.across = self.gradients.across
+        slots = make_slots(units, new)
+        gathered = [GatheredLayer(parts[i], params[i], slots[slot_of(i)], ranks) for i in range(len(homes))]
+        self.layers = dict(zip(homes, gathered, strict=True))
+        trained = [part for of_layer in parts[::-1] for part in of_layer if own.trained(part.unit.slices)]
+        self.reduce_units([part.unit for part in trained], device, grad_dtype or dtype, reduction)
         owned = [
-            pieces(part.unit, self.ranks.shard.rank, self.params, part.weights, gradient)
+            pieces(part.unit, ranks.shard.rank, self.params, part.weights, gradient)
             for part, gradient in zip(trained, self.gradients.own, strict=True)
         ]
         self.masters = masters_of(owned, originals)
-        self.attend(self.gradients.buckets)
+        self.arrays = array, self.gradients.array
+        self.optimizer = make_optimizer(list(self.masters.pieces.values()))
+        self._path: list[int] = []  # the layers that are used in this action, and the next one then
 
-    def _is_trained(self, unit: FlatParam) -> bool:
-        return self.params[next(iter(unit.slices))].requires_grad
+    def _units(self, params: Mapping[str, nn.Parameter], line: int) -> list[FlatParam]:
+        """In a layer's slot: what is trained, and what is frozen, of which there are no gradients."""
+        slices, _ = lay_out(params, line)
+        return [FlatParam.of(part, line, self.ranks.shard.size) for part in self.own.runs(slices, lambda name: None)]
 
-    @property
-    def reduces(self) -> bool:
-        return True
+    def before(self, action: Action, following: Action | None) -> None:
+        super().before(action, following)
+        coming = self._used(following)[:1] if following else []
+        self._path = self._used(action) + coming
+        if action.kind == WEIGHTS:
+            self._fetch(coming)
+        else:
+            self._open(SHARED)
 
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clear the pieces' gradients, in place."""
-        self.gradients.clear()
+    def _used(self, action: Action) -> list[int]:
+        """The layers whose parameters an action needs, in its order: the part for the weights needs none."""
+        part = self.own.stages[action.stage]
+        return [] if action.kind == WEIGHTS else [*part] if action.kind == FORWARD else [*reversed(part)]
+
+    def after(self, action: Action) -> None:
+        super().after(action)
+        self._path = []
+
+    def parameters_needed(self, layer: int) -> None:
+        """Give a layer its parameters, and let the next ones come; outside of actions shapes alone count."""
+        if layer in self._path:
+            self._open(layer)
+            coming = self._path[self._path.index(layer) + 1 :][:1]
+            self._fetch(other for other in coming if self.layers[other].slot is not self.layers[layer].slot)
+
+    def _open(self, layer: int) -> None:
+        with self.waiting():
+            self.layers[layer].gather()
+
+    def _fetch(self, layers: Iterable[int]) -> None:
+        for layer in layers:
+            self.layers[layer].fetch()
+
+    def parameters_done(self, layer: int) -> None:
+        self.layers[layer].release()
+
+    def step_done(self) -> None:
+        super().step_done()
+        self._forget()
 
     def gather(self) -> None:
         """Make this rank's shards what its pieces are: the next pass gathers anew.  Collective."""
-        self.masters.give_parameters()
+        super().gather()
         self._forget()
 
     def _forget(self) -> None:
         """Let go what is gathered."""
-        for layer in self.layers:
+        for layer in self.layers.values():
             layer.release()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Where the module has all its parameters, to be read: not to compute with them.  Collective."""
-        copy_out(self.layers)
+        copy_out(self.layers.values())
         try:
             yield
         finally:
             self._forget()
-
-    def _before_forward(self, index: int, module: nn.Module, args: Any) -> None:
-        self._open(index)
-        if not self._in_backward:  # where a layer is computed again
-            self._fetch(index + 1)
-
-    def _after_forward(self, index: int, module: nn.Module, args: Any, output: Any) -> None:
-        if self._in_backward:
-            return
-        for tensor in tensors(output):
-            if tensor.requires_grad:
-                tensor.register_hook(partial(self._before_backward, index))
-        if index or not torch.is_grad_enabled():
-            self.layers[index].release()
-
-    def _before_backward(self, index: int, gradient: Tensor) -> None:
-        self._begin_backward()
-        for layer in self.layers[1:]:
-            if layer is not self.layers[index] and layer.here:
-                layer.release()  # its own backward pass is over
-        self._open(index)
-        self._fetch(index - 1 if index else len(self.layers) - 1)
-
-    def _end_backward(self) -> None:
-        super()._end_backward()
-        self._forget()
-
-    def _open(self, index: int) -> None:
-        with self.waiting():
-            self.layers[index].gather()
-
-    def _fetch(self, index: int) -> None:
-        if index < len(self.layers):
-            self.layers[index].fetch()
 
 
 class FlatParamShard(NamedTuple):
@@ -236,36 +223,6 @@ def copy_out(layers: Iterable[GatheredLayer]) -> None:
             param.data = copy
 
 
-def divided(module: nn.Module, layers: Sequence[str]) -> list[dict[str, nn.Parameter]]:
-    """The parameters in no layer, and those of each, by their names in the module.
-
-    Raises: ValueError for layers that will not do.
-    """
-    known = [name for name, _ in module.named_modules() if name]
-    if missing := [layer for layer in layers if layer not in known]:
-        raise ValueError(f"layer {missing[0]!r} is no module of the model: it has {', '.join(known)}")
-    owners: dict[nn.Parameter, str] = {}
-    for name, param in module.named_parameters(remove_duplicate=False):
-        inside = [layer for layer in layers if name.startswith(f"{layer}.")]
-        for owner in inside or [""]:
-            if owners.setdefault(param, owner) != owner:
-                rivals = " and ".join(f"layer {rival!r}" if rival else "no layer" for rival in (owners[param], owner))
-                raise ValueError(f"{name} is in {rivals}: leave what they share to the whole model, or name one layer")
-    parts: dict[str, dict[str, nn.Parameter]] = {"": {}, **{layer: {} for layer in layers}}
-    for name, param in module.named_parameters():
-        parts[owners[param]][name] = param
-    if empty := [layer for layer in layers if not parts[layer]]:
-        raise ValueError(f"layer {empty[0]!r} has no parameters: leave it out")
-    return list(parts.values())
-
-
-def units_of(params: Params, line: int, size: int) -> list[FlatParam]:
-    """In a layer's slot: what is trained, and what is frozen, of which there are no gradients."""
-    slices, _ = lay_out(params, line)
-    groups = [[name for name in slices if params[name].requires_grad == trained] for trained in (True, False)]
-    return [FlatParam.of({name: slices[name] for name in group}, line, size) for group in groups if group]
-
-
 def own_chunks(units: Sequence[Sequence[FlatParam]], rank: int, new: New) -> tuple[Any, list[list[FlatParamShard]]]:
     """An array of a rank's chunks, one after the other, and the parts of each layer.  Collective."""
     counts = [unit.counts[rank] for of_layer in units for unit in of_layer]
@@ -287,14 +244,3 @@ def make_slots(units: Sequence[Sequence[FlatParam]], new: New) -> list[GatherBuf
         slot = slot_of(index)
         lengths[slot] = max(lengths[slot], *(unit.place.stop for unit in parts), 0)
     return [GatherBuffer(*new(count)) for count in lengths]
-
-
-def tensors(output: Any) -> Iterator[Tensor]:
-    """Those of what a module gives."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        yield from tensors(list(output.values()))
-    elif isinstance(output, list | tuple):
-        for part in output:
-            yield from tensors(part)

@@ -1,0 +1,45 @@
+"""Layouts whose sums are taken in one order train the same weights, bit for bit: losses and weights after 10 steps."""
+
+from functools import cache
+
+import pytest
+
+from mpi_tests.helpers.trained import check_bits, on, on_first
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.schedule.actions import WEIGHTS
+
+STEPS = {"max_iters": 10, "eval_interval": 10, "grad_clip": 0.0, "n_layer": 4}
+MICRO_BATCHES = {"num_micro_batches": 6, "micro_batch_size": 4}
+WHOLE_BACKWARD = [
+    name
+    for name in registry.names()
+    if all(action.kind != WEIGHTS for order in registry.make(name, 2, 6).orders for action in order)
+]
+
+accumulated = cache(lambda comm: on_first(comm, **STEPS, **MICRO_BATCHES))
+replicated = cache(lambda comm: on(comm, **STEPS))
+
+
+def check(outcome, expected):
+    assert outcome.losses == pytest.approx(expected.losses, rel=1e-12)  # a mean, whose own sums are in another order
+    check_bits(outcome.weights, expected.weights)
+
+
+@pytest.mark.parametrize("name", WHOLE_BACKWARD)
+@pytest.mark.sizes(2)
+def test_pipelines_beside_accumulation(comm, name):
+    """The embedding and the head, which are tied, are on two ranks, or on one that accumulates."""
+    check(on(comm, pp=2, schedule=name, **STEPS, **MICRO_BATCHES), accumulated(comm))
+
+
+@pytest.mark.parametrize("name", WHOLE_BACKWARD)
+@pytest.mark.sizes(1)
+def test_schedules_of_one_rank_beside_accumulation(comm, name):
+    """One stage, or the embedding's and the head's beside each other."""
+    check(on(comm, schedule=name, **STEPS, **MICRO_BATCHES), accumulated(comm))
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.sizes(4)
+def test_zero_beside_data_parallelism(comm, zero_stage):
+    check(on(comm, zero_stage=zero_stage, **STEPS), replicated(comm))

@@ -1,0 +1,89 @@
+"""Buckets: gradients that are reduced together, while the backward pass goes on."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collectives import Plan
+    from parallelism.buffers.arena import Arena
+
+
+class Bucket:
+    """Parameters whose gradients are reduced together."""
+
+    def __init__(self, plan: Plan, params: Iterable[Tensor]):
+        self.plan, self.params = plan, tuple(params)
+
+    def start(self, micro_batch: int | None = None) -> None:
+        """Reduce the gradients of a micro-batch, numbered within the global batch, or of all that are added up."""
+        self.plan.start()
+
+    def advance(self) -> None:
+        self.plan.advance()
+
+    def wait(self) -> None:
+        self.plan.wait()
+
+
+class BucketQueue:
+    """Buckets that start in their order, the same on all ranks, each once all its gradients are ready."""
+
+    def __init__(self, buckets: Sequence[Bucket], micro_batch: int | None = None):
+        self.micro_batch = micro_batch
+        self._waiting, self._started = deque(buckets), list[Bucket]()
+        self._missing = {bucket: set(bucket.params) for bucket in buckets}
+        self._bucket = {param: bucket for bucket in buckets for param in bucket.params}
+
+    def advance(self) -> None:
+        """Move on those under way."""
+        for bucket in self._started:
+            bucket.advance()
+
+    def ready(self, param: Tensor) -> None:
+        """Start the next buckets that are full."""
+        if param in self._bucket:
+            self._missing[self._bucket[param]].discard(param)
+        while self._waiting and not self._missing[self._waiting[0]]:
+            self._start()
+
+    def _start(self) -> None:
+        bucket = self._waiting.popleft()
+        bucket.start(self.micro_batch)
+        self._started.append(bucket)
+
+    def flush(self) -> None:
+        """Start the rest: some of their parameters had no part in the pass."""
+        while self._waiting:
+            self._start()
+
+
+def num_bytes(bucket_mb: float) -> int:
+    if not 0 < bucket_mb < math.inf:
+        raise ValueError(f"bucket_mb={bucket_mb} must be above 0")
+    return int(bucket_mb * 2**20)
+
+
+def cut_buckets(
+    arena: Arena, names: list[str], bucket_bytes: int, key: Callable[[str], object] = lambda name: None
+) -> list[tuple[slice, list[str]]]:
+    """Slices of the arena of about `bucket_bytes`, from its end to its start: gradients appear in that order.
+
+    The names in a bucket, in the arena's order, have the same `key`.
+    """
+    buckets: list[tuple[slice, list[str]]] = []
+    inside: list[str] = []
+    for index in reversed(range(len(names))):
+        name, before = names[index], names[index - 1] if index else None
+        inside.insert(0, name)
+        place = slice(arena.slices[name].start, arena.slices[inside[-1]].stop)
+        is_full = (place.stop - place.start) * arena.parameters.dtype.itemsize >= bucket_bytes
+        if is_full or before is None or key(before) != key(name):
+            buckets.append((place, inside))
+            inside = []
+    return buckets

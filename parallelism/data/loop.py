@@ -1,0 +1,119 @@
+"""A module in a loop of the user's own: its passes emit the events of a step, as the driver of a schedule does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parallelism.data.replica import Replica
+from parallelism.pipeline.events import SHARED
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action
+
+
+class LoopModule(nn.Module):
+    """A module whose gradients, after a backward pass, are those of all ranks of `replica`.
+
+    Under `no_sync()` gradients only accumulate, and the next backward pass outside ends the step.  `replica` has what
+    belongs to an update of the parameters.
+
+    Every rank's backward passes must come in the same order; parameters that a pass does not reach count as zero.
+
+    `layers` are the names of modules whose parameters come for their passes, in the order in which they run.  They give
+    tensors, alone or in tuples, lists or dicts, and all their gradients come through these.
+    """
+
+    def __init__(self, module: nn.Module, replica: Replica, layers: Sequence[str] | None = None):
+        super().__init__()
+        self.module, self.replica = module, replica
+        self.sync = True
+        self._in_backward, self._micro_batch, self._open = False, 0, SHARED
+        for param in module.parameters():
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(self._gradient_appeared)
+        for number, name in enumerate([] if layers is None else ["", *layers], SHARED):
+            module.get_submodule(name).register_forward_pre_hook(partial(self._before_forward, number))
+            module.get_submodule(name).register_forward_hook(partial(self._after_forward, number))
+
+    @property
+    def exposed_s(self) -> float:
+        """The time that passes have waited for other ranks, in seconds, added up."""
+        return self.replica.exposed_s
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients, and go on with the step."""
+        before, self.sync = self.sync, False
+        try:
+            yield
+        finally:
+            self.sync = before
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clear the gradients, in place."""
+        self.replica.zero_grad()
+
+    def _gradient_appeared(self, param: Tensor) -> None:
+        if self.sync or self.replica.every_micro_batch:
+            self._begin_backward()
+            self.replica.gradient_ready(param, self._micro_batch)
+
+    def _begin_backward(self) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            self.replica.before(self._action(BACKWARD), None)
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
+        self.replica.after(self._action(BACKWARD))
+        self._in_backward = False
+        self._micro_batch += 1
+        if self.sync:
+            self.replica.step_done()
+            self._micro_batch = 0
+        elif self._open != SHARED:
+            self.replica.parameters_done(self._open)
+        self._open = SHARED
+
+    def _action(self, kind: str) -> Action:
+        return Action(0, kind, self._micro_batch)
+
+    def _before_forward(self, number: int, module: nn.Module, args: Any) -> None:
+        if number == SHARED:
+            self.replica.before(self._action(FORWARD), None)
+        else:
+            self.replica.parameters_needed(number)
+
+    def _after_forward(self, number: int, module: nn.Module, args: Any, output: Any) -> None:
+        if self._in_backward:  # where a layer is computed again
+            return
+        for tensor in tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._before_backward, number))
+        if number != SHARED or not torch.is_grad_enabled():
+            self.replica.parameters_done(number)
+
+    def _before_backward(self, number: int, gradient: Tensor) -> None:
+        self._begin_backward()
+        if self._open not in (SHARED, number):
+            self.replica.parameters_done(self._open)
+        self._open = number
+        self.replica.parameters_needed(number)
+
+
+def tensors(output: Any) -> Iterator[Tensor]:
+    """Those of what a module gives."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        yield from tensors(list(output.values()))
+    elif isinstance(output, list | tuple):
+        for part in output:
+            yield from tensors(part)

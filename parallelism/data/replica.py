@@ -1,0 +1,88 @@
+"""What ranks that train the same part of a model have of it, and how it is updated: whole, or shared by ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from models.optimizer import Optimizer
+from parallelism.numerics.master_weights import MasterWeights
+from parallelism.pipeline.events import Listener
+from parallelism.pipeline.local_parameters import LocalParameters
+from parallelism.zero.units import ShardGroups
+
+if TYPE_CHECKING:
+    from collectives import Communicator, Plan
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+
+
+class Replica(Listener):
+    """The parameters of a rank, which data-parallel ranks train together; one subclass for each `zero_stage`.
+
+    After a step the gradients are the average over the ranks; `masters.take_gradients()` gives them to what the
+    optimizer updates, and `update()` updates all parameters.  `make_optimizer` is given the masters' pieces, parameters
+    of as many dims as those that they are pieces of; as a rank may own nothing, it must put them in groups.
+
+    Parameters become of `dtype` and gradients of `grad_dtype`, as in an arena; beside 16-bit parameters a rank has
+    float32 ones of its pieces, which are what belongs to the optimizer's states.  Making one is collective.
+    """
+
+    zero_stage: int
+    every_micro_batch: bool  # whether gradients are reduced in each backward pass, not once a step
+    arrays: tuple[Any, Any]  # of the parameters and of the gradients that a rank holds between steps
+    masters: MasterWeights
+    optimizer: Optimizer
+
+    def __init__(self, own: LocalParameters, ranks: ShardGroups):
+        self.own, self.ranks, self.params = own, ranks, own.params
+        self.gathering: list[Plan] = []  # of parameters, after an update
+        self.across: list[Plan] = []  # of gradients, over ranks that own the same
+        for buffer in own.model.buffers():
+            ranks.every.broadcast(buffer, root=0)
+
+    @property
+    def shard(self) -> Communicator | None:
+        """The ranks that have pieces of the weights each."""
+        return self.ranks.shard if self.zero_stage else None
+
+    def step_done(self) -> None:
+        with self.waiting():
+            self.finish_reducing()
+            run(self.across)
+        self.own.tied.sum_up()
+
+    def finish_reducing(self) -> None:
+        """Wait until the gradients are those of all ranks, but for those `across`."""
+        raise NotImplementedError
+
+    def zero_grad(self) -> None:
+        """Clear the gradients, in place."""
+        raise NotImplementedError
+
+    def update(self) -> None:
+        """Update this rank's pieces, and all ranks' parameters.  Collective."""
+        self.optimizer.step()
+        self.gather()
+
+    def gather(self) -> None:
+        """Make parameters what their owners' pieces are.  Collective."""
+        self.masters.give_parameters()
+        with self.waiting():
+            run(self.gathering)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Where the module has all its parameters, to be read.  Collective."""
+        yield
+
+
+def run(plans: Sequence[Plan]) -> None:
+    """All at once."""
+    for plan in plans:
+        plan.start()
+    for plan in plans:
+        plan.wait()

@@ -1,0 +1,108 @@
+"""The parameters that a rank has of a model, by the layers and the stages that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from parallelism.pipeline.events import SHARED
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action, Order
+from parallelism.pipeline.tied import TiedGradients, separate
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+ALONE = Action(0, FORWARD, 0), Action(0, BACKWARD, 0)  # a stage and a micro-batch
+
+
+class LocalParameters:
+    """What a rank has of a model: its parameters, by name, and which of its layers and stages use each.
+
+    `modules` are those of each layer, by its number, and `stages` the layers of each stage; `order` are the rank's
+    actions.  Memory that collectives use comes from `comm`.  A model that `is_cut` has several stages.  Micro-batches
+    are numbered within the global batch from `first_micro_batch` on.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: Mapping[int, Sequence[str]],
+        comm: Communicator,
+        stages: Mapping[int, range] | None = None,
+        order: Order = ALONE,
+        tied: TiedGradients | None = None,
+        is_cut: bool = False,
+        first_micro_batch: int = 0,
+    ):
+        self.model, self.comm, self.order, self.is_cut = model, comm, order, is_cut
+        self.first_micro_batch = first_micro_batch
+        self.stages = stages or {0: range(len(modules))}
+        self.tied = tied or TiedGradients([], model, comm)
+        self.params = dict(model.named_parameters())
+        self.leaves: list[Tensor] = [
+            param for param in self.params.values() if param.requires_grad
+        ]  # of backward passes
+        self.num_micro_batches = len({action.micro_batch for action in order})
+        self._names = dict(model.named_parameters(remove_duplicate=False))
+        self._layers = {name: {n for n, owned in modules.items() if is_inside(name, owned)} for name in self._names}
+        self._users: dict[Tensor, set[int]] = {}  # layers, by parameter
+        for name, param in self._names.items():
+            self._users.setdefault(param, set()).update(self._layers[name])
+        self._last = {action.stage: index for index, action in enumerate(order) if action.kind != FORWARD}
+
+    def layers(self, param: Tensor) -> set[int]:
+        """The layers that use a parameter, by number."""
+        return self._users[param]
+
+    def home(self, param: Tensor) -> int:
+        """The layer that uses it alone, or SHARED."""
+        layers = self.layers(param)
+        return next(iter(layers)) if len(layers) == 1 else SHARED
+
+    def users(self, layers: set[int]) -> set[int]:
+        """The stages that have some of these layers; of no layer, all."""
+        return {stage for stage, part in self.stages.items() if not layers or layers.intersection(part)}
+
+    def end(self, name: str) -> int:
+        """The number, in this rank's order, of the action after which a parameter's gradient is whole."""
+        return max(self._last[stage] for stage in self.users(self.layers(self.params[name])))
+
+    def num_passes(self, *names: str) -> int:
+        """How many backward passes of a step reach parameters."""
+        layers = set().union(*(self._layers[name] for name in names))
+        return len(self.users(layers)) * self.num_micro_batches
+
+    def trained(self, names: Iterable[str] | None = None) -> list[str]:
+        """The names of those that get gradients, in their order."""
+        return [name for name in (self.params if names is None else names) if self.params[name].requires_grad]
+
+    def runs(self, slices: Mapping[str, slice], key: Callable[[str], object]) -> list[dict[str, slice]]:
+        """Neighbours with the same key, all trained or all frozen; those that other ranks have, too, are alone."""
+        across = self.tied.across
+
+        def kind(name: str) -> tuple[object, ...]:
+            return key(name), self.params[name].requires_grad, name if name in across else ""
+
+        return [{name: slices[name] for name in names} for _, names in groupby(slices, kind)]
+
+    def separate(self) -> dict[nn.Parameter, dict[Tensor, int]]:
+        """Let further uses of tied parameters add up their gradients apart, where the order of the sum would differ.
+
+        Returns these uses by their parameters, each with the number of backward passes of a step that reach it.
+        """
+        uses: dict[nn.Parameter, dict[Tensor, int]] = {}
+        for group in self.tied.names:
+            own = [name for name in group if name in self._names]
+            param = self._names[own[0]] if own else None
+            if param is not None and param.requires_grad and self.num_passes(*own) > 1:
+                uses[param] = {separate(self.model, name, param): self.num_passes(name) for name in own[1:]}
+                self.leaves += uses[param]
+        return uses
+
+
+def is_inside(name: str, modules: Sequence[str]) -> bool:
+    """Whether a parameter belongs to one of the modules, of which "" is the whole model."""
+    return any(not module or name.startswith(f"{module}.") for module in modules)

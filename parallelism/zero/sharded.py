@@ -1,0 +1,68 @@
+"""ZeRO by its stages: for the driver of a schedule, and around a module in a loop of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from parallelism.data.averaging import Replicated
+from parallelism.data.loop import LoopModule
+from parallelism.data.replica import MakeOptimizer, Replica
+from parallelism.pipeline.local_parameters import LocalParameters
+from parallelism.zero.gradients import ShardedGradients
+from parallelism.zero.parameters import ShardedParameters
+from parallelism.zero.states import ShardedStates
+from parallelism.zero.units import ShardGroups
+
+REPLICAS: tuple[Callable[..., Replica], ...] = (  # by zero_stage
+    Replicated,
+    ShardedStates,
+    ShardedGradients,
+    ShardedParameters,
+)
+
+
+class Sharded(LoopModule):
+    """A module that ranks train together by ZeRO, each the owner of some pieces of its parameters.
+
+    With stage 3, `layers` are the names of modules, in the order in which they run; a layer's parameters are gathered
+    before its forward pass, and again before its backward pass, while the layer before it computes; in between each is
+    a NaN of the same shape.  What is in no layer stays from the beginning of the forward pass to the end of the
+    backward pass.
+
+    Raises: InputError for a layer that isn't there, that has no parameters, or that shares some with another.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        ranks: ShardGroups,
+        make_optimizer: MakeOptimizer,
+        zero_stage: int,
+        layers: Sequence[str] = (),
+        **options: Any,
+    ):
+        layers = layers if zero_stage == 3 else ()
+        with ranks.every.agreed("layers"):
+            check_layers(module, layers)
+        own = LocalParameters(module, {number: (name,) for number, name in enumerate(layers)}, ranks.every)
+        replica = REPLICAS[zero_stage](own, ranks, make_optimizer, **options)
+        super().__init__(module, replica, layers if zero_stage == 3 else None)
+
+
+def check_layers(module: nn.Module, layers: Sequence[str]) -> None:
+    """Raises: ValueError for layers that will not do."""
+    known = [name for name, _ in module.named_modules() if name]
+    if missing := [layer for layer in layers if layer not in known]:
+        raise ValueError(f"layer {missing[0]!r} is no module of the model: it has {', '.join(known)}")
+    owners: dict[nn.Parameter, str] = {}
+    for name, param in module.named_parameters(remove_duplicate=False):
+        inside = [layer for layer in layers if name.startswith(f"{layer}.")]
+        for owner in inside or [""]:
+            if owners.setdefault(param, owner) != owner:
+                rivals = " and ".join(f"layer {rival!r}" if rival else "no layer" for rival in (owners[param], owner))
+                raise ValueError(f"{name} is in {rivals}: leave what they share to the whole model, or name one layer")
+    if empty := [layer for layer in layers if layer not in owners.values()]:
+        raise ValueError(f"layer {empty[0]!r} has no parameters: leave it out")

@@ -1,0 +1,25 @@
+"""What a run says of itself before it begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from training.run import TrainingRun
+
+
+def announcement(run: TrainingRun) -> str:
+    config, mesh, tokens, schedule = run.config, run.mesh, run.tokens, run.model.pipeline.schedule
+    batch = f"dp {mesh.dp.size} x micro_batch_size {config.micro_batch_size}"
+    lines = [
+        f"{tokens.name}: {len(tokens.ids):,} tokens, vocabulary {tokens.vocab_size}",
+        f"GPT of {run.num_params:,} parameters; batch {run.sampler.batch_size} = {batch} "
+        f"x num_micro_batches {run.samples.num_micro_batches}",
+    ]
+    if run.out_dir and run.out_dir != config.out_dir:
+        lines.append(f"out_dir {run.out_dir}, as {config.out_dir} has what another run has left")
+    if mesh.tp.size * mesh.sp.size > 1:
+        lines.append(f"layers over tp {mesh.tp.size}, sequences over sp {mesh.sp.size} by {run.sp}")
+    if mesh.pp.size > 1:
+        lines.append(f"{schedule.num_stages} stages over pp {mesh.pp.size} by {schedule.name}")
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""The samples of a run: which ones this rank trains on at each step, and batches of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.data import TokenWindows, documents
+from parallelism.data.sampler import DistributedSampler
+from parallelism.pipeline.stage import Batch
+
+
+class Samples:
+    """Batches of `windows` for a rank that has the tokens at `positions` of each sample.
+
+    A token `document_end` ends a document, if there is one.
+    """
+
+    def __init__(
+        self,
+        windows: TokenWindows,
+        sampler: DistributedSampler,
+        micro_batch_size: int,
+        num_micro_batches: int,
+        positions: Tensor,
+        document_end: int | None,
+        device: str,
+    ):
+        self.windows, self.sampler = windows, sampler
+        self.micro_batch_size, self.num_micro_batches = micro_batch_size, num_micro_batches
+        self.positions, self.document_end, self.device = positions, document_end, device
+
+    def shares(self, first: int) -> Iterator[np.ndarray]:
+        """This rank's sample indices of each step from the `first` one on, epoch after epoch."""
+        return islice(self._from_epoch((first - 1) // len(self.sampler)), (first - 1) % len(self.sampler), None)
+
+    def _from_epoch(self, first: int) -> Iterator[np.ndarray]:
+        for epoch in range(first, sys.maxsize):
+            self.sampler.set_epoch(epoch)
+            self.windows.set_epoch(epoch)
+            yield from self.sampler
+
+    def micro_batches(self, iteration: int, share: np.ndarray) -> list[Batch]:
+        """This rank's of a step; dropout draws other numbers at each."""
+        first_sample = iteration * len(self.windows)
+        return [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
+
+    def first_batch(self) -> Batch:
+        """A micro-batch to measure with."""
+        return self.batch(self.windows, np.arange(self.micro_batch_size))
+
+    def batch(self, windows: TokenWindows, indices: np.ndarray, first_sample: int = 0) -> Batch:
+        """This rank's tokens of some samples, which have numbers from `first_sample` on, by which dropout draws."""
+        inputs, targets = map(torch.from_numpy, windows.batch(indices))
+        end = self.document_end
+        ends = None if end is None else torch.from_numpy(documents(inputs.numpy(), end))[:, self.positions]
+        samples = torch.from_numpy(first_sample + indices)
+        batch = Batch(inputs[:, self.positions], targets[:, self.positions], self.positions, ends, samples)
+        return batch.to(self.device)

@@ -1,0 +1,98 @@
+"""A GPT over all axes of a mesh, as a run's settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from models.gpt import GPT
+from models.optimizer import adamw
+from parallelism.mesh import Mesh
+from parallelism.numerics.dropout import BatchPosition
+from parallelism.numerics.precision import Precision
+from parallelism.pipeline.balance import balance
+from parallelism.pipeline.layer_times import agreed, measure, message_s, stage_costs
+from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.pipeline.schedule.search import search
+from parallelism.pipeline.stage import Batch, Layer
+from parallelism.sequence.sequence_parallel import SequenceParallel
+from parallelism.tensor.sharding_plan import parallelize
+from training.config import SEARCH, Config, plan_of, zero_group
+from training.gpt import gpt2_layers, recompute_model, whole_layer
+
+
+def divide(gpt: GPT, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition) -> None:
+    """Divide a model over tp and sp; let it recompute and be compiled."""
+    plan = plan_of(config, gpt.config.vocab_size)
+    sp = sequences if mesh.sp.size > 1 else None
+    parallelize(gpt, plan, mesh.tp, sp, config.sequence_parallel, place)
+    if config.recompute != "none":
+        recompute_model(gpt, config.recompute, place)
+    if config.compile:
+        gpt.compile()
+
+
+def staged(
+    gpt: GPT,
+    config: Config,
+    mesh: Mesh,
+    schedule: Schedule,
+    precision: Precision,
+    place: BatchPosition,
+    make_batch: Callable[[], Batch],
+) -> PipelineParallel:
+    """A model that is divided over the other axes, in stages over pp, and over dp.  `make_batch` gives one to measure.
+
+    Collective.
+    """
+
+    def prepare(batch: Batch) -> None:
+        """Dropout draws by the samples' numbers."""
+        place.samples = batch.samples
+
+    computing = partial(precision.computing, config.device)
+    layers = [within(computing, layer) for layer in ([whole_layer(gpt)] if config.compile else gpt2_layers(gpt))]
+    if mesh.pp.size > 1 and (config.balance == "measured" or config.schedule == SEARCH):
+        gpt.to(config.device)  # ahead of the arena, which moves only what is left to this rank
+        layers, schedule = measured(gpt, layers, config, mesh, schedule, make_batch(), prepare)
+    return PipelineParallel(
+        gpt,
+        layers,
+        schedule,
+        mesh,
+        config.device,
+        prepare,
+        partial(adamw, lr=config.lr, weight_decay=config.weight_decay),
+        zero_group(config),
+        config.zero_stage,
+        config.bucket_mb,
+        **precision.arena_dtypes,
+        wire_dtype=precision.wire_dtype,
+    )
+
+
+def measured(
+    gpt: GPT,
+    layers: list[Layer],
+    config: Config,
+    mesh: Mesh,
+    schedule: Schedule,
+    batch: Batch,
+    prepare: Callable[[Batch], None],
+) -> tuple[list[Layer], Schedule]:
+    """The layers with the times that they take as costs; by these a schedule is searched, if that is asked for."""
+    times = agreed(measure(gpt, layers, batch, prepare), mesh.comm)
+    layers = [layer._replace(cost=sum(each)) for layer, each in zip(layers, times, strict=True)]
+    if config.schedule == SEARCH:
+        with torch.no_grad():
+            sent = layers[0].run(None, batch)
+        parts = balance([layer.cost for layer in layers], schedule.num_stages)
+        costs = stage_costs(times, parts, message_s(sent, mesh.pp))
+        limit = config.max_alive or schedule.num_stages
+        with mesh.comm.agreed("search"):
+            each = schedule.num_stages // config.pp
+            schedule = search(config.pp, schedule.num_micro_batches, each, costs, limit)
+    return layers, schedule

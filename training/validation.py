@@ -1,0 +1,32 @@
+"""Validation: losses of the held-back part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from models.data import TokenWindows
+from parallelism.pipeline.driver import Pipeline
+from training.samples import Samples
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+def validate(pipeline: Pipeline, samples: Samples, windows: TokenWindows, dp: Communicator) -> np.ndarray:
+    """The sum of this dp rank's samples' losses, in nats a token, and their number.
+
+    Ranks of a pipeline that have no loss give the same number, and 0.  Collective.
+    """
+    mine, size = np.arange(dp.rank, len(windows), dp.size), samples.micro_batch_size
+    parts = np.split(mine, range(size, len(mine), size)) if len(mine) else []
+    most = -(-len(windows) // dp.size)  # samples of a rank
+    parts += [mine[:0]] * (-(-most // size) - len(parts))  # as many on all ranks, which may share parameters
+    sums = np.zeros(2)
+    for first in range(0, len(parts), samples.num_micro_batches):
+        together = parts[first : first + samples.num_micro_batches]
+        batches = [samples.batch(windows, part if len(part) else np.zeros(1, np.int64)) for part in together]
+        for part, loss in zip(together, pipeline.losses(batches), strict=True):
+            sums += loss * len(part), len(part)
+    return sums
