@@ -91,9 +91,9 @@ class Config:
         choices=("none", *RECOMPUTATIONS),
     )
     zero_stage: int = flag(
-        0, "dp ranks share: 1: the optimizer's states, 2: and gradients, 3: and parameters", choices=(0, 1, 2, 3)
+        0, "sharded over dp ranks: 1: the optimizer's states, 2: and gradients, 3: and parameters", choices=(0, 1, 2, 3)
     )
-    zero_group: str = flag("all", "who shares by ZeRO: all, each node's ranks, or groups of so many")
+    zero_group: str = flag("all", "ranks over which ZeRO shards: all, each node's, or groups of so many")
     tp: int = flag(1, "ranks in tensor parallel, which split layers", range=ranges.RANKS)
     sequence_parallel: bool = flag(False, "between split layers, tp ranks have parts of the sequence")
     sp: int = flag(1, "ranks in sequence parallel, which split sequences", range=ranges.RANKS)

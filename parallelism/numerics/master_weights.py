@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from parallelism.buffers.arena import Arena, gradient_of, lay_out, line_length
+from parallelism.buffers.arena import Arena, lay_out, line_length
+from parallelism.buffers.gradients import gradient_of
 from parallelism.numerics.clipping import scale_all
 from parallelism.placement import place, placement_of
 

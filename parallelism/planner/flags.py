@@ -74,7 +74,7 @@ class Settings:
     schedule: str | None = flag(None, "of pipelines: any that is no worse than others", choices=registry.names())
     virtual_stages: int | None = flag(None, "stages on each pp rank: any", range=ranges.STAGES)
     zero_stage: int | None = flag(None, "any", choices=range(4))
-    zero_group: str | None = flag(None, "who shares what ZeRO divides: either", choices=ZERO_GROUPS)
+    zero_group: str | None = flag(None, "ranks over which ZeRO shards: either", choices=ZERO_GROUPS)
     recompute: str | None = flag(None, "activations: any", choices=RECOMPUTE)
     sp_mode: str = flag("ring", "how sp ranks meet in attention", choices=MODES)
     sp_order: str = flag("zigzag", "which tokens go to which sp rank", choices=ORDERS)
