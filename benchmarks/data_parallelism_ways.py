@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from held_bytes import HeldBytes, held, held_by_formula, sent_by_formula
 from torch import Tensor, nn
 from wire import Wire
 
@@ -16,7 +17,6 @@ from models.gpt import GPT
 from models.optimizer import AdamW, Optimizer
 from parallelism.buffers.arena import Arena
 from parallelism.data.data_parallel import DataParallel
-from parallelism.zero.held_bytes import HeldBytes, held, held_by_formula, sent_by_formula
 from parallelism.zero.sharded import Sharded
 from parallelism.zero.units import ShardGroups
 

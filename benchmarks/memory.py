@@ -27,9 +27,10 @@ from torch import Tensor, nn
 import collectives
 from collectives.job.settings import Parser, positive
 from models.gpt import GPT, CausalSelfAttention, CrossEntropy, GPTConfig
-from parallelism.sequence.modules import MODES, SequenceAttention, SequenceParallel
-from parallelism.sequence.tokens import TokenShards
-from parallelism.tensor.sharding_plan import Loss, Vocabulary, gpt2_plan, parallelize
+from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceParallel
+from parallelism.sequence.token_shards import MODES, TokenShards
+from parallelism.tensor.sharding_plan import Loss, Vocabulary, parallelize
+from training.gpt import gpt2_plan
 
 SIZES = (1, 2, 4, 8)
 MIB = 1 << 20

@@ -1,15 +1,55 @@
-"""What knows both a GPT and how it is laid out: the layers that a pipeline is cut from."""
+"""What knows a GPT as well as how it is laid out: its shards, the layers of its stages, and what it recomputes."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from models.gpt import GPT
-from parallelism.flops import block_flops, head_flops
+from models.flops import block_flops, head_flops
+from models.gpt import GPT, CausalAttention
+from parallelism.numerics.dropout import BatchPosition
+from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.stage import Batch, Layer, joined
+from parallelism.sequence.sequence_parallel import DroppingAttention
+from parallelism.tensor.sharding_plan import (
+    Attention,
+    ColumnParallel,
+    ExpertParallel,
+    Loss,
+    RowParallel,
+    SequenceRegion,
+    Strategy,
+    Vocabulary,
+)
 
 EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
 HEAD = ("transformer.ln_f", "lm_head", "loss")
+MODES = ("full", "selective")  # of recomputation
+
+
+def gpt2_plan(
+    vocab_size: int, n_head: int, n_kv_head: int | None = None, has_experts: bool = False
+) -> dict[str, Strategy]:
+    """A GPT-2, modules named as Hugging Face names them: one sum over the ranks for attention, one for the MLP.
+
+    With `has_experts`, MLPs are mixtures.
+    """
+    kv, vocabulary, between = n_kv_head or n_head, Vocabulary(vocab_size), SequenceRegion()
+    layers: dict[str, Strategy] = {"mlp.c_fc": ColumnParallel(), "mlp.c_proj": RowParallel()}
+    mlp = {"mlp": ExpertParallel()} if has_experts else layers
+    return {
+        "transformer.wte": vocabulary,
+        "transformer.wpe": between,
+        "transformer.h.*.ln_*": between,
+        "transformer.h.*.attn.c_attn": ColumnParallel(pieces=(n_head, kv, kv)),
+        "transformer.h.*.attn.c_proj": RowParallel(),
+        **{f"transformer.h.*.{name}": strategy for name, strategy in mlp.items()},
+        "transformer.ln_f": between,
+        "transformer.drop": between,
+        "transformer.h.*dropout": between,
+        "transformer.h.*.attn.attend": Attention(n_head, kv),
+        "lm_head": vocabulary,
+        "loss": Loss(vocab_size),
+    }
 
 
 def gpt2_layers(model: GPT) -> list[Layer]:
@@ -46,3 +86,30 @@ def whole_layer(model: GPT) -> Layer:
         return model(batch.tokens, batch.targets, batch.positions, batch.documents)[1]
 
     return Layer("model", ("",), run, 1)
+
+
+def recompute_model(model: GPT, mode: str, place: BatchPosition | None = None) -> None:
+    """Let a GPT, plain or divided, recompute activations, block by block.
+
+    `full`: a block keeps its input alone, and is computed twice.  `selective`: it recomputes what is large and takes no
+    matrix product of weights.  That is the GELU, which makes what the MLP's second layer keeps: 4 of the 16 tensors as
+    large as the input that a block keeps.  The core of attention, which the source is about, is recomputed where it
+    keeps the scores, as with dropout of them; fused, it keeps its output and no scores, and there is nothing to gain.
+
+    Raises: ValueError for an unknown mode.
+    """
+    if mode not in MODES:
+        raise ValueError(f"recompute mode {mode!r} is unknown: use {' or '.join(MODES)}")
+    for block in model.transformer.h:
+        if mode == "full":
+            recompute(block, place)
+        else:
+            recompute(block.get_submodule("mlp"), place, "project")
+            for core in cores_with_scores(block.get_submodule("attn.attend")):
+                recompute(core, place)
+
+
+def cores_with_scores(attention: nn.Module) -> list[nn.Module]:
+    """What keeps the probabilities that it drops, within what attends.  A ring computes them again anyway."""
+    cores: list[nn.Module] = [core for core in attention.modules() if isinstance(core, DroppingAttention)]
+    return cores or [core for core in attention.modules() if isinstance(core, CausalAttention) and core.dropout]

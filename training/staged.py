@@ -13,17 +13,16 @@ from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.precision import Precision
-from parallelism.numerics.recomputation import recompute_model
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.layer_times import agreed, measure, message_s, stage_costs
 from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer
-from parallelism.sequence.modules import SequenceParallel
+from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
 from training.config import SEARCH, Config, plan_of, zero_group
-from training.gpt import gpt2_layers, whole_layer
+from training.gpt import gpt2_layers, recompute_model, whole_layer
 
 
 def divide(

@@ -13,8 +13,8 @@ from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch
 from parallelism.pipeline.tied import tied_names
-from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
-from training.gpt import gpt2_layers
+from parallelism.tensor.sharding_plan import parallelize
+from training.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
 

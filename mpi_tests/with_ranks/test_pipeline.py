@@ -13,14 +13,14 @@ from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.numerics.precision import MasterWeights
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import WEIGHTS
 from parallelism.pipeline.stage import Batch, loss_weights
-from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
-from training.gpt import gpt2_layers
+from parallelism.tensor.sharding_plan import parallelize
+from training.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=16 if IS_PROOF else 8, n_head=2, n_embd=8, bias=True)
 SEQ = 6

@@ -8,9 +8,9 @@ import torch
 from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, each_mode, random_tokens, randomized
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.numerics.recomputation import MODES, recompute_model
 from parallelism.pipeline.deferred import WeightGradients, deferring
-from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
+from parallelism.tensor.sharding_plan import parallelize
+from training.gpt import MODES, gpt2_plan, recompute_model
 
 TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
 each_kind = pytest.mark.parametrize("mode", MODES)

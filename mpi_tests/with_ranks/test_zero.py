@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.held_bytes import counting, held, held_by_formula, sent_by_formula
 from collectives import Communicator, InputError
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import share
@@ -15,16 +16,16 @@ from parallelism.data.data_parallel import DataParallel
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.numerics.precision import MasterWeights, Precision
+from parallelism.numerics.master_weights import MasterWeights
+from parallelism.numerics.precision import Precision
 from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch
-from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
-from parallelism.zero.held_bytes import counting, held, held_by_formula, sent_by_formula
+from parallelism.tensor.sharding_plan import parallelize
 from parallelism.zero.sharded import Sharded
 from parallelism.zero.units import ShardGroups
-from training.gpt import gpt2_layers
+from training.gpt import gpt2_layers, gpt2_plan
 
 NUM_STEPS = 50 if IS_PROOF else 8
 SAMPLES = 24  # 1, 2, 3, 4 and 8 ranks can share them

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.held_bytes import counting
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism.buffers.whole_parameters import fill, wholes
@@ -26,10 +27,9 @@ from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import memory, shares
-from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
-from parallelism.zero.held_bytes import counting
+from parallelism.tensor.sharding_plan import parallelize
 from parallelism.zero.units import ShardGroups
-from training.gpt import gpt2_layers
+from training.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
 STEPS, COUNT, SAMPLES = 2, 4, 2  # micro-batches a rank computes, and samples of each

@@ -43,11 +43,11 @@ from parallelism.planner.replicas import shown_s
 from parallelism.planner.report import command, missed, row, slower
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.step import StepModel, Time, played
-from parallelism.sequence.modules import DroppingAttention
-from parallelism.tensor.sharding_plan import gpt2_plan, matching
+from parallelism.sequence.sequence_parallel import DroppingAttention
+from parallelism.tensor.sharding_plan import matching
 from training.checks import check
 from training.config import Config
-from training.gpt import gpt2_layers
+from training.gpt import gpt2_layers, gpt2_plan
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
 LARGE = GPTConfig(vocab_size=50304, block_size=2048, n_layer=32, n_head=32, n_embd=4096)
@@ -432,7 +432,7 @@ def test_what_ranks_cannot_share_is_what_parallelize_refuses(mode, n_head, n_kv_
         try:
             for pattern, strategy in plan.items():
                 for name in matching(model, pattern):
-                    strategy.check(name, model.get_submodule(name), tp, parts)
+                    strategy.check(name, model.get_submodule(name), {"tp": tp, "heads": parts})
             refused = False
         except ValueError:
             refused = True

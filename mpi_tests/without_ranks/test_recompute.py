@@ -22,10 +22,10 @@ from mpi_tests.helpers.played import (
     model_of,
 )
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.numerics.recomputation import MODES, recompute_model
 from parallelism.pipeline.deferred import WeightGradients, deferring
 from parallelism.pipeline.schedule import registry
-from parallelism.tensor.sharding_plan import gpt2_plan, parallelize
+from parallelism.tensor.sharding_plan import parallelize
+from training.gpt import MODES, gpt2_plan, recompute_model
 
 TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
 each_kind = pytest.mark.parametrize("mode", MODES)

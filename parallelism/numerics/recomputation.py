@@ -15,39 +15,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from models.gpt import GPT, CausalAttention
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.deferred import CURRENT, WeightGradients, deferring
-from parallelism.sequence.modules import DroppingAttention
-
-MODES = ("full", "selective")
-
-
-def recompute_model(model: GPT, mode: str, place: BatchPosition | None = None) -> None:
-    """Let a GPT, plain or divided, recompute activations, block by block.
-
-    `full`: a block keeps its input alone, and is computed twice.  `selective`: it recomputes what is large and takes no
-    matrix product of weights.  That is the GELU, which makes what the MLP's second layer keeps: 4 of the 16 tensors as
-    large as the input that a block keeps.  The core of attention, which the source is about, is recomputed where it
-    keeps the scores, as with dropout of them; fused, it keeps its output and no scores, and there is nothing to gain.
-
-    Raises: ValueError for an unknown mode.
-    """
-    if mode not in MODES:
-        raise ValueError(f"recompute mode {mode!r} is unknown: use {' or '.join(MODES)}")
-    for block in model.transformer.h:
-        if mode == "full":
-            recompute(block, place)
-        else:
-            recompute(block.get_submodule("mlp"), place, "project")
-            for core in cores_with_scores(block.get_submodule("attn.attend")):
-                recompute(core, place)
-
-
-def cores_with_scores(attention: nn.Module) -> list[nn.Module]:
-    """What keeps the probabilities that it drops, within what attends.  A ring computes them again anyway."""
-    cores: list[nn.Module] = [core for core in attention.modules() if isinstance(core, DroppingAttention)]
-    return cores or [core for core in attention.modules() if isinstance(core, CausalAttention) and core.dropout]
 
 
 def recompute(module: nn.Module, place: BatchPosition | None = None, method: str = "forward") -> None:

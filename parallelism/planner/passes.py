@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallelism.flops import attention_flops, head_flops, matrix_flops
+from models.flops import attention_flops, head_flops, matrix_flops
 from parallelism.planner import counts
 from parallelism.planner.counts import precision_of
 from parallelism.planner.layout import ParallelLayout, TrainingJob
