@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collectives import algorithms
 from collectives.schedule.moves import Get, GetReduce, Recv, RecvReduce, Round
-from parallelism.numerics.precision import MasterWeights
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.zero.units import ShardGroups
 
 if TYPE_CHECKING:

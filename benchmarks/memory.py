@@ -27,8 +27,8 @@ from torch import Tensor, nn
 import collectives
 from collectives.job.settings import Parser, positive
 from models.gpt import GPT, CausalSelfAttention, CrossEntropy, GPTConfig
-from parallelism.sequence.modules import MODES, SequenceAttention, SequenceParallel
-from parallelism.sequence.tokens import TokenShards
+from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceParallel
+from parallelism.sequence.token_shards import MODES, TokenShards
 from parallelism.tensor.sharding_plan import Loss, Vocabulary, parallelize
 from training.gpt import gpt2_plan
 

@@ -32,8 +32,8 @@ from collectives.job.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.placement import shards_of
-from parallelism.sequence.modules import SequenceParallel
-from parallelism.sequence.tokens import TokenShards
+from parallelism.sequence.sequence_parallel import SequenceParallel
+from parallelism.sequence.token_shards import TokenShards
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_plan
 

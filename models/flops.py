@@ -26,3 +26,8 @@ def attention_flops(config: GPTConfig) -> int:
 
 def head_flops(config: GPTConfig) -> int:
     return 2 * config.n_embd * config.vocab_size
+
+
+def layer_flops(config: GPTConfig) -> list[int]:
+    """Of each block, and of the head."""
+    return [block_flops(config)] * config.n_layer + [head_flops(config)]

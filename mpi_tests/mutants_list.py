@@ -497,7 +497,7 @@ DIVIDED = [
         ("test_tensor_parallel.py", "every_gradient and 2-ranks", 2),
     ),
     mutant(
-        "parallelism/sequence/tokens.py",
+        "parallelism/sequence/token_shards.py",
         "return Pair(everything, slice(None, half), causal=False)",
         "return Pair(everything, slice(half, None), causal=False)",
         ("test_sequence_parallel.py", "every_gradient and 2-ranks and plain and ring and not documents", 2),
@@ -509,7 +509,7 @@ DIVIDED = [
         ("test_sequence_parallel.py", "every_gradient and 2-ranks and plain and ring and not documents", 2),
     ),
     mutant(
-        "parallelism/sequence/modules.py",
+        "parallelism/sequence/sequence_parallel.py",
         "lambda gradient: size * gradient",
         "lambda gradient: gradient",
         ("test_sequence_parallel.py", "every_gradient and 2-ranks and plain and ring and not documents", 2),
@@ -569,13 +569,13 @@ DIVIDED = [
         ("test_finite.py", "losses_come_before and 3-ranks", 3),
     ),
     mutant(
-        "parallelism/numerics/precision.py",
+        "parallelism/numerics/loss_scale.py",
         "torch.where(finite, self.good_steps + 1, 0.0)",
         "self.good_steps + finite",
         ("test_precision_training.py", "loss_scale_grows"),
     ),
     mutant(
-        "parallelism/numerics/precision.py",
+        "parallelism/numerics/loss_scale.py",
         "self.good_steps = torch.where(grows, 0.0, good_steps)",
         "self.good_steps = good_steps",
         ("test_precision_training.py", "loss_scale_grows"),
@@ -623,7 +623,7 @@ DIVIDED = [
         ("test_transfer.py", "leaves"),
     ),
     mutant(
-        "parallelism/numerics/precision.py",
+        "parallelism/numerics/master_weights.py",
         "originals[name].reshape(-1)[self.spans[name]] if name in originals else param.data.view(-1)",
         "param.data.view(-1)",
         ("test_precision_training.py", "before_they_were_rounded", 1),

@@ -21,7 +21,7 @@ from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.search import limits_of
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
-from parallelism.sequence.modules import shares_of
+from parallelism.sequence.token_shards import check_between_layers, shard_tokens
 from parallelism.tensor.sharding_plan import strategies
 from parallelism.zero.units import groups_of
 from training.config import SEARCH, Config, make_model, picture_of, plan_of, shape_of, tokens_of, zero_group
@@ -68,7 +68,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     gpt = make_model(config, tokens.vocab_size)
     if config.init_from:
         initialize(gpt, config.init_from)
-    strategies(gpt, plan_of(config, tokens.vocab_size), shape["tp"], head_ranks)  # refuses what can't be divided
+    strategies(gpt, plan_of(config, tokens.vocab_size), {**shape, "heads": head_ranks})  # refuses what can't be divided
     return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, gpt)
 
 
@@ -124,15 +124,11 @@ def check_trace(config: Config, rank: int) -> None:
 
 
 def check_sequences(config: Config, shape: dict[str, int]) -> int:
-    """Refuse sequences that sp and tp ranks cannot share; returns how many sp ranks exchange heads."""
-    sp, tp, length = shape["sp"], shape["tp"], config.block_size
-    shares = shares_of(length, sp, config.sp_mode, config.sp_order, config.sp_heads)
-    if config.sequence_parallel and (rest := length // sp % tp):
-        raise ValueError(
-            f"block_size={length} leaves {rest} of a rank's {length // sp} tokens over from tp={tp} with "
-            f"--sequence_parallel: use a multiple of {sp * tp}"
-        )
-    return shares.parts
+    """Refuse sequences that sp and tp ranks cannot divide; returns how many sp ranks exchange heads."""
+    shards = shard_tokens(config.block_size, shape["sp"], config.sp_mode, config.sp_order, config.sp_heads)
+    if config.sequence_parallel:
+        check_between_layers(config.block_size, shape["sp"], shape["tp"])
+    return shards.parts
 
 
 def check_zero_group(config: Config, mesh: MeshShape, topology: Topology) -> None:

@@ -13,8 +13,7 @@ from models.gpt import GPT, GPTConfig
 from parallelism.numerics.non_finite import POLICIES
 from parallelism.numerics.precision import DTYPES
 from parallelism.pipeline.schedule import registry
-from parallelism.sequence.modules import MODES
-from parallelism.sequence.tokens import ORDERS
+from parallelism.sequence.token_shards import MODES, ORDERS
 from parallelism.tensor.sharding_plan import ShardingPlan
 from training.gpt import MODES as RECOMPUTATIONS
 from training.gpt import gpt2_plan
@@ -111,9 +110,9 @@ class Config:
         choices=("none", *RECOMPUTATIONS),
     )
     zero_stage: int = flag(
-        0, "dp ranks share: 1: the optimizer's states, 2: and gradients, 3: and parameters", choices=(0, 1, 2, 3)
+        0, "sharded over dp ranks: 1: the optimizer's states, 2: and gradients, 3: and parameters", choices=(0, 1, 2, 3)
     )
-    zero_group: str = flag("all", "who shares by ZeRO: all, each node's ranks, or groups of so many")
+    zero_group: str = flag("all", "ranks over which ZeRO shards: all, each node's, or groups of so many")
     tp: int = flag(1, "ranks in tensor parallel, which split layers", range=ranges.RANKS)
     ep: int = flag(1, "ranks in expert parallel, out of dp, which divide the experts", range=ranges.RANKS)
     sequence_parallel: bool = flag(False, "between split layers, tp ranks have parts of the sequence")

@@ -9,7 +9,7 @@ from models.gpt import GPT, CausalAttention
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.stage import Batch, Layer, joined
-from parallelism.sequence.modules import DroppingAttention
+from parallelism.sequence.sequence_parallel import DroppingAttention
 from parallelism.tensor.sharding_plan import (
     Attention,
     ColumnParallel,
@@ -34,9 +34,8 @@ def gpt2_plan(
     With `has_experts`, MLPs are mixtures.
     """
     kv, vocabulary, between = n_kv_head or n_head, Vocabulary(vocab_size), SequenceRegion()
-    mlp: dict[str, Strategy] = {"mlp.c_fc": ColumnParallel(), "mlp.c_proj": RowParallel()}
-    if has_experts:
-        mlp = {"mlp": ExpertParallel()}
+    layers: dict[str, Strategy] = {"mlp.c_fc": ColumnParallel(), "mlp.c_proj": RowParallel()}
+    mlp = {"mlp": ExpertParallel()} if has_experts else layers
     return {
         "transformer.wte": vocabulary,
         "transformer.wpe": between,

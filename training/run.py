@@ -32,7 +32,7 @@ from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
 from parallelism.pipeline.tied import tied_names
-from parallelism.sequence.modules import SequenceParallel
+from parallelism.sequence.sequence_parallel import SequenceParallel
 from training.checks import check
 from training.config import TRACED, Config, make_model
 from training.device import memory_mib, own_device, set_matrix_precision

@@ -19,7 +19,7 @@ from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer
-from parallelism.sequence.modules import SequenceParallel
+from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
 from training.config import SEARCH, Config, plan_of, zero_group
 from training.gpt import gpt2_layers, recompute_model, whole_layer

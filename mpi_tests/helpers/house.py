@@ -64,9 +64,10 @@ FLOORS = {
     "face": Floor(("collectives.communicator", "collectives"), imports=(*BELOW, "choice", "arrays", "runtime")),
     "torch": Floor(("collectives.torch_backend",), imports=ALL),
     "programs": Floor(("collectives.bench", "collectives.doctor"), imports=(*ALL, "simulation", "torch", "programs")),
-    "models": Floor(("models",), imports=("settings",), without=("mpi4py",)),
+    "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
+    "gpt": Floor(("models.gpt",), imports=("models",), without=("mpi4py",)),  # which parallelism/ does without
     "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "models")),
-    "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "models")),
+    "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "models", "gpt")),
 }
 
 SAME_CLASS: dict[str, str] = {}  # names that several files may define: why it is one and the same thing

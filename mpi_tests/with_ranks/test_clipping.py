@@ -8,7 +8,7 @@ from torch import nn
 
 from parallelism.mesh import Mesh, Within
 from parallelism.numerics.clipping import GradientClip
-from parallelism.numerics.precision import MasterWeights
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.placement import Shard, place
 
 SHAPES = {"embedding": (61, 30), "norm": (30,), "projection": (30, 120), "experts": (4, 30, 16), "head": (61, 30)}

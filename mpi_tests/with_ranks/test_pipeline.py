@@ -13,7 +13,7 @@ from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.numerics.precision import MasterWeights
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry

@@ -17,8 +17,9 @@ from mpi_tests.helpers.training import (
     Training,
     samples,
 )
-from parallelism.buffers.arena import Arena, own_gradient
-from parallelism.numerics.precision import MasterWeights
+from parallelism.buffers.arena import Arena
+from parallelism.buffers.gradients import own_gradient
+from parallelism.numerics.master_weights import MasterWeights
 
 BOUNDS = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}  # on the loss, in nats
 each_mode = pytest.mark.parametrize("precision", MODES.values(), ids=MODES)

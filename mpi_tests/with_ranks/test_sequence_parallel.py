@@ -8,7 +8,7 @@ from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, part, random_tokens, randomized
 from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.sequence.modules import SequenceAttention, SequenceParallel
+from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_plan
 

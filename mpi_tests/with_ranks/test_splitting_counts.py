@@ -15,7 +15,7 @@ import torch
 
 from models.gpt import GPT, GPTConfig
 from parallelism.buffers.tensor_collectives import TensorCollectives
-from parallelism.sequence.modules import SequenceParallel
+from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_plan
 

@@ -17,7 +17,7 @@ from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch
 from parallelism.placement import shard_of
-from parallelism.sequence.modules import SequenceParallel
+from parallelism.sequence.sequence_parallel import SequenceParallel
 
 
 @pytest.mark.sizes(2, 4)

@@ -16,7 +16,8 @@ from parallelism.data.data_parallel import DataParallel
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.numerics.precision import MasterWeights, Precision
+from parallelism.numerics.master_weights import MasterWeights
+from parallelism.numerics.precision import Precision
 from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry

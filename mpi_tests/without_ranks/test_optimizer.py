@@ -8,7 +8,7 @@ import torch
 
 from models.gpt import GPT, GPTConfig
 from models.optimizer import AdamW, adamw, learning_rate
-from parallelism.numerics.precision import MasterWeights
+from parallelism.numerics.master_weights import MasterWeights
 
 
 def test_matrices_decay_and_vectors_do_not():

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from parallelism.mesh import Within, mesh_shape
-from parallelism.numerics.precision import like
+from parallelism.numerics.master_weights import like
 from parallelism.placement import Replicate, Shard, place, placement_of, replicated_axes, shard_of, shards_of
 
 

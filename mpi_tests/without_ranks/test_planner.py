@@ -43,7 +43,7 @@ from parallelism.planner.replicas import shown_s
 from parallelism.planner.report import command, missed, row, slower
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.step import StepModel, Time, played
-from parallelism.sequence.modules import DroppingAttention
+from parallelism.sequence.sequence_parallel import DroppingAttention
 from parallelism.tensor.sharding_plan import matching
 from training.checks import check
 from training.config import Config
@@ -432,7 +432,7 @@ def test_what_ranks_cannot_share_is_what_parallelize_refuses(mode, n_head, n_kv_
         try:
             for pattern, strategy in plan.items():
                 for name in matching(model, pattern):
-                    strategy.check(name, model.get_submodule(name), tp, parts)
+                    strategy.check(name, model.get_submodule(name), {"tp": tp, "heads": parts})
             refused = False
         except ValueError:
             refused = True

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from parallelism.numerics.precision import LossScale, Precision
+from parallelism.numerics.loss_scale import LossScale
+from parallelism.numerics.precision import Precision
 
 
 def test_the_loss_scale_grows_after_good_steps_and_falls_at_once():

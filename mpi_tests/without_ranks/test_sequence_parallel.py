@@ -27,7 +27,7 @@ def test_dropout_keeps_as_many_as_it_should():
 @pytest.mark.parametrize("order", ["zigzag", "striped"])
 @pytest.mark.parametrize("ring", [1, 2, 3, 4, 8])
 def test_all_ranks_have_as_much_to_do(order, ring):
-    from parallelism.sequence.tokens import TokenShards
+    from parallelism.sequence.token_shards import TokenShards
 
     shares = TokenShards(2 * ring * 64, ring, order=order)
     work = np.zeros(ring)
@@ -45,7 +45,7 @@ def test_all_ranks_have_as_much_to_do(order, ring):
 
 
 def test_the_tokens_of_all_ranks_are_the_sequence():
-    from parallelism.sequence.tokens import ORDERS, TokenShards
+    from parallelism.sequence.token_shards import ORDERS, TokenShards
 
     for order in ORDERS:
         for ring, parts in ((1, 1), (2, 2), (3, 1), (1, 4)):

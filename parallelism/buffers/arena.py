@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from collectives.arrays.views import to_torch
+from parallelism.buffers.gradients import own_gradient
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -105,24 +106,3 @@ def allocate(comm: Communicator, count: int, dtype: torch.dtype, device: str) ->
 def move(param: nn.Parameter, home: torch.Tensor) -> None:
     home.copy_(param.data)
     param.data = home
-
-
-def own_gradient(param: nn.Parameter, home: torch.Tensor | None) -> None:
-    """Let a parameter's gradients be added up in `home`, be it of another dtype; in none where that is None."""
-    if home is None or home.dtype == param.dtype:
-        param.grad = home
-    else:
-        param.wide_grad = home  # type: ignore[attr-defined]
-        param.register_post_accumulate_grad_hook(widen)
-
-
-def widen(param: torch.Tensor) -> None:
-    """Add a gradient that has appeared to those in another dtype; there is none where it was put off."""
-    if param.grad is not None:
-        param.wide_grad.add_(param.grad)  # type: ignore[attr-defined]
-        param.grad = None
-
-
-def gradient_of(param: torch.Tensor) -> torch.Tensor | None:
-    """Where a parameter's gradients are added up."""
-    return getattr(param, "wide_grad", param.grad)

@@ -11,7 +11,7 @@ from parallelism.buffers.arena import Arena
 from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets, num_bytes
 from parallelism.data.replica import MakeOptimizer, Replica
 from parallelism.data.summation import TiedSums
-from parallelism.numerics.precision import MasterWeights
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.zero.units import FlatParam, ShardGroups
 
 if TYPE_CHECKING:

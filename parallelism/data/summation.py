@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from parallelism.buffers.arena import gradient_of
+from parallelism.buffers.gradients import gradient_of
 
 
 @torch.no_grad()

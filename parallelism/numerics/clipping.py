@@ -20,7 +20,7 @@ from parallelism.placement import shards_of
 if TYPE_CHECKING:
     from collectives import Communicator
     from parallelism.mesh import Mesh
-    from parallelism.numerics.precision import MasterWeights
+    from parallelism.numerics.master_weights import MasterWeights
 
 BLOCK = 128  # elements of a parameter, from its first one on, whose squares are added up together; ZeRO cuts none
 

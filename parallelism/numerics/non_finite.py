@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from collectives import InputError
-from parallelism.numerics.precision import LossScale
-from parallelism.pipeline.deferred import when_added
+from parallelism.buffers.gradients import when_added
+from parallelism.numerics.loss_scale import LossScale
 
 if TYPE_CHECKING:
     from collectives import Communicator

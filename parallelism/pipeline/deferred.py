@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from parallelism.buffers.arena import gradient_of
+from parallelism.buffers.gradients import gradient_of, tell_added
 
 
 class WeightGradients:
@@ -63,16 +63,6 @@ class WeightGradients:
         self._products[parameter] -= 1
         if self._products[parameter] == 0:
             self.appeared(parameter)
-
-
-def when_added(parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """Have a hook called with a parameter's gradients whenever some that were put off have been added to them."""
-    parameter.added_hook = hook  # type: ignore[attr-defined]
-
-
-def tell_added(parameter: Tensor) -> None:
-    if hasattr(parameter, "added_hook"):
-        parameter.added_hook(gradient_of(parameter))
 
 
 def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:

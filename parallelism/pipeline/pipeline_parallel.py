@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from parallelism.buffers.gradients import remove_hooks
 from parallelism.data.replica import MakeOptimizer
 from parallelism.mesh import replica_axes
 from parallelism.pipeline.balance import balance
@@ -115,14 +116,9 @@ class PipelineParallel:
         self.replica.zero_grad()
 
     def remove_hooks(self) -> None:
-        """Take the hooks off gradients.  Python's garbage collector does not see that torch keeps them, nor what they
-        keep.
-
-        Found in torch 2.13: PyFunctionTensorPostAccGradHooks has a reference of its own to the dict of hooks.
-        """
+        """Take the hooks off gradients, which would keep this model in memory."""
         for tensor in self._own.leaves:
-            if hooks := getattr(tensor, "_post_accumulate_grad_hooks", None):
-                hooks.clear()
+            remove_hooks(tensor)
 
     @property
     def groups(self) -> list[TiedGradients | ShardGroups]:

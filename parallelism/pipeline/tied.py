@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from parallelism.buffers.arena import gradient_of
+from parallelism.buffers.gradients import with_gradients_apart
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
@@ -71,16 +70,7 @@ def separate(model: nn.Module, name: str, param: nn.Parameter) -> Tensor:
 
     It is no parameter of the model, and watched by whoever watches the parameter's gradients.
     """
-    use, home = param.detach().requires_grad_(), gradient_of(param)
-    assert home is not None
-    if home is param.grad:
-        use.grad = torch.zeros_like(home)
-    else:
-        use.wide_grad = torch.zeros_like(home)  # type: ignore[attr-defined]
-    for hook in (getattr(param, "_post_accumulate_grad_hooks", None) or {}).values():
-        use.register_post_accumulate_grad_hook(hook)
-    if hasattr(param, "added_hook"):
-        use.added_hook = param.added_hook  # type: ignore[attr-defined]
+    use = with_gradients_apart(param)
     parent, _, child = name.rpartition(".")
     module = model.get_submodule(parent)
     delattr(module, child)

@@ -11,37 +11,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from models.config import GPTConfig
+from parallelism.numerics.precision import ElementBytes, Precision
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 
 
-class ElementBytes(NamedTuple):
-    """Bytes of an element: of a parameter, its gradient and optimizer states; of activations, and the residual stream.
-
-    `cast` is of the copy of a parameter that products are computed with, if it is another.
-
-    Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019, arXiv
-    1910.02054, section 3.1: Adam's two moments; with master weights, and these in float32, K = 12.
-    """
-
-    parameter: int
-    gradient: int
-    states: int
-    activation: int
-    residual: int
-    cast: int = 0
-
-
 def precision_of(job: TrainingJob) -> ElementBytes:
-    """As `parallelism.numerics.precision` keeps them."""
-    if job.dtype in ("float32", "float64"):
-        size = ITEMSIZES[job.dtype]
-        return ElementBytes(size, size, 2 * size, size, size)
-    if not job.master_weights:
-        return ElementBytes(4, 4, 8, 2, 4, cast=2)
-    return ElementBytes(2, ITEMSIZES[job.grad_dtype or "float32"], 12, 2, 2)
-
-
-ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+    return Precision(job.dtype, job.master_weights, job.grad_dtype).element_bytes
 
 
 def widths(model: GPTConfig) -> tuple[int, int]:

@@ -24,13 +24,13 @@ from collectives.schedule.fabrics import (
 from models import ranges
 from models.config import GPTConfig
 from models.flags import add_flag, from_toml
+from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
-from parallelism.planner.counts import ITEMSIZES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
 from parallelism.planner.machine import DEVICES, SPARE, Machine
 from parallelism.planner.memory import in_bytes
 from parallelism.planner.report import as_flag
-from parallelism.sequence.tokens import ORDERS
+from parallelism.sequence.token_shards import MODES, ORDERS
 
 EFFICIENCY, LEAST_PASS_US = 0.5, 50.0  # nowhere stated: what is usual
 EFFICIENCIES, SPARES = Range(0, 1, open="above"), Range(0, 1, open="below")
@@ -60,9 +60,9 @@ class Settings:
     balance_loss: float = flag(0.0, "weight of a loss of uneven choices", range=ranges.LOSS_WEIGHT)
     dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
     bias: bool = flag(False, "biases in linear layers and norms")
-    dtype: str = flag("float32", "what is computed in", choices=tuple(ITEMSIZES))
+    dtype: str = flag("float32", "what is computed in", choices=DTYPES)
     master_weights: bool = flag(False, "16-bit parameters, and float32 ones for the optimizer")
-    grad_dtype: str | None = flag(None, "of gradients, beside master weights: float32", choices=tuple(ITEMSIZES))
+    grad_dtype: str | None = flag(None, "of gradients, beside master weights: float32", choices=DTYPES)
     global_batch_size: int | None = flag(
         None, "samples a step: as of dp alone, micro_batch_size x num_micro_batches", range=ranges.SAMPLES
     )
@@ -79,17 +79,16 @@ class Settings:
     schedule: str | None = flag(None, "of pipelines: any that is no worse than others", choices=registry.names())
     virtual_stages: int | None = flag(None, "stages on each pp rank: any", range=ranges.STAGES)
     zero_stage: int | None = flag(None, "any", choices=range(4))
-    zero_group: str | None = flag(None, "who shares what ZeRO divides: either", choices=ZERO_GROUPS)
+    zero_group: str | None = flag(None, "ranks over which ZeRO shards: either", choices=ZERO_GROUPS)
     recompute: str | None = flag(None, "activations: any", choices=RECOMPUTE)
-    sp_mode: str = flag("ring", "how sp ranks meet in attention", choices=("ring", "ulysses", "hybrid"))
+    sp_mode: str = flag("ring", "how sp ranks meet in attention", choices=MODES)
     sp_order: str = flag("zigzag", "which tokens go to which sp rank", choices=ORDERS)
     sp_heads: int | None = flag(None, "ranks of a group in hybrid mode, which exchange heads: 2", range=ranges.RANKS)
     bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together", range=ranges.MEBIBYTES)
 
     def __post_init__(self):
         check(self)
-        if self.master_weights and ITEMSIZES[self.dtype] != 2:
-            raise ValueError(f"master_weights are kept beside 16-bit parameters, but dtype={self.dtype}: use bfloat16")
+        Precision(self.dtype, self.master_weights, self.grad_dtype)  # refuses what doesn't go together
 
 
 class PlanRequest(NamedTuple):

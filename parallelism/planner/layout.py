@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from math import gcd, isqrt
 from typing import Any, NamedTuple
 
 from models.config import GPTConfig
+from parallelism.mesh import AXES
 from parallelism.pipeline.schedule.registry import REGISTRY
-from parallelism.sequence.tokens import TokenShards
+from parallelism.sequence.token_shards import check_between_layers, check_heads, head_ranks_of, shard_tokens
 
 # naive has one stage at work at a time; gpipe takes as long as 1f1b, with more memory.
 SCHEDULES = [name for name in REGISTRY if name not in ("naive", "gpipe")]
 RECOMPUTE = ("none", "selective", "full")
 ZERO_GROUPS = ("all", "node")
 MOST_VIRTUAL_STAGES = 8
-MESH_AXES = ("dp", "pp", "sp", "tp", "ep")
+MESH_AXES = (*AXES, "ep")
 
 
 class ParallelLayout(NamedTuple):
@@ -66,10 +67,7 @@ class TrainingJob(NamedTuple):
     sp_heads: int | None = None
 
     def head_ranks(self, sp: int) -> int:
-        """How many of the sp ranks exchange heads; the others are rings across."""
-        if self.sp_mode != "hybrid":
-            return 1 if self.sp_mode == "ring" else sp
-        return self.sp_heads or (2 if sp % 2 == 0 else 1)
+        return head_ranks_of(self.sp_mode, sp, self.sp_heads)
 
 
 def divisors(number: int) -> list[int]:
@@ -79,7 +77,7 @@ def divisors(number: int) -> list[int]:
 
 def mesh_of(layout: ParallelLayout) -> ParallelLayout:
     """The lengths of its axes alone."""
-    return PLAIN._replace(dp=layout.dp, pp=layout.pp, sp=layout.sp, tp=layout.tp, ep=layout.ep)
+    return PLAIN._replace(**{axis: getattr(layout, axis) for axis in MESH_AXES})
 
 
 def meshes(world_size: int, fixed: Mapping[str, Any], num_experts: int = 0) -> Iterator[ParallelLayout]:
@@ -140,23 +138,22 @@ def refused_mesh(job: TrainingJob, mesh: ParallelLayout) -> str:
 
 
 def refused_heads(job: TrainingJob, mesh: ParallelLayout) -> str:
-    model, parts, tp = job.model, job.head_ranks(mesh.sp), mesh.tp
+    model, tp = job.model, mesh.tp
     if model.n_head % tp or model.num_kv_heads % tp:
         return f"n_head={model.n_head} and n_kv_head={model.num_kv_heads} can't be split over tp={tp}"
-    if mesh.sp % parts:
-        return f"sp={mesh.sp} can't be divided in groups of {parts}"
-    heads, kv_heads = model.n_head // tp, model.num_kv_heads // tp
-    if heads % parts or (kv_heads % parts and parts % kv_heads):
-        return f"tp={tp} leaves {heads} heads, {kv_heads} of keys, that {parts} sp ranks can't exchange"
-    return ""
+    return why(lambda: check_heads(model.n_head // tp, model.num_kv_heads // tp, job.head_ranks(mesh.sp)))
 
 
 def refused_sequence(job: TrainingJob, mesh: ParallelLayout) -> str:
-    parts = job.head_ranks(mesh.sp)
+    return why(lambda: shard_tokens(job.model.block_size, mesh.sp, job.sp_mode, job.sp_order, job.sp_heads))
+
+
+def why(check: Callable[[], object]) -> str:
+    """What a check of a run says against it; empty if nothing."""
     try:
-        TokenShards(job.model.block_size, mesh.sp // parts, parts, job.sp_order).check()
-    except ValueError:
-        return f"block_size={job.model.block_size} can't be split over sp={mesh.sp} in {job.sp_order} order"
+        check()
+    except ValueError as error:
+        return str(error)
     return ""
 
 
@@ -168,9 +165,11 @@ def refused_stages(model: GPTConfig, layout: ParallelLayout) -> str:
 
 def refusal(job: TrainingJob, layout: ParallelLayout) -> str:
     """Why a layout can't be, whose mesh can."""
-    length, samples = job.model.block_size // layout.sp, job.global_batch_size // layout.dp
-    if layout.sequence_parallel and length % layout.tp:
-        return f"block_size={job.model.block_size} can't be split over sp={layout.sp} x tp={layout.tp}"
+    samples = job.global_batch_size // layout.dp
+    if layout.sequence_parallel and (
+        reason := why(lambda: check_between_layers(job.model.block_size, layout.sp, layout.tp))
+    ):
+        return reason
     if samples % layout.micro_batch_size:
         return f"{samples} samples of dp={layout.dp} can't be in micro-batches of {layout.micro_batch_size}"
     return refused_stages(job.model, layout)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from models.flops import block_flops, head_flops
+from models.flops import layer_flops
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Order
@@ -54,10 +54,9 @@ Alive = tuple[tuple[int, ...], ...]  # of a rank: how many activations of each o
 
 
 def layer_costs(job: TrainingJob) -> list[int]:
-    """As `training.gpt.gpt2_layers` counts them."""
-    costs = [block_flops(job.model)] * job.model.n_layer
-    costs[-1] += head_flops(job.model)
-    return costs
+    """Those of a pipeline, the head beside the last block."""
+    *costs, last, head = layer_flops(job.model)
+    return [*costs, last + head]
 
 
 class Stages(NamedTuple):

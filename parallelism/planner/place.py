@@ -17,7 +17,7 @@ import numpy as np
 
 from collectives.algorithms import find
 from collectives.schedule.cost import Link, Network, Nodes, predict
-from parallelism.mesh import AXES
+from parallelism.mesh import Within, axes_of, mesh_shape
 from parallelism.planner.layout import ParallelLayout
 
 # In a node; and by messages: those that are the fastest somewhere, or nearly.  Others take long to price.
@@ -34,8 +34,7 @@ BY_MESSAGES = {
     "all_to_all": ("pairwise", "bruck"),
 }
 
-DP, PP, RING, HEADS, TP = range(5)  # of which rings and groups that exchange heads make sp
-REPLICAS = DP, RING, HEADS
+RING = "sp/heads"  # the counterparts of ranks that exchange heads, which lie within sp
 
 
 @dataclass(eq=False)
@@ -129,33 +128,31 @@ class RankPlacement:
 
     def __init__(self, layout: ParallelLayout, node_of: Sequence[int], network: Network, parts: int = 1):
         self.network = network
-        lengths = [getattr(layout, axis) for axis in AXES]
-        dp, pp, sp, tp = lengths
-        assert AXES == ("dp", "pp", "sp", "tp")
-        self.node_of = np.asarray(node_of).reshape(dp, pp, sp // parts, parts, tp)
+        self.mesh = mesh_shape(len(node_of), **axes_of(layout), heads=Within("sp", parts))
+        self.node_of = np.asarray(node_of).reshape(tuple(self.mesh.disjoint.values()))
 
     @cached_property
     def tp(self) -> AxisGroup:
-        return self.group(TP)
+        return self.group("tp")
 
     @cached_property
     def heads(self) -> AxisGroup:
         """The sp ranks that exchange heads."""
-        return self.group(HEADS)
+        return self.group("heads")
 
     @cached_property
     def ring(self) -> Hops:
-        return self.hops(self.node_of, np.roll(self.node_of, -1, axis=RING))
+        return self.hops(self.node_of, np.roll(self.node_of, -1, axis=self.number(RING)))
 
     @cached_property
     def replicas(self) -> AxisGroup:
         """The ranks that differ in dp and sp only: they have the same parameters."""
-        return self.group(*REPLICAS)
+        return self.group("dp", "sp")
 
     @cached_property
     def ends(self) -> AxisGroup:
         """The first and the last rank of each pipeline."""
-        return group_of(self.node_of[:, [0, -1]], (PP,), self.network)
+        return group_of(self.of_stages([0, -1]), (self.number("pp"),), self.network)
 
     @cached_property
     def owners(self) -> dict[str, tuple[AxisGroup, AxisGroup]]:
@@ -166,12 +163,19 @@ class RankPlacement:
         found = {"all": (self.replicas, AxisGroup(((0,),), self.network))}
         return found | ({"node": self.replicas.levels} if self.replicas.is_even else {})
 
-    def group(self, *axes: int) -> AxisGroup:
-        return group_of(self.node_of, axes, self.network)
+    def number(self, axis: str) -> int:
+        return list(self.mesh.disjoint).index(axis)
+
+    def group(self, *axes: str) -> AxisGroup:
+        return group_of(self.node_of, tuple(map(self.number, self.mesh.along(*axes))), self.network)
+
+    def of_stages(self, ranks: int | list[int]) -> np.ndarray:
+        """The nodes of some ranks of each pipeline."""
+        return self.node_of.take(ranks, axis=self.number("pp"))
 
     def to_stage(self, source: int, dest: int) -> Hops:
         """From one rank of each pipeline to another."""
-        return self.hops(self.node_of[:, source], self.node_of[:, dest])
+        return self.hops(self.of_stages(source), self.of_stages(dest))
 
     def hops(self, source: np.ndarray, dest: np.ndarray) -> Hops:
         return Hops(self.network, int(np.bincount(source[source != dest]).max(initial=0)))

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from parallelism.numerics.precision import ITEMSIZES
 from parallelism.planner import counts, passes
-from parallelism.planner.counts import ITEMSIZES, precision_of
+from parallelism.planner.counts import precision_of
 from parallelism.planner.memory import stages
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, ZERO, PassContext
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.numerics.dropout import Dropout
 from parallelism.sequence.partial_attention import attend, attend_backward, mask_of, merge, wide
-from parallelism.sequence.tokens import Pair, TokenShards
+from parallelism.sequence.token_shards import Pair, TokenShards
 
 
 class Ring:
@@ -32,8 +32,8 @@ class Ring:
     def pair(self, source: int, length: int) -> Pair | None:
         if not self.causal:
             return Pair(slice(None), slice(None), causal=False)
-        shares = TokenShards(length * self.members.size, self.members.size, order=self.order)
-        return shares.pair(self.members.rank, source)
+        shards = TokenShards(length * self.members.size, self.members.size, order=self.order)
+        return shards.pair(self.members.rank, source)
 
 
 class GlobalTokens(NamedTuple):

@@ -14,13 +14,13 @@ from parallelism.experts.exchange import ExpertExchange
 from parallelism.experts.expert_parallel import ParallelMixture
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.placement import Shard
-from parallelism.sequence.modules import (
+from parallelism.sequence.sequence_parallel import (
     DroppingAttention,
     SequenceAttention,
     SequenceLoss,
     SequenceParallel,
-    check_heads,
 )
+from parallelism.sequence.token_shards import check_heads
 from parallelism.tensor.layers import (
     Axis,
     ColumnLinear,
@@ -51,9 +51,12 @@ class Axes(NamedTuple):
         return self.tp.ranks.size == 1
 
 
+Sizes = Mapping[str, int]  # how many ranks divide modules, by the axis; of sp those that exchange "heads"
+
+
 class Strategy(Protocol):
-    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
-        """Raise ValueError where `tp` ranks cannot share the module, or `sp` ranks cannot exchange its heads."""
+    def check(self, name: str, module: Any, sizes: Sizes) -> None:
+        """Raise ValueError where as many ranks cannot divide the module."""
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         """What takes the place of the module that is the model's `number`-th."""
@@ -69,10 +72,10 @@ class ColumnParallel:
     pieces: tuple[int, ...] = ()
     gather_output: bool = False
 
-    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+    def check(self, name: str, module: Any, sizes: Sizes) -> None:
         for number in self.pieces:
-            check_shares(name, "heads", number, tp)
-        check_shares(name, "outputs", module.out_features, tp)
+            check_divisible(name, "heads", number, sizes["tp"])
+        check_divisible(name, "outputs", module.out_features, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole else ColumnLinear(module, axes.tp, self.pieces or (1,), self.gather_output)
@@ -82,8 +85,8 @@ class ColumnParallel:
 class RowParallel:
     """Inputs split, as a column-split layer before it leaves them."""
 
-    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
-        check_shares(name, "inputs", module.in_features, tp)
+    def check(self, name: str, module: Any, sizes: Sizes) -> None:
+        check_divisible(name, "inputs", module.in_features, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole else RowLinear(module, axes.tp)
@@ -93,8 +96,8 @@ class RowParallel:
 class ExpertParallel:
     """A mixture: its experts over ep, and the hidden width of each over tp."""
 
-    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
-        check_shares(name, "hidden outputs", module.c_fc.weight.shape[-1], tp)
+    def check(self, name: str, module: Any, sizes: Sizes) -> None:
+        check_divisible(name, "hidden outputs", module.c_fc.weight.shape[-1], sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole and axes.ep is None else ParallelMixture(module, axes.ep, axes.tp)
@@ -106,9 +109,9 @@ class Vocabulary:
 
     vocab_size: int
 
-    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
-        if tp > self.vocab_size:
-            raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over tp={tp}: use fewer ranks")
+    def check(self, name: str, module: Any, sizes: Sizes) -> None:
+        if sizes["tp"] > self.vocab_size:
+            raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over tp={sizes['tp']}: use fewer ranks")
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         if axes.whole:
@@ -127,7 +130,7 @@ class Loss:
 
     vocab_size: int
 
-    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+    def check(self, name: str, module: Any, sizes: Sizes) -> None:
         pass
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
@@ -142,9 +145,9 @@ class Attention:
     n_head: int
     n_kv_head: int
 
-    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+    def check(self, name: str, module: Any, sizes: Sizes) -> None:
         try:
-            check_heads(self.n_head // tp, self.n_kv_head // tp, sp)
+            check_heads(self.n_head // sizes["tp"], self.n_kv_head // sizes["tp"], sizes["heads"])
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 
@@ -163,7 +166,7 @@ class SequenceRegion:
     In sequence-parallel mode they have 1/tp of the sequence.
     """
 
-    def check(self, name: str, module: Any, tp: int, sp: int) -> None:
+    def check(self, name: str, module: Any, sizes: Sizes) -> None:
         pass
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
@@ -186,15 +189,15 @@ def parallelize(
 ) -> None:
     """Divide a plain model, the same on all ranks, as a plan says.  Collective.
 
-    Over `tp`, parameters become the rank's parts, whose `shard` says of what; with `sequence`, ranks share what lies
-    between split layers, too.  Over `sp`, the model is given the rank's tokens, and their positions.  Over `ep`,
-    mixtures have the rank's experts.  Dropout draws by `place`.  Of modules that have parameters and no strategy every
-    rank keeps the whole, and a line says which.
+    Over `tp`, parameters become the rank's shards, as their placements say; with `sequence`, what lies between split
+    layers is divided, too.  Over `sp`, the model is given the rank's tokens, and their positions.  Over `ep`, mixtures
+    have the rank's experts.  Dropout draws by `place`.  Modules that have parameters and no strategy stay whole on all
+    ranks, and a line says which.
 
-    Raises: InputError on every rank where a pattern names no module, or ranks cannot share one.
+    Raises: InputError on every rank where a pattern names no module, or ranks cannot divide one.
     """
     with tp.agreed("parallelize"):
-        strategy_of = strategies(model, plan, tp.size, sp.heads.size if sp else 1)
+        strategy_of = strategies(model, plan, {"tp": tp.size, "heads": sp.heads.size if sp else 1})
     axes = Axes(Axis(TensorCollectives(tp), sequence), sp, ep, place or BatchPosition(), parts={})
     numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
     with_parameters = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
@@ -208,14 +211,14 @@ def parallelize(
         print(f"whole on every rank, as the plan leaves them out: {', '.join(replicated)}", flush=True)
 
 
-def strategies(model: nn.Module, plan: ShardingPlan, tp: int, sp: int = 1) -> dict[str, Strategy]:
-    """The strategy of each module that a plan means, over `tp` ranks, where `sp` ranks exchange heads.
+def strategies(model: nn.Module, plan: ShardingPlan, sizes: Sizes) -> dict[str, Strategy]:
+    """The strategy of each module that a plan means.
 
-    Raises: ValueError where a pattern names no module, or ranks cannot share one.
+    Raises: ValueError where a pattern names no module, or as many ranks cannot divide one.
     """
     strategy_of = {name: strategy for pattern, strategy in plan.items() for name in matching(model, pattern)}
     for name, strategy in strategy_of.items():
-        strategy.check(name, model.get_submodule(name), tp, sp)
+        strategy.check(name, model.get_submodule(name), sizes)
     return strategy_of
 
 
@@ -231,8 +234,8 @@ def matching(model: nn.Module, pattern: str) -> list[str]:
     return found
 
 
-def check_shares(name: str, what: str, number: int, size: int) -> None:
-    """Refuse what ranks cannot share evenly.
+def check_divisible(name: str, what: str, number: int, size: int) -> None:
+    """Refuse what ranks cannot divide evenly.
 
     Raises: ValueError with the numbers of ranks that can, and the nearest number of things.
     """

@@ -18,7 +18,7 @@ from torch import Tensor
 from parallelism.buffers.arena import Arena
 from parallelism.data.averaging import Averaging
 from parallelism.data.replica import MakeOptimizer
-from parallelism.numerics.precision import MasterWeights
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.schedule.actions import FORWARD, Action
 from parallelism.zero.units import FlatParam, ShardGroups, masters_of, pieces
 

@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from collectives.schedule.moves import shares
-from parallelism.buffers.arena import own_gradient
+from parallelism.buffers.gradients import own_gradient
 from parallelism.numerics.clipping import BLOCK
-from parallelism.numerics.precision import MasterWeights, like
+from parallelism.numerics.master_weights import MasterWeights, like
 
 if TYPE_CHECKING:
     from collectives import Communicator

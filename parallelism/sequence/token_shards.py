@@ -1,4 +1,7 @@
-"""Which tokens of a sequence each rank holds, so that under a causal mask all have as much to do."""
+"""Which tokens of a sequence each rank holds, so that under a causal mask all have as much to do.
+
+The planner and a run ask here which numbers of ranks can divide tokens and heads.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+MODES = ("ring", "ulysses", "hybrid")
 ORDERS = ("zigzag", "striped", "contiguous")
 
 
@@ -37,7 +41,7 @@ class TokenShards(NamedTuple):
     order: str = "zigzag"
 
     def check(self) -> None:
-        """Raises: ValueError for a length that ranks cannot share evenly, with the nearest one that they can."""
+        """Raises: ValueError for a length that ranks cannot divide evenly, with the nearest one that they can."""
         if self.order not in ORDERS:
             raise ValueError(f"order {self.order!r} is unknown: use {', '.join(ORDERS)}")
         least = 2 * self.ring if self.order == "zigzag" and self.ring > 1 else self.ring
@@ -79,3 +83,54 @@ class TokenShards(NamedTuple):
         if source < member:
             return Pair(everything, slice(None, half), causal=False)
         return Pair(slice(half, None), everything, causal=False)
+
+
+def shard_tokens(length: int, size: int, mode: str, order: str, head_ranks: int | None) -> TokenShards:
+    """Who of `size` ranks has which tokens of a sequence of so many.
+
+    Raises: ValueError for an unknown mode or order, a group that does not divide the ranks, or a length that they
+    cannot divide evenly.
+    """
+    parts = head_ranks_of(mode, size, head_ranks)
+    shards = TokenShards(length, size // parts, parts, order)
+    shards.check()
+    return shards
+
+
+def head_ranks_of(mode: str, size: int, head_ranks: int | None) -> int:
+    """How many of the ranks exchange heads; the others are rings across.
+
+    >>> head_ranks_of("ring", 8, None), head_ranks_of("ulysses", 8, None), head_ranks_of("hybrid", 8, 4)
+    (1, 8, 4)
+
+    Raises: ValueError for an unknown mode, or a group that does not divide the ranks.
+    """
+    if mode not in MODES:
+        raise ValueError(f"sp_mode {mode!r} is unknown: use {', '.join(MODES)}")
+    if mode != "hybrid":
+        return 1 if mode == "ring" else size
+    group = head_ranks or (2 if size % 2 == 0 else 1)
+    if group < 1 or size % group:
+        able = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+        raise ValueError(f"sp={size} ranks can't be divided in groups of {group} that exchange heads: use {able}")
+    return group
+
+
+def check_heads(n_head: int, n_kv_head: int, size: int) -> None:
+    """Raises: ValueError for numbers of heads, of a rank, that `size` ranks cannot exchange evenly."""
+    repeated = size % n_kv_head == 0
+    for name, number in (("query heads", n_head), *([] if repeated else [("key and value heads", n_kv_head)])):
+        if number % size:
+            nearest = max(1, round(number / size)) * size
+            raise ValueError(
+                f"{number} {name} can't be exchanged by {size} ranks: use {nearest} heads, fewer ranks, or sp_mode ring"
+            )
+
+
+def check_between_layers(length: int, sp: int, tp: int) -> None:
+    """Raises: ValueError for a length of which tp ranks cannot have parts of a rank's tokens between split layers."""
+    if rest := length // sp % tp:
+        raise ValueError(
+            f"block_size={length} leaves {rest} of a rank's {length // sp} tokens over from tp={tp} with "
+            f"--sequence_parallel: use a multiple of {sp * tp}"
+        )

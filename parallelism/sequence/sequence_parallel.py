@@ -21,17 +21,16 @@ from parallelism.buffers.transfer import to_device
 from parallelism.numerics.dropout import Dropout
 from parallelism.sequence.partial_attention import like_heads, mask_of, wide
 from parallelism.sequence.ring_attention import GlobalTokens, Ring, RingFunction
-from parallelism.sequence.tokens import TokenShards
+from parallelism.sequence.token_shards import TokenShards, check_heads, shard_tokens
 
 if TYPE_CHECKING:
     from collectives import Communicator
 
-MODES = ("ring", "ulysses", "hybrid")
 HEADS, SEQ = 1, 2  # dims of q, k and v
 
 
 class SequenceParallel:
-    """The ranks of `comm`, which share sequences; `shares(length)` says who has which tokens.
+    """The ranks of `comm`, which divide sequences; `shards(length)` says who has which tokens.
 
     In hybrid mode, groups of `head_ranks` consecutive ranks exchange heads.  Collective.
 
@@ -47,7 +46,7 @@ class SequenceParallel:
         head_ranks: int | None = None,
     ):
         with comm.agreed("SequenceParallel"):
-            parts = shares_of(0, comm.size, mode, order, head_ranks).parts
+            parts = shard_tokens(0, comm.size, mode, order, head_ranks).parts
         self.all = TensorCollectives(comm)
         heads, ring = comm.split(comm.rank // parts), comm.split(comm.rank % parts)
         assert heads is not None
@@ -59,15 +58,15 @@ class SequenceParallel:
         in_groups = f" in groups of {parts}, {self.ring.order} rings of {self.ring.members.size}"
         return f"head exchange{in_groups}" if parts > 1 else f"{self.ring.order} ring attention"
 
-    def shares(self, length: int) -> TokenShards:
-        """Raises: ValueError for a length that the ranks cannot share evenly."""
-        shares = TokenShards(length, self.ring.members.size, self.heads.size, self.ring.order)
-        shares.check()
-        return shares
+    def shards(self, length: int) -> TokenShards:
+        """Raises: ValueError for a length that the ranks cannot divide evenly."""
+        shards = TokenShards(length, self.ring.members.size, self.heads.size, self.ring.order)
+        shards.check()
+        return shards
 
     def positions(self, length: int) -> Tensor:
         """Where in a sequence of so many tokens this rank's stand."""
-        return torch.from_numpy(self.shares(length).positions(self.all.rank))
+        return torch.from_numpy(self.shards(length).positions(self.all.rank))
 
     def own(self, x: Tensor) -> Tensor:
         """This rank's tokens of (batch, seq)."""
@@ -79,35 +78,6 @@ class SequenceParallel:
         for exchange in (self.heads, self.ring.members):
             exchange.forget()
             exchange.comm.free()
-
-
-def shares_of(length: int, size: int, mode: str, order: str, head_ranks: int | None) -> TokenShards:
-    """Who of `size` ranks has which tokens of a sequence of so many.
-
-    Raises: ValueError for an unknown mode or order, a group that does not divide the ranks, or a length that they
-    cannot share evenly.
-    """
-    parts = parts_of(mode, size, head_ranks)
-    shares = TokenShards(length, size // parts, parts, order)
-    shares.check()
-    return shares
-
-
-def parts_of(mode: str, size: int, head_ranks: int | None) -> int:
-    """How many ranks exchange heads.
-
-    >>> parts_of("ring", 8, None), parts_of("ulysses", 8, None), parts_of("hybrid", 8, 4)
-    (1, 8, 4)
-    """
-    if mode not in MODES:
-        raise ValueError(f"sp_mode {mode!r} is unknown: use {', '.join(MODES)}")
-    if mode != "hybrid":
-        return 1 if mode == "ring" else size
-    asked = head_ranks or (2 if size % 2 == 0 else 1)
-    if asked < 1 or size % asked:
-        able = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
-        raise ValueError(f"sp={size} ranks can't be divided in groups of {asked} that exchange heads: use {able}")
-    return asked
 
 
 class SequenceAttention(nn.Module):
@@ -140,8 +110,8 @@ class SequenceAttention(nn.Module):
 
     def known(self, q: Tensor, documents: Tensor | None) -> GlobalTokens:
         members, size = self.axis.ring.members, self.axis.ring.members.size
-        shares = TokenShards(q.shape[SEQ] * size, size, order=self.axis.ring.order)
-        positions = torch.stack([torch.from_numpy(shares.of_ring(member)) for member in range(size)])
+        shards = TokenShards(q.shape[SEQ] * size, size, order=self.axis.ring.order)
+        positions = torch.stack([torch.from_numpy(shards.of_ring(member)) for member in range(size)])
         if documents is not None:
             documents = members.all_gather(documents[None])
         return GlobalTokens(to_device(positions, q.device), documents, self.dropout)
@@ -171,17 +141,6 @@ class DroppingAttention(nn.Module):
 def like_ranks(x: Tensor, size: int) -> Tensor:
     """Keys or values of fewer heads than ranks, each as often as makes one for a rank."""
     return x.repeat_interleave(size // x.shape[HEADS], HEADS) if size % x.shape[HEADS] == 0 else x
-
-
-def check_heads(n_head: int, n_kv_head: int, size: int) -> None:
-    """Raises: ValueError for numbers of heads, of a rank, that `size` ranks cannot exchange evenly."""
-    repeated = size % n_kv_head == 0
-    for name, number in (("query heads", n_head), *([] if repeated else [("key and value heads", n_kv_head)])):
-        if number % size:
-            nearest = max(1, round(number / size)) * size
-            raise ValueError(
-                f"{number} {name} can't be exchanged by {size} ranks: use {nearest} heads, fewer ranks, or sp_mode ring"
-            )
 
 
 class SequenceLoss(nn.Module):

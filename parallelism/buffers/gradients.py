@@ -1,0 +1,70 @@
+"""Where a parameter's gradients are added up, and who is told: all that a parameter carries beside its placement.
+
+That is `wide_grad`, where gradients are of another dtype than the parameter, and `added_hook`, which is called with the
+gradients whenever some that were put off have been added; and torch's own hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+def own_gradient(param: nn.Parameter, home: Tensor | None) -> None:
+    """Let a parameter's gradients be added up in `home`, be it of another dtype; in none where that is None."""
+    if home is None or home.dtype == param.dtype:
+        param.grad = home
+    else:
+        param.wide_grad = home  # type: ignore[attr-defined]
+        param.register_post_accumulate_grad_hook(widen)
+
+
+def widen(param: Tensor) -> None:
+    """Add a gradient that has appeared to those in another dtype; there is none where it was put off."""
+    if param.grad is not None:
+        param.wide_grad.add_(param.grad)  # type: ignore[attr-defined]
+        param.grad = None
+
+
+def gradient_of(param: Tensor) -> Tensor | None:
+    """Where a parameter's gradients are added up."""
+    return getattr(param, "wide_grad", param.grad)
+
+
+def when_added(parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Have a hook called with a parameter's gradients whenever some that were put off have been added to them."""
+    parameter.added_hook = hook  # type: ignore[attr-defined]
+
+
+def tell_added(parameter: Tensor) -> None:
+    if hasattr(parameter, "added_hook"):
+        parameter.added_hook(gradient_of(parameter))
+
+
+def with_gradients_apart(param: nn.Parameter) -> Tensor:
+    """A tensor of the parameter's memory whose gradients are added up apart; the same hooks are told of them."""
+    use, home = param.detach().requires_grad_(), gradient_of(param)
+    assert home is not None
+    if home is param.grad:
+        use.grad = torch.zeros_like(home)
+    else:
+        use.wide_grad = torch.zeros_like(home)  # type: ignore[attr-defined]
+    for hook in torch_hooks(param).values():
+        use.register_post_accumulate_grad_hook(hook)
+    if hasattr(param, "added_hook"):
+        use.added_hook = param.added_hook  # type: ignore[attr-defined]
+    return use
+
+
+def torch_hooks(tensor: Tensor) -> dict:
+    return getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
+
+
+def remove_hooks(tensor: Tensor) -> None:
+    """Take torch's hooks off.  Python's garbage collector does not see that torch keeps them, nor what they keep.
+
+    Found in torch 2.13: PyFunctionTensorPostAccGradHooks has a reference of its own to the dict of hooks.
+    """
+    torch_hooks(tensor).clear()

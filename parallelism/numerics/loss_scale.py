@@ -1,0 +1,61 @@
+"""A loss that is scaled, so that small gradients are numbers of float16.
+
+Source: Micikevicius et al., "Mixed Precision Training", 2018, arXiv 1710.03740, section 3.2; numbers as in
+torch.amp.GradScaler.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class LossScale:
+    """By what a loss is multiplied, so that small gradients are numbers of float16: on the device, as gradients are.
+
+    Halved after a step whose gradients are not finite, which is skipped; doubled after `growth_interval` good ones in a
+    row; with None, it stays.  Every rank must be told the same.  `good_steps` are those since it last changed.
+    """
+
+    def __init__(
+        self,
+        value: float = 2.0**16,
+        growth_interval: int | None = 2000,
+        lowest: float = 1.0,
+        highest: float = 2.0**24,
+        device: str = "cpu",
+    ):
+        self.growth_interval, self.lowest, self.highest = growth_interval, lowest, highest
+        self.value = torch.tensor(value, dtype=torch.float64, device=device)
+        self.good_steps = torch.zeros_like(self.value)
+
+    def update(self, finite: Tensor) -> None:
+        if self.growth_interval is None:
+            return
+        good_steps = torch.where(finite, self.good_steps + 1, 0.0)
+        grows = good_steps == self.growth_interval
+        grown = torch.where(grows, (self.value * 2).clamp(max=self.highest), self.value)
+        self.value = torch.where(finite, grown, (self.value / 2).clamp(min=self.lowest))
+        self.good_steps = torch.where(grows, 0.0, good_steps)
+
+    @property
+    def inverse(self) -> Tensor | None:
+        """By what gradients are multiplied, None where they stay as they are."""
+        return None if self.growth_interval is None else self.value.reciprocal()
+
+    @property
+    def can_fall(self) -> Tensor:
+        """Whether gradients that are not finite may be so by the scale alone."""
+        return self.value > (math.inf if self.growth_interval is None else self.lowest)
+
+    def state(self) -> tuple[float, int]:
+        """Its value and its good steps, read from the device."""
+        return float(self.value), int(self.good_steps)
+
+    def load(self, value: float, good_steps: int) -> None:
+        """Go on from a state, unless this one stays."""
+        if self.growth_interval is not None:
+            self.value.fill_(value)
+            self.good_steps.fill_(good_steps)

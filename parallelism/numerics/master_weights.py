@@ -1,0 +1,123 @@
+"""Float32 weights that an optimizer updates beside 16-bit ones, which compute.
+
+Source: Micikevicius et al., "Mixed Precision Training", 2018, arXiv 1710.03740, section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from parallelism.buffers.arena import Arena, lay_out, line_length
+from parallelism.buffers.gradients import gradient_of
+from parallelism.numerics.clipping import scale_all
+from parallelism.placement import place, placement_of
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+class MasterWeights:
+    """What an optimizer updates in place of `params`, which compute: `pieces`, in at least float32, by the same names.
+
+    `params` are a model's parameters, or what a rank owns of each, the elements `spans`, flat, with the gradients in
+    place.  Frozen ones have no pieces: they stay as they are.  Pieces are placed as parameters are.
+
+    Parameters of 32 or 64 bits are their own pieces, and nothing is copied.  Else the pieces lie in one flat tensor,
+    `weights`, and begin as what whole parameters were before they were rounded, `originals`, or as they are.
+
+    A step is `take_gradients`, the optimizer's own, and `give_parameters`.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, nn.Parameter],
+        originals: Mapping[str, Tensor] | None = None,
+        spans: Mapping[str, slice] | None = None,
+    ):
+        self.params = {name: param for name, param in params.items() if param.requires_grad}
+        self.spans = dict(spans or {name: slice(0, param.numel()) for name, param in params.items()})
+        self.weights: Tensor | None = None
+        self.pieces = self.params
+        if any(is_rounded(param) for param in self.params.values()):
+            self._widen(originals or {})
+
+    def _widen(self, originals: Mapping[str, Tensor]) -> None:
+        slices, count = lay_out(self.params, line_length(torch.float32))
+        self.weights = torch.zeros(count, dtype=torch.float32, device=next(iter(self.params.values())).device)
+        self.pieces = {}
+        for name, param in self.params.items():
+            value = self.weights[slices[name]]
+            value.copy_(originals[name].reshape(-1)[self.spans[name]] if name in originals else param.data.view(-1))
+            self.pieces[name] = like(param, value.view(param.shape))
+
+    @classmethod
+    def of(cls, model: nn.Module, arena: Arena) -> MasterWeights:
+        """Of a whole arena, whose originals go."""
+        masters = cls(dict(model.named_parameters()), arena.originals)
+        arena.originals = {}
+        return masters
+
+    @torch.no_grad()
+    def take_gradients(self, factor: Tensor | None = None) -> None:
+        """Give the pieces their gradients, times a factor if there is one."""
+        narrow, widened, given = [], [], []
+        for name, piece in self.pieces.items():
+            gradient = gradient_of(self.params[name])
+            assert gradient is not None
+            if gradient.dtype != piece.dtype:
+                narrow.append(gradient)
+                gradient = torch.empty_like(piece)
+                widened.append(gradient)
+            piece.grad = gradient
+            given.append(gradient)
+        if widened:
+            torch._foreach_copy_(widened, narrow)  # on a GPU many tensors by one kernel
+        if given and factor is not None:
+            scale_all(given, factor)
+
+    @torch.no_grad()
+    def give_parameters(self) -> None:
+        """Round the pieces to the parameters, and let copies of gradients go."""
+        if self.weights is not None and self.pieces:
+            torch._foreach_copy_([self.params[name] for name in self.pieces], list(self.pieces.values()))
+            for piece in self.pieces.values():
+                piece.grad = None
+
+    @contextmanager
+    def exact(self, model: nn.Module, shard: Communicator | None = None) -> Iterator[None]:
+        """Where the parameters of a model are what they are rounded from, to be read: not to compute with them.
+
+        Ranks of `shard` have pieces of them.  Collective.
+        """
+        rounded = {name: p for name, p in model.named_parameters() if p.requires_grad and is_rounded(p)}
+        before = {param: param.data for param in rounded.values()}
+        for name, param in rounded.items():
+            param.data = self._gathered(name, param, shard) if shard else self.pieces[name].data
+        try:
+            yield
+        finally:
+            for param, data in before.items():
+                param.data = data
+
+    def _gathered(self, name: str, param: nn.Parameter, shard: Communicator) -> Tensor:
+        whole = torch.zeros(param.numel(), dtype=torch.float32, device=param.device)
+        if name in self.pieces:
+            whole[self.spans[name]] = self.pieces[name].data.view(-1)
+        return shard.all_reduce(whole).view(param.shape)
+
+
+def is_rounded(param: Tensor) -> bool:
+    """Whether it has fewer bits than what an optimizer updates."""
+    return param.dtype.itemsize < torch.float32.itemsize
+
+
+def like(param: nn.Parameter, value: Tensor) -> nn.Parameter:
+    """A parameter of that value, placed as another is."""
+    piece = nn.Parameter(value)
+    place(piece, **placement_of(param))
+    return piece
