@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,12 +56,15 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
     """
     with TrainingRun(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
         print(announcement(run), flush=True)
-        with TrainingReport(
-            run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1
-        ) as report:
+        with (
+            TrainingReport(
+                run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1
+            ) as report,
+            closing(run.inputs()) as inputs,
+        ):
             steps = LateReport(report.iteration)
-            for iteration, share in zip(range(run.first, config.max_iters + 1), run.shares(), strict=False):
-                steps.add(run.step(iteration, share))
+            for iteration, batches in zip(range(run.first, config.max_iters + 1), inputs, strict=False):
+                steps.add(run.step(iteration, batches))
                 if iteration == config.max_iters or iteration % config.eval_interval == 0:
                     steps.flush()
                     report.validation(iteration, run.validate())

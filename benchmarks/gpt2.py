@@ -43,7 +43,7 @@ class Ours:
     """A step of train.py on one rank."""
 
     def __init__(self, run: TrainingRun):
-        self.run, self.shares, self.iteration = run, run.shares(), 0
+        self.run, self.inputs, self.iteration = run, run.inputs(), 0
         self.losses: list[float] = []
         self.report = LateReport(lambda metrics: self.losses.append(metrics.loss))
 
@@ -51,7 +51,7 @@ class Ours:
         """The last one's loss."""
         for _ in range(number):
             self.iteration += 1
-            self.report.add(self.run.step(self.iteration, next(self.shares)))
+            self.report.add(self.run.step(self.iteration, next(self.inputs)))
         self.report.flush()
         return self.losses[-1]
 
@@ -60,7 +60,7 @@ class Plain:
     """A step of a loop of torch alone.  Source: nanoGPT, train.py."""
 
     def __init__(self, run: TrainingRun):
-        self.config, self.windows, self.shares, self.iteration = run.config, run.windows, run.shares(), 0
+        self.config, self.windows, self.shares, self.iteration = run.config, run.windows, run.samples.shares(1), 0
         self.model = make_model(run.config, run.tokens.vocab_size).to(run.config.device)
         groups = decay_groups(self.model.parameters(), run.config.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, run.config.lr, BETAS, fused=True)

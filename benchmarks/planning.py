@@ -25,6 +25,7 @@ import collectives
 from collectives.bench.constants import speeds
 from collectives.job.settings import Parser, positive
 from models.data import load_tokens
+from parallelism.pipeline.stage import Batch
 from parallelism.planner import Machine, ParallelLayout, PlannedLayout, TrainingJob, best
 from parallelism.planner.ranks import machine
 from training.config import Config, shape_of
@@ -82,17 +83,17 @@ def measured(config: Config, world: collectives.Communicator, num_steps: int) ->
     before = settled() - of_others()
     run = TrainingRun(config, world.split(0))  # whose memory is its own
     settled()
-    steps_s = [timed(run, *each) for each in enumerate(islice(run.shares(), WARMUPS + num_steps), 1)]
+    steps_s = [timed(run, *each) for each in enumerate(islice(run.inputs(), WARMUPS + num_steps), 1)]
     MPI.COMM_WORLD.Barrier()
     grown = of_process("VmHWM") - of_others() - before
     return MPI.COMM_WORLD.allreduce(grown, MPI.MAX), float(np.median(steps_s[WARMUPS:]))
 
 
-def timed(run: TrainingRun, iteration: int, share: np.ndarray) -> float:
+def timed(run: TrainingRun, iteration: int, batches: list[Batch]) -> float:
     """Seconds of the slowest rank."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()
-    run.step(iteration, share)
+    run.step(iteration, batches)
     return MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX)
 
 

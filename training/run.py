@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 import collectives
@@ -31,6 +30,7 @@ from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
+from parallelism.pipeline.stage import Batch
 from parallelism.pipeline.tied import tied_names
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from training.checks import check
@@ -132,16 +132,16 @@ class TrainingRun:
         """The step to begin with."""
         return self.saving.first if self.saving else 1
 
-    def shares(self) -> Iterator[np.ndarray]:
-        """This rank's sample indices of each step from the first one on, epoch after epoch."""
-        return self.samples.shares(self.first)
+    def inputs(self) -> Generator[list[Batch], None, None]:
+        """Yield this rank's micro-batches of each step from the first one on.  To be closed at the end."""
+        return self.samples.micro_batches(self.first)
 
-    def step(self, iteration: int, share: np.ndarray) -> PendingStep:
+    def step(self, iteration: int, inputs: list[Batch]) -> PendingStep:
         """One update of the weights.  The host does not wait for its device.  Collective."""
         config = self.config
         begin_s, waited_s = time.perf_counter(), self.model.exposed_s
         lr = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
-        batches = self.samples.micro_batches(iteration, share)
+        batches = [batch.to(config.device) for batch in inputs]
         weight = self.scale.value / len(batches)
         scale_losses(self.gpt, weight)
         is_traced = config.trace and iteration == min(self.first + TRACED - 1, config.max_iters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from models.data import TokenWindows, documents
 from parallelism.data.sampler import DistributedSampler
 from parallelism.pipeline.stage import Batch
+from training.prefetch import ahead
 
 
 class Samples:
@@ -45,20 +46,26 @@ class Samples:
             self.windows.set_epoch(epoch)
             yield from self.sampler
 
-    def micro_batches(self, iteration: int, share: np.ndarray) -> list[Batch]:
-        """This rank's of a step; dropout draws other numbers at each."""
-        first_sample = iteration * len(self.windows)
-        return [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
+    def micro_batches(self, first: int) -> Generator[list[Batch], None, None]:
+        """Yield this rank's of each step from the `first` one on; a thread makes the next ones ready, on the host."""
+        return ahead(self._micro_batches(first))
+
+    def _micro_batches(self, first: int) -> Iterator[list[Batch]]:
+        for step, share in enumerate(self.shares(first), first):
+            first_sample = step * len(self.windows)  # dropout draws other numbers at each
+            yield [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
 
     def first_batch(self) -> Batch:
         """A micro-batch to measure with."""
-        return self.batch(self.windows, np.arange(self.micro_batch_size))
+        return self.batch(self.windows, np.arange(self.micro_batch_size)).to(self.device)
 
     def batch(self, windows: TokenWindows, indices: np.ndarray, first_sample: int = 0) -> Batch:
-        """This rank's tokens of some samples, which have numbers from `first_sample` on, by which dropout draws."""
+        """This rank's tokens of some samples, which have numbers from `first_sample` on, by which dropout draws.
+
+        They are on the host.
+        """
         inputs, targets = map(torch.from_numpy, windows.batch(indices))
         end = self.document_end
         ends = None if end is None else torch.from_numpy(documents(inputs.numpy(), end))[:, self.positions]
         samples = torch.from_numpy(first_sample + indices)
-        batch = Batch(inputs[:, self.positions], targets[:, self.positions], self.positions, ends, samples)
-        return batch.to(self.device)
+        return Batch(inputs[:, self.positions], targets[:, self.positions], self.positions, ends, samples)

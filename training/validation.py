@@ -26,7 +26,8 @@ def validate(pipeline: Pipeline, samples: Samples, windows: TokenWindows, dp: Co
     sums = np.zeros(2)
     for first in range(0, len(parts), samples.num_micro_batches):
         together = parts[first : first + samples.num_micro_batches]
-        batches = [samples.batch(windows, part if len(part) else np.zeros(1, np.int64)) for part in together]
+        indices = [part if len(part) else np.zeros(1, np.int64) for part in together]
+        batches = [samples.batch(windows, each).to(samples.device) for each in indices]
         for part, loss in zip(together, pipeline.losses(batches), strict=True):
             sums += loss * len(part), len(part)
     return sums

@@ -57,12 +57,12 @@ def reads(monkeypatch):
 def check_reads(comm, reads, changes):
     sizes = [changes.get(axis, 1) for axis in ("pp", "tp", "sp")]
     with TrainingRun(config(comm.size // math.prod(sizes), **changes), comm) as run:
-        shares = run.shares()
+        inputs = run.inputs()
         for iteration in (1, 2):
-            share = next(shares)
+            batches = next(inputs)
             reads.names.clear()
             with reads:
-                step = run.step(iteration, share)
+                step = run.step(iteration, batches)
             assert reads.names == []
             assert math.isfinite(step.metrics().loss)
             assert reads.names == ["tolist"]
@@ -108,8 +108,8 @@ def test_numbers_of_a_step_are_read_when_the_next_one_has_been_begun(comm, event
     reported = []
     with TrainingRun(config(comm.size), comm) as run:
         steps = LateReport(reported.append)
-        for iteration, share in zip((1, 2, 3), run.shares(), strict=False):
-            steps.add(run.step(iteration, share))
+        for iteration, batches in zip((1, 2, 3), run.inputs(), strict=False):
+            steps.add(run.step(iteration, batches))
             assert [metrics.iter for metrics in reported] == list(range(1, iteration))
         steps.flush()
         steps.flush()
@@ -119,8 +119,8 @@ def test_numbers_of_a_step_are_read_when_the_next_one_has_been_begun(comm, event
         monkeypatch.undo()
         expected = []
         steps = LateReport(expected.append)
-        for iteration, share in zip((1, 2, 3), run.shares(), strict=False):
-            steps.add(run.step(iteration, share))
+        for iteration, batches in zip((1, 2, 3), run.inputs(), strict=False):
+            steps.add(run.step(iteration, batches))
             assert len(expected) == iteration  # of the host, at once
     assert [(m.loss, m.grad_norm) for m in reported] == [(m.loss, m.grad_norm) for m in expected]
 
@@ -147,11 +147,11 @@ def test_steps_are_reported_before_what_comes_after_them(comm, events, monkeypat
 def test_a_run_stops_for_a_step_that_is_read_late(comm, events):
     """The weights are those of before it; on each rank the same error."""
     with TrainingRun(config(comm.size, lr=1.0), comm) as run:
-        shares, steps = run.shares(), LateReport(lambda metrics: None)
-        steps.add(run.step(1, next(shares)))
+        inputs, steps = run.inputs(), LateReport(lambda metrics: None)
+        steps.add(run.step(1, next(inputs)))
         before = [piece.clone() for piece in run.own_weights]
         run.own_weights[0].register_hook(lambda gradient: gradient * (math.nan if comm.rank else 1))
-        steps.add(run.step(2, next(shares)))
+        steps.add(run.step(2, next(inputs)))
         assert all(torch.equal(piece, old) for piece, old in zip(run.own_weights, before, strict=True))
         with pytest.raises(InputError, match=r"step 2: rank 1 has a gradient of transformer\.wte\.weight"):
             steps.flush()
