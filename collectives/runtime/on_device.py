@@ -9,6 +9,7 @@ done.  The host waits for no device, and other streams go on.  Only this needs N
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.arrays.cuda import Cuda
-from collectives.arrays.cuda_programs import CudaProgram
+from collectives.arrays.cuda_programs import FLAG_BYTES, CudaChannel, CudaProgram
 from collectives.arrays.device import TURNS, Device, DeviceStep, Event
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
+from collectives.runtime.checks.call_log import Call, Entry
 from collectives.runtime.direct_binder import DirectBinder, ExportedMemory
 from collectives.runtime.phases import (
     NUM_REGISTERS,
@@ -34,7 +36,8 @@ from collectives.runtime.phases import (
     Segmentation,
     peers_of,
 )
-from collectives.runtime.plan import Waitable
+from collectives.runtime.plan import LateMismatchError, Progress, Waitable
+from collectives.runtime.started import NOWHERE
 from collectives.schedule.moves import Parts, Round
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 Operation = Callable[[], None]
 Part = list[list[Operation]]  # what is done before the first meeting, between two, and after the last
 BYTE = np.dtype(np.uint8)
-FLAG_BYTES = 4
+MOST_LAUNCHED = 4096  # calls that devices may still have to run
 
 
 class DeviceCompiler(PhaseCompiler):
@@ -88,24 +91,23 @@ class DeviceCompiler(PhaseCompiler):
 
 
 class Meeting:
-    """A barrier of a node's ranks, used again and again."""
+    """A barrier of a node's ranks, used again and again, at which they compare what they run."""
 
     def __init__(self, device: Cuda, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
         self.device, self.arrival, self.signals = device, arrival, memory.signals
         self.peers = peers  # world ranks
-        self.turn = 0
 
     def meet(self) -> Iterator[Waitable]:
         """Order what follows on this stream after what the peers have put on theirs before they came."""
+        turn = self.arrival.num_barriers % TURNS  # who is slow waits for no later work than that of this meeting
         if self.signals is None:
             self.device.synchronize()
         else:
-            self.device.mark(self.signals.own[self.turn])
+            self.device.mark(self.signals.own[turn])
         yield from self.arrive()
         if self.signals is not None:
             for peer in self.peers:
-                self.device.wait_for(self.signals.of[peer][self.turn])
-            self.turn = (self.turn + 1) % TURNS  # who is slow waits for no later work than that of this meeting
+                self.device.wait_for(self.signals.of[peer][turn])
 
     def arrive(self) -> Iterator[Waitable]:
         """Wait at a barrier on the host."""
@@ -122,15 +124,18 @@ class DeviceProgram:
         self.meeting, self.keep = meeting, keep
         self.next = 0
 
+    def use(self, call: Call, is_compared: bool) -> None:
+        """Have ranks compare at which call they are."""
+        self.meeting.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
+
     def run(self, device: Device) -> Iterator[Waitable]:
         """Run a part."""
-        part = self.parts[self.next]
-        self.next = (self.next + 1) % len(self.parts)
-        for nth, operations in enumerate(part):
+        for nth, operations in enumerate(self.parts[self.next]):
             if nth:
                 yield from self.meeting.meet()
             for operation in operations:
                 operation()
+        self.next = (self.next + 1) % len(self.parts)
 
     def requests(self) -> list:
         return []
@@ -180,13 +185,24 @@ class KernelProgram:
 
     number, moves, is_short = 0, (), True
 
-    def __init__(self, device: Cuda, kernel: CudaProgram, keep: Any):
+    def __init__(self, device: Cuda, kernel: CudaProgram, keep: Any, calls: KernelCalls | None, binding: int):
         self.device, self.kernel, self.keep = device, kernel, keep
+        self.calls, self.binding = calls, binding
+        self.run_as = binding << 32, 0  # its key and number
         self.num_runs = 0
+
+    def use(self, call: Call, is_compared: bool) -> None:
+        """Have devices compare at which call the ranks are.
+
+        Raises: LateMismatchError where an earlier run has found that ranks differ.
+        """
+        assert self.calls is not None
+        self.calls.enter(call)
+        self.run_as = key_of(self.binding, call.number * is_compared), call.number
 
     def spin(self) -> bool:
         """Launch it on the caller's stream, which is all that a run is on the host."""
-        self.kernel.launch(self.device.streams()[0])
+        self.kernel.launch(self.device.streams()[0], *self.run_as)
         self.num_runs += 1
         return True
 
@@ -197,7 +213,7 @@ class KernelProgram:
 
     def run(self, device: Device) -> Iterator[Waitable]:
         """Launch it on the collectives' stream."""
-        self.kernel.launch(self.device.streams()[1])
+        self.kernel.launch(self.device.streams()[1], *self.run_as)
         self.num_runs += 1
         yield from ()
 
@@ -206,6 +222,58 @@ class KernelProgram:
 
     def awaits(self) -> str:
         return "on its way"
+
+
+class KernelCalls:
+    """The calls of a communicator that are kernels.  Devices compare them, and the host hears of it later."""
+
+    def __init__(self, device: Cuda, channel: CudaChannel, keep: Any):
+        self.device, self.channel, self.keep = device, channel, keep
+        barrier = [[DeviceStep([], [], 0)]]
+        self.nothing = device.program(barrier, ("sum", BYTE, 1), channel, channel)
+        self.launched: deque[Entry] = deque(maxlen=MOST_LAUNCHED)
+
+    def enter(self, call: Call) -> None:
+        """Note a call that will be launched."""
+        if self.channel.failure[0]:
+            raise LateMismatchError
+        self.launched.append(call.entry())
+
+    def gate(self) -> None:
+        """Let devices that wait for this one know that its rank runs nothing."""
+        self.nothing.launch(self.device.streams()[1], 0, 0)
+
+    def settle(self, progress: Progress) -> Call | None:
+        """Wait for the kernels that were launched; return the call in which ranks have differed, if they have."""
+        progress.wait(Landing(self.device, self.nothing.event), words="the end of the kernels of calls")
+        launched, self.launched = self.launched, deque(maxlen=MOST_LAUNCHED)
+        number = int(self.channel.failure[0])
+        if not number:
+            return None
+        self.channel.recover()
+        entry = next(entry for entry in launched if entry.number == number)
+        call = entry.call.of_plan(entry.call.name)
+        call.number, call.place = entry.number, entry.place
+        return call
+
+
+class Landing:
+    """An event on a device, for the host to wait for."""
+
+    num_barriers = 0
+
+    def __init__(self, device: Cuda, event: Event):
+        self.device, self.event = device, event
+
+    def test(self) -> bool:
+        return self.device.is_done(self.event)
+
+    spin = test
+
+
+def key_of(binding: int, number: int) -> int:
+    """What ranks compare: what they have bound, and as which of their calls they run it."""
+    return binding << 32 | number & 0xFFFFFFFF
 
 
 class DeviceProgramBinder(DirectBinder):
@@ -223,7 +291,7 @@ class DeviceProgramBinder(DirectBinder):
         fold: Reduction,
         rank: int,
         segmentation: Segmentation,
-        channel: Channel | None = None,
+        channel: Channel | KernelCalls | None = None,
         binding: int = 0,
     ) -> DeviceProgram | KernelProgram:
         """Bind as on the host, but for these arrays and no others."""
@@ -233,8 +301,8 @@ class DeviceProgramBinder(DirectBinder):
         )
         lease = self.device_memory.allocate(TURNS * buffers.turn_bytes)
         by_themselves = self.device_memory.has_barriers and self.meanwhile is None  # with no messages in between
-        meeting = None if by_themselves else self.meeting(rounds, rank)
-        flags = self.flags() if by_themselves else None
+        meeting = None if by_themselves else self.meeting(rounds, rank, channel, binding or 1)
+        own, flags = self.channel(rank) if by_themselves else (None, None)
         rows = self.exchange(arrays, chunks, buffers, buffers.turn_bytes)
         ranks = [rank, *peers_of(rounds, rank)]
         layouts = self.layouts(ranks, rows, chunks)
@@ -245,24 +313,31 @@ class DeviceProgramBinder(DirectBinder):
             turns.append((registers, rank, layouts, buffers, segmentation, fold))
         keep = [lease, flags, *arrays]
         if meeting is None:
-            assert flags is not None
+            assert own is not None
             steps = [StepWriter(*turn).write_all(parts) for turn in turns]
-            signals = [self.address_at(flags, other) + rank * FLAG_BYTES for other in ranks]
-            kernel = self.device.program(
-                steps, (fold.op, fold.dtype, fold.divisor), self.address_at(flags, rank), signals
-            )
-            return KernelProgram(self.device, kernel, keep)
+            calls = channel if isinstance(channel, KernelCalls) else None
+            shared = calls.channel if calls else own
+            kernel = self.device.program(steps, (fold.op, fold.dtype, fold.divisor), shared, own)
+            return KernelProgram(self.device, kernel, keep, calls, binding or 1)
         return DeviceProgram([DeviceCompiler(self.device, *turn).compile(parts) for turn in turns], meeting, keep)
 
-    def flags(self) -> Lease:
-        """Memory in which ranks write what barriers they have come to: none yet.  Collective."""
-        nbytes = FLAG_BYTES * len(self.world_ranks)
+    def channel(self, rank: int) -> tuple[CudaChannel, Lease]:
+        """Where all ranks' devices wait for each other, and its memory.  Collective."""
+        num_ranks = len(self.world_ranks)
+        nbytes = TURNS * FLAG_BYTES * num_ranks
         lease = self.device_memory.allocate(nbytes)
         nothing = self.device.host(nbytes)
         nothing[:] = 0
         self.device.copy(self.device.at(lease.address, nbytes, BYTE, None), nothing)
         self.device.synchronize()
-        return lease
+        signals = [self.address_at(lease, other) + rank * FLAG_BYTES for other in range(num_ranks)]
+        return self.device.channel(self.address_at(lease, rank), signals), lease
+
+    def kernel_calls(self, rank: int) -> KernelCalls:
+        """Where the kernels of a communicator's calls wait for each other.  Collective."""
+        channel, lease = self.channel(rank)
+        self.agree_max([0])  # all have cleared their flags
+        return KernelCalls(self.device, channel, lease)
 
     def address_at(self, lease: Lease, rank: int) -> int:
         """Where this process has a rank's part of leased memory."""
@@ -284,18 +359,19 @@ class DeviceProgramBinder(DirectBinder):
             registers[first : first + TURNS] = pair
         return registers
 
-    def meeting(self, rounds: Sequence[Round], rank: int) -> Meeting:
+    def meeting(self, rounds: Sequence[Round], rank: int, channel: Any, binding: int) -> Meeting:
         """A barrier on the host, by the compiled interpreter.  Collective."""
         from collectives.runtime import kernels
         from collectives.runtime.channel import Channel
         from collectives.runtime.shared_memory import Program, compile_for
 
-        channel = Channel(self.memory, self.world_ranks, [rank, *peers_of(rounds, rank)])
+        if channel is None:
+            channel = Channel(self.memory, self.world_ranks, [rank, *peers_of(rounds, rank)])
         if self.memory.node_comm.rank == 0:
             compile_for(BYTE)  # the others find it on disk then
         self.agree_max([0])
         compile_for(BYTE)
         code = np.array([kernels.BARRIER, 2], np.int64)
-        arrival = Program(code, channel, BYTE, self.oversubscribed, self.meanwhile, binding=1)
+        arrival = Program(code, channel, BYTE, self.oversubscribed, self.meanwhile, binding)
         arrival.keep.append(channel.lease)
         return Meeting(self.device, self.device_memory, arrival, [self.world_ranks[peer] for peer in channel.ranks[1:]])

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
 from operator import mul
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from collectives import algorithms
 from collectives.algorithms import Access
@@ -32,7 +32,7 @@ from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
-from collectives.runtime.plan import CopyPair, MismatchError, Plan, run_now
+from collectives.runtime.plan import CopyPair, LateMismatchError, MismatchError, Plan, run_now
 from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
 from collectives.runtime.started import NOWHERE, Predecessor, StartedCall
 from collectives.schedule.spec import COLLECTIVES, spec_of
@@ -40,6 +40,7 @@ from collectives.schedule.spec import COLLECTIVES, spec_of
 if TYPE_CHECKING:
     from collectives.runtime.channel import Channel
     from collectives.runtime.context import Context
+    from collectives.runtime.on_device import DeviceProgram, KernelCalls, KernelProgram
     from collectives.runtime.shared_memory import Program
 
 MOST_BOUND = 4096  # signatures of which what is bound is kept
@@ -93,6 +94,7 @@ class Bound:
         self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
         self.compared: ComparedPlan | None = None  # which brings any arrays
         self.buffered: BufferedPlan | None = None  # the same of devices
+        self.comparing: DeviceProgram | KernelProgram | None = None  # a device's, which compares at its first barrier
         self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
         self.has_result = o.result is not None
         self.returns_x = o.result is a.x and a.x is not a.out  # on ranks that get none, whatever out is
@@ -126,6 +128,7 @@ class Resolver:
         self.num_bound = 0
         self.by_messages = not context.compares_in_memory  # which calls are compared
         self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
+        self.kernels: KernelCalls | None = None  # once there are calls that devices compare
         self.latest: Callable[[], Plan | None] = lambda: None
 
     # --- calls ---
@@ -175,11 +178,11 @@ class Resolver:
                     program.lie_in(keys)
                 if not at_once or self.progress.started or not program.launch(number * self.check, *addresses):
                     self.execute(bound, addresses, keys, run)
-        except MismatchError:
+        except MismatchError as mismatch:
             calls.number -= 1
             calls.record.ring.pop()
             request = Request(collective, x, out, options, run, note, place)
-            return self.run_first(request, signed, compared=True)
+            return self.run_first(request, signed, compared=not isinstance(mismatch, LateMismatchError))
         return result
 
     def execute(self, bound: Bound, addresses: tuple[int, ...], keys: tuple[int, ...], run: Runs) -> None:
@@ -196,7 +199,10 @@ class Resolver:
             bound.compared.use(number, addresses)
             plan = bound.compared
         else:
-            self.compare(bound.number, number, run)
+            if bound.comparing is None:
+                self.compare(bound.number, number, run)
+            else:
+                bound.comparing.use(call, self.check)
             plan = bound.buffered.on(addresses) if bound.buffered else plan or self.plan_at(bound, addresses)
             plan.prepare()
         assert plan is not None
@@ -269,8 +275,7 @@ class Resolver:
             call.place = place or call.place
             if not self.check:
                 raise LoneInputError(failure)
-            self.gate(run)
-            self.agreement.check("", failure, call=call, gated=True)
+            self.agreement.check_gated("", failure, (), call, self.gate(run))
 
     def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
         """Start a collective, for the caller to wait for."""
@@ -340,6 +345,7 @@ class Resolver:
         self.buffers.pairs.clear()
         if "headers" in self.__dict__:
             self.headers.free()
+        self.kernels = None
         for name in ("gate_plan", "comparison", "headers", "channel"):
             self.__dict__.pop(name, None)
 
@@ -387,10 +393,11 @@ class Resolver:
             failure = f"{collective}: {error}"
         if failure and not self.check:
             raise LoneInputError(failure)
-        if run is not None:
-            self.gate(run)
+        late = self.gate(run)
         if self.check:
-            facts = self.agreement.check(description, failure, facts, call, gated=True)
+            facts = self.agreement.check_gated(description, failure, facts, call, late)
+        elif late:
+            raise LoneInputError(f"{late.entry()}: ranks run different collectives")
         self.num_bound, all_move = facts.pop(), not facts.pop()
         operands = operands or self.exchange_counts(a)
         choice = None
@@ -446,8 +453,29 @@ class Resolver:
         return plan
 
     def bind_moved(self, resolved: Resolved, staging: StagingBuffers, a: Arguments) -> Plan:
-        """A plan like that of a call for other arrays.  Collective."""
-        return self.bind(resolved._replace(a=a, operands=operands_of(a)), staging)
+        """A plan like that of a call for other arrays of devices, which compares where it can.  Collective."""
+        resolved = resolved._replace(a=a, operands=operands_of(a))
+        if (place := self.where_devices_compare(resolved)) is None:
+            return self.bind(resolved, staging)
+        assert resolved.choice is not None
+        return self.binder.direct(a, resolved.operands, resolved.choice, place, resolved.number)
+
+    def where_devices_compare(self, resolved: Resolved) -> Channel | KernelCalls | None:
+        """Where ranks meet that run what is bound for a call on devices, if they compare there.  Collective.
+
+        Kernels are launched ahead of the others' answers, and so only those of calls that all ranks have bound alike:
+        not where one has an `out` of its own, or counts that the others do not know.
+        """
+        a, choice = resolved.a, resolved.choice
+        if choice is None or choice.shared is None or choice.row.access < Access.STAGED:
+            return None
+        if not choice.shared.has_barriers:
+            return self.channel
+        if a.send_counts is not None or {"root", "out"} <= set(a.spec.takes):
+            return None
+        if self.kernels is None:
+            self.kernels = self.binder.programs(choice.shared).kernel_calls(self.context.rank)
+        return self.kernels
 
     def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
         """What calls of a signature have in common, which is kept for the next one.  Collective."""
@@ -473,6 +501,9 @@ class Resolver:
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
         bound.rebind, bound.compared, bound.buffered = rebind, compared, buffered
+        moved = buffered.plan if buffered else plan
+        if moved and not on_host and self.where_devices_compare(resolved):
+            bound.comparing = cast("DeviceProgram | KernelProgram", moved.rounds[0])
         bound.call.number = call.number
         kept, most = (self.bound, MOST_BOUND) if on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
         if len(kept) >= most:
@@ -501,11 +532,19 @@ class Resolver:
         program.use(number, NOWHERE, NOWHERE, binding)
         run(plan)
 
-    def gate(self, run: Runs = run_now) -> None:
-        """Let ranks that would run what they have bound know that this one has to agree first.  Collective."""
-        self.drain(run)
-        with suppress(MismatchError):
-            self.compare(0, 0, run)
+    def gate(self, run: Runs | None = run_now) -> Call | None:
+        """Let ranks that would run what they have bound know that this one has to agree first.  Collective.
+
+        `run` waits for the others; None where all are known to have come.  Returns the call before in which this rank's
+        device has found that ranks differ, if it has.
+        """
+        if self.kernels:
+            self.kernels.gate()
+        if run is not None:
+            self.drain(run)
+            with suppress(MismatchError):
+                self.compare(0, 0, run)
+        return self.kernels.settle(self.progress) if self.kernels else None
 
     @cached_property
     def gate_plan(self) -> tuple[Program, Plan]:
