@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from operator import mul
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from collectives import algorithms
@@ -22,7 +23,7 @@ from collectives.algorithms import Access
 from collectives.arrays.device import host
 from collectives.arrays.memory import Windows
 from collectives.arrays.views import address_of
-from collectives.job.errors import LoneInputError
+from collectives.job.errors import CommunicationError, InputError, LoneInputError
 from collectives.runtime.arguments import REFUSALS, Arguments, like
 from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuffers, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
@@ -32,7 +33,7 @@ from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
-from collectives.runtime.plan import CopyPair, LateMismatchError, MismatchError, Plan, run_now
+from collectives.runtime.plan import FAILURES, CopyPair, LateMismatchError, MismatchError, Plan, run_now
 from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
 from collectives.runtime.started import NOWHERE, Predecessor, StartedCall
 from collectives.schedule.spec import COLLECTIVES, spec_of
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 MOST_BOUND = 4096  # signatures of which what is bound is kept
 MOST_BOUND_ON_DEVICES = 256  # the same of arrays on devices
 MOST_PLACES = 8  # for which messages of one signature are bound
+LONGEST_WORDS = 500  # of an error that other ranks are told of
 OPTIONS = {name: spec.options for name, spec in COLLECTIVES.items()}
 
 
@@ -217,7 +219,8 @@ class Resolver:
             assert bound.rebind is not None
             if len(bound.places) == MOST_PLACES:
                 del bound.places[next(iter(bound.places))]
-            plan = bound.places[place] = bound.rebind(place)
+            with self.telling(bound.call):
+                plan = bound.places[place] = bound.rebind(place)
         return plan
 
     def run_first(self, request: Request, signed: Signed, compared: bool = False) -> Any:
@@ -225,7 +228,8 @@ class Resolver:
         with Call(self.calls, request.collective) as call:
             call.place = request.place or call.place
             resolved = self.resolve(call, request, compared, moves=signed[-1])
-            bound = self.bind_call(call, signed, resolved)
+            with self.telling(call):
+                bound = self.bind_call(call, signed, resolved)
             call.name = bound.call.name
             o = resolved.operands
             places = [tuple(map(of, (o.given, o.out))) for of in (address_of, self.windows.key_of)]
@@ -310,8 +314,9 @@ class Resolver:
             with Call(self.calls, request.collective) as call:
                 call.place = request.place or call.place
                 resolved = self.resolve(call, request)
-                bound = self.bind_call(call, signed, resolved) if signed else None
-                plan = None if bound else self.bind(resolved)
+                with self.telling(call):
+                    bound = self.bind_call(call, signed, resolved) if signed else None
+                    plan = None if bound else self.bind(resolved)
         if signed and bound:
             plan = StartedCall(self, request, signed, bound, call, self.latest())
             self.latest = weakref.ref(plan)
@@ -334,7 +339,9 @@ class Resolver:
     def plan(self, collective: str, x: Any, arguments: dict[str, Any]) -> Plan:
         """A plan to be run often."""
         with Call(self.calls, f"plan {collective}") as call:
-            plan = self.bind(self.agree(call, collective, x, arguments))
+            resolved = self.agree(call, collective, x, arguments)
+            with self.telling(call):
+                plan = self.bind(resolved)
         return plan.recorded_as(call.of_plan(plan.name))
 
     def free(self) -> None:
@@ -440,6 +447,21 @@ class Resolver:
             return operands_of(a)
 
     # --- binding ---
+
+    @contextmanager
+    def telling(self, call: Call) -> Iterator[None]:
+        """Bind what a call needs; the other ranks, which would wait in vain, are told of an error on this one.
+
+        Raises: CommunicationError.
+        """
+        try:
+            yield
+        except (InputError, *FAILURES):  # which all have, or others have been told of
+            raise
+        except Exception as error:
+            words = f"{call.entry()}: {shorten(f'{type(error).__name__}: {error}', LONGEST_WORDS)}"
+            self.progress.tell(words)
+            raise CommunicationError(words) from error
 
     def bind(self, resolved: Resolved, staging: StagingBuffers | None = None) -> Plan:
         """A plan for the arrays of a call.  Collective."""
