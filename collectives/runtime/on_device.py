@@ -9,12 +9,15 @@ done.  The host waits for no device, and other streams go on.  Only this needs N
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives.arrays.cuda import Cuda
 from collectives.arrays.cuda_programs import FLAG_BYTES, CudaChannel, CudaProgram
@@ -22,7 +25,9 @@ from collectives.arrays.device import TURNS, Device, DeviceStep, Event
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
-from collectives.runtime.checks.call_log import Call, Entry
+from collectives.job.launch import at_exit
+from collectives.runtime.checks.agreement import Side
+from collectives.runtime.checks.call_log import Call, Entry, SourceLine
 from collectives.runtime.direct_binder import DirectBinder, ExportedMemory
 from collectives.runtime.phases import (
     NUM_REGISTERS,
@@ -232,6 +237,7 @@ class KernelCalls:
         barrier = [[DeviceStep([], [], 0)]]
         self.nothing = device.program(barrier, ("sum", BYTE, 1), channel, channel)
         self.launched: deque[Entry] = deque(maxlen=MOST_LAUNCHED)
+        at_exit(leave, weakref.ref(self))
 
     def enter(self, call: Call) -> None:
         """Note a call that will be launched."""
@@ -246,15 +252,30 @@ class KernelCalls:
     def settle(self, progress: Progress) -> Call | None:
         """Wait for the kernels that were launched; return the call in which ranks have differed, if they have."""
         progress.wait(Landing(self.device, self.nothing.event), words="the end of the kernels of calls")
-        launched, self.launched = self.launched, deque(maxlen=MOST_LAUNCHED)
-        number = int(self.channel.failure[0])
-        if not number:
+        entry = self.differed()
+        self.launched.clear()
+        if entry is None:
             return None
         self.channel.recover()
-        entry = next(entry for entry in launched if entry.number == number)
         call = entry.call.of_plan(entry.call.name)
         call.number, call.place = entry.number, entry.place
         return call
+
+    def differed(self) -> Entry | None:
+        """Return the call in which ranks have differed, if it is over."""
+        number = int(self.channel.failure[0])
+        return next(entry for entry in self.launched if entry.number == number) if number else None
+
+
+def leave(calls: Callable[[], KernelCalls | None]) -> None:
+    """At the end of the process, end the job if its last calls have differed: nobody has heard of it."""
+    if left := calls():
+        left.device.synchronize()
+        if entry := left.differed():
+            side = Side(entry.call.description, str(entry.number), str(SourceLine(*entry.place)))
+            words = f"rank {MPI.COMM_WORLD.rank} calls {side}, other ranks call another collective; this ends the job"
+            print(words, file=sys.stderr, flush=True)
+            MPI.COMM_WORLD.Abort(1)
 
 
 class Landing:

@@ -345,7 +345,9 @@ class Resolver:
         return plan.recorded_as(call.of_plan(plan.name))
 
     def free(self) -> None:
-        """Let go what is bound, and its memory."""
+        """Let go what is bound, and its memory.  Collective."""
+        if self.kernels:
+            self.agreement.check("free", "")  # after which none runs, and no mismatch is left unheard of
         self.bound.clear()
         self.bound_on_devices.clear()
         self.staging.clear()

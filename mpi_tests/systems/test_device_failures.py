@@ -53,6 +53,15 @@ cupy.cuda.Device().synchronize()
 """
 
 
+LAST = """
+x = comm.empty(1000, "float32", device=f"cuda:{comm.rank}")
+for op in ("sum", "max", "max" if comm.rank == 1 else "sum"):
+    comm.all_reduce(x, op=op)  # call
+if sys.argv[1] == "free":
+    comm.free()
+"""
+
+
 def run(body, *arguments, **env):
     env |= {"PYTHONPATH": f"{SITE}:{ROOT}", "CUDA_ON_HOST_DEVICES": "3", "COLLECTIVES_CUDA_AWARE": "0"}
     return launch(3, "python", "-c", BEGIN + body, *arguments, env=env, timeout=60)
@@ -93,3 +102,14 @@ def test_a_device_that_does_not_end_is_named(cuda, algorithm, barriers):
     assert "has waited for 2 s, the limit by COLLECTIVES_TIMEOUT_S" in ended.stderr
     own = rf"rank 1 of 3 waits \d+ s in all_reduce {algorithm} #\d+ \(4000 bytes of float32, .*\), its device to finish"
     assert re.search(own, ended.stderr), ended.stderr
+
+
+@pytest.mark.parametrize("end", ["free", "exit"])
+def test_a_last_call_that_differs_does_not_pass_unheard(cuda, end):
+    ended = run(LAST, end)
+    assert ended.returncode != 0
+    words = {
+        "free": r"ranks disagree: rank 0 calls all_reduce.* op=sum.*, rank 1 calls all_reduce.* op=max",
+        "exit": r"rank 0 calls all_reduce\(1000 elements, .* op=sum, .*\) #\d+ \(<string>:\d+\), other ranks call another",
+    }
+    assert re.search(words[end], ended.stderr), ended.stderr
