@@ -69,18 +69,20 @@ class Ranks:
         return texts[0]
 
 
-@pytest.fixture(params=["on the host", "on devices"])
-def meeting(request):
-    return request.param
-
-
-@pytest.fixture(params=["symmetric", "ordinary"])
-def ranks(mpi_comm, cuda, meeting, request):
-    made = Ranks(mpi_comm, cuda, meeting, request.param)
+@pytest.fixture
+def ranks(mpi_comm, cuda, request):
+    made = Ranks(mpi_comm, cuda, *request.param)
     yield made
     made.x = made.shorter = made.whole = None
     gc.collect()
     made.comm.free()
+
+
+AT_HOME = ("on devices", "symmetric")
+each_meeting = pytest.mark.parametrize(
+    "ranks", [("on the host", "symmetric"), AT_HOME, ("on devices", "ordinary")], ids=" ".join, indirect=True
+)
+on_devices = pytest.mark.parametrize("ranks", [AT_HOME], ids=" ".join, indirect=True)
 
 
 OTHERS = {
@@ -96,19 +98,19 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_call_is_named_on_all_ranks(ranks, name):
-    odd, said = OTHERS[name]
-    hosts_meet = name in ("algorithm", "on the host")
-    words = ranks.refused(ranks.sum, lambda: odd(ranks), ranks.look_on_the_host if hosts_meet else None)
-    number = re.search(r" #(\d+) ", words).group(1)
-    one, two = (rf"{re.escape(side)} #{number} \({HERE}\)" for side in (SUM, said))
+@each_meeting
+def test_another_call_is_named_on_all_ranks(ranks):
     last = ranks.comm.size - 1
-    assert re.fullmatch(
-        f"ranks disagree: rank 0 calls {one}, rank {last} calls {two}; call the same on all ranks", words
-    )
+    for name, (odd, said) in OTHERS.items():
+        hosts_meet = name in ("algorithm", "on the host")
+        words = ranks.refused(ranks.sum, lambda odd=odd: odd(ranks), ranks.look_on_the_host if hosts_meet else None)
+        number = re.search(r" #(\d+) ", words).group(1)
+        one, two = (rf"{re.escape(side)} #{number} \({HERE}\)" for side in (SUM, said))
+        expected = f"ranks disagree: rank 0 calls {one}, rank {last} calls {two}; call the same on all ranks"
+        assert re.fullmatch(expected, words), name
 
 
+@each_meeting
 def test_a_skipped_call_is_named_on_all_ranks(ranks):
     """As one would be that needs no answer from the others: here it is only counted."""
 
@@ -122,54 +124,48 @@ def test_a_skipped_call_is_named_on_all_ranks(ranks):
     assert words.endswith(f"rank {ranks.comm.size - 1} has left out 1 before; call the same on all ranks")
 
 
-def test_a_call_that_one_rank_makes_for_the_first_time_is_named(ranks):
-    ranks.check()
-    with pytest.raises(InputError, match=r"rank 0 calls all_reduce\(.* op=sum.* calls all_reduce\(.* op=min"):
-        ranks.look(lambda: ranks.comm.all_reduce(ranks.x, op="min" if ranks.is_last else "sum"))
-    ranks.check()
+@each_meeting
+def test_calls_that_one_rank_makes_for_the_first_time_or_wrongly_are_named(ranks):
+    for op, words in (
+        ("min", r"rank 0 calls all_reduce\(.* op=sum.* calls all_reduce\(.* op=min"),
+        ("none", rf"rank {ranks.comm.size - 1}: all_reduce: .*none"),
+    ):
+        ranks.check()
+        with pytest.raises(InputError, match=words):
+            ranks.look(lambda op=op: ranks.comm.all_reduce(ranks.x, op=op if ranks.is_last else "sum"))
+        ranks.check()
 
 
-def test_what_one_rank_refuses_is_named(ranks):
-    ranks.check()
-    with pytest.raises(InputError, match=rf"rank {ranks.comm.size - 1}: all_reduce: .*none"):
-        ranks.look(lambda: ranks.comm.all_reduce(ranks.x, op="none" if ranks.is_last else "sum"))
-    ranks.check()
-
-
-@pytest.mark.parametrize("meeting", ["on devices"], indirect=True)
-@pytest.mark.parametrize("ranks", ["symmetric"], indirect=True)
+@on_devices
 def test_symmetric_memory_on_some_ranks_only_is_named(ranks, cuda):
     """The devices find it, when it is too late to bind anew."""
     elsewhere = cuda.put(np.zeros(600, np.float32))
     ranks.check()
-    with pytest.raises(
-        InputError, match=f"{re.escape(SUM)} #\\d+: arrays lie in symmetric memory at one place on some"
-    ):
+    with pytest.raises(InputError, match=rf"{re.escape(SUM)} #\d+: arrays lie in symmetric memory at one place on"):
         ranks.look(lambda: ranks.comm.all_reduce(elsewhere if ranks.is_last else ranks.x))
     ranks.check()
 
 
-@pytest.mark.parametrize("meeting", ["on devices"], indirect=True)
+@on_devices
 def test_calls_that_a_graph_captures(ranks, cuda):
     """Whoever launches it, other calls are compared as before."""
     ranks.check()
     with cuda.cupy.cuda.Device(cuda.index):
         cuda.stream.begin_capture()
-        if ranks.memory == "symmetric":
-            ranks.sum()
+        ranks.sum()
         graph = cuda.stream.end_capture()
         for run in range(3):
-            xs = inputs(ranks.comm.size, 600)
-            cuda.fill(ranks.x, xs[ranks.comm.rank] + np.float32(run))
+            xs = [x + np.float32(run) for x in inputs(ranks.comm.size, 600)]
+            cuda.fill(ranks.x, xs[ranks.comm.rank])
             graph.launch(cuda.stream)
-            if ranks.memory == "symmetric":
-                same(cuda.get(ranks.x), reduced([x + np.float32(run) for x in xs], "sum"))
+            same(cuda.get(ranks.x), reduced(xs, "sum"))
             ranks.check()
     ranks.refused(ranks.sum, lambda: ranks.comm.broadcast(ranks.x))
 
 
-def test_a_call_again_is_compared_by_nothing_else(ranks, cuda, meeting, monkeypatch):
-    """The host sends nothing and meets nobody for it but where devices cannot wait for each other."""
+@each_meeting
+def test_a_call_again_is_compared_by_nothing_else(ranks, cuda, monkeypatch):
+    """No messages, no rounds of the hosts of their own; where devices wait for each other, a launch is all there is."""
 
     def refuse(*given, **named):
         raise AssertionError("the hosts compare")
@@ -183,6 +179,7 @@ def test_a_call_again_is_compared_by_nothing_else(ranks, cuda, meeting, monkeypa
     for _ in range(5):
         ranks.sum()
     launches, waits = cuda.library.standin_num_launches(b""), cuda.library.standin_num_waits()
+    monkeypatch.undo()
     assert waits == before[1]
     if ranks.is_late:
         assert launches == before[0] + 5
