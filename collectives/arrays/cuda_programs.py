@@ -4,7 +4,6 @@ Each rank must have a device of its own, or one whose ranks' kernels run at once
 """
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +22,9 @@ BARRIER, COPY, FOLD = range(3)
 
 STEP = np.dtype([("task", TASK), ("kind", "u8")])
 FLAG_BYTES = 16  # of a rank, at barriers of even number, and again at those of odd number
-CHANNEL = np.dtype(
-    [*((name, "u8") for name in ("state", "failure", "num_ranks", "arrivals")), ("signals", "u8", MOST_RANKS)]
-)
-FIELDS = ("steps", "num_steps", "num_turns", "num_barriers", "runs", "key", "number")
-PROGRAM = np.dtype([*((name, "u8") for name in FIELDS), ("channel", CHANNEL)])
+PLACES, SIZES = ("state", "failure", "num_ranks", "arrivals"), ("num_steps", "num_turns", "num_barriers")
+CHANNEL = np.dtype([*((name, "u8") for name in PLACES), ("signals", "u8", MOST_RANKS)])
+PROGRAM = np.dtype([*((name, "u8") for name in ("steps", *SIZES, "runs", "key", "number")), ("channel", CHANNEL)])
 STATE_LENGTH, DIFFERED = 3, 2
 
 
@@ -45,11 +42,8 @@ class CudaChannel:
             device.xp.cuda.get_current_stream().synchronize()
         self.failure = device.host(8).view(np.uint64)  # which run has found that ranks run different ones, if one has
         self.failure[0] = 0
-        self.record = np.zeros((), CHANNEL)
-        values = self.state.data.ptr, self.failure.ctypes.data, len(signals), arrivals
-        for field, value in zip(CHANNEL.names or (), values, strict=False):
-            self.record[field] = value
-        self.record["signals"][: len(signals)] = signals
+        where = [*signals, *[0] * (MOST_RANKS - len(signals))]
+        self.record = np.array((self.state.data.ptr, self.failure.ctypes.data, len(signals), arrivals, where), CHANNEL)
         self.last: tuple[int, Any] | None = None  # of the run before: its stream, and the event after it
 
     def recover(self) -> None:
@@ -85,12 +79,10 @@ class CudaProgram:
             self.runs = xp.zeros(1, np.uint32)
             self.event = xp.cuda.Event(disable_timing=True)
             xp.cuda.get_current_stream().synchronize()
-            self.kernel = kernel(name_of(choices), device.index)
+            self.kernel = cuda_kernels.kernel(name_of(choices), device.index, SOURCE)
         num_barriers = sum(not step.outs for step in turns[0])
-        values = self.steps.data.ptr, len(turns[0]), len(turns), num_barriers, self.runs.data.ptr
-        self.program = np.zeros((), PROGRAM)
-        for field, value in zip(FIELDS, values, strict=False):
-            self.program[field] = value
+        sizes = len(turns[0]), len(turns), num_barriers
+        self.program = np.array((self.steps.data.ptr, *sizes, self.runs.data.ptr, 0, 0, channel.record), PROGRAM)
         at_once = cuda_kernels.num_multiprocessors(device.index)  # those that wait for each other
         most = min(environment.device_blocks() or MOST_BLOCKS, at_once)
         self.num_blocks = max(1, min(-(-work // BLOCK_THREADS), most))
@@ -140,13 +132,3 @@ def name_of(choices: Sequence[Sequence[KernelChoice]]) -> str:
     assert len(folds) < 2, f"a program that folds in different ways: {folds}"
     op, number, at_once = next(iter(folds), ("Sum", "unsigned char", 1))
     return f"run<{op}, {number}, {at_once}>"
-
-
-@cache
-def kernel(name: str, device: int) -> Any:
-    """An instance of the template `run`, for the device, which is current."""
-    import cupy
-
-    code = cuda_kernels.SOURCE.read_text() + SOURCE.read_text()
-    module = cupy.RawModule(code=code, options=cuda_kernels.OPTIONS, name_expressions=(name,))
-    return module.get_function(name)

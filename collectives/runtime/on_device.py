@@ -41,7 +41,7 @@ from collectives.runtime.phases import (
     Segmentation,
     peers_of,
 )
-from collectives.runtime.plan import LateMismatchError, Progress, Waitable
+from collectives.runtime.plan import LateMismatchError, Waitable
 from collectives.runtime.started import NOWHERE
 from collectives.schedule.moves import Parts, Round
 
@@ -109,14 +109,10 @@ class Meeting:
             self.device.synchronize()
         else:
             self.device.mark(self.signals.own[turn])
-        yield from self.arrive()
+        yield from self.arrival.run(self.device)
         if self.signals is not None:
             for peer in self.peers:
                 self.device.wait_for(self.signals.of[peer][turn])
-
-    def arrive(self) -> Iterator[Waitable]:
-        """Wait at a barrier on the host."""
-        yield from self.arrival.run(self.device)
 
 
 class DeviceProgram:
@@ -197,17 +193,17 @@ class KernelProgram:
         self.num_runs = 0
 
     def use(self, call: Call, is_compared: bool) -> None:
-        """Have devices compare at which call the ranks are.
+        """Have devices compare what ranks have bound, and at which call they are.
 
         Raises: LateMismatchError where an earlier run has found that ranks differ.
         """
         assert self.calls is not None
         self.calls.enter(call)
-        self.run_as = key_of(self.binding, call.number * is_compared), call.number
+        self.run_as = self.binding << 32 | call.number * is_compared & 0xFFFFFFFF, call.number
 
     def spin(self) -> bool:
         """Launch it on the caller's stream, which is all that a run is on the host."""
-        self.kernel.launch(self.device.streams()[0], *self.run_as)
+        self.kernel.launch(self.device.current_stream(), *self.run_as)
         self.num_runs += 1
         return True
 
@@ -218,7 +214,7 @@ class KernelProgram:
 
     def run(self, device: Device) -> Iterator[Waitable]:
         """Launch it on the collectives' stream."""
-        self.kernel.launch(self.device.streams()[1], *self.run_as)
+        self.kernel.launch(self.device.stream.ptr, *self.run_as)
         self.num_runs += 1
         yield from ()
 
@@ -235,7 +231,7 @@ class KernelCalls:
     def __init__(self, device: Cuda, channel: CudaChannel, keep: Any):
         self.device, self.channel, self.keep = device, channel, keep
         barrier = [[DeviceStep([], [], 0)]]
-        self.nothing = device.program(barrier, ("sum", BYTE, 1), channel, channel)
+        self.nothing = CudaProgram(device, barrier, ("sum", BYTE, 1), channel, channel)
         self.launched: deque[Entry] = deque(maxlen=MOST_LAUNCHED)
         at_exit(leave, weakref.ref(self))
 
@@ -247,11 +243,11 @@ class KernelCalls:
 
     def gate(self) -> None:
         """Let devices that wait for this one know that its rank runs nothing."""
-        self.nothing.launch(self.device.streams()[1], 0, 0)
+        self.nothing.launch(self.device.stream.ptr, 0, 0)
 
-    def settle(self, progress: Progress) -> Call | None:
+    def settle(self) -> Call | None:
         """Wait for the kernels that were launched; return the call in which ranks have differed, if they have."""
-        progress.wait(Landing(self.device, self.nothing.event), words="the end of the kernels of calls")
+        self.nothing.event.synchronize()
         entry = self.differed()
         self.launched.clear()
         if entry is None:
@@ -276,25 +272,6 @@ def leave(calls: Callable[[], KernelCalls | None]) -> None:
             words = f"rank {MPI.COMM_WORLD.rank} calls {side}, other ranks call another collective; this ends the job"
             print(words, file=sys.stderr, flush=True)
             MPI.COMM_WORLD.Abort(1)
-
-
-class Landing:
-    """An event on a device, for the host to wait for."""
-
-    num_barriers = 0
-
-    def __init__(self, device: Cuda, event: Event):
-        self.device, self.event = device, event
-
-    def test(self) -> bool:
-        return self.device.is_done(self.event)
-
-    spin = test
-
-
-def key_of(binding: int, number: int) -> int:
-    """What ranks compare: what they have bound, and as which of their calls they run it."""
-    return binding << 32 | number & 0xFFFFFFFF
 
 
 class DeviceProgramBinder(DirectBinder):
@@ -338,7 +315,7 @@ class DeviceProgramBinder(DirectBinder):
             steps = [StepWriter(*turn).write_all(parts) for turn in turns]
             calls = channel if isinstance(channel, KernelCalls) else None
             shared = calls.channel if calls else own
-            kernel = self.device.program(steps, (fold.op, fold.dtype, fold.divisor), shared, own)
+            kernel = CudaProgram(self.device, steps, (fold.op, fold.dtype, fold.divisor), shared, own)
             return KernelProgram(self.device, kernel, keep, calls, binding or 1)
         return DeviceProgram([DeviceCompiler(self.device, *turn).compile(parts) for turn in turns], meeting, keep)
 
@@ -352,13 +329,11 @@ class DeviceProgramBinder(DirectBinder):
         self.device.copy(self.device.at(lease.address, nbytes, BYTE, None), nothing)
         self.device.synchronize()
         signals = [self.address_at(lease, other) + rank * FLAG_BYTES for other in range(num_ranks)]
-        return self.device.channel(self.address_at(lease, rank), signals), lease
+        return CudaChannel(self.device, self.address_at(lease, rank), signals), lease
 
     def kernel_calls(self, rank: int) -> KernelCalls:
         """Where the kernels of a communicator's calls wait for each other.  Collective."""
-        channel, lease = self.channel(rank)
-        self.agree_max([0])  # all have cleared their flags
-        return KernelCalls(self.device, channel, lease)
+        return KernelCalls(self.device, *self.channel(rank))
 
     def address_at(self, lease: Lease, rank: int) -> int:
         """Where this process has a rank's part of leased memory."""
@@ -382,17 +357,12 @@ class DeviceProgramBinder(DirectBinder):
 
     def meeting(self, rounds: Sequence[Round], rank: int, channel: Any, binding: int) -> Meeting:
         """A barrier on the host, by the compiled interpreter.  Collective."""
-        from collectives.runtime import kernels
         from collectives.runtime.channel import Channel
-        from collectives.runtime.shared_memory import Program, compile_for
+        from collectives.runtime.shared_memory import ProgramBinder
 
         if channel is None:
             channel = Channel(self.memory, self.world_ranks, [rank, *peers_of(rounds, rank)])
-        if self.memory.node_comm.rank == 0:
-            compile_for(BYTE)  # the others find it on disk then
-        self.agree_max([0])
-        compile_for(BYTE)
-        code = np.array([kernels.BARRIER, 2], np.int64)
-        arrival = Program(code, channel, BYTE, self.oversubscribed, self.meanwhile, binding)
+        ways = self.gather_rows, self.agree_max, self.oversubscribed, self.meanwhile
+        arrival = ProgramBinder(self.world_ranks, self.memory, *ways).gate(channel, binding)
         arrival.keep.append(channel.lease)
         return Meeting(self.device, self.device_memory, arrival, [self.world_ranks[peer] for peer in channel.ranks[1:]])

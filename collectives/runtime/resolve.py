@@ -279,7 +279,7 @@ class Resolver:
             call.place = place or call.place
             if not self.check:
                 raise LoneInputError(failure)
-            self.agreement.check_gated("", failure, (), call, self.gate(run))
+            self.agreement.check("", failure, (), call, partial(self.gate, run))
 
     def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
         """Start a collective, for the caller to wait for."""
@@ -404,7 +404,7 @@ class Resolver:
             raise LoneInputError(failure)
         late = self.gate(run)
         if self.check:
-            facts = self.agreement.check_gated(description, failure, facts, call, late)
+            facts = self.agreement.check(description, failure, facts, call, lambda: late)
         elif late:
             raise LoneInputError(f"{late.entry()}: ranks run different collectives")
         self.num_bound, all_move = facts.pop(), not facts.pop()
@@ -568,7 +568,7 @@ class Resolver:
             self.drain(run)
             with suppress(MismatchError):
                 self.compare(0, 0, run)
-        return self.kernels.settle(self.progress) if self.kernels else None
+        return self.kernels.settle() if self.kernels else None
 
     @cached_property
     def gate_plan(self) -> tuple[Program, Plan]:

@@ -174,7 +174,7 @@ def test_a_call_again_is_compared_by_nothing_else(ranks, cuda, monkeypatch):
     ranks.check()
     cuda.stream.synchronize()
     monkeypatch.setattr(Resolver, "compare", refuse)
-    monkeypatch.setattr(Agreement, "check_gated", refuse)
+    monkeypatch.setattr(Agreement, "check", refuse)
     before = cuda.library.standin_num_launches(b""), cuda.library.standin_num_waits()
     for _ in range(5):
         ranks.sum()

@@ -35,21 +35,21 @@ class Agreement:
         self.extremes = bind_plan(Arguments("all_reduce", rank, size, self.digest, op="max"))
         self.gate: Callable[[], Call | None] = lambda: None  # lets ranks know that would run what they have bound
 
-    def check(self, description: str, failure: str, facts: Sequence[int] = (), call: Call | None = None) -> list[int]:
+    def check(
+        self,
+        description: str,
+        failure: str,
+        facts: Sequence[int] = (),
+        call: Call | None = None,
+        gate: Callable[[], Call | None] | None = None,
+    ) -> list[int]:
         """Raise InputError on all ranks where one has a failure, or not all have said the same.  Collective.
 
         Ranks that say it in a `call` must be at the same number.  Returns the elementwise maximum of the ranks'
-        `facts`, of which there may be up to `NUM_FACTS`.
+        `facts`, of which there may be up to `NUM_FACTS`.  `gate`, in place of the usual one, returns a call before, if
+        devices have found that ranks differ in it: that is what this rank says then.
         """
-        return self.check_gated(description, failure, facts, call, self.gate())
-
-    def check_gated(
-        self, description: str, failure: str, facts: Sequence[int], call: Call | None, late: Call | None
-    ) -> list[int]:
-        """The same once ranks know of each other.
-
-        `late` is a call before, if devices have found that ranks differ in it: that is what this rank says then.
-        """
+        late = (gate or self.gate)()
         if late:
             description, failure, call = late.description, "", late
             late.calls.number = late.number  # those after it have not been run
