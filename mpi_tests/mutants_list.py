@@ -1152,7 +1152,6 @@ DEVICE_CHECKS = [
     mutant(CUDA, "return status != NOT_READY", "return True", NAMED),
     # Calls that devices compare, or hosts at the barriers of devices.
     mutant(PROGRAMS_CU, "same &= load_relaxed", "load_relaxed", DIFFER),
-    mutant(PROGRAMS_CU, "bool same = key != 0;", "bool same = true;", DIFFER),
     mutant(PROGRAMS_CU, "channel.state[DIFFERED] = 1;", "", DIFFER),
     mutant(PROGRAMS_CU, "store_relaxed(channel.failure, program.number);", "", DIFFER),
     mutant(PROGRAMS_CU, "this_thread() == 0 && program.key)", "this_thread() == 0)", DIFFER),

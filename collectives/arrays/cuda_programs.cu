@@ -81,9 +81,9 @@ __device__ void barrier(const Channel& channel, unsigned number, unsigned long l
     __syncthreads();
 }
 
-// Whether all ranks have come to the barrier of that number from the same run, and from one at all.
+// Whether all ranks have come to the barrier of that number from the same run.
 __device__ bool agree(const Channel& channel, unsigned number, unsigned long long key) {
-    bool same = key != 0;
+    bool same = true;
     for (int rank = 0; rank < channel.num_ranks; rank++)
         same &= load_relaxed(&channel.arrivals[number % 2 * channel.num_ranks + rank].key) == key;
     return same;
