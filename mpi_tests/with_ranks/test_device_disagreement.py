@@ -163,6 +163,29 @@ def test_calls_that_a_graph_captures(ranks, cuda):
     ranks.refused(ranks.sum, lambda: ranks.comm.broadcast(ranks.x))
 
 
+@on_devices
+def test_a_graph_is_launched_at_any_time(ranks, cuda):
+    """On another stream than a call, before it on some ranks and after it on others."""
+    xs = inputs(ranks.comm.size, 599)
+    ranks.check()
+    ranks.comm.all_reduce(ranks.shorter)
+    with cuda.cupy.cuda.Device(cuda.index):
+        other = cuda.new_stream(cuda.index)
+        cuda.stream.use()
+        cuda.stream.begin_capture()
+        ranks.sum()
+        graph = cuda.stream.end_capture()
+        cuda.fill(ranks.x, np.full(600, ranks.comm.rank + 1, np.float32))
+        cuda.fill(ranks.shorter, xs[ranks.comm.rank])
+        cuda.stream.synchronize()
+        launches = [lambda: graph.launch(other), lambda: ranks.comm.all_reduce(ranks.shorter)]
+        for launch in reversed(launches) if ranks.is_last else launches:
+            launch()
+        other.synchronize()
+    same(cuda.get(ranks.x), np.full(600, sum(range(ranks.comm.size + 1)), np.float32))
+    same(cuda.get(ranks.shorter), reduced(xs, "sum"))
+
+
 @each_meeting
 def test_a_call_again_is_compared_by_nothing_else(ranks, cuda, monkeypatch):
     """No messages, no rounds of the hosts of their own; where devices wait for each other, a launch is all there is."""
