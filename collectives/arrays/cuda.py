@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import cuda_kernels
-from collectives.arrays.cuda_programs import CudaProgram
-from collectives.arrays.device import Device, DeviceStep, Event
+from collectives.arrays.device import Device, Event
 from collectives.arrays.views import pointer
 from collectives.job.cuda_aware import cuda_awareness
 
@@ -156,20 +155,6 @@ class Cuda(Device):
     def identity(self) -> int:
         """Return a number of this very device, which no other of the machine has."""
         return zlib.crc32(self.xp.cuda.Device(self.index).pci_bus_id.encode())
-
-    def program(
-        self,
-        turns: Sequence[Sequence[DeviceStep]],
-        fold: tuple[str, np.dtype, int],
-        arrivals: int,
-        signals: Sequence[int],
-    ) -> CudaProgram:
-        """Bind steps and barriers that the device does by itself."""
-        return CudaProgram(self, turns, fold, arrivals, signals)
-
-    def streams(self) -> tuple[int, int]:
-        """Return the caller's current stream, and the one of collectives, as CUDA knows them."""
-        return self.current_stream(), self.stream.ptr
 
 
 class TorchCuda(Cuda):

@@ -205,11 +205,12 @@ def num_multiprocessors(device: int) -> int:
 
 
 @cache
-def kernel(name: str, device: int) -> Any:
-    """An instance of the template `fold`, for the device, which is current."""
+def kernel(name: str, device: int, *more: Path) -> Any:
+    """An instance of the template `fold`, or of one in another source, for the device, which is current."""
     import cupy
 
-    module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS, name_expressions=(name,))
+    code = "".join(source.read_text() for source in (SOURCE, *more))
+    module = cupy.RawModule(code=code, options=OPTIONS, name_expressions=(name,))
     with once_per_node(name):
         return module.get_function(name)
 

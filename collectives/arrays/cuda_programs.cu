@@ -1,8 +1,11 @@
 // A direct schedule as one kernel: its phases, and barriers of all ranks between them, without the host.
 //
-// It follows cuda_kernels.cu.  Ranks count barriers, from the first run to the last.  A rank's blocks count in its own
-// memory how many have arrived; the last one writes the barrier's number into each rank's memory, where the blocks of
-// that rank wait for it.  All blocks must be on the device at once: there are few of them.
+// It follows cuda_kernels.cu.  Ranks count a channel's barriers, from the first run to the last.  A rank's blocks count in
+// its own memory how many have come; the last one writes the barrier's number into each rank's memory, where the blocks
+// of that rank wait for it.  All blocks must be on the device at once: there are few of them.
+//
+// Beside the number stands which run it is: where ranks have come to a run's first barrier from different ones, all of
+// them end there, and so do a rank's later runs on the channel, until its host has said otherwise.
 //
 // Source: NVIDIA, Parallel Thread Execution ISA, "Memory Consistency Model"; vLLM, csrc/custom_all_reduce.cuh.
 
@@ -13,15 +16,29 @@ struct Step {  // as collectives/arrays/cuda_programs.py lays it out
     unsigned long long kind;
 };
 
+struct Flag {
+    unsigned long long key;  // of the run, 0 where the rank runs nothing
+    unsigned number, unused;
+};
+
+enum ChannelState { BLOCKS, BARRIERS, DIFFERED };  // that have come to the barrier at hand; so far; whether ranks have
+
+struct Channel {
+    unsigned* state;
+    unsigned long long* failure;  // in the host's memory: the number of the run in which ranks have differed
+    unsigned long long num_ranks;
+    const Flag* arrivals;  // of each rank at the latest barrier of even number, then at that of odd number
+    Flag* signals[64];     // where this rank's stands, in the memory of each
+};
+
 struct Program {
     const Step* steps;                // of both turns, one after the other
     unsigned long long num_steps;     // of a turn
     unsigned long long num_turns;     // 1 where both are the same
     unsigned long long num_barriers;  // of a turn
-    unsigned* counters;               // blocks that have arrived, and runs that are over, from the first run on
-    unsigned long long num_ranks;
-    const unsigned* arrivals;  // the last barrier of each rank, in this rank's memory
-    unsigned* signals[64];     // where this rank's stands, in the memory of each
+    unsigned* runs;                   // that are over
+    unsigned long long key, number;   // of this run
+    Channel channel;
 };
 
 #ifdef __CUDACC__
@@ -33,32 +50,63 @@ __device__ unsigned load_acquire(const unsigned* from) {
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
     return value;
 }
+__device__ void store_relaxed(unsigned long long* to, unsigned long long value) {
+    asm volatile("st.relaxed.sys.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
+}
+__device__ unsigned long long load_relaxed(const unsigned long long* from) {
+    unsigned long long value;
+    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    return value;
+}
 #endif
 
-// Wait until all blocks of all ranks have come to the barrier of that number.  The last block counts the run, if `is_last`.
-__device__ void barrier(const Program& program, unsigned number, bool is_last) {
+// Wait until all blocks of all ranks have come to the barrier of that number.
+__device__ void barrier(const Channel& channel, unsigned number, unsigned long long key) {
+    const unsigned long long first = number % 2 * channel.num_ranks;
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence_system();
-        if (atomicAdd(program.counters, 1u) + 1 == number * gridDim.x) {
+        if (atomicAdd(channel.state + BLOCKS, 1u) + 1 == gridDim.x) {
             __threadfence_system();
-            if (is_last) program.counters[1]++;
-            for (int rank = 0; rank < program.num_ranks; rank++) store_release(program.signals[rank], number);
+            channel.state[BLOCKS] = 0;
+            channel.state[BARRIERS] = number;
+            for (int rank = 0; rank < channel.num_ranks; rank++) {
+                store_relaxed(&channel.signals[rank][first].key, key);
+                store_release(&channel.signals[rank][first].number, number);
+            }
         }
     }
-    for (int rank = threadIdx.x; rank < program.num_ranks; rank += blockDim.x)
-        while (static_cast<int>(load_acquire(program.arrivals + rank) - number) < 0) __nanosleep(20);
+    for (int rank = threadIdx.x; rank < channel.num_ranks; rank += blockDim.x)
+        while (static_cast<int>(load_acquire(&channel.arrivals[first + rank].number) - number) < 0) __nanosleep(20);
     __syncthreads();
 }
 
+// Whether all ranks have come to the barrier of that number from the same run.
+__device__ bool agree(const Channel& channel, unsigned number, unsigned long long key) {
+    bool same = true;
+    for (int rank = 0; rank < channel.num_ranks; rank++)
+        same &= load_relaxed(&channel.arrivals[number % 2 * channel.num_ranks + rank].key) == key;
+    return same;
+}
+
 template <typename Op, typename T, int SOURCES> __global__ void run(const Program program) {
-    const unsigned runs = load_acquire(program.counters + 1);
-    unsigned number = runs * program.num_barriers;
+    const Channel& channel = program.channel;
+    if (load_acquire(channel.state + DIFFERED)) return;
+    const unsigned runs = load_acquire(program.runs), before = load_acquire(channel.state + BARRIERS);
+    unsigned number = before;
     const Step* step = program.steps + runs % program.num_turns * program.num_steps;
     for (int i = 0; i < program.num_steps; i++, step++) {
         if (step->kind == BARRIER) {
             number++;
-            barrier(program, number, number == (runs + 1) * static_cast<unsigned>(program.num_barriers));
+            barrier(channel, number, program.key);
+            if (number == before + 1 && !agree(channel, number, program.key)) {
+                if (this_thread() == 0 && program.key) {
+                    channel.state[DIFFERED] = 1;
+                    store_relaxed(channel.failure, program.number);
+                }
+                return;
+            }
+            if (number == before + program.num_barriers && this_thread() == 0) *program.runs = runs + 1;
         } else if (step->kind == COPY) {
             fold_part<Sum, unsigned char, unsigned char, 1>(step->task, this_thread(), num_threads());
         } else {

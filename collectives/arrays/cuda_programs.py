@@ -4,7 +4,6 @@ Each rank must have a device of its own, or one whose ranks' kernels run at once
 """
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,15 +21,45 @@ MOST_RANKS = MAX_SOURCES
 BARRIER, COPY, FOLD = range(3)
 
 STEP = np.dtype([("task", TASK), ("kind", "u8")])
-FIELDS = ("steps", "num_steps", "num_turns", "num_barriers", "counters", "num_ranks", "arrivals")
-PROGRAM = np.dtype([*((name, "u8") for name in FIELDS), ("signals", "u8", MOST_RANKS)])
+FLAG_BYTES = 16  # of a rank, at barriers of even number, and again at those of odd number
+PLACES, SIZES = ("state", "failure", "num_ranks", "arrivals"), ("num_steps", "num_turns", "num_barriers")
+CHANNEL = np.dtype([*((name, "u8") for name in PLACES), ("signals", "u8", MOST_RANKS)])
+PROGRAM = np.dtype([*((name, "u8") for name in ("steps", *SIZES, "runs", "key", "number")), ("channel", CHANNEL)])
+STATE_LENGTH, DIFFERED = 3, 2
+
+
+class CudaChannel:
+    """Where devices wait for each other, in one program after another.
+
+    `arrivals` is where the ranks show that they have arrived, 0 to begin with; `signals` is where this rank shows it,
+    for each of the ranks.
+    """
+
+    def __init__(self, device: Any, arrivals: int, signals: Sequence[int]):
+        self.device = device
+        with device.on_device():
+            self.state = device.xp.zeros(STATE_LENGTH, np.uint32)
+            device.xp.cuda.get_current_stream().synchronize()
+        self.failure = device.host(8).view(np.uint64)  # which run has found that ranks run different ones, if one has
+        self.failure[0] = 0
+        where = [*signals, *[0] * (MOST_RANKS - len(signals))]
+        self.record = np.array((self.state.data.ptr, self.failure.ctypes.data, len(signals), arrivals, where), CHANNEL)
+        self.last: tuple[int, Any] | None = None  # of the run before: its stream, and the event after it
+
+    def recover(self) -> None:
+        """Let programs run again after one that has found ranks to differ, when all have ended."""
+        flag = self.state.data.ptr + DIFFERED * self.state.itemsize
+        with self.device.on_device():
+            self.device.runtime.memsetAsync(flag, 0, self.state.itemsize, self.device.stream.ptr)
+        self.device.synchronize()
+        self.failure[0] = 0
 
 
 class CudaProgram:
     """A rank's steps of one turn or two, launched as one kernel.
 
-    `arrivals` is where the ranks write that they have arrived: a number for each, 0 to begin with; `signals` is where
-    this rank writes it, for each of the ranks.
+    Its runs meet others' on `channel`; those that a graph captures have one of their own, as who launches it may do so
+    at any time.
     """
 
     def __init__(
@@ -38,43 +67,40 @@ class CudaProgram:
         device: Any,
         turns: Sequence[Sequence[DeviceStep]],
         fold: tuple[str, np.dtype, int],
-        arrivals: int,
-        signals: Sequence[int],
+        channel: CudaChannel,
+        captured: CudaChannel,
     ):
         self.device, self.runtime, xp = device, device.runtime, device.xp
+        self.channel, self.captured = channel, captured
         choices = [[choice_of(step, *fold) for step in steps] for steps in turns]
         steps, work = steps_of(turns, choices, fold[2])
         with device.on_device():
             self.steps = xp.asarray(steps.view(np.uint8))
-            self.counters = xp.zeros(2, np.uint32)
+            self.runs = xp.zeros(1, np.uint32)
             self.event = xp.cuda.Event(disable_timing=True)
             xp.cuda.get_current_stream().synchronize()
-            self.kernel = kernel(name_of(choices), device.index)
+            self.kernel = cuda_kernels.kernel(name_of(choices), device.index, SOURCE)
         num_barriers = sum(not step.outs for step in turns[0])
-        values = (
-            *(self.steps.data.ptr, len(turns[0]), len(turns), num_barriers),
-            *(self.counters.data.ptr, len(signals), arrivals),
-        )
-        self.program = np.zeros((), PROGRAM)
-        for field, value in zip(FIELDS, values, strict=True):
-            self.program[field] = value
-        self.program["signals"][: len(signals)] = signals
+        sizes = len(turns[0]), len(turns), num_barriers
+        self.program = np.array((self.steps.data.ptr, *sizes, self.runs.data.ptr, 0, 0, channel.record), PROGRAM)
         at_once = cuda_kernels.num_multiprocessors(device.index)  # those that wait for each other
         most = min(environment.device_blocks() or MOST_BLOCKS, at_once)
         self.num_blocks = max(1, min(-(-work // BLOCK_THREADS), most))
-        self.last: int | None = None  # the stream of the run before
 
-    def launch(self, stream: int) -> None:
-        """Run after what is on a stream by now, and after the run before."""
+    def launch(self, stream: int, key: int, number: int) -> None:
+        """Run after what is on a stream by now, and after the channel's run before, if ranks run that of one key."""
+        program = self.program
         with self.device.on_device():
             captured = self.runtime.streamIsCapturing(stream)
-            if self.last not in (None, stream) and not captured:
-                self.runtime.streamWaitEvent(stream, self.event.ptr)
-            self.kernel((self.num_blocks,), (BLOCK_THREADS,), (self.program,), stream=SimpleNamespace(ptr=stream))
+            channel = self.captured if captured else self.channel
+            if channel.last and channel.last[0] != stream and not captured:
+                self.runtime.streamWaitEvent(stream, channel.last[1].ptr)
+            program["key"], program["number"], program["channel"] = key, number, channel.record
+            self.kernel((self.num_blocks,), (BLOCK_THREADS,), (program,), stream=SimpleNamespace(ptr=stream))
             if not captured:  # a graph's runs are ordered by who launches it
                 self.runtime.eventRecord(self.event.ptr, stream)
                 self.runtime.streamWaitEvent(self.device.stream.ptr, self.event.ptr)
-                self.last = stream
+                channel.last = stream, self.event
 
 
 def choice_of(step: DeviceStep, op: str, dtype: np.dtype, divisor: int) -> KernelChoice:
@@ -106,13 +132,3 @@ def name_of(choices: Sequence[Sequence[KernelChoice]]) -> str:
     assert len(folds) < 2, f"a program that folds in different ways: {folds}"
     op, number, at_once = next(iter(folds), ("Sum", "unsigned char", 1))
     return f"run<{op}, {number}, {at_once}>"
-
-
-@cache
-def kernel(name: str, device: int) -> Any:
-    """An instance of the template `run`, for the device, which is current."""
-    import cupy
-
-    code = cuda_kernels.SOURCE.read_text() + SOURCE.read_text()
-    module = cupy.RawModule(code=code, options=cuda_kernels.OPTIONS, name_expressions=(name,))
-    return module.get_function(name)

@@ -101,8 +101,7 @@ class DeviceMemory(SymmetricMemory):
         mapping = Mapping(own, list(bases.values()))
         if self.on_any(failure):
             self.close_all([mapping])
-            why = failure or "another rank was refused it"
-            raise InputError(f"no {nbytes >> 20} MiB of memory on {self.device.place} that ranks share: {why}")
+            raise InputError(f"no {nbytes >> 20} MiB of device memory that ranks share: {self.first_failure(failure)}")
         assert own is not None
         bases[self.world_ranks[self.me]] = own.ptr
         return Window(key, own.ptr, nbytes, bases, mapping)

@@ -126,7 +126,7 @@ class SymmetricMemory:
     slab_bytes = SLAB_BYTES
 
     def __init__(self, comm: MPI.Comm, node: int, windows: Windows, agree_max: Any):
-        self.node_comm = MPI.Intracomm(comm.Split(node))
+        self.comm, self.node_comm = comm, MPI.Intracomm(comm.Split(node))
         self.windows, self.agree_max = windows, agree_max
         self.is_first = comm.rank == 0
         group, world = self.node_comm.Get_group(), MPI.COMM_WORLD.Get_group()
@@ -194,10 +194,15 @@ class SymmetricMemory:
         if self.node_comm.rank == 0 and path:
             os.unlink(path)
         if failed:
-            raise InputError(f"no {nbytes >> 20} MiB that ranks share: {failure or 'another rank was refused them'}")
+            raise InputError(f"no {nbytes >> 20} MiB that ranks share: {self.first_failure(failure)}")
         first = pointer(mapping)
         bases = {world: first + i * part for i, world in enumerate(self.world_ranks)}
         return Window(key, bases[self.world_ranks[self.node_comm.rank]], nbytes, bases, mapping)
+
+    def first_failure(self, failure: str) -> str:
+        """Return which rank is the first that has one, and what it is.  Collective."""
+        failures = self.comm.allgather(failure)
+        return next(f"rank {rank}: {words}" for rank, words in enumerate(failures) if words)
 
     def close_windows(self, windows: list[Window]) -> None:
         """Give back what a window has beside its memory.  Collective."""

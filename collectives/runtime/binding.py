@@ -30,6 +30,7 @@ from collectives.schedule.spec import Chunks, spec_of
 if TYPE_CHECKING:
     from collectives.runtime.channel import Channel
     from collectives.runtime.context import Context
+    from collectives.runtime.on_device import KernelCalls
 
 
 class Choice(NamedTuple):
@@ -140,7 +141,7 @@ class Binder:
         return MessageBinder(self.context, a.collective, choice, self, staging).plan(a, o)
 
     def direct(
-        self, a: Arguments, o: Operands, choice: Choice, channel: Channel | None = None, binding: int = 0
+        self, a: Arguments, o: Operands, choice: Choice, channel: Channel | KernelCalls | None = None, binding: int = 0
     ) -> Plan:
         """A plan of a direct schedule, on a channel of its own or on one that it shares.  Collective."""
         row, facts, shared = choice

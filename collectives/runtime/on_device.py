@@ -8,18 +8,25 @@ done.  The host waits for no device, and other streams go on.  Only this needs N
 
 from __future__ import annotations
 
+import sys
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives.arrays.cuda import Cuda
-from collectives.arrays.cuda_programs import CudaProgram
+from collectives.arrays.cuda_programs import FLAG_BYTES, CudaChannel, CudaProgram
 from collectives.arrays.device import TURNS, Device, DeviceStep, Event
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
+from collectives.job.launch import at_exit
+from collectives.runtime.checks.agreement import Side
+from collectives.runtime.checks.call_log import Call, Entry, SourceLine
 from collectives.runtime.direct_binder import DirectBinder, ExportedMemory
 from collectives.runtime.phases import (
     NUM_REGISTERS,
@@ -33,7 +40,8 @@ from collectives.runtime.phases import (
     Segmentation,
     peers_of,
 )
-from collectives.runtime.plan import Waitable
+from collectives.runtime.plan import LateMismatchError, Waitable
+from collectives.runtime.started import NOWHERE
 from collectives.schedule.moves import Parts, Round
 
 if TYPE_CHECKING:
@@ -43,7 +51,7 @@ if TYPE_CHECKING:
 Operation = Callable[[], None]
 Part = list[list[Operation]]  # what is done before the first meeting, between two, and after the last
 BYTE = np.dtype(np.uint8)
-FLAG_BYTES = 4
+MOST_LAUNCHED = 4096  # calls that devices may still have to run
 
 
 class DeviceCompiler(PhaseCompiler):
@@ -87,28 +95,23 @@ class DeviceCompiler(PhaseCompiler):
 
 
 class Meeting:
-    """A barrier of a node's ranks, used again and again."""
+    """A barrier of a node's ranks, used again and again, at which they compare what they run."""
 
     def __init__(self, device: Cuda, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
         self.device, self.arrival, self.signals = device, arrival, memory.signals
         self.peers = peers  # world ranks
-        self.turn = 0
 
     def meet(self) -> Iterator[Waitable]:
         """Order what follows on this stream after what the peers have put on theirs before they came."""
+        turn = self.arrival.num_barriers % TURNS  # who is slow waits for no later work than that of this meeting
         if self.signals is None:
             self.device.synchronize()
         else:
-            self.device.mark(self.signals.own[self.turn])
-        yield from self.arrive()
+            self.device.mark(self.signals.own[turn])
+        yield from self.arrival.run(self.device)
         if self.signals is not None:
             for peer in self.peers:
-                self.device.wait_for(self.signals.of[peer][self.turn])
-            self.turn = (self.turn + 1) % TURNS  # who is slow waits for no later work than that of this meeting
-
-    def arrive(self) -> Iterator[Waitable]:
-        """Wait at a barrier on the host."""
-        yield from self.arrival.run(self.device)
+                self.device.wait_for(self.signals.of[peer][turn])
 
 
 class DeviceProgram:
@@ -121,15 +124,18 @@ class DeviceProgram:
         self.meeting, self.keep = meeting, keep
         self.next = 0
 
+    def use(self, call: Call, is_compared: bool) -> None:
+        """Have ranks compare at which call they are."""
+        self.meeting.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
+
     def run(self, device: Device) -> Iterator[Waitable]:
         """Run a part."""
-        part = self.parts[self.next]
-        self.next = (self.next + 1) % len(self.parts)
-        for nth, operations in enumerate(part):
+        for nth, operations in enumerate(self.parts[self.next]):
             if nth:
                 yield from self.meeting.meet()
             for operation in operations:
                 operation()
+        self.next = (self.next + 1) % len(self.parts)
 
     def requests(self) -> list:
         return []
@@ -179,13 +185,24 @@ class KernelProgram:
 
     number, moves, is_short = 0, (), True
 
-    def __init__(self, device: Cuda, kernel: CudaProgram, keep: Any):
+    def __init__(self, device: Cuda, kernel: CudaProgram, keep: Any, calls: KernelCalls | None, binding: int):
         self.device, self.kernel, self.keep = device, kernel, keep
+        self.calls, self.binding = calls, binding
+        self.run_as = binding << 32, 0  # its key and number
         self.num_runs = 0
+
+    def use(self, call: Call, is_compared: bool) -> None:
+        """Have devices compare what ranks have bound, and at which call they are.
+
+        Raises: LateMismatchError where an earlier run has found that ranks differ.
+        """
+        assert self.calls is not None
+        self.calls.enter(call)
+        self.run_as = self.binding << 32 | call.number * is_compared & 0xFFFFFFFF, call.number
 
     def spin(self) -> bool:
         """Launch it on the caller's stream, which is all that a run is on the host."""
-        self.kernel.launch(self.device.streams()[0])
+        self.kernel.launch(self.device.current_stream(), *self.run_as)
         self.num_runs += 1
         return True
 
@@ -196,7 +213,7 @@ class KernelProgram:
 
     def run(self, device: Device) -> Iterator[Waitable]:
         """Launch it on the collectives' stream."""
-        self.kernel.launch(self.device.streams()[1])
+        self.kernel.launch(self.device.stream.ptr, *self.run_as)
         self.num_runs += 1
         yield from ()
 
@@ -205,6 +222,55 @@ class KernelProgram:
 
     def awaits(self) -> str:
         return "on its way"
+
+
+class KernelCalls:
+    """The calls of a communicator that are kernels.  Devices compare them, and the host hears of it later."""
+
+    def __init__(self, device: Cuda, channel: CudaChannel, keep: Any):
+        self.device, self.channel, self.keep = device, channel, keep
+        barrier = [[DeviceStep([], [], 0)]]
+        self.nothing = CudaProgram(device, barrier, ("sum", BYTE, 1), channel, channel)
+        self.launched: deque[Entry] = deque(maxlen=MOST_LAUNCHED)
+        at_exit(leave, weakref.ref(self))
+
+    def enter(self, call: Call) -> None:
+        """Note a call that will be launched."""
+        if self.channel.failure[0]:
+            raise LateMismatchError
+        self.launched.append(call.entry())
+
+    def gate(self) -> None:
+        """Let devices that wait for this one know that its rank runs nothing."""
+        self.nothing.launch(self.device.stream.ptr, 0, 0)
+
+    def settle(self) -> Call | None:
+        """Wait for the kernels that were launched; return the call in which ranks have differed, if they have."""
+        self.nothing.event.synchronize()
+        entry = self.differed()
+        self.launched.clear()
+        if entry is None:
+            return None
+        self.channel.recover()
+        call = entry.call.of_plan(entry.call.name)
+        call.number, call.place = entry.number, entry.place
+        return call
+
+    def differed(self) -> Entry | None:
+        """Return the call in which ranks have differed, if it is over."""
+        number = int(self.channel.failure[0])
+        return next(entry for entry in self.launched if entry.number == number) if number else None
+
+
+def leave(calls: Callable[[], KernelCalls | None]) -> None:
+    """At the end of the process, end the job if its last calls have differed: nobody has heard of it."""
+    if left := calls():
+        left.device.synchronize()
+        if entry := left.differed():
+            side = Side(entry.call.description, str(entry.number), str(SourceLine(*entry.place)))
+            words = f"rank {MPI.COMM_WORLD.rank} calls {side}, other ranks call another collective; this ends the job"
+            print(words, file=sys.stderr, flush=True)
+            MPI.COMM_WORLD.Abort(1)
 
 
 class DeviceProgramBinder(DirectBinder):
@@ -222,7 +288,7 @@ class DeviceProgramBinder(DirectBinder):
         fold: Reduction,
         rank: int,
         segmentation: Segmentation,
-        channel: Channel | None = None,
+        channel: Channel | KernelCalls | None = None,
         binding: int = 0,
     ) -> DeviceProgram | KernelProgram:
         """Bind as on the host, but for these arrays and no others."""
@@ -232,8 +298,8 @@ class DeviceProgramBinder(DirectBinder):
         )
         lease = self.device_memory.allocate(TURNS * buffers.turn_bytes)
         by_themselves = self.device_memory.has_barriers and self.meanwhile is None  # with no messages in between
-        meeting = None if by_themselves else self.meeting(rounds, rank)
-        flags = self.flags() if by_themselves else None
+        meeting = None if by_themselves else self.meeting(rounds, rank, channel, binding or 1)
+        own, flags = self.channel(rank) if by_themselves else (None, None)
         rows = self.exchange(arrays, chunks, buffers, buffers.turn_bytes)
         ranks = [rank, *peers_of(rounds, rank)]
         layouts = self.layouts(ranks, rows, chunks)
@@ -244,24 +310,29 @@ class DeviceProgramBinder(DirectBinder):
             turns.append((registers, rank, layouts, buffers, segmentation, fold))
         keep = [lease, flags, *arrays]
         if meeting is None:
-            assert flags is not None
+            assert own is not None
             steps = [StepWriter(*turn).write_all(parts) for turn in turns]
-            signals = [self.address_at(flags, other) + rank * FLAG_BYTES for other in ranks]
-            kernel = self.device.program(
-                steps, (fold.op, fold.dtype, fold.divisor), self.address_at(flags, rank), signals
-            )
-            return KernelProgram(self.device, kernel, keep)
+            calls = channel if isinstance(channel, KernelCalls) else None
+            shared = calls.channel if calls else own
+            kernel = CudaProgram(self.device, steps, (fold.op, fold.dtype, fold.divisor), shared, own)
+            return KernelProgram(self.device, kernel, keep, calls, binding or 1)
         return DeviceProgram([DeviceCompiler(self.device, *turn).compile(parts) for turn in turns], meeting, keep)
 
-    def flags(self) -> Lease:
-        """Memory in which ranks write what barriers they have come to: none yet.  Collective."""
-        nbytes = FLAG_BYTES * len(self.world_ranks)
+    def channel(self, rank: int) -> tuple[CudaChannel, Lease]:
+        """Where all ranks' devices wait for each other, and its memory.  Collective."""
+        num_ranks = len(self.world_ranks)
+        nbytes = TURNS * FLAG_BYTES * num_ranks
         lease = self.device_memory.allocate(nbytes)
         nothing = self.device.host(nbytes)
         nothing[:] = 0
         self.device.copy(self.device.at(lease.address, nbytes, BYTE, None), nothing)
         self.device.synchronize()
-        return lease
+        signals = [self.address_at(lease, other) + rank * FLAG_BYTES for other in range(num_ranks)]
+        return CudaChannel(self.device, self.address_at(lease, rank), signals), lease
+
+    def kernel_calls(self, rank: int) -> KernelCalls:
+        """Where the kernels of a communicator's calls wait for each other.  Collective."""
+        return KernelCalls(self.device, *self.channel(rank))
 
     def address_at(self, lease: Lease, rank: int) -> int:
         """Where this process has a rank's part of leased memory."""
@@ -283,18 +354,14 @@ class DeviceProgramBinder(DirectBinder):
             registers[first : first + TURNS] = pair
         return registers
 
-    def meeting(self, rounds: Sequence[Round], rank: int) -> Meeting:
+    def meeting(self, rounds: Sequence[Round], rank: int, channel: Any, binding: int) -> Meeting:
         """A barrier on the host, by the compiled interpreter.  Collective."""
-        from collectives.runtime import kernels
         from collectives.runtime.channel import Channel
-        from collectives.runtime.shared_memory import Program, compile_for
+        from collectives.runtime.shared_memory import ProgramBinder
 
-        channel = Channel(self.memory, self.world_ranks, [rank, *peers_of(rounds, rank)])
-        if self.memory.node_comm.rank == 0:
-            compile_for(BYTE)  # the others find it on disk then
-        self.agree_max([0])
-        compile_for(BYTE)
-        code = np.array([kernels.BARRIER, 2], np.int64)
-        arrival = Program(code, channel, BYTE, self.oversubscribed, self.meanwhile, binding=1)
+        if channel is None:
+            channel = Channel(self.memory, self.world_ranks, [rank, *peers_of(rounds, rank)])
+        ways = self.gather_rows, self.agree_max, self.oversubscribed, self.meanwhile
+        arrival = ProgramBinder(self.world_ranks, self.memory, *ways).gate(channel, binding)
         arrival.keep.append(channel.lease)
         return Meeting(self.device, self.device_memory, arrival, [self.world_ranks[peer] for peer in channel.ranks[1:]])

@@ -87,6 +87,10 @@ class MismatchError(CommunicationError):
     """Ranks have come to one barrier from different calls.  Nothing has been done yet, on any of them."""
 
 
+class LateMismatchError(MismatchError):
+    """The same of a call before, as this rank's device has found; other ranks may not have heard of it."""
+
+
 class Progress:
     """Waits for requests, and keeps this process's other started plans moving meanwhile."""
 

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from operator import mul
-from typing import TYPE_CHECKING, Any, NamedTuple
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from collectives import algorithms
 from collectives.algorithms import Access
 from collectives.arrays.device import host
 from collectives.arrays.memory import Windows
 from collectives.arrays.views import address_of
-from collectives.job.errors import LoneInputError
+from collectives.job.errors import CommunicationError, InputError, LoneInputError
 from collectives.runtime.arguments import REFUSALS, Arguments, like
 from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuffers, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
@@ -32,7 +33,7 @@ from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
-from collectives.runtime.plan import CopyPair, MismatchError, Plan, run_now
+from collectives.runtime.plan import FAILURES, CopyPair, LateMismatchError, MismatchError, Plan, run_now
 from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
 from collectives.runtime.started import NOWHERE, Predecessor, StartedCall
 from collectives.schedule.spec import COLLECTIVES, spec_of
@@ -40,11 +41,13 @@ from collectives.schedule.spec import COLLECTIVES, spec_of
 if TYPE_CHECKING:
     from collectives.runtime.channel import Channel
     from collectives.runtime.context import Context
+    from collectives.runtime.on_device import DeviceProgram, KernelCalls, KernelProgram
     from collectives.runtime.shared_memory import Program
 
 MOST_BOUND = 4096  # signatures of which what is bound is kept
 MOST_BOUND_ON_DEVICES = 256  # the same of arrays on devices
 MOST_PLACES = 8  # for which messages of one signature are bound
+LONGEST_WORDS = 500  # of an error that other ranks are told of
 OPTIONS = {name: spec.options for name, spec in COLLECTIVES.items()}
 
 
@@ -93,6 +96,7 @@ class Bound:
         self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
         self.compared: ComparedPlan | None = None  # which brings any arrays
         self.buffered: BufferedPlan | None = None  # the same of devices
+        self.comparing: DeviceProgram | KernelProgram | None = None  # a device's, which compares at its first barrier
         self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
         self.has_result = o.result is not None
         self.returns_x = o.result is a.x and a.x is not a.out  # on ranks that get none, whatever out is
@@ -126,6 +130,7 @@ class Resolver:
         self.num_bound = 0
         self.by_messages = not context.compares_in_memory  # which calls are compared
         self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
+        self.kernels: KernelCalls | None = None  # once there are calls that devices compare
         self.latest: Callable[[], Plan | None] = lambda: None
 
     # --- calls ---
@@ -175,11 +180,11 @@ class Resolver:
                     program.lie_in(keys)
                 if not at_once or self.progress.started or not program.launch(number * self.check, *addresses):
                     self.execute(bound, addresses, keys, run)
-        except MismatchError:
+        except MismatchError as mismatch:
             calls.number -= 1
             calls.record.ring.pop()
             request = Request(collective, x, out, options, run, note, place)
-            return self.run_first(request, signed, compared=True)
+            return self.run_first(request, signed, compared=not isinstance(mismatch, LateMismatchError))
         return result
 
     def execute(self, bound: Bound, addresses: tuple[int, ...], keys: tuple[int, ...], run: Runs) -> None:
@@ -196,7 +201,10 @@ class Resolver:
             bound.compared.use(number, addresses)
             plan = bound.compared
         else:
-            self.compare(bound.number, number, run)
+            if bound.comparing is None:
+                self.compare(bound.number, number, run)
+            else:
+                bound.comparing.use(call, self.check)
             plan = bound.buffered.on(addresses) if bound.buffered else plan or self.plan_at(bound, addresses)
             plan.prepare()
         assert plan is not None
@@ -211,7 +219,8 @@ class Resolver:
             assert bound.rebind is not None
             if len(bound.places) == MOST_PLACES:
                 del bound.places[next(iter(bound.places))]
-            plan = bound.places[place] = bound.rebind(place)
+            with self.telling(bound.call):
+                plan = bound.places[place] = bound.rebind(place)
         return plan
 
     def run_first(self, request: Request, signed: Signed, compared: bool = False) -> Any:
@@ -219,7 +228,8 @@ class Resolver:
         with Call(self.calls, request.collective) as call:
             call.place = request.place or call.place
             resolved = self.resolve(call, request, compared, moves=signed[-1])
-            bound = self.bind_call(call, signed, resolved)
+            with self.telling(call):
+                bound = self.bind_call(call, signed, resolved)
             call.name = bound.call.name
             o = resolved.operands
             places = [tuple(map(of, (o.given, o.out))) for of in (address_of, self.windows.key_of)]
@@ -269,8 +279,7 @@ class Resolver:
             call.place = place or call.place
             if not self.check:
                 raise LoneInputError(failure)
-            self.gate(run)
-            self.agreement.check("", failure, call=call, gated=True)
+            self.agreement.check("", failure, (), call, partial(self.gate, run))
 
     def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
         """Start a collective, for the caller to wait for."""
@@ -305,8 +314,9 @@ class Resolver:
             with Call(self.calls, request.collective) as call:
                 call.place = request.place or call.place
                 resolved = self.resolve(call, request)
-                bound = self.bind_call(call, signed, resolved) if signed else None
-                plan = None if bound else self.bind(resolved)
+                with self.telling(call):
+                    bound = self.bind_call(call, signed, resolved) if signed else None
+                    plan = None if bound else self.bind(resolved)
         if signed and bound:
             plan = StartedCall(self, request, signed, bound, call, self.latest())
             self.latest = weakref.ref(plan)
@@ -329,17 +339,22 @@ class Resolver:
     def plan(self, collective: str, x: Any, arguments: dict[str, Any]) -> Plan:
         """A plan to be run often."""
         with Call(self.calls, f"plan {collective}") as call:
-            plan = self.bind(self.agree(call, collective, x, arguments))
+            resolved = self.agree(call, collective, x, arguments)
+            with self.telling(call):
+                plan = self.bind(resolved)
         return plan.recorded_as(call.of_plan(plan.name))
 
     def free(self) -> None:
-        """Let go what is bound, and its memory."""
+        """Let go what is bound, and its memory.  Collective."""
+        if self.kernels:
+            self.agreement.check("free", "")  # after which none runs, and no mismatch is left unheard of
         self.bound.clear()
         self.bound_on_devices.clear()
         self.staging.clear()
         self.buffers.pairs.clear()
         if "headers" in self.__dict__:
             self.headers.free()
+        self.kernels = None
         for name in ("gate_plan", "comparison", "headers", "channel"):
             self.__dict__.pop(name, None)
 
@@ -387,10 +402,11 @@ class Resolver:
             failure = f"{collective}: {error}"
         if failure and not self.check:
             raise LoneInputError(failure)
-        if run is not None:
-            self.gate(run)
+        late = self.gate(run)
         if self.check:
-            facts = self.agreement.check(description, failure, facts, call, gated=True)
+            facts = self.agreement.check(description, failure, facts, call, lambda: late)
+        elif late:
+            raise LoneInputError(f"{late.entry()}: ranks run different collectives")
         self.num_bound, all_move = facts.pop(), not facts.pop()
         operands = operands or self.exchange_counts(a)
         choice = None
@@ -434,6 +450,21 @@ class Resolver:
 
     # --- binding ---
 
+    @contextmanager
+    def telling(self, call: Call) -> Iterator[None]:
+        """Bind what a call needs; the other ranks, which would wait in vain, are told of an error on this one.
+
+        Raises: CommunicationError.
+        """
+        try:
+            yield
+        except (InputError, *FAILURES):  # which all have, or others have been told of
+            raise
+        except Exception as error:
+            words = f"{call.entry()}: {shorten(f'{type(error).__name__}: {error}', LONGEST_WORDS)}"
+            self.progress.tell(words)
+            raise CommunicationError(words) from error
+
     def bind(self, resolved: Resolved, staging: StagingBuffers | None = None) -> Plan:
         """A plan for the arrays of a call.  Collective."""
         a, o, choice, fused, *_ = resolved
@@ -446,8 +477,29 @@ class Resolver:
         return plan
 
     def bind_moved(self, resolved: Resolved, staging: StagingBuffers, a: Arguments) -> Plan:
-        """A plan like that of a call for other arrays.  Collective."""
-        return self.bind(resolved._replace(a=a, operands=operands_of(a)), staging)
+        """A plan like that of a call for other arrays of devices, which compares where it can.  Collective."""
+        resolved = resolved._replace(a=a, operands=operands_of(a))
+        if (place := self.where_devices_compare(resolved)) is None:
+            return self.bind(resolved, staging)
+        assert resolved.choice is not None
+        return self.binder.direct(a, resolved.operands, resolved.choice, place, resolved.number)
+
+    def where_devices_compare(self, resolved: Resolved) -> Channel | KernelCalls | None:
+        """Where ranks meet that run what is bound for a call on devices, if they compare there.  Collective.
+
+        Kernels are launched ahead of the others' answers, and so only those of calls that all ranks have bound alike:
+        not where one has an `out` of its own, or counts that the others do not know.
+        """
+        a, choice = resolved.a, resolved.choice
+        if choice is None or choice.shared is None or choice.row.access < Access.STAGED:
+            return None
+        if not choice.shared.has_barriers:
+            return self.channel
+        if a.send_counts is not None or {"root", "out"} <= set(a.spec.takes):
+            return None
+        if self.kernels is None:
+            self.kernels = self.binder.programs(choice.shared).kernel_calls(self.context.rank)
+        return self.kernels
 
     def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
         """What calls of a signature have in common, which is kept for the next one.  Collective."""
@@ -473,6 +525,9 @@ class Resolver:
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
         bound.rebind, bound.compared, bound.buffered = rebind, compared, buffered
+        moved = buffered.plan if buffered else plan
+        if moved and not on_host and self.where_devices_compare(resolved):
+            bound.comparing = cast("DeviceProgram | KernelProgram", moved.rounds[0])
         bound.call.number = call.number
         kept, most = (self.bound, MOST_BOUND) if on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
         if len(kept) >= most:
@@ -501,11 +556,19 @@ class Resolver:
         program.use(number, NOWHERE, NOWHERE, binding)
         run(plan)
 
-    def gate(self, run: Runs = run_now) -> None:
-        """Let ranks that would run what they have bound know that this one has to agree first.  Collective."""
-        self.drain(run)
-        with suppress(MismatchError):
-            self.compare(0, 0, run)
+    def gate(self, run: Runs | None = run_now) -> Call | None:
+        """Let ranks that would run what they have bound know that this one has to agree first.  Collective.
+
+        `run` waits for the others; None where all are known to have come.  Returns the call before in which this rank's
+        device has found that ranks differ, if it has.
+        """
+        if self.kernels:
+            self.kernels.gate()
+        if run is not None:
+            self.drain(run)
+            with suppress(MismatchError):
+                self.compare(0, 0, run)
+        return self.kernels.settle() if self.kernels else None
 
     @cached_property
     def gate_plan(self) -> tuple[Program, Plan]:

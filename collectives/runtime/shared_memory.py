@@ -274,13 +274,15 @@ class ProgramBinder(DirectBinder):
         program.use(0, tuple(map(address_of, arrays[:NUM_SHARED])), program.keys)
         return program
 
-    def gate(self, channel: Channel) -> Program:
+    def gate(self, channel: Channel, binding: int = 0) -> Program:
         """A program of one barrier, at which ranks compare what they are about to run."""
         dtype = np.dtype(np.uint8)
         if self.memory.node_comm.rank == 0:
             compile_for(dtype)
         self.agree_max([0])
-        return Program(np.array([kernels.BARRIER, 2], np.int64), channel, dtype, self.oversubscribed)
+        compile_for(dtype)
+        code = np.array([kernels.BARRIER, 2], np.int64)
+        return Program(code, channel, dtype, self.oversubscribed, self.meanwhile, binding)
 
     def fill(self, program: Program, rows: Sequence[tuple[ExportedMemory, list[int]]], channel: Channel) -> None:
         """Put into a program's registers where the ranks' staging buffers are, and how to find their arrays."""

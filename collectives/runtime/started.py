@@ -49,7 +49,8 @@ class StartedCall(Plan):
         while not (yield from self.attempt()):
             self.entered.name = self.request.collective  # as ranks compare it
             resolved = self.resolver.resolve(self.entered, self.request, compared=True)
-            self.bound = self.resolver.bind_call(self.entered, self.signed, resolved)
+            with self.resolver.telling(self.entered):
+                self.bound = self.resolver.bind_call(self.entered, self.signed, resolved)
             self.entered.name = self.bound.call.name
         for target, source in self.after:
             self.device.copy(target, source)

@@ -9,7 +9,7 @@ from mpi_tests.helpers.launch import ROOT, launch
 
 BEGIN = """
 import sys, time
-import cupy
+import cupy, numpy
 import collectives
 from mpi_tests.helpers.cuda_on_host.load import load
 
@@ -49,6 +49,25 @@ cupy.cuda.Device().synchronize()
 if comm.rank == 1:
     endless((1,), (1,), (cupy.zeros(1, "int32"),))
 plan()  # call
+cupy.cuda.Device().synchronize()
+"""
+
+
+LAST = """
+x = comm.empty(1000, "float32", device=f"cuda:{comm.rank}")
+for op in ("sum", "max", "max" if comm.rank == 1 else "sum"):
+    comm.all_reduce(x, op=op)  # call
+if sys.argv[1] == "free":
+    comm.free()
+"""
+
+ELSEWHERE = """
+limited, numbers = collectives.Communicator(comm.mpi, timeout_s=2), numpy.ones(9)
+x = limited.empty(1000, "float32", device=f"cuda:{comm.rank}")
+for _ in range(2):
+    limited.all_reduce(x)
+    limited.all_reduce(numbers)
+limited.all_reduce(numbers if comm.rank == 1 else x)  # call
 cupy.cuda.Device().synchronize()
 """
 
@@ -93,3 +112,22 @@ def test_a_device_that_does_not_end_is_named(cuda, algorithm, barriers):
     assert "has waited for 2 s, the limit by COLLECTIVES_TIMEOUT_S" in ended.stderr
     own = rf"rank 1 of 3 waits \d+ s in all_reduce {algorithm} #\d+ \(4000 bytes of float32, .*\), its device to finish"
     assert re.search(own, ended.stderr), ended.stderr
+
+
+@pytest.mark.parametrize("end", ["free", "exit"])
+def test_a_last_call_that_differs_does_not_pass_unheard(cuda, end):
+    ended = run(LAST, end)
+    assert ended.returncode != 0
+    words = {
+        "free": r"ranks disagree: rank 0 calls all_reduce.* op=sum.*, rank 1 calls all_reduce.* op=max",
+        "exit": r"rank 0 calls all_reduce\(1000 elements, .* op=sum, .*\) #\d+ \(<string>:\d+\), other ranks call",
+    }
+    assert re.search(words[end], ended.stderr), ended.stderr
+
+
+def test_a_host_that_waits_elsewhere_than_the_devices_is_named(cuda):
+    """No kernel hears of it: the hosts' watchdog does."""
+    ended = run(ELSEWHERE)
+    assert ended.returncode != 0
+    sides = r"all_reduce\(1000 elements, .*\) on ranks 0,2, all_reduce\(9 elements, .*\) on rank 1"
+    assert re.search(rf"ranks disagree: call #\d+ is {sides}", ended.stderr), ended.stderr

@@ -374,7 +374,7 @@ def test_memory_that_is_refused_leaves_no_file(new_comm, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(memory, "shared_folder", lambda: tmp_path)
         patch.setattr(memory.os, "truncate", refuse)
-        with pytest.raises(InputError, match=r"^no 1 MiB that ranks share: no room$"):
+        with pytest.raises(InputError, match=r"^no 1 MiB that ranks share: rank 0: no room$"):
             new_comm.empty(1 << 18)
     assert not list(tmp_path.iterdir())
     x = new_comm.empty(1 << 18)

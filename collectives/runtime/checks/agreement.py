@@ -12,6 +12,7 @@ from collectives.runtime.checks.call_log import Call, SourceLine
 from collectives.runtime.plan import Plan
 
 NUM_FACTS = 9
+LATE = "arrays lie in symmetric memory at one place on some ranks, and not on others: pass the same on all"
 
 
 class Side(NamedTuple):
@@ -30,30 +31,40 @@ class Agreement:
 
     def __init__(self, rank: int, size: int, bind_plan: Callable[[Arguments], Plan]):
         self.rank, self.size, self.bind_plan = rank, size, bind_plan
-        self.digest = np.zeros(2 + NUM_FACTS, np.int64)
+        self.digest = np.zeros(3 + NUM_FACTS, np.int64)
         self.extremes = bind_plan(Arguments("all_reduce", rank, size, self.digest, op="max"))
-        self.gate: Callable[[], None] = lambda: None  # lets ranks know that are about to run what they have bound
+        self.gate: Callable[[], Call | None] = lambda: None  # lets ranks know that would run what they have bound
 
     def check(
-        self, description: str, failure: str, facts: Sequence[int] = (), call: Call | None = None, gated: bool = False
+        self,
+        description: str,
+        failure: str,
+        facts: Sequence[int] = (),
+        call: Call | None = None,
+        gate: Callable[[], Call | None] | None = None,
     ) -> list[int]:
         """Raise InputError on all ranks where one has a failure, or not all have said the same.  Collective.
 
         Ranks that say it in a `call` must be at the same number.  Returns the elementwise maximum of the ranks'
-        `facts`, of which there may be up to `NUM_FACTS`.
+        `facts`, of which there may be up to `NUM_FACTS`.  `gate`, in place of the usual one, returns a call before, if
+        devices have found that ranks differ in it: that is what this rank says then.
         """
-        if not gated:
-            self.gate()
+        late = (gate or self.gate)()
+        if late:
+            description, failure, call = late.description, "", late
+            late.calls.number = late.number  # those after it have not been run
         number = str(call.number) if call else ""
         text = f"!{failure}" if failure else f"{description}#{number}"
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-        self.digest[:] = digest, -digest, *facts, *[0] * (NUM_FACTS - len(facts))
-        highest, lowest, *highest_facts = self.extremes().tolist()
+        self.digest[:] = digest, -digest, late is not None, *facts, *[0] * (NUM_FACTS - len(facts))
+        highest, lowest, is_late, *highest_facts = self.extremes().tolist()
         if highest != -lowest:
             mine = Side(f"!{failure}" if failure else description, number, str(SourceLine(*call.place)) if call else "")
             raise InputError(self.disagreement(mine, call))
         if failure:
             raise InputError(failure)
+        if is_late:
+            raise InputError(f"{description} #{number}: {LATE}")
         return highest_facts[: len(facts)]
 
     def disagreement(self, mine: Side, call: Call | None) -> str:

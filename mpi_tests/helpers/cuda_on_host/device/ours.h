@@ -32,3 +32,9 @@ static inline unsigned atomicAdd(unsigned* address, unsigned value) {
 }
 static inline void store_release(unsigned* to, unsigned value) { __atomic_store_n(to, value, __ATOMIC_RELEASE); }
 static inline unsigned load_acquire(const unsigned* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+static inline void store_relaxed(unsigned long long* to, unsigned long long value) {
+    __atomic_store_n(to, value, __ATOMIC_RELAXED);
+}
+static inline unsigned long long load_relaxed(const unsigned long long* from) {
+    return __atomic_load_n(from, __ATOMIC_RELAXED);
+}

@@ -1,0 +1,96 @@
+"""Errors of one rank while it binds a call: the others hear of it within seconds, and say which rank it was and why."""
+
+import re
+
+import pytest
+
+from mpi_tests.helpers.cuda_on_host.load import SITE
+from mpi_tests.helpers.launch import ROOT, launch
+
+BEGIN = """
+import sys, time
+import numpy as np
+import collectives
+
+comm, way = collectives.world(), sys.argv[1]
+"""
+ON_HOST = """
+from collectives.runtime import shared_memory as owner
+
+x = np.ones(1000, "float32")
+name, error = "compile_for", RuntimeError("no compiler here")
+comm.barrier()
+"""
+ON_DEVICE = """
+import cupy
+from collectives.arrays import cuda, cuda_kernels
+
+device = comm.rank if sys.argv[2] == "each" else 0
+cupy.cuda.Device(device).use()
+x = comm.empty(1000, "float32", device=f"cuda:{device}")
+x[:] = 1
+name, owner, error = {
+    "kernel": ("kernel", cuda_kernels, cupy.cuda.compiler.CompileException("no such op\\nline 2", "", "", ())),
+    "memory": ("empty", cuda.Cuda, cupy.cuda.memory.OutOfMemoryError(4096, 0)),
+    "window": ("open_memory", cuda.Cuda, RuntimeError("no address space")),
+}[sys.argv[3]]
+if name == "empty":
+    x = cupy.ones(1000, "float32")
+if name == "open_memory":
+    x = cupy.ones(1 << 20, "float32")
+"""
+CALL = """
+def refuse(*given, **named):
+    raise error
+
+if comm.rank == 1:
+    setattr(owner, name, refuse)
+try:
+    if way == "call":
+        comm.all_reduce(x)  # here
+    elif way == "plan":
+        comm.plan("all_reduce", x)  # here
+    elif way == "started":
+        comm.all_reduce(x, blocking=False).wait()  # here
+    comm.barrier(algorithm="dissemination")
+    print("not told", flush=True)
+except (collectives.CommunicationError, collectives.InputError) as error:
+    print(f"{comm.rank}: {type(error).__name__}: {error}", flush=True)
+time.sleep(1)
+comm.mpi.Abort(7)
+"""
+
+
+def said(body, *arguments, **env):
+    """What each of three ranks says."""
+    env |= {"PYTHONPATH": f"{SITE}:{ROOT}", "CUDA_ON_HOST_DEVICES": "3", "COLLECTIVES_CUDA_AWARE": "0"}
+    ended = launch(3, "python", "-c", BEGIN + body + CALL, *arguments, env=env, timeout=60)
+    lines = sorted(ended.stdout.splitlines())
+    assert [line[:3] for line in lines] == ["0: ", "1: ", "2: "], ended.stdout + ended.stderr
+    return [line[3:] for line in lines]
+
+
+def check_told(lines, words):
+    for rank, line in enumerate(lines):
+        who = "" if rank == 1 else r".*rank 1 has failed in "
+        assert re.fullmatch(rf"CommunicationError: {who}.*#\d+ \(4000 bytes of float32, <string>:\d+\): {words}", line)
+
+
+@pytest.mark.parametrize("way", ["call", "plan", "started"])
+def test_programs_that_one_rank_cannot_compile(way):
+    check_told(said(ON_HOST, way), "RuntimeError: no compiler here")
+
+
+@pytest.mark.parametrize("way", ["call", "plan"])
+def test_kernels_that_one_rank_cannot_compile(cuda, way):
+    check_told(said(ON_DEVICE, way, "each", "kernel"), "CompileException: no such op line 2")
+
+
+def test_buffers_that_one_rank_has_no_memory_for(cuda):
+    words = "OutOfMemoryError: Out of memory allocating 4,096 bytes.*"
+    check_told(said(ON_DEVICE, "call", "one", "memory", COLLECTIVES_FAKE_NODES="3x1"), words)
+
+
+def test_a_window_that_one_rank_cannot_open(cuda):
+    lines = said(ON_DEVICE, "call", "each", "window")
+    assert set(lines) == {"InputError: no 4 MiB of device memory that ranks share: rank 1: no address space"}
