@@ -29,6 +29,19 @@ def ranks(mpi_comm, monkeypatch, request):
     comm.free()
 
 
+@pytest.mark.sizes(1, 2, 4, 5)
+def test_peers_are_what_the_ranks_of_the_node_have_written(ranks):
+    x = ranks.empty((2, 3), "float64")
+    x[:] = ranks.rank
+    ranks.barrier()
+    node = next(node for node in ranks.topology.nodes if ranks.rank in node)
+    assert [peer.tolist() for peer in ranks.peers(x)] == [[float(rank)] * 6 for rank in node]
+    assert [peer.tolist() for peer in ranks.peers(x[1:])] == [[float(rank)] * 3 for rank in node]
+    with pytest.raises(ValueError, match="allocate it with their `empty`"):
+        ranks.peers(np.zeros(3))
+    ranks.barrier()
+
+
 def routed(size, step, lengths):
     """Tokens and their choices on all ranks, other ones each step; more and more of them want the first experts."""
     generator = torch.Generator().manual_seed(step)
