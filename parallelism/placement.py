@@ -6,14 +6,11 @@ Source: as in torch.distributed.tensor, whose placements have these names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-if TYPE_CHECKING:
-    from parallelism.mesh import MeshShape
 
 
 class Shard(NamedTuple):
@@ -77,12 +74,3 @@ def shards_of(parameter: Tensor) -> dict[str, Shard]:
 def shard_of(parameter: Tensor, axis: str) -> Shard | None:
     """How the ranks along an axis hold a parameter, if not each the whole."""
     return shards_of(parameter).get(axis)
-
-
-def replicated_axes(parameter: Tensor, layout: MeshShape, *among: str) -> tuple[str, ...]:
-    """The disjoint axes of a mesh, all or those of `among`, along which every rank has what this one has.
-
-    Among the axes along which samples are divided, gradients are averaged over these.
-    """
-    sharded = layout.along(*shards_of(parameter))
-    return tuple(axis for axis in layout.along(*(among or layout.lengths)) if axis not in sharded)

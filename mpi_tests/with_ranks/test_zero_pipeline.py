@@ -26,7 +26,7 @@ from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch
 from parallelism.planner import ParallelLayout, TrainingJob
-from parallelism.planner.memory import memory, shares
+from parallelism.planner.memory import memory, model_shards
 from parallelism.tensor.sharding_plan import parallelize
 from parallelism.zero.units import ShardGroups
 from training.gpt import gpt2_layers, gpt2_plan
@@ -293,7 +293,7 @@ def test_the_planner_counts_what_a_rank_holds(started, schedule, zero_stage):
     layout = ParallelLayout(dp=2, pp=2, schedule=schedule, virtual_stages=len(run.pp.parts), zero_stage=zero_stage)
     layout = layout._replace(num_micro_batches=COUNT, micro_batch_size=SAMPLES)
     job = TrainingJob(CONFIG, run.num_samples, dtype="float64")
-    counted = memory(job, layout, shares(job, layout), owners=2)
+    counted = memory(job, layout, model_shards(job, layout), owners=2)
     working = sum(tensor.nbytes for _, tensor in run.zero.gradients.working)
     if zero_stage == 3:
         slots = {layer.slot for layer in run.zero.layers.values()}

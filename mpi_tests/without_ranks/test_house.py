@@ -183,7 +183,19 @@ def test_the_command_fails_where_there_is_one(tmp_path, capsys):
         path.write_text("")
     assert main(tmp_path) == 0
     assert capsys.readouterr().err == ""
-    (tmp_path / "models" / "gpt.py").write_text("import training\n")
+    (tmp_path / "models" / "config.py").write_text("import training\n")
     assert main(tmp_path) == 1
-    line = "models/gpt.py:1: imports training, of floor training: floor models may import settings\n"
+    line = "models/config.py:1: imports training, of floor training: floor models may import settings, gpt\n"
     assert capsys.readouterr().err == line
+
+
+def test_parallelism_knows_no_particular_model(tmp_path):
+    floors = {name: house.FLOORS[name] for name in ("gpt", "models", "parallelism")}
+    for path, text in {"models/gpt.py": "", "models/config.py": "", "parallelism/a.py": "import models.gpt\n"}.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    said = [line for line in House(tmp_path, ["models", "parallelism"]).violations({}, floors, {}) if "gpt" in line]
+    assert said == [
+        f"parallelism/a.py:1: imports models.gpt, of floor gpt: floor parallelism may import "
+        f"{', '.join(floors['parallelism'].imports)}"
+    ]

@@ -36,7 +36,7 @@ from parallelism.planner.__main__ import main
 from parallelism.planner.counts import block_kept, head_kept, precision_of
 from parallelism.planner.flags import asked
 from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
-from parallelism.planner.memory import Memory, alive, memory, outline, rank_params, shares
+from parallelism.planner.memory import Memory, alive, memory, model_shards, outline, rank_params
 from parallelism.planner.passes import PassContext, of_stages
 from parallelism.planner.place import AxisGroup, RankPlacement
 from parallelism.planner.replicas import shown_s
@@ -115,7 +115,7 @@ def test_bytes_of_parameters_gradients_and_states():
     model(tokens, tokens)[1].backward()
     optimizer.step()
     states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
-    held = memory(job, ParallelLayout(), shares(job, ParallelLayout()), owners=1)
+    held = memory(job, ParallelLayout(), model_shards(job, ParallelLayout()), owners=1)
     assert held.parameters == sum(p.nbytes for p in model.parameters())
     assert held.gradients == sum(p.grad.nbytes for p in model.parameters())
     assert held.optimizer == sum(state.nbytes for state in states)
@@ -128,7 +128,7 @@ def test_bytes_of_parameters_gradients_and_states():
 def test_mixed_precision_is_as_published(zero_stage, per_param):
     """(2 + 2 + K) Psi with K = 12, shared by 8 ranks: ZeRO, figure 1."""
     job = TrainingJob(SMALL, 8, dtype="bfloat16", master_weights=True, grad_dtype="bfloat16")
-    held = memory(job, ParallelLayout(dp=8, zero_stage=zero_stage), shares(job, ParallelLayout(dp=8)), owners=8)
+    held = memory(job, ParallelLayout(dp=8, zero_stage=zero_stage), model_shards(job, ParallelLayout(dp=8)), owners=8)
     total = held.parameters + held.gradients + held.optimizer
     assert total == same(per_param * sum(p.numel() for p in GPT(SMALL).parameters()))
 
@@ -295,7 +295,9 @@ def test_gradients_of_a_pipeline_go_stage_by_stage():
 def test_zero_makes_pipelines_fit():
     """What a rank holds is less with each stage."""
     job, layout = TrainingJob(LARGE, 64), ParallelLayout(dp=8, pp=4, num_micro_batches=8)
-    held = [memory(job, layout._replace(zero_stage=stage), shares(job, layout), owners=8).total for stage in range(4)]
+    held = [
+        memory(job, layout._replace(zero_stage=stage), model_shards(job, layout), owners=8).total for stage in range(4)
+    ]
     assert held == sorted(held, reverse=True)
     fixed = {"dp": 8, "pp": 4, "recompute": "none", "micro_batch_size": 1, "schedule": "1f1b"}
     machine = on(32, memory_bytes=(held[1] + held[2]) / 2)

@@ -161,7 +161,7 @@ class ModelShard(NamedTuple):
     working: float
 
 
-def shares(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
+def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
     """Of each pp rank."""
     cut, precision = stages(job, layout), precision_of(job)
     block = counts.block_kept(job, layout).nbytes(precision)
@@ -226,14 +226,14 @@ def layer_bytes(job: TrainingJob, layout: ParallelLayout) -> float:
     return 3.0 * precision.gradient + 2 * precision.parameter * (layout.zero_stage == 3)
 
 
-def memory(job: TrainingJob, layout: ParallelLayout, shares: list[ModelShard], owners: int) -> Memory:
-    """Of the rank that holds most, where so many ranks share what ZeRO divides."""
+def memory(job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], owners: int) -> Memory:
+    """Of the rank that holds most, over so many of which ZeRO shards what it does."""
     stage, precision = layout.zero_stage, precision_of(job)
     parameter = precision.parameter / (owners if stage >= 3 else 1)
     gradient = precision.gradient / (owners if stage >= 2 else 1)
     states = precision.states / (owners if stage >= 1 else 1)
     each, in_layer = parameter + gradient + states, layer_bytes(job, layout)
-    most = max(shares, key=lambda s: s.params * each + s.layer * in_layer + s.activations + s.working)
+    most = max(shards, key=lambda s: s.params * each + s.layer * in_layer + s.activations + s.working)
     return Memory(
         most.params * parameter,
         most.params * gradient,

@@ -78,13 +78,13 @@ class AxisGroup:
 
     def by_levels(self, collective: str, nbytes: int) -> float:
         if len(self.nodes) == 1 or len(self.nodes[0]) == 1 or not self.is_even or collective == "all_to_all":
-            return fastest(collective, nbytes, self.nodes, shared(self.network, self.groups))
+            return fastest(collective, nbytes, self.nodes, contended(self.network, self.groups))
         within, across = self.levels
-        share = nbytes / within.size
+        shard = nbytes / within.size
         if collective == "all_reduce":
             inside_s = within.seconds("reduce_scatter", nbytes) + within.seconds("all_gather", nbytes)
-            return inside_s + across.seconds(collective, share)
-        return within.seconds(collective, nbytes) + across.seconds(collective, share)
+            return inside_s + across.seconds(collective, shard)
+        return within.seconds(collective, nbytes) + across.seconds(collective, shard)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -93,7 +93,7 @@ def fastest(collective: str, nbytes: int, nodes: Nodes, network: Network) -> flo
     return min(predict(row, nbytes, sum(map(len, nodes)), nodes, network=network) for row in rows)
 
 
-def shared(network: Network, groups: int) -> Network:
+def contended(network: Network, groups: int) -> Network:
     """The speeds for one of several groups whose ranks do the same on the same nodes.
 
     A message from a node waits for those of the other groups, too: so many times as long at the gate, once more for
@@ -156,7 +156,7 @@ class RankPlacement:
 
     @cached_property
     def owners(self) -> dict[str, tuple[AxisGroup, AxisGroup]]:
-        """By zero_group: the replicas that share what ZeRO divides, and those that have the same share.
+        """By zero_group: the replicas over which ZeRO shards, and those that have the same shards.
 
         Nodes with unlike numbers of them can't be groups.
         """

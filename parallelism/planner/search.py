@@ -15,7 +15,7 @@ import numpy as np
 from parallelism.planner import passes
 from parallelism.planner.layout import ParallelLayout, TrainingJob, families, mesh_of, meshes, refusal, refused_mesh
 from parallelism.planner.machine import Machine
-from parallelism.planner.memory import Memory, in_bytes, memory, shares
+from parallelism.planner.memory import Memory, in_bytes, memory, model_shards
 from parallelism.planner.passes import PassContext
 from parallelism.planner.place import RankPlacement
 from parallelism.planner.step import StepModel, Time, least_s
@@ -96,7 +96,7 @@ def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) ->
 def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[ParallelLayout, Memory]]:
     """Of a layout, with all that ZeRO can do, and what ranks hold."""
     job, layout, owners = setting.job, setting.layout, setting.place.owners
-    held, replicas = shares(job, layout), owners["all"][0].size
+    held, replicas = model_shards(job, layout), owners["all"][0].size
     stages = [fixed["zero_stage"]] if "zero_stage" in fixed else range(4 if replicas > 1 else 1)
     groups = [group for group in owners if fixed.get("zero_group", group) == group]
     for stage, group in product(stages, groups):

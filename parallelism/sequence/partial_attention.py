@@ -1,7 +1,7 @@
 """Attention of some queries to some keys, as a part of a larger one: with the log of the sum that it is normalised by.
 
 Parts of the same queries are merged by these logs, and their gradients need the log of the whole only.  Sums
-are of at least float32.  Keys and values may have fewer heads than queries, each shared by as many consecutive ones.
+are of at least float32.  Keys and values may have fewer heads than queries, each in common to as many consecutive ones.
 
 Source: Dao et al., "FlashAttention", 2022, sections 3.1 and B.
 """
@@ -60,7 +60,7 @@ def attend_backward(
         dp = dropped(gradient @ v.transpose(-1, -2), keep)
         ds = p * (dp - (gradient * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
         dq, dk, dv = ds @ k, ds.transpose(-1, -2) @ q, dropped(p, keep).transpose(-1, -2) @ gradient
-    return dq, shared(dk, num_kv_heads), shared(dv, num_kv_heads)
+    return dq, of_common_heads(dk, num_kv_heads), of_common_heads(dv, num_kv_heads)
 
 
 def merge(out: Tensor, log: Tensor, more: Tensor, more_log: Tensor) -> None:
@@ -75,8 +75,8 @@ def like_heads(x: Tensor, q: Tensor) -> Tensor:
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
-def shared(gradient: Tensor, num_heads: int) -> Tensor:
-    """The gradient of heads that are each shared by several."""
+def of_common_heads(gradient: Tensor, num_heads: int) -> Tensor:
+    """The gradient of heads that are each in common to several."""
     return gradient if gradient.shape[1] == num_heads else gradient.unflatten(1, (num_heads, -1)).sum(2)
 
 
