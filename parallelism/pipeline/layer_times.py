@@ -35,14 +35,6 @@ def measure(
     """The shortest times of each layer on a batch.  Gradients stay as they are.
 
     Collective where ranks share layers; each then has times of its own.
-
-    >>> from models.gpt import GPT, GPTConfig
-    >>> from parallelism.pipeline.balance import balance
-    >>> from training.gpt import gpt2_layers
-    >>> gpt, tokens = GPT(GPTConfig(n_layer=5)), torch.zeros(2, 8, dtype=torch.int64)
-    >>> costs = [sum(times) for times in measure(gpt, gpt2_layers(gpt), Batch(tokens, targets=tokens))]
-    >>> sum(len(part) for part in balance(costs, num_stages=2))
-    6
     """
     gradients = {p: p.grad for p in model.parameters()}
     model.zero_grad(set_to_none=True)

@@ -67,7 +67,7 @@ class ReducedGradients(Replica):
         self._queue = self._queues.get((stage, micro_batch))
 
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
-        for bucket in self.gradients.buckets:
+        for bucket in self.gradients.under_way:
             bucket.advance()
         assert self._queue
         self._queue.ready(parameter)
@@ -77,7 +77,7 @@ class ReducedGradients(Replica):
             self._queues.pop((action.stage, action.micro_batch)).flush()
 
     def finish_reducing(self) -> None:
-        for bucket in self.gradients.buckets:
+        for bucket in self.gradients.under_way:
             bucket.wait()
 
     def zero_grad(self) -> None:
@@ -157,14 +157,19 @@ class GradientShard:
         room = [max((sum(unit.counts) for unit in units[turn::2]), default=0) for turn in (0, 1)]
         self.working = [allocate(ranks.every, count, dtype, device) for count in room]
         self.buckets: list[ReduceBucket] = []
-        users: tuple[list[ReduceBucket], list[ReduceBucket]] = [], []
+        self._users: tuple[list[ReduceBucket], list[ReduceBucket]] = [], []
         for index, (unit, own) in enumerate(zip(units, self.own, strict=True)):
             array, tensor = self.working[index % 2]
             out = array[unit.relative(unit.chunks[rank])]
             plan = ranks.shard.plan("reduce_scatter", array[: sum(unit.counts)], out=out, counts=unit.counts, **asked)
             homes = {params[name]: tensor[unit.relative(place)] for name, place in unit.slices.items()}
             mine = tensor[unit.relative(unit.chunks[rank])], own
-            self.buckets.append(ReduceBucket(plan, homes, mine, users[index % 2], waiting))
+            self.buckets.append(ReduceBucket(plan, homes, mine, self._users[index % 2], waiting))
+
+    @property
+    def under_way(self) -> list[ReduceBucket]:
+        """The last users of the working buffers: all others are through."""
+        return [bucket for users in self._users for bucket in users]
 
 
 class ReduceBucket(Bucket):
