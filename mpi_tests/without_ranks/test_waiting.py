@@ -83,14 +83,15 @@ def test_a_program_spins_once_in_a_meeting_then_yields(oversubscribed):
     assert program.frame[kernels.SPUN] == BRIEF_SPINS
 
 
-def test_a_program_whose_core_is_taken_does_not_spin():
+def test_a_program_whose_core_is_taken_spins_briefly():
     own, other = np.zeros(16, np.int64), np.zeros(16, np.int64)
     slots = np.array([own.ctypes.data, other.ctypes.data], np.int64)
     channel = SimpleNamespace(slots=slots, state=np.zeros(kernels.STATE_LENGTH, np.int64))
     program = Program(np.array([kernels.BARRIER, 2], np.int64), channel, np.dtype("float32"), False, binding=7)
     channel.state[kernels.NAPS] = YIELDS + 1
     assert not program.spin()
-    assert (program.frame[kernels.SPUN], channel.state[kernels.NAPS]) == (0, 1)
+    assert (program.frame[kernels.SPUN], channel.state[kernels.NAPS]) == (kernels.BRIEF, 1)
+    assert kernels.BRIEF < SPINS
     channel.state[kernels.NAPS] = 0
     assert not program.spin()
     assert program.frame[kernels.SPUN] == SPINS
