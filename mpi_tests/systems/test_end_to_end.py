@@ -27,6 +27,7 @@ def test_a_run_has_the_losses_of_one_process_and_leaves_its_files(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.json",
         "loss.png",
+        "meta.json",
         "metrics.jsonl",
         "model.safetensors",
     ]
