@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from models.token_files import reading
 
 PLAIN = (".txt", ".md", ".rst", ".tex", ".html", ".py", ".c", ".h", ".cpp", ".java", ".js", ".sh")
+MOST_FILES = 100_000  # to look through
 KINDS = (*PLAIN, ".jsonl", ".parquet", ".bin")  # which files of a folder are read
 
 
@@ -22,12 +24,25 @@ def find_files(paths: list[str]) -> list[str]:
         if not Path(path).is_dir():
             found.append(path)
             continue
-        files = sorted(file for file in Path(path).rglob("*") if file.suffix in KINDS and file.is_file())
-        files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+        files = sorted(file for file in files_beneath(path) if file.suffix in KINDS and file.is_file())
         if not files:
             raise ValueError(f"{path}: no file in this folder ends in any of {' '.join(KINDS)}; check the path")
         found += map(str, files)
     return found
+
+
+def files_beneath(folder: str) -> Iterator[Path]:
+    """Yield what is in a folder and in those in it, but for what is hidden.
+
+    Raises: ValueError for more than `MOST_FILES`.
+    """
+    count = 0
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        count += len(folders) + len(names)
+        if count > MOST_FILES:
+            raise ValueError(f"{folder}: more than {MOST_FILES:,} files; name the folders that have the text")
+        yield from (Path(path, name) for name in names if not name.startswith("."))
 
 
 def read_documents(path: str, field: str) -> Iterator[str]:

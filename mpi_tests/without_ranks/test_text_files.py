@@ -85,6 +85,14 @@ def test_folders_give_their_files_by_name(tmp_path):
     assert np.asarray(load_tokens([str(tmp_path)]).ids).tobytes() == b"132"
 
 
+def test_folders_with_too_many_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("models.text_files.MOST_FILES", 3)
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text("text")
+    with refuses(f"{tmp_path}: more than 3 files; name the folders that have the text"):
+        load_tokens([str(tmp_path)])
+
+
 def test_folders_without_text(tmp_path):
     with refuses(f"{tmp_path}: no file in this folder ends in any of .txt .md"):
         load_tokens([str(tmp_path)])
