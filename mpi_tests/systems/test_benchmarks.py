@@ -180,7 +180,7 @@ def test_data_parallelism(tmp_path):
         counted = [figures[f"{what}_mib"] / mib for what in ("busiest", "out_of_group", "held")]
         if name == "ZeRO stage 3":  # some parameters stay from the forward to the backward pass
             assert 4 < counted[0] < 4.5
-            assert counted[1] == pytest.approx(counted[0] / 2)
+            assert counted[1] == pytest.approx(counted[0] / 2, rel=1e-3)  # chunks end between blocks of 128
             counted[:2] = expected[name][:2]
         assert counted == pytest.approx(expected[name], rel=0.02)
         formulas = [figures[f"{what}_formula_mib"] / mib for what in ("busiest", "held")]
