@@ -43,6 +43,7 @@ padded = accelerator.pad_across_processes(torch.ones(accelerator.process_index +
 for result in losses, accelerator.gather(mine), accelerator.reduce(mine, "mean"), accelerator.gather(padded):
     print(accelerator.process_index, [round(x, 5) for x in result.tolist()])
 print(accelerator.process_index, len(batches), accelerator.gather_for_metrics([accelerator.process_index]))
+dist.barrier()  # after which gloo's thread holds no tensor: else it waits for the GIL of who ends it
 """
 
 
