@@ -38,12 +38,13 @@ def test_the_guide_s_programs():
 
 
 ACCELERATED = """
+import time
 mine = torch.full((2,), accelerator.process_index + 1.0)
 padded = accelerator.pad_across_processes(torch.ones(accelerator.process_index + 1))
 for result in losses, accelerator.gather(mine), accelerator.reduce(mine, "mean"), accelerator.gather(padded):
     print(accelerator.process_index, [round(x, 5) for x in result.tolist()])
 print(accelerator.process_index, len(batches), accelerator.gather_for_metrics([accelerator.process_index]))
-dist.barrier()  # after which gloo's thread holds no tensor: else it waits for the GIL of who ends it
+time.sleep(0.5)  # in which gloo's threads let go of tensors, for which they need the GIL: who ends them keeps it
 """
 
 
