@@ -136,7 +136,7 @@ def main() -> None:
     comm = collectives.world()
     with comm.agreed("experts"):
         args = parse(comm.size)
-    start_torch(MPI.COMM_WORLD, "gloo", alone=True)
+    start_torch(MPI.COMM_WORLD, "gloo", alone=len(comm.topology.nodes) == 1)
     ways = {
         "ours": Ours(comm, args.num_experts),
         "MPI_Alltoallv": AllToAll(comm.size, args.num_experts, alltoallv),
