@@ -22,7 +22,7 @@ from models.generate import check, generate
 from models.gpt import GPT
 from models.hf import load_hugging_face
 from models.ranges import SEED, TEXT
-from models.tokenizer import Tokenizer, load_tokenizer, saved_tokenizer, token_ids
+from models.tokenizer import BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
 
 SAMPLES = Range(1, 1000)
 
@@ -74,13 +74,9 @@ def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
     Raises: ValueError for one that has more tokens than the model.
     """
     vocab_size = gpt.config.vocab_size
-    saved = saved_tokenizer(folder)
-    if name:
-        tokenizer = load_tokenizer(name)
-    elif saved:
-        tokenizer, _ = saved
-    else:
-        tokenizer = load_tokenizer("bytes") if vocab_size == 256 else token_ids(vocab_size)
+    tokenizer = load_tokenizer(name) if name else saved_tokenizer(folder)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(BYTES) if vocab_size == 256 else token_ids(vocab_size)
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(f"{tokenizer.name} has {tokenizer.vocab_size} tokens, the model in {folder} only {vocab_size}")
     return tokenizer

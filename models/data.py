@@ -55,6 +55,7 @@ def load_tokens(
         tokens = load_files(find_files(paths), " + ".join(Path(path).name for path in paths), tokenizer, text_field)
     if val_paths:
         validation = load_files(find_files(list(val_paths)), "", tokenizer, text_field)
+        check_tokenizers([tokens.tokenizer, validation.tokenizer])
         vocabulary = max(tokens.vocab_size, validation.vocab_size)
         tokens = tokens._replace(val_ids=validation.ids, vocab_size=vocabulary)
     if vocab_size is None:
@@ -71,25 +72,40 @@ def load_files(files: list[str], name: str, tokenizer: str, text_field: str) -> 
     text = [path for path in files if not path.endswith(".bin")]
     if binary and text:
         raise ValueError(f"{binary[0]} holds tokens and {text[0]} text; pass files of one kind")
-    return load_bin(binary, name) if binary else load_text(text, name, load_tokenizer(tokenizer), text_field)
+    return load_bin(binary, name, tokenizer) if binary else load_text(text, name, load_tokenizer(tokenizer), text_field)
 
 
-def load_bin(paths: list[str], name: str) -> Tokens:
+def load_bin(paths: list[str], name: str, tokenizer: str) -> Tokens:
     validating = [path for path in paths if Path(path).name.startswith("val")]
     if len(validating) == len(paths):
         validating = []
     ids = TokenSequence([TokenFile(path) for path in paths if path not in validating])
     val_ids = TokenSequence([TokenFile(path) for path in validating]) if validating else None
     largest = max(largest_token(each) for each in (ids, val_ids) if each is not None)
-    folder = Path(paths[0]).parent
-    saved = saved_tokenizer(folder)
-    if saved is None:
-        vocab_size = bin_vocab_size(largest)
-        return Tokens(ids, vocab_size, name, token_ids(vocab_size), val_ids)
-    tokenizer, vocab_size = saved
-    if largest >= vocab_size:
-        raise ValueError(f"{folder}: tokenizer of {vocab_size} tokens, but {paths[0]} and others have token {largest}")
-    return Tokens(ids, vocab_size, name, tokenizer, val_ids)
+    of_bin = tokenizer_of(paths, tokenizer) or token_ids(bin_vocab_size(largest))
+    if largest >= of_bin.vocab_size:
+        raise ValueError(f"{name} has token {largest}, but {of_bin.name} only {of_bin.vocab_size}: pass its tokenizer")
+    return Tokens(ids, of_bin.vocab_size, name, of_bin, val_ids)
+
+
+def tokenizer_of(paths: list[str], name: str) -> Tokenizer | None:
+    """Return the tokenizer of .bin files: the one named, or else what is beside them."""
+    if name != BYTES:
+        return load_tokenizer(name)
+    found = [saved_tokenizer(folder) for folder in sorted({Path(path).parent for path in paths})]
+    check_tokenizers([each or token_ids(0) for each in found])
+    return found[0]
+
+
+def check_tokenizers(tokenizers: Sequence[Tokenizer]) -> None:
+    """Refuse data whose tokens mean different things.
+
+    Raises: ValueError with both tokenizers.
+    """
+    first = tokenizers[0]
+    for other in tokenizers[1:]:
+        if other.name != first.name:
+            raise ValueError(f"tokens of {first.name} and of {other.name}: pass data that has one tokenizer")
 
 
 def load_text(paths: list[str], name: str, tokenizer: Tokenizer, field: str) -> Tokens:

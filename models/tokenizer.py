@@ -21,7 +21,10 @@ DOCUMENT_END = "<|endoftext|>"
 
 
 class Tokenizer(NamedTuple):
-    """Text to tokens and back.  `end` is the token that follows each document, or None."""
+    """Text to tokens and back.  `end` is the token that follows each document, or None.
+
+    `decode` leaves out numbers that are no tokens, as a model with a larger vocabulary may draw some.
+    """
 
     name: str
     vocab_size: int
@@ -65,15 +68,15 @@ def token_ids(vocab_size: int) -> Tokenizer:
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, vocab_size: int) -> None:
     """Write beside tokens or weights which tokenizer they are of, and a copy of it."""
-    if tokenizer.path and not (folder / tokenizer.name).exists():
+    if tokenizer.path and Path(tokenizer.path).resolve() != (folder / tokenizer.name).resolve():
         shutil.copy(tokenizer.path, folder / tokenizer.name)
     meta = {"tokenizer": tokenizer.name, "vocab_size": vocab_size, "document_end": tokenizer.end}
     with replacing(folder / META) as temporary:
         temporary.write_text(json.dumps(meta) + "\n")
 
 
-def saved_tokenizer(folder: Path) -> tuple[Tokenizer, int] | None:
-    """Return a folder's tokenizer and the size of its vocabulary: what `save_tokenizer` wrote, or a tokenizer.json.
+def saved_tokenizer(folder: Path) -> Tokenizer | None:
+    """Return a folder's tokenizer: what `save_tokenizer` wrote, or a tokenizer.json.
 
     Raises: ValueError naming the file.
     """
@@ -81,16 +84,15 @@ def saved_tokenizer(folder: Path) -> tuple[Tokenizer, int] | None:
     if not path.is_file():
         if not (folder / "tokenizer.json").is_file():
             return None
-        tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
-        return tokenizer, tokenizer.vocab_size
+        return load_tokenizer(str(folder / "tokenizer.json"))
     try:
         meta = json.loads(path.read_text())
         name, vocab_size = str(meta["tokenizer"]), int(meta["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not what training.prepare writes ({error}); write it again") from None
     if name == TOKEN_IDS:
-        return token_ids(vocab_size), vocab_size
-    return load_tokenizer(BYTES if name == BYTES else str(folder / name)), vocab_size
+        return token_ids(vocab_size)
+    return load_tokenizer(BYTES if name == BYTES else str(folder / name))
 
 
 def encode_numbers(text: str) -> list[int]:
@@ -105,7 +107,7 @@ def encode_bytes(text: str) -> np.ndarray:
 
 
 def decode_bytes(ids: Sequence[int]) -> str:
-    return bytes(ids).decode(errors="replace")
+    return bytes(token for token in ids if token < 256).decode(errors="replace")
 
 
 def tokenizer_json(path: str) -> Tokenizer:
@@ -137,5 +139,9 @@ def tiktoken(path: str) -> Tokenizer:
             encoding = library.Encoding(**public.ENCODING_CONSTRUCTORS[name]())
     except (ValueError, AssertionError) as error:
         raise ValueError(f"tokenizer={path}: not tiktoken's ranks of {name} ({error}); check the file") from None
-    vocabulary = encoding.n_vocab, encoding.eot_token
-    return Tokenizer(Path(path).name, *vocabulary, encoding.encode_ordinary, encoding.decode, path)
+    tokens = {*ranks.values(), encoding.eot_token}
+
+    def decode(ids: Sequence[int]) -> str:
+        return encoding.decode([token for token in ids if token in tokens])
+
+    return Tokenizer(Path(path).name, encoding.n_vocab, encoding.eot_token, encoding.encode_ordinary, decode, path)

@@ -117,7 +117,7 @@ def test_ranks_of_tiktoken(tmp_path):
     tokenizer = load_tokenizer(str(path))
     encoding = tiktoken.Encoding("own", pat_str=r".+", mergeable_ranks=ranks, special_tokens={})
     assert list(tokenizer.encode("the")) == encoding.encode("the") == [257]
-    assert (tokenizer.vocab_size, tokenizer.end, tokenizer.decode([257, 33])) == (50257, 50256, "the!")
+    assert (tokenizer.vocab_size, tokenizer.end, tokenizer.decode([257, 50300, 33])) == (50257, 50256, "the!")
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,32 @@ def test_vocab_size_is_at_least_the_datas(tmp_path):
     assert load_tokens([], vocab_size=320).vocab_size == 320
     with refuses("vocab_size=100 is less than the 256 of Python language reference"):
         load_tokens([], vocab_size=100)
+
+
+def test_a_tokenizer_of_bin_files(tmp_path, tokenizer_json):
+    write_llmc(tmp_path / "a.bin", np.array([2, 3], "<u2"))
+    write_llmc(tmp_path / "b.bin", np.array([2, 300], "<u2"))
+    assert load_tokens([str(tmp_path / "a.bin")]).tokenizer.name == "tokenizer.json"  # which lies beside it
+    assert load_tokens([str(tmp_path / "a.bin")], tokenizer=tokenizer_json).vocab_size == 7
+    with refuses("b.bin has token 300, but tokenizer.json only 7: pass its tokenizer"):
+        load_tokens([str(tmp_path / "b.bin")])
+
+
+def test_data_of_two_tokenizers(tmp_path, tokenizer_json):
+    (tmp_path / "other").mkdir()
+    paths = [tmp_path / "a.bin", tmp_path / "other" / "b.bin"]
+    for path in paths:
+        write_llmc(path, np.array([2, 3], "<u2"))
+    message = "tokens of tokenizer.json and of token ids: pass data that has one tokenizer"
+    with refuses(message):
+        load_tokens([str(path) for path in paths])
+    with refuses(message):
+        load_tokens([str(paths[0])], [str(paths[1])])
+
+
+def test_numbers_beyond_the_tokens_are_left_out(tmp_path, tokenizer_json):
+    assert load_tokenizer("bytes").decode([104, 300, 105]) == "hi"
+    assert load_tokenizer(tokenizer_json).decode([2, 99, 3]) == "The ring"
 
 
 def prepare(*arguments):
