@@ -860,6 +860,12 @@ MODELS = [
         ("test_text_files.py", "uint16 or validate or writes"),
     ),
     mutant(
+        "training/samples.py",
+        "first_sample = step * len(self.windows)",
+        "first_sample = 0",
+        ("test_samples.py", "dropout"),
+    ),
+    mutant(
         "models/report.py",
         '"a" if self.goes_on else "w"',
         '"w"',
