@@ -70,7 +70,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, vocab_size: int) -> None:
     """Write beside tokens or weights which tokenizer they are of, and a copy of it."""
     if tokenizer.path and Path(tokenizer.path).resolve() != (folder / tokenizer.name).resolve():
         shutil.copy(tokenizer.path, folder / tokenizer.name)
-    meta = {"tokenizer": tokenizer.name, "vocab_size": vocab_size, "document_end": tokenizer.end}
+    meta = {"tokenizer": tokenizer.name, "vocab_size": vocab_size}
     with replacing(folder / META) as temporary:
         temporary.write_text(json.dumps(meta) + "\n")
 
