@@ -152,7 +152,7 @@ def test_every_root_and_uneven_chunks(comm, cuda):
         same(cuda.get(got), np.concatenate(want), name)
 
 
-@pytest.mark.sizes(2, 3)
+@pytest.mark.sizes(3, proof=(2,))
 def test_every_dtype_and_op(comm, cuda):
     for dtype in ("float16", "bfloat16", "float64", "int8", "uint16", "complex64", "bool"):
         for op in ops_of(dtype):
