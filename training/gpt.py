@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.flops import block_flops, head_flops
-from models.gpt import GPT, CausalAttention
+from models.gpt import GPT
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.stage import Batch, Layer, joined
-from parallelism.sequence.sequence_parallel import DroppingAttention
 from parallelism.tensor.sharding_plan import (
     Attention,
     ColumnParallel,
@@ -93,8 +92,8 @@ def recompute_model(model: GPT, mode: str, place: BatchPosition | None = None) -
 
     `full`: a block keeps its input alone, and is computed twice.  `selective`: it recomputes what is large and takes no
     matrix product of weights.  That is the GELU, which makes what the MLP's second layer keeps: 4 of the 16 tensors as
-    large as the input that a block keeps.  The core of attention, which the source is about, is recomputed where it
-    keeps the scores, as with dropout of them; fused, it keeps its output and no scores, and there is nothing to gain.
+    large as the input that a block keeps.  The core of attention, which the source is about, keeps its output and no
+    scores, with dropout or without, and there is nothing to gain.
 
     Raises: ValueError for an unknown mode.
     """
@@ -105,11 +104,3 @@ def recompute_model(model: GPT, mode: str, place: BatchPosition | None = None) -
             recompute(block, place)
         else:
             recompute(block.get_submodule("mlp"), place, "project")
-            for core in cores_with_scores(block.get_submodule("attn.attend")):
-                recompute(core, place)
-
-
-def cores_with_scores(attention: nn.Module) -> list[nn.Module]:
-    """What keeps the probabilities that it drops, within what attends.  A ring computes them again anyway."""
-    cores: list[nn.Module] = [core for core in attention.modules() if isinstance(core, DroppingAttention)]
-    return cores or [core for core in attention.modules() if isinstance(core, CausalAttention) and core.dropout]

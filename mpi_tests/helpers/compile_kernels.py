@@ -10,6 +10,7 @@ import numpy as np
 
 from collectives.runtime import kernels
 from collectives.runtime.shared_memory import like
+from parallelism.numerics import dropout_kernels
 
 DTYPES = [*"bBhHiIlLfdFD", "?"]
 
@@ -24,6 +25,17 @@ def main() -> None:
         pool.map(compile_for, DTYPES, chunksize=1)
     for char in DTYPES:  # those again that two processes wrote to the cache's index at once
         compile_for(char)
+    compile_dropout()
+
+
+def compile_dropout() -> None:
+    """Do the same for those of dropout and attention."""
+    for dtype in (np.float32, np.float64):
+        x, number, rows = np.zeros((1, 1), dtype), dtype(1), np.zeros(1, np.int64)
+        dropout_kernels.drop(x, rows, rows, 0, number, x)
+    x, number, log = np.zeros((1, 1), np.float32), np.float32(1), np.zeros(1, np.float32)
+    dropout_kernels.softmax(x, rows, rows, 0, number, number, 0, log)
+    dropout_kernels.softmax_backward(x, x, rows, rows, 0, number, number, 0, log, log)
 
 
 if __name__ == "__main__":

@@ -111,20 +111,17 @@ def cost(mode, dropout):
     return kept, flops.get_total_flops()
 
 
-def test_bytes_kept_and_work_done_again():
-    """Fused attention keeps no scores: there the GELU is what is worth it; with dropout of scores, these are."""
-    (kept, flops), (selective, selective_flops), (full, full_flops) = (cost(mode, 0.0) for mode in (None, *MODES[::-1]))
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_bytes_kept_and_work_done_again(dropout):
+    """Attention keeps no scores, with dropout or without: the GELU is what is worth it."""
+    (kept, flops), (selective, selective_flops), (full, full_flops) = (
+        cost(mode, dropout) for mode in (None, *MODES[::-1])
+    )
     assert selective == pytest.approx(kept - 4, abs=0.1)
-    assert 15 < kept < 17
-    assert full <= 1  # the result
+    assert 15 < kept < 18
+    assert full < 1.01  # the result, and the keys of dropout
     assert selective_flops == flops
     assert full_flops == pytest.approx(flops * 3 / 2, rel=0.15)
-    scores = 64 * 4 / 64  # a matrix of scores: heads x seq x seq, in units of seq x n_embd
-    kept, flops = cost(None, 0.1)
-    selective, selective_flops = cost("selective", 0.1)
-    assert selective < kept - 4 - 2 * scores
-    attention_flops = 2 * 2 * 2 * 4 * 64 * 64 * 16  # two products for each of 2 x 4 heads
-    assert selective_flops <= flops + attention_flops
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

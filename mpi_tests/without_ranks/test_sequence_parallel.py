@@ -24,6 +24,46 @@ def test_dropout_keeps_as_many_as_it_should():
         assert abs(both - (1 - p) ** 2) < 5 / np.sqrt(x.numel())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_or_not_dropout_is_the_same(dtype, monkeypatch):
+    from parallelism.numerics import dropout
+
+    x = torch.randn(3, 4, 5, 37, dtype=dtype)
+    drop = dropout.AttentionDropout(torch.randint(-(2**62), 2**62, (3, 4)), 0.3).between(
+        torch.arange(5), torch.arange(37)
+    )
+    compiled = drop(x)
+    monkeypatch.setattr(dropout, "has_numba", lambda: False)
+    assert torch.equal(compiled, drop(x))
+    assert 0 < (compiled == 0).float().mean() < 1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("queries", [1, 16, 37])
+def test_attention_with_dropout_in_one_pass_is_that_in_several(queries, causal):
+    """In float32 within its rounding of what torch's autograd makes of the plain formula in float64."""
+    from parallelism.numerics import dropout
+    from parallelism.sequence.partial_attention import attend, attend_backward
+
+    torch.manual_seed(queries)
+    keys = queries if causal else 37
+    q, k, v = (2 * torch.randn(2, 3, length, 8) for length in (queries, keys, keys))
+    gradient = torch.randn(q.shape)
+    drop = dropout.AttentionDropout(torch.randint(-(2**62), 2**62, (2, 3)), 0.3).between(
+        torch.arange(queries), torch.arange(keys)
+    )
+    out, log = attend(q, k, v, causal, None, drop)
+    found = [out, *attend_backward(gradient, q, k, v, out, log, causal, None, drop)]
+    q, k, v = (x.double().requires_grad_() for x in (q, k, v))
+    scores = q @ k.mT / 8**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    expected = scores.softmax(-1) * drop(torch.ones_like(scores))
+    (expected @ v).backward(gradient.double())
+    for one, wanted in zip(found, (expected @ v, q.grad, k.grad, v.grad), strict=True):
+        torch.testing.assert_close(one, wanted.float(), rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("order", ["zigzag", "striped"])
 @pytest.mark.parametrize("ring", [1, 2, 3, 4, 8])
 def test_all_ranks_have_as_much_to_do(order, ring):

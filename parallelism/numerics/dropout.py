@@ -1,21 +1,27 @@
 """Dropout whose masks are the same on any layout: each element's depends on what it is, not on who draws it.
 
-A random number is a hash of the seed, the layer, the sample, the token's place in it, and the place in the vector; of
-attention's probabilities, of the head and both tokens' places.
+Whether an element is kept is a hash of its row and its column.  A row has a key of 64 bits, a hash of the seed, the
+layer, the sample, and the token's place in it; of attention's probabilities, of the head, too.  Columns are places in
+the vector, or the tokens attended to.  No mask is stored: the backward pass hashes again.
 
 Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (numbers from counters); Steele, Lea and
-Flood, "Fast Splittable Pseudorandom Number Generators", 2014, figure 17 (the mixing function).
+Flood, "Fast Splittable Pseudorandom Number Generators", 2014, figure 17 (the mixing function of 64 bits); Appleby,
+MurmurHash3, 2011, `fmix32` (that of 32 bits, which vector units multiply at once).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-BITS = 24  # of a random number
+SHORT_GAMMA, SHORT_FIRST, SHORT_SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
+COMPILED = (torch.float32, torch.float64)  # what the kernels take
 
 
 @dataclass
@@ -47,22 +53,15 @@ class Dropout(nn.Module):
             return x
         positions = self.positions(x.shape[1] * (self.rank + 1), x.device)
         first = self.rank * x.shape[1] if self.split_sequence else 0
-        numbers = self.of_samples(x.shape[0], x.device)[:, None, None]  # (batch, 1, 1)
-        numbers = mix(numbers, positions[first : first + x.shape[1], None])  # (batch, seq, 1)
-        numbers = mix(numbers, torch.arange(x.shape[2], device=x.device))  # (batch, seq, width)
-        return x * self.keep(numbers, x.dtype)
+        rows = mix(self.of_samples(x.shape[0], x.device)[:, None], positions[first : first + x.shape[1]])
+        return DropFunction.apply(x, rows, self.p)
 
-    def of_attention(self, q: Tensor, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """What multiplies the probabilities with which tokens at some positions attend to others.
-
-        Shapes: q (batch, n_head, ...); result (batch, n_head, queries, keys).
-        """
+    def of_attention(self, q: Tensor) -> AttentionDropout | None:
+        """What drops the probabilities of this batch's attention.  Shapes: q (batch, n_head, ...)."""
         if not self.training or self.p == 0:
             return None
         heads = torch.arange(q.shape[1], device=q.device) + self.rank * q.shape[1]
-        numbers = mix(self.of_samples(q.shape[0], q.device)[:, None], heads)  # (batch, n_head)
-        numbers = mix(numbers[..., None, None], queries[:, None])  # (batch, n_head, queries, 1)
-        return self.keep(mix(numbers, keys), torch.promote_types(q.dtype, torch.float32))
+        return AttentionDropout(mix(self.of_samples(q.shape[0], q.device)[:, None], heads), self.p)
 
     def positions(self, length: int, device: torch.device) -> Tensor:
         held = self.place.positions
@@ -70,27 +69,100 @@ class Dropout(nn.Module):
 
     def of_samples(self, batch: int, device: torch.device) -> Tensor:
         samples = torch.arange(batch) if self.place.samples is None else self.place.samples
-        key = mix(mix(torch.tensor(self.place.seed), torch.tensor(self.layer)), samples.long())
-        return key.to(device)
+        return mix(self.key, samples.long()).to(device)
 
-    def keep(self, numbers: Tensor, dtype: torch.dtype) -> Tensor:
-        least = int(self.p * (1 << BITS))
-        kept = (numbers >> (64 - BITS)) & ((1 << BITS) - 1) >= least
-        return kept.to(dtype) / (1 - self.p)
+    @cached_property
+    def key(self) -> Tensor:
+        return mix(torch.tensor(self.place.seed), torch.tensor(self.layer))
+
+
+class DropFunction(torch.autograd.Function):
+    """Drops elements of x (..., width) by the keys of its rows, (...), which are all that is kept."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, rows: Tensor, p: float) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(rows)
+        ctx.p = p
+        return Drop(rows, torch.arange(x.shape[-1], device=x.device), p)(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        (rows,) = ctx.saved_tensors
+        return Drop(rows, torch.arange(gradient.shape[-1], device=gradient.device), ctx.p)(gradient), None, None
+
+
+class AttentionDropout(NamedTuple):
+    """Drops the probabilities of attention, by the keys of samples and heads."""
+
+    of_heads: Tensor  # (batch, n_head)
+    p: float
+
+    def between(self, queries: Tensor, keys: Tensor) -> Drop:
+        """What drops the probabilities with which tokens at some places attend to others; (queries) and (keys)."""
+        return Drop(mix(self.of_heads[..., None], queries), keys, self.p)
+
+    def among(self, length: int) -> Drop:
+        """The same for all tokens of a sequence."""
+        places = torch.arange(length, device=self.of_heads.device)
+        return self.between(places, places)
+
+
+class Drop(NamedTuple):
+    """Drops elements by the keys of their rows, (...), and their columns, (width); of 64 bits."""
+
+    rows: Tensor
+    columns: Tensor
+    p: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x (..., width) with each element 0 with probability `p`, and else divided by 1 - p."""
+        if x.device.type == "cpu" and x.dtype in COMPILED and has_numba():
+            from parallelism.numerics import dropout_kernels
+
+            out = torch.empty(x.shape, dtype=x.dtype)
+            flat = [tensor.detach().reshape(-1, x.shape[-1]).numpy() for tensor in (x, out)]
+            dropout_kernels.drop(flat[0], *self.numbers(flat[0].dtype.type), flat[1])
+            return out
+        kept = short_hash(self.rows, self.columns) ^ -(1 << 31) >= self.least - (1 << 31)  # as if without a sign
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return (x * (kept.to(wide) * (1 / (1 - self.p)))).to(x.dtype)
+
+    @property
+    def least(self) -> int:
+        """The least hash of what stays."""
+        return int(self.p * (1 << 32))
+
+    def numbers(self, number: type) -> tuple:
+        """What the kernels take."""
+        return self.rows.reshape(-1).numpy(), self.columns.numpy(), self.least, number(1 / (1 - self.p))
+
+
+@cache
+def has_numba() -> bool:
+    return find_spec("numba") is not None
 
 
 def mix(key: Tensor, number: Tensor) -> Tensor:
     """A hash of both: 64 bits, of which each depends on all of theirs."""
-    x = key * signed(GAMMA) + number
-    x = (x ^ shifted(x, 30)) * signed(FIRST)
-    x = (x ^ shifted(x, 27)) * signed(SECOND)
-    return x ^ shifted(x, 31)
+    x = key * signed(GAMMA, 64) + number
+    x = (x ^ shifted(x, 30, 64)) * signed(FIRST, 64)
+    x = (x ^ shifted(x, 27, 64)) * signed(SECOND, 64)
+    return x ^ shifted(x, 31, 64)
 
 
-def shifted(x: Tensor, bits: int) -> Tensor:
+def short_hash(rows: Tensor, columns: Tensor) -> Tensor:
+    """32 bits for each row's key and column; those of `dropout_kernels.stays`."""
+    low, high = (part.to(torch.int32)[..., None] for part in (rows, rows >> 32))
+    x = columns.to(torch.int32) * signed(SHORT_GAMMA, 32) + low
+    x = (x ^ shifted(x, 16, 32)) * signed(SHORT_FIRST, 32) ^ high
+    x = (x ^ shifted(x, 13, 32)) * signed(SHORT_SECOND, 32)
+    return x ^ shifted(x, 16, 32)
+
+
+def shifted(x: Tensor, bits: int, width: int) -> Tensor:
     """To the right, zeros coming in."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits) & ((1 << (width - bits)) - 1)
 
 
-def signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number
+def signed(number: int, width: int) -> int:
+    return number - (1 << width) if number >> (width - 1) else number

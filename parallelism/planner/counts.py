@@ -98,8 +98,7 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """With full recomputation its input, else the inputs of both norms and all that follows.
 
     Those are the norms' results, with two numbers a token, q, k and v, attention's result and the log of its sums, the
-    inputs of GELU and its results; with dropout the masks, and attention's probabilities, masked and not, and theirs,
-    unless keys go round a ring.  Selective recomputation spares GELU's results, and the probabilities.
+    inputs of GELU and its results.  Dropout keeps a key for each token; selective recomputation spares GELU's results.
     """
     model, num_tokens = job.model, tokens(job, layout)
     width, kv_width = widths(model)
@@ -108,16 +107,16 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
         return SavedElements(between * width)
     parts = job.head_ranks(layout.sp)
     in_ring = layout.sp > parts
-    activation = 2 * between * width + split * (2 * width + 2 * kv_width) + split * width * in_ring
+    activation = (
+        2 * between * width + split * (2 * width + 2 * kv_width) + split * width * (in_ring or model.dropout > 0)
+    )
     activation += split * mlp_kept(model, layout.tp)
     attention = split * model.n_head
     if layout.recompute == "selective":
         activation -= 4 * split * width * (model.experts_per_token if model.num_experts else 1)
-    if model.dropout:
-        activation += 2 * between * width
-        attention *= 1 if in_ring or layout.recompute == "selective" else 3 * model.block_size
+    keys = 4 * between if model.dropout else 0  # two of 8 bytes
     return SavedElements(
-        2 * between * width, activation, 4 * between + attention, block_params(model, layout.tp, layout.ep)
+        2 * between * width, activation, 4 * between + keys + attention, block_params(model, layout.tp, layout.ep)
     )
 
 

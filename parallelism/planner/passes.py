@@ -81,8 +81,7 @@ def block(setting: PassContext) -> np.ndarray:
         made[INPUTS] += made[FORWARD]
         made[INPUTS, TP] -= setting.sum_s()  # the last one: nothing keeps its result
     if setting.layout.recompute == "selective":
-        in_ring = setting.layout.sp > setting.job.head_ranks(setting.layout.sp)
-        made[INPUTS, COMPUTE] += setting.gelu_s() + attention * (model.dropout > 0 and not in_ring)
+        made[INPUTS, COMPUTE] += setting.gelu_s()
     return made
 
 

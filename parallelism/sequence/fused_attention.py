@@ -1,7 +1,7 @@
-"""Torch's fused kernels for attention, of those that give the log of the sum, too, and take it to go backwards.
+"""Fused kernels for attention: of torch's those that give the log of the sum, too, and take it to go backwards.
 
 That of the CPU computes in float32 or float64 and adds masks; FlashAttention's on CUDA takes 16 bits and no mask.  With
-the log of a larger whole, their gradients are a part's.
+the log of a larger whole, their gradients are a part's.  None of torch's takes dropout of ours: `Dropping` does.
 
 Source: torch, `_scaled_dot_product_ring_flash_attention` of torch.distributed.tensor.experimental, which calls the
 kernels of CUDA so; aten/src/ATen/native/native_functions.yaml (signatures).
@@ -9,8 +9,15 @@ kernels of CUDA so; aten/src/ATen/native/native_functions.yaml (signatures).
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
+
+from parallelism.numerics.dropout import Drop, has_numba
 
 HALVES = (torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256  # of FlashAttention, whose heads are multiples of 8
@@ -62,11 +69,60 @@ class OnCUDA:
         return function(gradient, q, k, v, out, log, *lengths, 0.0, causal, *dropout)
 
 
+@dataclass
+class Dropping:
+    """On the host, in float32: products of matrices by torch, and between them one pass over the probabilities."""
+
+    drop: Drop
+
+    @staticmethod
+    def takes(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> bool:
+        fits = q.dtype != torch.float64 and mask is None and (not causal or q.shape[2] == k.shape[2])
+        return q.device.type == "cpu" and fits and has_numba()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        from parallelism.numerics.dropout_kernels import softmax
+
+        q, k, v = map(wide, (q, k, v))
+        with torch.autocast("cpu", enabled=False):
+            scores, log = q @ k.transpose(-1, -2), q.new_empty(q.shape[:-1])
+            softmax(rows_of(scores), *self.numbers(q, causal), log.view(-1).numpy())
+            return scores @ v, log
+
+    def backward(
+        self,
+        gradient: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        log: Tensor,
+        causal: bool,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from parallelism.numerics.dropout_kernels import softmax_backward
+
+        q, k, v = map(wide, (q, k, v))
+        p, ds, delta = q @ k.transpose(-1, -2), gradient @ v.transpose(-1, -2), (gradient * out).sum(-1)
+        logs = (x.reshape(-1).numpy() for x in (log, delta))
+        softmax_backward(rows_of(p), rows_of(ds), *self.numbers(q, causal), *logs)
+        return ds @ k, ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ gradient
+
+    def numbers(self, q: Tensor, causal: bool) -> tuple:
+        """What the kernels take."""
+        return *self.drop.numbers(np.float32), np.float32(1 / math.sqrt(q.shape[-1])), q.shape[2] if causal else 0
+
+
 def kernel(
-    q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, keep: Tensor | None
-) -> type[OnCPU] | type[OnCUDA] | None:
-    """The one that takes these; none drops the probabilities that `keep` says."""
-    return next((one for one in (OnCPU, OnCUDA) if keep is None and one.takes(q, k, causal, mask)), None)
+    q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, drop: Drop | None
+) -> type[OnCPU] | type[OnCUDA] | Dropping | None:
+    """The one that takes these, if there is one."""
+    able: list[Any] = [OnCPU, OnCUDA] if drop is None else [Dropping(drop)]
+    return next((one for one in able if one.takes(q, k, causal, mask)), None)
+
+
+def rows_of(x: Tensor) -> np.ndarray:
+    return x.view(-1, x.shape[-1]).numpy()
 
 
 def wide(x: Tensor) -> Tensor:

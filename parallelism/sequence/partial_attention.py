@@ -13,29 +13,30 @@ import math
 import torch
 from torch import Tensor
 
+from parallelism.numerics.dropout import Drop
 from parallelism.sequence.fused_attention import kernel, wide
 
 MASKED = -1e30  # added to what does not attend: finite, so that rows without anything stay numbers
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None, keep: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None, drop: Drop | None = None
 ) -> tuple[Tensor, Tensor]:
     """The result, and the log of the sum of exponentials.
 
-    `mask` is added to the scores; `keep` multiplies the probabilities, as dropout does.
+    `mask` is added to the scores; `drop` is dropout of the probabilities.
 
     Shapes: q (batch, n_head, queries, head_size), k and v (batch, n_kv_head, keys, head_size), mask (batch, 1, queries,
-    keys), keep (batch, n_head, queries, keys); result as q, log (batch, n_head, queries).
+    keys); result as q, log (batch, n_head, queries).
     """
     k, v = like_heads(k, q), like_heads(v, q)
-    if fused := kernel(q, k, causal, mask, keep):
+    if fused := kernel(q, k, causal, mask, drop):
         return fused.forward(q, k, v, causal, mask)
     q, k, v = wide(q), wide(k), wide(v)
     with torch.autocast(q.device.type, enabled=False):
         scores = scores_of(q, k, causal, mask)
         log = scores.logsumexp(-1)
-        return dropped(probabilities(scores, log), keep) @ v, log
+        return dropped(probabilities(scores, log), drop) @ v, log
 
 
 def attend_backward(
@@ -47,19 +48,19 @@ def attend_backward(
     log: Tensor,
     causal: bool,
     mask: Tensor | None = None,
-    keep: Tensor | None = None,
+    drop: Drop | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, given the result and the log of the whole."""
     num_kv_heads = k.shape[1]
     k, v = like_heads(k, q), like_heads(v, q)
-    if fused := kernel(q, k, causal, mask, keep):
+    if fused := kernel(q, k, causal, mask, drop):
         dq, dk, dv = fused.backward(gradient, q, k, v, out, log, causal, mask)
     else:
         q, k, v = wide(q), wide(k), wide(v)
         p = probabilities(scores_of(q, k, causal, mask), log)
-        dp = dropped(gradient @ v.transpose(-1, -2), keep)
+        dp = dropped(gradient @ v.transpose(-1, -2), drop)
         ds = p * (dp - (gradient * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
-        dq, dk, dv = ds @ k, ds.transpose(-1, -2) @ q, dropped(p, keep).transpose(-1, -2) @ gradient
+        dq, dk, dv = ds @ k, ds.transpose(-1, -2) @ q, dropped(p, drop).transpose(-1, -2) @ gradient
     return dq, of_common_heads(dk, num_kv_heads), of_common_heads(dv, num_kv_heads)
 
 
@@ -92,8 +93,8 @@ def probabilities(scores: Tensor, log: Tensor) -> Tensor:
     return (scores - log[..., None]).exp()
 
 
-def dropped(p: Tensor, keep: Tensor | None) -> Tensor:
-    return p if keep is None else p * keep
+def dropped(p: Tensor, drop: Drop | None) -> Tensor:
+    return p if drop is None else drop(p)
 
 
 def mask_of(may_attend: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parallelism.buffers.tensor_collectives import TensorCollectives
-from parallelism.numerics.dropout import Dropout
+from parallelism.numerics.dropout import AttentionDropout, Drop
 from parallelism.sequence.partial_attention import attend, attend_backward, mask_of, merge, wide
 from parallelism.sequence.token_shards import Pair, TokenShards
 
@@ -41,7 +41,7 @@ class GlobalTokens(NamedTuple):
 
     positions: Tensor  # (size, seq)
     documents: Tensor | None  # (size, batch, seq)
-    dropout: Dropout | None
+    dropout: AttentionDropout | None
 
     def pair(self, ring: Ring, source: int, dtype: torch.dtype) -> tuple[Pair | None, Tensor | None]:
         """What attends to what, and with documents a mask that says it."""
@@ -54,11 +54,11 @@ class GlobalTokens(NamedTuple):
             may = may & (self.positions[rank][:, None] >= self.positions[source][None, :])
         return Pair(slice(None), slice(None), causal=False), mask_of(may, dtype)
 
-    def keep(self, ring: Ring, source: int, pair: Pair, q: Tensor) -> Tensor | None:
+    def drop(self, ring: Ring, source: int, pair: Pair) -> Drop | None:
         if self.dropout is None:
             return None
         here, there = self.positions[ring.members.rank][pair.queries], self.positions[source][pair.keys]
-        return self.dropout.of_attention(q, here, there)
+        return self.dropout.between(here, there)
 
 
 class RingFunction(torch.autograd.Function):
@@ -76,7 +76,7 @@ class RingFunction(torch.autograd.Function):
             pair, mask = known.pair(ring, source, q.dtype)
             if pair:
                 part = q[:, :, pair.queries], kv[0][:, :, pair.keys], kv[1][:, :, pair.keys]
-                more = attend(*part, pair.causal, mask, known.keep(ring, source, pair, q))
+                more = attend(*part, pair.causal, mask, known.drop(ring, source, pair))
                 merge(out[:, :, pair.queries], log[:, :, pair.queries], *more)
             if coming:
                 kv = coming.wait()
@@ -96,8 +96,8 @@ class RingFunction(torch.autograd.Function):
             if pair:
                 here, there = pair.queries, pair.keys
                 part = q[:, :, here], kv[0][:, :, there], kv[1][:, :, there], out[:, :, here], log[:, :, here]
-                keep = known.keep(ring, source, pair, q)
-                more = attend_backward(gradient[:, :, here], *part, pair.causal, mask, keep)
+                drop = known.drop(ring, source, pair)
+                more = attend_backward(gradient[:, :, here], *part, pair.causal, mask, drop)
                 dq[:, :, here] += more[0]
                 dkv[0][:, :, there] += more[1]
                 dkv[1][:, :, there] += more[2]

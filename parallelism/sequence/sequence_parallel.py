@@ -9,7 +9,6 @@ Sequence Parallelism Approach", 2024, arXiv 2405.07719 (both together).
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +17,8 @@ from torch import Tensor, nn
 from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.buffers.transfer import to_device
-from parallelism.numerics.dropout import Dropout
-from parallelism.sequence.partial_attention import like_heads, mask_of, wide
+from parallelism.numerics.dropout import AttentionDropout, Dropout
+from parallelism.sequence.partial_attention import attend, attend_backward, mask_of, wide
 from parallelism.sequence.ring_attention import GlobalTokens, Ring, RingFunction
 from parallelism.sequence.token_shards import TokenShards, check_heads, shard_tokens
 
@@ -114,7 +113,8 @@ class SequenceAttention(nn.Module):
         positions = torch.stack([torch.from_numpy(shards.of_ring(member)) for member in range(size)])
         if documents is not None:
             documents = members.all_gather(documents[None])
-        return GlobalTokens(to_device(positions, q.device), documents, self.dropout)
+        dropout = self.dropout.of_attention(q) if self.dropout else None
+        return GlobalTokens(to_device(positions, q.device), documents, dropout)
 
 
 class DroppingAttention(nn.Module):
@@ -125,17 +125,32 @@ class DroppingAttention(nn.Module):
         self.plain, self.dropout = plain, dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        if not self.training:
+        if (dropout := self.dropout.of_attention(q)) is None:
             return self.plain(q, k, v, documents)
-        positions = torch.arange(q.shape[SEQ], device=q.device)
-        keep = self.dropout.of_attention(q, positions, positions)
-        assert keep is not None
-        may = (positions[:, None] >= positions)[None]
+        mask = None
         if documents is not None:
-            may = may & (documents[:, :, None] == documents[:, None, :])
-        log = mask_of(may, q.dtype)
-        scores = (wide(q) @ like_heads(wide(k), q).transpose(-1, -2)) / math.sqrt(q.shape[-1]) + log
-        return (scores.softmax(-1) * keep @ like_heads(wide(v), q)).to(q.dtype)
+            positions = torch.arange(q.shape[SEQ], device=q.device)
+            may = (positions[:, None] >= positions) & (documents[:, :, None] == documents[:, None, :])
+            mask = mask_of(may, q.dtype)
+        return DroppingFunction.apply(q, k, v, mask, dropout)
+
+
+class DroppingFunction(torch.autograd.Function):
+    """Keeps no probabilities: the backward pass computes them again from the logs of their sums."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: AttentionDropout):  # type: ignore[override]
+        out, log = attend(q, k, v, mask is None, mask, dropout.among(q.shape[SEQ]))
+        ctx.save_for_backward(q, k, v, out, log, mask)
+        ctx.dropout = dropout
+        return out.to(q.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        q, k, v, out, log, mask = ctx.saved_tensors
+        drop = ctx.dropout.among(q.shape[SEQ])
+        dq, dk, dv = attend_backward(wide(gradient), q, k, v, out, log, mask is None, mask, drop)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 def like_ranks(x: Tensor, size: int) -> Tensor:

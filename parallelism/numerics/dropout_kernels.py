@@ -1,0 +1,105 @@
+"""Compiled code for dropout on the host: each element in one pass, alone or with the softmax that it follows.
+
+Rows are compiled for vector units: the hash multiplies 32 bits, and the exponential is a polynomial of float32.
+
+Source: Appleby, MurmurHash3, 2011, `fmix32`; Moshier, Cephes, 1992, expf.c (range reduction and polynomial).
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+F = np.float32
+GAMMA, FIRST, SECOND = map(np.uint32, (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35))
+PER_LN2, LN2, LN2_REST = F(1.44269504), F(0.693359375), F(-2.12194440e-4)
+C0, C1, C2, C3, C4, C5 = map(F, (1.98756915e-4, 1.39819995e-3, 8.33345191e-3, 4.16657959e-2, 1.66666655e-1, 0.5))
+LEAST = F(-87)  # whose exponential is a normal number
+LOWEST = F(-3e38)
+compiled: Any = numba.njit(nogil=True, cache=True, fastmath={"nsz", "contract", "reassoc"})
+
+
+@intrinsic
+def float_of(typing, bits):
+    def code(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), code
+
+
+@numba.njit(inline="always")
+def exp(x):
+    """The exponential of a number that is not positive, to 2e-7 of itself."""
+    x = max(x, LEAST)
+    n = np.floor(x * PER_LN2 + F(0.5))
+    r = x - n * LN2 - n * LN2_REST
+    y = ((((C0 * r + C1) * r + C2) * r + C3) * r + C4) * r + C5
+    power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23))
+    return (y * r * r + r + F(1)) * float_of(power)  # type: ignore[call-arg]
+
+
+@numba.njit(inline="always")
+def stays(row, column, bound):
+    """Whether dropout keeps an element: the hash is that of `parallelism.numerics.dropout.short_hash`."""
+    h = np.uint32(np.uint32(column) * GAMMA + np.uint32(row))
+    h = np.uint32(np.uint32((h ^ (h >> np.uint32(16))) * FIRST) ^ np.uint32(row >> 32))
+    h = np.uint32((h ^ (h >> np.uint32(13))) * SECOND)
+    return np.uint32(h ^ (h >> np.uint32(16))) >= bound
+
+
+@compiled
+def drop(x, rows, columns, least, scale, out):
+    """Write x, times `scale` where it stays and else 0, to `out`.  Shapes: x, out (rows, columns)."""
+    zero, bound = scale * 0, np.uint32(least)
+    for i in range(len(rows)):
+        row = rows[i]
+        for j in range(len(columns)):
+            out[i, j] = x[i, j] * scale if stays(row, columns[j], bound) else zero
+
+
+@compiled
+def softmax(s, rows, columns, least, scale, slope, num_causal, log):
+    """Replace scores times `slope` by their softmax, dropped; `log` gets the logs of the sums of exponentials.
+
+    With `num_causal`, the length of a sequence, its query i attends to the first i + 1 keys.
+
+    Shapes: s (rows, columns), log (rows); of float32.
+    """
+    bound = np.uint32(least)
+    for i in range(len(rows)):
+        row, end = rows[i], i % num_causal + 1 if num_causal else len(columns)
+        highest, total = LOWEST, F(0)
+        for j in range(end):
+            highest = max(highest, s[i, j] * slope)
+        for j in range(end):
+            e = exp(s[i, j] * slope - highest)
+            s[i, j] = e
+            total += e
+        log[i] = highest + np.log(total)
+        kept = scale / total
+        for j in range(end):
+            s[i, j] *= kept if stays(row, columns[j], bound) else F(0)
+        s[i, end:] = 0
+
+
+@compiled
+def softmax_backward(s, d, rows, columns, least, scale, slope, num_causal, log, delta):
+    """Replace scores by their softmax, dropped, and its gradient by theirs.
+
+    `delta` is the sum of each row's results times their gradients.
+
+    Shapes: s, d (rows, columns), log, delta (rows); of float32.
+    """
+    bound = np.uint32(least)
+    for i in range(len(rows)):
+        row, end, subtracted, mean = rows[i], i % num_causal + 1 if num_causal else len(columns), log[i], delta[i]
+        for j in range(end):
+            p = exp(min(s[i, j] * slope - subtracted, F(0)))
+            kept = scale if stays(row, columns[j], bound) else F(0)
+            s[i, j] = p * kept
+            d[i, j] = p * (d[i, j] * kept - mean) * slope
+        s[i, end:] = 0
+        d[i, end:] = 0
