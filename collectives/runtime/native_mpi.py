@@ -12,8 +12,7 @@ from collectives.runtime.arguments import Arguments
 from collectives.runtime.messages import Messages
 from collectives.runtime.operands import Operands
 from collectives.runtime.plan import Plan, Progress
-from collectives.schedule.ops import OPS
-from collectives.schedule.spec import Chunks
+from collectives.schedule.spec import OPS, Chunks
 
 MPI_OPS = {name: getattr(MPI, op.mpi) for name, op in OPS.items()}
 

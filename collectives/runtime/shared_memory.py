@@ -31,7 +31,7 @@ from collectives.runtime.phases import (
 )
 from collectives.runtime.plan import MismatchError
 from collectives.schedule.moves import Parts, show_ranks
-from collectives.schedule.ops import OPS
+from collectives.schedule.spec import OPS
 
 interpreter, ENDED = kernels.run, kernels.ENDED
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches

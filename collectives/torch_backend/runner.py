@@ -18,7 +18,7 @@ from collectives.communicator import Communicator
 from collectives.job.errors import InputError
 from collectives.runtime.plan import Plan
 from collectives.runtime.resolve import Runs
-from collectives.schedule.ops import OPS
+from collectives.schedule.spec import OPS
 from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, options_of, sum_products
 from collectives.torch_backend.work import FAILURES, CallQueue, Finished, Pending, PlanWork, seconds
 
