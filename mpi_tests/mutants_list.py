@@ -344,7 +344,7 @@ TOOLS = [
         ("test_cost.py", "moves_of_shared_memory"),
     ),
     mutant(
-        "collectives/schedule/summary.py",
+        "collectives/schedule/cost.py",
         "folded += len(sources) * len(run)",
         "folded += len(run)",
         ("test_cost.py", "moves_of_shared_memory"),

@@ -14,9 +14,8 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from collectives.algorithms import Algorithm
-from collectives.schedule.cost import Network
+from collectives.schedule.cost import IDLE, Network, Nodes, RoundSummary, summary
 from collectives.schedule.draw import Bar, MessageLine
-from collectives.schedule.summary import IDLE, Nodes, RoundSummary, summary
 
 OUT, IN = 0, 1  # the ways that a message takes
 

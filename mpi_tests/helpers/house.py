@@ -48,7 +48,7 @@ class Floor(NamedTuple):
 
 
 MPI_AND_ARRAYS = ("mpi4py", "numpy", "cupy", "torch", "ml_dtypes", "numba")
-PURE_SCHEDULES = ("moves", "spec", "proof", "cost", "draw", "summary", "events")
+PURE_SCHEDULES = ("moves", "spec", "proof", "cost", "draw", "events")
 PURE = tuple(f"collectives.schedule.{name}" for name in PURE_SCHEDULES)
 
 BELOW = ("pure", "settings", "job")
