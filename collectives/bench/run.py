@@ -208,8 +208,8 @@ def model_s(comm: Communicator, one: Contestant, network: Network) -> float | No
     workload = one.trial.workload
     if one.algorithm in PEERS or workload.device != "cpu":
         return None
-    row, topology = algorithms.find(workload.collective, one.algorithm), comm.topology
-    return auto.ranking(one.trial.nbytes, (row,), comm.size, topology.nodes, network, workload.memory)[0][1]
+    row = algorithms.find(workload.collective, one.algorithm)
+    return auto.ranking(one.trial.nbytes, (row,), comm.topology.nodes, network, workload.memory)[0][1]
 
 
 def write(comm: Communicator, flags: Namespace, started: str, network: Network, sizes: list[list[Row]]) -> None:

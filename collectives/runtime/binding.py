@@ -61,13 +61,14 @@ class Binder:
             memory = "symmetric" if facts.symmetric else "ordinary"
             tuning = None if facts.on_host else self.tuning_on_device(shared is not None and shared.has_barriers)
             equal = a.send_counts is None
-            algorithm = auto.choose(*self.case(a.collective, facts.nbytes, access, memory, equal, a.suits, tuning))
+            question = self.question(a.collective, facts.nbytes, access, memory, equal, a.suits, tuning)
+            algorithm = auto.choose(question)
         row = algorithms.find(a.collective, algorithm)
         if row.access > access:
             raise InputError(f"{a.collective}: {self.out_of_reach(row, a, facts, shared)}")
         return Choice(row, facts, shared)
 
-    def case(
+    def question(
         self,
         collective: str,
         nbytes: int,
@@ -76,8 +77,8 @@ class Binder:
         equal: bool = True,
         suits: Callable[[Algorithm], bool] = lambda row: True,
         tuning: Tuning | None = None,
-    ) -> tuple:
-        """What `select` decides by; `tuning` is that of arrays on devices, if they are there."""
+    ) -> auto.Question:
+        """Ask for one of the algorithms within reach; `tuning` is that of arrays on devices, if they are there."""
         rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
         if tuning is None:
             case = auto.Case(collective, memory, self.size, len(self.topology.nodes))
@@ -86,12 +87,12 @@ class Binder:
         if self.topology.is_flat:  # with nothing to compose
             rows = [row for row in rows if row.access != Access.INTRA_NODE]
         candidates = auto.usable(rows, access)
-        return collective, nbytes, candidates, self.size, self.topology.nodes, tuning or self.context.tuning, memory
+        return auto.Question(collective, nbytes, candidates, self.topology.nodes, tuning or self.context.tuning, memory)
 
     def explain(self, collective: str, nbytes: int) -> str:
         access = self.farthest(self.context.has_numba)
         memory = "ordinary" if spec_of(collective).gives is Chunks.NONE else "symmetric"
-        return auto.explain(*self.case(collective, nbytes, access, memory))
+        return auto.explain(self.question(collective, nbytes, access, memory))
 
     def access(self, facts: CallFacts, shared: DeviceMemory | None) -> Access:
         """How far the ranks reach into each other's memory."""
