@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvo
 from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.errors import InputError
-from collectives.job.launch import end_job, other_mpi, start_mpi
+from collectives.job.launch import end_job, start_mpi
 
 SET_BY_HAND = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NOTHING = [-1, -1]  # RANK and WORLD_SIZE that a rank has not been told
@@ -100,8 +100,6 @@ def started_world() -> MPI.Intracomm:
     mpi = start_mpi()
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = end_job
-    if environment.launched_size() > 1 and mpi.COMM_WORLD.size == 1:
-        raise other_mpi(mpi)
     return mpi.COMM_WORLD
 
 
