@@ -97,7 +97,7 @@ def by_owner(owner: Sequence[int]) -> dict[int, list[int]]:
     return held
 
 
-def group_of(rank: int, groups: Groups) -> tuple[int, ...]:
+def group_of(rank: int, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return next(group for group in groups if rank in group)
 
 

@@ -31,6 +31,7 @@ from collectives.algorithms.groups import (
     abreast,
     by_owner,
     consecutive,
+    group_of,
     inside,
     laid,
     singles,
@@ -195,7 +196,7 @@ def all_to_all(
     """
     groups, everyone = whole(groups, size), range(size)
     grid = Grid(groups)
-    own = next(node for node in groups if rank in node)
+    own = group_of(rank, groups)
     in_order = [other for node in groups for other in sorted(node)] == list(everyone)
     room = max(size, len(load(rank, singles(own), grid.stand_ins(rank, everyone))))
     packed, spare = 2 * size, 2 * size + room
@@ -249,7 +250,7 @@ def exchange(
     What a rank has begins at chunk `begin`: its own vector, or what its group has exchanged before.
     """
     grid, held = Grid(groups), by_owner(owner)
-    own = next(group for group in groups if rank in group)
+    own = group_of(rank, groups)
     places = [place for place, other in enumerate(grid.row_of(rank)) if other == rank]
     blocks = [list(product(dests, sorted(own))) for p in places for dests in grid.sets(p, held)]
     data = load(rank, singles(own), grid.stand_ins(rank, owner))

@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm, leaders
+from collectives.algorithms.groups import group_of
 from collectives.arrays.device import Device, host
 from collectives.arrays.memory import array
 from collectives.arrays.views import address_of
@@ -57,7 +58,7 @@ class Headers:
         self.context, self.binder, self.rank = context, binder, context.rank
         self.in_nodes = context.topology.has_groups_in_nodes and context.has_numba
         self.teams = leaders.teams_of(context.topology.nodes, context.size) if self.in_nodes else []
-        team = leaders.team_of(self.rank, self.teams) if self.in_nodes else (self.rank,)
+        team = group_of(self.rank, self.teams) if self.in_nodes else (self.rank,)
         self.row = algorithms.find("all_reduce", "leaders" if self.in_nodes else "recursive_doubling")
         self.tag = context.next_tags()
         memory, world_ranks = context.memory.of_host, binder.world_ranks
