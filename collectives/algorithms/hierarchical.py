@@ -236,7 +236,7 @@ def load(rank: int, groups: Groups, owner: Sequence[int]) -> list[Datum]:
 
 
 def rearranged(data: list[Datum], begin: int, wanted: list[Datum], target: int) -> Round:
-    """The copies that bring data from one order into another."""
+    """Return the copies that bring data from one order into another."""
     at = {datum: place for place, datum in enumerate(data, begin)}
     runs = consecutive([at[datum] for datum in wanted])
     return copies(runs, laid(target, map(len, runs)))
@@ -245,7 +245,7 @@ def rearranged(data: list[Datum], begin: int, wanted: list[Datum], target: int) 
 def exchange(
     rank: int, groups: Groups, owner: Sequence[int], begin: int, landing: int, areas: Areas, algorithm: Scheduler
 ) -> Iterator[Round]:
-    """Rank `owner[d]` ends with all that the groups have for rank d: its `load`, from chunk `landing` on.
+    """Give rank `owner[d]` all that the groups have for rank d: its `load`, from chunk `landing` on.
 
     What a rank has begins at chunk `begin`: its own vector, or what its group has exchanged before.
     """

@@ -105,7 +105,7 @@ def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Laun
 
 
 def task_of(choice: KernelChoice, outs: Sequence[int], sources: Sequence[int], divisor: int) -> tuple[np.ndarray, int]:
-    """What a kernel is told, of memory at these addresses; and for how many threads it has something to do."""
+    """Return a kernel's task in memory at these addresses, and the number of threads that have something to do."""
     sizes = choice.sizes[:1] * len(outs) + choice.sizes[1:]
     head, blocks, tail = split(choice.num_elements, sizes, [*outs, *sources])
     task = np.zeros((), TASK)
@@ -117,7 +117,7 @@ def task_of(choice: KernelChoice, outs: Sequence[int], sources: Sequence[int], d
 
 
 def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int, divisor: int) -> KernelChoice:
-    """Which kernel it is that folds.  It loads from as many sources at a time as divide all of them, up to 8.
+    """Choose the kernel that folds.  It loads from as many sources at a time as divide all of them, up to 8.
 
     >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
     KernelChoice(op='Sum', given='float', into='float', at_once=3, num_elements=10, sizes=[4, 4, 4, 4])
@@ -131,7 +131,7 @@ def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int,
 
 
 def number(dtype: np.dtype, op: str) -> str:
-    """A dtype in C++.  Signed integers are unsigned where that makes no difference but that they wrap."""
+    """Name a dtype in C++.  Signed integers are unsigned where that makes no difference but that they wrap."""
     if str(dtype) in FLOATS:
         return FLOATS[str(dtype)]
     if dtype in views.COMPLEX:
@@ -141,7 +141,7 @@ def number(dtype: np.dtype, op: str) -> str:
 
 
 def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[int, int, int]:
-    """Elements before one that is aligned in all arrays, blocks from there on, and elements after these.
+    """Count elements before one that is aligned in all arrays, blocks from there on, and elements after these.
 
     Where no element is aligned in all, all come before.
 
@@ -156,7 +156,7 @@ def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[in
 
 
 def num_blocks(work: int, device: int) -> int:
-    """Of threads: as many as there are pieces of work, up to where each thread may as well take several."""
+    """Return the number of blocks for `work` threads, up to where each thread may as well take several pieces."""
     most = environment.device_blocks() or num_multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR
     return min(-(-work // BLOCK_THREADS), most)
 
@@ -170,7 +170,7 @@ def num_multiprocessors(device: int) -> int:
 
 @cache
 def kernel(name: str, device: int, *more: Path) -> Any:
-    """An instance of the template `fold`, or of one in another source, for the device, which is current."""
+    """Return an instance of the template `fold`, or of one in another source, for the device, which is current."""
     import cupy
 
     code = "".join(source.read_text() for source in (SOURCE, *more))

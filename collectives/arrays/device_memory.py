@@ -177,7 +177,7 @@ class DeviceMemory(SymmetricMemory):
         return int(got.view(PROBE)[0])
 
     def may_wait(self) -> bool:
-        """Whether the node's devices may wait for each other, as none has to run another rank's work.  Collective."""
+        """Return whether the node's devices may wait for each other: none runs another rank's work.  Collective."""
         stated = environment.device_barriers()
         rows = self.gather_rows([self.device.identity()])
         devices = [int(rows[rank][0]) for rank in self.ranks]

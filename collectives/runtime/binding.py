@@ -51,7 +51,7 @@ class Binder:
     # --- choosing ---
 
     def choose(self, a: Arguments, algorithm: str, facts: CallFacts) -> Choice:
-        """The algorithm of that name, or by "auto" the best within reach.  Collective.
+        """Choose the algorithm of that name, or by "auto" the best within reach.  Collective.
 
         Raises: InputError on every rank where it needs more than the ranks reach.
         """
@@ -95,7 +95,7 @@ class Binder:
         return auto.explain(self.question(collective, nbytes, access, memory))
 
     def access(self, facts: CallFacts, shared: DeviceMemory | None) -> Access:
-        """How far the ranks reach into each other's memory."""
+        """Return how far the ranks reach into each other's memory."""
         if not facts.on_host and shared is None:
             return Access.MESSAGES
         by_themselves = shared is not None and shared.has_barriers and len(self.topology.nodes) == 1
@@ -106,7 +106,7 @@ class Binder:
         return Access.STAGED
 
     def farthest(self, has_programs: bool) -> Access:
-        """How far ranks may reach, if programs are there for it: of Numba, or of devices."""
+        """Return how far ranks may reach, if programs are there for it: of Numba, or of devices."""
         if len(self.topology.nodes) == 1:
             return Access.DIRECT if has_programs else Access.MESSAGES
         return Access.INTRA_NODE if has_programs and self.topology.has_groups_in_nodes else Access.MESSAGES
@@ -136,7 +136,7 @@ class Binder:
     # --- binding ---
 
     def plan(self, a: Arguments, o: Operands, choice: Choice, staging: StagingBuffers | None = None) -> Plan:
-        """A plan for these arrays.  Collective."""
+        """Make a plan for these arrays.  Collective."""
         if choice.row.access >= Access.STAGED:
             return self.direct(a, o, choice)
         return MessageBinder(self.context, a.collective, choice, self, staging).plan(a, o)
@@ -144,7 +144,7 @@ class Binder:
     def direct(
         self, a: Arguments, o: Operands, choice: Choice, channel: Channel | KernelCalls | None = None, binding: int = 0
     ) -> Plan:
-        """A plan of a direct schedule, on a channel of its own or on one that it shares.  Collective."""
+        """Make a plan of a direct schedule, on a channel of its own or on one that it shares.  Collective."""
         row, facts, shared = choice
         assert facts is not None
         dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
@@ -168,7 +168,7 @@ class Binder:
         return list(MPI.Group.Translate_ranks(group, ranks, MPI.COMM_WORLD.Get_group()))
 
     def programs(self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None) -> Any:
-        """What makes programs of direct schedules, for the host or for devices."""
+        """Return what makes programs of direct schedules, for the host or for devices."""
         ways = self.agreement.gather_rows, self.agreement.highest
         parts = self.world_ranks, self.context.memory.of_host, *ways, self.progress.oversubscribed, meanwhile
         if shared:
@@ -185,7 +185,7 @@ BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to
 
 
 def bookkeeping(context: Context, a: Arguments) -> Plan:
-    """A plan of the library's own, for a few numbers.  Collective."""
+    """Make a plan of the library's own, for a few numbers.  Collective."""
     choice = Choice(algorithms.find(a.collective, BOOKKEEPING[a.collective]), None)
     return MessageBinder(context, a.collective, choice).plan(a, operands_of(a))
 
@@ -265,7 +265,7 @@ class MessageBinder:
         return plan
 
     def direct_parts(self, schedule: Sequence[Round], memory: list[Any], chunks: list[Chunk], op: str) -> Any:
-        """The direct parts of a schedule as one program, which pauses after each.  Collective."""
+        """Bind the direct parts of a schedule as one program, which pauses after each.  Collective."""
         context = self.context
         assert self.binder is not None
         parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
@@ -279,7 +279,7 @@ class MessageBinder:
 
 
 def chunks_of(register: int, array: Any, views: Sequence[Any]) -> list[Chunk]:
-    """An array's chunks, of which some may be None."""
+    """Return an array's chunks, of which some may be None."""
     begin = address_of(array)
     return [
         Chunk(register, 0, 0) if view is None else Chunk(register, address_of(view) - begin, len(view))
@@ -288,7 +288,7 @@ def chunks_of(register: int, array: Any, views: Sequence[Any]) -> list[Chunk]:
 
 
 def in_registers(vector: Vector, num_shared: int) -> tuple[list[Any], list[Chunk]]:
-    """A vector's arrays by register, and its chunks; those from `num_shared` on are no other rank's concern."""
+    """Return a vector's arrays by register, and its chunks; those from `num_shared` on are no other rank's concern."""
     memory: list[Any] = [None, None, None]
     chunks = []
     for nth, (array, begin, end) in enumerate(vector.places):
@@ -311,7 +311,7 @@ class DeviceBuffers:
         self.pairs: dict[tuple[str, bool], tuple[Any, Any]] = {}
 
     def pair(self, a: Arguments, o: Operands, is_shared: bool) -> tuple[Any, Any]:
-        """Buffers as long as a call's arrays.  Collective where ranks are to share them."""
+        """Return buffers as long as a call's arrays.  Collective where ranks are to share them."""
         nbytes = max(0 if view is None else view.nbytes for view in (a.flat, o.out))
         if is_shared:
             (nbytes,) = self.context.agreement.highest([nbytes])
@@ -336,7 +336,7 @@ class BufferedPlan:
         self.before, self.after, self.plan.only = self.plan.before, self.plan.after, None
 
     def on(self, place: tuple[int, ...]) -> Plan:
-        """The plan for a call's arrays at two addresses."""
+        """Return the plan for a call's arrays at two addresses."""
         call, here, spec = self.call.moved(place), self.on_buffers, self.call.spec
         is_read, is_written = (of(call.rank, call.root) for of in (spec.reads, spec.writes))
         result, source = (call.x, here.x) if call.out is None else (call.out, here.out)

@@ -118,12 +118,12 @@ class Headers:
             request.Free()
 
     def comparison(self) -> ComparedPlan:
-        """A plan that does no more than to compare.  Collective."""
+        """Make a plan that does no more than to compare.  Collective."""
         a = Arguments("all_reduce", self.rank, self.context.size, np.empty(0, np.int64))
         return self.plan(a, Choice(self.row, None), 0)
 
     def plan(self, a: Arguments, choice: Choice, binding: int) -> ComparedPlan:
-        """A plan for any arrays like those of a call.  Collective."""
+        """Make a plan for any arrays like those of a call.  Collective."""
         context, row = self.context, choice.row
         operands = operands_of(a)
         shared = partial(context.memory.empty, a.device)

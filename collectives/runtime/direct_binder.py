@@ -44,7 +44,7 @@ class DirectBinder:
     def exchange(
         self, arrays: Sequence[Any], chunks: Sequence[Chunk], buffers: BufferPlan, turn_bytes: int
     ) -> list[tuple[ExportedMemory, list[int]]]:
-        """What every rank says of its memory, and of where its chunks and then its stages begin.  Collective."""
+        """Return what every rank says of its memory, and where its chunks and then its stages begin.  Collective."""
         places = []
         for array in arrays[:NUM_SHARED]:
             window = self.memory.windows.window_of(array)
@@ -59,7 +59,7 @@ class DirectBinder:
     def layouts(
         self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], chunks: Sequence[Chunk]
     ) -> dict[int, list[Address]]:
-        """Where the chunks and stages of these ranks are, whose registers come one after the other."""
+        """Return where the chunks and stages of these ranks are, whose registers come one after the other."""
         layouts: dict[int, list[Address]] = {}
         for nth, rank in enumerate(ranks):
             known, offsets = rows[rank]
@@ -76,6 +76,6 @@ class DirectBinder:
         return layouts
 
     def mapped(self, rank: int, known: ExportedMemory) -> list[int | None]:
-        """Where this process has the windows of a rank's shared arrays; None for those that it does not have."""
+        """Return where this process has the windows of a rank's shared arrays; None where it has none."""
         windows = [self.memory.windows.by_key.get(key) for key in (known.key, known.out_key)]
         return [window.bases.get(self.world_ranks[rank]) if window else None for window in windows]

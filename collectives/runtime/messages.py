@@ -50,7 +50,7 @@ class Vector:
             self.places += [(array, a, b) for a, b in pairwise(ends)]
 
     def view(self, run: range) -> Any:
-        """The memory of a run, all of whose chunks lie in one array."""
+        """Return the memory of a run, all of whose chunks lie in one array."""
         array, begin, _ = self.places[run.start]
         return array[begin : self.places[run.stop - 1][2]]
 
@@ -237,7 +237,7 @@ class RequestBinder:
         return BoundRound(number, moves, copies, plain, lanes, fold_late, self.request_moves)
 
     def tags(self, messages: list[Send | Recv | RecvReduce]) -> list[int]:
-        """A tag of its own for the k-th message of a round to, or from, a rank: its segments mix with no other's."""
+        """Return a tag for each message of a round, of which no other to, or from, its rank has the same."""
         ways = [(isinstance(m, Send), m[0]) for m in messages]
         nth = [ways[:place].count(way) for place, way in enumerate(ways)]
         assert max(nth, default=0) < TAGS, f"more than {TAGS} messages between two ranks: {messages}"
@@ -260,7 +260,7 @@ class RequestBinder:
         return FoldLane(requests, slots, self.device, incoming, self.folder(move.source), segments, arrivals)
 
     def stops(self, move: Send | Recv | RecvReduce, segments: list[Any], place: int, slots: int) -> list[list[Any]]:
-        """Where segments are one after the other, from the vector, or what is folded into it, to what MPI is given."""
+        """Return where segments are in turn: from the vector, or what is folded into it, to what MPI is given."""
         dtype = segments[0].dtype
         stops = [self.slots("arrivals", place, segments, slots, dtype) if isinstance(move, RecvReduce) else segments]
         if self.wire_dtype is not None:
@@ -275,21 +275,21 @@ class RequestBinder:
         return copies if self.wire_dtype is None else [*copies, pair(way[0], way[1])]
 
     def rounding(self, number: int, view: Any) -> BoundRound:
-        """A round without messages, which rounds what is in `view` to what travels."""
+        """Bind a round without messages, which rounds what is in `view` to what travels."""
         segments = self.cut(view)
         rounded = self.slots("rounded", 0, segments, 1, self.wire_dtype) if segments else []
         copies = [pair for a, b in zip(segments, rounded, strict=True) for pair in ((b, a), (a, b))]
         return BoundRound(number, (), copies, [], [], fold_late=False)
 
     def slots(self, kind: str, place: int, segments: list[Any], slots: int, dtype: Any) -> list[Any]:
-        """A buffer for each segment; segment i shares its memory with segment i + slots."""
+        """Return a buffer for each segment; segment i shares its memory with segment i + slots."""
         longest = len(segments[0])
         buffer = self.staging.take(kind, place, longest * min(slots, len(segments)), np.dtype(dtype))
         begins = [i % slots * longest for i in range(len(segments))]
         return [buffer[b : b + len(s)] for b, s in zip(begins, segments, strict=True)]
 
     def folder(self, source: int) -> Callable[[Any, Any], None]:
-        """RecvReduce what came from `source`: the lower rank's operand stands on the left."""
+        """Return what reduces what came from `source`: the lower rank's operand stands on the left."""
         fold, op = self.device.fold, self.op
         if source < self.mpi.rank:
             return lambda own, arrived: fold(op, arrived, own, own)
@@ -306,7 +306,7 @@ class RequestBinder:
 
 
 def pair(target: Any, source: Any) -> CopyPair:
-    """A copy, as one of bytes where none is rounded: host memory is a device's for bytes only."""
+    """Return a copy, as one of bytes where none is rounded: host memory is a device's for bytes only."""
     return (as_bytes(target), as_bytes(source)) if target.dtype == source.dtype else (target, source)
 
 

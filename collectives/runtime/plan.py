@@ -48,10 +48,10 @@ class Waitable(Protocol):
     """What a run waits for: messages, or other ranks' arrival."""
 
     def test(self) -> bool:
-        """Move on without waiting; whether it is over."""
+        """Move on without waiting; return whether it is over."""
 
     def spin(self) -> bool:
-        """The same, and perhaps stay for a moment."""
+        """Do the same, and perhaps stay for a moment."""
 
     @property
     def num_barriers(self) -> int:
@@ -72,7 +72,7 @@ class Step(Protocol):
     def requests(self) -> Sequence[MPI.Prequest]: ...
 
     def awaits(self) -> str:
-        """What has not come yet, in words."""
+        """Say what has not come yet."""
 
 
 class Wait(NamedTuple):
@@ -121,7 +121,7 @@ class Progress:
 
     @contextmanager
     def inside(self, waiting: "Plan") -> Iterator[None]:
-        """Where MPI itself waits, or CUDA."""
+        """Note a wait inside of MPI, or of CUDA."""
         number = next(self._num_waits)
         self.waits[number] = get_ident(), waiting, ""
         try:
@@ -218,7 +218,7 @@ class Plan:
         return self.wait(limit_s)
 
     def run_short(self) -> bool:
-        """Run it the short way, for small arrays, if there is one and the others come at once; whether that was all."""
+        """Run it the short way, if there is one and the others come at once; return whether that was all."""
         if not self.run_only():
             return False
         call = self.call
@@ -228,7 +228,7 @@ class Plan:
         return True
 
     def run_only(self) -> bool:
-        """The same without counting the run."""
+        """Do the same without counting the run."""
         try:
             return bool(self.only) and not self._progress.started and self.only.spin()
         except CommunicationError:
@@ -285,7 +285,7 @@ class Plan:
         return self._steps is not None
 
     def done(self) -> bool:
-        """Move the run on without waiting; whether it has ended."""
+        """Move the run on without waiting; return whether it has ended."""
         self.advance()
         ended = self._steps is None
         if ended:
@@ -294,7 +294,7 @@ class Plan:
         return ended
 
     def advance(self) -> bool:
-        """Move the run on without waiting, unless another thread is at it; whether it has moved."""
+        """Move the run on without waiting, unless another thread is at it; return whether it has moved."""
         moved = False
         if not self._stepping.acquire(blocking=False):
             return moved
@@ -319,7 +319,7 @@ class Plan:
         return self
 
     def awaits(self) -> str:
-        """What a run waits for at this moment, in words."""
+        """Say what a run waits for at this moment."""
         if self._is_inside or (self.device.is_async and self._steps is None):
             return "its device to finish what it was given"
         return self._round.awaits() if self._round else "in the MPI library's own"

@@ -83,7 +83,7 @@ class StartedCall(Plan):
 
 
 class End:
-    """Of a plan's run, for another to wait for."""
+    """The end of a plan's run, for another to wait for."""
 
     num_barriers = 0
 
