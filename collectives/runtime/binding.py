@@ -162,6 +162,25 @@ class Binder:
             plan.keep = memory
         return plan
 
+    def direct_parts(
+        self,
+        schedule: Sequence[Round],
+        memory: list[Any],
+        chunks: list[Chunk],
+        op: str,
+        shared: DeviceMemory | None = None,
+        channel: Channel | None = None,
+        binding: int = 0,
+    ) -> Any:
+        """Bind the direct parts of a schedule as one program, which pauses after each.  Collective."""
+        dtype = memory[ARRAY].dtype
+        parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
+        segmentation = phases.whole(self.size * dtype.itemsize * max(chunk.length for chunk in chunks))
+        probe = partial(self.context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
+        fold = phases.Reduction(op, dtype, divisor=1)
+        programs = self.programs(shared, meanwhile=probe)
+        return programs.bind(parts, memory, chunks, fold, self.rank, segmentation, channel, binding)
+
     @cached_property
     def world_ranks(self) -> list[int]:
         group, ranks = self.context.mpi.Get_group(), range(self.size)
@@ -249,7 +268,8 @@ class MessageBinder:
         binding.vector.add_scratch(schedule, self.own.empty)
         memory, chunks = in_registers(binding.vector, num_shared) if in_nodes else ([], [])
         if in_nodes and self.program is None:
-            self.program = self.direct_parts(schedule, memory, chunks, a.op)
+            assert self.binder is not None
+            self.program = self.binder.direct_parts(schedule, memory, chunks, a.op, shared)
         rounds: list[Any] = []
         for direct, part in in_parts(schedule):
             rounds += [self.program] if direct else [requests.bind(i, m, binding.vector) for i, m in part if m]
@@ -263,19 +283,6 @@ class MessageBinder:
             places = [tuple(map(of, memory[:SCRATCH])) for of in (address_of, context.windows.key_of)]
             plan.prepare = partial(self.program.use, 0, *places)
         return plan
-
-    def direct_parts(self, schedule: Sequence[Round], memory: list[Any], chunks: list[Chunk], op: str) -> Any:
-        """Bind the direct parts of a schedule as one program, which pauses after each.  Collective."""
-        context = self.context
-        assert self.binder is not None
-        parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
-        itemsize = memory[ARRAY].dtype.itemsize
-        longest_bytes = max(chunk.length for chunk in chunks) * itemsize
-        probe = partial(context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
-        fold = phases.Reduction(op, memory[ARRAY].dtype, divisor=1)
-        segmentation = phases.whole(longest_bytes * context.size)
-        programs = self.binder.programs(self.choice.shared, meanwhile=probe)
-        return programs.bind(parts, memory, chunks, fold, context.rank, segmentation)
 
 
 def chunks_of(register: int, array: Any, views: Sequence[Any]) -> list[Chunk]:

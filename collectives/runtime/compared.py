@@ -22,12 +22,11 @@ from collectives.algorithms.groups import group_of
 from collectives.arrays.device import Device, host
 from collectives.arrays.memory import array
 from collectives.arrays.views import address_of
-from collectives.runtime import phases
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.binding import Binder, Choice, in_registers
 from collectives.runtime.messages import Messages, Vector
 from collectives.runtime.operands import Workspace, bind, operands_of
-from collectives.runtime.phases import ARRAY, NUM_SHARED, Chunk
+from collectives.runtime.phases import NUM_SHARED
 from collectives.runtime.plan import MismatchError, Plan, Waitable
 from collectives.runtime.started import Comparison
 from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, in_parts, show
@@ -132,7 +131,11 @@ class Headers:
         num_shared = len(bound.vector.places)
         bound.vector.add_scratch(schedule, a.device.empty)
         memory, chunks = in_registers(bound.vector, num_shared)
-        program = self.program(schedule, memory, chunks, a.op, binding) if self.in_nodes else None
+        program = None
+        if self.in_nodes:
+            program = self.binder.direct_parts(schedule, memory, chunks, a.op, channel=self.channel, binding=binding)
+            if not any(direct for direct, _ in in_parts(schedule)):  # alone in its node
+                program = None
         rounds = [
             HeadedRound(self, number, moves, bound.vector, a.op)
             for direct, part in in_parts(schedule)
@@ -146,15 +149,6 @@ class Headers:
         if a.op == "avg":
             plan.divide = bound.reduced, context.size
         return plan
-
-    def program(self, schedule: Sequence[Round], memory: list[Any], chunks: list[Chunk], op: str, binding: int) -> Any:
-        """The direct parts of a schedule, which begin and end with a barrier.  Collective."""
-        parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
-        fold = phases.Reduction(op, memory[ARRAY].dtype, divisor=1)
-        probe = partial(self.context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)
-        programs = self.binder.programs(None, meanwhile=probe)
-        program = programs.bind(parts, memory, chunks, fold, self.rank, phases.whole(0), self.channel, binding)
-        return program if parts else None
 
 
 class HeadedRound:
