@@ -392,13 +392,13 @@ TOOLS = [
         ("test_bench.py", "slowest", 2),
     ),
     mutant(
-        "collectives/doctor/checks.py",
+        "collectives/doctor.py",
         "need = ranks * RANK_MIB",
         "need = RANK_MIB",
         ("test_doctor.py", "test_shared_memory"),
     ),
     mutant(
-        "collectives/doctor/checks.py",
+        "collectives/doctor.py",
         'ended.output.count("size 2") == 2',
         "ended.output",
         ("test_doctor.py", "trial_that_fails"),
@@ -1175,7 +1175,7 @@ DEVICE_CHECKS = [
     mutant(AWARE, "and not failed", "", DECISION),
     mutant(AWARE, "[platform.node(), name]", "[name]", DECISION),
     mutant(AWARE, "launched_rank() == 0", "launched_rank() >= 0", DECISION),
-    mutant("collectives/doctor/checks.py", "not supported or is_launched()", "not supported", DECISION),
+    mutant("collectives/doctor.py", "not supported or is_launched()", "not supported", DECISION),
     # Errors of a device, and devices that do not end.
     mutant(PLAN, "            self._progress.tell(", "            str(", HEARD),
     mutant(PLAN, "            if self.failure:\n", "            if False:\n", ("test_device_failures.py", "hear_of")),
