@@ -27,7 +27,6 @@ from collectives.arrays.views import address_of
 from collectives.job.launch import at_exit
 from collectives.runtime.checks.agreement import Side
 from collectives.runtime.checks.call_log import Call, Entry, SourceLine
-from collectives.runtime.direct_binder import DirectBinder, ExportedMemory
 from collectives.runtime.phases import (
     NUM_REGISTERS,
     SCRATCH,
@@ -35,6 +34,8 @@ from collectives.runtime.phases import (
     Address,
     BufferPlan,
     Chunk,
+    DirectBinder,
+    ExportedMemory,
     PhaseCompiler,
     Reduction,
     Segmentation,

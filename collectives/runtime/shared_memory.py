@@ -13,7 +13,6 @@ from collectives.arrays.views import BFLOAT16, address_of, pointer
 from collectives.job.errors import CommunicationError
 from collectives.runtime import kernels
 from collectives.runtime.channel import Channel
-from collectives.runtime.direct_binder import DirectBinder, ExportedMemory
 from collectives.runtime.phases import (
     BOUNCE,
     LINE_BYTES,
@@ -24,6 +23,8 @@ from collectives.runtime.phases import (
     Address,
     BufferPlan,
     Chunk,
+    DirectBinder,
+    ExportedMemory,
     PhaseCompiler,
     Reduction,
     Segmentation,
