@@ -32,10 +32,6 @@ class Outcome(NamedTuple):
         return max(self.ends)
 
 
-class UnmatchedError(AssertionError):
-    """A schedule has messages without counterparts."""
-
-
 def simulate(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: int = 0) -> Outcome:
     """Run an algorithm on a vector of `nbytes`, in chunks of one length.
 
@@ -51,7 +47,7 @@ def simulate(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: 
     simulation.run()
     if stuck := [rank for rank, own in enumerate(rounds) if simulation.number[rank] < len(own)]:
         where = f"rank {stuck[0]} waits for ever in round {simulation.number[stuck[0]]}"
-        raise UnmatchedError(f"{row.name} on {len(rounds)} ranks: {where}")
+        raise AssertionError(f"{row.name} on {len(rounds)} ranks: {where}")
     return Outcome(simulation.clock, [bar for bar in simulation.bars if bar.end > bar.begin], simulation.lines)
 
 
