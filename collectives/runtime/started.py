@@ -44,7 +44,7 @@ class StartedCall(Plan):
 
     def _run(self) -> Iterator[Waitable]:
         if self.ahead is not None and self.ahead.is_under_way:
-            yield End(self.ahead)
+            yield Predecessor(self.ahead)
         self.ahead = None
         while not (yield from self.attempt()):
             self.entered.name = self.request.collective  # as ranks compare it
@@ -82,28 +82,21 @@ class StartedCall(Plan):
         return True
 
 
-class End:
-    """The end of a plan's run, for another to wait for."""
+class Predecessor:
+    """A call under way, which another one waits for: by its `run`, as for a plan, or as a step of its own run.
+
+    Its errors are for who waits for it itself.
+    """
 
     num_barriers = 0
 
     def __init__(self, plan: Plan):
-        self.plan = plan
+        self.plan, self.device = plan, plan.device
 
     def test(self) -> bool:
         return not self.plan.is_under_way
 
-    spin = test
-
-
-class Predecessor:
-    """A call under way, as a plan that another call's `run` waits for; its errors are for who waits for it itself."""
-
-    def __init__(self, plan: Plan):
-        self.plan, self.device = plan, plan.device
-
-    def run_only(self) -> bool:
-        return not self.plan.is_under_way
+    spin = run_only = test
 
     def begin(self) -> None:
         """Do nothing: it has begun."""
@@ -113,7 +106,7 @@ class Predecessor:
 
     def done(self) -> bool:
         self.plan.advance()
-        return not self.plan.is_under_way
+        return self.test()
 
 
 class Comparison:
