@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=14_825, files=84, entries=9)}
+LIMITS = {"collectives": Limits(lines=14_680, files=78, entries=9)}
 
 
 class Floor(NamedTuple):
