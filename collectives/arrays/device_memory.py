@@ -201,7 +201,7 @@ class DeviceMemory(SymmetricMemory):
 
 
 def leave(memory: Callable[[], DeviceMemory | None]) -> None:
-    """At the end of the process, close what is opened: nobody frees what others' work still reads.  Collective."""
+    """Close what is opened, at the end of the process: nobody frees what others' work still reads.  Collective."""
     if (left := memory()) and left.usable:
         left.close_windows(list({block.window.key: block.window for block in left.blocks}.values()))
 

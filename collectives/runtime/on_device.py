@@ -244,7 +244,7 @@ class KernelCalls:
 
 
 def leave(calls: Callable[[], KernelCalls | None]) -> None:
-    """At the end of the process, end the job if its last calls have differed: nobody has heard of it."""
+    """End the job, at the end of the process, if its last calls have differed: nobody has heard of it."""
     if left := calls():
         left.device.synchronize()
         if entry := left.differed():
@@ -301,7 +301,7 @@ class DeviceProgramBinder(DirectBinder):
         return DeviceProgram(self.device, compiled, fold, meeting, keep)
 
     def channel(self, rank: int) -> tuple[CudaChannel, Lease]:
-        """Where all ranks' devices wait for each other, and its memory.  Collective."""
+        """Make a channel on which all ranks' devices wait for each other, and its memory.  Collective."""
         num_ranks = len(self.world_ranks)
         nbytes = TURNS * FLAG_BYTES * num_ranks
         lease = self.device_memory.allocate(nbytes)
@@ -313,11 +313,11 @@ class DeviceProgramBinder(DirectBinder):
         return CudaChannel(self.device, self.address_at(lease, rank), signals), lease
 
     def kernel_calls(self, rank: int) -> KernelCalls:
-        """Where the kernels of a communicator's calls wait for each other.  Collective."""
+        """Make what the kernels of a communicator's calls wait on for each other.  Collective."""
         return KernelCalls(self.device, *self.channel(rank))
 
     def address_at(self, lease: Lease, rank: int) -> int:
-        """Where this process has a rank's part of leased memory."""
+        """Return the address, in this process, of a rank's part of leased memory."""
         return lease.block.window.bases[self.world_ranks[rank]] + lease.block.offset
 
     def registers(
@@ -337,7 +337,7 @@ class DeviceProgramBinder(DirectBinder):
         return registers
 
     def meeting(self, rounds: Sequence[Round], rank: int, channel: Any, binding: int) -> Meeting:
-        """A barrier on the host, by the compiled interpreter.  Collective."""
+        """Make a barrier on the host, by the compiled interpreter.  Collective."""
         from collectives.runtime.channel import Channel
         from collectives.runtime.shared_memory import ProgramBinder
 
