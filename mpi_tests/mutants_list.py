@@ -1178,7 +1178,12 @@ DEVICE_CHECKS = [
     mutant("collectives/doctor.py", "not supported or is_launched()", "not supported", DECISION),
     # Errors of a device, and devices that do not end.
     mutant(PLAN, "            self._progress.tell(", "            str(", HEARD),
-    mutant(PLAN, "            if self.failure:\n", "            if False:\n", ("test_device_failures.py", "hear_of")),
+    mutant(
+        "collectives/runtime/progress.py",
+        "            if self.failure:\n",
+        "            if False:\n",
+        ("test_device_failures.py", "hear_of"),
+    ),
     mutant(PLAN, "            progress.on_devices[id(self)] = self", "            pass", NAMED),
     mutant(PLAN, "        self._num_runs += 1", "        pass", NAMED),
     mutant(PLAN, "with self._progress.inside(self):", "if True:", NAMED),

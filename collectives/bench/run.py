@@ -21,7 +21,8 @@ from collectives.communicator import Communicator
 from collectives.job.errors import InputError
 from collectives.job.settings import size_in_words
 from collectives.runtime.choose import auto
-from collectives.runtime.plan import Plan, Step, Waitable
+from collectives.runtime.plan import Plan, Step
+from collectives.runtime.progress import Waitable
 from collectives.schedule import draw
 from collectives.schedule.cost import Network
 from collectives.schedule.draw import Bar, Diagram, MessageLine

@@ -27,7 +27,8 @@ from collectives.runtime.binding import Binder, Choice, in_registers
 from collectives.runtime.messages import Messages, Vector
 from collectives.runtime.operands import Workspace, bind, operands_of
 from collectives.runtime.phases import NUM_SHARED
-from collectives.runtime.plan import MismatchError, Plan, Waitable
+from collectives.runtime.plan import MismatchError, Plan
+from collectives.runtime.progress import Waitable
 from collectives.runtime.started import Comparison
 from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, in_parts, show
 from collectives.schedule.spec import Chunks

@@ -41,7 +41,8 @@ from collectives.runtime.phases import (
     Segmentation,
     peers_of,
 )
-from collectives.runtime.plan import LateMismatchError, Waitable
+from collectives.runtime.plan import LateMismatchError
+from collectives.runtime.progress import Waitable
 from collectives.runtime.started import NOWHERE
 from collectives.schedule.moves import Parts, Round
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from collectives.arrays.device import host
 from collectives.runtime.checks.call_log import Call
-from collectives.runtime.plan import MismatchError, Plan, Waitable
+from collectives.runtime.plan import MismatchError, Plan
+from collectives.runtime.progress import Waitable
 
 if TYPE_CHECKING:
     from collectives.runtime.resolve import Bound, Request, Resolver

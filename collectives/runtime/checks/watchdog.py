@@ -19,7 +19,8 @@ from mpi4py import MPI
 
 from collectives.job.launch import dead_ranks, show_dead
 from collectives.runtime.checks.call_log import Calls, Entry, Record, place_of, show_last
-from collectives.runtime.plan import Plan, Progress, Wait
+from collectives.runtime.plan import Plan
+from collectives.runtime.progress import Progress, Wait
 from collectives.schedule.moves import show_ranks
 
 POLL_S = 0.5
