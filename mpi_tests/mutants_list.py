@@ -344,7 +344,7 @@ TOOLS = [
         ("test_cost.py", "moves_of_shared_memory"),
     ),
     mutant(
-        "collectives/schedule/summary.py",
+        "collectives/schedule/cost.py",
         "folded += len(sources) * len(run)",
         "folded += len(run)",
         ("test_cost.py", "moves_of_shared_memory"),
@@ -392,13 +392,13 @@ TOOLS = [
         ("test_bench.py", "slowest", 2),
     ),
     mutant(
-        "collectives/doctor/checks.py",
+        "collectives/doctor.py",
         "need = ranks * RANK_MIB",
         "need = RANK_MIB",
         ("test_doctor.py", "test_shared_memory"),
     ),
     mutant(
-        "collectives/doctor/checks.py",
+        "collectives/doctor.py",
         'ended.output.count("size 2") == 2',
         "ended.output",
         ("test_doctor.py", "trial_that_fails"),
@@ -1126,7 +1126,7 @@ DEVICES = [
     mutant(ON_DEVICE, "yield from self.arrival.run(self.device)", "yield from ()", ORDER),
     mutant(ON_DEVICE, "for peer in self.peers:", "for peer in self.peers[1:]:", ORDER),
     mutant(ON_DEVICE, "                yield from self.meeting.meet()", "                pass", ORDER),
-    mutant(ON_DEVICE, "self.parts[-1].append([])", "pass", ORDER),
+    mutant(ON_DEVICE, "self.parts[-1].append(DeviceStep([], [], 0))", "pass", ORDER),
     mutant(
         ON_DEVICE,
         "lease, turn)\n            registers",
@@ -1175,10 +1175,15 @@ DEVICE_CHECKS = [
     mutant(AWARE, "and not failed", "", DECISION),
     mutant(AWARE, "[platform.node(), name]", "[name]", DECISION),
     mutant(AWARE, "launched_rank() == 0", "launched_rank() >= 0", DECISION),
-    mutant("collectives/doctor/checks.py", "not supported or is_launched()", "not supported", DECISION),
+    mutant("collectives/doctor.py", "not supported or is_launched()", "not supported", DECISION),
     # Errors of a device, and devices that do not end.
     mutant(PLAN, "            self._progress.tell(", "            str(", HEARD),
-    mutant(PLAN, "            if self.failure:\n", "            if False:\n", ("test_device_failures.py", "hear_of")),
+    mutant(
+        "collectives/runtime/progress.py",
+        "            if self.failure:\n",
+        "            if False:\n",
+        ("test_device_failures.py", "hear_of"),
+    ),
     mutant(PLAN, "            progress.on_devices[id(self)] = self", "            pass", NAMED),
     mutant(PLAN, "        self._num_runs += 1", "        pass", NAMED),
     mutant(PLAN, "with self._progress.inside(self):", "if True:", NAMED),

@@ -97,12 +97,12 @@ def by_owner(owner: Sequence[int]) -> dict[int, list[int]]:
     return held
 
 
-def group_of(rank: int, groups: Groups) -> tuple[int, ...]:
+def group_of(rank: int, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return next(group for group in groups if rank in group)
 
 
 def inside(rank: int, groups: Groups, schedule: Callable[[int, tuple[int, ...]], Schedule]) -> Iterator[Round]:
-    """The schedule of the rank's own group, and as many empty rounds as the others' takes longer."""
+    """Yield the schedule of the rank's own group, and as many empty rounds as the others' takes longer."""
     own = group_of(rank, groups)
     rounds = list(schedule(rank, own))
     others = {len(group): group for group in groups if len(group) != len(own)}

@@ -31,6 +31,7 @@ from collectives.algorithms.groups import (
     abreast,
     by_owner,
     consecutive,
+    group_of,
     inside,
     laid,
     singles,
@@ -195,7 +196,7 @@ def all_to_all(
     """
     groups, everyone = whole(groups, size), range(size)
     grid = Grid(groups)
-    own = next(node for node in groups if rank in node)
+    own = group_of(rank, groups)
     in_order = [other for node in groups for other in sorted(node)] == list(everyone)
     room = max(size, len(load(rank, singles(own), grid.stand_ins(rank, everyone))))
     packed, spare = 2 * size, 2 * size + room
@@ -235,7 +236,7 @@ def load(rank: int, groups: Groups, owner: Sequence[int]) -> list[Datum]:
 
 
 def rearranged(data: list[Datum], begin: int, wanted: list[Datum], target: int) -> Round:
-    """The copies that bring data from one order into another."""
+    """Return the copies that bring data from one order into another."""
     at = {datum: place for place, datum in enumerate(data, begin)}
     runs = consecutive([at[datum] for datum in wanted])
     return copies(runs, laid(target, map(len, runs)))
@@ -244,12 +245,12 @@ def rearranged(data: list[Datum], begin: int, wanted: list[Datum], target: int) 
 def exchange(
     rank: int, groups: Groups, owner: Sequence[int], begin: int, landing: int, areas: Areas, algorithm: Scheduler
 ) -> Iterator[Round]:
-    """Rank `owner[d]` ends with all that the groups have for rank d: its `load`, from chunk `landing` on.
+    """Give rank `owner[d]` all that the groups have for rank d: its `load`, from chunk `landing` on.
 
     What a rank has begins at chunk `begin`: its own vector, or what its group has exchanged before.
     """
     grid, held = Grid(groups), by_owner(owner)
-    own = next(group for group in groups if rank in group)
+    own = group_of(rank, groups)
     places = [place for place, other in enumerate(grid.row_of(rank)) if other == rank]
     blocks = [list(product(dests, sorted(own))) for p in places for dests in grid.sets(p, held)]
     data = load(rank, singles(own), grid.stand_ins(rank, owner))

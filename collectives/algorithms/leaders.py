@@ -13,7 +13,7 @@ from itertools import product
 
 from collectives.algorithms import recursive
 from collectives.algorithms.algorithm import EQUAL_CHUNKS, Access, Algorithm, Groups
-from collectives.algorithms.groups import consecutive, laid, whole
+from collectives.algorithms.groups import consecutive, group_of, laid, whole
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, Round, Send, embed, shares
 
 
@@ -32,7 +32,7 @@ def all_reduce(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     round 4:  (0-1)   (2-3)
     """
     teams = teams_of(groups, size)
-    team, leaders, everything = team_of(rank, teams), [members[0] for members in teams], range(size)
+    team, leaders, everything = group_of(rank, teams), [members[0] for members in teams], range(size)
     leads = rank == team[0]
     between = list(recursive.all_reduce(leaders.index(team[0]), len(leaders)))
     yield arrival(team)
@@ -61,7 +61,7 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     round 4:  (1-2)
     """
     teams = teams_of(groups, size)
-    team = team_of(rank, teams)
+    team = group_of(rank, teams)
     yield arrival(team)
     rounds = list(exchange(team, teams, size))
     yield from rounds if rank == team[0] else [()] * len(rounds)
@@ -155,10 +155,6 @@ def placed(run: range, chunks: list[int]) -> Iterator[tuple[range, range]]:
 
 def teams_of(groups: Groups | None, size: int) -> list[tuple[int, ...]]:
     return [tuple(sorted(group)) for group in whole(groups, size)]
-
-
-def team_of(rank: int, teams: list[tuple[int, ...]]) -> tuple[int, ...]:
-    return next(team for team in teams if rank in team)
 
 
 def arrival(team: tuple[int, ...]) -> Round:

@@ -55,7 +55,7 @@ def with_extras(
     given: Callable[[int, int], range],
     returned: Callable[[int, int], range],
 ) -> Iterator[Round]:
-    """A power of two's schedule on any number of ranks, with what an extra gives, and what is returned to it."""
+    """Yield a power of two's schedule on any number of ranks, with what an extra gives, and what is returned to it."""
     power, extras, group, own = proxies(size)
     if extras:
         yield hand_over(rank, extras, take, given(rank, size), given(rank - 1, size))
@@ -77,7 +77,7 @@ def proxies(size: int) -> tuple[int, range, list[int], list[range]]:
 
 
 def hand_over(rank: int, extras: range, take: type[Recv] | type[RecvReduce], own: range, of_extra: range) -> Round:
-    """The round in which extras give to their proxies."""
+    """Return the round in which extras give to their proxies."""
     if rank in extras:
         return (Send(rank + 1, own),)
     return (take(rank - 1, of_extra),) if rank - 1 in extras else ()

@@ -44,7 +44,7 @@ class Cuda(Device):
         self.stream = stream(index)
 
     def on_device(self) -> Any:
-        """A context in which the device is current."""
+        """Return a context in which the device is current."""
         return self.xp.cuda.Device(self.index)
 
     def empty(self, count: int, dtype: np.dtype) -> Any:

@@ -84,28 +84,28 @@ def divide(x: Any, divisor: int, stream: Any = None) -> None:
 
 
 def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Launch:
-    """The launch of out = (sources[0] op sources[1] op ...) / divisor, elementwise and in that order.
+    """Bind the launch of out = (sources[0] op sources[1] op ...) / divisor, elementwise and in that order.
 
-    `out` and the sources are flat arrays of one length; a source may be `out` itself, and an integer, the address of
-    numbers of `out`'s dtype.  Sources of floats may be of another float dtype than `out`, one for all.  Only "avg" has
-    a divisor.  16-bit floats are folded and divided in float32, and rounded once.  Integers wrap, and are divided
-    toward zero.  "min" and "max" of a NaN and a number are NaN.
+    `out` and the sources are flat arrays of one length; a source may be `out` itself, but overlaps it in no other way.
+    Sources of floats may be of another float dtype than `out`, one for all.  Only "avg" has a divisor.  16-bit floats
+    are folded and divided in float32, and rounded once.  Integers wrap, and are divided toward zero.  "min" and "max"
+    of a NaN and a number are NaN.
 
-    Raises: ValueError for what doesn't go at_once.
+    Raises: ValueError for more sources than one launch takes.
     """
     import cupy
 
-    given = dtype_of(out, sources)
-    check(op, out, sources, given, divisor)
-    pointers = [address(source) for source in sources]
-    choice = plan(op, out.dtype, given, out.size, len(sources), divisor)
-    task, work = task_of(choice, [views.pointer(out)], pointers, divisor)
+    if not 1 <= len(sources) <= MAX_SOURCES:
+        raise ValueError(f"{len(sources)} sources: fold 1 to {MAX_SOURCES} at a time")
+    assert divisor >= 1, f"a divisor of {divisor}"
+    choice = plan(op, out.dtype, sources[0].dtype, out.size, len(sources), divisor)
+    task, work = task_of(choice, [views.pointer(out)], [*map(views.pointer, sources)], divisor)
     device = cupy.cuda.runtime.getDevice()
     return Launch(kernel(choice.name, device), num_blocks(work, device), task)
 
 
 def task_of(choice: KernelChoice, outs: Sequence[int], sources: Sequence[int], divisor: int) -> tuple[np.ndarray, int]:
-    """What a kernel is told, of memory at these addresses; and for how many threads it has something to do."""
+    """Return a kernel's task in memory at these addresses, and the number of threads that have something to do."""
     sizes = choice.sizes[:1] * len(outs) + choice.sizes[1:]
     head, blocks, tail = split(choice.num_elements, sizes, [*outs, *sources])
     task = np.zeros((), TASK)
@@ -116,44 +116,8 @@ def task_of(choice: KernelChoice, outs: Sequence[int], sources: Sequence[int], d
     return task, max(blocks, head + tail)
 
 
-def check(op: str, out: Any, sources: Sequence[Any], given: np.dtype, divisor: int) -> None:
-    for dtype in (out.dtype, given):
-        views.check_dtype(dtype)
-        views.check_op(op, dtype)
-    if out.dtype != given and not {out.dtype, given} <= views.FLOATS:
-        raise ValueError(f"sources of {given} into {out.dtype}: only floats are cast")
-    if not 1 <= len(sources) <= MAX_SOURCES:
-        raise ValueError(f"{len(sources)} sources: fold 1 to {MAX_SOURCES} at a time")
-    if divisor < 1 or (op != "avg" and divisor != 1):
-        raise ValueError(f"op {op!r} with divisor {divisor}: use 'avg' and a divisor of at least 1")
-    for source in sources:
-        if not isinstance(source, int) and source.size != out.size:
-            raise ValueError(f"{source.size} elements into {out.size}: pass sources as long as out")
-        check_overlap(address(source), given.itemsize * out.size, out)
-
-
-def check_overlap(source: int, nbytes: int, out: Any) -> None:
-    """In place is fine: what is stored was loaded by the same thread before."""
-    start = views.pointer(out)
-    apart = source + nbytes <= start or start + out.nbytes <= source
-    if not apart and (source, nbytes) != (start, out.nbytes):
-        raise ValueError(f"a source overlaps out {source - start} bytes off: pass out itself, or memory of its own")
-
-
-def dtype_of(out: Any, sources: Sequence[Any]) -> np.dtype:
-    """What all sources are of."""
-    dtypes = {out.dtype if isinstance(source, int) else source.dtype for source in sources} or {out.dtype}
-    if len(dtypes) != 1:
-        raise ValueError(f"sources of {' and '.join(sorted(map(str, dtypes)))}: pass sources of one dtype")
-    return dtypes.pop()
-
-
-def address(source: Any) -> int:
-    return source if isinstance(source, int) else views.pointer(source)
-
-
 def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int, divisor: int) -> KernelChoice:
-    """Which kernel it is that folds.  It loads from as many sources at a time as divide all of them, up to 8.
+    """Choose the kernel that folds.  It loads from as many sources at a time as divide all of them, up to 8.
 
     >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
     KernelChoice(op='Sum', given='float', into='float', at_once=3, num_elements=10, sizes=[4, 4, 4, 4])
@@ -167,7 +131,7 @@ def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int,
 
 
 def number(dtype: np.dtype, op: str) -> str:
-    """A dtype in C++.  Signed integers are unsigned where that makes no difference but that they wrap."""
+    """Name a dtype in C++.  Signed integers are unsigned where that makes no difference but that they wrap."""
     if str(dtype) in FLOATS:
         return FLOATS[str(dtype)]
     if dtype in views.COMPLEX:
@@ -177,7 +141,7 @@ def number(dtype: np.dtype, op: str) -> str:
 
 
 def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[int, int, int]:
-    """Elements before one that is aligned in all arrays, blocks from there on, and elements after these.
+    """Count elements before one that is aligned in all arrays, blocks from there on, and elements after these.
 
     Where no element is aligned in all, all come before.
 
@@ -192,7 +156,7 @@ def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[in
 
 
 def num_blocks(work: int, device: int) -> int:
-    """Of threads: as many as there are pieces of work, up to where each thread may as well take several."""
+    """Return the number of blocks for `work` threads, up to where each thread may as well take several pieces."""
     most = environment.device_blocks() or num_multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR
     return min(-(-work // BLOCK_THREADS), most)
 
@@ -206,7 +170,7 @@ def num_multiprocessors(device: int) -> int:
 
 @cache
 def kernel(name: str, device: int, *more: Path) -> Any:
-    """An instance of the template `fold`, or of one in another source, for the device, which is current."""
+    """Return an instance of the template `fold`, or of one in another source, for the device, which is current."""
     import cupy
 
     code = "".join(source.read_text() for source in (SOURCE, *more))

@@ -112,7 +112,7 @@ def choice_of(step: DeviceStep, op: str, dtype: np.dtype, divisor: int) -> Kerne
 def steps_of(
     turns: Sequence[Sequence[DeviceStep]], choices: Sequence[Sequence[KernelChoice]], divisor: int
 ) -> tuple[np.ndarray, int]:
-    """The steps of all turns as the kernel reads them, and the most threads that one has work for."""
+    """Return the steps of all turns as the kernel reads them, and the most threads that one has work for."""
     written = np.zeros(sum(map(len, turns)), STEP)
     pairs = [pair for turn in zip(turns, choices, strict=True) for pair in zip(*turn, strict=True)]
     most = 0
@@ -127,7 +127,7 @@ def steps_of(
 
 
 def name_of(choices: Sequence[Sequence[KernelChoice]]) -> str:
-    """The instance that all steps of a program can be run by: all fold as many sources, or none."""
+    """Name the instance that can run all steps of a program: all fold as many sources, or none."""
     folds = {(c.op, c.into, c.at_once) for steps in choices for c in steps if len(c.sizes) > 2}
     assert len(folds) < 2, f"a program that folds in different ways: {folds}"
     op, number, at_once = next(iter(folds), ("Sum", "unsigned char", 1))

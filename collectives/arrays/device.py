@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from collectives.arrays.views import COMPLEX, HALVES, INTEGERS, sum_dtype
-from collectives.schedule.ops import OPS
+from collectives.schedule.spec import OPS
 
 TURNS = 2  # staging buffers, and the events that go with them, are used in turn
 

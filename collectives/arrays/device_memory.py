@@ -177,7 +177,7 @@ class DeviceMemory(SymmetricMemory):
         return int(got.view(PROBE)[0])
 
     def may_wait(self) -> bool:
-        """Whether the node's devices may wait for each other, as none has to run another rank's work.  Collective."""
+        """Return whether the node's devices may wait for each other: none runs another rank's work.  Collective."""
         stated = environment.device_barriers()
         rows = self.gather_rows([self.device.identity()])
         devices = [int(rows[rank][0]) for rank in self.ranks]
@@ -201,7 +201,7 @@ class DeviceMemory(SymmetricMemory):
 
 
 def leave(memory: Callable[[], DeviceMemory | None]) -> None:
-    """At the end of the process, close what is opened: nobody frees what others' work still reads.  Collective."""
+    """Close what is opened, at the end of the process: nobody frees what others' work still reads.  Collective."""
     if (left := memory()) and left.usable:
         left.close_windows(list({block.window.key: block.window for block in left.blocks}.values()))
 

@@ -160,7 +160,7 @@ class SymmetricMemory:
         return (self.world_ranks[0] << 32 | self.windows.num_made) + 1 if self.is_first else 0
 
     def make_room(self, key: int, need: int, unused: list[Block]) -> list[Block]:
-        """New blocks; what is unused goes if it is much, or there is no memory else."""
+        """Make new blocks; remove what is unused if it is much, or memory is short."""
         if sum(block.nbytes for block in unused) <= KEPT_BYTES:
             try:
                 return self.make_blocks(key, need)
@@ -235,7 +235,7 @@ class SymmetricMemory:
 
 
 def size_class(nbytes: int, small: int) -> int:
-    """At least so many bytes: what is small as a power of 2, more in steps of an eighth, very much in pages.
+    """Round up a number of bytes: what is small as a power of 2, more in steps of an eighth, very much in pages.
 
     >>> size_class(5000, 1 << 16), size_class(800_000, 1 << 16), size_class(804_000, 1 << 16)
     (8192, 851968, 851968)

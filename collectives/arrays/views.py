@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from collectives.schedule.ops import OPS
+from collectives.schedule.spec import OPS
 
 if TYPE_CHECKING:
     from collectives.arrays.device import Device, Host

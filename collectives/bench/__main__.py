@@ -21,8 +21,7 @@ from collectives.bench.trial import PEERS, Workload
 from collectives.job.settings import Parser, Range, ladder, num_bytes
 from collectives.runtime.choose.auto import MEMORIES
 from collectives.schedule import draw
-from collectives.schedule.ops import OPS
-from collectives.schedule.spec import COLLECTIVES, Chunks
+from collectives.schedule.spec import COLLECTIVES, OPS, Chunks
 
 QUICK = ["auto", "mpi"]
 ALL = "all"

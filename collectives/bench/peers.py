@@ -19,8 +19,7 @@ from collectives.job.errors import InputError
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.native_mpi import check_native, native_call
 from collectives.runtime.operands import operands_of
-from collectives.schedule.ops import OPS
-from collectives.schedule.spec import Chunks
+from collectives.schedule.spec import OPS, Chunks
 
 TIMEOUT = timedelta(seconds=60)
 

@@ -21,7 +21,8 @@ from collectives.communicator import Communicator
 from collectives.job.errors import InputError
 from collectives.job.settings import size_in_words
 from collectives.runtime.choose import auto
-from collectives.runtime.plan import Plan, Step, Waitable
+from collectives.runtime.plan import Plan, Step
+from collectives.runtime.progress import Waitable
 from collectives.schedule import draw
 from collectives.schedule.cost import Network
 from collectives.schedule.draw import Bar, Diagram, MessageLine
@@ -208,8 +209,8 @@ def model_s(comm: Communicator, one: Contestant, network: Network) -> float | No
     workload = one.trial.workload
     if one.algorithm in PEERS or workload.device != "cpu":
         return None
-    row, topology = algorithms.find(workload.collective, one.algorithm), comm.topology
-    return auto.ranking(one.trial.nbytes, (row,), comm.size, topology.nodes, network, workload.memory)[0][1]
+    row = algorithms.find(workload.collective, one.algorithm)
+    return auto.ranking(one.trial.nbytes, (row,), comm.topology.nodes, network, workload.memory)[0][1]
 
 
 def write(comm: Communicator, flags: Namespace, started: str, network: Network, sizes: list[list[Row]]) -> None:

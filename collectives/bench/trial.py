@@ -15,8 +15,7 @@ import numpy as np
 from collectives.arrays import views
 from collectives.arrays.views import COMPLEX
 from collectives.schedule.moves import shares
-from collectives.schedule.ops import OF_BITS, OPS
-from collectives.schedule.spec import COLLECTIVES, At, Chunks
+from collectives.schedule.spec import COLLECTIVES, OF_BITS, OPS, At, Chunks
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator

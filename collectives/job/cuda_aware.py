@@ -8,9 +8,7 @@ Source: Open MPI, "MPIX_Query_cuda_support"; MPICH, "MPIX_GPU_query_support", wh
 """
 
 import ctypes
-import hashlib
 import json
-import os
 import platform
 import re
 import sys
@@ -92,9 +90,7 @@ def supports_cuda(path: Path | None) -> bool | None:
 
 def trial_file(name: str) -> Path | None:
     """Return the file of this host and a library; None where nothing is to be kept."""
-    folder = environment.links_folder()
-    digest = hashlib.blake2b(json.dumps([platform.node(), name]).encode(), digest_size=8).hexdigest()
-    return folder / f"device-memory-{digest}.json" if folder else None
+    return environment.kept_file("device-memory", [platform.node(), name])
 
 
 def load_trial(name: str) -> str | None:
@@ -112,11 +108,4 @@ def save_trial(name: str, failure: str) -> str:
     path = trial_file(name)
     if path is None:
         return "not kept (COLLECTIVES_LINKS=0): set COLLECTIVES_CUDA_AWARE=1 to use it"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps({"host": platform.node(), "mpi": name, "failure": failure}) + "\n")
-        unfinished.replace(path)
-    except OSError as error:
-        return f"not kept ({path}: {error.strerror})"
-    return f"kept in {path}"
+    return environment.keep(path, {"host": platform.node(), "mpi": name, "failure": failure})

@@ -1,12 +1,14 @@
 """What the project learns from outside, in one place: environment variables, and who started this process."""
 
+import hashlib
+import json
 import os
 import re
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from collectives.job.settings import Range
 
@@ -159,6 +161,25 @@ def links_folder() -> Path | None:
         return None
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(text or os.path.join(cache, "handwritten-collectives"))
+
+
+def kept_file(kind: str, subject: Any) -> Path | None:
+    """Return the file in which what was measured of a subject is kept; None where nothing is to be kept."""
+    folder = links_folder()
+    digest = hashlib.blake2b(json.dumps(subject).encode(), digest_size=8).hexdigest()
+    return folder / f"{kind}-{digest}.json" if folder else None
+
+
+def keep(path: Path, data: Any) -> str:
+    """Write JSON in one go; return where it is kept, or why it is not."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(data, indent=1) + "\n")
+        unfinished.replace(path)
+    except OSError as error:
+        return f"not kept ({path}: {error.strerror})"
+    return f"kept in {path}"
 
 
 def stated_links_folder() -> Path | None:

@@ -27,8 +27,6 @@ def world() -> "Communicator":
     """
     sys.excepthook = end_job
     mpi = start_mpi()
-    if environment.launched_size() > 1 and mpi.COMM_WORLD.size == 1:
-        raise other_mpi(mpi)
     if refusals := [*filter(None, mpi.COMM_WORLD.allgather(environment.refusal()))]:
         raise InputError(refusals[0])
     from collectives.communicator import Communicator
@@ -37,7 +35,10 @@ def world() -> "Communicator":
 
 
 def start_mpi() -> Any:
-    """Import mpi4py.MPI and start it, unless the launcher is one that this MPI library would not start under."""
+    """Import mpi4py.MPI and start it, unless the launcher is one that this MPI library would not start under.
+
+    Raises: InputError where there is no MPI library, or this process finds itself alone among those that were launched.
+    """
     MPI = import_mpi()  # noqa: N806  as everyone calls it
     if not MPI.Is_initialized():
         foreign = environment.foreign_library()
@@ -49,6 +50,8 @@ def start_mpi() -> Any:
             MPI.Init_thread()
             if not mpi4py_ends_mpi():
                 at_exit(end_mpi)
+    if environment.launched_size() > 1 and MPI.COMM_WORLD.size == 1:
+        raise other_mpi(MPI)
     return MPI
 
 

@@ -51,7 +51,7 @@ class Binder:
     # --- choosing ---
 
     def choose(self, a: Arguments, algorithm: str, facts: CallFacts) -> Choice:
-        """The algorithm of that name, or by "auto" the best within reach.  Collective.
+        """Choose the algorithm of that name, or by "auto" the best within reach.  Collective.
 
         Raises: InputError on every rank where it needs more than the ranks reach.
         """
@@ -61,13 +61,14 @@ class Binder:
             memory = "symmetric" if facts.symmetric else "ordinary"
             tuning = None if facts.on_host else self.tuning_on_device(shared is not None and shared.has_barriers)
             equal = a.send_counts is None
-            algorithm = auto.choose(*self.case(a.collective, facts.nbytes, access, memory, equal, a.suits, tuning))
+            question = self.question(a.collective, facts.nbytes, access, memory, equal, a.suits, tuning)
+            algorithm = auto.choose(question)
         row = algorithms.find(a.collective, algorithm)
         if row.access > access:
             raise InputError(f"{a.collective}: {self.out_of_reach(row, a, facts, shared)}")
         return Choice(row, facts, shared)
 
-    def case(
+    def question(
         self,
         collective: str,
         nbytes: int,
@@ -76,8 +77,8 @@ class Binder:
         equal: bool = True,
         suits: Callable[[Algorithm], bool] = lambda row: True,
         tuning: Tuning | None = None,
-    ) -> tuple:
-        """What `select` decides by; `tuning` is that of arrays on devices, if they are there."""
+    ) -> auto.Question:
+        """Ask for one of the algorithms within reach; `tuning` is that of arrays on devices, if they are there."""
         rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
         if tuning is None:
             case = auto.Case(collective, memory, self.size, len(self.topology.nodes))
@@ -86,15 +87,15 @@ class Binder:
         if self.topology.is_flat:  # with nothing to compose
             rows = [row for row in rows if row.access != Access.INTRA_NODE]
         candidates = auto.usable(rows, access)
-        return collective, nbytes, candidates, self.size, self.topology.nodes, tuning or self.context.tuning, memory
+        return auto.Question(collective, nbytes, candidates, self.topology.nodes, tuning or self.context.tuning, memory)
 
     def explain(self, collective: str, nbytes: int) -> str:
         access = self.farthest(self.context.has_numba)
         memory = "ordinary" if spec_of(collective).gives is Chunks.NONE else "symmetric"
-        return auto.explain(*self.case(collective, nbytes, access, memory))
+        return auto.explain(self.question(collective, nbytes, access, memory))
 
     def access(self, facts: CallFacts, shared: DeviceMemory | None) -> Access:
-        """How far the ranks reach into each other's memory."""
+        """Return how far the ranks reach into each other's memory."""
         if not facts.on_host and shared is None:
             return Access.MESSAGES
         by_themselves = shared is not None and shared.has_barriers and len(self.topology.nodes) == 1
@@ -105,7 +106,7 @@ class Binder:
         return Access.STAGED
 
     def farthest(self, has_programs: bool) -> Access:
-        """How far ranks may reach, if programs are there for it: of Numba, or of devices."""
+        """Return how far ranks may reach, if programs are there for it: of Numba, or of devices."""
         if len(self.topology.nodes) == 1:
             return Access.DIRECT if has_programs else Access.MESSAGES
         return Access.INTRA_NODE if has_programs and self.topology.has_groups_in_nodes else Access.MESSAGES
@@ -135,7 +136,7 @@ class Binder:
     # --- binding ---
 
     def plan(self, a: Arguments, o: Operands, choice: Choice, staging: StagingBuffers | None = None) -> Plan:
-        """A plan for these arrays.  Collective."""
+        """Make a plan for these arrays.  Collective."""
         if choice.row.access >= Access.STAGED:
             return self.direct(a, o, choice)
         return MessageBinder(self.context, a.collective, choice, self, staging).plan(a, o)
@@ -143,7 +144,7 @@ class Binder:
     def direct(
         self, a: Arguments, o: Operands, choice: Choice, channel: Channel | KernelCalls | None = None, binding: int = 0
     ) -> Plan:
-        """A plan of a direct schedule, on a channel of its own or on one that it shares.  Collective."""
+        """Make a plan of a direct schedule, on a channel of its own or on one that it shares.  Collective."""
         row, facts, shared = choice
         assert facts is not None
         dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
@@ -161,13 +162,32 @@ class Binder:
             plan.keep = memory
         return plan
 
+    def direct_parts(
+        self,
+        schedule: Sequence[Round],
+        memory: list[Any],
+        chunks: list[Chunk],
+        op: str,
+        shared: DeviceMemory | None = None,
+        channel: Channel | None = None,
+        binding: int = 0,
+    ) -> Any:
+        """Bind the direct parts of a schedule as one program, which pauses after each.  Collective."""
+        dtype = memory[ARRAY].dtype
+        parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
+        segmentation = phases.whole(self.size * dtype.itemsize * max(chunk.length for chunk in chunks))
+        probe = partial(self.context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
+        fold = phases.Reduction(op, dtype, divisor=1)
+        programs = self.programs(shared, meanwhile=probe)
+        return programs.bind(parts, memory, chunks, fold, self.rank, segmentation, channel, binding)
+
     @cached_property
     def world_ranks(self) -> list[int]:
         group, ranks = self.context.mpi.Get_group(), range(self.size)
         return list(MPI.Group.Translate_ranks(group, ranks, MPI.COMM_WORLD.Get_group()))
 
     def programs(self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None) -> Any:
-        """What makes programs of direct schedules, for the host or for devices."""
+        """Return what makes programs of direct schedules, for the host or for devices."""
         ways = self.agreement.gather_rows, self.agreement.highest
         parts = self.world_ranks, self.context.memory.of_host, *ways, self.progress.oversubscribed, meanwhile
         if shared:
@@ -184,7 +204,7 @@ BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to
 
 
 def bookkeeping(context: Context, a: Arguments) -> Plan:
-    """A plan of the library's own, for a few numbers.  Collective."""
+    """Make a plan of the library's own, for a few numbers.  Collective."""
     choice = Choice(algorithms.find(a.collective, BOOKKEEPING[a.collective]), None)
     return MessageBinder(context, a.collective, choice).plan(a, operands_of(a))
 
@@ -248,7 +268,8 @@ class MessageBinder:
         binding.vector.add_scratch(schedule, self.own.empty)
         memory, chunks = in_registers(binding.vector, num_shared) if in_nodes else ([], [])
         if in_nodes and self.program is None:
-            self.program = self.direct_parts(schedule, memory, chunks, a.op)
+            assert self.binder is not None
+            self.program = self.binder.direct_parts(schedule, memory, chunks, a.op, shared)
         rounds: list[Any] = []
         for direct, part in in_parts(schedule):
             rounds += [self.program] if direct else [requests.bind(i, m, binding.vector) for i, m in part if m]
@@ -263,22 +284,9 @@ class MessageBinder:
             plan.prepare = partial(self.program.use, 0, *places)
         return plan
 
-    def direct_parts(self, schedule: Sequence[Round], memory: list[Any], chunks: list[Chunk], op: str) -> Any:
-        """The direct parts of a schedule as one program, which pauses after each.  Collective."""
-        context = self.context
-        assert self.binder is not None
-        parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
-        itemsize = memory[ARRAY].dtype.itemsize
-        longest_bytes = max(chunk.length for chunk in chunks) * itemsize
-        probe = partial(context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
-        fold = phases.Reduction(op, memory[ARRAY].dtype, divisor=1)
-        segmentation = phases.whole(longest_bytes * context.size)
-        programs = self.binder.programs(self.choice.shared, meanwhile=probe)
-        return programs.bind(parts, memory, chunks, fold, context.rank, segmentation)
-
 
 def chunks_of(register: int, array: Any, views: Sequence[Any]) -> list[Chunk]:
-    """An array's chunks, of which some may be None."""
+    """Return an array's chunks, of which some may be None."""
     begin = address_of(array)
     return [
         Chunk(register, 0, 0) if view is None else Chunk(register, address_of(view) - begin, len(view))
@@ -287,7 +295,7 @@ def chunks_of(register: int, array: Any, views: Sequence[Any]) -> list[Chunk]:
 
 
 def in_registers(vector: Vector, num_shared: int) -> tuple[list[Any], list[Chunk]]:
-    """A vector's arrays by register, and its chunks; those from `num_shared` on are no other rank's concern."""
+    """Return a vector's arrays by register, and its chunks; those from `num_shared` on are no other rank's concern."""
     memory: list[Any] = [None, None, None]
     chunks = []
     for nth, (array, begin, end) in enumerate(vector.places):
@@ -310,7 +318,7 @@ class DeviceBuffers:
         self.pairs: dict[tuple[str, bool], tuple[Any, Any]] = {}
 
     def pair(self, a: Arguments, o: Operands, is_shared: bool) -> tuple[Any, Any]:
-        """Buffers as long as a call's arrays.  Collective where ranks are to share them."""
+        """Return buffers as long as a call's arrays.  Collective where ranks are to share them."""
         nbytes = max(0 if view is None else view.nbytes for view in (a.flat, o.out))
         if is_shared:
             (nbytes,) = self.context.agreement.highest([nbytes])
@@ -335,7 +343,7 @@ class BufferedPlan:
         self.before, self.after, self.plan.only = self.plan.before, self.plan.after, None
 
     def on(self, place: tuple[int, ...]) -> Plan:
-        """The plan for a call's arrays at two addresses."""
+        """Return the plan for a call's arrays at two addresses."""
         call, here, spec = self.call.moved(place), self.on_buffers, self.call.spec
         is_read, is_written = (of(call.rank, call.root) for of in (spec.reads, spec.writes))
         result, source = (call.x, here.x) if call.out is None else (call.out, here.out)

@@ -48,20 +48,20 @@ class Channel:
             self.begin = WindowOffset(self.staging.block.window.key, self.staging.block.offset)
 
     def base(self, nth: int, key: int) -> int:
-        """Where this process has the part of a window that is the channel's `nth` rank's."""
+        """Return the address, in this process, of the `nth` rank's part of a window."""
         return self.memory.windows.by_key[key].bases[self.world_ranks[self.ranks[nth]]]
 
     @property
     def num_barriers(self) -> int:
-        """How many barriers this rank has come to."""
+        """The number of barriers that this rank has come to."""
         return int(self.state[kernels.NUM_BARRIERS])
 
     def late(self) -> list[int]:
-        """The ranks that have not come to this rank's latest barrier, at this moment."""
+        """Return the ranks that have not come to this rank's latest barrier, at this moment."""
         latest = [max(flags(slot)) for slot in self.slots.tolist()]
         return [rank for rank, number in zip(self.ranks, latest, strict=True) if number < self.num_barriers]
 
 
 def flags(slot: int) -> list[int]:
-    """The numbers of barriers that a slot shows."""
+    """Return the numbers of barriers that a slot shows."""
     return [ctypes.c_int64.from_address(slot + turn * LINE_BYTES).value for turn in range(TURNS)]

@@ -18,16 +18,17 @@ from mpi4py import MPI
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm, leaders
+from collectives.algorithms.groups import group_of
 from collectives.arrays.device import Device, host
 from collectives.arrays.memory import array
 from collectives.arrays.views import address_of
-from collectives.runtime import phases
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.binding import Binder, Choice, in_registers
 from collectives.runtime.messages import Messages, Vector
 from collectives.runtime.operands import Workspace, bind, operands_of
-from collectives.runtime.phases import ARRAY, NUM_SHARED, Chunk
-from collectives.runtime.plan import MismatchError, Plan, Waitable
+from collectives.runtime.phases import NUM_SHARED
+from collectives.runtime.plan import MismatchError, Plan
+from collectives.runtime.progress import Waitable
 from collectives.runtime.started import Comparison
 from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, in_parts, show
 from collectives.schedule.spec import Chunks
@@ -57,7 +58,7 @@ class Headers:
         self.context, self.binder, self.rank = context, binder, context.rank
         self.in_nodes = context.topology.has_groups_in_nodes and context.has_numba
         self.teams = leaders.teams_of(context.topology.nodes, context.size) if self.in_nodes else []
-        team = leaders.team_of(self.rank, self.teams) if self.in_nodes else (self.rank,)
+        team = group_of(self.rank, self.teams) if self.in_nodes else (self.rank,)
         self.row = algorithms.find("all_reduce", "leaders" if self.in_nodes else "recursive_doubling")
         self.tag = context.next_tags()
         memory, world_ranks = context.memory.of_host, binder.world_ranks
@@ -117,12 +118,12 @@ class Headers:
             request.Free()
 
     def comparison(self) -> ComparedPlan:
-        """A plan that does no more than to compare.  Collective."""
+        """Make a plan that does no more than to compare.  Collective."""
         a = Arguments("all_reduce", self.rank, self.context.size, np.empty(0, np.int64))
         return self.plan(a, Choice(self.row, None), 0)
 
     def plan(self, a: Arguments, choice: Choice, binding: int) -> ComparedPlan:
-        """A plan for any arrays like those of a call.  Collective."""
+        """Make a plan for any arrays like those of a call.  Collective."""
         context, row = self.context, choice.row
         operands = operands_of(a)
         shared = partial(context.memory.empty, a.device)
@@ -131,7 +132,11 @@ class Headers:
         num_shared = len(bound.vector.places)
         bound.vector.add_scratch(schedule, a.device.empty)
         memory, chunks = in_registers(bound.vector, num_shared)
-        program = self.program(schedule, memory, chunks, a.op, binding) if self.in_nodes else None
+        program = None
+        if self.in_nodes:
+            program = self.binder.direct_parts(schedule, memory, chunks, a.op, channel=self.channel, binding=binding)
+            if not any(direct for direct, _ in in_parts(schedule)):  # alone in its node
+                program = None
         rounds = [
             HeadedRound(self, number, moves, bound.vector, a.op)
             for direct, part in in_parts(schedule)
@@ -145,15 +150,6 @@ class Headers:
         if a.op == "avg":
             plan.divide = bound.reduced, context.size
         return plan
-
-    def program(self, schedule: Sequence[Round], memory: list[Any], chunks: list[Chunk], op: str, binding: int) -> Any:
-        """The direct parts of a schedule, which begin and end with a barrier.  Collective."""
-        parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
-        fold = phases.Reduction(op, memory[ARRAY].dtype, divisor=1)
-        probe = partial(self.context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)
-        programs = self.binder.programs(None, meanwhile=probe)
-        program = programs.bind(parts, memory, chunks, fold, self.rank, phases.whole(0), self.channel, binding)
-        return program if parts else None
 
 
 class HeadedRound:

@@ -29,8 +29,8 @@ from collectives.runtime.checks.watchdog import Watchdog
 from collectives.runtime.choose import links
 from collectives.runtime.choose.auto import Tuning, parse_tuning, read_tuning
 from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, TAGS
-from collectives.runtime.plan import Progress
 from collectives.runtime.point_to_point import Mailbox
+from collectives.runtime.progress import Progress
 from collectives.schedule.cost import NETWORK
 
 

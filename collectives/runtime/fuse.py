@@ -85,7 +85,7 @@ def flat_views(arrays: Sequence[Any]) -> tuple[Device, np.dtype, Sequence[Any]]:
 
 
 def one_of(values: Sequence[Any], what: str, name: Any) -> Any:
-    """The value that all have in common."""
+    """Return the value that all have in common."""
     different = [value for value in values if value != values[0]]
     if different:
         raise ValueError(

@@ -92,7 +92,7 @@ def store_release(typing, address, value):
 
 @intrinsic
 def pointer_to(typing, address, like):
-    """The address as a pointer to numbers of the type of `like`."""
+    """Return the address as a pointer to numbers of the type of `like`."""
 
     def code(context, builder, signature, args):
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -199,57 +199,51 @@ def times(a, b):
     return a * b
 
 
+def of_kinds(*kinds):
+    """Have a function of two numbers compiled for some kinds of them; of others, never asked for, it is the first."""
+
+    def compiled(function):
+        @overload(function, inline="always")
+        def choose(a, b):
+            return function if isinstance(a, kinds) else lambda a, b: a
+
+        return function
+
+    return compiled
+
+
+@of_kinds(types.Integer, types.Float)
 def lesser(a, b):
-    """The smaller of two numbers, or the one that is none."""
+    """Return the smaller of two numbers, or the one that is none."""
+    return a if (a < b) | (a != a) else b
 
 
+@of_kinds(types.Integer, types.Float)
 def greater(a, b):
-    """The larger of two numbers, or the one that is none."""
+    """Return the larger of two numbers, or the one that is none."""
+    return a if (a > b) | (a != a) else b
 
 
-@overload(lesser, inline="always")
-def compile_lesser(a, b):
-    if isinstance(a, types.Complex):  # never asked for
-        return lambda a, b: a
-    return lambda a, b: a if (a < b) | (a != a) else b
-
-
-@overload(greater, inline="always")
-def compile_greater(a, b):
-    if isinstance(a, types.Complex):
-        return lambda a, b: a
-    return lambda a, b: a if (a > b) | (a != a) else b
-
-
+@of_kinds(types.Integer)
 def common(a, b):
-    """The bits that both whole numbers have."""
+    """Return the bits that both have."""
+    return a & b
 
 
+@of_kinds(types.Integer)
 def united(a, b):
-    """The bits that one of them has."""
+    """Return the bits that one of them has."""
+    return a | b
 
 
+@of_kinds(types.Integer)
 def differing(a, b):
-    """The bits that only one of them has."""
-
-
-@overload(common, inline="always")
-def compile_common(a, b):
-    return (lambda a, b: a & b) if isinstance(a, types.Integer) else (lambda a, b: a)  # of others never asked for
-
-
-@overload(united, inline="always")
-def compile_united(a, b):
-    return (lambda a, b: a | b) if isinstance(a, types.Integer) else (lambda a, b: a)
-
-
-@overload(differing, inline="always")
-def compile_differing(a, b):
-    return (lambda a, b: a ^ b) if isinstance(a, types.Integer) else (lambda a, b: a)
+    """Return the bits that only one of them has."""
+    return a ^ b
 
 
 def quotient(a, divisor):
-    """A number by a whole one, rounded correctly, or toward zero if it is an integer."""
+    """Divide a number by a whole one, rounded correctly, or toward zero if it is an integer."""
 
 
 @overload(quotient, inline="always")
@@ -355,7 +349,7 @@ def divide(total, divisor):
 
 @njit(inline="always")
 def address(code, registers, at):
-    """The address of a memory operand."""
+    """Return the address of a memory operand."""
     return registers[code[at]] + code[at + 1]
 
 
@@ -429,7 +423,7 @@ def narrow_down(form, narrow, wide):
 
 @njit
 def reduce16(code, at, registers, work):
-    """The same of 16-bit floats, summed up in float32 and rounded once."""
+    """Do the same with 16-bit floats, summed up in float32 and rounded once."""
     target = address(code, registers, at + 2)
     count, op, divisor, form = code[at + 4], code[at + 5], code[at + 6], code[at + 7]
     first, num_sources = at + 8, (code[at + 1] - 8) // 2

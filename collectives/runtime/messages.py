@@ -50,7 +50,7 @@ class Vector:
             self.places += [(array, a, b) for a, b in pairwise(ends)]
 
     def view(self, run: range) -> Any:
-        """The memory of a run, all of whose chunks lie in one array."""
+        """Return the memory of a run, all of whose chunks lie in one array."""
         array, begin, _ = self.places[run.start]
         return array[begin : self.places[run.stop - 1][2]]
 
@@ -67,18 +67,29 @@ class Vector:
 class Lane:
     """One move of a round, segment by segment: at most `window` requests under way.
 
-    `copies[i]` are what lies between segment i and the memory that its request reads or writes.
+    `copies[i]` are what lies between segment i and the memory that its request reads, if it `sends`, or else writes;
+    `reduce` reduces a segment that has arrived.
     """
 
-    def __init__(self, requests: list[MPI.Prequest], window: int, device: Device, copies: list[list[CopyPair]]):
+    def __init__(
+        self,
+        requests: list[MPI.Prequest],
+        window: int,
+        device: Device,
+        copies: list[list[CopyPair]],
+        sends: bool,
+        reduce: Callable[[int], None] | None = None,
+    ):
         self.requests, self.window, self.device, self.copies = requests, window, device, copies
+        self.sends, self.reduce = sends, reduce
         self.ready: dict[int, Event] = {}  # when the device is done with a segment's memory
 
     def launch(self, indices: range) -> range:
         """Have the device make those of the segments ready to be started that there are."""
         indices = range(indices.start, min(indices.stop, len(self.requests)))
         for index in indices:
-            self.before(index)
+            if self.sends:
+                self.copy(index)
             self.ready[index] = self.device.record()
         return indices
 
@@ -87,37 +98,16 @@ class Lane:
         self.ready.pop(index).synchronize()
         self.requests[index].Start()
 
-    def before(self, index: int) -> None:
-        """Put segment `index` where its request reads it."""
-
-    def after(self, index: int) -> None:
-        """Use segment `index`, which has arrived or is sent."""
+    def end(self, index: int) -> None:
+        """Use segment `index`, if it is one that has arrived."""
+        if not self.sends:
+            self.copy(index)
+        if self.reduce:
+            self.reduce(index)
 
     def copy(self, index: int) -> None:
         for target, source in self.copies[index]:
             self.device.copy(target, source)
-
-
-class SendLane(Lane):
-    def before(self, index: int) -> None:
-        self.copy(index)
-
-
-class RecvLane(Lane):
-    def after(self, index: int) -> None:
-        self.copy(index)
-
-
-class FoldLane(Lane):
-    """Segments that arrive in `arrivals` and are folded."""
-
-    def __init__(self, requests, window, device: Device, copies, fold: Callable, segments, arrivals):
-        super().__init__(requests, window, device, copies)
-        self.fold, self.segments, self.arrivals = fold, segments, arrivals
-
-    def after(self, index: int) -> None:
-        self.copy(index)
-        self.fold(self.segments[index], self.arrivals[index])
 
 
 class BoundRound(NamedTuple):
@@ -145,7 +135,7 @@ class BoundRound(NamedTuple):
         if all(len(lane.requests) == 1 for lane in self.lanes):
             yield Messages(self.requests())
             for lane in self.lanes:
-                lane.after(0)
+                lane.end(0)
             return
         if self.fold_late:
             yield Messages(self.plain)
@@ -153,7 +143,7 @@ class BoundRound(NamedTuple):
             for lane in self.lanes:
                 if index < len(lane.requests):
                     yield Messages(lane.requests[index : index + 1])
-                    lane.after(index)
+                    lane.end(index)
                     for following in lane.launch(range(index + lane.window, index + lane.window + 1)):
                         lane.start(following)
         yield Messages(self.plain)
@@ -237,7 +227,7 @@ class RequestBinder:
         return BoundRound(number, moves, copies, plain, lanes, fold_late, self.request_moves)
 
     def tags(self, messages: list[Send | Recv | RecvReduce]) -> list[int]:
-        """A tag of its own for the k-th message of a round to, or from, a rank: its segments mix with no other's."""
+        """Return a tag for each message of a round, of which no other to, or from, its rank has the same."""
         ways = [(isinstance(m, Send), m[0]) for m in messages]
         nth = [ways[:place].count(way) for place, way in enumerate(ways)]
         assert max(nth, default=0) < TAGS, f"more than {TAGS} messages between two ranks: {messages}"
@@ -252,15 +242,15 @@ class RequestBinder:
         ways = list(zip(*self.stops(move, segments, place, slots), strict=True))
         requests = [self.request(move, tag, way[-1]) for way in ways]
         if isinstance(move, Send):
-            return SendLane(requests, slots, self.device, [self.outgoing(way) for way in ways])
+            return Lane(requests, slots, self.device, [self.outgoing(way) for way in ways], sends=True)
         incoming = [[pair(a, b) for a, b in reversed(list(pairwise(way)))] for way in ways]
         if isinstance(move, Recv):
-            return RecvLane(requests, slots, self.device, incoming)
-        arrivals = [way[0] for way in ways]
-        return FoldLane(requests, slots, self.device, incoming, self.folder(move.source), segments, arrivals)
+            return Lane(requests, slots, self.device, incoming, sends=False)
+        fold = self.folder(move.source)
+        return Lane(requests, slots, self.device, incoming, sends=False, reduce=lambda i: fold(segments[i], ways[i][0]))
 
     def stops(self, move: Send | Recv | RecvReduce, segments: list[Any], place: int, slots: int) -> list[list[Any]]:
-        """Where segments are one after the other, from the vector, or what is folded into it, to what MPI is given."""
+        """Return where segments are in turn: from the vector, or what is folded into it, to what MPI is given."""
         dtype = segments[0].dtype
         stops = [self.slots("arrivals", place, segments, slots, dtype) if isinstance(move, RecvReduce) else segments]
         if self.wire_dtype is not None:
@@ -275,21 +265,21 @@ class RequestBinder:
         return copies if self.wire_dtype is None else [*copies, pair(way[0], way[1])]
 
     def rounding(self, number: int, view: Any) -> BoundRound:
-        """A round without messages, which rounds what is in `view` to what travels."""
+        """Bind a round without messages, which rounds what is in `view` to what travels."""
         segments = self.cut(view)
         rounded = self.slots("rounded", 0, segments, 1, self.wire_dtype) if segments else []
         copies = [pair for a, b in zip(segments, rounded, strict=True) for pair in ((b, a), (a, b))]
         return BoundRound(number, (), copies, [], [], fold_late=False)
 
     def slots(self, kind: str, place: int, segments: list[Any], slots: int, dtype: Any) -> list[Any]:
-        """A buffer for each segment; segment i shares its memory with segment i + slots."""
+        """Return a buffer for each segment; segment i shares its memory with segment i + slots."""
         longest = len(segments[0])
         buffer = self.staging.take(kind, place, longest * min(slots, len(segments)), np.dtype(dtype))
         begins = [i % slots * longest for i in range(len(segments))]
         return [buffer[b : b + len(s)] for b, s in zip(begins, segments, strict=True)]
 
     def folder(self, source: int) -> Callable[[Any, Any], None]:
-        """RecvReduce what came from `source`: the lower rank's operand stands on the left."""
+        """Return what reduces what came from `source`: the lower rank's operand stands on the left."""
         fold, op = self.device.fold, self.op
         if source < self.mpi.rank:
             return lambda own, arrived: fold(op, arrived, own, own)
@@ -306,7 +296,7 @@ class RequestBinder:
 
 
 def pair(target: Any, source: Any) -> CopyPair:
-    """A copy, as one of bytes where none is rounded: host memory is a device's for bytes only."""
+    """Return a copy, as one of bytes where none is rounded: host memory is a device's for bytes only."""
     return (as_bytes(target), as_bytes(source)) if target.dtype == source.dtype else (target, source)
 
 

@@ -11,9 +11,9 @@ from collectives.arrays.views import HALVES, pointer
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.messages import Messages
 from collectives.runtime.operands import Operands
-from collectives.runtime.plan import Plan, Progress
-from collectives.schedule.ops import OPS
-from collectives.schedule.spec import Chunks
+from collectives.runtime.plan import Plan
+from collectives.runtime.progress import Progress
+from collectives.schedule.spec import OPS, Chunks
 
 MPI_OPS = {name: getattr(MPI, op.mpi) for name, op in OPS.items()}
 

@@ -27,7 +27,6 @@ from collectives.arrays.views import address_of
 from collectives.job.launch import at_exit
 from collectives.runtime.checks.agreement import Side
 from collectives.runtime.checks.call_log import Call, Entry, SourceLine
-from collectives.runtime.direct_binder import DirectBinder, ExportedMemory
 from collectives.runtime.phases import (
     NUM_REGISTERS,
     SCRATCH,
@@ -35,12 +34,15 @@ from collectives.runtime.phases import (
     Address,
     BufferPlan,
     Chunk,
+    DirectBinder,
+    ExportedMemory,
     PhaseCompiler,
     Reduction,
     Segmentation,
     peers_of,
 )
-from collectives.runtime.plan import LateMismatchError, Waitable
+from collectives.runtime.plan import LateMismatchError
+from collectives.runtime.progress import Waitable
 from collectives.runtime.started import NOWHERE
 from collectives.schedule.moves import Parts, Round
 
@@ -49,49 +51,49 @@ if TYPE_CHECKING:
     from collectives.runtime.shared_memory import Program
 
 Operation = Callable[[], None]
-Part = list[list[Operation]]  # what is done before the first meeting, between two, and after the last
+Part = list[DeviceStep]
 BYTE = np.dtype(np.uint8)
 MOST_LAUNCHED = 4096  # calls that devices may still have to run
 
 
 class DeviceCompiler(PhaseCompiler):
-    """Writes phases as operations, whose arrays are made once."""
+    """Writes phases as steps of a device, which know the addresses that they work on."""
 
-    def __init__(self, device: Cuda, registers: Sequence[int], *arguments: Any):
+    def __init__(self, registers: Sequence[int], *arguments: Any):
         super().__init__(*arguments)
-        self.device, self.registers = device, registers
-        self.parts: list[Part] = []
+        self.registers = registers
+        self.parts: list[Part] = [[]]
 
     def compile(self, parts: Parts) -> list[Part]:
-        self.parts = [[[]]]
         self.compile_parts(parts)
         return self.parts
 
     def barrier(self) -> None:
-        self.parts[-1].append([])
+        self.parts[-1].append(DeviceStep([], [], 0))
 
     def pause(self) -> None:
-        self.parts.append([[]])
-
-    def do(self, operation: Operation) -> None:
-        self.parts[-1][-1].append(operation)
+        self.parts.append([])
 
     def copy(self, target: Address, source: Address, nbytes: int) -> None:
-        if target != source:
-            self.do(partial(self.device.copy, *(self.array(place, nbytes, BYTE) for place in (target, source))))
+        out, given = self.pointer(target), self.pointer(source)
+        last = self.parts[-1][-1] if self.parts[-1] else DeviceStep([], [], 0)
+        if out == given:
+            return
+        if given in last.outs and nbytes == last.nbytes:  # what was just written: it is stored there, too
+            last.outs.append(out)
+        else:
+            self.parts[-1].append(DeviceStep([out], [given], nbytes))
 
     def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
-        op, dtype, divisor = self.fold
-        out, *given = (self.array(place, nbytes, dtype) for place in (target, *sources))
-        if len(sources) > 1:
-            self.do(self.device.folding(op, out, given, divisor))
-        else:
+        if len(sources) == 1:
             self.copy(target, sources[0], nbytes)
+        else:
+            given = [self.pointer(source) for source in sources]
+            self.parts[-1].append(DeviceStep([self.pointer(target)], given, nbytes))
 
-    def array(self, place: Address, nbytes: int, dtype: np.dtype) -> Any:
+    def pointer(self, place: Address) -> int:
         assert not place.pid, "another rank's array is not in memory that this one has opened"
-        address = self.registers[place.register] + place.offset
-        return self.device.at(address, nbytes // dtype.itemsize, dtype, None)
+        return self.registers[place.register] + place.offset
 
 
 class Meeting:
@@ -119,8 +121,8 @@ class DeviceProgram:
 
     number, moves, is_short = 0, (), False
 
-    def __init__(self, turns: list[list[Part]], meeting: Meeting, keep: Any):
-        self.parts = [part for parts in turns for part in parts]
+    def __init__(self, device: Cuda, turns: list[list[Part]], fold: Reduction, meeting: Meeting, keep: Any):
+        self.parts = [[operations_of(device, step, fold) for step in part] for parts in turns for part in parts]
         self.meeting, self.keep = meeting, keep
         self.next = 0
 
@@ -130,8 +132,8 @@ class DeviceProgram:
 
     def run(self, device: Device) -> Iterator[Waitable]:
         """Run a part."""
-        for nth, operations in enumerate(self.parts[self.next]):
-            if nth:
+        for operations in self.parts[self.next]:
+            if not operations:
                 yield from self.meeting.meet()
             for operation in operations:
                 operation()
@@ -144,40 +146,20 @@ class DeviceProgram:
         return self.meeting.arrival.awaits()
 
 
-class StepWriter(PhaseCompiler):
-    """Writes phases as steps that a device does by itself."""
-
-    def __init__(self, registers: Sequence[int], *arguments: Any):
-        super().__init__(*arguments)
-        self.registers = registers
-        self.steps: list[DeviceStep] = []
-
-    def write_all(self, parts: Parts) -> list[DeviceStep]:
-        self.compile_parts(parts)
-        return self.steps
-
-    def barrier(self) -> None:
-        self.steps.append(DeviceStep([], [], 0))
-
-    def copy(self, target: Address, source: Address, nbytes: int) -> None:
-        out, given = self.pointer(target), self.pointer(source)
-        last = self.steps[-1] if self.steps else DeviceStep([], [], 0)
-        if out == given:
-            return
-        if given in last.outs and nbytes == last.nbytes:  # what was just written: it is stored there, too
-            last.outs.append(out)
-        else:
-            self.steps.append(DeviceStep([out], [given], nbytes))
-
-    def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
-        if len(sources) == 1:
-            self.copy(target, sources[0], nbytes)
-        else:
-            self.steps.append(DeviceStep([self.pointer(target)], [self.pointer(source) for source in sources], nbytes))
-
-    def pointer(self, place: Address) -> int:
-        assert not place.pid, "another rank's array is not in memory that this one has opened"
-        return self.registers[place.register] + place.offset
+def operations_of(device: Cuda, step: DeviceStep, fold: Reduction) -> list[Operation]:
+    """Bind what a step does to arrays that are made once; nothing for a barrier."""
+    dtype = fold.dtype if len(step.sources) > 1 else BYTE
+    outs, sources = (
+        [device.at(address, step.nbytes // dtype.itemsize, dtype, None) for address in addresses]
+        for addresses in (step.outs, step.sources)
+    )
+    if len(sources) < 2:
+        return [partial(device.copy, out, sources[0]) for out in outs]
+    first, *others = outs
+    return [
+        device.folding(fold.op, first, sources, fold.divisor),
+        *(partial(device.copy, out, first) for out in others),
+    ]
 
 
 class KernelProgram:
@@ -263,7 +245,7 @@ class KernelCalls:
 
 
 def leave(calls: Callable[[], KernelCalls | None]) -> None:
-    """At the end of the process, end the job if its last calls have differed: nobody has heard of it."""
+    """End the job, at the end of the process, if its last calls have differed: nobody has heard of it."""
     if left := calls():
         left.device.synchronize()
         if entry := left.differed():
@@ -303,23 +285,24 @@ class DeviceProgramBinder(DirectBinder):
         rows = self.exchange(arrays, chunks, buffers, buffers.turn_bytes)
         ranks = [rank, *peers_of(rounds, rank)]
         layouts = self.layouts(ranks, rows, chunks)
-        turns = []
+        compiled = []  # of each turn
         for turn in range(TURNS) if segmentation.num_segments % 2 else range(1):
             registers = self.registers(ranks, rows, lease, turn)
             registers[SCRATCH] = address_of(arrays[SCRATCH])
-            turns.append((registers, rank, layouts, buffers, segmentation, fold))
+            compiled.append(DeviceCompiler(registers, rank, layouts, buffers, segmentation, fold).compile(parts))
         keep = [lease, flags, *arrays]
         if meeting is None:
             assert own is not None
-            steps = [StepWriter(*turn).write_all(parts) for turn in turns]
             calls = channel if isinstance(channel, KernelCalls) else None
             shared = calls.channel if calls else own
-            kernel = CudaProgram(self.device, steps, (fold.op, fold.dtype, fold.divisor), shared, own)
+            kernel = CudaProgram(
+                self.device, [part for (part,) in compiled], (fold.op, fold.dtype, fold.divisor), shared, own
+            )
             return KernelProgram(self.device, kernel, keep, calls, binding or 1)
-        return DeviceProgram([DeviceCompiler(self.device, *turn).compile(parts) for turn in turns], meeting, keep)
+        return DeviceProgram(self.device, compiled, fold, meeting, keep)
 
     def channel(self, rank: int) -> tuple[CudaChannel, Lease]:
-        """Where all ranks' devices wait for each other, and its memory.  Collective."""
+        """Make a channel on which all ranks' devices wait for each other, and its memory.  Collective."""
         num_ranks = len(self.world_ranks)
         nbytes = TURNS * FLAG_BYTES * num_ranks
         lease = self.device_memory.allocate(nbytes)
@@ -331,11 +314,11 @@ class DeviceProgramBinder(DirectBinder):
         return CudaChannel(self.device, self.address_at(lease, rank), signals), lease
 
     def kernel_calls(self, rank: int) -> KernelCalls:
-        """Where the kernels of a communicator's calls wait for each other.  Collective."""
+        """Make what the kernels of a communicator's calls wait on for each other.  Collective."""
         return KernelCalls(self.device, *self.channel(rank))
 
     def address_at(self, lease: Lease, rank: int) -> int:
-        """Where this process has a rank's part of leased memory."""
+        """Return the address, in this process, of a rank's part of leased memory."""
         return lease.block.window.bases[self.world_ranks[rank]] + lease.block.offset
 
     def registers(
@@ -355,7 +338,7 @@ class DeviceProgramBinder(DirectBinder):
         return registers
 
     def meeting(self, rounds: Sequence[Round], rank: int, channel: Any, binding: int) -> Meeting:
-        """A barrier on the host, by the compiled interpreter.  Collective."""
+        """Make a barrier on the host, by the compiled interpreter.  Collective."""
         from collectives.runtime.channel import Channel
         from collectives.runtime.shared_memory import ProgramBinder
 

@@ -7,13 +7,17 @@ segments, used in turn, across runs as well.  Memory is written down as register
 become programs of the host in `collectives.runtime.shared_memory`, of a device in `collectives.runtime.on_device`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from collectives.algorithms import Access, Algorithm
 from collectives.arrays.device import TURNS
+from collectives.arrays.memory import SymmetricMemory
+from collectives.arrays.views import address_of
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Parts, Put, Recv, RecvReduce, Round, Send
 
 DEVICE_BYTES = 1 << 26  # a segment of a chunk on a device, where it bounds the staging buffers only
@@ -225,3 +229,77 @@ def stages_of(move: Move, width: int) -> Iterator[int]:
     """Yield the own stages that a move reads or writes."""
     runs = () if isinstance(move, Barrier) else (move.run, move.source) if isinstance(move, Copy) else (move.run,)
     return (chunk for run in runs for chunk in run if chunk >= width)
+
+
+# --- where the ranks' memory is ---
+
+
+class ExportedMemory(NamedTuple):
+    """What a rank tells the others of its memory, so that they find it: of its process, and of each shared array.
+
+    An array lies in the window `key` of symmetric memory, which begins at an address of the process; or in none, 0.
+    """
+
+    pid: int
+    turn_bytes: int
+    key: int
+    window: int
+    address: int
+    out_key: int
+    out_window: int
+    out_address: int
+
+
+class DirectBinder:
+    """Finds out where the other ranks' chunks are, and lays out staging buffers."""
+
+    def __init__(
+        self,
+        world_ranks: Sequence[int],
+        memory: SymmetricMemory,
+        gather_rows: Callable,
+        agree_max: Callable,
+        oversubscribed: bool,
+        meanwhile: Callable[[], Any] | None = None,
+    ):
+        self.world_ranks, self.memory, self.gather_rows, self.agree_max = world_ranks, memory, gather_rows, agree_max
+        self.oversubscribed, self.meanwhile = oversubscribed, meanwhile
+
+    def exchange(
+        self, arrays: Sequence[Any], chunks: Sequence[Chunk], buffers: BufferPlan, turn_bytes: int
+    ) -> list[tuple[ExportedMemory, list[int]]]:
+        """Return what every rank says of its memory, and where its chunks and then its stages begin.  Collective."""
+        places = []
+        for array in arrays[:NUM_SHARED]:
+            window = self.memory.windows.window_of(array)
+            places += [window.key, window.address] if window else [0, 0]
+            places.append(address_of(array))
+        stages = list(accumulate(buffers.steps[:-1], initial=0))[: len(buffers.steps)]
+        shared = [chunk.offset for chunk in chunks if chunk.register < NUM_SHARED]
+        row = [*ExportedMemory(os.getpid(), turn_bytes, *places), *shared, *stages]
+        width = len(ExportedMemory._fields)
+        return [(ExportedMemory(*words[:width]), words[width:]) for words in self.gather_rows(row).tolist()]
+
+    def layouts(
+        self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], chunks: Sequence[Chunk]
+    ) -> dict[int, list[Address]]:
+        """Return where the chunks and stages of these ranks are, whose registers come one after the other."""
+        layouts: dict[int, list[Address]] = {}
+        for nth, rank in enumerate(ranks):
+            known, offsets = rows[rank]
+            num_shared = sum(chunk.register < NUM_SHARED for chunk in chunks)
+            own = [chunk.offset for chunk in chunks[num_shared:]]  # which no other rank reads
+            offsets = offsets[:num_shared] + own + offsets[num_shared:]
+            pids = [0 if nth == 0 or base is not None else known.pid for base in self.mapped(rank, known)]
+            addresses = []
+            for place, offset in enumerate(offsets):
+                register = chunks[place].register if place < len(chunks) else STAGING
+                pid = pids[register] if register < NUM_SHARED else 0
+                addresses.append(Address(pid, nth * NUM_REGISTERS + register, offset))
+            layouts[rank] = addresses
+        return layouts
+
+    def mapped(self, rank: int, known: ExportedMemory) -> list[int | None]:
+        """Return where this process has the windows of a rank's shared arrays; None where it has none."""
+        windows = [self.memory.windows.by_key.get(key) for key in (known.key, known.out_key)]
+        return [window.bases.get(self.world_ranks[rank]) if window else None for window in windows]

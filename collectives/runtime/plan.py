@@ -1,31 +1,20 @@
-"""A collective bound once and run often, and the waiting for it, which keeps the other started ones moving."""
+"""A collective bound once and run often."""
 
 import math
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
-from threading import get_ident
-from typing import Any, NamedTuple, Protocol
-from weakref import WeakValueDictionary
+from typing import Any, Protocol
 
 from mpi4py import MPI
 
 from collectives.arrays.device import Device, Event
 from collectives.job.errors import CommunicationError, InputError
-from collectives.runtime.background import Background
 from collectives.runtime.checks.call_log import Call
+from collectives.runtime.progress import Progress, Waitable
 from collectives.schedule.moves import Round, show
 
-SPIN_S = 5e-5  # how long who waits looks and looks, before giving up the core between looks
-LATE_S = 5e-4  # after which a yield comes back that has gone to who computes all the time
-NAP_S, MOST_NAPS = 2e-5, 256
-YIELD_S = 1e-2  # from when on it sleeps
-SLEPT_SHARE = 1 / 64  # of what it has waited by then, so that it is late by as little
-LONGEST_SLEEP_S = 1e-3
 FAILURES = (MPI.Exception, CommunicationError)
 DEVICE_ERRORS = (OSError, RuntimeError, MemoryError)  # what CuPy raises for CUDA's errors
 
@@ -44,20 +33,6 @@ def nothing() -> None:
 CopyPair = tuple[Any, Any]  # target, source
 
 
-class Waitable(Protocol):
-    """What a run waits for: messages, or other ranks' arrival."""
-
-    def test(self) -> bool:
-        """Move on without waiting; whether it is over."""
-
-    def spin(self) -> bool:
-        """The same, and perhaps stay for a moment."""
-
-    @property
-    def num_barriers(self) -> int:
-        """Grows when it has moved on."""
-
-
 class Step(Protocol):
     """Some rounds of a schedule, bound."""
 
@@ -72,15 +47,7 @@ class Step(Protocol):
     def requests(self) -> Sequence[MPI.Prequest]: ...
 
     def awaits(self) -> str:
-        """What has not come yet, in words."""
-
-
-class Wait(NamedTuple):
-    """A thread that waits: for a plan to go on, or for what `words` say."""
-
-    thread: int
-    plan: "Plan | None"
-    words: str
+        """Say what has not come yet."""
 
 
 class MismatchError(CommunicationError):
@@ -89,78 +56,6 @@ class MismatchError(CommunicationError):
 
 class LateMismatchError(MismatchError):
     """The same of a call before, as this rank's device has found; other ranks may not have heard of it."""
-
-
-class Progress:
-    """Waits for requests, and keeps this process's other started plans moving meanwhile."""
-
-    def __init__(self, oversubscribed: bool):
-        self.oversubscribed = oversubscribed  # more ranks than cores: who spins keeps others from coming
-        self.started: list[Plan] = []
-        self.background = Background(self.started)
-        self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
-        self.on_devices: WeakValueDictionary[int, Plan] = WeakValueDictionary()  # plans whose work devices do
-        self.tell: Callable[[str], None] = lambda words: None  # other ranks that this one's device has failed
-        self.failure = ""  # of another rank's device
-        self._num_waits = count()
-        self._naps = 0
-
-    def wait(
-        self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "", deadline_s: float = math.inf
-    ) -> None:
-        """Wait for something of the plan `waiting`, if of any; `words` say what for, if for no collective.
-
-        Raises: TimeoutError when the clock `time.monotonic` passes `deadline_s`.
-        """
-        number = next(self._num_waits)
-        self.waits[number] = get_ident(), waiting, words
-        try:
-            self._wait(awaited, waiting, deadline_s)
-        finally:
-            del self.waits[number]
-
-    @contextmanager
-    def inside(self, waiting: "Plan") -> Iterator[None]:
-        """Where MPI itself waits, or CUDA."""
-        number = next(self._num_waits)
-        self.waits[number] = get_ident(), waiting, ""
-        try:
-            yield
-        finally:
-            del self.waits[number]
-
-    def _wait(self, awaited: Waitable, waiting: "Plan | None", deadline_s: float) -> None:
-        others = [plan for plan in self.started if plan is not waiting]
-        look = awaited.test if others else awaited.spin
-        num_barriers, since_s = awaited.num_barriers, time.monotonic()
-        while not look():
-            if self.failure:
-                raise CommunicationError(self.failure)
-            for plan in others:
-                plan.advance()
-            now_s = time.monotonic()
-            if now_s > deadline_s:
-                raise TimeoutError
-            if num_barriers != awaited.num_barriers:
-                num_barriers, since_s = awaited.num_barriers, now_s
-            self.relax(now_s - since_s)
-
-    def relax(self, waited_s: float) -> None:
-        """Leave the core to others that want it, the more the longer nothing has moved."""
-        if waited_s > YIELD_S:
-            time.sleep(min(LONGEST_SLEEP_S, SLEPT_SHARE * waited_s))
-        elif self.oversubscribed or waited_s > SPIN_S:
-            self.leave_core()
-
-    def leave_core(self) -> None:
-        """Give up the core to other ranks by a yield, or by sleeps after a late one; as `kernels.leave_core`."""
-        if self._naps:
-            self._naps -= 1
-            time.sleep(NAP_S)
-            return
-        begin_s = time.monotonic()
-        os.sched_yield()
-        self._naps = MOST_NAPS * (time.monotonic() - begin_s > LATE_S)
 
 
 class Plan:
@@ -218,7 +113,7 @@ class Plan:
         return self.wait(limit_s)
 
     def run_short(self) -> bool:
-        """Run it the short way, for small arrays, if there is one and the others come at once; whether that was all."""
+        """Run it the short way, if there is one and the others come at once; return whether that was all."""
         if not self.run_only():
             return False
         call = self.call
@@ -228,7 +123,7 @@ class Plan:
         return True
 
     def run_only(self) -> bool:
-        """The same without counting the run."""
+        """Do the same without counting the run."""
         try:
             return bool(self.only) and not self._progress.started and self.only.spin()
         except CommunicationError:
@@ -285,7 +180,7 @@ class Plan:
         return self._steps is not None
 
     def done(self) -> bool:
-        """Move the run on without waiting; whether it has ended."""
+        """Move the run on without waiting; return whether it has ended."""
         self.advance()
         ended = self._steps is None
         if ended:
@@ -294,7 +189,7 @@ class Plan:
         return ended
 
     def advance(self) -> bool:
-        """Move the run on without waiting, unless another thread is at it; whether it has moved."""
+        """Move the run on without waiting, unless another thread is at it; return whether it has moved."""
         moved = False
         if not self._stepping.acquire(blocking=False):
             return moved
@@ -319,7 +214,7 @@ class Plan:
         return self
 
     def awaits(self) -> str:
-        """What a run waits for at this moment, in words."""
+        """Say what a run waits for at this moment."""
         if self._is_inside or (self.device.is_async and self._steps is None):
             return "its device to finish what it was given"
         return self._round.awaits() if self._round else "in the MPI library's own"

@@ -106,7 +106,7 @@ class Bound:
         self.is_plain = self.has_result and self.new is None and all(self.has)
 
     def place(self, x: Any, out: Any, addresses: tuple, keys: tuple) -> tuple[Any, tuple, tuple]:
-        """The result's array, and the addresses and windows of a call's two arrays; 0 for one that is not there."""
+        """Return the result's array, and the addresses and windows of a call's two arrays, 0 for none."""
         result = x if out is None or self.returns_x else out
         if self.new is not None and out is None:
             result = self.new(x)
@@ -213,7 +213,7 @@ class Resolver:
         call.under_way = False
 
     def plan_at(self, bound: Bound, place: tuple[int, ...]) -> Plan:
-        """The plan of a schedule of messages for arrays at two addresses."""
+        """Return the plan of a schedule of messages for arrays at two addresses."""
         plan = bound.places.get(place)
         if plan is None:
             assert bound.rebind is not None
@@ -250,7 +250,7 @@ class Resolver:
         return plan.result
 
     def pack(self, request: Request) -> tuple[Request, list[CopyPair]]:
-        """A call on fused arrays of the host, as one on a buffer that has their numbers; and what to copy after it.
+        """Return a call on fused arrays of the host as one on a buffer with their numbers, and what to copy after it.
 
         Raises: InputError on every rank where one has wrong ones.
         """
@@ -292,7 +292,7 @@ class Resolver:
         return plan.start()
 
     def sign_start(self, request: Request) -> Signed | None:
-        """A call's signature, if what is bound for it may be started without waiting for the others."""
+        """Return a call's signature, if what is bound for it may be started without waiting for the others."""
         is_native = request.options[-1] == "mpi"  # waits inside MPI
         is_uneven = request.arguments.get("send_counts") is not None  # ranks tell each other theirs first
         if is_native or is_uneven:
@@ -305,7 +305,7 @@ class Resolver:
             return None
 
     def plan_once(self, request: Request, signed: Signed | None = None) -> Plan:
-        """A plan for one run, which is counted as this call: if it is signed, of what is bound for its signature."""
+        """Make a plan for one run, counted as this call: if it is signed, of what is bound for its signature."""
         bound = self.bound.get(signed[0]) if signed else None
         if bound is not None:
             call = bound.call.of_plan(bound.call.name)
@@ -337,7 +337,7 @@ class Resolver:
             run(Predecessor(latest))
 
     def plan(self, collective: str, x: Any, arguments: dict[str, Any]) -> Plan:
-        """A plan to be run often."""
+        """Make a plan to be run often."""
         with Call(self.calls, f"plan {collective}") as call:
             resolved = self.agree(call, collective, x, arguments)
             with self.telling(call):
@@ -424,7 +424,7 @@ class Resolver:
         fused.buffer = self.context.memory.empty(fused.device, len(fused), fused.dtype)
 
     def arguments(self, collective: str, x: Any, algorithm: str, arguments: dict[str, Any]) -> Arguments:
-        """A call's arguments, checked as far as one rank can."""
+        """Check a call's arguments as far as one rank can."""
         takes = spec_of(collective).takes
         if strange := [name for name in arguments if name not in takes]:
             raise ValueError(f"takes no {strange[0]}: it takes {', '.join(takes)}")
@@ -437,7 +437,7 @@ class Resolver:
         return a
 
     def exchange_counts(self, a: Arguments) -> Operands:
-        """Of an all-to-all of uneven chunks: ask the other ranks how much will come."""
+        """Ask the other ranks how much will come, in an all-to-all of uneven chunks."""
         assert a.send_counts is not None
         incoming = self.agreement.exchange(a.send_counts)
         with self.context.agreed(f"counts of {a.collective}"):
@@ -466,7 +466,7 @@ class Resolver:
             raise CommunicationError(words) from error
 
     def bind(self, resolved: Resolved, staging: StagingBuffers | None = None) -> Plan:
-        """A plan for the arrays of a call.  Collective."""
+        """Make a plan for the arrays of a call.  Collective."""
         a, o, choice, fused, *_ = resolved
         if choice is None:
             plan: Plan = NativePlan(a, o, self.context.mpi, self.progress)
@@ -477,7 +477,7 @@ class Resolver:
         return plan
 
     def bind_moved(self, resolved: Resolved, staging: StagingBuffers, a: Arguments) -> Plan:
-        """A plan like that of a call for other arrays of devices, which compares where it can.  Collective."""
+        """Make a plan like that of a call for other arrays of devices, which compares where it can.  Collective."""
         resolved = resolved._replace(a=a, operands=operands_of(a))
         if (place := self.where_devices_compare(resolved)) is None:
             return self.bind(resolved, staging)
@@ -485,7 +485,7 @@ class Resolver:
         return self.binder.direct(a, resolved.operands, resolved.choice, place, resolved.number)
 
     def where_devices_compare(self, resolved: Resolved) -> Channel | KernelCalls | None:
-        """Where ranks meet that run what is bound for a call on devices, if they compare there.  Collective.
+        """Return where ranks meet that run what is bound for a call on devices, if they compare there.  Collective.
 
         Kernels are launched ahead of the others' answers, and so only those of calls that all ranks have bound alike:
         not where one has an `out` of its own, or counts that the others do not know.
@@ -502,7 +502,7 @@ class Resolver:
         return self.kernels
 
     def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
-        """What calls of a signature have in common, which is kept for the next one.  Collective."""
+        """Bind what calls of a signature have in common, and keep it for the next one.  Collective."""
         o, choice, number = resolved.operands, resolved.choice, resolved.number
         a = resolved.a.lent(o)  # so that no array of the caller's is kept
         collective = a.collective
@@ -536,7 +536,7 @@ class Resolver:
         return bound
 
     def rebind(self, a: Arguments, messages: MessageBinder | None, place: tuple[int, ...]) -> Plan:
-        """A plan like that of `a` for arrays at two other addresses."""
+        """Make a plan like that of `a` for arrays at two other addresses."""
         a = a.moved(place)
         operands = operands_of(a)
         return messages.plan(a, operands) if messages else NativePlan(a, operands, self.context.mpi, self.progress)
@@ -572,23 +572,23 @@ class Resolver:
 
     @cached_property
     def gate_plan(self) -> tuple[Program, Plan]:
-        """What does no more than to compare.  Collective."""
+        """A program that does no more than to compare, and its plan.  Made collectively."""
         program = self.binder.programs(None).gate(self.channel)
         return program, Plan("agreement", None, self.progress, host(), [program], only=program)
 
     @cached_property
     def headers(self) -> Headers:
-        """What ranks of several nodes compare by.  Collective."""
+        """The headers by which ranks of several nodes compare.  Made collectively."""
         return Headers(self.context, self.binder)
 
     @cached_property
     def comparison(self) -> ComparedPlan:
-        """What does no more than to compare, between nodes.  Collective."""
+        """A plan that does no more than to compare, between nodes.  Made collectively."""
         return self.headers.comparison()
 
     @cached_property
     def channel(self) -> Channel:
-        """Where calls meet, one after the other.  Collective."""
+        """The channel on which calls meet, one after the other.  Made collectively."""
         from collectives.runtime.channel import Channel
 
         context = self.context

@@ -13,7 +13,6 @@ from collectives.arrays.views import BFLOAT16, address_of, pointer
 from collectives.job.errors import CommunicationError
 from collectives.runtime import kernels
 from collectives.runtime.channel import Channel
-from collectives.runtime.direct_binder import DirectBinder, ExportedMemory
 from collectives.runtime.phases import (
     BOUNCE,
     LINE_BYTES,
@@ -24,14 +23,16 @@ from collectives.runtime.phases import (
     Address,
     BufferPlan,
     Chunk,
+    DirectBinder,
+    ExportedMemory,
     PhaseCompiler,
     Reduction,
     Segmentation,
     peers_of,
 )
 from collectives.runtime.plan import MismatchError
-from collectives.schedule.moves import Parts, show_ranks
-from collectives.schedule.ops import OPS
+from collectives.schedule.moves import Parts, name_ranks
+from collectives.schedule.spec import OPS
 
 interpreter, ENDED = kernels.run, kernels.ENDED
 PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
@@ -148,7 +149,7 @@ class Program:
         self.bases[0] = [*(self.channel.base(0, key) if key else 0 for key in keys), *keys]
 
     def launch(self, number: int, array: int, out: int) -> bool:
-        """Begin a run on arrays at two addresses, and stay for a while; whether it has ended.
+        """Begin a run on arrays at two addresses, and stay for a while; return whether it has ended.
 
         Raises: MismatchError.
         """
@@ -172,7 +173,7 @@ class Program:
                     registers[nth, index] = base + offset
 
     def test(self) -> bool:
-        """Run on as far as the others have come; whether that was the end, or a pause."""
+        """Run on as far as the others have come; return whether that was the end, or a pause."""
         limits = slice(kernels.SPINS, kernels.YIELDS + 1)
         spins, spun, yields = self.frame[limits].tolist()
         self.frame[limits] = BRIEF_SPINS, spun, 0
@@ -182,14 +183,14 @@ class Program:
             self.frame[kernels.SPINS], self.frame[kernels.YIELDS] = spins, yields
 
     def spin(self) -> bool:
-        """Run on, and stay for a while where others are to come; whether that was the end, or a pause.
+        """Run on, and stay for a while where others are to come; return whether that was the end, or a pause.
 
         Raises: MismatchError where the ranks run different programs.
         """
         return self.interpret(kernels.run(*self.arguments))
 
     def interpret(self, answer: int) -> bool:
-        """What the interpreter has answered: whether it is at the end, or at a pause."""
+        """Act on the interpreter's answer; return whether it is at the end, or at a pause."""
         if answer == kernels.MOVED:
             self.follow()
             answer = kernels.run(*self.arguments)
@@ -212,17 +213,16 @@ class Program:
         late = self.channel.late()
         if not late:
             return "on its way"
-        verb = "have" if len(late) > 1 else "has"
-        return f"a barrier that rank{'s' * (len(late) > 1)} {show_ranks(late)} {verb} not come to"
+        return f"a barrier that {name_ranks(late)} {'have' if len(late) > 1 else 'has'} not come to"
 
     @property
     def num_barriers(self) -> int:
-        """How many barriers this rank has come to, in all runs."""
+        """The number of barriers that this rank has come to, in all runs."""
         return self.channel.num_barriers
 
 
 def like(dtype: np.dtype) -> Any:
-    """A number for which the kernels are compiled: bools are reduced as bytes, 16-bit floats by code of their own."""
+    """Return a number to compile the kernels for: bools are reduced as bytes, 16-bit floats by code of their own."""
     return np.dtype(np.float32 if dtype in FORMS else np.uint8 if dtype == np.dtype(bool) else dtype).type(0)
 
 
@@ -240,7 +240,7 @@ class ProgramBinder(DirectBinder):
         channel: Channel | None = None,
         binding: int = 0,
     ) -> Program:
-        """A program for arrays like these: the input, the result, and one that no other rank reads; None for none.
+        """Bind a program for arrays like these: the input, the result, and one that no other rank reads; None for none.
 
         On a channel of its own, or on one that it shares with others, among which it is `binding`.  Collective.
         """
@@ -275,7 +275,7 @@ class ProgramBinder(DirectBinder):
         return program
 
     def gate(self, channel: Channel, binding: int = 0) -> Program:
-        """A program of one barrier, at which ranks compare what they are about to run."""
+        """Make a program of one barrier, at which ranks compare what they are about to run."""
         dtype = np.dtype(np.uint8)
         if self.memory.node_comm.rank == 0:
             compile_for(dtype)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from collectives.arrays.device import host
 from collectives.runtime.checks.call_log import Call
-from collectives.runtime.plan import MismatchError, Plan, Waitable
+from collectives.runtime.plan import MismatchError, Plan
+from collectives.runtime.progress import Waitable
 
 if TYPE_CHECKING:
     from collectives.runtime.resolve import Bound, Request, Resolver
@@ -44,7 +45,7 @@ class StartedCall(Plan):
 
     def _run(self) -> Iterator[Waitable]:
         if self.ahead is not None and self.ahead.is_under_way:
-            yield End(self.ahead)
+            yield Predecessor(self.ahead)
         self.ahead = None
         while not (yield from self.attempt()):
             self.entered.name = self.request.collective  # as ranks compare it
@@ -82,28 +83,21 @@ class StartedCall(Plan):
         return True
 
 
-class End:
-    """Of a plan's run, for another to wait for."""
+class Predecessor:
+    """A call under way, which another one waits for: by its `run`, as for a plan, or as a step of its own run.
+
+    Its errors are for who waits for it itself.
+    """
 
     num_barriers = 0
 
     def __init__(self, plan: Plan):
-        self.plan = plan
+        self.plan, self.device = plan, plan.device
 
     def test(self) -> bool:
         return not self.plan.is_under_way
 
-    spin = test
-
-
-class Predecessor:
-    """A call under way, as a plan that another call's `run` waits for; its errors are for who waits for it itself."""
-
-    def __init__(self, plan: Plan):
-        self.plan, self.device = plan, plan.device
-
-    def run_only(self) -> bool:
-        return not self.plan.is_under_way
+    spin = run_only = test
 
     def begin(self) -> None:
         """Do nothing: it has begun."""
@@ -113,7 +107,7 @@ class Predecessor:
 
     def done(self) -> bool:
         self.plan.advance()
-        return not self.plan.is_under_way
+        return self.test()
 
 
 class Comparison:

@@ -15,9 +15,9 @@ from operator import mul
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
-from collectives.schedule.moves import Round
-from collectives.schedule.summary import IDLE, Nodes, RoundSummary, summary
+from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, RecvReduce, Round, Send
 
+Nodes = tuple[tuple[int, ...], ...]  # the ranks of each
 T = TypeVar("T")
 
 # A schedule on more ranks, or with more rounds, is counted on some of its ranks: fewer, the longer it takes to make.
@@ -82,6 +82,28 @@ def on_device(network: Network, has_barriers: bool = False) -> Network:
         meet_s=3e-6 if has_barriers else 2e-5,
         system=Link(0.0, 0.0),
     )
+
+
+class PeerTraffic(NamedTuple):
+    """All that a rank sends another in a round, or receives from it."""
+
+    is_send: bool
+    peer: int
+    chunks: int
+    folded: int  # of the chunks
+
+
+class RoundSummary(NamedTuple):
+    """A rank's work in a round; `copied` and `folded` are chunks in its node's memory, `pulled` those of others."""
+
+    messages: tuple[PeerTraffic, ...] = ()
+    copied: int = 0
+    folded: int = 0
+    pulled: int = 0
+    barrier: tuple[int, ...] = ()  # its ranks
+
+
+IDLE = RoundSummary()
 
 
 class Traffic(NamedTuple):
@@ -221,6 +243,29 @@ def spread(items: Sequence[T], number: int) -> list[T]:
     if len(items) <= number:
         return list(items)
     return [items[i * (len(items) - 1) // max(1, number - 1)] for i in range(number)]
+
+
+def summary(moves: Round, rank: int) -> RoundSummary:
+    """Return what a rank does in a round."""
+    chunks: dict[tuple[bool, int], list[int]] = {}
+    copied = folded = pulled = 0
+    barrier: tuple[int, ...] = ()
+    for move in moves:
+        match move:
+            case Send(peer, run) | Recv(peer, run) | RecvReduce(peer, run):
+                sums = chunks.setdefault((isinstance(move, Send), peer), [0, 0])
+                sums[0] += len(run)
+                sums[1] += len(run) * isinstance(move, RecvReduce)
+            case Copy(_, run) | Get(_, _, run) | Put(_, run, _):
+                copied += len(run)
+                pulled += len(run) * (not isinstance(move, Copy))
+            case GetReduce(sources, _, run):
+                folded += len(sources) * len(run)
+                pulled += (len(sources) - (rank in sources)) * len(run)
+            case Barrier(ranks):
+                barrier = ranks
+    messages = tuple(PeerTraffic(*way, *sums) for way, sums in chunks.items())
+    return RoundSummary(messages, copied, folded, pulled, barrier)
 
 
 def stretches(rounds: Sequence[Round], rank: int, nodes: Nodes) -> list[Stretch]:

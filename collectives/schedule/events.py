@@ -14,9 +14,8 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from collectives.algorithms import Algorithm
-from collectives.schedule.cost import Network
+from collectives.schedule.cost import IDLE, Network, Nodes, RoundSummary, summary
 from collectives.schedule.draw import Bar, MessageLine
-from collectives.schedule.summary import IDLE, Nodes, RoundSummary, summary
 
 OUT, IN = 0, 1  # the ways that a message takes
 
@@ -31,10 +30,6 @@ class Outcome(NamedTuple):
     @property
     def seconds(self) -> float:
         return max(self.ends)
-
-
-class UnmatchedError(AssertionError):
-    """A schedule has messages without counterparts."""
 
 
 def simulate(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: int = 0) -> Outcome:
@@ -52,7 +47,7 @@ def simulate(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: 
     simulation.run()
     if stuck := [rank for rank, own in enumerate(rounds) if simulation.number[rank] < len(own)]:
         where = f"rank {stuck[0]} waits for ever in round {simulation.number[stuck[0]]}"
-        raise UnmatchedError(f"{row.name} on {len(rounds)} ranks: {where}")
+        raise AssertionError(f"{row.name} on {len(rounds)} ranks: {where}")
     return Outcome(simulation.clock, [bar for bar in simulation.bars if bar.end > bar.begin], simulation.lines)
 
 

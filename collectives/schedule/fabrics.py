@@ -14,7 +14,6 @@ from collectives.runtime.choose import links
 from collectives.schedule.cost import NETWORK, Link, Network, Nodes
 
 RANKS = Range(1, 2**17, unit="ranks")  # whose schedules are computed in minutes
-CORES = Range(1, 2**16)
 TIME, SPEED = Range(0, 10**9, unit="us"), Range(0, 10**9, open="above", unit="GB/s")
 
 
@@ -126,10 +125,6 @@ def add_network_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     for name, words in (("within", "in a node"), ("between", "between nodes"), ("nic", "of a node, for all its ranks")):
         add(f"--{name}", nargs=2, type=float, metavar=("US", "GB/s"), help=f"a message {words}")
-    add("--fold", type=SPEED.number, metavar="GB/s", help="how fast a rank reduces")
-    add("--copy", type=SPEED.number, metavar="GB/s", help="how fast it copies")
-    add("--meet", type=TIME.number, metavar="US", help="a barrier of a node's ranks")
-    add("--cores", type=CORES.whole, metavar="N", help="of a node")
 
 
 def with_flags(network: Network, flags: argparse.Namespace) -> Network:
@@ -140,13 +135,6 @@ def with_flags(network: Network, flags: argparse.Namespace) -> Network:
             changes[name] = parse_link(f"--{name}", *pair)
     if flags.between and not flags.nic:
         changes["nic"] = changes["between"]._replace(alpha_s=0.0)
-    for name, field in (("fold", "gamma_s_per_byte"), ("copy", "copy_s_per_byte")):
-        if (rate := getattr(flags, name)) is not None:
-            changes[field] = 1e-9 / rate
-    if flags.meet is not None:
-        changes["meet_s"] = flags.meet * 1e-6
-    if flags.cores is not None:
-        changes["cores"] = flags.cores
     return network._replace(**changes)
 
 

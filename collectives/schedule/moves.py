@@ -201,6 +201,15 @@ def show_ranks(ranks: Sequence[int]) -> str:
     return f"{ranks[0]}-{ranks[-1]}" if whole and len(ranks) > 1 else ",".join(map(str, ranks))
 
 
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks in a sentence.
+
+    >>> name_ranks([1]), name_ranks([0, 1, 2])
+    ('rank 1', 'ranks 0-2')
+    """
+    return f"rank{'s' * (len(ranks) > 1)} {show_ranks(ranks)}"
+
+
 def render(algorithm: Callable[..., Schedule], size: int, **kwargs: int) -> str:
     """Draw all ranks' schedules: a line a round, `source->dest [chunk]`, `+` where it is reduced.
 

@@ -48,7 +48,7 @@ class TorchCall:
         return f"{self.collective}({', '.join(words)})"
 
     def refusal(self) -> str:
-        """Why it cannot be done, or nothing."""
+        """Return why it cannot be done, or nothing."""
         if self.failure:
             return self.failure
         tensors = self.inputs if self.inputs is self.outputs else self.inputs + self.outputs
@@ -81,7 +81,7 @@ class TorchCall:
         return comm._resolver.begin_bound(request)
 
     def arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The arrays of the communicator's call; the second is None where the first gets the result."""
+        """Return the arrays of the communicator's call; the second is None where the first gets the result."""
         is_moved = self.collective not in REDUCTIONS
         if self.collective in IN_PLACE:
             return pack(self.inputs or self.outputs, is_moved), None
@@ -89,13 +89,13 @@ class TorchCall:
 
     @property
     def words(self) -> str:
-        """What ranks must agree in besides its arguments."""
+        """What ranks must agree in besides the arguments, in words."""
         return self.note and f", {self.note}"
 
 
 @lru_cache(1024)
 def options_of(collective: str, **values: Any) -> tuple:
-    """The values of all that a collective takes, in the communicator's order."""
+    """Return the values of all that a collective takes, in the communicator's order."""
     return tuple((DEFAULTS | values).get(name) for name in OPTIONS[collective])
 
 
@@ -104,7 +104,7 @@ def total(tensors: Tensors) -> int:
 
 
 def pack(tensors: Tensors, is_moved: bool, is_empty: bool = False) -> torch.Tensor | None:
-    """Tensors as one that is contiguous: the one itself, or a new one with, unless it `is_empty`, what they hold."""
+    """Return tensors as one that is contiguous: the one itself, or a new one, with what they hold unless `is_empty`."""
     if not tensors:
         return None
     first = tensors[0]
@@ -125,7 +125,7 @@ def unpack(packed: torch.Tensor | None, tensors: Tensors) -> None:
 
 
 def caller(frame: FrameType) -> tuple[str, int]:
-    """The innermost place, from a frame on, that is outside torch and this package."""
+    """Return the innermost place, from a frame on, that is outside torch and this package."""
     while is_library(frame.f_code.co_filename) and frame.f_back:
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
@@ -163,7 +163,7 @@ def sum_sparse(tensor: torch.Tensor, op: Any, size: int, place: tuple[str, int],
     execute(gather([torch.tensor([own._nnz()])], [num_rows], options_of("all_gather"), note, failure))
 
     def of_all(rows: torch.Tensor) -> torch.Tensor:
-        """Every rank's rows, of which there is one for each non-zero."""
+        """Gather every rank's rows, of which there is one for each non-zero."""
         outputs = [rows.new_empty(count, *rows.shape[1:]) for count in num_rows.tolist()]
         counts = tuple(x.numel() for x in outputs)
         execute(gather([rows.contiguous()], outputs, options_of("all_gather", counts=counts)))

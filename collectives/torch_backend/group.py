@@ -1,6 +1,7 @@
 """A process group of torch.distributed, among ranks that MPI knows."""
 
 import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -11,11 +12,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, Work
 
 from collectives.job.launch import start_mpi
-from collectives.torch_backend import monitored_barrier
 from collectives.torch_backend.calls import Tensors, TorchCall, caller, options_of, sum_sparse
 from collectives.torch_backend.rendezvous import communicator, part
 from collectives.torch_backend.runner import Runner, untraced
 from collectives.torch_backend.work import MessageWork
+
+LONGEST_WAIT_S = 1e6  # that a store takes
 
 
 def create_group(backend_options: Any, _: Any) -> "Group":
@@ -53,11 +55,19 @@ class Group(Runner):
         return self.run(TorchCall("barrier", [], [], options_of("barrier")), opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Raises: DistBackendError on every rank where one has not come in time."""
+        """Wait for all ranks by way of the store, where rank 0 says who has not come.
+
+        Raises: DistBackendError on rank 0 with the first rank that is missing, or, asked for, all; and on the others.
+        """
         self.num_monitored += 1
         limit_s = self.limit_s if timeout is None else timeout.total_seconds()
-        prefix = f"monitored barrier {self.num_monitored}"
-        monitored_barrier.wait(self.store, self.comm.rank, self.comm.size, prefix, limit_s, wait_all_ranks)
+        prefix, comm = f"monitored barrier {self.num_monitored}", self.comm
+        if comm.rank == 0:
+            failure = wait_for_others(self.store, comm.size, prefix, limit_s, wait_all_ranks)
+        else:
+            failure = report_to_first(self.store, comm.rank, prefix, limit_s)
+        if failure:
+            raise dist.DistBackendError(failure)
 
     def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> Work:
         return self.run(TorchCall("all_gather", [x], [output], options_of("all_gather")), opts)
@@ -189,3 +199,37 @@ def row_counts(tensor: torch.Tensor, splits: Sequence[int] | None, size: int) ->
     rows = len(tensor)
     row = tensor.numel() // rows if rows else 0
     return tuple(n * row for n in splits or [rows // size] * size)
+
+
+# --- a barrier that says who has not come, in gloo's words, which programs may look for ---
+
+
+def wait_for_others(store: dist.Store, size: int, prefix: str, limit_s: float, name_all: bool) -> str:
+    """Do rank 0's part; returns what went wrong."""
+    deadline_s = time.monotonic() + limit_s
+    late = [r for r in range(1, size) if awaited(store, f"{prefix}: {r}", deadline_s - time.monotonic()) is None]
+    missing = ", ".join(map(str, late if name_all else late[:1]))
+    who = f"[Rank 0]: Rank{'s' * name_all} {missing} failed to pass"
+    failure = f"{who} monitoredBarrier in {1e3 * limit_s:g} ms" if missing else ""
+    if failure and limit_s <= 0:
+        failure = f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {1e3 * limit_s:g} ms"
+    store.set(f"{prefix}: over", failure)
+    return failure
+
+
+def report_to_first(store: dist.Store, rank: int, prefix: str, limit_s: float) -> str:
+    """Do another rank's part; returns what went wrong."""
+    store.set(f"{prefix}: {rank}", "")
+    over = awaited(store, f"{prefix}: over", 2 * limit_s)
+    why = f"nothing came from it within {2 * limit_s:g} s" if over is None else over.decode()
+    came = f"Rank {rank} successfully reached monitoredBarrier"
+    return f"{came}, but received errors while waiting for send/recv from rank 0: {why}" if why else ""
+
+
+def awaited(store: dist.Store, key: str, limit_s: float) -> bytes | None:
+    """Return what the store has under a key, once it has; None where it has nothing in time."""
+    try:
+        store.wait([key], timedelta(seconds=min(max(limit_s, 1e-3), LONGEST_WAIT_S)))
+    except dist.DistStoreError:
+        return None
+    return store.get(key)

@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvo
 from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.errors import InputError
-from collectives.job.launch import end_job, other_mpi, start_mpi
+from collectives.job.launch import end_job, start_mpi
 
 SET_BY_HAND = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NOTHING = [-1, -1]  # RANK and WORLD_SIZE that a rank has not been told
@@ -34,7 +34,7 @@ def offer_mpi() -> None:
 
 
 def numbered(url: str) -> bool:
-    """Whether ranks have their numbers from elsewhere than MPI.
+    """Return whether ranks have their numbers from elsewhere than MPI.
 
     Ranks that mpirun or srun started need none, and may have inherited a variable; they go by all four, or by MPI.
 
@@ -58,7 +58,7 @@ def numbered(url: str) -> bool:
 
 
 def misfits(every: list[list[int]]) -> list[int]:
-    """Those of MPI's ranks whose number another has, too, or whose number of ranks is not MPI's."""
+    """Return those of MPI's ranks whose number another has, too, or whose number of ranks is not MPI's."""
     count = len(every)
     free = set(range(count))
     odd = []
@@ -70,7 +70,7 @@ def misfits(every: list[list[int]]) -> list[int]:
 
 
 def told_to_all(told: list[int]) -> list[list[int]]:
-    """What each rank has been told.  Collective."""
+    """Return what each rank has been told.  Collective."""
     comm = Communicator(started_world())
     every = comm.all_gather(np.array(told))
     comm.free()
@@ -78,7 +78,7 @@ def told_to_all(told: list[int]) -> list[list[int]]:
 
 
 def meet(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """A store, this rank and the number of ranks, all of MPI's world."""
+    """Yield a store, this rank and the number of ranks, all of MPI's world."""
     world = started_world()
     yield create_store(world), world.rank, world.size
 
@@ -93,20 +93,18 @@ def create_store(comm: MPI.Comm, timeout: timedelta = timedelta(minutes=5)) -> d
 
 
 def started_world() -> MPI.Intracomm:
-    """MPI's world, whose job ends if a rank fails: the others would wait for it.
+    """Start MPI's world, whose job ends if a rank fails: the others would wait for it.
 
     Raises: InputError where the launcher has started ranks that do not know of each other.
     """
     mpi = start_mpi()
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = end_job
-    if environment.launched_size() > 1 and mpi.COMM_WORLD.size == 1:
-        raise other_mpi(mpi)
     return mpi.COMM_WORLD
 
 
 def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -> Communicator:
-    """Of the ranks that have come together in a store, in whatever order, of MPI's world."""
+    """Make a communicator of the ranks that have come together in a store, in whatever order, of MPI's world."""
     world = mpi.COMM_WORLD
     store.set(f"world rank of {rank}", str(world.rank))
     if rank == 0:
@@ -121,7 +119,7 @@ def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -
 
 
 def part(of: Any, ranks: Sequence[int], name: str) -> Communicator:
-    """Of some ranks of an MPI communicator, which all know them.  Collective among these."""
+    """Make a communicator of some ranks of an MPI communicator, which all know them.  Collective among these."""
     largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
     mpi_comm = of.Create_group(of.group.Incl(ranks), crc32(name.encode()) % largest)
     comm = Communicator(mpi_comm, check=True, timeout_s=0)

@@ -18,7 +18,7 @@ from collectives.communicator import Communicator
 from collectives.job.errors import InputError
 from collectives.runtime.plan import Plan
 from collectives.runtime.resolve import Runs
-from collectives.schedule.ops import OPS
+from collectives.schedule.spec import OPS
 from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, options_of, sum_products
 from collectives.torch_backend.work import FAILURES, CallQueue, Finished, Pending, PlanWork, seconds
 
@@ -100,7 +100,7 @@ class Runner(Base):
         self.fail("the group has been aborted")
 
     def all_are_done(self) -> bool:
-        """Whether every rank ends the group, and none of them because a call has failed."""
+        """Return whether every rank ends the group, and none of them because a call has failed."""
         came = self.comm.mpi.Ibarrier()
         deadline_s = time.monotonic() + self.limit_s
         sleep_s = SHORTEST_SLEEP_S
@@ -112,7 +112,7 @@ class Runner(Base):
         return True
 
     def has_failed(self) -> bool:
-        """Whether a call has failed on any rank."""
+        """Return whether a call has failed on any rank."""
         try:
             return self.store.check(["failed"])
         except dist.DistError:  # rank 0, which serves the store, has ended
@@ -161,7 +161,7 @@ class Runner(Base):
         return self.submit(partial(sum_products, call, factor), outputs or inputs, opts)
 
     def last(self, works: list[Work]) -> Work:
-        """Of calls that end in their order; nothing to wait for if there are none."""
+        """Return the last of calls that end in their order; nothing to wait for if there are none."""
         return works[-1] if works else self.finished
 
     def submit(
@@ -183,7 +183,7 @@ class Runner(Base):
             plan.wait(max(0, begin_s + self.limit_of(opts) - time.monotonic()))
 
     def limit_of(self, opts: Any) -> float:
-        """How many seconds a call may take."""
+        """Return how many seconds a call may take."""
         limit_s = seconds(getattr(opts, "timeout", None))
         return self.limit_s if limit_s == math.inf else limit_s
 
@@ -197,7 +197,7 @@ class Runner(Base):
             raise self.error_of(call, error, self.limit_of(opts)) from error
 
     def error_of(self, call: TorchCall, error: Exception, limit_s: float) -> dist.DistBackendError:
-        """torch's kind of error.  After all but a refusal, no call can be made any more."""
+        """Make torch's kind of error.  After all but a refusal, no call can be made any more."""
         if isinstance(error, InputError):
             return dist.DistBackendError(str(error))
         late = f"{call} was not over within its timeout of {limit_s:g} s: not all {self.comm.size} ranks have come"

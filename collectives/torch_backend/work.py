@@ -30,7 +30,7 @@ ErrorOf = Callable[[Exception, float], DistBackendError]  # of what was raised, 
 
 
 class Finished(Base):
-    """Of a call that is over."""
+    """The work of a call that is over."""
 
     def __init__(self, tensors: Tensors = ()):
         super().__init__()
@@ -63,7 +63,10 @@ class Finished(Base):
 
 
 class PlanWork(Finished):
-    """Of a plan under way, which its caller's thread moves on when it waits; `error_of` makes torch's kind of error."""
+    """The work of a plan under way, which its caller's thread moves on when it waits.
+
+    `error_of` makes torch's kind of error.
+    """
 
     def __init__(
         self, plan: Plan, tensors: Tensors, limit_s: float, error_of: ErrorOf, queue: "CallQueue | None" = None
@@ -104,7 +107,7 @@ class PlanWork(Finished):
 
 
 class MessageWork(PlanWork):
-    """Of a message under way: of a tensor's own memory, or of a copy where that has gaps."""
+    """The work of a message under way: of a tensor's own memory, or of a copy where that has gaps."""
 
     def __init__(self, begin: Callable, tensor: torch.Tensor, peer: int | None, tag: int, limit_s: float):
         self.compact = tensor.detach().contiguous()
@@ -145,7 +148,7 @@ class MessageWork(PlanWork):
 
 
 class Pending(Finished):
-    """Of a call that a thread of the group's runs; that of a device is over there when the event `after` is.
+    """The work of a call that a thread of the group's runs; that of a device is over there when the event `after` is.
 
     `execute` makes the call, with what is to run its plans; they must end `limit_s` seconds after it was queued.
     `inputs` are what it reads.
@@ -233,7 +236,7 @@ class Pending(Finished):
 
 
 def event_on(device: torch.device | None) -> Any:
-    """An event after what the current stream holds by now; None where there are no streams."""
+    """Return an event after what the current stream holds by now; None where there are no streams."""
     return torch.cuda.current_stream(device).record_event() if device is not None and device.type == "cuda" else None
 
 
@@ -248,12 +251,12 @@ def is_past(event: Any) -> bool:
 
 
 def others_s() -> float:
-    """How long this process's other threads have computed."""
+    """Return the seconds for which this process's other threads have computed."""
     return time.process_time() - time.thread_time()
 
 
 def ends_within(plan: Plan, limit_s: float) -> bool:
-    """Wait for a plan, for so many seconds at most; whether it has ended."""
+    """Wait for a plan, for so many seconds at most; return whether it has ended."""
     try:
         plan.wait(limit_s)
     except TimeoutError:
@@ -262,7 +265,7 @@ def ends_within(plan: Plan, limit_s: float) -> bool:
 
 
 def seconds(timeout: timedelta | None) -> float:
-    """torch's time limit; none, or one below 0, is no limit of its own."""
+    """Return torch's time limit in seconds; none, or one below 0, is no limit of its own."""
     limit_s = math.inf if timeout is None else timeout.total_seconds()
     return limit_s if limit_s > 0 else math.inf
 
@@ -308,7 +311,7 @@ class CallQueue:
             self._have_free(1)
 
     def _run_next(self) -> Pending | None:
-        """Run the next call; returns it, or None at the end."""
+        """Run the next call; return it, or None at the end."""
         with self.turn:
             pending = self.calls.get()
             if pending is None:

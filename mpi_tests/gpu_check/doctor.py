@@ -10,7 +10,7 @@ def check(setting: Setting) -> list[Row]:
     """The device adds up numbers."""
     if setting.device == "cpu":
         raise CannotRunError("it looks at GPUs")
-    from collectives.doctor.checks import cuda
+    from collectives.doctor import cuda
 
     findings = list(cuda(100.0))
     good = bool(findings) and all(finding.verdict == "ok" for finding in findings)

@@ -1,6 +1,6 @@
 """Findings of the doctor's checks."""
 
-from collectives.doctor.checks import Finding, findings_of
+from collectives.doctor import Finding, findings_of
 
 
 def found(check, limit_s: float = 30) -> list[Finding]:

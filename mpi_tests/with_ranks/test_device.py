@@ -157,7 +157,8 @@ def after_a_round(comm, cuda, mode, values, moves):
     """What three chunks of five hold after a round of moves in segments of two."""
     from collectives.arrays.views import host
     from collectives.runtime.messages import RequestBinder, Vector
-    from collectives.runtime.plan import Plan, Progress
+    from collectives.runtime.plan import Plan
+    from collectives.runtime.progress import Progress
 
     device = host() if mode == "host" else cuda.use(mpi_reads=mode == "read-by-mpi").device
     x = values.copy() if mode == "host" else cuda.put(values)

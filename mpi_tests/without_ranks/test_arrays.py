@@ -7,7 +7,7 @@ import pytest
 
 from collectives.arrays import views
 from collectives.runtime import kernels
-from collectives.schedule.ops import OPS
+from collectives.schedule.spec import OPS
 from mpi_tests.helpers.reference import COMPLEX, DTYPES, HALVES, INTEGERS, UFUNCS, draw, ops_of
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collectives.doctor import checks
-from collectives.doctor.checks import Ended
+from collectives import doctor as checks
+from collectives.doctor import Ended
 from collectives.job import cuda_aware, environment
 from mpi_tests.helpers.cuda_on_host.load import SITE
 from mpi_tests.helpers.doctor import found, verdicts

@@ -69,7 +69,7 @@ def test_no_file_of_the_library_is_the_caller():
     """Wherever it lies; files of the programs in the package are callers like a user's."""
     package = ROOT / "collectives"
     programs = [path.parent for path in package.rglob("__main__.py")]
-    assert {path.name for path in programs} == {"bench", "doctor"}
+    assert {path.name for path in programs} == {"bench"}
     files = list(package.rglob("*.py"))
     assert len({path.parent for path in files}) > 4
     for path in files:

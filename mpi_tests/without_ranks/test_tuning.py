@@ -8,7 +8,7 @@ import pytest
 from collectives import algorithms
 from collectives.algorithms import Access
 from collectives.runtime.choose import auto
-from collectives.runtime.choose.auto import Tuning, limits, parse_tuning, to_json
+from collectives.runtime.choose.auto import Question, Tuning, limits, parse_tuning, to_json
 from mpi_tests.helpers.algorithm_costs import nodes_of
 from mpi_tests.helpers.networks import MEASURED, NETWORK, TUNING
 
@@ -38,12 +38,12 @@ def test_a_size_counts_as_the_nearest_measured():
 
 def choose(nbytes: int, collective: str = "all_reduce", lengths=(4,), equal=True, **more) -> str:
     rows = candidates(collective, sum(lengths), equal)
-    return auto.choose(collective, nbytes, rows, sum(lengths), nodes_of(*lengths), TUNING, **more)
+    return auto.choose(Question(collective, nbytes, rows, nodes_of(*lengths), TUNING, **more))
 
 
 def model(nbytes: int, collective: str = "all_reduce", lengths=(4,), equal=True) -> str:
     rows = candidates(collective, sum(lengths), equal)
-    return auto.ranking(nbytes, rows, sum(lengths), nodes_of(*lengths), NETWORK)[0][0]
+    return auto.ranking(nbytes, rows, nodes_of(*lengths), NETWORK)[0][0]
 
 
 def test_what_was_measured_is_followed_and_nothing_else():
@@ -57,7 +57,7 @@ def test_what_was_measured_is_followed_and_nothing_else():
 
 
 def test_the_model_ranks_all_there_are():
-    names = [name for name, _ in auto.ranking(1 << 20, candidates("all_gather", 3), 3, nodes_of(3))]
+    names = [name for name, _ in auto.ranking(1 << 20, candidates("all_gather", 3), nodes_of(3))]
     assert sorted(names) == sorted(row.name for row in candidates("all_gather", 3))
     assert "mpi" not in names
     assert model(64, lengths=(8,)) == "recursive_doubling"
@@ -71,22 +71,22 @@ def test_what_is_in_reach_is_usable():
     assert [row.name for row in near] == algorithms.names("all_reduce", 4)
     assert {row.access for row in far} == {Access.MESSAGES} != {row.access for row in near}
     for nbytes in (8, 1 << 24):
-        best = auto.ranking(nbytes, near, 4, nodes_of(4))[0][0]
+        best = auto.ranking(nbytes, near, nodes_of(4))[0][0]
         assert algorithms.find("all_reduce", best).access
-        assert auto.ranking(nbytes, near, 1, nodes_of(1))[0] == ("ring", 0)
+        assert auto.ranking(nbytes, near, nodes_of(1))[0] == ("ring", 0)
 
 
 def test_explanations():
     def explain(nbytes, tuning):
         rows = candidates("broadcast") if tuning is None else candidates("all_reduce")
         collective = rows[0].collective
-        return auto.explain(collective, nbytes, rows, 4, nodes_of(4), tuning or Tuning()).splitlines()
+        return auto.explain(Question(collective, nbytes, rows, nodes_of(4), tuning or Tuning())).splitlines()
 
     lines = explain(1000, TUNING)
     assert lines[0] == "all_reduce of 1000 bytes on 4 ranks of 1 node: binomial"
     assert lines[1] == "measured to be the fastest (t.json); the cost model, with the speeds measured, says:"
     names = [line.split()[2] for line in lines[2:]]
-    assert names == [name for name, _ in auto.ranking(1000, candidates("all_reduce"), 4, nodes_of(4), NETWORK)]
+    assert names == [name for name, _ in auto.ranking(1000, candidates("all_reduce"), nodes_of(4), NETWORK)]
     assert [line.split()[2] for line in lines if line.endswith(" <")] == ["binomial"]
     assert lines[2].split()[:2] == ["2.5", "us"]  # recursive doubling: 2 alpha + 2000 (beta + gamma)
     assert explain(1 << 24, TUNING)[1] == "not measured (t.json); by the cost model, with the speeds measured:"

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from collectives.runtime import kernels, plan
-from collectives.runtime.plan import Progress
+from collectives.runtime import kernels
+from collectives.runtime import progress as waiting
+from collectives.runtime.progress import Progress
 from collectives.runtime.shared_memory import BRIEF_SPINS, SPINS, YIELDS, Program
 
 
@@ -28,9 +29,9 @@ class Late:
 class Clock:
     def __init__(self, monkeypatch):
         self.now_s, self.done = 0.0, []
-        monkeypatch.setattr(plan.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(plan.time, "sleep", lambda s: self.done.append(f"sleep {1e3 * s:g} ms"))
-        monkeypatch.setattr(plan.os, "sched_yield", lambda: self.done.append("yield"))
+        monkeypatch.setattr(waiting.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(waiting.time, "sleep", lambda s: self.done.append(f"sleep {1e3 * s:g} ms"))
+        monkeypatch.setattr(waiting.os, "sched_yield", lambda: self.done.append("yield"))
 
 
 @pytest.mark.parametrize("is_timed", [False, True])
@@ -52,8 +53,8 @@ def test_who_finds_the_core_taken_sleeps_for_a_while(monkeypatch):
         clock.done.append("yield")
         clock.now_s += 3e-3
 
-    monkeypatch.setattr(plan.os, "sched_yield", computed_by_others)
-    monkeypatch.setattr(plan, "MOST_NAPS", 2)
+    monkeypatch.setattr(waiting.os, "sched_yield", computed_by_others)
+    monkeypatch.setattr(waiting, "MOST_NAPS", 2)
     for _ in range(7):
         progress.relax(0.0)
     nap = "sleep 0.02 ms"

@@ -68,24 +68,24 @@ class Agreement:
         return highest_facts[: len(facts)]
 
     def disagreement(self, mine: Side, call: Call | None) -> str:
-        """Both sides, in words.  From here on the ranks count calls alike again.  Collective."""
+        """Return both sides, in words.  From here on the ranks count calls alike again.  Collective."""
         sides = [Side(*text.split("\0")) for text in self.gather_texts("\0".join(mine))]
         if call:
             call.calls.number += max(int(side.number or 0) for side in sides) - call.number
         return disagreement(sides)
 
     def highest(self, mine: list[int]) -> list[int]:
-        """The elementwise maximum of every rank's integers, of which all have as many.  Collective."""
+        """Return the elementwise maximum of every rank's integers, of which all have as many.  Collective."""
         values = np.array(mine, np.int64)
         return self.bind_plan(Arguments("all_reduce", self.rank, self.size, values, op="max"))().tolist()
 
     def gather_rows(self, mine: list[int]) -> np.ndarray:
-        """Every rank's integers, a row each; all have as many.  Collective."""
+        """Return every rank's integers, a row each; all have as many.  Collective."""
         data = np.array(mine, np.int64)
         return self.bind_plan(Arguments("all_gather", self.rank, self.size, data))().reshape(self.size, -1)
 
     def gather_ints(self, mine: int) -> list[int]:
-        """Every rank's integer, by rank.  Collective."""
+        """Return every rank's integer, by rank.  Collective."""
         every = np.zeros(self.size, np.int64)
         every[self.rank] = mine
         return self.bind_plan(Arguments("all_reduce", self.rank, self.size, every))().tolist()
@@ -97,7 +97,7 @@ class Agreement:
         return [part.tobytes().decode() for part in np.split(every, np.cumsum(lengths)[:-1])]
 
     def exchange(self, mine: Sequence[int]) -> list[int]:
-        """From each rank the integer that it has for this one.  Collective."""
+        """Return, from each rank, the integer that it has for this one.  Collective."""
         data = np.array(mine, np.int64)
         return self.bind_plan(Arguments("all_to_all", self.rank, self.size, data))().tolist()
 
@@ -106,7 +106,7 @@ class Agreement:
 
 
 def disagreement(sides: list[Side]) -> str:
-    """One line for what the ranks said that is not the same: failures first, then the two sides."""
+    """Write one line on what ranks said that is not the same: failures first, then the two sides."""
     failed = {rank: side.description[1:] for rank, side in enumerate(sides) if side.description.startswith("!")}
     if failed:
         rank, text = next(iter(failed.items()))

@@ -19,8 +19,9 @@ from mpi4py import MPI
 
 from collectives.job.launch import dead_ranks, show_dead
 from collectives.runtime.checks.call_log import Calls, Entry, Record, place_of, show_last
-from collectives.runtime.plan import Plan, Progress, Wait
-from collectives.schedule.moves import show_ranks
+from collectives.runtime.plan import Plan
+from collectives.runtime.progress import Progress, Wait
+from collectives.schedule.moves import name_ranks
 
 POLL_S = 0.5
 ANSWER_S = 5.0  # how long to wait for the others' answers
@@ -302,19 +303,13 @@ def verdict(reports: Mapping[int, Report], label: str, number: int) -> list[str]
     awaited = next(r.awaited for _, r in sorted(reports.items()) if r.awaited and r.awaited[1:3] == (label, number))
     late = [r for r in awaited.members if r in reports and reports[r].numbers.get(label, 0) < number]
     silent = [r for r in awaited.members if r not in reports]
-    lines = [f"not arrived at {awaited.title}: {ranks(late)}"] if late else []
-    lines += [f"perhaps not arrived at {awaited.title}: {ranks(silent)}"] if silent else []
+    lines = [f"not arrived at {awaited.title}: {name_ranks(late)}"] if late else []
+    lines += [f"perhaps not arrived at {awaited.title}: {name_ranks(silent)}"] if silent else []
     calls: dict[str, list[int]] = {}
     for rank in awaited.members:
         if rank in reports and (description := reports[rank].descriptions.get((label, number))):
             calls.setdefault(description, []).append(rank)
     if len(calls) > 1:
-        sides = ", ".join(f"{description} on {ranks(callers)}" for description, callers in calls.items())
+        sides = ", ".join(f"{description} on {name_ranks(callers)}" for description, callers in calls.items())
         lines.append(f"ranks disagree: call #{number}{label} is {sides}")
     return lines
-
-
-def ranks(some: Iterable[int]) -> str:
-    """Name ranks, as in "rank 1" or "ranks 0-3"."""
-    numbers = list(some)
-    return f"rank{'s' * (len(numbers) > 1)} {show_ranks(numbers)}"

@@ -65,40 +65,49 @@ def usable(rows: Sequence[Algorithm], access: Access) -> Candidates:
     return tuple(row for row in rows if row.access <= access)
 
 
+class Question(NamedTuple):
+    """A vector of `nbytes`, in one kind of memory, and the candidates among which one is to be chosen for it."""
+
+    collective: str
+    nbytes: int
+    candidates: Candidates
+    nodes: Nodes
+    tuning: Tuning = UNTUNED
+    memory: str = "ordinary"
+
+    @property
+    def case(self) -> Case:
+        return Case(self.collective, self.memory, sum(map(len, self.nodes)), len(self.nodes))
+
+    @property
+    def measured(self) -> str | None:
+        """The candidate that was measured to be the fastest, if one was."""
+        return self.tuning.find(self.case, self.nbytes)
+
+    def ranking(self) -> list[tuple[str, float]]:
+        return ranking(self.nbytes, self.candidates, self.nodes, self.tuning.network, self.memory)
+
+
 @lru_cache(maxsize=4096)
-def choose(
-    collective: str,
-    nbytes: int,
-    candidates: Candidates,
-    size: int,
-    nodes: Nodes,
-    tuning: Tuning = UNTUNED,
-    memory: str = "ordinary",
-) -> str:
-    """Choose one of the candidates for a vector of `nbytes`."""
-    measured = tuning.find(Case(collective, memory, size, len(nodes)), nbytes)
-    if measured in [row.name for row in candidates]:
-        return measured
-    return ranking(nbytes, candidates, size, nodes, tuning.network, memory)[0][0]
+def choose(question: Question) -> str:
+    """Choose a candidate: the fastest by measurement, else by the cost model."""
+    measured = question.measured
+    return measured if measured in [row.name for row in question.candidates] else question.ranking()[0][0]
 
 
 def ranking(
-    nbytes: int,
-    candidates: Candidates,
-    size: int,
-    nodes: Nodes,
-    network: Network = NETWORK,
-    memory: str = "symmetric",
+    nbytes: int, candidates: Candidates, nodes: Nodes, network: Network = NETWORK, memory: str = "symmetric"
 ) -> list[tuple[str, float]]:
     """Return the candidates' names and predicted seconds, best first; of equal ones, the registry's first.
 
     >>> from collectives.algorithms import find
     >>> rows = find("all_reduce", "ring"), find("all_reduce", "recursive_doubling")
-    >>> [name for name, _ in ranking(1024, rows, 8, nodes=(tuple(range(8)),))]
+    >>> [name for name, _ in ranking(1024, rows, nodes=(tuple(range(8)),))]
     ['recursive_doubling', 'ring']
-    >>> [name for name, _ in ranking(1 << 20, rows, 8, nodes=(tuple(range(8)),))]
+    >>> [name for name, _ in ranking(1 << 20, rows, nodes=(tuple(range(8)),))]
     ['ring', 'recursive_doubling']
     """
+    size = sum(map(len, nodes))
 
     def seconds(row: Algorithm) -> float:
         speeds = speeds_of(row, network, memory)
@@ -123,27 +132,19 @@ def copied_before(row: Algorithm, nbytes: int, size: int) -> float:
     return 0.0 if row.access >= Access.STAGED else nbytes * share
 
 
-def explain(
-    collective: str,
-    nbytes: int,
-    candidates: Candidates,
-    size: int,
-    nodes: Nodes,
-    tuning: Tuning = UNTUNED,
-    memory: str = "ordinary",
-) -> str:
+def explain(question: Question) -> str:
     """Say what is chosen, why, and what the model predicts for all candidates, in a few lines."""
-    chosen = choose(collective, nbytes, candidates, size, nodes, tuning, memory)
-    case = Case(collective, memory, size, len(nodes))
-    where = f"{size} rank{'s' * (size != 1)} of {len(nodes)} node{'s' * (len(nodes) != 1)}"
-    lines = [f"{collective} of {nbytes} bytes on {where}: {chosen}", reason(case, nbytes, chosen, tuning)]
-    for name, seconds in ranking(nbytes, candidates, size, nodes, tuning.network, memory):
+    chosen, (collective, _, size, nodes) = choose(question), question.case
+    where = f"{size} rank{'s' * (size != 1)} of {nodes} node{'s' * (nodes != 1)}"
+    lines = [f"{collective} of {question.nbytes} bytes on {where}: {chosen}", reason(question, chosen)]
+    for name, seconds in question.ranking():
         lines.append(f"{seconds * 1e6:14.1f} us  {name}{' <' * (name == chosen)}")
     return "\n".join(lines)
 
 
-def reason(case: Case, nbytes: int, chosen: str, tuning: Tuning) -> str:
-    if chosen == tuning.find(case, nbytes):
+def reason(question: Question, chosen: str) -> str:
+    tuning = question.tuning
+    if chosen == question.measured:
         return f"measured to be the fastest ({tuning.source}); the cost model, with the speeds measured, says:"
     if tuning.source:
         return f"not measured ({tuning.source}); by the cost model, with the speeds measured:"
@@ -175,7 +176,7 @@ def network_to_json(network: Network) -> dict[str, Any]:
 
 
 def read_tuning(path: Path) -> str:
-    """Format a tuning file.
+    """Read a tuning file.
 
     Raises: ValueError with the remedy.
     """

@@ -4,9 +4,7 @@
 file for each list of hosts, in the user's cache folder, or where COLLECTIVES_LINKS says.
 """
 
-import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +14,7 @@ from collectives.runtime.choose.auto import network_to_json, parse_network, take
 from collectives.schedule.cost import Network
 
 VERSION = 1
-LONGEST_MEETING_S = (
-    1e-3  # of a node's ranks, and a short message between two: what a node takes whose cores are its own
-)
+LONGEST_MEETING_S = 1e-3  # of a node's ranks, and a short message between two: of a node whose cores are its own
 LEAST_BYTES_PER_S = 2e8  # that a rank copies or folds
 
 
@@ -30,10 +26,8 @@ class LinkKey(NamedTuple):
 
     @property
     def file(self) -> Path | None:
-        """None where nothing is to be kept."""
-        folder = environment.links_folder()
-        digest = hashlib.blake2b(json.dumps(self).encode(), digest_size=8).hexdigest()
-        return folder / f"links-{digest}.json" if folder else None
+        """The file of these hosts; None where nothing is to be kept."""
+        return environment.kept_file("links", self)
 
 
 class CachedLinks(NamedTuple):
@@ -105,14 +99,7 @@ def save(links: CachedLinks) -> str:
     if why := doubt(links.network):
         return f"not kept ({why}, as where others use the cores): measure again when the machine is quiet"
     data: dict[str, Any] = {"version": VERSION, **links.place._asdict(), "network": network_to_json(links.network)}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(data, indent=1) + "\n")
-        unfinished.replace(path)
-    except OSError as error:
-        return f"not kept ({path}: {error.strerror})"
-    return f"kept in {path}"
+    return environment.keep(path, data)
 
 
 def load_latest() -> CachedLinks | None:

