@@ -18,8 +18,8 @@ from collectives.job import environment
 from collectives.job.errors import LoneInputError
 from models.data import TokenWindows
 from models.gpt import GPT
+from models.learning_rate import learning_rate
 from models.mixture import balance, scale_losses
-from models.optimizer import learning_rate
 from parallelism.buffers.transfer import read_back, to_device
 from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from models.data import TokenWindows, load_tokens, split
 from models.gpt import GPT, GPTConfig
 from models.hf import to_hugging_face
-from models.optimizer import learning_rate
+from models.learning_rate import learning_rate
 from parallelism.data.sampler import DistributedSampler
 from train import train
 from training.config import Config

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from models.gpt import GPT, GPTConfig
-from models.optimizer import AdamW, adamw, learning_rate
+from models.learning_rate import learning_rate
+from models.optimizer import AdamW, adamw
 from parallelism.numerics.master_weights import MasterWeights
 
 
