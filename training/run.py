@@ -18,7 +18,6 @@ from collectives.job import environment
 from collectives.job.errors import LoneInputError
 from models.data import TokenWindows
 from models.gpt import GPT
-from models.learning_rate import learning_rate
 from models.mixture import balance, scale_losses
 from parallelism.buffers.transfer import read_back, to_device
 from parallelism.buffers.whole_parameters import fill, wholes
@@ -34,8 +33,9 @@ from parallelism.pipeline.stage import Batch
 from parallelism.pipeline.tied import tied_names
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from training.checks import check
-from training.config import TRACED, Config, make_model
+from training.config import TRACED, Config, learning_rate_of, make_model
 from training.device import memory_mib, own_device, set_matrix_precision
+from training.optimizing import make_optimizer
 from training.out_dir import own_out_dir, prepare_out_dir
 from training.pending import PendingStep
 from training.samples import Samples
@@ -80,7 +80,8 @@ class TrainingRun:
             self.gpt, config, self.mesh, inputs.schedule, inputs.precision, place, self.samples.first_batch
         )
         self.replica = self.model.replica
-        self.masters, self.optimizer = self.replica.masters, self.replica.optimizer
+        self.masters = self.replica.masters
+        self.optimizer = make_optimizer(config, self.replica, self.mesh, self.gpt.config)
         self.scale = inputs.precision.loss_scale(config.device)
         self.guard = StepGuard(comm, config.non_finite, self.scale, monitor, device=config.device)
         limit = config.grad_clip if config.grad_clip > 0 else math.inf
@@ -140,7 +141,7 @@ class TrainingRun:
         """One update of the weights.  The host does not wait for its device.  Collective."""
         config = self.config
         begin_s, waited_s = time.perf_counter(), self.model.exposed_s
-        lr = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
+        lr = learning_rate_of(config, iteration)
         batches = [batch.to(config.device) for batch in inputs]
         weight = self.scale.value / len(batches)
         scale_losses(self.gpt, weight)
@@ -172,7 +173,7 @@ class TrainingRun:
         average_replicated(self.own_weights, self.mesh.ep)
         norm = self.clip()
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_factor", 1)
         verdict = self.guard.judge(loss, norm)
         self.optimizer.step(verdict.skipped)
         balance(self.gpt, self.mesh.along("dp", "sp").all_reduce)

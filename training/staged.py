@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from models.gpt import GPT
-from models.optimizer import adamw
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition
@@ -68,10 +67,9 @@ def staged(
         mesh,
         config.device,
         prepare,
-        partial(adamw, lr=config.lr, weight_decay=config.weight_decay),
-        zero_group(config),
-        config.zero_stage,
-        config.bucket_mb,
+        zero_group=zero_group(config),
+        zero_stage=config.zero_stage,
+        bucket_mb=config.bucket_mb,
         **precision.arena_dtypes,
         wire_dtype=precision.wire_dtype,
     )
