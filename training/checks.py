@@ -24,7 +24,8 @@ from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.sequence.token_shards import check_between_layers, shard_tokens
 from parallelism.tensor.sharding_plan import strategies
 from parallelism.zero.units import groups_of
-from training.config import SEARCH, Config, make_model, picture_of, plan_of, shape_of, tokens_of, zero_group
+from training.config import AUTO, SEARCH, Config, make_model, picture_of, plan_of, shape_of, tokens_of, zero_group
+from training.optimizing import check_optimizer
 
 
 class Inputs(NamedTuple):
@@ -49,6 +50,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     """
     check_compile(config)
     check_saving(config)
+    check_optimizer(config)
     check_trace(config, rank)
     precision = Precision(config.dtype, config.master_weights, config.grad_dtype)
     check_mixture(config, len(topology.node_of))
@@ -111,7 +113,11 @@ def check_compile(config: Config) -> None:
 
 
 def check_saving(config: Config) -> None:
-    if not config.checkpoint_dir and (config.resume or config.checkpoint_interval):
+    if config.eval_only and not (config.resume or config.init_from):
+        raise ValueError("eval_only is about weights that are there: set resume or init_from")
+    if config.checkpoint_dir or (config.eval_only and config.resume != AUTO):
+        return
+    if config.resume or config.checkpoint_interval:
         raise ValueError("resume and checkpoint_interval are about checkpoints: set checkpoint_dir")
 
 

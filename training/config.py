@@ -20,6 +20,7 @@ from training.gpt import MODES as RECOMPUTATIONS
 from training.gpt import gpt2_plan
 
 SEARCH = "search"  # a schedule that is made for the times measured
+AUTO = "auto"  # to resume: the newest whole checkpoint, if there is one
 OPTIMIZERS = ("adamw", "sgd", "muon")
 TRACED = 3  # the step that `trace` asks for: by then all is warm
 
@@ -79,6 +80,13 @@ class Config:
     global_batch_size: int | None = flag(None, "samples a step: sets num_micro_batches", range=ranges.SAMPLES)
     max_iters: int = flag(600, "steps", range=ranges.COUNT)
     eval_interval: int = flag(200, "steps between validations; one follows the last step anyway", range=ranges.COUNT)
+    eval_iters: int = flag(
+        0, "global batches of a validation, spread over the held-back part; 0: all of it", range=ranges.COUNT_OR_NONE
+    )
+    eval_only: bool = flag(False, "print the validation loss of resume's or init_from's weights, and write nothing")
+    log_interval: int = flag(1, "steps from one that is printed and recorded to the next", range=ranges.COUNT)
+    tensorboard: str = flag("", "folder of TensorBoard's files, which get the records, too; none if empty")
+    wandb: str = flag("", "project of Weights & Biases, which gets the records, too; none if empty")
     optimizer: str = flag("adamw", "muon is of blocks' matrices, beside adamw", choices=OPTIMIZERS)
     lr: float = flag(3e-3, "learning rate after warm-up", range=ranges.LEARNING_RATE)
     muon_lr: float = flag(0.02, "that of the matrices that muon updates", range=ranges.LEARNING_RATE)

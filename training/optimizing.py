@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from models.gpt import GPTConfig
+from models.learning_rate import STABLE
 from models.muon import Muon, locally
 from models.optimizer import Optimizer, Together, adamw, decay_groups
 from models.sgd import SGD
@@ -14,6 +15,22 @@ from parallelism.zero.matrices import MatrixOwners
 from training.config import Config
 
 BLOCKS = "transformer.h."
+
+
+def check_optimizer(config: Config) -> None:
+    """Refuse settings of another optimizer's, and of learning rates that can't fall so."""
+    if config.momentum is not None and config.optimizer == "adamw":
+        raise ValueError(f"momentum={config.momentum} is of sgd and muon, not of adamw: leave it out, or set optimizer")
+    if config.lr_schedule == "constant" and (config.min_lr is not None or config.lr_decay_iters is not None):
+        raise ValueError(
+            "min_lr and lr_decay_iters are of rates that fall, not of lr_schedule=constant: leave them out"
+        )
+    if config.min_lr is not None and config.min_lr > config.lr:
+        raise ValueError(f"min_lr={config.min_lr} must be at most lr={config.lr}, from which it falls")
+    if config.lr_schedule == STABLE and (config.lr_decay_iters or 0) > config.max_iters:
+        raise ValueError(
+            f"lr_decay_iters={config.lr_decay_iters} must be at most max_iters={config.max_iters} with lr_schedule=wsd"
+        )
 
 
 def make_optimizer(config: Config, replica: Replica, mesh: Mesh, shape: GPTConfig) -> Optimizer:

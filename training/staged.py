@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from models.gpt import GPT
+from parallelism.broadcast import broadcast_json
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition
@@ -15,13 +17,17 @@ from parallelism.numerics.precision import Precision
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.layer_times import agreed, measure, message_s, stage_costs
 from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
-from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.pipeline.schedule.actions import Action, Schedule
+from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
 from training.config import SEARCH, Config, plan_of, zero_group
 from training.gpt import gpt2_layers, recompute_model, whole_layer
+
+if TYPE_CHECKING:
+    from collectives import Communicator
 
 
 def divide(
@@ -93,7 +99,17 @@ def measured(
         parts = balance([layer.cost for layer in layers], schedule.num_stages)
         costs = stage_costs(times, parts, message_s(sent, mesh.pp))
         limit = config.max_alive or schedule.num_stages
-        with mesh.comm.agreed("search"):
-            each = schedule.num_stages // config.pp
-            schedule = search(config.pp, schedule.num_micro_batches, each, costs, limit)
+        schedule = searched(schedule, costs, limit, mesh.comm)
     return layers, schedule
+
+
+def searched(schedule: Schedule, costs: Costs, limit: int, comm: Communicator) -> Schedule:
+    """The best schedule of as many ranks, stages and micro-batches as another has: rank 0 searches.  Collective."""
+    found = None
+    with comm.agreed("search"):
+        if comm.rank == 0:
+            print(f"searching a schedule of {schedule.num_stages} stages", flush=True)
+            each = schedule.num_stages // schedule.num_ranks
+            found = search(schedule.num_ranks, schedule.num_micro_batches, each, costs, limit)
+    name, orders, peaks = broadcast_json(comm, found and [found.name, found.orders, found.peaks])
+    return Schedule(name, tuple(tuple(Action(*each) for each in order) for order in orders), tuple(peaks))
