@@ -146,6 +146,20 @@ SETTINGS = [
     (["--checkpoint_interval", -1], "checkpoint_interval=-1 must be from 0 to 1000000000"),
     (["--checkpoint_interval", 1], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
     (["--resume", "auto"], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
+    (["--eval_only"], "eval_only is about weights that are there: set resume or init_from"),
+    (["--eval_only", "--resume", "auto"], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
+    (["--optimizer", "adam"], "argument --optimizer: invalid choice: 'adam' (choose from "),
+    (["--momentum", 0.9], "momentum=0.9 is of sgd and muon, not of adamw: leave it out, or set optimizer"),
+    (["--momentum", 1, "--optimizer", "sgd"], "momentum=1.0 must be at least 0 and below 1"),
+    (["--min_lr", 1, "--lr", 0.5], "min_lr=1.0 must be at most lr=0.5, from which it falls"),
+    (
+        ["--lr_schedule", "constant", "--lr_decay_iters", 5],
+        "min_lr and lr_decay_iters are of rates that fall: leave them out with lr_schedule=constant",
+    ),
+    (
+        ["--lr_schedule", "wsd", "--lr_decay_iters", 5],
+        "lr_decay_iters=5 must be at most max_iters=2 with lr_schedule=wsd",
+    ),
 ]
 LAYOUTS = [
     (["--dp", 3], "mesh dp=3 x pp=1 x sp=1 x tp=1 makes 3 ranks, but mpirun started 2: change the axes, or start"),
