@@ -24,6 +24,7 @@ from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.sequence.token_shards import check_between_layers, shard_tokens
 from parallelism.tensor.sharding_plan import strategies
 from parallelism.zero.units import groups_of
+from training.compiling import check_compiler
 from training.config import AUTO, SEARCH, Config, make_model, picture_of, plan_of, shape_of, tokens_of, zero_group
 from training.optimizing import check_optimizer
 
@@ -48,7 +49,8 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
 
     Raises: ValueError for what does not fit.
     """
-    check_compile(config)
+    if config.compile:
+        check_compiler()
     check_saving(config)
     check_optimizer(config)
     check_trace(config, rank)
@@ -102,14 +104,6 @@ def check_mixture(config: Config, num_ranks: int) -> None:
             f"expert_capacity and balance_loss count the tokens of whole sequences, which sp={config.sp} divides: use "
             "sp=1, or neither"
         )
-
-
-def check_compile(config: Config) -> None:
-    """Refuse what torch.compile would cut into pieces at each collective, or leave out."""
-    whole = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute": ("none",), "num_experts": (0,)}
-    others = [f"{name}={getattr(config, name)}" for name in whole if getattr(config, name) not in whole[name]]
-    if config.compile and others:
-        raise ValueError(f"compile is of models that ranks compute whole, not with {', '.join(others)}: leave it out")
 
 
 def check_saving(config: Config) -> None:

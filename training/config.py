@@ -111,7 +111,7 @@ class Config:
     non_finite: str = flag("stop", "what becomes of a step whose loss or gradients are not finite", choices=POLICIES)
     init_from: str = flag("", "folder of a GPT-2 in Hugging Face's files, whose weights to begin with")
     device: str = flag("cpu", "cpu, cuda (a node's GPUs in turn), or cuda:<index>")
-    compile: bool = flag(False, "let torch.compile fuse what a rank computes of a whole model")
+    compile: bool = flag(False, "let torch.compile fuse what a rank computes: of a whole model, or of each block")
     layout: str = flag("given", "by the flags that follow, or as the planner finds best", choices=("given", "auto"))
     dp: int | None = flag(None, "ranks in data parallel: those that the other axes leave", range=ranges.RANKS)
     pp: int = flag(

@@ -23,6 +23,7 @@ from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
+from training.compiling import BACKEND, compile_blocks, compiles_whole
 from training.config import SEARCH, Config, plan_of, zero_group
 from training.gpt import gpt2_layers, recompute_model, whole_layer
 
@@ -37,10 +38,12 @@ def divide(
     plan = plan_of(config, gpt.config.vocab_size)
     sp = sequences if mesh.sp.size > 1 else None
     parallelize(gpt, plan, mesh.tp, sp, config.sequence_parallel, place, ep)
+    if compiles_whole(config):
+        gpt.compile(backend=BACKEND)
+    elif config.compile:
+        compile_blocks(gpt)
     if config.recompute != "none":
         recompute_model(gpt, config.recompute, place)
-    if config.compile:
-        gpt.compile()
 
 
 def staged(
@@ -62,7 +65,8 @@ def staged(
         place.samples = batch.samples
 
     computing = partial(precision.computing, config.device)
-    layers = [within(computing, layer) for layer in ([whole_layer(gpt)] if config.compile else gpt2_layers(gpt))]
+    parts = [whole_layer(gpt)] if compiles_whole(config) else gpt2_layers(gpt)
+    layers = [within(computing, layer) for layer in parts]
     if mesh.pp.size > 1 and (config.balance == "measured" or config.schedule == SEARCH):
         gpt.to(config.device)  # ahead of the arena, which moves only what is left to this rank
         layers, schedule = measured(gpt, layers, config, mesh, schedule, make_batch(), prepare)

@@ -141,7 +141,6 @@ SETTINGS = [
         ["--n_layer", 1000, "--n_embd", 1 << 20, "--val_fraction", 0.5],
         "n_layer=1000 and n_embd=1048576 make 13,194,141,908,336,640 parameters, 105553.1 TB for 2 ",
     ),
-    (["--compile", "--tp", 2], "compile is of models that ranks compute whole, not with tp=2: leave it out"),
     (["--device", "tpu"], "device 'tpu' is unknown: use 'cpu', 'cuda'"),
     (["--checkpoint_interval", -1], "checkpoint_interval=-1 must be from 0 to 1000000000"),
     (["--checkpoint_interval", 1], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
@@ -154,7 +153,7 @@ SETTINGS = [
     (["--min_lr", 1, "--lr", 0.5], "min_lr=1.0 must be at most lr=0.5, from which it falls"),
     (
         ["--lr_schedule", "constant", "--lr_decay_iters", 5],
-        "min_lr and lr_decay_iters are of rates that fall: leave them out with lr_schedule=constant",
+        "min_lr and lr_decay_iters are of rates that fall, not of lr_schedule=constant: leave them out",
     ),
     (
         ["--lr_schedule", "wsd", "--lr_decay_iters", 5],
