@@ -26,6 +26,7 @@ from parallelism.tensor.sharding_plan import strategies
 from parallelism.zero.units import groups_of
 from training.compiling import check_compiler
 from training.config import AUTO, SEARCH, Config, make_model, picture_of, plan_of, shape_of, tokens_of, zero_group
+from training.logs import check_logs
 from training.optimizing import check_optimizer
 
 
@@ -49,8 +50,8 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
 
     Raises: ValueError for what does not fit.
     """
-    if config.compile:
-        check_compiler()
+    check_compiler(config)
+    check_logs(config, rank)
     check_saving(config)
     check_optimizer(config)
     check_trace(config, rank)

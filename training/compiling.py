@@ -19,8 +19,10 @@ def compiles_whole(config: Config) -> bool:
     return config.compile and all(getattr(config, name) in values for name, values in WHOLE.items())
 
 
-def check_compiler() -> None:
-    """Raise ValueError where there is no C++ compiler, which torch.compile starts."""
+def check_compiler(config: Config) -> None:
+    """Raise ValueError where there is no C++ compiler, by which torch.compile makes programs for the CPU."""
+    if not config.compile or config.device != "cpu":
+        return
     from torch._inductor import config as settings
 
     names = [name for name in settings.cpp.cxx if name]
@@ -28,8 +30,11 @@ def check_compiler() -> None:
         raise ValueError(f"compile starts {' or '.join(names)}, which is not there: install it, or leave compile out")
 
 
-def compile_blocks(gpt: GPT) -> None:
-    """Compile each block of a model that is divided; modules with collectives run between the compiled parts."""
+def compile_model(gpt: GPT, config: Config) -> None:
+    """Let a model be compiled when it first computes: whole, or block by block, without modules that communicate."""
+    if compiles_whole(config):
+        gpt.compile(backend=BACKEND)
+        return
     for kind in {type(module) for module in gpt.modules()}:
         if kind.__module__.startswith("parallelism.") and kind is not Dropout and not is_left_out(kind.forward):
             kind.forward = torch.compiler.disable(kind.forward)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from training.config import Config
@@ -14,11 +15,19 @@ if TYPE_CHECKING:
 Sink = Callable[[dict[str, Any]], None]  # of a record, as metrics.jsonl has it
 
 
+def check_logs(config: Config, rank: int = 0) -> None:
+    """Raise ValueError on rank 0 for what is not installed."""
+    for package in ("tensorboard", "wandb"):
+        value = getattr(config, package)
+        if value and rank == 0 and find_spec(package) is None:
+            raise ValueError(f"{package}={value} needs {package}: pip install '.[logs]', or leave it out")
+
+
 @contextmanager
 def log_sinks(run: TrainingRun) -> Iterator[list[Sink]]:
     """What takes the run's records, on rank 0.  Collective.
 
-    Raises: InputError for what is not installed, or does not begin.
+    Raises: InputError for what does not begin.
     """
     config, sinks = run.config, list[Sink]()
     with ExitStack() as closing:
@@ -32,10 +41,8 @@ def log_sinks(run: TrainingRun) -> Iterator[list[Sink]]:
 
 @contextmanager
 def tensorboard(config: Config) -> Iterator[Sink]:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError(missing("tensorboard", config.tensorboard)) from None
+    from torch.utils.tensorboard import SummaryWriter
+
     with SummaryWriter(config.tensorboard) as writer:
 
         def sink(record: dict[str, Any]) -> None:
@@ -47,10 +54,8 @@ def tensorboard(config: Config) -> Iterator[Sink]:
 
 @contextmanager
 def wandb(config: Config) -> Iterator[Sink]:
-    try:
-        import wandb as library
-    except ImportError:
-        raise ValueError(missing("wandb", config.wandb)) from None
+    import wandb as library
+
     try:
         run = library.init(project=config.wandb, config=dict(vars(config)))
     except Exception as error:  # of its own kinds, as where nobody is logged in
@@ -63,7 +68,3 @@ def wandb(config: Config) -> Iterator[Sink]:
 def numbers(record: dict[str, Any]) -> dict[str, float]:
     """What of a record is drawn over its iterations."""
     return {name: value for name, value in record.items() if value is not None and name not in ("iter", "max_iters")}
-
-
-def missing(package: str, value: str) -> str:
-    return f"{package}={value} needs the package {package}: pip install '.[logs]', or leave it out"

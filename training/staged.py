@@ -23,7 +23,7 @@ from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
-from training.compiling import BACKEND, compile_blocks, compiles_whole
+from training.compiling import compile_model, compiles_whole
 from training.config import SEARCH, Config, plan_of, zero_group
 from training.gpt import gpt2_layers, recompute_model, whole_layer
 
@@ -38,10 +38,8 @@ def divide(
     plan = plan_of(config, gpt.config.vocab_size)
     sp = sequences if mesh.sp.size > 1 else None
     parallelize(gpt, plan, mesh.tp, sp, config.sequence_parallel, place, ep)
-    if compiles_whole(config):
-        gpt.compile(backend=BACKEND)
-    elif config.compile:
-        compile_blocks(gpt)
+    if config.compile:
+        compile_model(gpt, config)
     if config.recompute != "none":
         recompute_model(gpt, config.recompute, place)
 
