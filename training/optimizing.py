@@ -51,7 +51,10 @@ def adamw_settings(config: Config) -> tuple[float, float, tuple[float, float], f
 
 
 def muon(config: Config, replica: Replica, mesh: Mesh, shape: GPTConfig) -> Muon:
-    """Muon on the matrices of blocks; queries', keys' and values' are apart, as its authors found best.  Collective."""
+    """Muon on the matrices of blocks.  Queries', keys' and values' are apart: layers of their own, computed at once.
+
+    Collective.
+    """
     names = [name for name, param in replica.params.items() if name.startswith(BLOCKS) and param.dim() >= 2]
     ranks = mesh.along(*replica_axes(mesh.shape), "tp")
     pieces = {name: replica.masters.pieces[name] for name in names if name in replica.masters.pieces}

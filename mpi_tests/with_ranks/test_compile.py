@@ -14,12 +14,13 @@ from training import compiling
 
 LAYOUTS = {
     "tp 2, recomputed": {"tp": 2, "sequence_parallel": True, "recompute": "full"},
-    "stage 3, pp 2": {"zero_stage": 3, "pp": 2, "num_micro_batches": 2},
+    "stage 3": {"zero_stage": 3},
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.sizes(4)
+@pytest.mark.filterwarnings("default")  # the compiler asks tensors for gradients that they lack
+@pytest.mark.sizes(2)
 def test_blocks_are_compiled_in_every_layout(comm, monkeypatch, layout):
     from torch._dynamo.utils import counters
 
