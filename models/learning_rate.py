@@ -27,16 +27,16 @@ def learning_rate(
 ) -> float:
     """Linear warm-up to `lr`, then down to `min_lr`, or a tenth; iterations count from 1.
 
-    It has fallen at `decay_iters`, or `max_iters`; a rate of warm-up, stable, decay falls in the last `decay_iters`, or
-    a fifth.
+    It has fallen at the step `decay_iters`, or `max_iters`.  With "wsd" it falls in the last `decay_iters` steps, or in
+    a fifth of all.
 
     >>> [learning_rate(i, 1.0, 2, 4) for i in (1, 2, 3, 4)]
     [0.5, 1.0, 0.55, 0.1]
     >>> [learning_rate(i, 1.0, 0, 5, "wsd", min_lr=0.0, decay_iters=2) for i in (1, 2, 3, 4, 5)]
     [1.0, 1.0, 1.0, 0.5, 0.0]
 
-    Source: nanoGPT, `get_lr` in train.py; Hu et al., "MiniCPM", 2024, arXiv 2404.06395, section 4 (warm-up, stable,
-    decay).
+    Source: nanoGPT, `get_lr` in train.py; Hu et al., "MiniCPM: Unveiling the Potential of Small Language Models with
+    Scalable Training Strategies", 2024, arXiv 2404.06395 (warm-up, stable, decay; there the decay is exponential).
     """
     if iteration <= warmup_iters:
         return lr * iteration / warmup_iters

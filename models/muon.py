@@ -84,7 +84,7 @@ def scaled(matrix: Tensor) -> Tensor:
 
     Of a mixture's experts, (experts, in, out), each.
     """
-    rows, columns = matrix.shape[-2:] if matrix.dim() == 2 else matrix.shape[:-3:-1]
+    rows, columns = (matrix if matrix.dim() == 2 else matrix.mT).shape[-2:]
     return orthogonal(matrix) * math.sqrt(max(1, rows / columns))
 
 

@@ -41,8 +41,8 @@ def make_optimizer(config: Config, replica: Replica, mesh: Mesh, shape: GPTConfi
         return SGD(decay_groups(params, config.weight_decay), config.lr, momentum)
     if config.optimizer == "muon":
         matrices = muon(config, replica, mesh, shape)
-        rest = [param for param in params if param not in set(matrices.matrices.values())]
-        return Together(matrices, adamw(rest, *adamw_settings(config)))
+        rest = set(params).difference(matrices.matrices.values())
+        return Together(matrices, adamw([p for p in params if p in rest], *adamw_settings(config)))
     return adamw(params, *adamw_settings(config))
 
 
