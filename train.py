@@ -15,6 +15,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from training.starting import tell_starting
+
+if __name__ == "__main__":
+    tell_starting()  # torch takes long to import on many ranks
+
 import torch
 
 import collectives
@@ -27,15 +32,17 @@ from models.tokenizer import save_tokenizer
 from training.announcement import announcement
 from training.config import Config
 from training.layout import laid_out
+from training.logs import log_sinks
 from training.pending import LateReport
+from training.progress import tell_compiling
 from training.run import TrainingRun
 from training.sampling import sample
 
 
 class Trained(NamedTuple):
-    """What comes of a run: the model, and the records that metrics.jsonl has."""
+    """What comes of a run: the model, unless it only validates, and the records that metrics.jsonl has."""
 
-    gpt: GPT
+    gpt: GPT | None
     records: list[dict[str, Any]]
 
 
@@ -50,38 +57,69 @@ def main() -> None:
 
 
 def train(config: Config, comm: collectives.Communicator) -> Trained:
-    """Train on the ranks of `comm`.  Collective.
+    """Train on the ranks of `comm`, or only validate.  Collective.
 
     Raises: InputError for settings that don't fit together or to the data, before anything is computed.
     """
+    if comm.rank == 0 and comm.size > 1:
+        tell_compiling()
     with TrainingRun(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
         print(announcement(run), flush=True)
-        with (
-            TrainingReport(
-                run.out_dir, config.max_iters, run.tokens.vocab_size, run.progress_bar, goes_on=run.first > 1
-            ) as report,
-            closing(run.inputs()) as inputs,
-        ):
-            steps = LateReport(report.iteration)
-            for iteration, batches in zip(range(run.first, config.max_iters + 1), inputs, strict=False):
-                steps.add(run.step(iteration, batches))
-                if iteration == config.max_iters or iteration % config.eval_interval == 0:
-                    steps.flush()
-                    report.validation(iteration, run.validate())
-                if run.saving and (signal := run.saving.after(iteration, before=steps.flush)):
-                    report.show(f"{signal}: the run ends with a checkpoint of step {iteration}")
-                    break
-            if run.saving:  # ahead of drawing
-                run.saving.close()
+        if config.eval_only:
+            return Trained(None, [validated(run)])
+        records = iterate(run)
         gpt = run.whole()
-        if comm.rank == 0:
-            print(sample(gpt, run.val_ids[:16], run.config, run.tokens.tokenizer))
-        with comm.agreed("weights"):
-            if run.out_dir:
-                save_hugging_face(gpt, run.out_dir)
-                save_tokenizer(run.tokens.tokenizer, Path(run.out_dir), run.tokens.vocab_size)
-                print(f"for more: python sample.py --from {run.out_dir}")
-    return Trained(gpt, report.records)
+        leave(run, gpt)
+    return Trained(gpt, records)
+
+
+def validated(run: TrainingRun) -> dict[str, Any]:
+    """Print and return the validation loss of the weights that the run begins with.  Collective."""
+    record = {"iter": run.first - 1, "val_loss": run.validate()}
+    print(f"val loss {record['val_loss']:.4f}")
+    return record
+
+
+def iterate(run: TrainingRun) -> list[dict[str, Any]]:
+    """Do the run's steps, validations and checkpoints; returns the records.  Collective."""
+    config = run.config
+    with (
+        log_sinks(run) as sinks,
+        TrainingReport(
+            run.out_dir,
+            config.max_iters,
+            run.tokens.vocab_size,
+            run.progress_bar,
+            goes_on=run.first > 1,
+            log_interval=config.log_interval,
+            sinks=sinks,
+        ) as report,
+        closing(run.inputs()) as inputs,
+    ):
+        steps = LateReport(report.iteration)
+        for iteration, batches in zip(range(run.first, config.max_iters + 1), inputs, strict=False):
+            steps.add(run.step(iteration, batches))
+            if iteration == config.max_iters or iteration % config.eval_interval == 0:
+                steps.flush()
+                report.validation(iteration, run.validate())
+            if run.saving and (signal := run.saving.after(iteration, before=steps.flush)):
+                report.show(f"{signal}: the run ends with a checkpoint of step {iteration}")
+                break
+        if run.saving:  # ahead of drawing
+            run.saving.close()
+    return report.records
+
+
+def leave(run: TrainingRun, gpt: GPT) -> None:
+    """Print a sample, and leave the weights and the tokenizer where the run writes to.  Collective."""
+    comm = run.mesh.comm
+    if comm.rank == 0:
+        print(sample(gpt, run.val_ids[:16], run.config, run.tokens.tokenizer))
+    with comm.agreed("weights"):
+        if run.out_dir:
+            save_hugging_face(gpt, run.out_dir)
+            save_tokenizer(run.tokens.tokenizer, Path(run.out_dir), run.tokens.vocab_size)
+            print(f"for more: python sample.py --from {run.out_dir}")
 
 
 if __name__ == "__main__":

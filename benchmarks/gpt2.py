@@ -27,7 +27,8 @@ from document import output, table, write
 import collectives
 from collectives.job.settings import Parser, positive
 from models.gpt import flops_per_token
-from models.optimizer import BETAS, decay_groups, learning_rate
+from models.learning_rate import learning_rate
+from models.optimizer import BETAS, decay_groups
 from parallelism.numerics.precision import DTYPES, HALVES
 from training.config import Config, make_model
 from training.device import set_matrix_precision

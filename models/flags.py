@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -62,6 +63,21 @@ def from_toml(path: Path, kind: type, strict: bool = True) -> dict[str, Any]:
         if why := refusal(key, value, hints[key], fields[key].metadata):
             raise ValueError(f"{path}: {why}")
     return values
+
+
+def to_toml(settings: Any) -> str:
+    """A dataclass as a file that `from_toml` reads; what is None is left out.
+
+    >>> import types
+    >>> print(to_toml(types.SimpleNamespace(lr=3e-05, data=["a b"], bias=True, seed=None)), end="")
+    lr = 3e-05
+    data = ["a b"]
+    bias = true
+    """
+    values = {name: value for name, value in vars(settings).items() if value is not None}
+    return "".join(
+        f"{name} = {json.dumps(value, ensure_ascii=False, default=float)}\n" for name, value in values.items()
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:

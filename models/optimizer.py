@@ -1,8 +1,7 @@
-"""How a GPT is updated: AdamW, and a learning rate that warms up and falls along a cosine."""
+"""Optimizers: what all of them do, and AdamW."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, Protocol
@@ -27,13 +26,44 @@ class Optimizer(Protocol):
     def step(self, skipped: Any = None) -> Any: ...
 
 
-class AdamW:
+class GroupedOptimizer:
+    """Updates parameters in groups, each with "params", all of one dtype and device, and with settings of its own.
+
+    A parameter without a gradient stays as it is.
+
+    Optimizers of torch import its compiler when they are made, which takes each rank 2 s; these do not.
+    """
+
+    def __init__(self, groups: Iterable[Mapping[str, Any]], **settings: Any):
+        self.param_groups: list[dict[str, Any]] = [{**settings, **group} for group in groups]
+        self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
+
+    @torch.no_grad()
+    def step(self, skipped: Tensor | None = None) -> None:
+        """Update the parameters, and the states; where `skipped`, of float32 on their device, is 1, neither."""
+        for group in self.param_groups:
+            gradients = {param: param.grad for param in group["params"] if param.grad is not None}
+            if gradients:
+                self.update(gradients, group, skipped)
+
+    def update(
+        self, gradients: Mapping[nn.Parameter, Tensor], group: Mapping[str, Any], skipped: Tensor | None
+    ) -> None:
+        """Update the parameters of a group that have gradients."""
+        raise NotImplementedError
+
+    def momentum_buffer(self, param: nn.Parameter) -> Tensor:
+        """The momentum of a parameter, at first 0."""
+        state = self.state[param]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(param)
+        return state["momentum_buffer"]
+
+
+class AdamW(GroupedOptimizer):
     """Adam with decoupled weight decay: bit for bit torch.optim.AdamW(fused=True), whose operator it calls.
 
-    Optimizers of torch import its compiler when they are made, which takes each rank 2 s; this one does not.
-
-    `groups` have "params", all of one dtype and device, and "weight_decay".  A parameter without a gradient stays as it
-    is; others have the states that torch gives them, by the same names.
+    `groups` have a "weight_decay".  Parameters have the states that torch gives them, by the same names.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, arXiv 1711.05101.
     """
@@ -45,18 +75,9 @@ class AdamW:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ):
-        self.param_groups: list[dict[str, Any]] = [{"lr": lr, "betas": betas, "eps": eps, **group} for group in groups]
-        self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
+        super().__init__(groups, lr=lr, betas=betas, eps=eps)
 
-    @torch.no_grad()
-    def step(self, skipped: Tensor | None = None) -> None:
-        """Update the parameters, and the states; where `skipped`, of float32 on their device, is 1, neither."""
-        for group in self.param_groups:
-            gradients = {param: param.grad for param in group["params"] if param.grad is not None}
-            if gradients:
-                self._update(gradients, group, skipped)
-
-    def _update(
+    def update(
         self, gradients: Mapping[nn.Parameter, Tensor], group: Mapping[str, Any], skipped: Tensor | None
     ) -> None:
         states = [self.state[param] or self._start(param) for param in gradients]
@@ -86,12 +107,33 @@ class AdamW:
         return self.state[param]
 
 
-def adamw(params: Iterable[nn.Parameter], lr: float, weight_decay: float) -> AdamW:
+class Together:
+    """Several optimizers, each of parameters of its own, as one."""
+
+    def __init__(self, *optimizers: GroupedOptimizer):
+        self.optimizers = optimizers
+        self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
+        for optimizer in optimizers:
+            optimizer.state = self.state
+
+    def step(self, skipped: Tensor | None = None) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step(skipped)
+
+
+def adamw(
+    params: Iterable[nn.Parameter],
+    lr: float,
+    weight_decay: float,
+    betas: tuple[float, float] = BETAS,
+    eps: float = 1e-8,
+) -> AdamW:
     """That of a GPT.
 
     It reads and writes each number once, on a GPU by few kernels: parameters in an arena begin where those want them.
     """
-    return AdamW(decay_groups(params, weight_decay), lr, BETAS)
+    return AdamW(decay_groups(params, weight_decay), lr, betas, eps)
 
 
 def decay_groups(params: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -101,15 +143,3 @@ def decay_groups(params: Iterable[nn.Parameter], weight_decay: float) -> list[di
         {"params": [p for p in params if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
     ]
-
-
-def learning_rate(iteration: int, lr: float, warmup_iters: int, max_iters: int) -> float:
-    """Linear warm-up to `lr`, then a cosine to a tenth of it; iterations count from 1.
-
-    >>> [learning_rate(i, 1.0, 2, 4) for i in (1, 2, 3, 4)]
-    [0.5, 1.0, 0.55, 0.1]
-    """
-    if iteration <= warmup_iters:
-        return lr * iteration / warmup_iters
-    done = (iteration - warmup_iters) / max(1, max_iters - warmup_iters)
-    return lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))

@@ -5,7 +5,7 @@ import math
 import resource
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -65,14 +65,26 @@ def peak_memory_mib() -> float:
 class TrainingReport:
     """Print iterations and validations, and record them in `out_dir`; None writes no files.
 
+    Of iterations, those are reported whose numbers `log_interval` divides, and the last.
+
     metrics.jsonl gets a record each, at once: the fields of `Metrics`, or iter and val_loss; if the run goes on, behind
-    those of before. loss.png is drawn on leaving, also after an error.  What can't be written, as on a full disk, is
-    said once, and the run goes on.
+    those of before.  So does each of `sinks`.  loss.png is drawn on leaving, also after an error.  What can't be
+    written, as on a full disk, is said once, and the run goes on.
     """
 
-    def __init__(self, out_dir: str | None, max_iters: int, vocab_size: int, progress: bool, goes_on: bool = False):
+    def __init__(
+        self,
+        out_dir: str | None,
+        max_iters: int,
+        vocab_size: int,
+        progress: bool,
+        goes_on: bool = False,
+        log_interval: int = 1,
+        sinks: Sequence[Callable[[dict[str, Any]], None]] = (),
+    ):
         self.out_dir = None if out_dir is None else Path(out_dir)
         self.max_iters, self.goes_on = max_iters, goes_on
+        self.log_interval, self.sinks = log_interval, sinks
         self.vocab_size = vocab_size
         self.progress = progress
         # A rank's terminal may be one that mpirun set up for it, of no width and height; this is then 80 x 24.
@@ -117,9 +129,12 @@ class TrainingReport:
                 self.said.add(name)
 
     def iteration(self, metrics: Metrics):
-        self.show(iteration_line(metrics))
+        is_reported = metrics.iter % self.log_interval == 0 or metrics.iter == self.max_iters
+        if is_reported:
+            self.show(iteration_line(metrics))
         self.bar.update()
-        self.record(metrics._asdict())
+        if is_reported:
+            self.record(metrics._asdict())
 
     def validation(self, iter_num: int, loss: float):
         self.show(f"iter {iter_num}/{self.max_iters} | val loss {loss:.4f}")
@@ -133,6 +148,8 @@ class TrainingReport:
 
     def record(self, record: dict[str, Any]):
         self.records.append(record)
+        for sink in self.sinks:
+            sink(record)
         if self.file is not None:
             with self.writing("metrics.jsonl"):
                 print(json.dumps(record), file=self.file, flush=True)

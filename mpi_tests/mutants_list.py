@@ -935,10 +935,28 @@ TRAINING = [
         ("test_training_device.py", "in_turn"),
     ),
     mutant(
-        "training/checks.py",
-        "if config.compile and others:",
-        "if config.compile and len(others) > 1:",
-        ("test_refusals.py", "settings and compile"),
+        "models/muon.py",
+        "param.grad.lerp(mean, momentum)",
+        "mean",
+        ("test_optimizer.py", "muon_is_torchs"),
+    ),
+    mutant(
+        "models/muon.py",
+        "old.copy_(new if skipped is None else torch.where(skipped.bool(), old, new))",
+        "old.copy_(new)",
+        ("test_optimizer.py", "skipped"),
+    ),
+    mutant(
+        "models/learning_rate.py",
+        "max(begin, max_iters - (decay_iters or math.ceil(max_iters / 5)))",
+        "max_iters - (decay_iters or math.ceil(max_iters / 5))",
+        ("test_learning_rate.py",),
+    ),
+    mutant(
+        "parallelism/zero/matrices.py",
+        "return self.shard.whole(shards) if self.shard else shards[0]",
+        "return shards[0]",
+        ("test_optimizers.py", "muon_is_that and stage_1_tp", 4),
     ),
     mutant(
         "training/checks.py",
@@ -954,14 +972,14 @@ TRAINING = [
     ),
     mutant(
         "training/validation.py",
-        "mine, size = np.arange(dp.rank, len(windows), dp.size)",
-        "mine, size = np.arange(0, len(windows), dp.size)",
+        "mine, size = chosen[dp.rank :: dp.size]",
+        "mine, size = chosen[:: dp.size]",
         ("test_train.py", "those_of_one_process and 2-ranks", 2),
     ),
     mutant(
         "training/saving.py",
-        "check_same(path, loaded.whole, self.same)",
-        "loaded.whole",
+        "check_same(path, whole, self.same)",
+        "pass",
         ("test_train.py", "cannot_go_on and 1-ranks", 1),
     ),
     mutant(

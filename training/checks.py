@@ -24,7 +24,10 @@ from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.sequence.token_shards import check_between_layers, shard_tokens
 from parallelism.tensor.sharding_plan import strategies
 from parallelism.zero.units import groups_of
-from training.config import SEARCH, Config, make_model, picture_of, plan_of, shape_of, tokens_of, zero_group
+from training.compiling import check_compiler
+from training.config import AUTO, SEARCH, Config, make_model, picture_of, plan_of, shape_of, tokens_of, zero_group
+from training.logs import check_logs
+from training.optimizing import check_optimizer
 
 
 class Inputs(NamedTuple):
@@ -47,8 +50,10 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
 
     Raises: ValueError for what does not fit.
     """
-    check_compile(config)
+    check_compiler(config)
+    check_logs(config, rank)
     check_saving(config)
+    check_optimizer(config)
     check_trace(config, rank)
     precision = Precision(config.dtype, config.master_weights, config.grad_dtype)
     check_mixture(config, len(topology.node_of))
@@ -102,16 +107,12 @@ def check_mixture(config: Config, num_ranks: int) -> None:
         )
 
 
-def check_compile(config: Config) -> None:
-    """Refuse what torch.compile would cut into pieces at each collective, or leave out."""
-    whole = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute": ("none",), "num_experts": (0,)}
-    others = [f"{name}={getattr(config, name)}" for name in whole if getattr(config, name) not in whole[name]]
-    if config.compile and others:
-        raise ValueError(f"compile is of models that ranks compute whole, not with {', '.join(others)}: leave it out")
-
-
 def check_saving(config: Config) -> None:
-    if not config.checkpoint_dir and (config.resume or config.checkpoint_interval):
+    if config.eval_only and not (config.resume or config.init_from):
+        raise ValueError("eval_only is about weights that are there: set resume or init_from")
+    if config.checkpoint_dir or (config.eval_only and config.resume != AUTO):
+        return
+    if config.resume or config.checkpoint_interval:
         raise ValueError("resume and checkpoint_interval are about checkpoints: set checkpoint_dir")
 
 

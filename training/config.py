@@ -10,6 +10,7 @@ from collectives.job.settings import check
 from models import ranges
 from models.data import Tokens, load_tokens
 from models.gpt import GPT, GPTConfig
+from models.learning_rate import COURSES, learning_rate
 from parallelism.numerics.non_finite import POLICIES
 from parallelism.numerics.precision import DTYPES
 from parallelism.pipeline.schedule import registry
@@ -19,6 +20,8 @@ from training.gpt import MODES as RECOMPUTATIONS
 from training.gpt import gpt2_plan
 
 SEARCH = "search"  # a schedule that is made for the times measured
+AUTO = "auto"  # to resume: the newest whole checkpoint, if there is one
+OPTIMIZERS = ("adamw", "sgd", "muon")
 TRACED = 3  # the step that `trace` asks for: by then all is warm
 
 
@@ -77,9 +80,30 @@ class Config:
     global_batch_size: int | None = flag(None, "samples a step: sets num_micro_batches", range=ranges.SAMPLES)
     max_iters: int = flag(600, "steps", range=ranges.COUNT)
     eval_interval: int = flag(200, "steps between validations; one follows the last step anyway", range=ranges.COUNT)
-    lr: float = flag(3e-3, "learning rate after warm-up; falls to a tenth along a cosine", range=ranges.LEARNING_RATE)
+    eval_iters: int = flag(
+        0, "global batches of a validation, spread over the held-back part; 0: all of it", range=ranges.COUNT_OR_NONE
+    )
+    eval_only: bool = flag(False, "print the validation loss of resume's or init_from's weights, and write nothing")
+    log_interval: int = flag(1, "steps from one that is printed and recorded to the next", range=ranges.COUNT)
+    tensorboard: str = flag("", "folder of TensorBoard's files, which get the records, too; none if empty")
+    wandb: str = flag("", "project of Weights & Biases, which gets the records, too; none if empty")
+    optimizer: str = flag("adamw", "muon is of blocks' matrices, beside adamw", choices=OPTIMIZERS)
+    lr: float = flag(3e-3, "learning rate after warm-up", range=ranges.LEARNING_RATE)
+    muon_lr: float = flag(0.02, "that of the matrices that muon updates", range=ranges.LEARNING_RATE)
+    lr_schedule: str = flag(
+        "cosine", "course of learning rates after warm-up; wsd: stable, then a line down", choices=COURSES
+    )
+    min_lr: float | None = flag(None, "to which lr falls, and muon_lr in proportion: a tenth", range=ranges.LEAST_RATE)
+    lr_decay_iters: int | None = flag(
+        None, "step at which lr has fallen: max_iters; of wsd the last steps, in which it falls: a fifth",
+        range=ranges.COUNT,
+    )  # fmt: skip
     warmup_iters: int = flag(50, "steps of linear warm-up", range=ranges.COUNT_OR_NONE)
-    weight_decay: float = flag(0.1, "AdamW's, of matrices", range=ranges.WEIGHT_DECAY)
+    weight_decay: float = flag(0.1, "of matrices", range=ranges.WEIGHT_DECAY)
+    beta1: float = flag(0.9, "adamw's decay of the gradients' mean", range=ranges.DECAY)
+    beta2: float = flag(0.95, "adamw's decay of the squared gradients' mean", range=ranges.DECAY)
+    eps: float = flag(1e-8, "what adamw adds to the root of that", range=ranges.EPSILON)
+    momentum: float | None = flag(None, "of sgd: 0.9; of muon: 0.95", range=ranges.DECAY)
     grad_clip: float = flag(1.0, "largest norm of the gradient; 0: no limit", range=ranges.NORM)
     dtype: str = flag("float32", "of 16 bits: to compute in, with float32 weights", choices=DTYPES)
     master_weights: bool = flag(False, "parameters are of 16 bits, too, with float32 ones for the optimizer beside")
@@ -87,7 +111,7 @@ class Config:
     non_finite: str = flag("stop", "what becomes of a step whose loss or gradients are not finite", choices=POLICIES)
     init_from: str = flag("", "folder of a GPT-2 in Hugging Face's files, whose weights to begin with")
     device: str = flag("cpu", "cpu, cuda (a node's GPUs in turn), or cuda:<index>")
-    compile: bool = flag(False, "let torch.compile fuse what a rank computes of a whole model")
+    compile: bool = flag(False, "let torch.compile fuse what a rank computes: of a whole model, or of each block")
     layout: str = flag("given", "by the flags that follow, or as the planner finds best", choices=("given", "auto"))
     dp: int | None = flag(None, "ranks in data parallel: those that the other axes leave", range=ranges.RANKS)
     pp: int = flag(
@@ -138,6 +162,11 @@ class Config:
 
 def tokens_of(config: Config) -> Tokens:
     return load_tokens(config.data, config.val_data, config.tokenizer, config.vocab_size, config.text_field)
+
+
+def learning_rate_of(config: Config, iteration: int) -> float:
+    course = config.lr_schedule, config.min_lr, config.lr_decay_iters
+    return learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters, *course)
 
 
 def zero_group(config: Config) -> str | int:

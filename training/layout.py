@@ -23,10 +23,12 @@ def laid_out(config: Config, comm: Communicator) -> Config:
     with comm.agreed("layout"):
         config = replace(config, device=own_device(config.device, comm))
         job = job_of(config, comm.size)
+    if comm.rank == 0:
+        print(f"planning a layout for {comm.size} ranks", flush=True)
     planned = best_layout(comm, job, {}, config.device)
     if comm.rank == 0:
         print(f"layout {planned.layout} is the best for {comm.size} ranks", flush=True)
-    return replace(config, **planned.layout._asdict())
+    return replace(config, layout="given", **planned.layout._asdict())
 
 
 def job_of(config: Config, world_size: int) -> TrainingJob:

@@ -8,14 +8,15 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from models.flags import to_toml
 from training.config import Config
 
-METRICS = "metrics.jsonl"
+METRICS, SETTINGS = "metrics.jsonl", "config.toml"
 
 
 def prepare_out_dir(config: Config, rank: int) -> None:
     """Rank 0 makes sure, before hours are spent, that it can write there."""
-    if not config.out_dir or rank:
+    if rank or not writes(config):
         return
     probe = Path(config.out_dir) / ".writable"
     try:
@@ -26,6 +27,19 @@ def prepare_out_dir(config: Config, rank: int) -> None:
         raise ValueError(
             f"out_dir {config.out_dir} can't be written ({error.strerror}): pass another --out_dir"
         ) from None
+
+
+def writes(settings: Config) -> bool:
+    return bool(settings.out_dir) and not settings.eval_only
+
+
+def take_out_dir(settings: Config, before: str = "") -> str | None:
+    """The folder of a run, as of `own_out_dir`, in which its settings are left, as `--config` takes them; or none."""
+    if not writes(settings):
+        return None
+    folder = own_out_dir(settings.out_dir, before)
+    Path(folder, SETTINGS).write_text(to_toml(settings))
+    return folder
 
 
 def own_out_dir(asked: str, before: str = "") -> str:

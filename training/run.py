@@ -19,7 +19,6 @@ from collectives.job.errors import LoneInputError
 from models.data import TokenWindows
 from models.gpt import GPT
 from models.mixture import balance, scale_losses
-from models.optimizer import learning_rate
 from parallelism.buffers.transfer import read_back, to_device
 from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
@@ -34,15 +33,16 @@ from parallelism.pipeline.stage import Batch
 from parallelism.pipeline.tied import tied_names
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from training.checks import check
-from training.config import TRACED, Config, make_model
+from training.config import TRACED, Config, learning_rate_of, make_model
 from training.device import memory_mib, own_device, set_matrix_precision
-from training.out_dir import own_out_dir, prepare_out_dir
+from training.optimizing import make_optimizer
+from training.out_dir import prepare_out_dir, take_out_dir
 from training.pending import PendingStep
 from training.samples import Samples
-from training.saving import Saving
+from training.saving import Saving, load_weights
 from training.staged import divide, staged
 from training.tracing import traced
-from training.validation import validate
+from training.validation import spread, validate
 
 
 class TrainingRun:
@@ -52,8 +52,10 @@ class TrainingRun:
     """
 
     saving: Saving | None = None
+    first = 1  # the step to begin with
 
     def __init__(self, config: Config, comm: collectives.Communicator):
+        settings = config
         with comm.agreed():
             config = replace(config, device=own_device(config.device, comm))
             inputs = check(config, comm.topology, comm.rank)
@@ -80,23 +82,28 @@ class TrainingRun:
             self.gpt, config, self.mesh, inputs.schedule, inputs.precision, place, self.samples.first_batch
         )
         self.replica = self.model.replica
-        self.masters, self.optimizer = self.replica.masters, self.replica.optimizer
+        self.masters = self.replica.masters
+        self.optimizer = make_optimizer(config, self.replica, self.mesh, self.gpt.config)
         self.scale = inputs.precision.loss_scale(config.device)
         self.guard = StepGuard(comm, config.non_finite, self.scale, monitor, device=config.device)
-        limit = config.grad_clip if config.grad_clip > 0 else math.inf
+        limit = config.grad_clip or math.inf
         self.clip = GradientClip(limit, self.gpt, self.masters, self.mesh, tied, self.replica.shard, config.device)
         self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
         self.ended_s = 0.0  # when the last step that was reported had ended
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         try:
             parts = model_parts(self.gpt, self.mesh, tied)
-            self.saving = Saving(self, parts) if config.checkpoint_dir else None
+            if config.eval_only:
+                self.first = 1 + (load_weights(self, parts) if config.resume else 0)
+            elif config.checkpoint_dir:
+                self.saving = Saving(self, parts)
+                self.first = self.saving.first
         except InputError:
             self.close()
             raise
         with comm.agreed():
             before = self.saving.out_dir if self.saving else ""
-            self.out_dir = own_out_dir(config.out_dir, before) if config.out_dir and comm.rank == 0 else None
+            self.out_dir = take_out_dir(settings, before) if comm.rank == 0 else None
         self.progress_bar = comm.rank == 0 and environment.on_terminal()
 
     def __enter__(self) -> TrainingRun:
@@ -127,11 +134,6 @@ class TrainingRun:
         """What this rank's optimizer updates."""
         return list(self.masters.pieces.values())
 
-    @property
-    def first(self) -> int:
-        """The step to begin with."""
-        return self.saving.first if self.saving else 1
-
     def inputs(self) -> Generator[list[Batch], None, None]:
         """Yield this rank's micro-batches of each step from the first one on.  To be closed at the end."""
         return self.samples.micro_batches(self.first)
@@ -140,7 +142,7 @@ class TrainingRun:
         """One update of the weights.  The host does not wait for its device.  Collective."""
         config = self.config
         begin_s, waited_s = time.perf_counter(), self.model.exposed_s
-        lr = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
+        lr = learning_rate_of(config, iteration)
         batches = [batch.to(config.device) for batch in inputs]
         weight = self.scale.value / len(batches)
         scale_losses(self.gpt, weight)
@@ -172,7 +174,7 @@ class TrainingRun:
         average_replicated(self.own_weights, self.mesh.ep)
         norm = self.clip()
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_factor", 1)
         verdict = self.guard.judge(loss, norm)
         self.optimizer.step(verdict.skipped)
         balance(self.gpt, self.mesh.along("dp", "sp").all_reduce)
@@ -181,10 +183,11 @@ class TrainingRun:
         return norm, verdict
 
     def validate(self) -> float:
-        """Mean loss in nats a token over the held-back part, shared by the ranks.  Collective."""
+        """Mean loss in nats a token over the held-back part, or some batches of it.  Collective."""
         windows = TokenWindows(self.val_ids, self.config.block_size, seed=None)
+        chosen = spread(len(windows), self.config.eval_iters * self.sampler.batch_size)
         self.gpt.eval()
-        total, count = self.add(*validate(self.model.pipeline, self.samples, windows, self.mesh.dp)).tolist()
+        total, count = self.add(*validate(self.model.pipeline, self.samples, windows, chosen, self.mesh.dp)).tolist()
         self.gpt.train()
         return total / (count / self.mesh.pp.size)
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from collectives import InputError
+from models.gpt import GPT
 from models.mixture import routers
 from parallelism.checkpoint import (
+    CheckpointLoader,
     Checkpoints,
     Extent,
     Stop,
@@ -22,11 +26,11 @@ from parallelism.checkpoint import (
     set_random_state,
     state_parts,
 )
+from parallelism.numerics.master_weights import MasterWeights
+from training.config import AUTO
 
 if TYPE_CHECKING:
     from training.run import TrainingRun
-
-AUTO = "auto"  # the newest whole checkpoint, if there is one
 
 
 class Saving:
@@ -55,17 +59,19 @@ class Saving:
 
     def state(self) -> Iterator[TensorShard]:
         """What this rank has of the weights that are updated, and of the optimizer's states."""
-        masters = self.run.masters
-        for name, piece in masters.pieces.items():
-            part = self.parts[name].within(masters.spans[name], piece.detach())
+        pieces = self.run.masters.pieces
+        for name, part in own_weights(self.run.masters, self.parts).items():
             yield part
-            yield from state_parts(part, self.run.optimizer.state[piece])
-        for name, router in routers(self.run.gpt):
-            extent = Extent(tuple(router.bias.shape), 0, len(router.bias))
-            yield TensorShard(f"{name}.bias", "parameter", extent, router.bias)
+            yield from state_parts(part, self.run.optimizer.state[pieces[name]])
+        yield from router_biases(self.run.gpt)
 
     def whole(self) -> dict[str, Any]:
-        own = {"layout": self.layout, "loss_scale": [*self.run.scale.state()], "out_dir": self.run.out_dir or ""}
+        own = {
+            "layout": self.layout,
+            "optimizer": self.run.config.optimizer,
+            "loss_scale": [*self.run.scale.state()],
+            "out_dir": self.run.out_dir or "",
+        }
         return {**self.same, **own}
 
     @property
@@ -79,15 +85,21 @@ class Saving:
         if path is None:
             return 0
         make_states(self.run.optimizer)
-        loaded = self.checkpoints.load(self.state(), path)
+        loaded = self.checkpoints.load(self.state(), path, partial(self.check, path))
         with self.run.mesh.comm.agreed("resume"):
-            check_same(path, loaded.whole, self.same)
             self.run.scale.load(*loss_scale(path, loaded.whole))
             if loaded.whole.get("layout") == self.layout and loaded.own is not None:
                 set_random_state(loaded.own)
         self.run.replica.gather()
         self.out_dir = str(loaded.whole.get("out_dir", self.run.config.out_dir))
         return loaded.step
+
+    def check(self, path: Any, whole: Mapping[str, Any]) -> None:
+        """Refuse, by a ValueError, a checkpoint of another optimizer, batch or seed, or of other data."""
+        before, now = whole.get("optimizer", "adamw"), self.run.config.optimizer
+        if before != now:
+            raise ValueError(f"{path} is of optimizer={before}, not of {now}: resume with optimizer={before}")
+        check_same(path, whole, self.same)
 
     def after(self, step: int, before: Callable[[], None]) -> str:
         """Save if it is time to; returns the name of the signal that asks the run to end, if one has come.
@@ -105,6 +117,32 @@ class Saving:
         """Wait until what is being written is written; then leave the folder and signals to others."""
         self.checkpoints.wait()
         self.taken.close()
+
+
+def load_weights(run: TrainingRun, parts: Mapping[str, TensorShard]) -> int:
+    """Fill the run's weights alone from the checkpoint that it is to resume; returns its step.  Collective.
+
+    Raises: InputError for a checkpoint of another model, or none.
+    """
+    config = run.config
+    loader = CheckpointLoader(config.checkpoint_dir, run.mesh.comm)
+    path = loader.newest() if config.resume == AUTO else config.resume
+    if path is None:
+        raise InputError(f"resume={AUTO}: {config.checkpoint_dir} has no whole checkpoint; name one, or another folder")
+    loaded = loader.load([*own_weights(run.masters, parts).values(), *router_biases(run.gpt)], path)
+    run.replica.gather()
+    return loaded.step
+
+
+def own_weights(masters: MasterWeights, parts: Mapping[str, TensorShard]) -> dict[str, TensorShard]:
+    """What this rank has of the weights that are updated, by the parameters' names in its model."""
+    return {name: parts[name].within(masters.spans[name], piece.detach()) for name, piece in masters.pieces.items()}
+
+
+def router_biases(gpt: GPT) -> Iterator[TensorShard]:
+    for name, router in routers(gpt):
+        extent = Extent(tuple(router.bias.shape), 0, len(router.bias))
+        yield TensorShard(f"{name}.bias", "parameter", extent, router.bias)
 
 
 def loss_scale(path: Any, whole: Mapping[str, Any]) -> tuple[float, int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from models.gpt import GPT
-from models.optimizer import adamw
+from parallelism.broadcast import broadcast_json
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition
@@ -16,13 +17,18 @@ from parallelism.numerics.precision import Precision
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.layer_times import agreed, measure, message_s, stage_costs
 from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
-from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.pipeline.schedule.actions import Action, Schedule
+from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
+from training.compiling import compile_model, compiles_whole
 from training.config import SEARCH, Config, plan_of, zero_group
 from training.gpt import gpt2_layers, recompute_model, whole_layer
+
+if TYPE_CHECKING:
+    from collectives import Communicator
 
 
 def divide(
@@ -32,10 +38,10 @@ def divide(
     plan = plan_of(config, gpt.config.vocab_size)
     sp = sequences if mesh.sp.size > 1 else None
     parallelize(gpt, plan, mesh.tp, sp, config.sequence_parallel, place, ep)
+    if config.compile:
+        compile_model(gpt, config)
     if config.recompute != "none":
         recompute_model(gpt, config.recompute, place)
-    if config.compile:
-        gpt.compile()
 
 
 def staged(
@@ -57,7 +63,8 @@ def staged(
         place.samples = batch.samples
 
     computing = partial(precision.computing, config.device)
-    layers = [within(computing, layer) for layer in ([whole_layer(gpt)] if config.compile else gpt2_layers(gpt))]
+    parts = [whole_layer(gpt)] if compiles_whole(config) else gpt2_layers(gpt)
+    layers = [within(computing, layer) for layer in parts]
     if mesh.pp.size > 1 and (config.balance == "measured" or config.schedule == SEARCH):
         gpt.to(config.device)  # ahead of the arena, which moves only what is left to this rank
         layers, schedule = measured(gpt, layers, config, mesh, schedule, make_batch(), prepare)
@@ -68,10 +75,9 @@ def staged(
         mesh,
         config.device,
         prepare,
-        partial(adamw, lr=config.lr, weight_decay=config.weight_decay),
-        zero_group(config),
-        config.zero_stage,
-        config.bucket_mb,
+        zero_group=zero_group(config),
+        zero_stage=config.zero_stage,
+        bucket_mb=config.bucket_mb,
         **precision.arena_dtypes,
         wire_dtype=precision.wire_dtype,
     )
@@ -95,7 +101,17 @@ def measured(
         parts = balance([layer.cost for layer in layers], schedule.num_stages)
         costs = stage_costs(times, parts, message_s(sent, mesh.pp))
         limit = config.max_alive or schedule.num_stages
-        with mesh.comm.agreed("search"):
-            each = schedule.num_stages // config.pp
-            schedule = search(config.pp, schedule.num_micro_batches, each, costs, limit)
+        schedule = searched(schedule, costs, limit, mesh.comm)
     return layers, schedule
+
+
+def searched(schedule: Schedule, costs: Costs, limit: int, comm: Communicator) -> Schedule:
+    """The best schedule of as many ranks, stages and micro-batches as another has: rank 0 searches.  Collective."""
+    found = None
+    with comm.agreed("search"):
+        if comm.rank == 0:
+            print(f"searching a schedule of {schedule.num_stages} stages", flush=True)
+            each = schedule.num_stages // schedule.num_ranks
+            found = search(schedule.num_ranks, schedule.num_micro_batches, each, costs, limit)
+    name, orders, peaks = broadcast_json(comm, found and [found.name, found.orders, found.peaks])
+    return Schedule(name, tuple(tuple(Action(*each) for each in order) for order in orders), tuple(peaks))

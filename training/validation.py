@@ -14,14 +14,26 @@ if TYPE_CHECKING:
     from collectives import Communicator
 
 
-def validate(pipeline: Pipeline, samples: Samples, windows: TokenWindows, dp: Communicator) -> np.ndarray:
-    """The sum of this dp rank's samples' losses, in nats a token, and their number.
+def spread(count: int, limit: int) -> np.ndarray:
+    """The indices of `limit` of `count` samples, evenly spread; of all where there are no more, or there is no limit.
+
+    >>> spread(10, 4).tolist(), spread(3, 0).tolist()
+    ([0, 2, 5, 7], [0, 1, 2])
+    """
+    number = min(limit or count, count)
+    return np.arange(number) * count // number
+
+
+def validate(
+    pipeline: Pipeline, samples: Samples, windows: TokenWindows, chosen: np.ndarray, dp: Communicator
+) -> np.ndarray:
+    """The sum of losses, in nats a token, of this dp rank's share of the samples `chosen`, and their number.
 
     Ranks of a pipeline that have no loss give the same number, and 0.  Collective.
     """
-    mine, size = np.arange(dp.rank, len(windows), dp.size), samples.micro_batch_size
+    mine, size = chosen[dp.rank :: dp.size], samples.micro_batch_size
     parts = np.split(mine, range(size, len(mine), size)) if len(mine) else []
-    most = -(-len(windows) // dp.size)  # samples of a rank
+    most = -(-len(chosen) // dp.size)  # samples of a rank
     parts += [mine[:0]] * (-(-most // size) - len(parts))  # as many on all ranks, which may share parameters
     sums = np.zeros(2)
     for first in range(0, len(parts), samples.num_micro_batches):

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from models.data import TokenWindows, load_tokens, split
 from models.gpt import GPT, GPTConfig
 from models.hf import to_hugging_face
-from models.optimizer import learning_rate
+from models.learning_rate import learning_rate
 from parallelism.data.sampler import DistributedSampler
 from train import train
 from training.config import Config
@@ -78,27 +78,31 @@ def numpy_of(gpt: GPT) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in to_hugging_face(gpt).items()}
 
 
-def by_torch(comm) -> Outcome:
+def plain_adamw(model: GPT) -> torch.optim.Optimizer:
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95))
+
+
+def by_torch(comm, make_optimizer=plain_adamw, dtype=torch.float32) -> Outcome:
     """What training is to come to; it is computed on one rank.  Collective."""
-    return comm.mpi.bcast(plain_training() if comm.rank == 0 else None)
+    return comm.mpi.bcast(plain_training(make_optimizer, dtype) if comm.rank == 0 else None)
 
 
 @cache
-def plain_training() -> Outcome:
+def plain_training(make_optimizer=plain_adamw, dtype=torch.float32) -> Outcome:
     """The same training without any of our parallel code: one process, whole batches, torch alone."""
     train_ids, val_ids = split(load_tokens([]), SMALL.val_fraction, SMALL.block_size)
     windows = TokenWindows(train_ids, SMALL.block_size, SMALL.seed)
     sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=SMALL.seed)
     model = GPT(GPTConfig(256, SMALL.block_size, SMALL.n_layer, SMALL.n_head, SMALL.n_embd), seed=SMALL.seed)
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    optimizer = make_optimizer(model.to(dtype))
     records = []
     for iteration, share in zip(range(1, SMALL.max_iters + 1), sampler, strict=False):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(iteration, SMALL.lr, SMALL.warmup_iters, SMALL.max_iters)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = loss_of(model, windows, share)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), SMALL.grad_clip)

@@ -12,9 +12,10 @@ from mpi_tests.helpers.trained import config, flags, left_in, plain_training
 
 @pytest.mark.skipif(not os.environ.get("LARGEST"), reason="compiles for minutes: make proof")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile makes programs for the CPU by g++")
-def test_models_may_be_compiled(tmp_path, monkeypatch):
+@pytest.mark.parametrize("layout", [{"zero_stage": 2}, {"tp": 2, "recompute": "full"}], ids=["whole", "blocks"])
+def test_models_may_be_compiled(tmp_path, monkeypatch, layout):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    words = flags(config(2, out_dir=str(tmp_path / "out"), compile=True, zero_stage=2))
+    words = flags(config(2 // layout.get("tp", 1), out_dir=str(tmp_path / "out"), compile=True, **layout))
     ended = launch(2, "python", "train.py", *words, timeout=500)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     np.testing.assert_allclose(left_in(tmp_path / "out").losses, plain_training().losses, rtol=1e-5)

@@ -26,12 +26,14 @@ def test_a_run_has_the_losses_of_one_process_and_leaves_its_files(tmp_path):
     check_same(left_in(tmp_path), plain_training())
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.json",
+        "config.toml",
         "loss.png",
         "meta.json",
         "metrics.jsonl",
         "model.safetensors",
     ]
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert ended.stdout.startswith("2 ranks are starting\n")
     shown = [line.split("|")[0].strip() for line in ended.stdout.splitlines() if "grad norm" in line]
     assert shown == [f"iter {i}/{LAST}" for i in range(1, LAST + 1)]
     assert ended.stdout.count("val loss") == len(VALIDATED)

@@ -66,7 +66,6 @@ def test_a_checkpoint_fits_another_layout_and_no_other_number_of_experts(mpi_com
     ({"num_experts": 0, "ep": 2}, "ep=2 divides the experts of a mixture: set num_experts to a multiple of 2, or ep=1"),
     ({"num_experts": 2, "experts_per_token": 3}, "experts_per_token=3 is more than num_experts=2: use from 1 to 2"),
     ({"num_experts": 4, "sp": 2, "expert_capacity": 1.0}, "count the tokens of whole sequences, which sp=2 divides"),
-    ({"num_experts": 4, "compile": True}, "compile is of models that ranks compute whole, not with num_experts=4"),
 ], ids=str)  # fmt: skip
 def test_what_does_not_fit_is_refused_on_all_ranks(comm, changes, words):
     with pytest.raises(InputError, match=words):

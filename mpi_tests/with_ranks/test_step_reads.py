@@ -20,12 +20,12 @@ READING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_sele
 LAYOUTS = {
     "bfloat16": {"dtype": "bfloat16"},
     "float16": {"dtype": "float16", "master_weights": True, "num_micro_batches": 2, "dropout": 0.1},
-    "recomputed, documents": {"recompute": "full", "document_end": 10, "non_finite": "skip"},
+    "recomputed, documents": {"recompute": "full", "document_end": 10, "non_finite": "skip", "optimizer": "sgd"},
     "unclipped": {"grad_clip": 0.0, "non_finite": "ignore"},
 }
 SPLIT = {
     "ZeRO 1": {"zero_stage": 1, "dtype": "float16"},
-    "ZeRO 3": {"zero_stage": 3, "dtype": "bfloat16", "master_weights": True},
+    "ZeRO 3, Muon": {"zero_stage": 3, "dtype": "bfloat16", "master_weights": True, "optimizer": "muon"},
     "tp, sp": {"tp": 2, "sp": 2, "sequence_parallel": True},
     "pp, tp": {"pp": 2, "tp": 2, "num_micro_batches": 2, "schedule": "zb_h1", "dtype": "float16"},
     "pp, ZeRO 2": {"pp": 2, "zero_stage": 2, "num_micro_batches": 2, "dtype": "float16", "master_weights": True},

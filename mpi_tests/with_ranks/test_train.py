@@ -361,7 +361,7 @@ def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(comm, folder):
 @pytest.mark.sizes(2)
 def test_a_loss_that_is_not_finite_stops_the_run(comm, monkeypatch):
     """By a learning rate that no setting takes."""
-    monkeypatch.setattr("training.run.learning_rate", lambda *arguments: 1e30)
+    monkeypatch.setattr("training.run.learning_rate_of", lambda *arguments: 1e30)
     before = left(comm)
     words = r"^step \d: rank 0 has a (loss of nan|gradient of .* that is not finite): lower"
     with pytest.raises(InputError, match=words):

@@ -141,11 +141,24 @@ SETTINGS = [
         ["--n_layer", 1000, "--n_embd", 1 << 20, "--val_fraction", 0.5],
         "n_layer=1000 and n_embd=1048576 make 13,194,141,908,336,640 parameters, 105553.1 TB for 2 ",
     ),
-    (["--compile", "--tp", 2], "compile is of models that ranks compute whole, not with tp=2: leave it out"),
     (["--device", "tpu"], "device 'tpu' is unknown: use 'cpu', 'cuda'"),
     (["--checkpoint_interval", -1], "checkpoint_interval=-1 must be from 0 to 1000000000"),
     (["--checkpoint_interval", 1], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
     (["--resume", "auto"], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
+    (["--eval_only"], "eval_only is about weights that are there: set resume or init_from"),
+    (["--eval_only", "--resume", "auto"], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
+    (["--optimizer", "adam"], "argument --optimizer: invalid choice: 'adam' (choose from "),
+    (["--momentum", 0.9], "momentum=0.9 is of sgd and muon, not of adamw: leave it out, or set optimizer"),
+    (["--momentum", 1, "--optimizer", "sgd"], "momentum=1.0 must be at least 0 and below 1"),
+    (["--min_lr", 1, "--lr", 0.5], "min_lr=1.0 must be at most lr=0.5, from which it falls"),
+    (
+        ["--lr_schedule", "constant", "--lr_decay_iters", 5],
+        "min_lr and lr_decay_iters are of rates that fall, not of lr_schedule=constant: leave them out",
+    ),
+    (
+        ["--lr_schedule", "wsd", "--lr_decay_iters", 5],
+        "lr_decay_iters=5 must be at most max_iters=2 with lr_schedule=wsd",
+    ),
 ]
 LAYOUTS = [
     (["--dp", 3], "mesh dp=3 x pp=1 x sp=1 x tp=1 makes 3 ranks, but mpirun started 2: change the axes, or start"),

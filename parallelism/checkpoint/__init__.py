@@ -1,7 +1,8 @@
 """Checkpoints that fit any layout, of which each rank writes and reads its part."""
 
-from parallelism.checkpoint.checkpoints import Checkpoints, LoadedState
+from parallelism.checkpoint.checkpoints import Checkpoints
 from parallelism.checkpoint.extent import Extent
+from parallelism.checkpoint.loader import CheckpointLoader, LoadedState
 from parallelism.checkpoint.part import TensorShard, arena_parts, make_states, model_parts, state_parts
 from parallelism.checkpoint.random_state import random_state, set_random_state
 from parallelism.checkpoint.reading import Checkpoint
@@ -10,6 +11,7 @@ from parallelism.checkpoint.stop import Stop
 
 __all__ = [
     "Checkpoint",
+    "CheckpointLoader",
     "Checkpoints",
     "Extent",
     "LoadedState",

@@ -1,10 +1,10 @@
-"""A run's checkpoints: written by all ranks in the background, and loaded into any layout."""
+"""A run's checkpoints: written by all ranks in the background."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,30 +15,19 @@ from collectives.job.errors import InputError
 from parallelism.checkpoint.folders import (
     UNFINISHED,
     commit,
-    found,
     keep_last,
-    newest,
     next_number,
     remove_unfinished,
 )
 from parallelism.checkpoint.index import Index
+from parallelism.checkpoint.loader import CheckpointLoader
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.part import TensorShard
-from parallelism.checkpoint.reading import Checkpoint
 from parallelism.checkpoint.shards import ShardEntry, write_shard
 from parallelism.checkpoint.sharing import gather_texts, shared_out
 
 if TYPE_CHECKING:
     from collectives import Communicator
-
-
-class LoadedState(NamedTuple):
-    """What a checkpoint holds beside parts.  `own` is what the rank of this number gave, None if there was none."""
-
-    path: Path
-    step: int
-    whole: Mapping[str, Any]
-    own: Any
 
 
 class PendingCheckpoint(NamedTuple):
@@ -51,7 +40,7 @@ class PendingCheckpoint(NamedTuple):
     written: Future[ShardEntry]
 
 
-class Checkpoints:
+class Checkpoints(CheckpointLoader):
     """Keeps the last `keep` checkpoints of a run in `directory`, which all ranks of `comm` share.
 
     `save` copies the state and returns; a thread writes it.  `poll`, called after each step, makes a checkpoint valid
@@ -62,9 +51,9 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, comm: Communicator, keep: int = 3, say: Callable[[str], None] = print):
-        self.directory, self.comm, self.keep, self.say = Path(directory), comm, keep, say
+        super().__init__(directory, comm, say)
+        self.keep = keep
         self._pending: PendingCheckpoint | None = None
-        self._broken: set[Path] = set()  # that have been passed over
         with comm.agreed("Checkpoints"):
             if keep < 1:
                 raise ValueError(f"keep={keep} checkpoints must be at least 1")
@@ -153,45 +142,6 @@ class Checkpoints:
                 written = [entry for entry in map(ShardEntry.from_json, entries) if entry.pieces]
                 commit(pending.folder, Index(pending.step, pending.whole, own, written))
                 keep_last(self.directory, self.keep, self._broken)
-
-    def newest(self) -> Path | None:
-        """The last whole checkpoint, each shard of which some rank has read; None if there is none."""
-        with self.comm.agreed("newest"):
-            names = "\n".join(path.name for path in found(self.directory)) if self.comm.rank == 0 else ""
-        names = gather_texts(self.comm, names)[0]
-        return newest([self.directory / name for name in names.splitlines()], self._check, self.say)
-
-    def _check(self, path: Path) -> None:
-        self._broken.add(path)
-        with self.comm.agreed("newest"):
-            Checkpoint(path).verify(self.comm.rank, self.comm.size)
-        self._broken.remove(path)
-
-    def load(self, parts: Iterable[TensorShard], path: str | Path) -> LoadedState:
-        """Fill parts from a checkpoint of the same model, of any layout; each rank reads what it asks for.
-
-        Raises: InputError for another model's, or one with a file that is missing or not as it was written.
-        """
-        parts = list(parts)
-        with self.comm.agreed("load"):
-            checkpoint = Checkpoint(path)
-            checkpoint.check(parts)
-        self._check_all_asked(checkpoint, parts)
-        with self.comm.agreed("load"):
-            checkpoint.fill(parts)
-        index = checkpoint.index
-        own = index.own[self.comm.rank] if self.comm.rank < len(index.own) else None
-        return LoadedState(checkpoint.folder, index.step, index.whole, own)
-
-    def _check_all_asked(self, checkpoint: Checkpoint, parts: Sequence[TensorShard]) -> None:
-        """Of the kinds that are asked for, ranks together must ask for the parts of every parameter."""
-        asked = {(part.kind, part.name) for part in parts}
-        there = sorted(checkpoint.pieces)
-        by_some = self.comm.all_reduce(np.array([key in asked for key in there], np.int64), op="max").tolist()
-        kinds = {kind for (kind, _), some in zip(there, by_some, strict=True) if some}
-        for (kind, name), some in zip(there, by_some, strict=True):
-            if kind in kinds and not some:
-                raise InputError(f"{checkpoint.folder} has {kind} of {name}, which this model has not")
 
     def close(self) -> None:
         """Wait, and let other runs write to the directory."""

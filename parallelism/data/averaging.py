@@ -99,7 +99,7 @@ class Averaging(Replica):
 class Replicated(Averaging):
     """Plain data parallelism: each rank has all parameters, gradients and the optimizer's states.
 
-    `reduction` are further arguments of all-reduce.  Without `make_optimizer` there is no optimizer.
+    `reduction` are further arguments of all-reduce.
 
     Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020 (buckets, order).
     """
@@ -123,5 +123,4 @@ class Replicated(Averaging):
         self.reduce_by([ranks.every.plan("all_reduce", gradients[unit.place], **asked) for unit in self.units])
         own.tied.bind(gradients, {name: self.arena.slices[name] for name in own.trained()})
         self.masters = MasterWeights.of(own.model, self.arena)
-        if make_optimizer:
-            self.optimizer = make_optimizer(list(self.masters.pieces.values()))
+        self.optimize_by(make_optimizer)

@@ -25,7 +25,8 @@ class Replica(Listener):
 
     After a step the gradients are the average over the ranks; `masters.take_gradients()` gives them to what the
     optimizer updates, and `update()` updates all parameters.  `make_optimizer` is given the masters' pieces, parameters
-    of as many dims as those that they are pieces of; as a rank may own nothing, it must put them in groups.
+    of as many dims as those that they are pieces of; as a rank may own nothing, it must put them in groups.  Without it
+    there is no optimizer, until `optimizer` is set.
 
     Parameters become of `dtype` and gradients of `grad_dtype`, as in an arena; beside 16-bit parameters a rank has
     float32 ones of its pieces, which are what belongs to the optimizer's states.  Making one is collective.
@@ -43,6 +44,10 @@ class Replica(Listener):
         self.across: list[Plan] = []  # of gradients, over ranks that own the same
         for buffer in own.model.buffers():
             ranks.every.broadcast(buffer, root=0)
+
+    def optimize_by(self, make_optimizer: MakeOptimizer | None) -> None:
+        if make_optimizer:
+            self.optimizer = make_optimizer(list(self.masters.pieces.values()))
 
     @property
     def shard(self) -> Communicator | None:

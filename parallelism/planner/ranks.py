@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from parallelism.broadcast import broadcast_json
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.machine import SPARE, Machine
 from parallelism.planner.memory import Memory
@@ -32,13 +32,9 @@ def best_layout(
     Raises: InputError on every rank where none fits, and where the model can't be divided.
     """
     found = machine(comm, job, device)
-    text = b""
     with comm.agreed("best_layout"):
-        if comm.rank == 0:
-            text = json.dumps(best(job, found, fixed)).encode()
-    length = comm.broadcast(np.array([len(text)]))[0]
-    letters = np.frombuffer(text or bytes(length), np.uint8).copy()
-    layout, held, times = json.loads(comm.broadcast(letters).tobytes())
+        planned = best(job, found, fixed) if comm.rank == 0 else None
+    layout, held, times = broadcast_json(comm, planned)
     return PlannedLayout(ParallelLayout(*layout), Memory(*held), Time(*times))
 
 

@@ -97,7 +97,7 @@ class ShardedGradients(ReducedGradients):
         self,
         own: LocalParameters,
         ranks: ShardGroups,
-        make_optimizer: MakeOptimizer,
+        make_optimizer: MakeOptimizer | None = None,
         device: str = "cpu",
         bucket_mb: float = 4.0,
         dtype: torch.dtype | None = None,
@@ -114,7 +114,7 @@ class ShardedGradients(ReducedGradients):
         self.gathering = gather_in_place(self.arena, units, ranks)
         self.arrays = self.arena.parameters, self.gradients.array
         self.masters = masters_in(self.arena, own, units, ranks.shard.rank, self.gradients.own)
-        self.optimizer = make_optimizer(list(self.masters.pieces.values()))
+        self.optimize_by(make_optimizer)
 
     def _units(self, bucket_bytes: int) -> list[FlatParam]:
         """From the arena's end to its start: gradients appear in that order."""

@@ -49,7 +49,7 @@ class ShardedParameters(ReducedGradients):
         self,
         own: LocalParameters,
         ranks: ShardGroups,
-        make_optimizer: MakeOptimizer,
+        make_optimizer: MakeOptimizer | None = None,
         device: str = "cpu",
         bucket_mb: float = 4.0,
         dtype: torch.dtype | None = None,
@@ -77,7 +77,7 @@ class ShardedParameters(ReducedGradients):
         ]
         self.masters = masters_of(owned, originals)
         self.arrays = array, self.gradients.array
-        self.optimizer = make_optimizer(list(self.masters.pieces.values()))
+        self.optimize_by(make_optimizer)
         self._path: list[int] = []  # the layers that are used in this action, and the next one then
 
     def _units(self, params: Mapping[str, nn.Parameter], line: int) -> list[FlatParam]:

@@ -43,7 +43,7 @@ class ShardedStates(Averaging):
         self,
         own: LocalParameters,
         ranks: ShardGroups,
-        make_optimizer: MakeOptimizer,
+        make_optimizer: MakeOptimizer | None = None,
         device: str = "cpu",
         bucket_mb: float = 4.0,
         dtype: torch.dtype | None = None,
@@ -65,7 +65,7 @@ class ShardedStates(Averaging):
         self.gathering = gather_in_place(self.arena, self.units, ranks)
         own_gradients = [self.arena.flat_gradients[unit.chunks[rank]] for unit in self.units]
         self.masters = masters_in(self.arena, own, self.units, rank, own_gradients)
-        self.optimizer = make_optimizer(list(self.masters.pieces.values()))
+        self.optimize_by(make_optimizer)
         self._is_reduced = False
 
     def before(self, action: Action, following: Action | None) -> None:

@@ -1,0 +1,49 @@
+"""The learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+STABLE = "wsd"  # warm-up, stable, decay
+
+# The part that is left of what falls, 1 to 0, by the part that is done of the steps in which it falls, 0 to 1.
+COURSES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "linear": lambda done: 1 - done,
+    "constant": lambda done: 1.0,
+    STABLE: lambda done: 1 - done,
+}
+
+
+def learning_rate(
+    iteration: int,
+    lr: float,
+    warmup_iters: int,
+    max_iters: int,
+    schedule: str = "cosine",
+    min_lr: float | None = None,
+    decay_iters: int | None = None,
+) -> float:
+    """Linear warm-up to `lr`, then down to `min_lr`, or a tenth; iterations count from 1.
+
+    It has fallen at the step `decay_iters`, or `max_iters`.  With "wsd" it falls in the last `decay_iters` steps, or in
+    a fifth of all.
+
+    >>> [learning_rate(i, 1.0, 2, 4) for i in (1, 2, 3, 4)]
+    [0.5, 1.0, 0.55, 0.1]
+    >>> [learning_rate(i, 1.0, 0, 5, "wsd", min_lr=0.0, decay_iters=2) for i in (1, 2, 3, 4, 5)]
+    [1.0, 1.0, 1.0, 0.5, 0.0]
+
+    Source: nanoGPT, `get_lr` in train.py; Hu et al., "MiniCPM: Unveiling the Potential of Small Language Models with
+    Scalable Training Strategies", 2024, arXiv 2404.06395 (warm-up, stable, decay; there the decay is exponential).
+    """
+    if iteration <= warmup_iters:
+        return lr * iteration / warmup_iters
+    begin, end = warmup_iters, decay_iters or max_iters
+    if schedule == STABLE:
+        begin, end = max(begin, max_iters - (decay_iters or math.ceil(max_iters / 5))), max_iters
+    least = lr / 10 if min_lr is None else min_lr
+    done = min(1.0, max(0.0, (iteration - begin) / max(1, end - begin)))
+    left = COURSES[schedule](done)
+    return left * lr + (1 - left) * least

@@ -1,0 +1,106 @@
+"""Muon: momentum that is made orthogonal, matrix by matrix, by a few products of matrices.
+
+Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
+kellerjordan.github.io/posts/muon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from models.optimizer import GroupedOptimizer
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the source: they raise small singular values fastest
+STEPS = 5
+LEAST_NORM = 1e-7
+
+Function = Callable[[str, Tensor], Tensor]  # of the name of a matrix, and of the whole matrix
+Apply = Callable[[Function, Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
+def locally(function: Function, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Apply a function to matrices that are whole."""
+    return {name: function(name, tensor) for name, tensor in tensors.items()}
+
+
+class Muon(GroupedOptimizer):
+    """Momentum of Nesterov's form, made orthogonal; with decoupled weight decay.
+
+    `matrices` are parameters by name, or shards of them: `apply` then applies a function to the whole matrices of which
+    ranks hold shards, and returns the shards of the results.  Matrices that are stacked rows, such as those of queries,
+    keys and values, are made orthogonal one by one: `rows` has the relative lengths of these, by name.
+
+    It computes in the parameters' dtype, not in bfloat16 as the source does, so that float32 weights have the same
+    course in every layout but for rounding.
+    """
+
+    def __init__(
+        self,
+        matrices: Mapping[str, nn.Parameter],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+        rows: Mapping[str, Sequence[int]] | None = None,
+        apply: Apply = locally,
+    ):
+        group = {"params": [*matrices.values()], "weight_decay": weight_decay}
+        super().__init__([group], lr=lr, momentum=momentum)
+        self.matrices, self.rows, self.apply = matrices, rows or {}, apply
+
+    @torch.no_grad()
+    def step(self, skipped: Tensor | None = None) -> None:
+        """As of every optimizer.  Where `apply` is collective, so is this, be there gradients on this rank or none."""
+        (group,) = self.param_groups
+        rate, momentum = group["lr"], group["momentum"]
+        directions = {}
+        for name, param in self.matrices.items():
+            if param.grad is not None:
+                buffer = self.momentum_buffer(param)
+                mean = buffer.lerp(param.grad, 1 - momentum)
+                directions[name] = param.grad.lerp(mean, momentum)
+                replace(buffer, mean, skipped)
+        for name, direction in self.apply(self.direction, directions).items():
+            param = self.matrices[name]
+            replace(param, param * (1 - rate * group["weight_decay"]) - rate * direction, skipped)
+
+    def direction(self, name: str, matrix: Tensor) -> Tensor:
+        """What a whole matrix, or a stack of matrices, changes by at a rate of 1."""
+        lengths = self.rows.get(name, (1,))
+        parts = matrix.split([len(matrix) * length // sum(lengths) for length in lengths])
+        return torch.cat([scaled(part) for part in parts])
+
+
+def replace(old: Tensor, new: Tensor, skipped: Tensor | None) -> None:
+    """In place, unless `skipped` is 1."""
+    old.copy_(new if skipped is None else torch.where(skipped.bool(), old, new))
+
+
+def scaled(matrix: Tensor) -> Tensor:
+    """Make a matrix (out, in) orthogonal, longer where it has more outputs than inputs, as the source scales it.
+
+    Of a mixture's experts, (experts, in, out), each.
+    """
+    rows, columns = (matrix if matrix.dim() == 2 else matrix.mT).shape[-2:]
+    return orthogonal(matrix) * math.sqrt(max(1, rows / columns))
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """Bring a matrix's singular values, but for tiny ones, to between about 0.7 and 1.2, by Newton-Schulz iterations.
+
+    Shapes: (..., rows, columns).
+
+    >>> orthogonal(torch.tensor([[3.0, 0.0], [0.0, -0.5]])).diag().abs().sub(1).abs().max() < 0.35
+    tensor(True)
+    """
+    a, b, c = COEFFICIENTS
+    is_tall = matrix.shape[-2] > matrix.shape[-1]
+    x = matrix.mT if is_tall else matrix
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=LEAST_NORM)
+    for _ in range(STEPS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x.mT if is_tall else x).contiguous()

@@ -1,0 +1,39 @@
+"""torch.compile of a divided model's blocks, without the back end that makes programs, of systems/test_compile.py.
+
+What is looked at is that the compiler takes the blocks, and that what comes of them is the same.
+"""
+
+import sys
+
+import pytest
+
+from collectives import InputError
+from mpi_tests.helpers.trained import by_torch, check_same, config, on
+from train import train
+from training import compiling
+
+LAYOUTS = {
+    "tp 2, recomputed": {"tp": 2, "sequence_parallel": True, "recompute": "full"},
+    "stage 3": {"zero_stage": 3},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.filterwarnings("default")  # the compiler asks tensors for gradients that they lack
+@pytest.mark.sizes(2)
+def test_blocks_are_compiled_in_every_layout(comm, monkeypatch, layout):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    before = counters["stats"]["unique_graphs"]
+    check_same(on(comm, compile=True, **layout), by_torch(comm))
+    assert counters["stats"]["unique_graphs"] > before
+
+
+@pytest.mark.sizes(2)
+def test_a_missing_compiler_is_one_line(comm, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    words = "compile starts .* which is not there: install it, or leave compile out"
+    with pytest.raises(InputError, match=words):
+        train(config(2, compile=True), comm)
+    assert "torch._inductor" in sys.modules

@@ -1,0 +1,80 @@
+"""Checkpoints that are read, into any layout, by ranks that write none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from collectives.job.errors import InputError
+from parallelism.checkpoint.folders import found, newest
+from parallelism.checkpoint.part import TensorShard
+from parallelism.checkpoint.reading import Checkpoint
+from parallelism.checkpoint.sharing import gather_texts
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+class LoadedState(NamedTuple):
+    """What a checkpoint holds beside parts.  `own` is what the rank of this number gave, None if there was none."""
+
+    path: Path
+    step: int
+    whole: Mapping[str, Any]
+    own: Any
+
+
+class CheckpointLoader:
+    """Finds and loads checkpoints in `directory`, which all ranks of `comm` share.  All methods are collective."""
+
+    def __init__(self, directory: str | Path, comm: Communicator, say: Callable[[str], None] = print):
+        self.directory, self.comm, self.say = Path(directory), comm, say
+        self._broken: set[Path] = set()  # that have been passed over
+
+    def newest(self) -> Path | None:
+        """The last whole checkpoint, each shard of which some rank has read; None if there is none."""
+        with self.comm.agreed("newest"):
+            names = "\n".join(path.name for path in found(self.directory)) if self.comm.rank == 0 else ""
+        names = gather_texts(self.comm, names)[0]
+        return newest([self.directory / name for name in names.splitlines()], self._check, self.say)
+
+    def _check(self, path: Path) -> None:
+        self._broken.add(path)
+        with self.comm.agreed("newest"):
+            Checkpoint(path).verify(self.comm.rank, self.comm.size)
+        self._broken.remove(path)
+
+    def load(
+        self, parts: Iterable[TensorShard], path: str | Path, check: Callable[[Mapping[str, Any]], None] | None = None
+    ) -> LoadedState:
+        """Fill parts from a checkpoint of the same model, of any layout; each rank reads what it asks for.
+
+        Ahead of that `check` may refuse, by a ValueError, what the checkpoint holds beside parts.
+
+        Raises: InputError for another model's, or one with a file that is missing or not as it was written.
+        """
+        parts = list(parts)
+        with self.comm.agreed("load"):
+            checkpoint = Checkpoint(path)
+            if check:
+                check(checkpoint.index.whole)
+            checkpoint.check(parts)
+        self._check_all_asked(checkpoint, parts)
+        with self.comm.agreed("load"):
+            checkpoint.fill(parts)
+        index = checkpoint.index
+        own = index.own[self.comm.rank] if self.comm.rank < len(index.own) else None
+        return LoadedState(checkpoint.folder, index.step, index.whole, own)
+
+    def _check_all_asked(self, checkpoint: Checkpoint, parts: Sequence[TensorShard]) -> None:
+        """Of the kinds that are asked for, ranks together must ask for the parts of every parameter."""
+        asked = {(part.kind, part.name) for part in parts}
+        there = sorted(checkpoint.pieces)
+        by_some = self.comm.all_reduce(np.array([key in asked for key in there], np.int64), op="max").tolist()
+        kinds = {kind for (kind, _), some in zip(there, by_some, strict=True) if some}
+        for (kind, name), some in zip(there, by_some, strict=True):
+            if kind in kinds and not some:
+                raise InputError(f"{checkpoint.folder} has {kind} of {name}, which this model has not")

@@ -1,0 +1,188 @@
+"""Whole matrices, of which ranks hold shards by tensor parallelism, by ZeRO, or by both: each comes to one rank.
+
+For optimizers that need all of a matrix, such as Muon.  Each rank owns matrices of about as much work.  With n elements
+and p ranks a rank sends 2 n/p elements with ZeRO, and n/p to each of the p ranks without, where every rank holds all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parallelism.buffers.arena import allocate
+from parallelism.mesh import replica_axes
+from parallelism.placement import Shard, shard_of
+from parallelism.zero.units import offsets
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+    from parallelism.data.replica import Replica
+    from parallelism.mesh import Mesh
+    from parallelism.numerics.master_weights import MasterWeights
+
+
+class HeldPart(NamedTuple):
+    """What a rank holds of a matrix: elements `start` to `stop` of the flat shard of tp rank `number`."""
+
+    number: int
+    start: int
+    stop: int
+
+
+class SplitMatrix(NamedTuple):
+    """A matrix that tp ranks hold shards of, by `shard`, or each the whole; all of it goes to the rank `owner`.
+
+    `holders` are all ranks that hold a part; `sources` those of them that send theirs, in the order of the parts.
+    """
+
+    shape: torch.Size  # of a tp rank's shard
+    shard: Shard | None
+    num_shards: int
+    owner: int
+    holders: Mapping[int, HeldPart]
+    sources: Mapping[int, HeldPart]
+
+    def whole(self, parts: Mapping[int, Tensor]) -> Tensor:
+        """The matrix, of what its sources hold."""
+        flat: list[list[Tensor]] = [[] for _ in range(self.num_shards)]
+        for rank, part in self.sources.items():
+            flat[part.number].append(parts[rank])
+        shards = [torch.cat(each).view(self.shape) for each in flat]
+        return self.shard.whole(shards) if self.shard else shards[0]
+
+    def parts(self, whole: Tensor) -> dict[int, Tensor]:
+        """What each holder has of the matrix, flat."""
+        numbers = range(self.num_shards)
+        shards = [self.shard.local(whole, number, self.num_shards) for number in numbers] if self.shard else [whole]
+        flat = [shard.reshape(-1) for shard in shards]
+        return {rank: flat[part.number][part.start : part.stop] for rank, part in self.holders.items()}
+
+
+class ElementRoute(NamedTuple):
+    """Elements of a matrix that go from one rank to another."""
+
+    name: str
+    source: int
+    dest: int
+    length: int
+
+
+class Exchange:
+    """Sends along all routes at once, by one all-to-all on memory that stays.  Collective, and so is each call."""
+
+    def __init__(self, comm: Communicator, routes: Sequence[ElementRoute], dtype: torch.dtype, device: str):
+        outgoing = sorted((route for route in routes if route.source == comm.rank), key=lambda route: route.dest)
+        incoming = sorted((route for route in routes if route.dest == comm.rank), key=lambda route: route.source)
+        array, self.sent = allocate(comm, sum(route.length for route in outgoing), dtype, device)
+        out, self.received = allocate(comm, sum(route.length for route in incoming), dtype, device)
+        self.outgoing = dict(zip(outgoing, offsets(route.length for route in outgoing), strict=True))
+        self.incoming = dict(zip(incoming, offsets(route.length for route in incoming), strict=True))
+        counts = np.zeros((2, comm.size), np.int64)
+        for route in outgoing:
+            counts[0, route.dest] += route.length
+        for route in incoming:
+            counts[1, route.source] += route.length
+        send, recv = map(tuple, counts.tolist())
+        self.plan = comm.plan("all_to_all", array, out=out, send_counts=send, recv_counts=recv)
+
+    def __call__(self, tensors: Mapping[ElementRoute, Tensor]) -> dict[ElementRoute, Tensor]:
+        """Send flat tensors; what comes stays until the next call."""
+        for route, place in self.outgoing.items():
+            self.sent[place].copy_(tensors[route])
+        self.plan()
+        return {route: self.received[place] for route, place in self.incoming.items()}
+
+
+class MatrixOwners:
+    """Applies a function to whole matrices, the parameters of some `names`, each on the rank that owns it.
+
+    They are some that a replica has, on the ranks of a mesh with the same stage.  Making one is collective.
+    """
+
+    def __init__(self, replica: Replica, names: Sequence[str], mesh: Mesh, device: str = "cpu"):
+        comm = mesh.along(*replica_axes(mesh.shape), "tp")
+        params = {name: replica.params[name] for name in names}
+        self.matrices = split_matrices(params, replica.masters, mesh, comm)
+        dtype = torch.promote_types(next(iter(params.values())).dtype, torch.float32)
+        self.collecting = Exchange(comm, [*self._routes(to_owners=True)], dtype, device)
+        self.returning = Exchange(comm, [*self._routes(to_owners=False)], dtype, device)
+
+    def _routes(self, to_owners: bool) -> Iterable[ElementRoute]:
+        for name, matrix in self.matrices.items():
+            for rank, part in (matrix.sources if to_owners else matrix.holders).items():
+                ends = (rank, matrix.owner) if to_owners else (matrix.owner, rank)
+                yield ElementRoute(name, *ends, part.stop - part.start)
+
+    def __call__(self, function: Callable[[str, Tensor], Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's parts of what the function gives for matrices, of which each rank has the parts `tensors`.
+
+        They stay until the next call.  Collective.
+        """
+        collected: dict[str, dict[int, Tensor]] = defaultdict(dict)
+        sent = {route: tensors[route.name].reshape(-1) for route in self.collecting.outgoing}
+        for route, tensor in self.collecting(sent).items():
+            collected[route.name][route.source] = tensor
+        results = {}
+        for name, parts in collected.items():
+            matrix = self.matrices[name]
+            results[name] = matrix.parts(function(name, matrix.whole(parts)))
+        returned = self.returning({route: results[route.name][route.dest] for route in self.returning.outgoing})
+        return {route.name: tensor.view_as(tensors[route.name]) for route, tensor in returned.items()}
+
+
+def split_matrices(
+    params: Mapping[str, Tensor], masters: MasterWeights, mesh: Mesh, comm: Communicator
+) -> dict[str, SplitMatrix]:
+    """How the ranks of `comm` hold parameters, given what this rank has of them.  Collective."""
+    shards = {name: shard_of(param, "tp") for name, param in params.items()}
+    own = [HeldPart(mesh.tp.rank if shards[name] else 0, *own_span(masters, name)) for name in params]
+    holders, owners = all_parts(comm, own), owners_of([param.shape for param in params.values()], comm.size)
+    matrices = {}
+    for (name, param), parts, owner in zip(params.items(), holders, owners, strict=True):
+        shard, sources = shards[name], nearest(parts, owner)
+        matrices[name] = SplitMatrix(param.shape, shard, mesh.tp.size if shard else 1, owner, parts, sources)
+    return matrices
+
+
+def own_span(masters: MasterWeights, name: str) -> tuple[int, int]:
+    """The elements of a parameter that this rank updates, from one to another; none where it updates none."""
+    return (masters.spans[name].start, masters.spans[name].stop) if name in masters.pieces else (0, 0)
+
+
+def all_parts(comm: Communicator, own: Sequence[HeldPart]) -> list[dict[int, HeldPart]]:
+    """Of each matrix, the ranks that hold a part, given those of this rank.  Collective."""
+    rows = comm.all_gather(np.array(own, np.int64).reshape(-1))
+    by_rank = rows.reshape(comm.size, len(own), 3).tolist()
+    parts = [[HeldPart(*row) for row in each] for each in by_rank]
+    return [{rank: part[i] for rank, part in enumerate(parts) if part[i].start < part[i].stop} for i in range(len(own))]
+
+
+def nearest(holders: Mapping[int, HeldPart], owner: int) -> dict[int, HeldPart]:
+    """For each part the holder next to the owner, which may be itself.
+
+    >>> nearest({rank: HeldPart(rank % 2, 0, 8) for rank in range(4)}, owner=2)
+    {2: HeldPart(number=0, start=0, stop=8), 1: HeldPart(number=1, start=0, stop=8)}
+    """
+    ranks: dict[HeldPart, int] = {}
+    for rank in sorted(holders, key=lambda rank: abs(rank - owner)):
+        ranks.setdefault(holders[rank], rank)
+    return {ranks[part]: part for part in sorted(ranks)}
+
+
+def owners_of(shapes: Sequence[Sequence[int]], size: int) -> list[int]:
+    """A rank for each matrix, so that all have about as much work: that of products with its shorter side.
+
+    >>> owners_of([(4, 4), (16, 4), (4, 4), (4, 4)], 2)
+    [1, 0, 1, 1]
+    """
+    work = [np.prod(shape, dtype=float) * min(shape[-2:]) for shape in shapes]
+    load, owners = [0.0] * size, [0] * len(shapes)
+    for index in sorted(range(len(shapes)), key=lambda index: -work[index]):
+        owners[index] = load.index(min(load))
+        load[owners[index]] += work[index]
+    return owners

@@ -1,0 +1,46 @@
+"""What torch.compile makes of a model: of a whole one where a rank has it, else of each block."""
+
+from __future__ import annotations
+
+import shutil
+
+import torch
+
+from models.gpt import GPT
+from parallelism.numerics.dropout import Dropout
+from training.config import Config
+
+BACKEND = "inductor"
+WHOLE = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute": ("none",), "num_experts": (0,)}
+
+
+def compiles_whole(config: Config) -> bool:
+    """Whether a rank computes the whole model, with no collective in between, so that it is compiled as one."""
+    return config.compile and all(getattr(config, name) in values for name, values in WHOLE.items())
+
+
+def check_compiler(config: Config) -> None:
+    """Raise ValueError where there is no C++ compiler, by which torch.compile makes programs for the CPU."""
+    if not config.compile or config.device != "cpu":
+        return
+    from torch._inductor import config as settings
+
+    names = [name for name in settings.cpp.cxx if name]
+    if BACKEND == "inductor" and not any(map(shutil.which, names)):
+        raise ValueError(f"compile starts {' or '.join(names)}, which is not there: install it, or leave compile out")
+
+
+def compile_model(gpt: GPT, config: Config) -> None:
+    """Let a model be compiled when it first computes: whole, or block by block, without modules that communicate."""
+    if compiles_whole(config):
+        gpt.compile(backend=BACKEND)
+        return
+    for kind in {type(module) for module in gpt.modules()}:
+        if kind.__module__.startswith("parallelism.") and kind is not Dropout and not is_left_out(kind.forward):
+            kind.forward = torch.compiler.disable(kind.forward)
+    for block in gpt.transformer.h:
+        block.forward = torch.compile(block.forward, backend=BACKEND)  # what recomputes a block wraps this
+
+
+def is_left_out(function: object) -> bool:
+    return getattr(function, "_torchdynamo_disable", False)

@@ -1,0 +1,75 @@
+"""The optimizer of a run, on what this rank updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from models.gpt import GPTConfig
+from models.learning_rate import STABLE
+from models.muon import Muon, locally
+from models.optimizer import Optimizer, Together, adamw, decay_groups
+from models.sgd import SGD
+from parallelism.data.replica import Replica
+from parallelism.mesh import Mesh, replica_axes
+from parallelism.zero.matrices import MatrixOwners
+from training.config import Config
+
+BLOCKS = "transformer.h."
+
+
+def check_optimizer(config: Config) -> None:
+    """Refuse settings of another optimizer's, and of learning rates that can't fall so."""
+    if config.momentum is not None and config.optimizer == "adamw":
+        raise ValueError(f"momentum={config.momentum} is of sgd and muon, not of adamw: leave it out, or set optimizer")
+    if config.lr_schedule == "constant" and (config.min_lr is not None or config.lr_decay_iters is not None):
+        raise ValueError(
+            "min_lr and lr_decay_iters are of rates that fall, not of lr_schedule=constant: leave them out"
+        )
+    if config.min_lr is not None and config.min_lr > config.lr:
+        raise ValueError(f"min_lr={config.min_lr} must be at most lr={config.lr}, from which it falls")
+    if config.lr_schedule == STABLE and (config.lr_decay_iters or 0) > config.max_iters:
+        raise ValueError(
+            f"lr_decay_iters={config.lr_decay_iters} must be at most max_iters={config.max_iters} with lr_schedule=wsd"
+        )
+
+
+def make_optimizer(config: Config, replica: Replica, mesh: Mesh, shape: GPTConfig) -> Optimizer:
+    """Make the optimizer of what a rank updates of a GPT of some shape.  Collective."""
+    params = [*replica.masters.pieces.values()]
+    if config.optimizer == "sgd":
+        momentum = 0.9 if config.momentum is None else config.momentum
+        return SGD(decay_groups(params, config.weight_decay), config.lr, momentum)
+    if config.optimizer == "muon":
+        matrices = muon(config, replica, mesh, shape)
+        rest = set(params).difference(matrices.matrices.values())
+        return Together(matrices, adamw([p for p in params if p in rest], *adamw_settings(config)))
+    return adamw(params, *adamw_settings(config))
+
+
+def adamw_settings(config: Config) -> tuple[float, float, tuple[float, float], float]:
+    return config.lr, config.weight_decay, (config.beta1, config.beta2), config.eps
+
+
+def muon(config: Config, replica: Replica, mesh: Mesh, shape: GPTConfig) -> Muon:
+    """Muon on the matrices of blocks.  Queries', keys' and values' are apart: layers of their own, computed at once.
+
+    Collective.
+    """
+    names = [name for name, param in replica.params.items() if name.startswith(BLOCKS) and param.dim() >= 2]
+    ranks = mesh.along(*replica_axes(mesh.shape), "tp")
+    pieces = {name: replica.masters.pieces[name] for name in names if name in replica.masters.pieces}
+    optimizer = Muon(
+        pieces,
+        config.muon_lr,
+        0.95 if config.momentum is None else config.momentum,
+        config.weight_decay,
+        {name: rows_of(name, shape) for name in names},
+        MatrixOwners(replica, names, mesh, config.device) if names and ranks.size > 1 else locally,
+    )
+    optimizer.param_groups[0]["lr_factor"] = config.muon_lr / config.lr
+    return optimizer
+
+
+def rows_of(name: str, shape: GPTConfig) -> Sequence[int]:
+    """The relative numbers of rows of the matrices that a parameter is stacked of."""
+    return (shape.n_head, shape.num_kv_heads, shape.num_kv_heads) if name.endswith("attn.c_attn.weight") else (1,)
