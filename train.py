@@ -20,8 +20,8 @@ import torch
 import collectives
 from collectives.job import environment
 from models.flags import parse
-from models.gpt import GPT
 from models.hf import save_hugging_face
+from models.model import Model
 from models.report import TrainingReport
 from models.tokenizer import save_tokenizer
 from training.announcement import announcement
@@ -35,7 +35,7 @@ from training.sampling import sample
 class Trained(NamedTuple):
     """What comes of a run: the model, and the records that metrics.jsonl has."""
 
-    gpt: GPT
+    gpt: Model
     records: list[dict[str, Any]]
 
 

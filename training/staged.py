@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from models.gpt import GPT
+from models.model import Model
 from models.optimizer import adamw
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh
@@ -21,17 +21,17 @@ from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
-from training.config import SEARCH, Config, plan_of, zero_group
-from training.gpt import gpt2_layers, recompute_model, whole_layer
+from training.config import SEARCH, Config, zero_group
+from training.family import layers_of, plan_of
+from training.gpt import recompute_model, whole_layer
 
 
 def divide(
-    gpt: GPT, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition, ep: ExpertExchange | None
+    gpt: Model, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition, ep: ExpertExchange | None
 ) -> None:
     """Divide a model over tp, sp and ep; let it recompute and be compiled."""
-    plan = plan_of(config, gpt.config.vocab_size)
     sp = sequences if mesh.sp.size > 1 else None
-    parallelize(gpt, plan, mesh.tp, sp, config.sequence_parallel, place, ep)
+    parallelize(gpt, plan_of(gpt.config), mesh.tp, sp, config.sequence_parallel, place, ep)
     if config.recompute != "none":
         recompute_model(gpt, config.recompute, place)
     if config.compile:
@@ -39,7 +39,7 @@ def divide(
 
 
 def staged(
-    gpt: GPT,
+    gpt: Model,
     config: Config,
     mesh: Mesh,
     schedule: Schedule,
@@ -57,7 +57,7 @@ def staged(
         place.samples = batch.samples
 
     computing = partial(precision.computing, config.device)
-    layers = [within(computing, layer) for layer in ([whole_layer(gpt)] if config.compile else gpt2_layers(gpt))]
+    layers = [within(computing, layer) for layer in ([whole_layer(gpt)] if config.compile else layers_of(gpt))]
     if mesh.pp.size > 1 and (config.balance == "measured" or config.schedule == SEARCH):
         gpt.to(config.device)  # ahead of the arena, which moves only what is left to this rank
         layers, schedule = measured(gpt, layers, config, mesh, schedule, make_batch(), prepare)
@@ -78,7 +78,7 @@ def staged(
 
 
 def measured(
-    gpt: GPT,
+    gpt: Model,
     layers: list[Layer],
     config: Config,
     mesh: Mesh,
