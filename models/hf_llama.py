@@ -98,10 +98,12 @@ def config_file(config: LlamaConfig) -> dict[str, Any]:
 def read_config(values: Mapping[str, Any]) -> LlamaConfig:
     """Raises: ValueError for values that no Llama of models/llama.py can have."""
     rope = values.get("rope_parameters") or {}  # where transformers 5 has what 4 had beside the rest
+    if not isinstance(rope, dict):
+        raise ValueError(f"rope_parameters is {rope!r}; settings by name are wanted")
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"rope_type is {rope['rope_type']!r}; only 'default' can be loaded")
-    found = {**values, **{name: rope[name] for name in ("rope_theta",) if name in rope}}
-    fields = {ours: found[theirs] for theirs, ours in (FIELDS | OPTIONAL).items() if found.get(theirs) is not None}
+    values = {**values, "rope_theta": rope.get("rope_theta", values.get("rope_theta"))}
+    fields = {ours: values[theirs] for theirs, ours in (FIELDS | OPTIONAL).items() if values.get(theirs) is not None}
     config = LlamaConfig(**fields)
     if values.get("head_dim") not in (None, config.head_size):
         raise ValueError(f"head_dim is {values['head_dim']}; only hidden_size / num_attention_heads can be loaded")
