@@ -67,6 +67,7 @@ class GPTConfig(TransformerConfig):
 
     tied: ClassVar[bool] = True
     is_gated: ClassVar[bool] = False
+    has_rms_norms: ClassVar[bool] = False
     embeds_positions: ClassVar[bool] = True
 
     def __post_init__(self):
@@ -91,6 +92,7 @@ class LlamaConfig(TransformerConfig):
     tied: bool = False  # the head is the embedding
 
     is_gated: ClassVar[bool] = True
+    has_rms_norms: ClassVar[bool] = True
     embeds_positions: ClassVar[bool] = False
     dropout: ClassVar[float] = 0.0
     bias: ClassVar[bool] = False

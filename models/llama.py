@@ -11,24 +11,32 @@ from models.config import LlamaConfig
 from models.gpt import CausalAttention, CrossEntropy, init_weights, split_heads
 
 
-def rotate(x: torch.Tensor, positions: torch.Tensor | None, theta: float) -> torch.Tensor:
-    """Rotate element i and element i + head_size/2 of each head as one point, by position x theta^(-2i / head_size).
-
-    Products of queries and keys then depend on how far apart their positions are, which are 0, 1, ... by default.
+def rotations(x: torch.Tensor, positions: torch.Tensor | None, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cosines and sines of position x theta^(-2i / head_size); positions are 0, 1, ... by default.
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, arXiv 2104.09864, section
-    3.2.2; which elements make a point is as in Hugging Face's modeling_llama.py.
+    3.2.2.
 
-    Shapes: x (batch, heads, seq, head_size), positions (seq) or (batch, seq).
+    Shapes: x (batch, heads, seq, head_size), positions (seq) or (batch, seq), results ([batch,] seq, 1, head_size/2).
     """
     half, wide = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
     if positions is None:
         positions = torch.arange(x.shape[2], device=x.device)
     speeds = theta ** (torch.arange(half, device=x.device, dtype=wide) / -half)
-    angles = (positions[..., None] * speeds).unsqueeze(-3)  # (1, seq, half) or (batch, 1, seq, half)
-    cos, sin = angles.cos(), angles.sin()
-    first, second = x.split(half, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    angles = positions[..., None, None] * speeds
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate element i and element i + head_size/2 of each head as one point: which, is as in Hugging Face's Llama.
+
+    Products of queries and keys then depend on how far apart their positions are.
+
+    Shapes: x and result (batch, heads, seq, head_size), the heads of a token side by side in memory.
+    """
+    first, second = x.transpose(1, 2).chunk(2, dim=-1)  # (batch, seq, heads, head_size/2)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(x.dtype).transpose(1, 2)
 
 
 class RotaryAttention(nn.Module):
@@ -43,7 +51,8 @@ class RotaryAttention(nn.Module):
     def forward(self, x, positions=None, documents=None):
         qkv = self.c_attn(x)  # (batch, seq, (n_head + 2 n_kv_head) head_size)
         q, k, v = split_heads(qkv, self.shares, self.head_size)
-        q, k = (rotate(each, positions, self.theta) for each in (q, k))
+        turns = rotations(q, positions, self.theta)
+        q, k, v = rotate(q, *turns), rotate(k, *turns), v.clone()  # a view would keep all of qkv
         y = self.attend(q, k, v, documents)  # (batch, n_head, seq, head_size)
         return self.c_proj(y.transpose(1, 2).flatten(2))  # (batch, seq, n_embd)
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from models.config import GPTConfig, LlamaConfig
 from models.gpt import GPT, flops_per_token
 from models.hf import initialize, load_hugging_face, save_hugging_face, to_hugging_face
-from models.llama import Llama, rotate
+from models.llama import Llama, rotate, rotations
 from mpi_tests.helpers.hugging_face import llama_of_hugging_face
 from mpi_tests.helpers.models import random_tokens, randomized
 
@@ -59,15 +59,15 @@ def test_rotations_are_products_of_complex_numbers(positions):
     points = torch.complex(x[..., :4], x[..., 4:]).numpy()
     where = np.array([[0, 1, 2]] if positions is None else positions).reshape(-1, 1, 3, 1)
     turned = points * np.exp(1j * where * 500.0 ** (-np.arange(4) / 4))
-    rotated = rotate(x, None if positions is None else torch.tensor(positions), 500.0)
+    rotated = rotate(x, *rotations(x, None if positions is None else torch.tensor(positions), 500.0))
     np.testing.assert_allclose(rotated, np.concatenate([turned.real, turned.imag], -1), rtol=0, atol=1e-14)
 
 
 def test_16_bits_are_rotated_in_float32():
     x = torch.randn(1, 1, 2048, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    exact = rotate(x.double(), None, 1e4)
-    assert rotate(x, None, 1e4).dtype == torch.bfloat16
-    assert (rotate(x, None, 1e4) - exact).abs().max() <= exact.abs().max() * 2**-8
+    exact, rotated = (rotate(each, *rotations(each, None, 1e4)) for each in (x.double(), x))
+    assert rotated.dtype == torch.bfloat16
+    assert (rotated - exact).abs().max() <= exact.abs().max() * 2**-8
 
 
 def test_a_document_has_the_logits_that_it_has_alone():

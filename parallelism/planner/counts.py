@@ -101,7 +101,7 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     Those are the norms' results, with two numbers a token, q, k and v, attention's result and the log of its sums, the
     inputs of GELU and its results; with dropout the masks, and attention's probabilities, masked and not, and theirs,
     unless keys go round a ring.  Selective recomputation spares GELU's results, or a gate's, and the probabilities.
-    Rotated q and k lie beside those that are not, whose memory v has a part of.
+    An RMSNorm keeps one number a token, and its result before the weights, too; rotations, cosines and sines.
     """
     model, num_tokens = job.model, tokens(job, layout)
     width, kv_width = widths(model)
@@ -111,16 +111,28 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     parts = job.head_ranks(layout.sp)
     in_ring = layout.sp > parts
     activation = 2 * between * width + split * (2 * width + 2 * kv_width) + split * width * in_ring
-    activation += split * (mlp_kept(model, layout.tp) + (0 if model.embeds_positions else width + kv_width))
+    activation += split * mlp_kept(model, layout.tp)
     attention = split * model.n_head
     if layout.recompute == "selective":
         activation -= split * spared(model)
     if model.dropout:
         activation += 2 * between * width
         attention *= 1 if in_ring or layout.recompute == "selective" else 3 * model.block_size
-    return SavedElements(
-        2 * between * width, activation, 4 * between + attention, block_params(model, layout.tp, layout.ep)
-    )
+    in_float32 = 2 * norm_numbers(model) * between + attention
+    if not model.embeds_positions:
+        in_float32 += model.block_size // layout.sp * model.head_size
+    residual = 2 * norm_kept(model) * between * width
+    return SavedElements(residual, activation, in_float32, block_params(model, layout.tp, layout.ep))
+
+
+def norm_kept(model: ModelConfig) -> int:
+    """Tensors that a norm keeps beside its result."""
+    return 2 if model.has_rms_norms else 1
+
+
+def norm_numbers(model: ModelConfig) -> int:
+    """Numbers that a norm keeps of a token."""
+    return 1 if model.has_rms_norms else 2
 
 
 def mlp_kept(model: ModelConfig, tp: int) -> float:
@@ -153,7 +165,9 @@ def spared(model: ModelConfig) -> int:
 def head_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """The norm's input and result, and the log of the probabilities."""
     between = tokens(job, layout) / between_tp(layout) * job.model.n_embd
-    return SavedElements(between, between, logits(job, layout), vocabulary_params(job.model, layout.tp))
+    return SavedElements(
+        norm_kept(job.model) * between, between, logits(job, layout), vocabulary_params(job.model, layout.tp)
+    )
 
 
 def logits(job: TrainingJob, layout: ParallelLayout) -> float:
