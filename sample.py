@@ -1,4 +1,4 @@
-"""Text from a model that train.py has trained, or from a GPT-2 in Hugging Face's files.
+"""Text from a model that train.py has trained, or from a GPT-2 or Llama in Hugging Face's files.
 
 python sample.py --from out --prompt "def "
 mpirun -n 2 python sample.py --from out --prompt "def " --num_samples 3 --top_p 0.9
@@ -19,8 +19,8 @@ import collectives
 from collectives.job import environment
 from collectives.job.settings import Parser, Range
 from models.generate import check, generate
-from models.gpt import GPT
 from models.hf import load_hugging_face
+from models.model import Model
 from models.ranges import SEED, TEXT
 from models.tokenizer import BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
 
@@ -68,7 +68,7 @@ def parse() -> Namespace:
     return args
 
 
-def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
+def tokenizer_of(folder: Path, gpt: Model, name: str | None) -> Tokenizer:
     """Return the tokenizer that is named, else that of the folder, else bytes or token ids, as many as there are.
 
     Raises: ValueError for one that has more tokens than the model.
@@ -82,7 +82,7 @@ def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, prompt: str, gpt: GPT) -> list[int]:
+def encode(tokenizer: Tokenizer, prompt: str, gpt: Model) -> list[int]:
     """Return the prompt's tokens.
 
     Raises: ValueError for a prompt without any, or with others than the model has.
@@ -95,15 +95,14 @@ def encode(tokenizer: Tokenizer, prompt: str, gpt: GPT) -> list[int]:
     return ids
 
 
-def split(gpt: GPT, comm: collectives.Communicator) -> None:
+def split(gpt: Model, comm: collectives.Communicator) -> None:
     """Split attention and MLPs over the ranks; each has the whole embedding, and all experts.  Collective."""
     from parallelism.tensor.sharding_plan import parallelize
-    from training.gpt import gpt2_plan
+    from training.family import plan_of
 
-    plan = gpt2_plan(gpt.config.vocab_size, gpt.config.n_head, gpt.config.n_kv_head, gpt.config.num_experts > 0)
     whole = ("transformer.wte", "lm_head", "loss", "transformer.h.*.mlp")
     with redirect_stdout(None):
-        parallelize(gpt, {name: each for name, each in plan.items() if name not in whole}, comm)
+        parallelize(gpt, {name: each for name, each in plan_of(gpt.config).items() if name not in whole}, comm)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ import torch
 import collectives
 from collectives.job import environment
 from models.flags import parse
-from models.gpt import GPT
 from models.hf import save_hugging_face
+from models.model import Model
 from models.report import TrainingReport
 from models.tokenizer import save_tokenizer
 from training.announcement import announcement
@@ -42,7 +42,7 @@ from training.sampling import sample
 class Trained(NamedTuple):
     """What comes of a run: the model, unless it only validates, and the records that metrics.jsonl has."""
 
-    gpt: GPT | None
+    gpt: Model | None
     records: list[dict[str, Any]]
 
 
@@ -110,7 +110,7 @@ def iterate(run: TrainingRun) -> list[dict[str, Any]]:
     return report.records
 
 
-def leave(run: TrainingRun, gpt: GPT) -> None:
+def leave(run: TrainingRun, gpt: Model) -> None:
     """Print a sample, and leave the weights and the tokenizer where the run writes to.  Collective."""
     comm = run.mesh.comm
     if comm.rank == 0:

@@ -1,21 +1,25 @@
-"""The shape of a GPT."""
+"""The shape of a model, of each family."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from collectives.job.settings import Range, check
 from models.ranges import (
     CAPACITY,
     DROPOUT,
+    EPSILON,
     EXPERTS,
     EXPERTS_PER_TOKEN,
     HEADS,
     LAYERS,
     LENGTH,
     LOSS_WEIGHT,
+    ROPE_THETA,
     VOCABULARY,
     WIDTH,
 )
+
+HIDDEN_UNIT = 64  # of which the width of a gated MLP is a multiple, unless it is given
 
 
 def number(default: Any, values: Range) -> Any:
@@ -23,19 +27,15 @@ def number(default: Any, values: Range) -> Any:
 
 
 @dataclass(frozen=True)
-class GPTConfig:
+class TransformerConfig:
+    """What the models of every family have."""
+
     vocab_size: int = number(256, VOCABULARY)
     block_size: int = number(128, LENGTH)
     n_layer: int = number(4, LAYERS)
     n_head: int = number(4, HEADS)
     n_embd: int = number(192, WIDTH)
-    dropout: float = number(0.0, DROPOUT)
-    bias: bool = False
     n_kv_head: int | None = number(None, HEADS)  # of keys and values, each shared by as many of queries; None: n_head
-    num_experts: int = number(0, EXPERTS)  # of a mixture in place of each MLP; 0: none
-    experts_per_token: int = number(2, EXPERTS_PER_TOKEN)
-    expert_capacity: float | None = number(None, CAPACITY)  # times the mean of an expert's tokens; None: no limit
-    balance_loss: float = number(0.0, LOSS_WEIGHT)
 
     def __post_init__(self):
         check(self)
@@ -46,6 +46,32 @@ class GPTConfig:
         if self.n_head % self.num_kv_heads:
             sizes = ", ".join(str(n) for n in range(1, self.n_head + 1) if self.n_head % n == 0)
             raise ValueError(f"n_head={self.n_head} can't share n_kv_head={self.n_kv_head} evenly: use one of {sizes}")
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.n_head if self.n_kv_head is None else self.n_kv_head
+
+    @property
+    def head_size(self) -> int:
+        return self.n_embd // self.n_head
+
+
+@dataclass(frozen=True)
+class GPTConfig(TransformerConfig):
+    dropout: float = number(0.0, DROPOUT)
+    bias: bool = False
+    num_experts: int = number(0, EXPERTS)  # of a mixture in place of each MLP; 0: none
+    experts_per_token: int = number(2, EXPERTS_PER_TOKEN)
+    expert_capacity: float | None = number(None, CAPACITY)  # times the mean of an expert's tokens; None: no limit
+    balance_loss: float = number(0.0, LOSS_WEIGHT)
+
+    tied: ClassVar[bool] = True
+    is_gated: ClassVar[bool] = False
+    has_rms_norms: ClassVar[bool] = False
+    embeds_positions: ClassVar[bool] = True
+
+    def __post_init__(self):
+        super().__post_init__()
         if 0 < self.num_experts < self.experts_per_token:
             raise ValueError(
                 f"experts_per_token={self.experts_per_token} is more than num_experts={self.num_experts}: use from 1 "
@@ -53,5 +79,42 @@ class GPTConfig:
             )
 
     @property
-    def num_kv_heads(self) -> int:
-        return self.n_head if self.n_kv_head is None else self.n_kv_head
+    def hidden_width(self) -> int:
+        """Of the MLP."""
+        return 4 * self.n_embd
+
+
+@dataclass(frozen=True)
+class LlamaConfig(TransformerConfig):
+    n_hidden: int | None = number(None, WIDTH)  # width within the MLP; None: 8/3 of n_embd, rounded up
+    rope_theta: float = number(10000.0, ROPE_THETA)  # the slowest rotation takes about 2 pi times as many positions
+    norm_eps: float = number(1e-5, EPSILON)  # added to the mean square that a norm divides by
+    tied: bool = False  # the head is the embedding
+
+    is_gated: ClassVar[bool] = True
+    has_rms_norms: ClassVar[bool] = True
+    embeds_positions: ClassVar[bool] = False
+    dropout: ClassVar[float] = 0.0
+    bias: ClassVar[bool] = False
+    num_experts: ClassVar[int] = 0
+    experts_per_token: ClassVar[int] = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.head_size % 2:
+            raise ValueError(
+                f"n_embd={self.n_embd} and n_head={self.n_head} make heads of {self.head_size}, whose halves can't be "
+                f"rotated: use n_embd={self.n_head * (self.head_size + 1)}"
+            )
+
+    @property
+    def hidden_width(self) -> int:
+        """Of the MLP.
+
+        >>> LlamaConfig(n_embd=192, n_head=4).hidden_width, LlamaConfig(n_embd=4096, n_head=32).hidden_width
+        (512, 10944)
+        """
+        return self.n_hidden or -(-8 * self.n_embd // (3 * HIDDEN_UNIT)) * HIDDEN_UNIT
+
+
+ModelConfig = GPTConfig | LlamaConfig

@@ -1,4 +1,4 @@
-"""Text from a GPT, token by token; keys and values of the tokens before are kept."""
+"""Text from a model, token by token; keys and values of the tokens before are kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.gpt import GPT
+from models.model import Model
 
 
 class CachedAttention(nn.Module):
@@ -37,7 +37,7 @@ class CachedAttention(nn.Module):
 
 
 @contextmanager
-def caching(gpt: GPT) -> Iterator[list[CachedAttention]]:
+def caching(gpt: Model) -> Iterator[list[CachedAttention]]:
     """Have a model's attention keep keys and values."""
     attentions: list[Any] = [block.get_submodule("attn") for block in gpt.transformer.h]
     caches = [CachedAttention(attention.attend, gpt.config.block_size) for attention in attentions]
@@ -52,7 +52,7 @@ def caching(gpt: GPT) -> Iterator[list[CachedAttention]]:
 
 @torch.no_grad()
 def generate(
-    gpt: GPT,
+    gpt: Model,
     tokens: Tensor,
     num_tokens: int,
     temperature: float = 1.0,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models.config import GPTConfig
+from models.config import GPTConfig, ModelConfig
 from models.mixture import Mixture
 
 
@@ -33,7 +33,7 @@ class CausalAttention(nn.Module):
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.head_size = config.n_embd // config.n_head
+        self.head_size = config.head_size
         self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # of q, k and v in c_attn
         self.c_attn = nn.Linear(config.n_embd, sum(self.shares) * self.head_size, bias=config.bias)
         self.attend = CausalAttention(config.dropout)
@@ -42,15 +42,19 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, documents=None):
         qkv = self.c_attn(x)  # (batch, seq, (n_head + 2 n_kv_head) head_size)
-        widths = [qkv.shape[-1] * share // sum(self.shares) for share in self.shares]
-        q, k, v = map(self.split_heads, qkv.split(widths, dim=-1))
+        q, k, v = split_heads(qkv, self.shares, self.head_size)
         y = self.attend(q, k, v, documents)  # (batch, n_head, seq, head_size)
         y = y.transpose(1, 2).flatten(2)  # (batch, seq, n_embd)
         return self.resid_dropout(self.c_proj(y))
 
-    def split_heads(self, x):
-        x = x.unflatten(-1, (-1, self.head_size))  # (batch, seq, heads, head_size)
-        return x.transpose(1, 2)  # (batch, heads, seq, head_size)
+
+def split_heads(qkv, shares, head_size):
+    """Return q, k and v, of which a rank of several has `shares` of the heads.
+
+    Shapes: qkv (batch, seq, heads head_size), results (batch, heads, seq, head_size).
+    """
+    heads = qkv.unflatten(-1, (-1, head_size)).transpose(1, 2)  # (batch, heads, seq, head_size)
+    return heads.split([heads.shape[1] * share // sum(shares) for share in shares], dim=1)
 
 
 class MLP(nn.Module):
@@ -130,6 +134,17 @@ class CrossEntropy(nn.Module):
         )
 
 
+def init_weights(model: nn.Module, n_layer: int, seed: int) -> None:
+    """Draw weights with std 0.02, or 0.02 / sqrt(2 n_layer) where a projection adds to the residual."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        if p.dim() >= 2:
+            num_residuals = 2 * n_layer if name.endswith("c_proj.weight") else 1
+            nn.init.normal_(p, std=0.02 / math.sqrt(num_residuals), generator=generator)
+        elif name.endswith("bias"):
+            nn.init.zeros_(p)
+
+
 class GPT(nn.Module):
     """A GPT-2 whose initial weights depend on the config and the seed alone.
 
@@ -144,16 +159,7 @@ class GPT(nn.Module):
             self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.transformer.wte.weight
         self.loss = CrossEntropy()
-        self.init_weights(torch.Generator().manual_seed(seed))
-
-    def init_weights(self, generator: torch.Generator):
-        """Draw weights with std 0.02, or 0.02 / sqrt(2 n_layer) where a projection adds to the residual."""
-        for name, p in self.named_parameters():
-            if p.dim() >= 2:
-                num_residuals = 2 * self.config.n_layer if name.endswith("c_proj.weight") else 1
-                nn.init.normal_(p, std=0.02 / math.sqrt(num_residuals), generator=generator)
-            elif name.endswith("bias"):
-                nn.init.zeros_(p)
+        init_weights(self, config.n_layer, seed)
 
     def forward(
         self,
@@ -178,10 +184,13 @@ class GPT(nn.Module):
         return sum(p.numel() for name, p in self.named_parameters() if name != "transformer.wpe.weight")
 
 
-def flops_per_token(config: GPTConfig, num_params: int) -> int:
-    """Forward and backward of one token: 6 N + 12 L d T, where N is `GPT.num_params` less the experts not chosen.
+def flops_per_token(config: ModelConfig, num_params: int) -> int:
+    """Forward and backward of one token: 6 N + 12 L d T, where N is `num_params` less what takes no product.
+
+    Those are the experts not chosen, and an embedding that is not the head, too.
 
     Source: nanoGPT, `GPT.estimate_mfu` in model.py, after Chowdhery et al. 2022 (PaLM), appendix B.
     """
     idle = max(0, config.num_experts - config.experts_per_token) * 8 * config.n_embd**2 * config.n_layer
+    idle += 0 if config.tied else config.vocab_size * config.n_embd
     return 6 * (num_params - idle) + 12 * config.n_layer * config.n_embd * config.block_size

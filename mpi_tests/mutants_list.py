@@ -780,8 +780,8 @@ CHECKPOINTS = [
 PLANNER = [
     mutant(
         "parallelism/planner/counts.py",
-        "width * (width + 2 * kv_width) + width * width + 8 * mlps",
-        "width * (width + 2 * kv_width) + width * width + 7 * mlps",
+        "width * (width + 2 * kv_width) + width * width + mlps",
+        "width * (width + 2 * kv_width) + 2 * width * width + mlps",
         ("test_planner.py", "bytes_of_each_layout and 1f1b"),
     ),
     mutant(
@@ -813,12 +813,12 @@ MODELS = [
     ),
     mutant(
         "models/gpt.py",
-        'num_residuals = 2 * self.config.n_layer if name.endswith("c_proj.weight") else 1',
+        'num_residuals = 2 * n_layer if name.endswith("c_proj.weight") else 1',
         "num_residuals = 1",
         ("test_gpt.py", "follow_gpt2"),
     ),
     mutant(
-        "models/hf.py",
+        "models/hf_gpt2.py",
         '"layer_norm_epsilon": 1e-5',
         '"layer_norm_epsilon": 1e-6',
         ("test_hf.py", "config_file or formulas"),

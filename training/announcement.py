@@ -13,9 +13,13 @@ def announcement(run: TrainingRun) -> str:
     batch = f"dp {mesh.dp.size} x micro_batch_size {config.micro_batch_size}"
     lines = [
         f"{tokens.name}: {len(tokens.ids):,} tokens, vocabulary {tokens.vocab_size}",
-        f"GPT of {run.num_params:,} parameters; batch {run.sampler.batch_size} = {batch} "
+        f"{type(run.gpt).__name__} of {run.num_params:,} parameters; batch {run.sampler.batch_size} = {batch} "
         f"x num_micro_batches {run.samples.num_micro_batches}",
     ]
+    if config.depth is not None:
+        names = "n_layer", "n_head", "n_embd", "global_batch_size", "lr"
+        follow = ", ".join(f"{name} {value:.4g}" for name in names if (value := getattr(config, name)) is not None)
+        lines.append(f"depth {config.depth}: {follow}")
     if run.out_dir and run.out_dir != config.out_dir:
         lines.append(f"out_dir {run.out_dir}, as {config.out_dir} has what another run has left")
     if mesh.tp.size * mesh.sp.size > 1:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from collectives.algorithms.groups import Topology
 from collectives.schedule.draw import refuse
 from models.data import Tokens, TokenWindows, split
-from models.gpt import GPT
 from models.hf import initialize
+from models.model import Model
+from models.presets import shape_of
 from models.token_files import TokenSequence
 from parallelism.data.sampler import DistributedSampler
 from parallelism.experts.expert_parallel import check_experts
@@ -25,7 +26,8 @@ from parallelism.sequence.token_shards import check_between_layers, shard_tokens
 from parallelism.tensor.sharding_plan import strategies
 from parallelism.zero.units import groups_of
 from training.compiling import check_compiler
-from training.config import AUTO, SEARCH, Config, make_model, picture_of, plan_of, shape_of, tokens_of, zero_group
+from training.config import AUTO, SEARCH, Config, make_model, picture_of, tokens_of, zero_group
+from training.family import plan_of
 from training.logs import check_logs
 from training.optimizing import check_optimizer
 
@@ -40,7 +42,7 @@ class Inputs(NamedTuple):
     batch_size: int  # of all ranks
     schedule: Schedule
     precision: Precision
-    gpt: GPT  # whole
+    gpt: Model  # whole
 
 
 def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
@@ -73,7 +75,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     gpt = make_model(config, tokens.vocab_size)
     if config.init_from:
         initialize(gpt, config.init_from)
-    strategies(gpt, plan_of(config, tokens.vocab_size), {**shape, "heads": head_ranks})  # refuses what can't be divided
+    strategies(gpt, plan_of(gpt.config), {**shape, "heads": head_ranks})  # refuses what can't be divided
     return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, gpt)
 
 

@@ -6,8 +6,7 @@ import shutil
 
 import torch
 
-from models.gpt import GPT
-from parallelism.numerics.dropout import Dropout
+from models.model import Model
 from training.config import Config
 
 BACKEND = "inductor"
@@ -30,14 +29,14 @@ def check_compiler(config: Config) -> None:
         raise ValueError(f"compile starts {' or '.join(names)}, which is not there: install it, or leave compile out")
 
 
-def compile_model(gpt: GPT, config: Config) -> None:
-    """Let a model be compiled when it first computes: whole, or block by block, without modules that communicate."""
+def compile_model(gpt: Model, config: Config) -> None:
+    """Let a model be compiled when it first computes: whole, or block by block, without modules of parallelism."""
+    for kind in {type(module) for module in gpt.modules()}:
+        if kind.__module__.startswith("parallelism.") and not is_left_out(kind.forward):
+            kind.forward = torch.compiler.disable(kind.forward)
     if compiles_whole(config):
         gpt.compile(backend=BACKEND)
         return
-    for kind in {type(module) for module in gpt.modules()}:
-        if kind.__module__.startswith("parallelism.") and kind is not Dropout and not is_left_out(kind.forward):
-            kind.forward = torch.compiler.disable(kind.forward)
     for block in gpt.transformer.h:
         block.forward = torch.compile(block.forward, backend=BACKEND)  # what recomputes a block wraps this
 

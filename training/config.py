@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from collectives.job.settings import check
-from models import ranges
+from models import presets, ranges
 from models.data import Tokens, load_tokens
-from models.gpt import GPT, GPTConfig
 from models.learning_rate import COURSES, learning_rate
+from models.model import Model, make
 from parallelism.numerics.non_finite import POLICIES
 from parallelism.numerics.precision import DTYPES
 from parallelism.pipeline.schedule import registry
 from parallelism.sequence.token_shards import MODES, ORDERS
-from parallelism.tensor.sharding_plan import ShardingPlan
 from training.gpt import MODES as RECOMPUTATIONS
-from training.gpt import gpt2_plan
 
 SEARCH = "search"  # a schedule that is made for the times measured
 AUTO = "auto"  # to resume: the newest whole checkpoint, if there is one
@@ -53,13 +51,25 @@ class Config:
     )
     out_dir: str = flag("out", "where metrics.jsonl, loss.png and the weights go; none if empty")
     seed: int = flag(1337, "of the initial weights and of the order of the samples", range=ranges.SEED)
-    n_layer: int = flag(4, "blocks", range=ranges.LAYERS)
-    n_head: int = flag(4, "attention heads", range=ranges.HEADS)
-    n_kv_head: int | None = flag(
-        None, "heads of keys and values, each shared by as many of queries: n_head", range=ranges.HEADS
+    model: str = flag(presets.DEFAULT, "shape by name, which the flags below override", choices=[*presets.PRESETS])
+    depth: int | None = flag(
+        None,
+        "blocks, from which n_embd (64 times as many), n_head, lr and global_batch_size follow, before model",
+        range=ranges.LAYERS,
     )
-    n_embd: int = flag(192, "width", range=ranges.WIDTH)
-    block_size: int = flag(128, "tokens a sample", range=ranges.LENGTH)
+    n_layer: int = flag(None, "blocks: model's", range=ranges.LAYERS)
+    n_head: int = flag(None, "attention heads: model's", range=ranges.HEADS)
+    n_kv_head: int | None = flag(
+        None, "heads of keys and values, each shared by as many of queries: model's, or n_head", range=ranges.HEADS
+    )
+    n_embd: int = flag(None, "width: model's", range=ranges.WIDTH)
+    n_hidden: int | None = flag(
+        None, "width within a llama's MLP: model's, or 8/3 of n_embd, rounded up", range=ranges.WIDTH
+    )
+    rope_theta: float | None = flag(None, "base of a llama's rotary positions: model's", range=ranges.ROPE_THETA)
+    norm_eps: float | None = flag(None, "added within a llama's norms: model's", range=ranges.EPSILON)
+    tied: bool | None = flag(None, "a llama's head is its embedding: model's")
+    block_size: int = flag(None, "tokens a sample: model's", range=ranges.LENGTH)
     document_end: int | None = flag(
         None, "token that ends a document, whose tokens attend to no other's", range=ranges.TOKEN
     )
@@ -72,7 +82,7 @@ class Config:
     )
     balance_loss: float = flag(0.0, "weight of a loss of uneven choices of experts", range=ranges.LOSS_WEIGHT)
     dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
-    bias: bool = flag(False, "biases in linear layers and norms")
+    bias: bool | None = flag(None, "biases in linear layers and norms of a GPT-2: model's")
     micro_batch_size: int = flag(8, "samples a rank computes at once", range=ranges.SAMPLES)
     num_micro_batches: int = flag(
         1, "micro-batches a rank computes before it updates the weights", range=ranges.MICRO_BATCHES
@@ -88,7 +98,7 @@ class Config:
     tensorboard: str = flag("", "folder of TensorBoard's files, which get the records, too; none if empty")
     wandb: str = flag("", "project of Weights & Biases, which gets the records, too; none if empty")
     optimizer: str = flag("adamw", "muon is of blocks' matrices, beside adamw", choices=OPTIMIZERS)
-    lr: float = flag(3e-3, "learning rate after warm-up", range=ranges.LEARNING_RATE)
+    lr: float = flag(None, f"learning rate after warm-up: depth's, or {presets.LR}", range=ranges.LEARNING_RATE)
     muon_lr: float = flag(0.02, "that of the matrices that muon updates", range=ranges.LEARNING_RATE)
     lr_schedule: str = flag(
         "cosine", "course of learning rates after warm-up; wsd: stable, then a line down", choices=COURSES
@@ -109,7 +119,7 @@ class Config:
     master_weights: bool = flag(False, "parameters are of 16 bits, too, with float32 ones for the optimizer beside")
     grad_dtype: str | None = flag(None, "in which gradients are reduced: float32, or of 16 bits")
     non_finite: str = flag("stop", "what becomes of a step whose loss or gradients are not finite", choices=POLICIES)
-    init_from: str = flag("", "folder of a GPT-2 in Hugging Face's files, whose weights to begin with")
+    init_from: str = flag("", "folder of a GPT-2 or Llama in Hugging Face's files, whose weights to begin with")
     device: str = flag("cpu", "cpu, cuda (a node's GPUs in turn), or cuda:<index>")
     compile: bool = flag(False, "let torch.compile fuse what a rank computes: of a whole model, or of each block")
     layout: str = flag("given", "by the flags that follow, or as the planner finds best", choices=("given", "auto"))
@@ -157,7 +167,9 @@ class Config:
     sample_tokens: int = flag(200, "tokens of text to generate in the end", range=ranges.TEXT)
 
     def __post_init__(self):
+        presets.fill(self)
         check(self)
+        presets.refuse_other_family(self)
 
 
 def tokens_of(config: Config) -> Tokens:
@@ -173,18 +185,9 @@ def zero_group(config: Config) -> str | int:
     return int(config.zero_group) if config.zero_group.isdigit() else config.zero_group
 
 
-def make_model(config: Config, vocab_size: int) -> GPT:
-    gpt = GPT(shape_of(config, vocab_size), seed=config.seed)
+def make_model(config: Config, vocab_size: int) -> Model:
+    gpt = make(presets.shape_of(config, vocab_size), config.seed)
     return gpt.double() if config.dtype == "float64" else gpt
-
-
-def shape_of(config: Config, vocab_size: int) -> GPTConfig:
-    names = [field.name for field in fields(GPTConfig) if field.name != "vocab_size"]
-    return GPTConfig(vocab_size=vocab_size, **{name: getattr(config, name) for name in names})
-
-
-def plan_of(config: Config, vocab_size: int) -> ShardingPlan:
-    return gpt2_plan(vocab_size, config.n_head, config.n_kv_head, config.num_experts > 0)
 
 
 def picture_of(trace: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable
+
+from torch import Tensor, nn
 
 from models.flops import block_flops, head_flops
 from models.gpt import GPT
+from models.model import Model
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.stage import Batch, Layer, joined
@@ -56,6 +59,13 @@ def gpt2_layers(model: GPT) -> list[Layer]:
 
     Costs are counted: floating-point operations of one token's forward pass.
     """
+    return model_layers(model, EMBEDDING, lambda block, x, batch: block(x, batch.documents))
+
+
+def model_layers(
+    model: Model, embedding: tuple[str, ...], run: Callable[[nn.Module, Tensor | None, Batch], Tensor]
+) -> list[Layer]:
+    """The layers of a model of any family: its embeddings are the modules `embedding`, and `run` calls a block."""
     config = model.config
 
     def embed(x: Tensor | None, batch: Batch) -> Tensor:
@@ -64,21 +74,18 @@ def gpt2_layers(model: GPT) -> list[Layer]:
     def block(number: int) -> Layer:
         name = f"transformer.h.{number}"
         return Layer(
-            f"block {number}",
-            (name,),
-            lambda x, batch: model.get_submodule(name)(x, batch.documents),
-            block_flops(config),
+            f"block {number}", (name,), lambda x, batch: run(model.get_submodule(name), x, batch), block_flops(config)
         )
 
     def head(x: Tensor | None, batch: Batch) -> Tensor:
         return model.loss(model.lm_head(model.transformer.ln_f(x)), batch.targets)
 
     layers = [block(number) for number in range(config.n_layer)]
-    layers[0] = joined(Layer("embedding", EMBEDDING, embed, 0), layers[0])
+    layers[0] = joined(Layer("embedding", embedding, embed, 0), layers[0])
     return [*layers, Layer("head", HEAD, head, head_flops(config))]
 
 
-def whole_layer(model: GPT) -> Layer:
+def whole_layer(model: Model) -> Layer:
     """The whole model as one layer, called as such: what is compiled is its call."""
 
     def run(x: Tensor | None, batch: Batch) -> Tensor:
@@ -87,13 +94,14 @@ def whole_layer(model: GPT) -> Layer:
     return Layer("model", ("",), run, 1)
 
 
-def recompute_model(model: GPT, mode: str, place: BatchPosition | None = None) -> None:
-    """Let a GPT, plain or divided, recompute activations, block by block.
+def recompute_model(model: Model, mode: str, place: BatchPosition | None = None) -> None:
+    """Let a model, plain or divided, recompute activations, block by block.
 
     `full`: a block keeps its input alone, and is computed twice.  `selective`: it recomputes what is large and takes no
     matrix product of weights.  That is the GELU, which makes what the MLP's second layer keeps: 4 of the 16 tensors as
-    large as the input that a block keeps.  The core of attention, which the source is about, keeps its output and no
-    scores, with dropout or without, and there is nothing to gain.
+    large as the input that a block keeps; or a Llama's gate, and its product with what it lets pass.  The core of
+    attention, which the source is about, keeps its output and no scores, with dropout or without, and there is nothing
+    to gain.
 
     Raises: ValueError for an unknown mode.
     """

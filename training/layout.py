@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from models.presets import shape_of
 from parallelism.numerics.precision import Precision
 from parallelism.planner import TrainingJob
 from parallelism.planner.ranks import best_layout
-from training.config import Config, shape_of, tokens_of
+from training.config import Config, tokens_of
 from training.device import own_device
 
 if TYPE_CHECKING:

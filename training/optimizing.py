@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from models.gpt import GPTConfig
+from models.config import LlamaConfig, ModelConfig
 from models.learning_rate import STABLE
 from models.muon import Muon, locally
 from models.optimizer import Optimizer, Together, adamw, decay_groups
@@ -33,8 +33,8 @@ def check_optimizer(config: Config) -> None:
         )
 
 
-def make_optimizer(config: Config, replica: Replica, mesh: Mesh, shape: GPTConfig) -> Optimizer:
-    """Make the optimizer of what a rank updates of a GPT of some shape.  Collective."""
+def make_optimizer(config: Config, replica: Replica, mesh: Mesh, shape: ModelConfig) -> Optimizer:
+    """Make the optimizer of what a rank updates of a model of some shape.  Collective."""
     params = [*replica.masters.pieces.values()]
     if config.optimizer == "sgd":
         momentum = 0.9 if config.momentum is None else config.momentum
@@ -50,7 +50,7 @@ def adamw_settings(config: Config) -> tuple[float, float, tuple[float, float], f
     return config.lr, config.weight_decay, (config.beta1, config.beta2), config.eps
 
 
-def muon(config: Config, replica: Replica, mesh: Mesh, shape: GPTConfig) -> Muon:
+def muon(config: Config, replica: Replica, mesh: Mesh, shape: ModelConfig) -> Muon:
     """Muon on the matrices of blocks.  Queries', keys' and values' are apart: layers of their own, computed at once.
 
     Collective.
@@ -70,6 +70,9 @@ def muon(config: Config, replica: Replica, mesh: Mesh, shape: GPTConfig) -> Muon
     return optimizer
 
 
-def rows_of(name: str, shape: GPTConfig) -> Sequence[int]:
+def rows_of(name: str, shape: ModelConfig) -> Sequence[int]:
     """The relative numbers of rows of the matrices that a parameter is stacked of."""
-    return (shape.n_head, shape.num_kv_heads, shape.num_kv_heads) if name.endswith("attn.c_attn.weight") else (1,)
+    if name.endswith("attn.c_attn.weight"):
+        return shape.n_head, shape.num_kv_heads, shape.num_kv_heads
+    is_gated = isinstance(shape, LlamaConfig) and name.endswith("mlp.c_fc.weight")
+    return (1, 1) if is_gated else (1,)

@@ -17,8 +17,8 @@ from collectives import InputError
 from collectives.job import environment
 from collectives.job.errors import LoneInputError
 from models.data import TokenWindows
-from models.gpt import GPT
 from models.mixture import balance, scale_losses
+from models.model import Model
 from parallelism.buffers.transfer import read_back, to_device
 from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
@@ -191,7 +191,7 @@ class TrainingRun:
         self.gpt.train()
         return total / (count / self.mesh.pp.size)
 
-    def whole(self) -> GPT:
+    def whole(self) -> Model:
         """The plain model with the weights trained.  Collective."""
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
         with self.replica.whole(), self.masters.exact(self.gpt, self.replica.shard):

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 from models.generate import generate
-from models.gpt import GPT
+from models.model import Model
 from models.token_files import TokenSequence
 from models.tokenizer import Tokenizer
 from training.config import Config
 
 
-def sample(gpt: GPT, prompt: np.ndarray | TokenSequence, config: Config, tokenizer: Tokenizer) -> str:
+def sample(gpt: Model, prompt: np.ndarray | TokenSequence, config: Config, tokenizer: Tokenizer) -> str:
     """Return text, or token ids, that go on from some tokens; or a line that says why there is none."""
     start = torch.from_numpy(np.asarray(prompt, np.int64))[None].to(config.device)  # (1, seq)
     generator = torch.Generator(config.device).manual_seed(config.seed)

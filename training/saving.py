@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from collectives import InputError
-from models.gpt import GPT
 from models.mixture import routers
+from models.model import Model
 from parallelism.checkpoint import (
     CheckpointLoader,
     Checkpoints,
@@ -139,7 +139,7 @@ def own_weights(masters: MasterWeights, parts: Mapping[str, TensorShard]) -> dic
     return {name: parts[name].within(masters.spans[name], piece.detach()) for name, piece in masters.pieces.items()}
 
 
-def router_biases(gpt: GPT) -> Iterator[TensorShard]:
+def router_biases(gpt: Model) -> Iterator[TensorShard]:
     for name, router in routers(gpt):
         extent = Extent(tuple(router.bias.shape), 0, len(router.bias))
         yield TensorShard(f"{name}.bias", "parameter", extent, router.bias)

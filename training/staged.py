@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.gpt import GPT
+from models.model import Model
 from parallelism.broadcast import broadcast_json
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh
@@ -24,20 +24,20 @@ from parallelism.pipeline.stage import Batch, Layer
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
 from training.compiling import compile_model, compiles_whole
-from training.config import SEARCH, Config, plan_of, zero_group
-from training.gpt import gpt2_layers, recompute_model, whole_layer
+from training.config import SEARCH, Config, zero_group
+from training.family import layers_of, plan_of
+from training.gpt import recompute_model, whole_layer
 
 if TYPE_CHECKING:
     from collectives import Communicator
 
 
 def divide(
-    gpt: GPT, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition, ep: ExpertExchange | None
+    gpt: Model, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition, ep: ExpertExchange | None
 ) -> None:
     """Divide a model over tp, sp and ep; let it recompute and be compiled."""
-    plan = plan_of(config, gpt.config.vocab_size)
     sp = sequences if mesh.sp.size > 1 else None
-    parallelize(gpt, plan, mesh.tp, sp, config.sequence_parallel, place, ep)
+    parallelize(gpt, plan_of(gpt.config), mesh.tp, sp, config.sequence_parallel, place, ep)
     if config.compile:
         compile_model(gpt, config)
     if config.recompute != "none":
@@ -45,7 +45,7 @@ def divide(
 
 
 def staged(
-    gpt: GPT,
+    gpt: Model,
     config: Config,
     mesh: Mesh,
     schedule: Schedule,
@@ -63,7 +63,7 @@ def staged(
         place.samples = batch.samples
 
     computing = partial(precision.computing, config.device)
-    parts = [whole_layer(gpt)] if compiles_whole(config) else gpt2_layers(gpt)
+    parts = [whole_layer(gpt)] if compiles_whole(config) else layers_of(gpt)
     layers = [within(computing, layer) for layer in parts]
     if mesh.pp.size > 1 and (config.balance == "measured" or config.schedule == SEARCH):
         gpt.to(config.device)  # ahead of the arena, which moves only what is left to this rank
@@ -84,7 +84,7 @@ def staged(
 
 
 def measured(
-    gpt: GPT,
+    gpt: Model,
     layers: list[Layer],
     config: Config,
     mesh: Mesh,

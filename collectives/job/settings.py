@@ -102,10 +102,10 @@ def is_a(value: Any, kind: type) -> bool:
     return isinstance(value, KINDS.get(kind, kind)) and (kind is bool or not isinstance(value, bool))
 
 
-def check(settings: Any) -> None:
-    """Raise ValueError for the first field of a dataclass that can't be, with its value and what it may be."""
+def check(settings: Any, *names: str) -> None:
+    """Raise ValueError for the first field of a dataclass, or of `names`, that can't be: its value, what it may be."""
     hints = get_type_hints(type(settings))
-    for field in dataclasses.fields(settings):
+    for field in (field for field in dataclasses.fields(settings) if not names or field.name in names):
         if why := refusal(field.name, getattr(settings, field.name), hints[field.name], field.metadata):
             raise ValueError(why)
 

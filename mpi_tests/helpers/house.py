@@ -65,7 +65,9 @@ FLOORS = {
     "torch": Floor(("collectives.torch_backend",), imports=ALL),
     "programs": Floor(("collectives.bench", "collectives.doctor"), imports=(*ALL, "simulation", "torch", "programs")),
     "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
-    "gpt": Floor(("models.gpt",), imports=("models",), without=("mpi4py",)),  # which parallelism/ does without
+    "gpt": Floor(
+        ("models.gpt", "models.llama", "models.model"), imports=("models",), without=("mpi4py",)
+    ),  # which parallelism/ does without
     "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "models")),
     "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "models", "gpt")),
 }

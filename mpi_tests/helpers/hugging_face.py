@@ -1,4 +1,4 @@
-"""GPT-2 in NumPy, after its description by Hugging Face."""
+"""GPT-2 and Llama in NumPy, after their descriptions by Hugging Face."""
 
 import numpy as np
 
@@ -30,3 +30,42 @@ def of_hugging_face(tensors, tokens, n_head=3):
         x = x + attention(norm(x, f"{block}.ln_1"), f"{block}.attn")
         x = x + mlp(norm(x, f"{block}.ln_2"), f"{block}.mlp")
     return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
+
+
+def llama_of_hugging_face(tensors, tokens, config):
+    """Logits of a Llama by NumPy, from tensors and settings as theirs.  Source: their modeling_llama.py."""
+    w = {name: tensor.double().numpy() for name, tensor in tensors.items()}
+    n_head, n_kv_head = config["num_attention_heads"], config["num_key_value_heads"]
+    seq, size = len(tokens[0]), config["hidden_size"] // n_head
+    speeds = 1 / config["rope_theta"] ** (np.arange(0, size, 2) / size)
+    turns = np.exp(1j * np.arange(seq)[:, None] * speeds)  # (seq, size / 2)
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"]) * w[f"{name}.weight"]
+
+    def heads(x, name, number):
+        return np.stack(np.split(x @ w[f"{name}.weight"].T, number, -1), 1)  # (batch, heads, seq, size)
+
+    def turned(x):
+        z = (x[..., : size // 2] + 1j * x[..., size // 2 :]) * turns
+        return np.concatenate([z.real, z.imag], -1)
+
+    def attention(x, name):
+        q = turned(heads(x, f"{name}.q_proj", n_head))
+        k = turned(heads(x, f"{name}.k_proj", n_kv_head)).repeat(n_head // n_kv_head, 1)
+        v = heads(x, f"{name}.v_proj", n_kv_head).repeat(n_head // n_kv_head, 1)
+        scores = np.exp(np.where(np.tri(seq, dtype=bool), q @ k.swapaxes(-1, -2) / np.sqrt(size), -np.inf))
+        y = scores / scores.sum(-1, keepdims=True) @ v
+        return np.concatenate(list(y.swapaxes(0, 1)), -1) @ w[f"{name}.o_proj.weight"].T
+
+    def mlp(x, name):
+        gate, up = (x @ w[f"{name}.{part}_proj.weight"].T for part in ("gate", "up"))
+        return (gate / (1 + np.exp(-gate)) * up) @ w[f"{name}.down_proj.weight"].T
+
+    x = w["model.embed_tokens.weight"][tokens]
+    for number in range(config["num_hidden_layers"]):
+        block = f"model.layers.{number}"
+        x = x + attention(norm(x, f"{block}.input_layernorm"), f"{block}.self_attn")
+        x = x + mlp(norm(x, f"{block}.post_attention_layernorm"), f"{block}.mlp")
+    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    return norm(x, "model.norm") @ w[head].T

@@ -5,7 +5,8 @@ import gc
 import pytest
 import torch
 
-from models.gpt import GPT, GPTConfig
+from models.config import GPTConfig
+from models.model import make
 from parallelism.placement import shard_of
 
 
@@ -19,7 +20,7 @@ def random_tokens(batch, seq, seed=0):
 
 def randomized(config):
     """A float64 model whose biases and norms matter, unlike freshly initialised ones."""
-    model = GPT(config).double()
+    model = make(config).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():

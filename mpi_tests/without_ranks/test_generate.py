@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from models.config import LlamaConfig
 from models.generate import caching, draw, generate
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import random_tokens, randomized
@@ -12,9 +13,13 @@ from mpi_tests.helpers.models import random_tokens, randomized
 SMALL = {"vocab_size": 29, "block_size": 12, "n_layer": 2, "n_head": 3, "n_embd": 24}
 
 
-@pytest.mark.parametrize("fields", [{}, {"n_kv_head": 1}, {"bias": True}])
-def test_kept_keys_and_values_give_the_logits_of_the_whole_text(fields):
-    gpt, tokens = randomized(GPTConfig(**SMALL | fields)).double(), random_tokens(2, 12)
+@pytest.mark.parametrize(
+    "config",
+    [GPTConfig(**SMALL), GPTConfig(**SMALL, n_kv_head=1), GPTConfig(**SMALL, bias=True), LlamaConfig(**SMALL)],
+    ids=["", "grouped heads", "biases", "llama"],
+)
+def test_kept_keys_and_values_give_the_logits_of_the_whole_text(config):
+    gpt, tokens = randomized(config), random_tokens(2, 12)
     whole = gpt(tokens)[0]
     with caching(gpt), torch.no_grad():
         parts = [
@@ -38,8 +43,9 @@ def test_logits_that_are_not_finite():
         draw(torch.tensor([[0.0, float("nan")]]), 1.0, None, None, None)
 
 
-def test_generate_with_top_k_1_repeats_the_likeliest_token():
-    model = randomized(GPTConfig(**SMALL))
+@pytest.mark.parametrize("kind", [GPTConfig, LlamaConfig])
+def test_generate_with_top_k_1_repeats_the_likeliest_token(kind):
+    model = randomized(kind(**SMALL))
     tokens = random_tokens(2, 9)
     out = generate(model, tokens, 8, top_k=1)
     assert out.shape == (2, 17)

@@ -153,7 +153,7 @@ def test_a_missing_file(tmp_path, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "bert"}, "model_type is 'bert'; only 'gpt2' can be loaded"),
+        ({"model_type": "bert"}, "model_type is 'bert'; only gpt2 and llama can be loaded"),
         ({"activation_function": "relu"}, "activation_function is 'relu'; only 'gelu_new' can be loaded"),
         (
             {"n_positions": 13},
@@ -260,8 +260,8 @@ def test_files_that_are_no_weights(tmp_path, name, content):
 
 
 def test_another_model_without_weights_of_ours(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ValueError, match="model_type is 'llama'; only 'gpt2' can be loaded"):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ValueError, match="model_type is 'mamba'; only gpt2 and llama can be loaded"):
         load_hugging_face(tmp_path)
 
 

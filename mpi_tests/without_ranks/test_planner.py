@@ -18,9 +18,10 @@ from collectives.algorithms import find
 from collectives.algorithms.groups import Topology
 from collectives.schedule.cost import Link, Network, predict
 from collectives.schedule.fabrics import FABRICS, in_nodes
-from models.config import GPTConfig
+from models.config import GPTConfig, LlamaConfig
 from models.flags import parse
 from models.gpt import GPT
+from models.model import make
 from mpi_tests.helpers.launch import ROOT
 from parallelism.mesh import AXES
 from parallelism.numerics.dropout import BatchPosition, Dropout
@@ -47,9 +48,11 @@ from parallelism.sequence.sequence_parallel import DroppingAttention
 from parallelism.tensor.sharding_plan import matching
 from training.checks import check
 from training.config import Config
-from training.gpt import gpt2_layers, gpt2_plan
+from training.family import layers_of, plan_of
+from training.gpt import gpt2_layers, gpt2_plan, recompute_model
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
+LLAMA = LlamaConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, n_hidden=160)
 LARGE = GPTConfig(vocab_size=50304, block_size=2048, n_layer=32, n_head=32, n_embd=4096)
 NDR = FABRICS["ndr"].network
 FREE = Network(Link(0, 0), Link(0, 0), 0, 0, 0)  # links that take no time
@@ -76,7 +79,7 @@ def same(value):
 
 def parted(model, config, tp):
     """The model, of whose parameters each is as long as a rank's part of it: what `parallelize` makes."""
-    treated = {name: kind for pattern, kind in gpt2_plan(101, 4, 2).items() for name in matching(model, pattern)}
+    treated = {name: kind for pattern, kind in plan_of(config).items() for name in matching(model, pattern)}
     for name, kind in treated.items():
         module, kind = model.get_submodule(name), type(kind).__name__
         if kind in ("ColumnParallel", "RowParallel", "Vocabulary"):
@@ -87,21 +90,21 @@ def parted(model, config, tp):
             module.weight = torch.nn.Parameter(torch.empty(shape))
             if kind == "ColumnParallel" and module.bias is not None:
                 module.bias = torch.nn.Parameter(torch.empty(length))
-    model.lm_head.weight = model.transformer.wte.weight
+    if config.tied:
+        model.lm_head.weight = model.transformer.wte.weight
     return model
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("config", [SMALL, replace(SMALL, bias=False), LLAMA, replace(LLAMA, tied=True)])
 @each_schedule
-def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, bias):
-    config = replace(SMALL, bias=bias)
+def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, config):
     job = TrainingJob(config, 4)
     for pp, tp in product((1, 2), (1, 2)):
         stages, _ = outline(name, pp, registry.REGISTRY[name].virtual_stages)
         layout = ParallelLayout(pp=pp, tp=tp, schedule=name, virtual_stages=len(stages[0]))
         for rank in range(pp):
-            model = parted(GPT(config), config, tp)
-            layers = gpt2_layers(model)
+            model = parted(make(config), config, tp)
+            layers = layers_of(model)
             parts = balance([layer.cost for layer in layers], layout.num_stages)
             cut(model, layers, {stage: parts[stage] for stage in stages[rank]})
             assert rank_params(job, layout)[rank] == sum(p.numel() for p in model.parameters())
@@ -148,11 +151,17 @@ def saved_bytes(function, module):
     return sum(storage.nbytes() for pointer, storage in storages.items() if pointer not in own)
 
 
-@pytest.mark.parametrize("n_kv_head", [4, 2])
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_a_block_keeps_what_autograd_saves(recompute, n_kv_head):
-    config = replace(SMALL, n_kv_head=n_kv_head, bias=False)
-    block = GPT(config).transformer.h[0]
+@pytest.mark.parametrize(
+    "config",
+    [replace(SMALL, n_kv_head=4, bias=False), replace(SMALL, bias=False), LLAMA, replace(LLAMA, n_kv_head=4)],
+    ids=["", "grouped heads", "llama, grouped heads", "llama"],
+)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_block_keeps_what_autograd_saves(recompute, config):
+    model = make(config)
+    if recompute == "selective":
+        recompute_model(model, recompute)
+    block = model.transformer.h[0]
     x = torch.randn(3, 32, 64, requires_grad=True)
 
     def run():
@@ -187,11 +196,12 @@ def test_autocast_keeps_weights_in_16_bits_too():
     assert counted == pytest.approx(saved, rel=0.1)
 
 
-def test_the_head_keeps_what_autograd_saves():
-    gpt = GPT(SMALL)
+@pytest.mark.parametrize("config", [SMALL, LLAMA])
+def test_the_head_keeps_what_autograd_saves(config):
+    gpt = make(config)
     x, targets = torch.randn(3, 32, 64, requires_grad=True), torch.zeros(3, 32, dtype=torch.int64)
     saved = saved_bytes(lambda: gpt.loss(gpt.lm_head(gpt.transformer.ln_f(x)), targets), gpt)
-    job = TrainingJob(SMALL, 3)
+    job = TrainingJob(config, 3)
     assert head_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job)) == pytest.approx(
         saved, rel=0.02
     )

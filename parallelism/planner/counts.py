@@ -1,6 +1,6 @@
-"""What a rank holds of a GPT, counted in elements: parameters, and what a block keeps for its backward pass.
+"""What a rank holds of a model, counted in elements: parameters, and what a block keeps for its backward pass.
 
-A rank of tp has a part of what `parallelism.tensor.sharding_plan.gpt2_plan` splits, and the whole of the rest.
+A rank of tp has a part of what `training.family.plan_of` splits, and the whole of the rest.
 
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198,
 sections 4.1 to 4.3, for attention that is computed as one, and so keeps no scores.
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from models.config import GPTConfig
+from models.config import ModelConfig
+from models.flops import mlp_params
 from parallelism.numerics.precision import ElementBytes, Precision
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 
@@ -19,15 +20,15 @@ def precision_of(job: TrainingJob) -> ElementBytes:
     return Precision(job.dtype, job.master_weights, job.grad_dtype).element_bytes
 
 
-def widths(model: GPTConfig) -> tuple[int, int]:
+def widths(model: ModelConfig) -> tuple[int, int]:
     """Of q, and of k and v each."""
-    return model.n_embd, model.n_embd // model.n_head * model.num_kv_heads
+    return model.n_embd, model.head_size * model.num_kv_heads
 
 
-def block_params(model: GPTConfig, tp: int, ep: int = 1) -> int:
+def block_params(model: ModelConfig, tp: int, ep: int = 1) -> int:
     width, kv_width = widths(model)
     mlps = model.num_experts // ep or 1
-    split = width * (width + 2 * kv_width) + width * width + 8 * mlps * width * width
+    split = width * (width + 2 * kv_width) + width * width + mlps * mlp_params(model)
     norms, split_biases, whole_biases = 2 * width, width + 2 * kv_width + 4 * width, 4 * width
     if model.num_experts:
         split_biases, whole_biases = split_biases - 4 * width, whole_biases - width  # the experts have none
@@ -35,39 +36,39 @@ def block_params(model: GPTConfig, tp: int, ep: int = 1) -> int:
     return split // tp + norms + biases + model.num_experts * width
 
 
-def vocabulary_params(model: GPTConfig, tp: int) -> int:
-    """Of the embedding, which the head shares where a rank has both."""
+def vocabulary_params(model: ModelConfig, tp: int) -> int:
+    """Of the embedding, or the head; where these are tied, a rank that has both has them once."""
     return -(-model.vocab_size // tp) * model.n_embd
 
 
-def embedding_params(model: GPTConfig, tp: int) -> int:
-    return vocabulary_params(model, tp) + model.block_size * model.n_embd
+def embedding_params(model: ModelConfig, tp: int) -> int:
+    return vocabulary_params(model, tp) + model.block_size * model.n_embd * model.embeds_positions
 
 
-def norm_params(model: GPTConfig) -> int:
+def norm_params(model: ModelConfig) -> int:
     """Of the last norm."""
     return model.n_embd * (2 if model.bias else 1)
 
 
-def stage_params(model: GPTConfig, tp: int, ep: int, layers: range) -> int:
-    """Of some layers, of which the first has the embeddings and the last the norm and the head, unless both are."""
+def stage_params(model: ModelConfig, tp: int, ep: int, layers: range) -> int:
+    """Of some layers, of which the first has the embeddings and the last the norm and the head."""
     first, last = layers.start == 0, layers.stop == model.n_layer
     found = len(layers) * block_params(model, tp, ep)
     found += embedding_params(model, tp) * first + norm_params(model) * last
-    return found + vocabulary_params(model, tp) * (last and not first)
+    return found + vocabulary_params(model, tp) * (last and not (first and model.tied))
 
 
-def layer_params(model: GPTConfig, tp: int, ep: int, layers: range) -> int:
+def layer_params(model: ModelConfig, tp: int, ep: int, layers: range) -> int:
     """Of the largest of some layers: a block, that with the embeddings, or the norm and the head."""
     found = block_params(model, tp, ep) + embedding_params(model, tp) * (layers.start == 0)
     return max(found, (norm_params(model) + vocabulary_params(model, tp)) * (layers.stop == model.n_layer))
 
 
-def rank_params(model: GPTConfig, tp: int, ep: int, stages: list[range]) -> int:
+def rank_params(model: ModelConfig, tp: int, ep: int, stages: list[range]) -> int:
     """Of the stages of a rank."""
     found = sum(stage_params(model, tp, ep, layers) for layers in stages)
     ends = [layers.start == 0 for layers in stages], [layers.stop == model.n_layer for layers in stages]
-    has_both = any(ends[0]) and any(ends[1]) and len(stages) > 1
+    has_both = any(ends[0]) and any(ends[1]) and len(stages) > 1 and model.tied
     return found - vocabulary_params(model, tp) * has_both
 
 
@@ -98,7 +99,9 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """With full recomputation its input, else the inputs of both norms and all that follows.
 
     Those are the norms' results, with two numbers a token, q, k and v, attention's result and the log of its sums, the
-    inputs of GELU and its results.  Dropout keeps a key for each token; selective recomputation spares GELU's results.
+    inputs of GELU and its results.  Dropout keeps a key for each token; selective recomputation spares GELU's results,
+    or a gate's.  An RMSNorm keeps one number a token, and its result before the weights, too; rotations, cosines and
+    sines.
     """
     model, num_tokens = job.model, tokens(job, layout)
     width, kv_width = widths(model)
@@ -113,27 +116,58 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     activation += split * mlp_kept(model, layout.tp)
     attention = split * model.n_head
     if layout.recompute == "selective":
-        activation -= 4 * split * width * (model.experts_per_token if model.num_experts else 1)
+        activation -= split * spared(model)
     keys = 4 * between if model.dropout else 0  # two of 8 bytes
-    return SavedElements(
-        2 * between * width, activation, 4 * between + keys + attention, block_params(model, layout.tp, layout.ep)
-    )
+    in_float32 = 2 * norm_numbers(model) * between + keys + attention
+    if not model.embeds_positions:
+        in_float32 += model.block_size // layout.sp * model.head_size
+    residual = 2 * norm_kept(model) * between * width
+    return SavedElements(residual, activation, in_float32, block_params(model, layout.tp, layout.ep))
 
 
-def mlp_kept(model: GPTConfig, tp: int) -> float:
-    """Of a token, in tp parts: the inputs and results of GELU; of a mixture also rows, before and after, and scores.
+def norm_kept(model: ModelConfig) -> int:
+    """Tensors that a norm keeps beside its result."""
+    return 2 if model.has_rms_norms else 1
 
-    Each rank of tp has the whole of rows and scores.
+
+def norm_numbers(model: ModelConfig) -> int:
+    """Numbers that a norm keeps of a token."""
+    return 1 if model.has_rms_norms else 2
+
+
+def mlp_kept(model: ModelConfig, tp: int) -> float:
+    """Of a token, in tp parts: the inputs and results of GELU, or of a gate and of its product with what it lets pass.
+
+    Of a mixture also rows, before and after, and scores, of which each rank of tp has the whole.
     """
     if not model.num_experts:
-        return 8 * model.n_embd
+        return (4 if model.is_gated else 2) * model.hidden_width
     return model.experts_per_token * (8 + 2 * tp) * model.n_embd + 3 * tp * model.num_experts
+
+
+def mlp_inputs(model: ModelConfig) -> int:
+    """The outputs of the MLP's first layer."""
+    return (2 if model.is_gated else 1) * model.hidden_width
+
+
+def mlp_gradients(model: ModelConfig) -> int:
+    """Of a token, those on their way between the MLP's two layers."""
+    return (4 if model.is_gated else 2) * model.hidden_width
+
+
+def spared(model: ModelConfig) -> int:
+    """What selective recomputation does not keep of `mlp_kept`."""
+    if model.is_gated:
+        return 2 * model.hidden_width
+    return model.hidden_width * (model.experts_per_token if model.num_experts else 1)
 
 
 def head_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """The norm's input and result, and the log of the probabilities."""
     between = tokens(job, layout) / between_tp(layout) * job.model.n_embd
-    return SavedElements(between, between, logits(job, layout), vocabulary_params(job.model, layout.tp))
+    return SavedElements(
+        norm_kept(job.model) * between, between, logits(job, layout), vocabulary_params(job.model, layout.tp)
+    )
 
 
 def logits(job: TrainingJob, layout: ParallelLayout) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
@@ -21,8 +20,7 @@ from collectives.schedule.fabrics import (
     refuse_too_many,
     with_flags,
 )
-from models import ranges
-from models.config import GPTConfig
+from models import presets, ranges
 from models.flags import add_flag, from_toml
 from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
@@ -48,18 +46,22 @@ class Settings:
     Raises: ValueError for values that no model or layout can have.
     """
 
-    vocab_size: int = flag(256, "tokens that there are; of text, bytes", range=ranges.VOCABULARY)
-    n_layer: int = flag(4, "blocks", range=ranges.LAYERS)
-    n_head: int = flag(4, "attention heads", range=ranges.HEADS)
-    n_kv_head: int | None = flag(None, "heads of keys and values: n_head", range=ranges.HEADS)
-    n_embd: int = flag(192, "width", range=ranges.WIDTH)
-    block_size: int = flag(128, "tokens a sample", range=ranges.LENGTH)
+    vocab_size: int = flag(None, "tokens that there are: model's; of text, bytes, 256", range=ranges.VOCABULARY)
+    model: str = flag(presets.DEFAULT, "shape by name, which the flags below override", choices=[*presets.PRESETS])
+    depth: int | None = flag(None, "blocks, from which the rest follows, before model", range=ranges.LAYERS)
+    n_layer: int = flag(None, "blocks: model's", range=ranges.LAYERS)
+    n_head: int = flag(None, "attention heads: model's", range=ranges.HEADS)
+    n_kv_head: int | None = flag(None, "heads of keys and values: model's, or n_head", range=ranges.HEADS)
+    n_embd: int = flag(None, "width: model's", range=ranges.WIDTH)
+    n_hidden: int | None = flag(None, "width within a llama's MLP: model's", range=ranges.WIDTH)
+    tied: bool | None = flag(None, "a llama's head is its embedding: model's")
+    block_size: int = flag(None, "tokens a sample: model's", range=ranges.LENGTH)
     num_experts: int = flag(0, "experts of a mixture in place of each MLP; 0: none", range=ranges.EXPERTS)
     experts_per_token: int = flag(2, "experts that each token goes to", range=ranges.EXPERTS_PER_TOKEN)
     expert_capacity: float | None = flag(None, "limit of an expert's tokens, times the mean", range=ranges.CAPACITY)
     balance_loss: float = flag(0.0, "weight of a loss of uneven choices", range=ranges.LOSS_WEIGHT)
     dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
-    bias: bool = flag(False, "biases in linear layers and norms")
+    bias: bool | None = flag(None, "biases in linear layers and norms of a GPT-2: model's")
     dtype: str = flag("float32", "what is computed in", choices=DTYPES)
     master_weights: bool = flag(False, "16-bit parameters, and float32 ones for the optimizer")
     grad_dtype: str | None = flag(None, "of gradients, beside master weights: float32", choices=DTYPES)
@@ -87,7 +89,11 @@ class Settings:
     bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together", range=ranges.MEBIBYTES)
 
     def __post_init__(self):
+        presets.fill(self)
+        if self.vocab_size is None:
+            self.vocab_size = presets.PRESETS[self.model].vocab_size
         check(self)
+        presets.refuse_other_family(self)
         Precision(self.dtype, self.master_weights, self.grad_dtype)  # refuses what doesn't go together
 
 
@@ -164,7 +170,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def job_of(settings: Settings, world_size: int) -> TrainingJob:
     """With the samples of a step that data parallelism alone would have, unless they are given."""
     alone = world_size * settings.micro_batch_size * settings.num_micro_batches
-    model = GPTConfig(**{each.name: getattr(settings, each.name) for each in dataclasses.fields(GPTConfig)})
+    model = presets.shape_of(settings, settings.vocab_size)
     rest = {name: getattr(settings, name) for name in TrainingJob._fields if name not in ("model", "global_batch_size")}
     return TrainingJob(model, settings.global_batch_size or alone, **rest)
 

@@ -7,7 +7,7 @@ from itertools import product
 from math import gcd, isqrt
 from typing import Any, NamedTuple
 
-from models.config import GPTConfig
+from models.config import ModelConfig
 from parallelism.mesh import AXES
 from parallelism.pipeline.schedule.registry import REGISTRY
 from parallelism.sequence.token_shards import check_between_layers, check_heads, head_ranks_of, shard_tokens
@@ -56,7 +56,7 @@ PLAIN = ParallelLayout()
 class TrainingJob(NamedTuple):
     """What is trained: the model, the samples of a step, and what a layout leaves open."""
 
-    model: GPTConfig
+    model: ModelConfig
     global_batch_size: int
     dtype: str = "float32"
     master_weights: bool = False
@@ -116,7 +116,7 @@ def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -
             )
 
 
-def schedules(model: GPTConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def schedules(model: ModelConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """With stages a rank: as few as the schedule needs, or more that share the layers evenly."""
     if pp == 1:
         yield PLAIN.schedule, 1
@@ -141,6 +141,8 @@ def refused_heads(job: TrainingJob, mesh: ParallelLayout) -> str:
     model, tp = job.model, mesh.tp
     if model.n_head % tp or model.num_kv_heads % tp:
         return f"n_head={model.n_head} and n_kv_head={model.num_kv_heads} can't be split over tp={tp}"
+    if model.hidden_width % tp:
+        return f"n_hidden={model.hidden_width} can't be split over tp={tp}"
     return why(lambda: check_heads(model.n_head // tp, model.num_kv_heads // tp, job.head_ranks(mesh.sp)))
 
 
@@ -157,7 +159,7 @@ def why(check: Callable[[], object]) -> str:
     return ""
 
 
-def refused_stages(model: GPTConfig, layout: ParallelLayout) -> str:
+def refused_stages(model: ModelConfig, layout: ParallelLayout) -> str:
     if layout.num_stages > model.n_layer:
         return f"n_layer={model.n_layer} is fewer than {layout.num_stages} stages"
     return ""

@@ -181,12 +181,12 @@ def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
 
 
 def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
-    """Gradients on their way, in a block around GELU, and of the logits and the log of their probabilities.
+    """Gradients on their way, in a block around GELU or the gate, and of the logits and the log of their probabilities.
 
     A block that is computed again has all of its activations.
     """
     precision = precision_of(job)
-    around = 8 * job.model.n_embd * counts.tokens(job, layout) / layout.tp * precision.activation
+    around = counts.mlp_gradients(job.model) * counts.tokens(job, layout) / layout.tp * precision.activation
     if layout.recompute != "none":
         around += counts.block_kept(job, layout._replace(recompute="none")).nbytes(precision)
     return around, 2 * 4 * counts.logits(job, layout)
@@ -206,7 +206,9 @@ def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
     if layout.pp > 1:
         return total
     if layout.zero_stage == 2:
-        largest = max(counts.vocabulary_params(job.model, layout.tp), 4 * job.model.n_embd**2 // layout.tp)
+        largest = max(
+            counts.vocabulary_params(job.model, layout.tp), job.model.n_embd * counts.mlp_inputs(job.model) // layout.tp
+        )
         bucket = max(job.bucket_mb * 2**20, largest * precision.gradient)
         total += min(2 * bucket, params * precision.gradient)
     if layout.zero_stage == 3:

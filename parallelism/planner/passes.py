@@ -43,8 +43,8 @@ class PassContext(NamedTuple):
         return flops_per_token * self.tokens / self.layout.tp / self.flops_per_s
 
     def gelu_s(self) -> float:
-        """To read what is four times as wide, and write as much."""
-        nbytes = 4 * self.activation_bytes / self.layout.tp
+        """To read what is four times as wide, and write as much; or of a gated MLP, to do what takes as long."""
+        nbytes = counts.mlp_inputs(self.job.model) / self.job.model.n_embd * self.activation_bytes / self.layout.tp
         return nbytes * self.place.network.copy_s_per_byte
 
     @property
@@ -73,7 +73,7 @@ def block(setting: PassContext) -> np.ndarray:
     seconds = matrices + attention, matrices + 2 * attention, matrices
     made[:, COMPUTE] = np.maximum(seconds, setting.least_pass_s)
     width, kv_width = counts.widths(model)
-    columns = width + 2 * kv_width, 4 * width
+    columns = width + 2 * kv_width, counts.mlp_inputs(model)
     made[FORWARD, TP] = 2 * (setting.gather_s() + setting.sum_s())
     made[INPUTS, TP] = sum(column_backward_s(setting, outputs) + setting.gather_s() for outputs in columns)
     made[FORWARD, SP], made[INPUTS, SP] = sequence_s(setting, attention)

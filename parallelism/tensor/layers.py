@@ -135,6 +135,17 @@ class SequenceNorm(nn.Module):
         return F.layer_norm(x, self.shape, of_all(self.weight, self.axis), bias, self.eps)
 
 
+class SequenceRMSNorm(nn.Module):
+    """An RMSNorm of a part of the sequence."""
+
+    def __init__(self, norm: nn.RMSNorm, axis: Axis):
+        super().__init__()
+        self.axis, self.shape, self.eps, self.weight = axis, norm.normalized_shape, norm.eps, norm.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.shape, of_all(self.weight, self.axis), self.eps)
+
+
 class SequenceEmbedding(nn.Module):
     """An embedding, such as of positions, of which each rank uses a part of the sequence."""
 

@@ -27,6 +27,7 @@ from parallelism.tensor.layers import (
     RowLinear,
     SequenceEmbedding,
     SequenceNorm,
+    SequenceRMSNorm,
     VocabularyCrossEntropy,
     VocabularyEmbedding,
     VocabularyHead,
@@ -67,14 +68,15 @@ ShardingPlan = Mapping[str, Strategy]
 
 @dataclass(frozen=True)
 class ColumnParallel:
-    """Outputs split.  Of several pieces, such as q, k and v, `pieces` are the relative lengths: numbers of heads."""
+    """Outputs split.  Of several pieces, such as q, k and v, `pieces` are the relative lengths, in `noun`."""
 
     pieces: tuple[int, ...] = ()
     gather_output: bool = False
+    noun: str = "heads"
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
         for number in self.pieces:
-            check_divisible(name, "heads", number, sizes["tp"])
+            check_divisible(name, self.noun, number, sizes["tp"])
         check_divisible(name, "outputs", module.out_features, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
@@ -175,7 +177,9 @@ class SequenceRegion:
             return Dropout(module.p, number, axes.place, rank, sequence)
         if axes.whole or not sequence:
             return module
-        return SequenceNorm(module, axes.tp) if isinstance(module, nn.LayerNorm) else SequenceEmbedding(module, axes.tp)
+        if isinstance(module, nn.Embedding):
+            return SequenceEmbedding(module, axes.tp)
+        return SequenceNorm(module, axes.tp) if isinstance(module, nn.LayerNorm) else SequenceRMSNorm(module, axes.tp)
 
 
 def parallelize(

@@ -1,0 +1,112 @@
+"""A GPT in the names and shapes of Hugging Face's GPT2LMHeadModel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from models.config import GPTConfig
+from models.gpt import GPT
+from models.mixture import routers
+
+NAME, EMBEDDING = "GPT-2", "transformer.wte.weight"
+
+# Hugging Face keeps these as Conv1D, with weights (in, out) where nn.Linear has (out, in).
+CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+
+# Tensors that are no weights: which tokens attend to which.
+MASK = re.compile(r"\bh\.\d+\.attn\.(masked_)?bias$")
+
+# GPTConfig's fields by their names in config.json.
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "n_positions": "block_size",
+    "n_embd": "n_embd",
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+    "resid_pdrop": "dropout",
+}
+
+# GPTConfig's fields of mixtures, which are no GPT-2 of theirs, by the same names in config.json.
+MIXTURE = ("num_experts", "experts_per_token", "expert_capacity", "balance_loss")
+
+# What every GPT of models/gpt.py has in common.
+FIXED = {
+    "model_type": "gpt2",
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "tie_word_embeddings": True,
+}
+
+
+def to_theirs(model: GPT) -> dict[str, Tensor]:
+    """Name and lay out the weights as they do, with biases of 0 where there are none."""
+    tensors = {f"{name}.bias": router.bias.cpu() for name, router in routers(model)}
+    for name, p in model.named_parameters():  # lists lm_head.weight only as the wte.weight it is tied to
+        weight = p.detach().cpu()
+        tensors[name] = transposed(name, weight).contiguous()
+        has_bias = weight.dim() < 3 and not name.endswith(("wte.weight", "wpe.weight", "router.weight"))
+        if has_bias and not model.config.bias:
+            tensors[name.removesuffix("weight") + "bias"] = weight.new_zeros(len(weight))
+    return tensors
+
+
+def to_ours(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    return {name: transposed(name, tensor) for name, tensor in tensors.items()}
+
+
+def transposed(name: str, weight: Tensor) -> Tensor:
+    """A weight as theirs, or theirs as ours; those of experts are (in, out) in both."""
+    return weight.t() if name.endswith(CONV1D) and weight.dim() == 2 else weight
+
+
+def config_file(config: GPTConfig) -> dict[str, Any]:
+    """What config.json has."""
+    grouped = {} if config.n_kv_head is None else {"n_kv_head": config.n_kv_head}  # which is no GPT-2 of theirs
+    mixture = {name: getattr(config, name) for name in MIXTURE} if config.num_experts else {}
+    return {
+        **FIXED,
+        **grouped,
+        **mixture,
+        **{theirs: getattr(config, ours) for theirs, ours in FIELDS.items()},
+        "architectures": ["GPT2LMHeadModel"],
+        "n_ctx": config.block_size,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.dropout,
+        # The default, 50256, lies outside a smaller vocabulary.
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def read_config(values: Mapping[str, Any]) -> GPTConfig:
+    """Raises: ValueError for values that no GPT can have."""
+    fields = {ours: values[theirs] for theirs, ours in FIELDS.items()}
+    return GPTConfig(**fields, **{name: values[name] for name in ("n_kv_head", *MIXTURE) if name in values})
+
+
+def fitted(config: GPTConfig, tensors: Mapping[str, Tensor]) -> GPTConfig:
+    """The model has biases if any in the file is not 0."""
+    biases = (tensor for name, tensor in tensors.items() if name.endswith(".bias") and "router" not in name)
+    return replace(config, bias=any(bool(tensor.any()) for tensor in biases))
+
+
+def weights_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a file by the names of today: GPT2Model's lack "transformer."; older files have masks of attention."""
+    return {named(name): tensor for name, tensor in tensors.items() if not MASK.search(name)}
+
+
+def named(name: str) -> str:
+    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+
+
+def sizes(config: GPTConfig) -> dict[str, Any]:
+    """What two models must have in common for one to begin with the other's weights, by the names of flags."""
+    names = "vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "num_experts"
+    return {**{name: getattr(config, name) for name in names}, "n_kv_head": config.num_kv_heads}

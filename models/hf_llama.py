@@ -1,0 +1,126 @@
+"""A Llama in the names and shapes of Hugging Face's LlamaForCausalLM."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.config import LlamaConfig
+from models.llama import Llama
+
+NAME, EMBEDDING = "Llama", "model.embed_tokens.weight"
+
+# Their names of weights by ours, whose rows theirs follow each other in.
+MODEL: dict[str, tuple[str, ...]] = {
+    "transformer.wte.weight": ("model.embed_tokens.weight",),
+    "transformer.ln_f.weight": ("model.norm.weight",),
+    "lm_head.weight": ("lm_head.weight",),
+}
+BLOCK = {
+    "ln_1.weight": ("input_layernorm.weight",),
+    "attn.c_attn.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "attn.c_proj.weight": ("self_attn.o_proj.weight",),
+    "ln_2.weight": ("post_attention_layernorm.weight",),
+    "mlp.c_fc.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.c_proj.weight": ("mlp.down_proj.weight",),
+}
+
+# Tensors that are no weights: the speeds of rotations, in older files.
+SPEEDS = re.compile(r"rotary_emb\.inv_freq$")
+
+# LlamaConfig's fields by their names in config.json, and those that may be missing there.
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "block_size",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_hidden",
+    "rms_norm_eps": "norm_eps",
+}
+OPTIONAL = {"num_key_value_heads": "n_kv_head", "rope_theta": "rope_theta", "tie_word_embeddings": "tied"}
+
+# What every Llama of models/llama.py has in common.
+FIXED = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+    "rope_scaling": None,
+}
+
+
+def names_of(config: LlamaConfig) -> dict[str, tuple[str, ...]]:
+    """Their names of each weight."""
+    names = {name: theirs for name, theirs in MODEL.items() if not (config.tied and name == "lm_head.weight")}
+    for number in range(config.n_layer):
+        for name, theirs in BLOCK.items():
+            names[f"transformer.h.{number}.{name}"] = tuple(f"model.layers.{number}.{each}" for each in theirs)
+    return names
+
+
+def to_theirs(model: Llama) -> dict[str, Tensor]:
+    """Name and lay out the weights as they do."""
+    tensors, config = {}, model.config
+    kv_width = config.num_kv_heads * config.head_size
+    for name, theirs in names_of(config).items():
+        weight = model.get_parameter(name).detach().cpu()
+        lengths = (config.n_embd, kv_width, kv_width) if len(theirs) == 3 else len(weight) // len(theirs)
+        for each, part in zip(theirs, weight.split(lengths), strict=True):
+            tensors[each] = part.contiguous()
+    return tensors
+
+
+def to_ours(tensors: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
+    return {name: torch.cat([tensors[each] for each in theirs]) for name, theirs in names_of(config).items()}
+
+
+def config_file(config: LlamaConfig) -> dict[str, Any]:
+    """What config.json has."""
+    return {
+        **FIXED,
+        **{theirs: getattr(config, ours) for theirs, ours in (FIELDS | OPTIONAL).items()},
+        "intermediate_size": config.hidden_width,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_size,
+        "architectures": ["LlamaForCausalLM"],
+        # The defaults, 1 and 2, are tokens of a vocabulary of theirs.
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def read_config(values: Mapping[str, Any]) -> LlamaConfig:
+    """Raises: ValueError for values that no Llama of models/llama.py can have."""
+    rope = values.get("rope_parameters") or {}  # where transformers 5 has what 4 had beside the rest
+    if not isinstance(rope, dict):
+        raise ValueError(f"rope_parameters is {rope!r}; settings by name are wanted")
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"rope_type is {rope['rope_type']!r}; only 'default' can be loaded")
+    values = {**values, "rope_theta": rope.get("rope_theta", values.get("rope_theta"))}
+    fields = {ours: values[theirs] for theirs, ours in (FIELDS | OPTIONAL).items() if values.get(theirs) is not None}
+    config = LlamaConfig(**fields)
+    if values.get("head_dim") not in (None, config.head_size):
+        raise ValueError(f"head_dim is {values['head_dim']}; only hidden_size / num_attention_heads can be loaded")
+    return config
+
+
+def fitted(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> LlamaConfig:
+    return config
+
+
+def weights_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a file."""
+    return {name: tensor for name, tensor in tensors.items() if not SPEEDS.search(name)}
+
+
+def sizes(config: LlamaConfig) -> dict[str, Any]:
+    """What two models must have in common for one to begin with the other's weights, by the names of flags."""
+    names = "vocab_size", "n_layer", "n_head", "n_embd", "rope_theta", "norm_eps", "tied"
+    own = {name: getattr(config, name) for name in names}
+    return {**own, "n_kv_head": config.num_kv_heads, "n_hidden": config.hidden_width}

@@ -1,0 +1,143 @@
+"""Llama as plain single-device torch code: a GPT with RMSNorm, rotary positions and a gated MLP, without biases.
+
+Modules and parameters are named as those of `models.gpt`; models/hf_llama.py has Hugging Face's names.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from models.config import LlamaConfig
+from models.gpt import CausalAttention, CrossEntropy, init_weights, split_heads
+
+
+def rotations(x: torch.Tensor, positions: torch.Tensor | None, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cosines and sines of position x theta^(-2i / head_size); positions are 0, 1, ... by default.
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, arXiv 2104.09864, section
+    3.2.2.
+
+    Shapes: x (batch, heads, seq, head_size), positions (seq) or (batch, seq), results ([batch,] seq, 1, head_size/2).
+    """
+    half, wide = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    if positions is None:
+        positions = torch.arange(x.shape[2], device=x.device)
+    speeds = theta ** (torch.arange(half, device=x.device, dtype=wide) / -half)
+    angles = positions[..., None, None] * speeds
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate element i and element i + head_size/2 of each head as one point: which, is as in Hugging Face's Llama.
+
+    Products of queries and keys then depend on how far apart their positions are.
+
+    Shapes: x and result (batch, heads, seq, head_size), the heads of a token side by side in memory.
+    """
+    first, second = x.transpose(1, 2).chunk(2, dim=-1)  # (batch, seq, heads, head_size/2)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(x.dtype).transpose(1, 2)
+
+
+class RotaryAttention(nn.Module):
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.head_size, self.theta = config.head_size, config.rope_theta
+        self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # of q, k and v in c_attn
+        self.c_attn = nn.Linear(config.n_embd, sum(self.shares) * self.head_size, bias=False)
+        self.attend = CausalAttention(dropout=0.0)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+
+    def forward(self, x, positions=None, documents=None):
+        qkv = self.c_attn(x)  # (batch, seq, (n_head + 2 n_kv_head) head_size)
+        q, k, v = split_heads(qkv, self.shares, self.head_size)
+        turns = rotations(q, positions, self.theta)
+        q, k, v = rotate(q, *turns), rotate(k, *turns), v.clone()  # a view would keep all of qkv
+        y = self.attend(q, k, v, documents)  # (batch, n_head, seq, head_size)
+        return self.c_proj(y.transpose(1, 2).flatten(2))  # (batch, seq, n_embd)
+
+
+class SwiGLU(nn.Module):
+    """A gated MLP.
+
+    Source: Shazeer, "GLU Variants Improve Transformer", 2020, arXiv 2002.05202.
+    """
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 2 * config.hidden_width, bias=False)  # the gate, and what it lets pass
+        self.c_proj = nn.Linear(config.hidden_width, config.n_embd, bias=False)
+
+    def forward(self, x):
+        return self.project(self.c_fc(x))  # (batch, seq, n_embd)
+
+    def project(self, x):
+        gate, up = x.chunk(2, dim=-1)  # (batch, seq, hidden_width) each
+        return self.c_proj(F.silu(gate) * up)
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.ln_1 = nn.RMSNorm(config.n_embd, config.norm_eps)
+        self.attn = RotaryAttention(config)
+        self.ln_2 = nn.RMSNorm(config.n_embd, config.norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x, positions=None, documents=None):
+        x = x + self.attn(self.ln_1(x), positions, documents)
+        return x + self.mlp(self.ln_2(x))
+
+
+class LlamaTransformer(nn.Module):
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.block_size = config.block_size
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.h = nn.ModuleList(LlamaBlock(config) for _ in range(config.n_layer))
+        self.ln_f = nn.RMSNorm(config.n_embd, config.norm_eps)
+
+    def embed(self, tokens, positions=None):
+        if not 1 <= tokens.shape[1] <= self.block_size:
+            raise ValueError(f"a sequence of {tokens.shape[1]} tokens: pass 1 to block_size={self.block_size}")
+        return self.wte(tokens)  # (batch, seq, n_embd)
+
+    def forward(self, tokens, positions=None, documents=None):
+        x = self.embed(tokens)
+        for block in self.h:
+            x = block(x, positions, documents)
+        return self.ln_f(x)
+
+
+class Llama(nn.Module):
+    """A Llama whose initial weights depend on the config and the seed alone; it is called as a `models.gpt.GPT`.
+
+    Source: Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023, arXiv 2302.13971, section 2.2;
+    grouped heads: Touvron et al., "Llama 2", 2023, arXiv 2307.09288, section 2.2.
+    """
+
+    def __init__(self, config: LlamaConfig, seed: int = 1337):
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):  # layers draw weights from the global generator when made
+            self.transformer = LlamaTransformer(config)
+            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.tied:
+            self.lm_head.weight = self.transformer.wte.weight
+        self.loss = CrossEntropy()
+        init_weights(self, config.n_layer, seed)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        documents: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the logits and, given targets, the mean cross entropy in nats, as `GPT.forward`."""
+        logits = self.lm_head(self.transformer(tokens, positions, documents))
+        return logits, None if targets is None else self.loss(logits, targets)
+
+    def num_params(self) -> int:
+        """Count parameters: a tied embedding once."""
+        return sum(p.numel() for p in self.parameters())

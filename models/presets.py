@@ -1,0 +1,92 @@
+"""Shapes of models by name, and the dial from which a shape, a batch and a learning rate follow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+from collectives.job.settings import check
+from models.config import GPTConfig, LlamaConfig, ModelConfig
+
+PRESETS: dict[str, ModelConfig] = {
+    "gpt2-tiny": GPTConfig(),
+    "gpt2": GPTConfig(50257, 1024, n_layer=12, n_head=12, n_embd=768, bias=True),
+    "gpt2-medium": GPTConfig(50257, 1024, n_layer=24, n_head=16, n_embd=1024, bias=True),
+    "gpt2-large": GPTConfig(50257, 1024, n_layer=36, n_head=20, n_embd=1280, bias=True),
+    "gpt2-xl": GPTConfig(50257, 1024, n_layer=48, n_head=25, n_embd=1600, bias=True),
+    "llama-tiny": LlamaConfig(),
+    "llama": LlamaConfig(50257, 1024, n_layer=12, n_head=12, n_embd=768),
+    "llama-1b": LlamaConfig(128256, 8192, 16, 32, 2048, n_kv_head=8, n_hidden=8192, rope_theta=5e5, tied=True),
+    "llama-3b": LlamaConfig(128256, 8192, 28, 24, 3072, n_kv_head=8, n_hidden=8192, rope_theta=5e5, tied=True),
+    "llama-8b": LlamaConfig(128256, 8192, 32, 32, 4096, n_kv_head=8, n_hidden=14336, rope_theta=5e5),
+}
+DEFAULT = "gpt2-tiny"
+LR = 3e-3  # of the tiny ones
+
+
+def fill(settings: Any) -> None:
+    """Set what is None in a run's settings and follows from their `depth`, else from their `model`.
+
+    Raises: ValueError for an unknown model, and a depth out of range.
+    """
+    check(settings, "model", "depth")
+    preset = PRESETS[settings.model]
+    values = {**vars(preset), "lr": LR, **({} if settings.depth is None else of_depth(settings.depth))}
+    del values["vocab_size"]  # the data's
+    set_missing(settings, values)
+    if settings.depth is not None and settings.num_micro_batches == 1:
+        check(settings, "block_size")
+        set_missing(settings, {"global_batch_size": samples_of_depth(settings.depth, settings.block_size)})
+
+
+def set_missing(settings: Any, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if hasattr(settings, name) and getattr(settings, name) is None:
+            setattr(settings, name, value)
+
+
+def of_depth(depth: int) -> dict[str, Any]:
+    """Return the shape of so many blocks, and the learning rate: at 12, those of GPT-2 124M as nanoGPT trains it.
+
+    Heads are of 64; the rate falls with the root of the width.
+
+    >>> of_depth(12)["n_embd"], of_depth(12)["lr"], of_depth(48)["lr"]
+    (768, 0.0006, 0.0003)
+
+    Source: Karpathy 2025, nanochat, scripts/base_train.py (`depth`).
+    """
+    shape = {"n_layer": depth, "n_head": depth, "n_embd": 64 * depth, "n_kv_head": None, "n_hidden": None}
+    return {**shape, "lr": 6e-4 / math.sqrt(depth / 12)}
+
+
+def samples_of_depth(depth: int, block_size: int) -> int:
+    """Return a power of two of samples, as near as may be to 2^19 tokens at a depth of 12, and in proportion to it.
+
+    >>> samples_of_depth(12, 1024), samples_of_depth(24, 1024)
+    (512, 1024)
+
+    Source: Bergsma et al., "Power Lines", 2025, arXiv 2505.13738: the best batch grows with the tokens trained on to
+    the power of 0.38; these are in proportion to the parameters, and so to the cube of the depth.
+    """
+    return 2 ** max(0, round(math.log2(2**19 * depth / 12 / block_size)))
+
+
+def refuse_other_family(settings: Any) -> None:
+    """Raise ValueError for a setting of a shape that the model's kind lacks, if it is not as it is by default."""
+    kind = type(PRESETS[settings.model])
+    own = {field.name for field in fields(kind)}
+    defaults = {field.name: field.default for field in fields(settings)}
+    for name in [field.name for other in (GPTConfig, LlamaConfig) for field in fields(other) if field.name not in own]:
+        value = getattr(settings, name, None)
+        if value is not None and value not in (defaults[name], getattr(kind, name, None)):
+            raise ValueError(
+                f"{name}={value} is no setting of model={settings.model}: leave it out, or use another model"
+            )
+
+
+def shape_of(settings: Any, vocab_size: int) -> ModelConfig:
+    """Return the shape that settings ask for, once they are filled; what they lack is the model's."""
+    preset = PRESETS[settings.model]
+    own = {field.name: getattr(settings, field.name) for field in fields(preset) if hasattr(settings, field.name)}
+    return replace(preset, **{**own, "vocab_size": vocab_size})

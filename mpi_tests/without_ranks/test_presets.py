@@ -1,0 +1,88 @@
+"""Models by name and by depth: whose sizes are published, what flags override, what is refused."""
+
+import re
+
+import pytest
+
+from models.config import GPTConfig, LlamaConfig
+from models.flags import parse
+from models.presets import PRESETS, shape_of
+from mpi_tests.helpers.launch import ROOT
+from parallelism.planner import ParallelLayout, TrainingJob
+from parallelism.planner.flags import asked
+from parallelism.planner.memory import rank_params
+from training.config import Config
+
+# Of OpenAI's and Meta's models, as counted by those who have published the weights.
+PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-1b": 1_235_814_400,
+    "llama-3b": 3_212_749_824,
+    "llama-8b": 8_030_261_248,
+}
+CONFIG_FILES = sorted(ROOT.glob("configs/*.toml"))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_those_published(name):
+    assert rank_params(TrainingJob(PRESETS[name], 1), ParallelLayout()) == (PARAMETERS[name],)
+
+
+def test_the_default_is_as_small_as_ever():
+    config = Config()
+    assert (config.model, config.n_layer, config.n_head, config.n_embd, config.block_size) == (
+        "gpt2-tiny",
+        4,
+        4,
+        192,
+        128,
+    )
+    assert (config.bias, config.lr) == (False, 3e-3)
+    assert shape_of(config, 256) == GPTConfig()
+
+
+def test_flags_override_the_model_and_the_file():
+    assert shape_of(Config(model="gpt2-medium"), 100) == GPTConfig(100, 1024, 24, 16, 1024, bias=True)
+    config = parse(Config, "", ["--model", "llama-8b", "--n_layer", "2", "--n_hidden", "64", "--tied"])
+    expected = LlamaConfig(256, 8192, 2, 32, 4096, n_kv_head=8, n_hidden=64, rope_theta=5e5, tied=True)
+    assert shape_of(config, 256) == expected
+
+
+def test_a_depth_sets_the_shape_the_batch_and_the_rate():
+    config = Config(model="llama-8b", depth=12, block_size=1024)
+    assert shape_of(config, 256) == LlamaConfig(256, 1024, 12, 12, 768, rope_theta=5e5)
+    assert (config.lr, config.global_batch_size) == (pytest.approx(6e-4), 512)
+    deeper = Config(depth=48, block_size=1024, n_head=24, lr=0.1)
+    assert (deeper.n_layer, deeper.n_embd, deeper.n_head, deeper.lr) == (48, 3072, 24, 0.1)
+    assert deeper.global_batch_size == 2048
+    assert Config(depth=48, block_size=1024).lr == pytest.approx(3e-4)
+    assert Config(depth=2, num_micro_batches=3).global_batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "gpt3"}, "model='gpt3' is unknown: use gpt2-tiny, gpt2, "),
+        ({"depth": 0}, "depth=0 must be from 1 to 1000"),
+        ({"model": "llama", "dropout": 0.1}, "dropout=0.1 is no setting of model=llama: leave it out, or use another"),
+        ({"model": "llama", "bias": True}, "bias=True is no setting of model=llama"),
+        ({"model": "llama", "num_experts": 4}, "num_experts=4 is no setting of model=llama"),
+        ({"n_hidden": 64}, "n_hidden=64 is no setting of model=gpt2-tiny"),
+        ({"tied": False}, "tied=False is no setting of model=gpt2-tiny"),
+    ],
+)
+def test_what_a_model_lacks_is_refused(settings, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        Config(**settings)
+
+
+@pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
+def test_the_first_line_of_a_file_runs_it(path):
+    """In the planner, which counts what the model's own shape does."""
+    command = path.read_text().splitlines()[0]
+    assert f"python train.py --config {path.relative_to(ROOT)}" in command
+    config, job = parse(Config, "", ["--config", str(path)]), asked(["--config", str(path)], None).job
+    assert job.model == shape_of(config, job.model.vocab_size)

@@ -1,0 +1,40 @@
+"""What knows a Llama as well as how it is laid out: its shards, and the layers of its stages."""
+
+from __future__ import annotations
+
+from models.config import LlamaConfig
+from models.llama import Llama
+from parallelism.pipeline.stage import Layer
+from parallelism.tensor.sharding_plan import (
+    Attention,
+    ColumnParallel,
+    Loss,
+    RowParallel,
+    SequenceRegion,
+    Strategy,
+    Vocabulary,
+)
+from training.gpt import model_layers
+
+
+def llama_plan(config: LlamaConfig) -> dict[str, Strategy]:
+    """One sum over the ranks for attention, one for the MLP: each has gates and what they let pass side by side."""
+    n_head, kv, hidden = config.n_head, config.num_kv_heads, config.hidden_width
+    vocabulary, between = Vocabulary(config.vocab_size), SequenceRegion()
+    return {
+        "transformer.wte": vocabulary,
+        "transformer.h.*.ln_*": between,
+        "transformer.h.*.attn.c_attn": ColumnParallel(pieces=(n_head, kv, kv)),
+        "transformer.h.*.attn.attend": Attention(n_head, kv),
+        "transformer.h.*.attn.c_proj": RowParallel(),
+        "transformer.h.*.mlp.c_fc": ColumnParallel(pieces=(hidden, hidden), noun="hidden outputs"),
+        "transformer.h.*.mlp.c_proj": RowParallel(),
+        "transformer.ln_f": between,
+        "lm_head": vocabulary,
+        "loss": Loss(config.vocab_size),
+    }
+
+
+def llama_layers(model: Llama) -> list[Layer]:
+    """As `gpt2_layers`: each block rotates by the positions of the batch."""
+    return model_layers(model, ("transformer.wte",), lambda block, x, batch: block(x, batch.positions, batch.documents))
