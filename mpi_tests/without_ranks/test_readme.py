@@ -56,7 +56,7 @@ def test_the_help_of_train_py_shows_commands_that_are_run():
 def test_a_config_begins_with_the_command_that_runs_it(config):
     command = config.read_text().splitlines()[0].removeprefix("# ")
     assert f" --config configs/{config.name} " in f"{command} "
-    assert command in TRAINING
+    assert command in TRAINING or "--device cuda" in command  # those are for GPUs: test_presets.py trains smaller ones
 
 
 def test_its_links_lead_somewhere():
