@@ -35,9 +35,13 @@ def compile_model(gpt: GPT, config: Config) -> None:
     if compiles_whole(config):
         gpt.compile(backend=BACKEND)
         return
+    from torch._dynamo import config as settings
+
     for kind in {type(module) for module in gpt.modules()}:
         if kind.__module__.startswith("parallelism.") and kind is not Dropout and not is_left_out(kind.forward):
             kind.forward = torch.compiler.disable(kind.forward)
+    if config.dropout:  # which draws other numbers in each block, so that each is compiled
+        settings.recompile_limit = max(settings.recompile_limit, 2 * config.n_layer)
     for block in gpt.transformer.h:
         block.forward = torch.compile(block.forward, backend=BACKEND)  # what recomputes a block wraps this
 
