@@ -1,4 +1,4 @@
-"""Records for TensorBoard and Weights & Biases, by stand-ins and by a real reader; and the lines before the first step."""
+"""Records for TensorBoard and Weights & Biases, by stand-ins and by a reader; and lines before the first step."""
 
 import re
 import subprocess
