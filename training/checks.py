@@ -52,7 +52,6 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
 
     Raises: ValueError for what does not fit.
     """
-    check_compiler(config)
     check_logs(config, rank)
     check_saving(config)
     check_optimizer(config)
@@ -76,6 +75,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     if config.init_from:
         initialize(gpt, config.init_from)
     strategies(gpt, plan_of(gpt.config), {**shape, "heads": head_ranks})  # refuses what can't be divided
+    check_compiler(config)  # takes long to import
     return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, gpt)
 
 

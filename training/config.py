@@ -101,7 +101,7 @@ class Config:
     lr: float = flag(None, f"learning rate after warm-up: depth's, or {presets.LR}", range=ranges.LEARNING_RATE)
     muon_lr: float = flag(0.02, "that of the matrices that muon updates", range=ranges.LEARNING_RATE)
     lr_schedule: str = flag(
-        "cosine", "course of learning rates after warm-up; wsd: stable, then a line down", choices=COURSES
+        "cosine", "course of learning rates after warm-up; wsd: stable, then a line down", choices=tuple(COURSES)
     )
     min_lr: float | None = flag(None, "to which lr falls, and muon_lr in proportion: a tenth", range=ranges.LEAST_RATE)
     lr_decay_iters: int | None = flag(

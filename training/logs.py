@@ -54,9 +54,9 @@ def tensorboard(config: Config) -> Iterator[Sink]:
 
 @contextmanager
 def wandb(config: Config) -> Iterator[Sink]:
-    import wandb as library
-
     try:
+        import wandb as library
+
         run = library.init(project=config.wandb, config=dict(vars(config)))
     except Exception as error:  # of its own kinds, as where nobody is logged in
         words = " ".join(str(error).split())

@@ -36,6 +36,7 @@ from mpi_tests.helpers.trained import (
 )
 from parallelism.checkpoint.index import sealed
 from parallelism.checkpoint.stop import SIGNALS
+from parallelism.pipeline.schedule.search import search
 from train import train
 from training.config import Config
 
@@ -385,12 +386,16 @@ def test_a_run_may_begin_with_an_exported_models_weights(comm, folder):
 
 
 @pytest.mark.sizes(2)
-def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folder):
-    trace = folder / "trace.json"
+def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folder, monkeypatch, capsys):
+    """Rank 0 searches, for all."""
+    trace, searches = folder / "trace.json", []
+    monkeypatch.setattr("training.staged.search", lambda *given: searches.append(given) or search(*given))
     asked = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
     shape = {"n_layer": 4, "max_iters": 4, "num_micro_batches": 4}
     alone = on_first(comm, **shape)
     check_same(on(comm, pp=2, **shape, **asked), alone)
+    assert len(searches) == (comm.rank == 0)
+    assert ("searching a schedule of 4 stages\n" in capsys.readouterr().out) == (comm.rank == 0)
     comm.barrier()
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     passes = [event["name"] for event in events if re.match(r"\d+[FBIW]\d+", event["name"])]

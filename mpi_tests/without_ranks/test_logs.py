@@ -1,4 +1,4 @@
-"""Records for TensorBoard and Weights & Biases, by stand-ins of their packages, and by TensorBoard's own reader."""
+"""Records for TensorBoard and Weights & Biases, by stand-ins and by a reader; and lines before the first step."""
 
 import re
 import subprocess
@@ -6,12 +6,16 @@ import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from numba.core import event
 
+from collectives.runtime import kernels
 from models.report import Metrics, TrainingReport
 from mpi_tests.helpers.launch import ROOT, environment
 from training.config import Config
 from training.logs import check_logs, log_sinks
+from training.progress import FirstCompilation
 
 RECORDS = [{"iter": 1, "max_iters": 2, "loss": 4.0, "mfu": None}, {"iter": 2, "val_loss": 3.5}]
 
@@ -106,6 +110,14 @@ def test_every_third_iteration_is_reported_and_the_last(tmp_path, capsys):
     assert [record["iter"] for record in report.records] == [3, 5, 5]
     assert sunk == report.records
     assert [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()] == ["iter 3/5", *["iter 5/5"] * 2]
+
+
+def test_kernels_that_are_compiled_are_said_once(capsys):
+    listener = FirstCompilation()
+    for dispatcher in (np.sum, kernels.run, kernels.run):
+        for status in event.EventStatus:
+            listener.notify(event.Event("numba:compile", status, {"dispatcher": dispatcher}))
+    assert capsys.readouterr().out == "compiling the collectives' kernels, which stay on disk\n"
 
 
 STARTED = {"Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), "MPICH": ("PMI_SIZE", "PMI_RANK")}
