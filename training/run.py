@@ -25,7 +25,6 @@ from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
 from parallelism.data.sampler import DistributedSampler
 from parallelism.experts.exchange import ExpertExchange
-from parallelism.experts.expert_parallel import average_replicated
 from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
@@ -123,11 +122,6 @@ class TrainingRun:
             group.free()
 
     @property
-    def own_weights(self) -> list[torch.nn.Parameter]:
-        """What this rank's optimizer updates."""
-        return list(self.masters.pieces.values())
-
-    @property
     def first(self) -> int:
         """The step to begin with."""
         return self.saving.first if self.saving else 1
@@ -169,7 +163,6 @@ class TrainingRun:
         Returns the norm before clipping, and what the ranks have agreed on.  Collective.
         """
         self.masters.take_gradients(self.scale.inverse)
-        average_replicated(self.own_weights, self.mesh.ep)
         norm = self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = lr

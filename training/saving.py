@@ -15,7 +15,6 @@ from parallelism.checkpoint import (
     Extent,
     Stop,
     TensorShard,
-    check_same,
     fingerprint,
     make_states,
     random_state,
@@ -26,6 +25,7 @@ from parallelism.checkpoint import (
 if TYPE_CHECKING:
     from training.run import TrainingRun
 
+MODEL = ("n_layer", "n_head", "n_embd", "block_size", "bias", "num_experts")  # settings that a checkpoint is for
 AUTO = "auto"  # the newest whole checkpoint, if there is one
 
 
@@ -43,7 +43,8 @@ class Saving:
         self.parts = {name: part._replace(tensor=torch.empty(0)) for name, part in parts.items()}  # where they belong
         comm, config = run.mesh.comm, run.config
         self.interval = config.checkpoint_interval
-        self.same = {"data": fingerprint(run.tokens.ids), "batch_size": run.sampler.batch_size, "seed": config.seed}
+        self.same = {name: getattr(config, name) for name in MODEL}
+        self.same |= {"data": fingerprint(run.tokens.ids), "batch_size": run.sampler.batch_size, "seed": config.seed}
         self.out_dir = ""
         with ExitStack() as refused:
             self.stop = Stop(comm)
@@ -79,9 +80,8 @@ class Saving:
         if path is None:
             return 0
         make_states(self.run.optimizer)
-        loaded = self.checkpoints.load(self.state(), path)
+        loaded = self.checkpoints.load(self.state(), path, self.same)
         with self.run.mesh.comm.agreed("resume"):
-            check_same(path, loaded.whole, self.same)
             self.run.scale.load(*loss_scale(path, loaded.whole))
             if loaded.whole.get("layout") == self.layout and loaded.own is not None:
                 set_random_state(loaded.own)

@@ -22,7 +22,6 @@ from parallelism.checkpoint import (
     Extent,
     TensorShard,
     arena_parts,
-    check_same,
     fingerprint,
     random_state,
     set_random_state,
@@ -33,6 +32,7 @@ from parallelism.checkpoint.extent import LocalShard, meet
 from parallelism.checkpoint.folders import UNFINISHED, commit, found, keep_last, newest, next_number, remove_unfinished
 from parallelism.checkpoint.index import Index, sealed
 from parallelism.checkpoint.lock import Lock
+from parallelism.checkpoint.same import check_same
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.checkpoint.sharing import identity, writers
 from parallelism.placement import Shard

@@ -5,7 +5,7 @@ from parallelism.checkpoint.extent import Extent
 from parallelism.checkpoint.part import TensorShard, arena_parts, make_states, model_parts, state_parts
 from parallelism.checkpoint.random_state import random_state, set_random_state
 from parallelism.checkpoint.reading import Checkpoint
-from parallelism.checkpoint.same import check_same, fingerprint
+from parallelism.checkpoint.same import fingerprint
 from parallelism.checkpoint.stop import Stop
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "Stop",
     "TensorShard",
     "arena_parts",
-    "check_same",
     "fingerprint",
     "make_states",
     "model_parts",

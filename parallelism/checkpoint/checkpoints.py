@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,11 +26,14 @@ from parallelism.checkpoint.index import Index
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import Checkpoint
+from parallelism.checkpoint.same import check_same
 from parallelism.checkpoint.shards import ShardEntry, write_shard
 from parallelism.checkpoint.sharing import gather_texts, shared_out
 
 if TYPE_CHECKING:
     from collectives import Communicator
+
+ANYTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class LoadedState(NamedTuple):
@@ -167,14 +171,17 @@ class Checkpoints:
             Checkpoint(path).verify(self.comm.rank, self.comm.size)
         self._broken.remove(path)
 
-    def load(self, parts: Iterable[TensorShard], path: str | Path) -> LoadedState:
+    def load(self, parts: Iterable[TensorShard], path: str | Path, same: Mapping[str, Any] = ANYTHING) -> LoadedState:
         """Fill parts from a checkpoint of the same model, of any layout; each rank reads what it asks for.
+
+        What the checkpoint holds beside parts must have the values of `same`.
 
         Raises: InputError for another model's, or one with a file that is missing or not as it was written.
         """
         parts = list(parts)
         with self.comm.agreed("load"):
             checkpoint = Checkpoint(path)
+            check_same(checkpoint.folder, checkpoint.index.whole, same)
             checkpoint.check(parts)
         self._check_all_asked(checkpoint, parts)
         with self.comm.agreed("load"):

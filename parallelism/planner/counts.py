@@ -24,6 +24,11 @@ def widths(model: GPTConfig) -> tuple[int, int]:
     return model.n_embd, model.n_embd // model.n_head * model.num_kv_heads
 
 
+def expert_params(model: GPTConfig, tp: int, ep: int) -> int:
+    """Of a rank's experts of a block."""
+    return 8 * (model.num_experts // ep) * model.n_embd**2 // tp
+
+
 def block_params(model: GPTConfig, tp: int, ep: int = 1) -> int:
     width, kv_width = widths(model)
     mlps = model.num_experts // ep or 1
