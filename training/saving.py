@@ -17,8 +17,6 @@ from parallelism.checkpoint import (
     TensorShard,
     fingerprint,
     make_states,
-    random_state,
-    set_random_state,
     state_parts,
 )
 
@@ -66,12 +64,7 @@ class Saving:
             yield TensorShard(f"{name}.bias", "parameter", extent, router.bias)
 
     def whole(self) -> dict[str, Any]:
-        own = {"layout": self.layout, "loss_scale": [*self.run.scale.state()], "out_dir": self.run.out_dir or ""}
-        return {**self.same, **own}
-
-    @property
-    def layout(self) -> dict[str, Any]:
-        return {**self.run.mesh.shape, "zero_stage": self.run.config.zero_stage}
+        return {**self.same, "loss_scale": [*self.run.scale.state()], "out_dir": self.run.out_dir or ""}
 
     def resume(self) -> int:
         """Fill the run's state; returns the step of the checkpoint, 0 if there is none."""
@@ -83,8 +76,6 @@ class Saving:
         loaded = self.checkpoints.load(self.state(), path, self.same)
         with self.run.mesh.comm.agreed("resume"):
             self.run.scale.load(*loss_scale(path, loaded.whole))
-            if loaded.whole.get("layout") == self.layout and loaded.own is not None:
-                set_random_state(loaded.own)
         self.run.replica.gather()
         self.out_dir = str(loaded.whole.get("out_dir", self.run.config.out_dir))
         return loaded.step
@@ -98,7 +89,7 @@ class Saving:
         self.checkpoints.poll()
         if signal or step == self.run.config.max_iters or (self.interval and step % self.interval == 0):
             before()
-            self.checkpoints.save(step, self.state(), self.whole(), own=random_state())
+            self.checkpoints.save(step, self.state(), self.whole())
         return signal
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from parallelism.checkpoint.checkpoints import Checkpoints, LoadedState
 from parallelism.checkpoint.extent import Extent
 from parallelism.checkpoint.part import TensorShard, arena_parts, make_states, model_parts, state_parts
-from parallelism.checkpoint.random_state import random_state, set_random_state
 from parallelism.checkpoint.reading import Checkpoint
 from parallelism.checkpoint.same import fingerprint
 from parallelism.checkpoint.stop import Stop
@@ -19,7 +18,5 @@ __all__ = [
     "fingerprint",
     "make_states",
     "model_parts",
-    "random_state",
-    "set_random_state",
     "state_parts",
 ]

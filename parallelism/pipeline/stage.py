@@ -164,14 +164,3 @@ def backward(kept: SavedForBackward, gradient: Tensor) -> Tensor | None:
     if kept.end is not None:
         torch.autograd.backward((kept.end,), (gradient,))
     return None if kept.x is None else kept.x.grad
-
-
-def loss_weights(
-    batches: Sequence[Batch], ignored: int, sum_up: Callable[[Tensor], Tensor] = torch.clone
-) -> list[float]:
-    """What each micro-batch's loss counts in that of all: as many as its targets are, of those that aren't `ignored`.
-
-    Where ranks share sequences, `sum_up` adds up the numbers of all.
-    """
-    counts = sum_up(torch.stack([(batch.targets != ignored).sum() for batch in batches])).tolist()
-    return [count / max(1, sum(counts)) for count in counts]
