@@ -978,8 +978,8 @@ TRAINING = [
     ),
     mutant(
         "training/saving.py",
-        "check_same(path, whole, self.same)",
-        "pass",
+        "self.checkpoints.load(self.state(), path, self.same)",
+        "self.checkpoints.load(self.state(), path)",
         ("test_train.py", "cannot_go_on and 1-ranks", 1),
     ),
     mutant(

@@ -24,7 +24,6 @@ from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
 from parallelism.data.sampler import DistributedSampler
 from parallelism.experts.exchange import ExpertExchange
-from parallelism.experts.expert_parallel import average_replicated
 from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
@@ -129,11 +128,6 @@ class TrainingRun:
         for group in groups:
             group.free()
 
-    @property
-    def own_weights(self) -> list[torch.nn.Parameter]:
-        """What this rank's optimizer updates."""
-        return list(self.masters.pieces.values())
-
     def inputs(self) -> Generator[list[Batch], None, None]:
         """Yield this rank's micro-batches of each step from the first one on.  To be closed at the end."""
         return self.samples.micro_batches(self.first)
@@ -171,7 +165,6 @@ class TrainingRun:
         Returns the norm before clipping, and what the ranks have agreed on.  Collective.
         """
         self.masters.take_gradients(self.scale.inverse)
-        average_replicated(self.own_weights, self.mesh.ep)
         norm = self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_factor", 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,18 +18,17 @@ from parallelism.checkpoint import (
     Extent,
     Stop,
     TensorShard,
-    check_same,
     fingerprint,
     make_states,
-    random_state,
-    set_random_state,
     state_parts,
 )
 from parallelism.numerics.master_weights import MasterWeights
-from training.config import AUTO
+from training.config import AUTO, Config
 
 if TYPE_CHECKING:
     from training.run import TrainingRun
+
+MODEL = ("n_layer", "n_head", "n_embd", "block_size", "bias", "num_experts")  # settings that a checkpoint is for
 
 
 class Saving:
@@ -47,7 +45,8 @@ class Saving:
         self.parts = {name: part._replace(tensor=torch.empty(0)) for name, part in parts.items()}  # where they belong
         comm, config = run.mesh.comm, run.config
         self.interval = config.checkpoint_interval
-        self.same = {"data": fingerprint(run.tokens.ids), "batch_size": run.sampler.batch_size, "seed": config.seed}
+        self.same = {**model_settings(config), "optimizer": config.optimizer}
+        self.same |= {"data": fingerprint(run.tokens.ids), "batch_size": run.sampler.batch_size, "seed": config.seed}
         self.out_dir = ""
         with ExitStack() as refused:
             self.stop = Stop(comm)
@@ -66,17 +65,7 @@ class Saving:
         yield from router_biases(self.run.gpt)
 
     def whole(self) -> dict[str, Any]:
-        own = {
-            "layout": self.layout,
-            "optimizer": self.run.config.optimizer,
-            "loss_scale": [*self.run.scale.state()],
-            "out_dir": self.run.out_dir or "",
-        }
-        return {**self.same, **own}
-
-    @property
-    def layout(self) -> dict[str, Any]:
-        return {**self.run.mesh.shape, "zero_stage": self.run.config.zero_stage}
+        return {**self.same, "loss_scale": [*self.run.scale.state()], "out_dir": self.run.out_dir or ""}
 
     def resume(self) -> int:
         """Fill the run's state; returns the step of the checkpoint, 0 if there is none."""
@@ -85,21 +74,12 @@ class Saving:
         if path is None:
             return 0
         make_states(self.run.optimizer)
-        loaded = self.checkpoints.load(self.state(), path, partial(self.check, path))
+        loaded = self.checkpoints.load(self.state(), path, self.same)
         with self.run.mesh.comm.agreed("resume"):
             self.run.scale.load(*loss_scale(path, loaded.whole))
-            if loaded.whole.get("layout") == self.layout and loaded.own is not None:
-                set_random_state(loaded.own)
         self.run.replica.gather()
         self.out_dir = str(loaded.whole.get("out_dir", self.run.config.out_dir))
         return loaded.step
-
-    def check(self, path: Any, whole: Mapping[str, Any]) -> None:
-        """Refuse, by a ValueError, a checkpoint of another optimizer, batch or seed, or of other data."""
-        before, now = whole.get("optimizer", "adamw"), self.run.config.optimizer
-        if before != now:
-            raise ValueError(f"{path} is of optimizer={before}, not of {now}: resume with optimizer={before}")
-        check_same(path, whole, self.same)
 
     def after(self, step: int, before: Callable[[], None]) -> str:
         """Save if it is time to; returns the name of the signal that asks the run to end, if one has come.
@@ -110,7 +90,7 @@ class Saving:
         self.checkpoints.poll()
         if signal or step == self.run.config.max_iters or (self.interval and step % self.interval == 0):
             before()
-            self.checkpoints.save(step, self.state(), self.whole(), own=random_state())
+            self.checkpoints.save(step, self.state(), self.whole())
         return signal
 
     def close(self) -> None:
@@ -129,9 +109,15 @@ def load_weights(run: TrainingRun, parts: Mapping[str, TensorShard]) -> int:
     path = loader.newest() if config.resume == AUTO else config.resume
     if path is None:
         raise InputError(f"resume={AUTO}: {config.checkpoint_dir} has no whole checkpoint; name one, or another folder")
-    loaded = loader.load([*own_weights(run.masters, parts).values(), *router_biases(run.gpt)], path)
+    loaded = loader.load(
+        [*own_weights(run.masters, parts).values(), *router_biases(run.gpt)], path, model_settings(config)
+    )
     run.replica.gather()
     return loaded.step
+
+
+def model_settings(config: Config) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in MODEL}
 
 
 def own_weights(masters: MasterWeights, parts: Mapping[str, TensorShard]) -> dict[str, TensorShard]:

@@ -15,13 +15,22 @@ from mpi_tests.helpers.models import close, random_tokens, randomized
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
-from parallelism.pipeline.stage import Batch, cut, loss_weights
+from parallelism.pipeline.stage import Batch, cut
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=8, n_head=4, n_embd=16, bias=True, n_kv_head=2)
 DROPPING = replace(CONFIG, n_layer=9, dropout=0.2)
 IGNORED = -100
+
+
+def loss_weights(batches, ignored, sum_up=torch.clone):
+    """What each micro-batch's loss counts in that of all: as many as its targets are, of those that aren't `ignored`.
+
+    Where ranks share sequences, `sum_up` adds up the numbers of all.
+    """
+    counts = sum_up(torch.stack([(batch.targets != ignored).sum() for batch in batches])).tolist()
+    return [count / max(1, sum(counts)) for count in counts]
 
 
 def batch_of(num_samples, seq=6):

@@ -1,6 +1,7 @@
 """What train.py's training comes to in any layout, and in one process by torch alone."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -12,12 +13,13 @@ import torch
 from safetensors.numpy import load_file
 
 from models.data import TokenWindows, load_tokens, split
-from models.gpt import GPT, GPTConfig
+from models.gpt import GPT
 from models.hf import to_hugging_face
 from models.learning_rate import learning_rate
+from models.mixture import balance
 from parallelism.data.sampler import DistributedSampler
 from train import train
-from training.config import Config
+from training.config import Config, make_model
 
 GLOBAL_BATCH = 24
 SMALL = Config(
@@ -85,31 +87,47 @@ def plain_adamw(model: GPT) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, betas=(0.9, 0.95))
 
 
-def by_torch(comm, make_optimizer=plain_adamw, dtype=torch.float32) -> Outcome:
+def by_torch(comm, make_optimizer=plain_adamw, dtype=torch.float32, **changes) -> Outcome:
     """What training is to come to; it is computed on one rank.  Collective."""
-    return comm.mpi.bcast(plain_training(make_optimizer, dtype) if comm.rank == 0 else None)
+    return comm.mpi.bcast(plain_training(make_optimizer, dtype, **changes) if comm.rank == 0 else None)
 
 
-@cache
-def plain_training(make_optimizer=plain_adamw, dtype=torch.float32) -> Outcome:
+class PlainStep(NamedTuple):
+    loss: float
+    gradients: dict[str, torch.Tensor]  # by name, before they are clipped; of tied parameters by each of their names
+
+
+def plain_steps(config: Config, model: GPT, make_optimizer=plain_adamw) -> Iterator[PlainStep]:
     """The same training without any of our parallel code: one process, whole batches, torch alone."""
-    train_ids, val_ids = split(load_tokens([]), SMALL.val_fraction, SMALL.block_size)
-    windows = TokenWindows(train_ids, SMALL.block_size, SMALL.seed)
-    sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=SMALL.seed)
-    model = GPT(GPTConfig(256, SMALL.block_size, SMALL.n_layer, SMALL.n_head, SMALL.n_embd), seed=SMALL.seed)
-    optimizer = make_optimizer(model.to(dtype))
-    records = []
-    for iteration, share in zip(range(1, SMALL.max_iters + 1), sampler, strict=False):
+    train_ids, _ = split(load_tokens([]), config.val_fraction, config.block_size)
+    windows = TokenWindows(train_ids, config.block_size, config.seed)
+    sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=config.seed)
+    optimizer = make_optimizer(model)
+    for iteration, share in zip(range(1, config.max_iters + 1), sampler, strict=False):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(iteration, SMALL.lr, SMALL.warmup_iters, SMALL.max_iters)
+            group["lr"] = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
         model.zero_grad()
         loss = loss_of(model, windows, share)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), SMALL.grad_clip)
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters(remove_duplicate=False)}
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
         optimizer.step()
-        records.append({"iter": iteration, "loss": loss.item()})
-        if iteration in VALIDATED:
-            records.append({"iter": iteration, "val_loss": validation(model, val_ids)})
+        balance(model)
+        yield PlainStep(loss.item(), gradients)
+
+
+@cache
+def plain_training(make_optimizer=plain_adamw, dtype=torch.float32, **changes) -> Outcome:
+    """What the training of `SMALL` with some changes comes to."""
+    config = replace(SMALL, **changes)
+    model = make_model(config, 256).to(dtype)
+    _, val_ids = split(load_tokens([]), config.val_fraction, config.block_size)
+    records = []
+    for iteration, step in enumerate(plain_steps(config, model, make_optimizer), 1):
+        records.append({"iter": iteration, "loss": step.loss})
+        if iteration == config.max_iters or iteration % config.eval_interval == 0:
+            records.append({"iter": iteration, "val_loss": validation(model.eval(), val_ids)})
+            model.train()
     return Outcome(records, numpy_of(model))
 
 

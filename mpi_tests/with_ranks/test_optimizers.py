@@ -91,7 +91,7 @@ def test_a_checkpoint_has_the_optimizers_states(comm, folder, optimizer):
     check_bits(on(comm, **layout, **resuming).weights, whole.weights)
     other = on(comm, zero_stage=3, **optimizer, **resuming)
     check(other, whole._replace(records=whole.records[-len(other.records) :]), 1e-5)
-    words = f"{path} is of optimizer={optimizer['optimizer']}, not of adamw: resume with optimizer="
+    words = f"{path}: optimizer was {optimizer['optimizer']}, but is adamw: resume with the same"
     with pytest.raises(InputError, match=re.escape(words)):
         on(comm, **resuming)
 

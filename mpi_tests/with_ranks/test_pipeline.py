@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from models.gpt import GPT, CrossEntropy, GPTConfig
+from mpi_tests.helpers.played import loss_weights
 from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
@@ -18,7 +19,7 @@ from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import WEIGHTS
-from parallelism.pipeline.stage import Batch, loss_weights
+from parallelism.pipeline.stage import Batch
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_layers, gpt2_plan
 

@@ -1,12 +1,19 @@
-"""The planner: memory against real models and what autograd saves, times against sums by hand and schedules' prices."""
+"""The planner on ranks: all have the same layout, and a run with experts holds what it predicts."""
+
+from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 
 from collectives import InputError
 from models.config import GPTConfig
-from parallelism.planner import TrainingJob
+from mpi_tests.helpers.trained import config
+from parallelism.planner import ParallelLayout, TrainingJob, best
+from parallelism.planner.machine import Machine
 from parallelism.planner.ranks import best_layout
+from training.config import shape_of
+from training.run import TrainingRun
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
 
@@ -26,3 +33,42 @@ def test_ranks_get_the_same_layout(comm):
 def test_ranks_that_no_layout_fits(comm):
     with pytest.raises(InputError, match="no layout of 2 ranks: global_batch_size=3 can't be shared by dp=2"):
         best_layout(comm, TrainingJob(SMALL, 3), {"dp": 2})
+
+
+def held(run, batches):
+    """Bytes that a rank holds in a step: parameters, gradients, the optimizer's states, activations, expert rows."""
+    own = {p.untyped_storage().data_ptr() for p in run.gpt.parameters()}
+    saved = {}
+
+    def keep(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        run.step(1, batches).metrics()
+    states = [x for state in run.optimizer.state.values() for kind, x in state.items() if kind != "step"]
+    return np.array([
+        *(array.nbytes for array in run.replica.arrays),
+        sum(state.nbytes for state in states),
+        sum(storage.nbytes() for pointer, storage in saved.items() if pointer not in own),
+        sum(buffer.nbytes for buffer in run.exchange.buffers),
+    ], float)  # fmt: skip
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize("axes", [
+    {"ep": 2}, {"ep": 4}, {"ep": 2, "zero_stage": 1}, {"ep": 2, "tp": 2}, {"ep": 2, "experts_per_token": 1},
+], ids=str)  # fmt: skip
+def test_memory_with_experts_is_what_a_run_holds(comm, axes):
+    """Within a tenth, in the mean over ranks, of which some have more tokens for their experts than others."""
+    model = {"num_experts": 8, "experts_per_token": axes.get("experts_per_token", 2), "n_embd": 64, "block_size": 64}
+    tp, ep = axes.get("tp", 1), axes["ep"]
+    settings = config(comm.size // tp, **{**model, **axes, "micro_batch_size": 6})
+    with TrainingRun(settings, comm) as run, closing(run.inputs()) as inputs:
+        job = TrainingJob(shape_of(settings, run.tokens.vocab_size), run.sampler.batch_size)
+        measured = comm.all_reduce(held(run, next(inputs)), op="avg")
+    layout = ParallelLayout(comm.size // tp, tp=tp, ep=ep, zero_stage=axes.get("zero_stage", 0), micro_batch_size=6)
+    machine = Machine(comm.topology.nodes, comm.network, 1e10, float("inf"))
+    predicted = best(job, machine, layout._asdict()).memory
+    assert sum(measured) == pytest.approx(predicted.total - predicted.working, rel=0.1)
+    assert measured[3] == pytest.approx(predicted.activations, rel=0.1)

@@ -280,7 +280,7 @@ def test_what_a_run_cannot_go_on_from(comm, folder):
     before = left(comm)
     for changes, words in (
         ({"seed": 8}, "seed was 7, but is 8: resume with the same"),
-        ({"n_embd": 16}, "transformer.wte.weight"),
+        ({"n_embd": 16}, "n_embd was 32, but is 16: resume with the same"),
         ({"resume": str(folder)}, str(folder)),
         ({"checkpoint_dir": ""}, "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
     ):

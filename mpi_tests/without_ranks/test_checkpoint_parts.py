@@ -22,10 +22,7 @@ from parallelism.checkpoint import (
     Extent,
     TensorShard,
     arena_parts,
-    check_same,
     fingerprint,
-    random_state,
-    set_random_state,
     shards,
     state_parts,
 )
@@ -33,6 +30,7 @@ from parallelism.checkpoint.extent import LocalShard, meet
 from parallelism.checkpoint.folders import UNFINISHED, commit, found, keep_last, newest, next_number, remove_unfinished
 from parallelism.checkpoint.index import Index, sealed
 from parallelism.checkpoint.lock import Lock
+from parallelism.checkpoint.same import check_same
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.checkpoint.sharing import identity, writers
 from parallelism.placement import Shard
@@ -119,7 +117,7 @@ def save(directory, ranks, number=1, step=10):
     for rank, keys in enumerate(writers(sizes)):
         copies = [(offers[rank][key], offers[rank][key].compact()) for key in keys]
         entries.append(write_shard(folder / f"rank-{rank}.safetensors", copies))
-    return commit(folder, Index(step, {"lr": 0.1}, [None] * len(ranks), [entry for entry in entries if entry.pieces]))
+    return commit(folder, Index(step, {"lr": 0.1}, [entry for entry in entries if entry.pieces]))
 
 
 @pytest.fixture(autouse=True)
@@ -221,17 +219,6 @@ def test_runs_of_shards_along_several_axes(shards):
         extent = Extent((6, 8, 5), 3, local.numel() - 5, held)
         places = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
         assert places == {i: int(n) - 1 for i, n in enumerate(local.flatten()[3:-2]) if n}
-
-
-def test_random_states():
-    def draw():
-        return random.random(), np.random.rand(), torch.rand(1).item()
-
-    state = json.loads(json.dumps(random_state()))
-    drawn = draw()
-    assert draw() != drawn
-    set_random_state(state)
-    assert draw() == drawn
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
@@ -450,11 +437,10 @@ def forged(*keys, value=None, remove=False):
 # file, nbytes, header_checksum, pieces; name, kind, dtype, extent, length, block_bytes, checksums.
 PIECE = ("entries", 0, 3, 0)
 FORGERIES = [
-    *(forged(key, remove=True) for key in ("step", "whole", "own", "entries", "format")),
+    *(forged(key, remove=True) for key in ("step", "whole", "entries", "format")),
     *(forged("entries", value=value) for value in (None, 3, [3], [[]], {"a": 1})),
     *(forged("step", value=value) for value in ("x", -1, True, None)),
     *(forged("whole", value=value) for value in ([], None)),
-    forged("own", value=3),
     forged("more", value=3),
     *(forged("entries", 0, 0, value=value) for value in (3, None, "../rank-0.safetensors", "/etc/passwd")),
     *(forged("entries", 0, place, value=value) for place in (1, 2) for value in ("x", -1, 1.5)),
@@ -479,14 +465,6 @@ def test_a_forged_index_is_refused_in_a_line(tmp_path, forge):
     with pytest.raises((ValueError, OSError), match=f"{path}: not what |rank-0.safetensors: .* not contain") as caught:
         Checkpoint(path.parent).verify()
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("change", [{"torch": "?"}, {"torch": 3}, {"numpy": {}}, {"python": [3, [], None]}])
-def test_a_forged_random_state(change):
-    state = random_state()
-    with pytest.raises(ValueError, match="no state of random numbers that a run has saved"):
-        set_random_state(state | change)
-    set_random_state(state)
 
 
 def test_shards_that_are_no_whole_make_no_checkpoint(tmp_path):

@@ -354,6 +354,36 @@ def test_tensor_parallelism_by_hand():
         assert step.time().tp == pytest.approx((forward + backward) * 1e-3, rel=1e-6)
 
 
+@pytest.mark.parametrize("experts_per_token", [1, 2, 4])
+def test_tokens_cross_once_to_each_host_of_their_experts(experts_per_token):
+    """There and back in each pass of a block: half of what goes to one host of two, all that goes to both."""
+    network = Network(Link(0, 0), Link(0, 1e-9), 0, 0, 0)
+    config = replace(SMALL, num_experts=8, experts_per_token=experts_per_token)
+    step = step_of(TrainingJob(config, 2), ParallelLayout(dp=2, ep=2), on(2, 1, network, 1e30))
+    nbytes = SMALL.block_size * SMALL.n_embd * 4
+    assert step.time().ep == same(4 * SMALL.n_layer * min(experts_per_token, 2) * nbytes / 2 * 1e-9)
+    inside = step_of(TrainingJob(config, 2), ParallelLayout(dp=2, ep=2), on(2, 2, network, 1e30))
+    assert inside.time().ep == 0.0
+
+
+@pytest.mark.parametrize("zero_stage", range(4))
+def test_gradients_that_are_averaged_with_experts_divided(zero_stage):
+    """On 4 hosts, ep 2: experts go to one other of two ranks, and all else to all of the four."""
+    network = Network(Link(0, 0), Link(0, 1e-9), 0, 0, 0)
+    config = replace(SMALL, num_experts=8)
+    layout = ParallelLayout(dp=4, ep=2, zero_stage=zero_stage)
+    job = TrainingJob(config, 4, bucket_mb=1e-3)
+    step, fewer = (step_of(job, each, on(4, 1, network, 1e30)) for each in (layout, layout._replace(ep=4)))
+    assert step.replicas.owners.size == 2
+    assert fewer.replicas.owners.size == 1
+    held = memory(job, layout, model_shards(job, layout), owners=2)
+    assert held.optimizer == 8 * max(rank_params(job, layout)) / (2 if zero_stage else 1)
+    experts = SMALL.n_layer * 8 * (8 // 2) * SMALL.n_embd**2
+    others = max(rank_params(job, layout)) - experts
+    averaged_s = 2 * others / 2 * 4 / 2 * 1e-9  # reduced and gathered in halves, by their owners
+    assert step.undivided_s() == (same(averaged_s) if zero_stage else 0.0)
+
+
 def test_messages_between_stages_pass_between_nodes_or_within():
     network = Network(Link(1e-6, 0), Link(1e-3, 0), 0, 0, 0)
     config = replace(SMALL, n_layer=4)
@@ -552,8 +582,8 @@ def test_hundreds_of_ranks_are_planned():
 
 def test_why_a_layout_is_slower():
     held = Memory(4e9, 4e9, 8e9, 1e9, 0, 0)
-    first = PlannedLayout(ParallelLayout(dp=4), held, Time(1.0, 0, 0, 0, 0, 0.25, 0))
-    other = PlannedLayout(ParallelLayout(dp=2, tp=2), held, Time(1.0, 0.5, 0, 0, 0.25, 0, 0))
+    first = PlannedLayout(ParallelLayout(dp=4), held, Time(1.0, 0, 0, 0, 0, 0, 0.25, 0))
+    other = PlannedLayout(ParallelLayout(dp=2, tp=2), held, Time(1.0, 0.5, 0, 0, 0, 0.25, 0, 0))
     assert slower(other, first) == "40.0% slower: 500.0 ms more for sums between tp ranks"
     assert re.sub(" +", " ", row(other, 7000)) == " 1.8 s 4.0k 17.0 GB 14.3% 28.6% compute dp 2 tp 2"
     assert "  3: why" in [*missed(on(4), SearchResult([first], 1, 1, [(ParallelLayout(), held)], Counter({"why": 3})))]

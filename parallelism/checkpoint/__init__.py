@@ -4,9 +4,8 @@ from parallelism.checkpoint.checkpoints import Checkpoints
 from parallelism.checkpoint.extent import Extent
 from parallelism.checkpoint.loader import CheckpointLoader, LoadedState
 from parallelism.checkpoint.part import TensorShard, arena_parts, make_states, model_parts, state_parts
-from parallelism.checkpoint.random_state import random_state, set_random_state
 from parallelism.checkpoint.reading import Checkpoint
-from parallelism.checkpoint.same import check_same, fingerprint
+from parallelism.checkpoint.same import fingerprint
 from parallelism.checkpoint.stop import Stop
 
 __all__ = [
@@ -18,11 +17,8 @@ __all__ = [
     "Stop",
     "TensorShard",
     "arena_parts",
-    "check_same",
     "fingerprint",
     "make_states",
     "model_parts",
-    "random_state",
-    "set_random_state",
     "state_parts",
 ]

@@ -35,7 +35,6 @@ class PendingCheckpoint(NamedTuple):
 
     step: int
     whole: Mapping[str, Any]
-    own: Any
     folder: Path
     written: Future[ShardEntry]
 
@@ -83,11 +82,11 @@ class Checkpoints(CheckpointLoader):
                 remove_unfinished(self.directory)
         return int(number)
 
-    def save(self, step: int, parts: Iterable[TensorShard], whole: Mapping[str, Any], own: Any = None) -> None:
+    def save(self, step: int, parts: Iterable[TensorShard], whole: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint; the tensors may change once this has returned.
 
-        Each rank gives the parts that it has; what several have, one writes.  `whole` is rank 0's, `own` each rank's:
-        small things that JSON can hold.
+        Each rank gives the parts that it has; what several have, one writes.  `whole` is rank 0's: small things that
+        JSON can hold.
 
         Raises: InputError as `wait`, of the checkpoint before; or for parts that don't fit, or things JSON can't hold.
         """
@@ -98,12 +97,12 @@ class Checkpoints(CheckpointLoader):
         with self.comm.agreed("save"):
             for part in parts:
                 part.check()
-            kept_whole, kept_own = json.loads(as_json([whole, own]))
+            kept = json.loads(as_json(whole))
             if self.comm.rank == 0:
                 folder.mkdir()
         copies = [(part, part.compact()) for part in shared_out(self.comm, parts)]
         written = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", copies)
-        self._pending = PendingCheckpoint(step, kept_whole, kept_own, folder, written)
+        self._pending = PendingCheckpoint(step, kept, folder, written)
 
     def poll(self) -> bool:
         """Make the checkpoint under way valid, if all ranks have written their shards.  Returns whether none is left.
@@ -134,13 +133,13 @@ class Checkpoints(CheckpointLoader):
 
     def _finish(self, pending: PendingCheckpoint) -> None:
         with self.comm.agreed("checkpoint"):
-            text = json.dumps([pending.written.result(), pending.own])
+            text = json.dumps(pending.written.result())
         texts = gather_texts(self.comm, text)
         with self.comm.agreed("checkpoint"):
             if self.comm.rank == 0:
-                entries, own = zip(*map(json.loads, texts), strict=True)
-                written = [entry for entry in map(ShardEntry.from_json, entries) if entry.pieces]
-                commit(pending.folder, Index(pending.step, pending.whole, own, written))
+                entries = [ShardEntry.from_json(json.loads(text)) for text in texts]
+                written = [entry for entry in entries if entry.pieces]
+                commit(pending.folder, Index(pending.step, pending.whole, written))
                 keep_last(self.directory, self.keep, self._broken)
 
     def close(self) -> None:

@@ -16,11 +16,10 @@ INDEX = "index.json"
 
 
 class Index(NamedTuple):
-    """What is known of all shards, and what is small: `whole`, and `own` of each rank that wrote."""
+    """What is known of all shards, and `whole`: what is small."""
 
     step: int
     whole: Mapping[str, Any]
-    own: Sequence[Any]
     entries: Sequence[ShardEntry]
     format: int = FORMAT
 
@@ -49,7 +48,7 @@ class Index(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError for what no run writes, though its checksum is right."""
-        if not (is_count(self.step) and isinstance(self.whole, dict) and isinstance(self.own, list)):
+        if not (is_count(self.step) and isinstance(self.whole, dict)):
             raise ValueError("the step, or what is small, is of another type")
         for entry in self.entries:
             entry.check()

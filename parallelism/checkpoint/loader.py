@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,19 +13,21 @@ from collectives.job.errors import InputError
 from parallelism.checkpoint.folders import found, newest
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import Checkpoint
+from parallelism.checkpoint.same import check_same
 from parallelism.checkpoint.sharing import gather_texts
 
 if TYPE_CHECKING:
     from collectives import Communicator
 
+ANYTHING: Mapping[str, Any] = MappingProxyType({})
+
 
 class LoadedState(NamedTuple):
-    """What a checkpoint holds beside parts.  `own` is what the rank of this number gave, None if there was none."""
+    """What a checkpoint holds beside parts."""
 
     path: Path
     step: int
     whole: Mapping[str, Any]
-    own: Any
 
 
 class CheckpointLoader:
@@ -47,27 +50,23 @@ class CheckpointLoader:
             Checkpoint(path).verify(self.comm.rank, self.comm.size)
         self._broken.remove(path)
 
-    def load(
-        self, parts: Iterable[TensorShard], path: str | Path, check: Callable[[Mapping[str, Any]], None] | None = None
-    ) -> LoadedState:
+    def load(self, parts: Iterable[TensorShard], path: str | Path, same: Mapping[str, Any] = ANYTHING) -> LoadedState:
         """Fill parts from a checkpoint of the same model, of any layout; each rank reads what it asks for.
 
-        Ahead of that `check` may refuse, by a ValueError, what the checkpoint holds beside parts.
+        What the checkpoint holds beside parts must have the values of `same`.
 
         Raises: InputError for another model's, or one with a file that is missing or not as it was written.
         """
         parts = list(parts)
         with self.comm.agreed("load"):
             checkpoint = Checkpoint(path)
-            if check:
-                check(checkpoint.index.whole)
+            check_same(checkpoint.folder, checkpoint.index.whole, same)
             checkpoint.check(parts)
         self._check_all_asked(checkpoint, parts)
         with self.comm.agreed("load"):
             checkpoint.fill(parts)
         index = checkpoint.index
-        own = index.own[self.comm.rank] if self.comm.rank < len(index.own) else None
-        return LoadedState(checkpoint.folder, index.step, index.whole, own)
+        return LoadedState(checkpoint.folder, index.step, index.whole)
 
     def _check_all_asked(self, checkpoint: Checkpoint, parts: Sequence[TensorShard]) -> None:
         """Of the kinds that are asked for, ranks together must ask for the parts of every parameter."""

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Averaging(Replica):
     """Replica whose gradients are added up in an arena, and reduced in each parameter's last backward pass of a step.
 
-    Buckets are of about `bucket_mb` MiB.  Each is of parameters whose gradients are whole after the same action.  They
+    Buckets are of about `bucket_mb` MiB.  Each is of parameters whose gradients are whole after the same action, and
+    averaged over the same ranks.  They
     start in their order, each once all its gradients are whole; those under way move on each time one is ready.
     """
 
@@ -55,8 +56,8 @@ class Averaging(Replica):
         own, slices = self.own, self.arena.slices
         across = own.tied.across
 
-        def key(name: str) -> tuple[int, str]:
-            return own.end(name), name if name in across else ""
+        def key(name: str) -> tuple[object, ...]:
+            return own.end(name), name if name in across else "", self.ranks.averaging(own.params[name])
 
         buckets = cut_buckets(self.arena, own.trained(slices), bucket_bytes, key)
         ordered = sorted((names for _, names in buckets), key=lambda names: own.end(names[0]))
@@ -120,7 +121,9 @@ class Replicated(Averaging):
     ):
         super().__init__(own, ranks, device, bucket_mb, dtype, grad_dtype, arena)
         gradients, asked = self.arena.gradients, {"op": "avg", **reduction}
-        self.reduce_by([ranks.every.plan("all_reduce", gradients[unit.place], **asked) for unit in self.units])
+        self.reduce_by(
+            [self.groups(unit).every.plan("all_reduce", gradients[unit.place], **asked) for unit in self.units]
+        )
         own.tied.bind(gradients, {name: self.arena.slices[name] for name in own.trained()})
         self.masters = MasterWeights.of(own.model, self.arena)
         self.optimize_by(make_optimizer)

@@ -12,7 +12,7 @@ from models.optimizer import Optimizer
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.local_parameters import LocalParameters
-from parallelism.zero.units import ShardGroups
+from parallelism.zero.units import FlatParam, ShardGroups
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
@@ -48,6 +48,10 @@ class Replica(Listener):
     def optimize_by(self, make_optimizer: MakeOptimizer | None) -> None:
         if make_optimizer:
             self.optimizer = make_optimizer(list(self.masters.pieces.values()))
+
+    def groups(self, unit: FlatParam) -> ShardGroups:
+        """The ranks over which the gradients of a unit are averaged: those of each of its parameters."""
+        return self.ranks.averaging(self.params[next(iter(unit.slices))])
 
     @property
     def shard(self) -> Communicator | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +10,8 @@ from torch import Tensor, nn
 from models.mixture import ExpertLinear, Mixture
 from parallelism.buffers import autograd
 from parallelism.experts.exchange import ExpertExchange
-from parallelism.placement import Shard, place, placement_of, shard_of
+from parallelism.placement import Shard, place, placement_of
 from parallelism.tensor.layers import SEQ, Axis
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class ParallelMixture(Mixture):
@@ -60,13 +55,6 @@ def shard_experts(layer: ExpertLinear, hidden: int, exchange: ExpertExchange | N
         place(own, **{**placement_of(layer.weight), "ep": shard})
         own.register_hook(partial(torch.mul, other=1 / ranks.size))
         layer.weight = own
-
-
-def average_replicated(parameters: Iterable[nn.Parameter], ep: Communicator) -> None:
-    """Average over `ep` the gradients of what its ranks do not divide, after those over other replicas.  Collective."""
-    gradients = [p.grad for p in parameters if p.grad is not None and not shard_of(p, "ep")]
-    if ep.size > 1 and gradients:
-        ep.all_reduce(ep.fuse(gradients), op="avg")
 
 
 def check_experts(num_experts: int, ep: int, dp: int) -> None:

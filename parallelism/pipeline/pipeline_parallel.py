@@ -76,7 +76,8 @@ class PipelineParallel:
             is_cut=schedule.num_stages > 1,
             first_micro_batch=first,
         )
-        ranks = ShardGroups.of(mesh.along(*replica_axes(mesh.shape)), zero_group if zero_stage else "all")
+        replicas, samples = mesh.along(*replica_axes(mesh.shape)), mesh.along("dp", "sp")
+        ranks = ShardGroups.of(replicas, zero_group if zero_stage else "all", samples)
         options: Any = {"bucket_mb": bucket_mb, "dtype": dtype, "grad_dtype": grad_dtype, **reduction}
         self.replica = REPLICAS[zero_stage](own, ranks, make_optimizer, device, **options)
         self.pipeline = Pipeline(stages, schedule, mesh.pp, device, self.replica, first)

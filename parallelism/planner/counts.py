@@ -25,6 +25,11 @@ def widths(model: ModelConfig) -> tuple[int, int]:
     return model.n_embd, model.head_size * model.num_kv_heads
 
 
+def expert_params(model: ModelConfig, tp: int, ep: int) -> int:
+    """Of a rank's experts of a block."""
+    return 8 * (model.num_experts // ep) * model.n_embd**2 // tp
+
+
 def block_params(model: ModelConfig, tp: int, ep: int = 1) -> int:
     width, kv_width = widths(model)
     mlps = model.num_experts // ep or 1

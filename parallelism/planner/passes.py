@@ -1,7 +1,7 @@
 """How long a stage's passes of a micro-batch take: computing, and what is not hidden of communication inside them.
 
-Source: as of `parallelism.tensor.layers`, `ring_attention` and `sequence_parallel`, whose collectives these are, and
-which say what each is hidden under.
+Source: as of `parallelism.tensor.layers`, `ring_attention`, `sequence_parallel` and `experts.exchange`, whose
+collectives these are, and which say what each is hidden under.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from parallelism.planner.place import RankPlacement
 
 # A pass is an array of seconds, (kinds, parts).
 FORWARD, INPUTS, WEIGHTS = KINDS = range(3)
-COMPUTE, TP, SP, ZERO = PARTS = range(4)
+COMPUTE, TP, SP, EP, ZERO = PARTS = range(5)
 
 
 class PassContext(NamedTuple):
@@ -77,6 +77,9 @@ def block(setting: PassContext) -> np.ndarray:
     made[FORWARD, TP] = 2 * (setting.gather_s() + setting.sum_s())
     made[INPUTS, TP] = sum(column_backward_s(setting, outputs) + setting.gather_s() for outputs in columns)
     made[FORWARD, SP], made[INPUTS, SP] = sequence_s(setting, attention)
+    if model.num_experts:
+        made[[FORWARD, INPUTS], COMPUTE] += 2 * rows_s(setting)
+        made[[FORWARD, INPUTS], EP] = 2 * crossing_s(setting)
     if setting.layout.recompute == "full":
         made[INPUTS] += made[FORWARD]
         made[INPUTS, TP] -= setting.sum_s()  # the last one: nothing keeps its result
@@ -114,6 +117,21 @@ def sequence_s(setting: PassContext, attention_s: float) -> tuple[float, float]:
     forward_s = (ring - 1) * max(0.0, shift_s - attention_s / ring)
     backward_s = (ring - 1) * max(0.0, shift_s + home_s - 2 * attention_s / ring) + home_s
     return exchange_s + forward_s, exchange_s + backward_s
+
+
+def rows_s(setting: PassContext) -> float:
+    """Of a dispatch, or a combine: to copy each token, and its rows for experts."""
+    rows = 1 + setting.job.model.experts_per_token
+    return rows * setting.activation_bytes * setting.place.network.copy_s_per_byte
+
+
+def crossing_s(setting: PassContext) -> float:
+    """Of a dispatch, or a combine: a barrier in the host, and a row of each token to each host that has its experts."""
+    ep = setting.place.ep
+    if len(ep.nodes) == 1:
+        return setting.place.network.meet_s * (ep.size > 1)
+    hosts = min(setting.job.model.experts_per_token, len(ep.nodes))
+    return setting.place.network.meet_s + ep.seconds("all_to_all", hosts * setting.activation_bytes)
 
 
 def head(setting: PassContext) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 
 from collectives.algorithms import find
 from collectives.schedule.cost import Link, Network, Nodes, predict
-from parallelism.mesh import Within, axes_of, mesh_shape
+from parallelism.mesh import Within, axes_of, mesh_shape, replica_axes
 from parallelism.planner.layout import ParallelLayout
 
 # In a node; and by messages: those that are the fastest somewhere, or nearly.  Others take long to price.
@@ -146,8 +146,18 @@ class RankPlacement:
 
     @cached_property
     def replicas(self) -> AxisGroup:
-        """The ranks that differ in dp and sp only: they have the same parameters."""
+        """The ranks that have the same parameters, experts too."""
+        return self.group(*replica_axes(self.mesh.lengths))
+
+    @cached_property
+    def samples(self) -> AxisGroup:
+        """The ranks that differ in dp and sp only: they have the same parameters, but for experts."""
         return self.group("dp", "sp")
+
+    @cached_property
+    def ep(self) -> AxisGroup:
+        """The ranks that divide experts."""
+        return self.group("ep")
 
     @cached_property
     def ends(self) -> AxisGroup:

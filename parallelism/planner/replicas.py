@@ -29,8 +29,15 @@ class Replicas:
 
     def reduce_s(self, num_params: float) -> float:
         """Gradients to all, or to their owners."""
-        collective = "reduce_scatter" if self.zero_stage else "all_reduce"
-        return self.owners.seconds(collective, num_params * self.gradient_bytes)
+        if self.zero_stage:
+            return self.owners.seconds("reduce_scatter", num_params * self.gradient_bytes)
+        return self.setting.place.samples.seconds("all_reduce", num_params * self.gradient_bytes)
+
+    def undivided_s(self, num_params: float) -> float:
+        """Gradients of what ep ranks do not divide, between owners of the same among them."""
+        if not self.zero_stage:
+            return 0.0
+        return self.setting.place.ep.seconds("all_reduce", num_params / self.owners.size * self.gradient_bytes)
 
     def across_s(self, num_params: float) -> float:
         """Gradients, between owners of the same in other nodes."""

@@ -16,6 +16,7 @@ TIMES = {
     "compute": "computing",
     "tp": "sums between tp ranks",
     "sp": "exchanges between sp ranks",
+    "ep": "exchanges of tokens between ep ranks",
     "zero": "ZeRO's exchanges within passes",
     "bubble": "waiting in the pipeline",
     "dp": "gradients and parameters between replicas",

@@ -103,7 +103,7 @@ def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[P
         number = owners[group][0].size
         if group == fixed.get("zero_group", "all") or (stage and 1 < number < replicas):
             full = layout._replace(zero_stage=stage, zero_group=group)
-            yield full, memory(job, full, held, max(1, number // layout.ep))
+            yield full, memory(job, full, held, number)
 
 
 def fastest(candidates: list[ZeroVariants], machine: Machine, number: int) -> list[PlannedLayout]:

@@ -20,12 +20,14 @@ from parallelism.planner.replicas import Replicas, one_by_one_s
 class Time(NamedTuple):
     """Seconds of a step on its busiest rank: computing, communication that shows, waiting in the pipeline, the update.
 
-    `zero` is the communication of ZeRO within passes, `dp` that of gradients and parameters after them.
+    `ep` is the exchange of tokens between ranks that divide experts, `zero` what ZeRO communicates within passes, `dp`
+    that of gradients and parameters after them.
     """
 
     compute: float
     tp: float
     sp: float
+    ep: float
     zero: float
     bubble: float
     dp: float
@@ -38,7 +40,7 @@ class Time(NamedTuple):
     @property
     def exposed(self) -> float:
         """Communication that shows, but for messages between stages, which are part of the bubble."""
-        return self.tp + self.sp + self.zero + self.dp
+        return self.tp + self.sp + self.ep + self.zero + self.dp
 
 
 class StepModel:
@@ -49,7 +51,7 @@ class StepModel:
         self.costs = self.replicas.added_to(costs)
         self.params = rank_params(setting.job, setting.layout)
         most, zero_stage = max(self.params), setting.layout.zero_stage
-        self.after_s = self.replicas.across_s(most) + self.tied_s()
+        self.after_s = self.replicas.across_s(most) + self.undivided_s() + self.tied_s()
         if zero_stage in (1, 2):
             self.after_s += self.replicas.gather_s(most)
         if zero_stage > 1 and setting.layout.pp > 1:
@@ -60,6 +62,14 @@ class StepModel:
     def reduces_at_end(self) -> bool:
         """Whether gradients are summed up in the last micro-batch only."""
         return self.setting.layout.zero_stage < 2
+
+    def undivided_s(self) -> float:
+        """To average over ep what ZeRO's ranks own of parameters but experts; without ZeRO it is reduced in one."""
+        model, (tp, ep) = self.setting.job.model, self.replicas.split
+        each = counts.expert_params(model, tp, ep)
+        blocks = [sum(map(len, self.cut.of(rank))) for rank in range(len(self.params))]
+        most = max(params - number * each for params, number in zip(self.params, blocks, strict=True))
+        return self.replicas.undivided_s(most)
 
     def tied_s(self) -> float:
         """To sum up gradients of the vocabulary, where the first and the last stage are on two ranks."""

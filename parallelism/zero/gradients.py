@@ -9,8 +9,10 @@ arXiv 1910.02054, sections 5.2 and 7.2.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,8 +52,12 @@ class ReducedGradients(Replica):
         """Reduce the gradients of units, in their order, in `dtype`.  Collective."""
         own, rank = self.own, self.ranks.shard.rank
         self.gradients = GradientShard(self.params, units, self.ranks, device, dtype, self.waiting, **reduction)
-        self.across = self.gradients.across
         places = offsets(unit.counts[rank] for unit in units)
+        self.across = [
+            groups.replicate.plan("all_reduce", self.gradients.array[place], **{"op": "avg", **reduction})
+            for groups, place in joined(map(self.groups, units), places)
+            if groups.replicate
+        ]
         chunks = {name: place for unit, place in zip(units, places, strict=True) for name in unit.slices}
         own.tied.bind(self.gradients.array, chunks)
         ordered = sorted(self.gradients.buckets, key=lambda bucket: own.home(bucket.params[0]) == SHARED)
@@ -120,21 +126,31 @@ class ShardedGradients(ReducedGradients):
         """From the arena's end to its start: gradients appear in that order."""
         own, slices = self.own, self.arena.slices
         names = own.trained(slices)
+
+        def averaging(name: str) -> ShardGroups:
+            return self.ranks.averaging(own.params[name])
+
         if own.is_cut:
             trained = {name: slices[name] for name in names}
-            parts = own.runs(trained, lambda name: own.home(own.params[name]))[::-1]
+            parts = own.runs(trained, lambda name: (own.home(own.params[name]), averaging(name)))[::-1]
         else:
-            buckets = cut_buckets(self.arena, names, bucket_bytes)
+            buckets = cut_buckets(self.arena, names, bucket_bytes, averaging)
             parts = [{name: slices[name] for name in inside} for _, inside in buckets]
         return [FlatParam.of(part, self.arena.line, self.ranks.shard.size) for part in parts]
+
+
+def joined(groups: Iterable[ShardGroups], places: Iterable[slice]) -> Iterator[tuple[ShardGroups, slice]]:
+    """Neighbouring places of the same groups as one."""
+    for same, pairs in groupby(zip(groups, places, strict=True), itemgetter(0)):
+        neighbours = [place for _, place in pairs]
+        yield same, slice(neighbours[0].start, neighbours[-1].stop)
 
 
 class GradientShard:
     """A rank's gradients, as long as its chunks of `units`, and the buckets through which they come.
 
     They are reduced and kept in `dtype`.  A gradient goes to a working buffer, of which there are two, once those of
-    its bucket are ready; from there the sums go to their owners.  Ranks that own the same add up theirs in the end.
-    Collective.
+    its bucket are ready; from there the sums go to their owners.  Collective.
     """
 
     def __init__(
@@ -153,7 +169,6 @@ class GradientShard:
         self.array, self.own = kept.array, [kept.tensor[place] for place in places]
         self.clear = kept.zero
         asked = {"op": "avg", **reduction}
-        self.across = [ranks.replicate.plan("all_reduce", self.array, **asked)] if ranks.replicate else []
         room = [max((sum(unit.counts) for unit in units[turn::2]), default=0) for turn in (0, 1)]
         self.working = [allocate(ranks.every, count, dtype, device) for count in room]
         self.buckets: list[ReduceBucket] = []

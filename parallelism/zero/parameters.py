@@ -83,7 +83,8 @@ class ShardedParameters(ReducedGradients):
     def _units(self, params: Mapping[str, nn.Parameter], line: int) -> list[FlatParam]:
         """In a layer's slot: what is trained, and what is frozen, of which there are no gradients."""
         slices, _ = lay_out(params, line)
-        return [FlatParam.of(part, line, self.ranks.shard.size) for part in self.own.runs(slices, lambda name: None)]
+        parts = self.own.runs(slices, lambda name: self.ranks.averaging(params[name]))
+        return [FlatParam.of(part, line, self.ranks.shard.size) for part in parts]
 
     def before(self, action: Action, following: Action | None) -> None:
         super().before(action, following)

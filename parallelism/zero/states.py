@@ -59,8 +59,11 @@ class ShardedStates(Averaging):
                 for unit, chunk in zip(self.units, chunks, strict=True)
             ]
         )
-        if ranks.replicate:
-            self.across = [ranks.replicate.plan("all_reduce", chunk, **asked) for chunk in chunks]
+        self.across = [
+            replicate.plan("all_reduce", chunk, **asked)
+            for unit, chunk in zip(self.units, chunks, strict=True)
+            if (replicate := self.groups(unit).replicate)
+        ]
         own.tied.bind(gradients, {name: unit.chunks[rank] for unit in self.units for name in unit.slices})
         self.gathering = gather_in_place(self.arena, self.units, ranks)
         own_gradients = [self.arena.flat_gradients[unit.chunks[rank]] for unit in self.units]

@@ -13,40 +13,55 @@ from collectives.schedule.moves import shares
 from parallelism.buffers.gradients import own_gradient
 from parallelism.numerics.clipping import BLOCK
 from parallelism.numerics.master_weights import MasterWeights, like
+from parallelism.placement import shard_of
 
 if TYPE_CHECKING:
     from collectives import Communicator
 
 
 class ShardGroups(NamedTuple):
-    """Each of the `shard` ranks owns chunks of its own; ranks of `replicate`, if there are, own the same ones."""
+    """The ranks over which gradients are averaged: `every` one.
+
+    Each of the `shard` ranks owns chunks of its own; ranks of `replicate`, if there are, own the same ones.  Parameters
+    that ep ranks do not divide have groups of their own, `undivided`, in which more ranks own the same.
+    """
 
     every: Communicator
     shard: Communicator
     replicate: Communicator | None = None
+    undivided: ShardGroups | None = None
 
     @classmethod
-    def of(cls, comm: Communicator, group: str | int = "all") -> ShardGroups:
-        """Share among all ranks of `comm`, within each "node", or within groups of so many consecutive ranks.
+    def of(cls, comm: Communicator, group: str | int = "all", whole: Communicator | None = None) -> ShardGroups:
+        """Shard over all ranks of `comm`, within each "node", or within groups of so many consecutive ranks.
 
-        Collective.
+        `whole` are these and the ep ranks beside them.  Collective.
 
         Raises: InputError for groups that don't divide the ranks, or nodes that differ in length.
         """
         with comm.agreed("zero_group"):
             groups = groups_of(group, comm.size, comm.topology.nodes)
-        if len(groups) == 1:
-            return cls(comm, comm)
-        mine = next(i for i, members in enumerate(groups) if comm.rank in members)
-        shard, replicate = comm.split(mine), comm.split(groups[mine].index(comm.rank))
+        shard: Communicator | None = comm
+        replicate: Communicator | None = None
+        if len(groups) > 1:
+            mine = next(i for i, members in enumerate(groups) if comm.rank in members)
+            shard, replicate = comm.split(mine), comm.split(groups[mine].index(comm.rank))
         assert shard is not None
-        return cls(comm, shard, replicate)
+        if whole is None or whole.size == comm.size:
+            return cls(comm, shard, replicate)
+        return cls(comm, shard, replicate, cls(whole, shard, whole.split(shard.rank)))
+
+    def averaging(self, param: Tensor) -> ShardGroups:
+        """The groups over which a parameter's gradients are averaged, by its placement."""
+        return self if self.undivided is None or shard_of(param, "ep") else self.undivided
 
     def free(self) -> None:
         """Give the groups' communicators back to MPI.  Collective."""
         if self.replicate:
             self.shard.free()
             self.replicate.free()
+        if self.undivided and self.undivided.replicate:
+            self.undivided.replicate.free()
 
 
 def groups_of(group: str | int, size: int, nodes: Iterable[Iterable[int]]) -> list[list[int]]:
