@@ -467,6 +467,12 @@ TOOLS = [
 
 DIVIDED = [
     mutant(
+        "parallelism/zero/units.py",
+        'return self if self.undivided is None or shard_of(param, "ep") else self.undivided',
+        "return self",
+        ("test_experts_training.py", "plain_mixture and 2-ranks", 2),
+    ),
+    mutant(
         "parallelism/data/averaging.py",
         '{"op": "avg", **reduction}',
         "reduction",
