@@ -1,11 +1,12 @@
 """Put faults into a copy of the code, one by one, and run for each the few tests that ought to catch it.
 
 python -m mpi_tests.mutants
-python -m mpi_tests.mutants --only pipeline zero.py --out mutants.md
+python -m mpi_tests.mutants --only pipeline zero.py --out mutants.md    # the table's other rows stay as they are
 python -m mpi_tests.mutants --patience 10    # on a machine that others use
 python -m mpi_tests.mutants --tree ../another/checkout
 
-Fails where a fault survives its tests, is not to be found in its file exactly once, or its tests fail without it.
+Fails where a fault survives its tests, is not to be found in its file exactly once, or its tests fail without it.  The
+table is written after each.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import date
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,6 +39,11 @@ SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0
 TERMINATION_S = 10.0
 PYTEST = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "--color=no")
 CAUGHT, LATE = "caught", "not over after"
+HEAD = """By `make mutants`, in parts; caught are those that make a test fail, or run without end.
+
+| file | fault | tests | verdict | day | s |
+|---|---|---|---|---|---:|
+"""
 
 Item, Result = TypeVar("Item", Mutant, Selection), TypeVar("Result")
 
@@ -162,8 +168,16 @@ def examine(clean: Mapping[Selection, Ended], patience: float, tree: Path, mutan
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def spread(do: Callable[[Path, Item], Result], items: Iterable[Item], copies: Sequence[Path]) -> dict[Item, Result]:
-    """Do something with each item, in as many threads as there are copies; with those that need ranks in one."""
+def spread(
+    do: Callable[[Path, Item], Result],
+    items: Iterable[Item],
+    copies: Sequence[Path],
+    tell: Callable[[Item, Result], None] = lambda item, result: None,
+) -> dict[Item, Result]:
+    """Do something with each item, in as many threads as there are copies; with those that need ranks in one.
+
+    `tell` is given each result, in order.
+    """
     items, done = list(dict.fromkeys(items)), {}
     bar = tqdm(total=len(items), unit="run", file=sys.stderr, disable=None)
     for with_ranks, some in ((False, copies), (True, copies[:1])):
@@ -182,32 +196,59 @@ def spread(do: Callable[[Path, Item], Result], items: Iterable[Item], copies: Se
         with ThreadPoolExecutor(len(some)) as threads:
             for item, result in zip(mine, threads.map(within, mine), strict=True):
                 done[item] = result
+                tell(item, result)
                 bar.write(f"{item}: {' '.join(map(str, result))}", file=sys.stderr)
                 bar.update()
     bar.close()
     return {item: done[item] for item in items}
 
 
-def examine_all(mutants: Sequence[Mutant], copies: Sequence[Path], patience: float) -> dict[Mutant, Verdict]:
+def examine_all(
+    mutants: Sequence[Mutant], copies: Sequence[Path], patience: float, tell: Callable[[Mutant, Verdict], None]
+) -> dict[Mutant, Verdict]:
     """Run all the tests once without a fault, then examine the mutants."""
     selections = [tests for mutant in mutants for tests in mutant.tests]
     clean = spread(partial(run, limit_s=patience * CLEAN_LIMIT_S), selections, copies)
-    return spread(partial(examine, clean, patience), mutants, copies)
+    return spread(partial(examine, clean, patience), mutants, copies, tell)
 
 
-def table(verdicts: Mapping[Mutant, Verdict]) -> str:
-    """Return the verdicts in Markdown, and below how many mutants are caught."""
-    lines = ["| file | fault | tests | verdict | s |", "|---|---|---|---|---:|"]
-    for mutant, (word, why, seconds) in verdicts.items():
-        told = f"{word}, {why}" if why.startswith(LATE) else word
-        told = told if word == CAUGHT else f"**{word}** {why}".strip()
-        cells = mutant.file, f"`{mutant.fault}`", "<br>".join(map(str, mutant.tests)), told, f"{seconds:.0f}"
-        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
-    return "\n".join([*lines, "", f"{num_caught(verdicts)} of {len(verdicts)} caught"])
+def row(mutant: Mutant, verdict: Verdict) -> str:
+    word, why, seconds = verdict
+    told = f"{word}, {why}" if why.startswith(LATE) else word
+    told = told if word == CAUGHT else f"**{word}** {why}".strip()
+    return name(mutant) + cells(told, date.today(), f"{seconds:.0f}")
 
 
-def num_caught(verdicts: Mapping[Mutant, Verdict]) -> int:
-    return sum(verdict.word == CAUGHT for verdict in verdicts.values())
+def name(mutant: Mutant) -> str:
+    """Return the first cells of a mutant's row, by which it is found again."""
+    return "|" + cells(mutant.file, f"`{mutant.fault}`", "<br>".join(map(str, mutant.tests)))
+
+
+def cells(*values: object) -> str:
+    r"""Return cells of a row in Markdown.
+
+    >>> print(cells("a | b", 3))
+     a \| b | 3 |
+    """
+    return "".join(f" {text} |" for text in (str(value).replace("|", r"\|") for value in values))
+
+
+def earlier(path: Path, mutants: Iterable[Mutant]) -> dict[Mutant, str]:
+    """Return the rows that a table has of these mutants; what is no longer one is left out."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = {mutant: next((line for line in lines if line.startswith(name(mutant))), "") for mutant in mutants}
+    return {mutant: line for mutant, line in rows.items() if line}
+
+
+def table(rows: Mapping[Mutant, str], mutants: Sequence[Mutant]) -> str:
+    """Return the rows, in the order of `mutants`, and below how many of all are caught."""
+    lines = [rows.get(mutant, name(mutant) + cells("not run", "", "")) for mutant in mutants]
+    caught = sum(
+        line.removeprefix(name(mutant)).startswith(f" {CAUGHT}") for mutant, line in zip(mutants, lines, strict=True)
+    )
+    return (
+        HEAD + "\n".join([*lines, "", f"{caught} of {len(mutants)} caught, {len(mutants) - len(rows)} not run"]) + "\n"
+    )
 
 
 def main() -> int:
@@ -220,14 +261,18 @@ def main() -> int:
     flags = parser.parse_args()
     rows = {mutant: f"{mutant} {' '.join(map(str, mutant.tests))}" for mutant in MUTANTS}
     mutants = [mutant for mutant, row in rows.items() if any(word in row for word in flags.only)]
+    known = earlier(flags.out, MUTANTS) if flags.out else {}
+
+    def tell(mutant: Mutant, verdict: Verdict) -> None:
+        known[mutant] = row(mutant, verdict)
+        if flags.out:
+            flags.out.write_text(table(known, MUTANTS))
+
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [copy_tree(flags.tree, Path(folder, str(number))) for number in range(max(1, flags.jobs))]
-        verdicts = examine_all(mutants, copies, flags.patience)
-    print(table(verdicts))
-    if flags.out:
-        command = shlex.join(["python", "-m", "mpi_tests.mutants", *sys.argv[1:]])
-        flags.out.write_text(f"By `{command}`.\n\n{table(verdicts)}\n")
-    return num_caught(verdicts) < len(mutants)
+        verdicts = examine_all(mutants, copies, flags.patience, tell)
+    print(table({mutant: row(mutant, verdict) for mutant, verdict in verdicts.items()}, mutants))
+    return any(verdict.word != CAUGHT for verdict in verdicts.values())
 
 
 if __name__ == "__main__":
