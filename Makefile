@@ -26,7 +26,7 @@ test: .venv/kernels
 # Whole systems: several hosts, Slurm, kills, other programs, README's commands.  Tests that take all cores run one after
 # the other; those that wait, or compute in one process, three at a time.
 test-system: .venv/kernels
-	$(RUN) python -m pytest --numprocesses 3 --dist worksteal -m shares_cores mpi_tests/systems
+	$(RUN) python -m pytest --numprocesses 3 --dist loadgroup -m shares_cores mpi_tests/systems
 	$(RUN) python -m pytest -m 'not shares_cores' mpi_tests/systems --ignore mpi_tests/systems/test_end_to_end.py
 
 # For a release: all of these, and what takes longer or downloads much; the table goes to benchmarks/results.

@@ -27,7 +27,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -44,8 +44,6 @@ HEAD = """By `make mutants`, in parts; caught are those that make a test fail, o
 | file | fault | tests | verdict | day | s |
 |---|---|---|---|---|---:|
 """
-
-Item, Result = TypeVar("Item", Mutant, Selection), TypeVar("Result")
 
 
 class Ended(NamedTuple):
@@ -144,8 +142,14 @@ def end(process: subprocess.Popen) -> None:
             process.wait(TERMINATION_S)
 
 
-def examine(clean: Mapping[Selection, Ended], patience: float, tree: Path, mutant: Mutant) -> Verdict:
-    """Put a fault into a copy, run its tests until one fails, and take it out again; `clean` are runs without it."""
+def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: Mutant) -> Verdict:
+    """Put a fault into a copy, run its tests until one fails, and take it out again.
+
+    `clean` are runs without a fault, to which those of its tests are added.
+    """
+    for tests in mutant.tests:
+        if tests not in clean:
+            clean[tests] = run(tree, tests, patience * CLEAN_LIMIT_S)
     if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if not clean[tests].passed]:
         return Verdict("BROKEN SELECTION", "; ".join(broken))
     path = tree / mutant.file
@@ -168,48 +172,31 @@ def examine(clean: Mapping[Selection, Ended], patience: float, tree: Path, mutan
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def spread(
-    do: Callable[[Path, Item], Result],
-    items: Iterable[Item],
-    copies: Sequence[Path],
-    tell: Callable[[Item, Result], None] = lambda item, result: None,
-) -> dict[Item, Result]:
-    """Do something with each item, in as many threads as there are copies; with those that need ranks in one.
-
-    `tell` is given each result, in order.
-    """
-    items, done = list(dict.fromkeys(items)), {}
-    bar = tqdm(total=len(items), unit="run", file=sys.stderr, disable=None)
+def examine_all(
+    mutants: Sequence[Mutant], copies: Sequence[Path], patience: float, tell: Callable[[Mutant, Verdict], None]
+) -> None:
+    """Examine mutants, in as many threads as there are copies, and those that need ranks in one; `tell` of each."""
+    examine_one = partial(examine, {}, patience)
+    bar = tqdm(total=len(mutants), unit="mutant", file=sys.stderr, disable=None)
     for with_ranks, some in ((False, copies), (True, copies[:1])):
         idle: SimpleQueue[Path] = SimpleQueue()
         for copy in some:
             idle.put(copy)
 
-        def within(item: Item, idle: SimpleQueue[Path] = idle) -> Result:
+        def within(mutant: Mutant, idle: SimpleQueue[Path] = idle) -> Verdict:
             copy = idle.get()
             try:
-                return do(copy, item)
+                return examine_one(copy, mutant)
             finally:
                 idle.put(copy)
 
-        mine = [item for item in items if item.need_ranks == with_ranks]
+        mine = [mutant for mutant in mutants if mutant.need_ranks == with_ranks]
         with ThreadPoolExecutor(len(some)) as threads:
-            for item, result in zip(mine, threads.map(within, mine), strict=True):
-                done[item] = result
-                tell(item, result)
-                bar.write(f"{item}: {' '.join(map(str, result))}", file=sys.stderr)
+            for mutant, verdict in zip(mine, threads.map(within, mine), strict=True):
+                tell(mutant, verdict)
+                bar.write(f"{mutant}: {' '.join(map(str, verdict))}", file=sys.stderr)
                 bar.update()
     bar.close()
-    return {item: done[item] for item in items}
-
-
-def examine_all(
-    mutants: Sequence[Mutant], copies: Sequence[Path], patience: float, tell: Callable[[Mutant, Verdict], None]
-) -> dict[Mutant, Verdict]:
-    """Run all the tests once without a fault, then examine the mutants."""
-    selections = [tests for mutant in mutants for tests in mutant.tests]
-    clean = spread(partial(run, limit_s=patience * CLEAN_LIMIT_S), selections, copies)
-    return spread(partial(examine, clean, patience), mutants, copies, tell)
 
 
 def row(mutant: Mutant, verdict: Verdict) -> str:
@@ -262,17 +249,19 @@ def main() -> int:
     rows = {mutant: f"{mutant} {' '.join(map(str, mutant.tests))}" for mutant in MUTANTS}
     mutants = [mutant for mutant, row in rows.items() if any(word in row for word in flags.only)]
     known = earlier(flags.out, MUTANTS) if flags.out else {}
+    done: dict[Mutant, Verdict] = {}
 
     def tell(mutant: Mutant, verdict: Verdict) -> None:
+        done[mutant] = verdict
         known[mutant] = row(mutant, verdict)
         if flags.out:
             flags.out.write_text(table(known, MUTANTS))
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [copy_tree(flags.tree, Path(folder, str(number))) for number in range(max(1, flags.jobs))]
-        verdicts = examine_all(mutants, copies, flags.patience, tell)
-    print(table({mutant: row(mutant, verdict) for mutant, verdict in verdicts.items()}, mutants))
-    return any(verdict.word != CAUGHT for verdict in verdicts.values())
+        examine_all(mutants, copies, flags.patience, tell)
+    print(table({mutant: known[mutant] for mutant in mutants}, mutants), end="")
+    return any(verdict.word != CAUGHT for verdict in done.values())
 
 
 if __name__ == "__main__":
