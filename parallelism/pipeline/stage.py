@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from parallelism.buffers.transfer import to_device
 from parallelism.pipeline.deferred import WeightGradients, deferring
@@ -88,15 +87,32 @@ def cut(
     }
 
 
+class BackwardStart(torch.autograd.Function):
+    """A scalar of which a backward pass begins, with the gradient of y that `gradients` has by then.
+
+    Where torch.autograd.backward is given a gradient itself, it imports SymPy: half a second a process.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, gradients: list[Tensor]) -> Tensor:
+        ctx.gradients = gradients
+        return y.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.gradients.pop(), None
+
+
 class SavedForBackward(NamedTuple):
     """What a stage keeps of a micro-batch until the end of its backward pass.
 
-    That is its input, if it isn't the first, where the graph of its output ends, if any of it is trained, and what is
-    put off.
+    That is its input, if it isn't the first, the start of its backward pass, if any of it is trained, where that takes
+    its gradient from, and what is put off.
     """
 
     x: Tensor | None
-    end: GradientEdge | None
+    start: Tensor | None
+    gradients: list[Tensor]
     later: WeightGradients | None
 
 
@@ -136,8 +152,9 @@ class Stage:
         with deferring(later):
             y = self.layer.run(x, batch)
         if needs_gradient:
-            end = get_gradient_edge(y) if y.requires_grad else None
-            self._alive[micro_batch] = SavedForBackward(x, end, later)  # not y, whose memory may go
+            gradients: list[Tensor] = []
+            start = BackwardStart.apply(y, gradients) if y.requires_grad else None
+            self._alive[micro_batch] = SavedForBackward(x, start, gradients, later)  # not y, whose memory may go
         return y.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
@@ -151,7 +168,7 @@ class Stage:
         """As `backward`, but the gradients of linear layers' weights are left to `backward_weights`."""
         kept = self._alive[micro_batch]
         assert kept.later, "the stage was cut without splits=True"
-        self._alive[micro_batch] = SavedForBackward(None, None, kept.later)
+        self._alive[micro_batch] = SavedForBackward(None, None, [], kept.later)
         return backward(kept, gradient)
 
     def backward_weights(self, micro_batch: int) -> None:
@@ -161,8 +178,9 @@ class Stage:
 
 
 def backward(kept: SavedForBackward, gradient: Tensor) -> Tensor | None:
-    if kept.end is not None:
-        torch.autograd.backward((kept.end,), (gradient,))
+    if kept.start is not None:
+        kept.gradients.append(gradient)
+        kept.start.backward()
     return None if kept.x is None else kept.x.grad
 
 
