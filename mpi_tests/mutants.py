@@ -90,13 +90,22 @@ def command(tree: Path, tests: Selection) -> list[str]:
     return [mpirun, "-n", str(tests.ranks), sys.executable, *PYTEST, "--with-mpi", "--only-mpi", *chosen]
 
 
+def surroundings(tree: Path, kernels: str = "kernels") -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / kernels)}
+
+
+def compile_kernels(tree: Path) -> None:
+    """Compile the kernels of a tree, for which the first of its tests on ranks would have too little time."""
+    module = "mpi_tests.helpers.compile_kernels"
+    subprocess.run([sys.executable, "-m", module], cwd=tree, env=surroundings(tree), check=True)
+
+
 def run(tree: Path, tests: Selection, limit_s: float = CLEAN_LIMIT_S, kernels: str = "kernels") -> Ended:
     """Run some tests of a tree, in which the folder `kernels` keeps what Numba compiles."""
-    env = os.environ | {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / kernels)}
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(command(tree, tests), cwd=tree, env=env, **streams)
+        process = subprocess.Popen(command(tree, tests), cwd=tree, env=surroundings(tree, kernels), **streams)
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -191,6 +200,8 @@ def examine_all(
                 idle.put(copy)
 
         mine = [mutant for mutant in mutants if mutant.need_ranks == with_ranks]
+        if mine and with_ranks:
+            compile_kernels(copies[0])
         with ThreadPoolExecutor(len(some)) as threads:
             for mutant, verdict in zip(mine, threads.map(within, mine), strict=True):
                 tell(mutant, verdict)
@@ -201,7 +212,7 @@ def examine_all(
 
 def row(mutant: Mutant, verdict: Verdict) -> str:
     word, why, seconds = verdict
-    told = f"{word}, {why}" if why.startswith(LATE) else word
+    told = f"{word}, {why[why.index(LATE) :].partition(';')[0]}" if LATE in why else word
     told = told if word == CAUGHT else f"**{word}** {why}".strip()
     return name(mutant) + cells(told, date.today(), f"{seconds:.0f}")
 
