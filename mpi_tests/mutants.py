@@ -235,12 +235,16 @@ def earlier(path: Path, mutants: Iterable[Mutant]) -> dict[Mutant, str]:
     """Return the rows that a table has of these mutants; what is no longer one is left out."""
     lines = path.read_text().splitlines() if path.exists() else []
     rows = {mutant: next((line for line in lines if line.startswith(name(mutant))), "") for mutant in mutants}
-    return {mutant: line for mutant, line in rows.items() if line}
+    return {mutant: line for mutant, line in rows.items() if line and line != not_run(mutant)}
+
+
+def not_run(mutant: Mutant) -> str:
+    return name(mutant) + cells("not run", "", "")
 
 
 def table(rows: Mapping[Mutant, str], mutants: Sequence[Mutant]) -> str:
     """Return the rows, in the order of `mutants`, and below how many of all are caught."""
-    lines = [rows.get(mutant, name(mutant) + cells("not run", "", "")) for mutant in mutants]
+    lines = [rows.get(mutant, not_run(mutant)) for mutant in mutants]
     caught = sum(
         line.removeprefix(name(mutant)).startswith(f" {CAUGHT}") for mutant, line in zip(mutants, lines, strict=True)
     )

@@ -21,7 +21,8 @@ def test_each_selection_names_a_file():
 def test_parts_make_one_table(tmp_path):
     """What another part has examined keeps its row, and what is no mutant any more loses it."""
     path, (first, second, third, *_) = tmp_path / "mutants.md", MUTANTS
-    path.write_text(table({first: row(first, Verdict(CAUGHT, "", 3.0)), third: "gone"}, [first, third]))
+    path.write_text(table({first: row(first, Verdict(CAUGHT, "", 3.0)), third: "gone"}, [first, second, third]))
+    assert path.read_text().endswith("\n1 of 3 caught, 1 not run\n")
     known = earlier(path, [first, second])
     assert list(known) == [first]
     lines = table(known | {second: row(second, Verdict("SURVIVED", ""))}, [first, second]).splitlines()
