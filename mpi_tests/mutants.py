@@ -159,6 +159,8 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
     for tests in mutant.tests:
         if tests not in clean:
             clean[tests] = run(tree, tests, patience * CLEAN_LIMIT_S)
+            if not clean[tests].passed:  # while it compiled, for longer than its tests may take
+                clean[tests] = run(tree, tests, patience * CLEAN_LIMIT_S)
     if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if not clean[tests].passed]:
         return Verdict("BROKEN SELECTION", "; ".join(broken))
     path = tree / mutant.file
