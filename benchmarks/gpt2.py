@@ -129,7 +129,13 @@ def multiplied(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
     return first.elapsed_time(last) / 1e3  # which is in milliseconds
 
 
-def parse() -> argparse.Namespace:
+def parse(size: int) -> argparse.Namespace:
+    """Parse the command line.
+
+    Raises: ValueError for what cannot be measured.
+    """
+    if size > 1:
+        raise ValueError(f"this is of one rank, not of {size}: start it without mpirun")
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=[name for name in DTYPES if name != "float16"], default="bfloat16")
@@ -210,9 +216,7 @@ def goals(found: dict[str, dict[str, float]]) -> list[str]:
 def main() -> None:
     comm = collectives.world()
     with comm.agreed("gpt2"):
-        if comm.size > 1:
-            raise ValueError(f"this is of one rank, not of {comm.size}: start it without mpirun")
-        args = parse()
+        args = parse(comm.size)
     set_matrix_precision(args.dtype)
     with tempfile.TemporaryDirectory() as folder:
         make_data(args, Path(folder) / "tokens.bin")

@@ -139,8 +139,7 @@ def main() -> None:
     with comm.agreed("planning"):
         plans = {name: predicted(job, found, layout) for name, layout in layouts.items()}
     figures = {}
-    # What is loaded and compiled at first is no layout's; torch loads SymPy when it is first given a gradient.
-    torch.ones(1, requires_grad=True).backward(torch.ones(1))
+    # What is loaded and compiled at first is no layout's.
     measured(plain, comm, 1)
     for name, plan in plans.items():
         mib, seconds = measured(Config(out_dir="", **shape, **plan.layout._asdict()), comm, args.steps)

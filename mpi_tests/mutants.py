@@ -1,11 +1,12 @@
 """Put faults into a copy of the code, one by one, and run for each the few tests that ought to catch it.
 
 python -m mpi_tests.mutants
-python -m mpi_tests.mutants --only pipeline zero.py --out mutants.md
+python -m mpi_tests.mutants --only pipeline zero.py --out mutants.md    # the table's other rows stay as they are
 python -m mpi_tests.mutants --patience 10    # on a machine that others use
 python -m mpi_tests.mutants --tree ../another/checkout
 
-Fails where a fault survives its tests, is not to be found in its file exactly once, or its tests fail without it.
+Fails where a fault survives its tests, is not to be found in its file exactly once, or its tests fail without it.  The
+table is written after each.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -23,10 +23,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import date
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -38,8 +39,11 @@ SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0
 TERMINATION_S = 10.0
 PYTEST = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "--color=no")
 CAUGHT, LATE = "caught", "not over after"
+HEAD = """By `make mutants`, in parts; caught are those that make a test fail, or run without end.
 
-Item, Result = TypeVar("Item", Mutant, Selection), TypeVar("Result")
+| file | fault | tests | verdict | day | s |
+|---|---|---|---|---|---:|
+"""
 
 
 class Ended(NamedTuple):
@@ -86,13 +90,22 @@ def command(tree: Path, tests: Selection) -> list[str]:
     return [mpirun, "-n", str(tests.ranks), sys.executable, *PYTEST, "--with-mpi", "--only-mpi", *chosen]
 
 
+def surroundings(tree: Path, kernels: str = "kernels") -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / kernels)}
+
+
+def compile_kernels(tree: Path) -> None:
+    """Compile the kernels of a tree, for which the first of its tests on ranks would have too little time."""
+    module = "mpi_tests.helpers.compile_kernels"
+    subprocess.run([sys.executable, "-m", module], cwd=tree, env=surroundings(tree), check=True)
+
+
 def run(tree: Path, tests: Selection, limit_s: float = CLEAN_LIMIT_S, kernels: str = "kernels") -> Ended:
     """Run some tests of a tree, in which the folder `kernels` keeps what Numba compiles."""
-    env = os.environ | {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / kernels)}
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(command(tree, tests), cwd=tree, env=env, **streams)
+        process = subprocess.Popen(command(tree, tests), cwd=tree, env=surroundings(tree, kernels), **streams)
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -138,8 +151,16 @@ def end(process: subprocess.Popen) -> None:
             process.wait(TERMINATION_S)
 
 
-def examine(clean: Mapping[Selection, Ended], patience: float, tree: Path, mutant: Mutant) -> Verdict:
-    """Put a fault into a copy, run its tests until one fails, and take it out again; `clean` are runs without it."""
+def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: Mutant) -> Verdict:
+    """Put a fault into a copy, run its tests until one fails, and take it out again.
+
+    `clean` are runs without a fault, to which those of its tests are added.
+    """
+    for tests in mutant.tests:
+        if tests not in clean:
+            clean[tests] = run(tree, tests, patience * CLEAN_LIMIT_S)
+            if not clean[tests].passed:  # while it compiled, for longer than its tests may take
+                clean[tests] = run(tree, tests, patience * CLEAN_LIMIT_S)
     if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if not clean[tests].passed]:
         return Verdict("BROKEN SELECTION", "; ".join(broken))
     path = tree / mutant.file
@@ -162,52 +183,76 @@ def examine(clean: Mapping[Selection, Ended], patience: float, tree: Path, mutan
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def spread(do: Callable[[Path, Item], Result], items: Iterable[Item], copies: Sequence[Path]) -> dict[Item, Result]:
-    """Do something with each item, in as many threads as there are copies; with those that need ranks in one."""
-    items, done = list(dict.fromkeys(items)), {}
-    bar = tqdm(total=len(items), unit="run", file=sys.stderr, disable=None)
+def examine_all(
+    mutants: Sequence[Mutant], copies: Sequence[Path], patience: float, tell: Callable[[Mutant, Verdict], None]
+) -> None:
+    """Examine mutants, in as many threads as there are copies, and those that need ranks in one; `tell` of each."""
+    examine_one = partial(examine, {}, patience)
+    bar = tqdm(total=len(mutants), unit="mutant", file=sys.stderr, disable=None)
     for with_ranks, some in ((False, copies), (True, copies[:1])):
         idle: SimpleQueue[Path] = SimpleQueue()
         for copy in some:
             idle.put(copy)
 
-        def within(item: Item, idle: SimpleQueue[Path] = idle) -> Result:
+        def within(mutant: Mutant, idle: SimpleQueue[Path] = idle) -> Verdict:
             copy = idle.get()
             try:
-                return do(copy, item)
+                return examine_one(copy, mutant)
             finally:
                 idle.put(copy)
 
-        mine = [item for item in items if item.need_ranks == with_ranks]
+        mine = [mutant for mutant in mutants if mutant.need_ranks == with_ranks]
+        if mine and with_ranks:
+            compile_kernels(copies[0])
         with ThreadPoolExecutor(len(some)) as threads:
-            for item, result in zip(mine, threads.map(within, mine), strict=True):
-                done[item] = result
-                bar.write(f"{item}: {' '.join(map(str, result))}", file=sys.stderr)
+            for mutant, verdict in zip(mine, threads.map(within, mine), strict=True):
+                tell(mutant, verdict)
+                bar.write(f"{mutant}: {' '.join(map(str, verdict))}", file=sys.stderr)
                 bar.update()
     bar.close()
-    return {item: done[item] for item in items}
 
 
-def examine_all(mutants: Sequence[Mutant], copies: Sequence[Path], patience: float) -> dict[Mutant, Verdict]:
-    """Run all the tests once without a fault, then examine the mutants."""
-    selections = [tests for mutant in mutants for tests in mutant.tests]
-    clean = spread(partial(run, limit_s=patience * CLEAN_LIMIT_S), selections, copies)
-    return spread(partial(examine, clean, patience), mutants, copies)
+def row(mutant: Mutant, verdict: Verdict) -> str:
+    word, why, seconds = verdict
+    told = f"{word}, {why[why.index(LATE) :].partition(';')[0]}" if LATE in why else word
+    told = told if word == CAUGHT else f"**{word}** {why}".strip()
+    return name(mutant) + cells(told, date.today(), f"{seconds:.0f}")
 
 
-def table(verdicts: Mapping[Mutant, Verdict]) -> str:
-    """Return the verdicts in Markdown, and below how many mutants are caught."""
-    lines = ["| file | fault | tests | verdict | s |", "|---|---|---|---|---:|"]
-    for mutant, (word, why, seconds) in verdicts.items():
-        told = f"{word}, {why}" if why.startswith(LATE) else word
-        told = told if word == CAUGHT else f"**{word}** {why}".strip()
-        cells = mutant.file, f"`{mutant.fault}`", "<br>".join(map(str, mutant.tests)), told, f"{seconds:.0f}"
-        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
-    return "\n".join([*lines, "", f"{num_caught(verdicts)} of {len(verdicts)} caught"])
+def name(mutant: Mutant) -> str:
+    """Return the first cells of a mutant's row, by which it is found again."""
+    return "|" + cells(mutant.file, f"`{mutant.fault}`", "<br>".join(map(str, mutant.tests)))
 
 
-def num_caught(verdicts: Mapping[Mutant, Verdict]) -> int:
-    return sum(verdict.word == CAUGHT for verdict in verdicts.values())
+def cells(*values: object) -> str:
+    r"""Return cells of a row in Markdown.
+
+    >>> print(cells("a | b", 3))
+     a \| b | 3 |
+    """
+    return "".join(f" {text} |" for text in (str(value).replace("|", r"\|") for value in values))
+
+
+def earlier(path: Path, mutants: Iterable[Mutant]) -> dict[Mutant, str]:
+    """Return the rows that a table has of these mutants; what is no longer one is left out."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = {mutant: next((line for line in lines if line.startswith(name(mutant))), "") for mutant in mutants}
+    return {mutant: line for mutant, line in rows.items() if line and line != not_run(mutant)}
+
+
+def not_run(mutant: Mutant) -> str:
+    return name(mutant) + cells("not run", "", "")
+
+
+def table(rows: Mapping[Mutant, str], mutants: Sequence[Mutant]) -> str:
+    """Return the rows, in the order of `mutants`, and below how many of all are caught."""
+    lines = [rows.get(mutant, not_run(mutant)) for mutant in mutants]
+    caught = sum(
+        line.removeprefix(name(mutant)).startswith(f" {CAUGHT}") for mutant, line in zip(mutants, lines, strict=True)
+    )
+    return (
+        HEAD + "\n".join([*lines, "", f"{caught} of {len(mutants)} caught, {len(mutants) - len(rows)} not run"]) + "\n"
+    )
 
 
 def main() -> int:
@@ -220,14 +265,20 @@ def main() -> int:
     flags = parser.parse_args()
     rows = {mutant: f"{mutant} {' '.join(map(str, mutant.tests))}" for mutant in MUTANTS}
     mutants = [mutant for mutant, row in rows.items() if any(word in row for word in flags.only)]
+    known = earlier(flags.out, MUTANTS) if flags.out else {}
+    done: dict[Mutant, Verdict] = {}
+
+    def tell(mutant: Mutant, verdict: Verdict) -> None:
+        done[mutant] = verdict
+        known[mutant] = row(mutant, verdict)
+        if flags.out:
+            flags.out.write_text(table(known, MUTANTS))
+
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [copy_tree(flags.tree, Path(folder, str(number))) for number in range(max(1, flags.jobs))]
-        verdicts = examine_all(mutants, copies, flags.patience)
-    print(table(verdicts))
-    if flags.out:
-        command = shlex.join(["python", "-m", "mpi_tests.mutants", *sys.argv[1:]])
-        flags.out.write_text(f"By `{command}`.\n\n{table(verdicts)}\n")
-    return num_caught(verdicts) < len(mutants)
+        examine_all(mutants, copies, flags.patience, tell)
+    print(table({mutant: known[mutant] for mutant in mutants}, mutants), end="")
+    return any(verdict.word != CAUGHT for verdict in done.values())
 
 
 if __name__ == "__main__":

@@ -861,9 +861,15 @@ MODELS = [
     ),
     mutant(
         "models/token_files.py",
-        "len(upper) >= 32 and len(sample) % 2 == 0 and",
+        "len(upper) >= 32 and ",
+        "len(upper) and ",
+        ("test_text_files.py", "few_tokens"),
+    ),
+    mutant(
+        "models/token_files.py",
+        "len(sample) % 2 == 0 and ",
         "",
-        ("test_text_files.py", "uint16 or validate or writes"),
+        ("test_text_files.py", "few_tokens"),
     ),
     mutant(
         "training/samples.py",

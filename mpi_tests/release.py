@@ -1,44 +1,69 @@
 """Run what a release must pass beyond `make test` and `make test-system`, and write a table of it.
 
 python -m mpi_tests.release --out benchmarks/results/release.md
-python -m mpi_tests.release --only MPICH fuzz
+python -m mpi_tests.release --only MPICH fuzz    # the table's other rows stay as they are
+python -m mpi_tests.release --only fuzz --fuzz_s 60
 
-Other versions of Python, torch and MPI are installed beneath build/, from the package registry.
+The table is written after each check: after a run that was ended, pass what is left to `--only`.  Other versions of
+Python, torch and MPI are installed beneath build/, from the package registry.
 """
 
 import argparse
+import os
 import platform
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
 from mpi_tests.helpers.launch import ROOT
 
 LOGS = ROOT / "build" / "release"
+TITLES = "| check | outcome | day | minutes | last line |"
 ON_RANKS = "timeout 1800 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi"
-FUZZ = "for n in 2 3 4; do timeout 900 mpirun -n $n python -m mpi_tests.fuzz --seconds 300 --seed $(date +%s); done"
+FUZZ_S = 300
+FUZZ = """for n in 2 3 4; do
+    timeout $((FUZZ_S + 600)) mpirun -n $n python -m mpi_tests.fuzz --seconds $FUZZ_S --seed $(date +%s)
+done
+python -m mpi_tests.fuzz_settings --seconds $FUZZ_S --limit 60 --seed $(date +%s)
+echo "$FUZZ_S s of collectives on 2, 3 and 4 ranks each, and of settings"
+"""
 SUITE = "for n in 2 3 4; do python benchmarks/torch_suite.py --ranks $n --out build/release/torch-suite-$n.md; done"
 
 
 class Check(NamedTuple):
-    """A command of the shell; what it prints last is the table's."""
+    """A command of the shell, and the interpreter that it needs; what it prints last is the table's."""
 
     name: str
     command: str
+    python: str = "python3"
 
 
 class Row(NamedTuple):
+    """A row of the table.
+
+    >>> Row.parse("| fuzz | passed | 2026-11-23 | 15.2 | 9 passed |")
+    Row(check='fuzz', outcome='passed', day='2026-11-23', minutes='15.2', last='9 passed')
+    >>> print(Row("proof", "not run"))
+    | proof | not run |  |  |  |
+    """
+
     check: str
     outcome: str
-    minutes: str
-    last: str
+    day: str = ""
+    minutes: str = ""
+    last: str = ""
 
     def __str__(self) -> str:
         return f"| {' | '.join(self)} |"
+
+    @classmethod
+    def parse(cls, line: str) -> "Row":
+        return cls(*(cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")))
 
 
 def elsewhere(name: str, packages: str, command: str, python: str = "python3") -> Check:
@@ -47,7 +72,7 @@ def elsewhere(name: str, packages: str, command: str, python: str = "python3") -
     install = f"{folder}/bin/pip install --quiet --editable . pytest pytest-mpi pytest-xdist {packages}"
     make = f"test -e {folder}/made || {{ {python} -m venv {folder} && {install} && touch {folder}/made; }}"
     activate = f"source {folder}/bin/activate && set -a && source hostfiles/mpi.env && set +a"
-    return Check(name, f"{make} && {activate} && {command}")
+    return Check(name, f"{make} && {activate} && {command}", python)
 
 
 TORCH_FILES = " ".join(f"mpi_tests/with_ranks/test_torch_{name}.py" for name in ("backend", "groups", "arrays"))
@@ -65,15 +90,27 @@ CHECKS = (
 )
 
 
-def run(check: Check) -> Row:
+def run(check: Check, fuzz_s: int = FUZZ_S) -> Row:
     """Run a check, its output in a log beneath build/release."""
+    if not runs(check.python):
+        return Row(check.name, f"not run: no {check.python}", str(date.today()))
     LOGS.mkdir(parents=True, exist_ok=True)
     log, begin = LOGS / f"{check.name.replace(' ', '-')}.log", time.monotonic()
     with log.open("w") as file:
         command = ["bash", "-o", "pipefail", "-ec", check.command]
-        status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file).returncode
+        streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+        status = subprocess.run(command, cwd=ROOT, env=os.environ | {"FUZZ_S": str(fuzz_s)}, **streams).returncode
     outcome = "passed" if status == 0 else f"FAILED ({status})"
-    return Row(check.name, outcome, f"{(time.monotonic() - begin) / 60:.1f}", last_line(log.read_text()))
+    minutes = f"{(time.monotonic() - begin) / 60:.1f}"
+    return Row(check.name, outcome, str(date.today()), minutes, last_line(log.read_text()))
+
+
+def runs(python: str) -> bool:
+    """Return whether an interpreter runs here; one of pyenv's names may lead to none."""
+    try:
+        return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
 
 
 def last_line(text: str) -> str:
@@ -89,23 +126,30 @@ def last_line(text: str) -> str:
 
 def table(rows: Iterable[Row]) -> str:
     head = [f"Python {platform.python_version()}, {platform.platform()}; by `python -m mpi_tests.release`.", ""]
-    return "\n".join(
-        [*head, str(Row("check", "outcome", "minutes", "last line")), "|---|---|---|---|", *map(str, rows)]
-    )
+    return "\n".join([*head, TITLES, "|---|---|---|---|---|", *map(str, rows)]) + "\n"
+
+
+def earlier(path: Path) -> dict[str, Row]:
+    """Return the rows of a table that is there, by check."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = lines.index(TITLES) + 2 if TITLES in lines else len(lines)
+    return {row.check: row for row in map(Row.parse, lines[found:])}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m mpi_tests.release", description=__doc__.splitlines()[0])
     names = [check.name for check in CHECKS]
     parser.add_argument("--only", nargs="*", choices=names, default=names, metavar="CHECK", help=", ".join(names))
+    parser.add_argument("--fuzz_s", type=int, default=FUZZ_S, help=f"seconds of each part of fuzz ({FUZZ_S})")
     parser.add_argument("--out", type=Path, default=LOGS / "release.md")
     args = parser.parse_args()
-    rows = []
+    rows = {name: Row(name, "not run") for name in names} | earlier(args.out)
     for check in CHECKS:
-        rows.append(run(check) if check.name in args.only else Row(check.name, "not run", "", ""))
-        print(rows[-1], flush=True)
-    args.out.write_text(table(rows) + "\n")
-    return int(any(row.outcome.startswith("FAILED") for row in rows))
+        if check.name in args.only:
+            rows[check.name] = run(check, args.fuzz_s)
+            args.out.write_text(table(rows[name] for name in names))
+            print(rows[check.name], flush=True)
+    return int(any(rows[name].outcome.startswith("FAILED") for name in names))
 
 
 if __name__ == "__main__":

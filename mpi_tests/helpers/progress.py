@@ -25,7 +25,8 @@ class Progress:
 
     def __init__(self, config):
         self.config = config
-        self.name = "+".join(Path(word).name for word in config.args).replace("::", ".")[:100]
+        words = [*(Path(word).name for word in config.args), *config.option.markexpr.split()]
+        self.name = "+".join(words).replace("::", ".")[:100]
         self.cache = getattr(config, "cache", None)  # there is none under -p no:cacheprovider
         self.last = self.cache.get(f"{CACHE}/{self.name}", {}) if self.cache else {}
         self.seconds: Counter[str] = Counter()

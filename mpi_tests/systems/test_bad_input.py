@@ -8,6 +8,8 @@ import pytest
 
 from mpi_tests.helpers.launch import ROOT, environment, launch, refused
 
+pytestmark = pytest.mark.shares_cores
+
 TINY = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2, "--sample_tokens", 1]
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from mpi_tests.helpers.launch import ROOT, environment
 
+pytestmark = pytest.mark.shares_cores
+
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 BLOCK = re.search(r"```bash\n(.*?)```", TEXT, re.DOTALL)[1]
 COMMANDS = [line.split("#")[0].strip() for line in BLOCK.splitlines()]

@@ -10,6 +10,8 @@ from mpi_tests.helpers.folds import ALIGNED, CASES, COUNTS, REAL, Guarded, check
 from mpi_tests.helpers.gpu_kernels import CASTS, names
 from mpi_tests.helpers.reference import DTYPES, INTEGERS, ops_of
 
+pytestmark = pytest.mark.shares_cores
+
 THREADS = 4  # of a block, and at most 4 blocks: so few that each takes several pieces
 
 

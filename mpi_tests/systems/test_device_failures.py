@@ -7,6 +7,8 @@ import pytest
 from mpi_tests.helpers.cuda_on_host.load import SITE
 from mpi_tests.helpers.launch import ROOT, launch
 
+pytestmark = pytest.mark.shares_cores
+
 BEGIN = """
 import sys, time
 import cupy, numpy

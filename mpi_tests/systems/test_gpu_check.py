@@ -8,6 +8,8 @@ import pytest
 from mpi_tests.gpu_check.rows import NO_GOAL
 from mpi_tests.helpers.launch import ROOT, environment
 
+pytestmark = pytest.mark.shares_cores
+
 
 def run(module, *words):
     command = [sys.executable, "-W", "error", "-m", module, *map(str, words)]

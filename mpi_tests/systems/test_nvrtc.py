@@ -8,7 +8,10 @@ from collectives.arrays import cuda_kernels, cuda_programs
 from mpi_tests.helpers import nvrtc
 from mpi_tests.helpers.gpu_kernels import names
 
-pytestmark = pytest.mark.skipif(nvrtc.library() is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
+pytestmark = [
+    pytest.mark.shares_cores,
+    pytest.mark.skipif(nvrtc.library() is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12"),
+]
 
 
 @pytest.mark.filterwarnings("default")

@@ -12,6 +12,8 @@ from mpi_tests.helpers import gpu_kernels
 from mpi_tests.helpers.cuda_on_host.load import SITE
 from mpi_tests.helpers.launch import ROOT, launch
 
+pytestmark = pytest.mark.shares_cores
+
 ON_CUDA = ("python", "-m", "mpi_tests.helpers.cuda_on_host")
 
 

@@ -13,7 +13,7 @@ from mpi_tests.helpers import launch as launcher
 from mpi_tests.helpers.launch import ROOT, launch
 from mpi_tests.helpers.ranks import poll
 
-pytestmark = pytest.mark.mpi_skip  # they start ranks of their own
+pytestmark = [pytest.mark.mpi_skip, pytest.mark.shares_cores]  # they start ranks of their own
 
 CONFTEST = """
 import pytest

@@ -9,6 +9,8 @@ from mpi_tests.helpers.slurm import Slurm, missing
 from mpi_tests.helpers.torch_programs import INIT
 from mpi_tests.rig import is_hydra
 
+pytestmark = [pytest.mark.shares_cores, pytest.mark.xdist_group("rig")]
+
 README = (ROOT / "README.md").read_text()
 SCRIPT = ROOT / "hostfiles" / "slurm.sh"
 NODES = "--nodes=4"  # in place of the number in the script

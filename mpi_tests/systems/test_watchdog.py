@@ -8,6 +8,8 @@ import pytest
 
 from mpi_tests.helpers.launch import environment, find_mpirun, launch, watched
 
+pytestmark = pytest.mark.shares_cores
+
 # Starting up, and compiling, may take its time: `world` has the usual limit.
 BEGIN = """
 import os, signal, sys, threading, time, ctypes

@@ -2,9 +2,13 @@
 
 import re
 import tomllib
+from datetime import date
 
+import pytest
+
+from mpi_tests import release
 from mpi_tests.helpers.launch import ROOT
-from mpi_tests.release import CHECKS
+from mpi_tests.release import CHECKS, Check
 
 
 def test_the_backend_s_tests_run_on_the_oldest_and_the_newest_torch():
@@ -18,3 +22,43 @@ def test_the_backend_s_tests_run_on_the_oldest_and_the_newest_torch():
 def test_torch_s_own_suite_runs_on_as_many_ranks_as_its_tests_tell_apart():
     suite = next(check.command for check in CHECKS if "torch_suite.py" in check.command)
     assert "for n in 2 3 4" in suite
+
+
+@pytest.fixture
+def checks(monkeypatch, tmp_path):
+    """Three checks, of which one fails and one needs what is not there."""
+    monkeypatch.setattr(release, "LOGS", tmp_path)
+    made = (
+        Check("good", "echo '3 passed in 1 s'; echo $FUZZ_S"),
+        Check("bad", "false; echo not reached"),
+        Check("other", "true", "python0.1"),
+    )
+    monkeypatch.setattr(release, "CHECKS", made)
+
+
+def run_release(monkeypatch, *words) -> int:
+    monkeypatch.setattr("sys.argv", ["release", *map(str, words)])
+    return release.main()
+
+
+def test_parts_make_one_table(monkeypatch, tmp_path, checks):
+    """What is not run keeps its row, with the day on which it ran."""
+    path, day = tmp_path / "release.md", str(date.today())
+    assert run_release(monkeypatch, "--out", path, "--only", "good", "other") == 0
+    path.write_text(path.read_text().replace(day, "2001-02-03"))
+    assert run_release(monkeypatch, "--out", path, "--only", "bad") == 1
+    rows = [line.strip("| ").split(" | ") for line in path.read_text().splitlines()[4:]]
+    assert [row[:3] for row in rows] == [
+        ["good", "passed", "2001-02-03"],
+        ["bad", "FAILED (1)", day],
+        ["other", "not run: no python0.1", "2001-02-03"],
+    ]
+    assert rows[0][4] == "3 passed in 1 s"
+
+
+def test_fuzzing_ends_at_the_first_failure_and_may_be_shorter(monkeypatch, tmp_path):
+    monkeypatch.setattr(release, "LOGS", tmp_path)
+    fuzz = next(check.command for check in CHECKS if check.name == "fuzz")
+    programs = "timeout() { echo $1; }; python() { [ $4 = $FUZZ_S ]; };"
+    assert release.run(Check("fuzz", programs + fuzz), fuzz_s=7).last.startswith("7 s of collectives")
+    assert release.run(Check("fuzz", f"timeout() {{ false; }}; {fuzz}")).outcome == "FAILED (1)"

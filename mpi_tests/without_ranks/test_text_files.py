@@ -154,6 +154,14 @@ def test_uint16_tokens_are_not_taken_for_uint32(tmp_path):
         assert np.array_equal(np.asarray(load_tokens([str(tmp_path / "a.bin")]).ids), ids)
 
 
+@pytest.mark.parametrize("count", [1, 4, 62, 65, 4097])
+def test_few_tokens_or_an_odd_number_are_of_uint16(tmp_path, count):
+    """Though every other one could be the upper half of a uint32."""
+    ids = np.resize(np.array([300, 1], "<u2"), count)
+    ids.tofile(tmp_path / "a.bin")
+    assert np.array_equal(np.asarray(load_tokens([str(tmp_path / "a.bin")]).ids), ids)
+
+
 def test_many_files_are_one_sequence(tmp_path):
     rng = np.random.default_rng(1)
     parts = [rng.integers(0, 50257, length).astype("<u2") for length in (70, 1, 200, 64)]
