@@ -824,6 +824,18 @@ MODELS = [
         ("test_gpt.py", "follow_gpt2"),
     ),
     mutant(
+        "models/llama.py",
+        "second * cos + first * sin",
+        "second * cos - first * sin",
+        ("test_llama.py", "complex_numbers or formulas"),
+    ),
+    mutant(
+        "models/hf_llama.py",
+        '("mlp.gate_proj.weight", "mlp.up_proj.weight")',
+        '("mlp.up_proj.weight", "mlp.gate_proj.weight")',
+        ("test_llama.py", "formulas"),
+    ),
+    mutant(
         "models/hf_gpt2.py",
         '"layer_norm_epsilon": 1e-5',
         '"layer_norm_epsilon": 1e-6',
