@@ -804,8 +804,8 @@ PLANNER = [
     ),
     mutant(
         "parallelism/planner/replicas.py",
-        'collective = "reduce_scatter" if self.zero_stage else "all_reduce"',
-        'collective = "all_reduce"',
+        'return self.owners.seconds("reduce_scatter", num_params * self.gradient_bytes)',
+        'return self.owners.seconds("all_reduce", num_params * self.gradient_bytes)',
         ("test_planner.py", "zero or hand or pipeline"),
     ),
 ]

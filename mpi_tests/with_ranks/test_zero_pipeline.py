@@ -266,8 +266,8 @@ def test_bytes_are_sent_for_each_micro_batch(started, monkeypatch, zero_stage):
     """m Psi of gradients, and of parameters Psi in stage 2, 2 m Psi in stage 3, but for layers that are still there."""
     counters = []
 
-    def counted(comm, group):
-        ranks, more = counting(ShardGroups.of(comm, group))
+    def counted(*groups):
+        ranks, more = counting(ShardGroups.of(*groups))
         counters.extend(more)
         return ranks
 

@@ -1,5 +1,7 @@
 """Stages played in one process, by every schedule, against the plain model: loss and every gradient."""
 
+import subprocess
+import sys
 import weakref
 from dataclasses import replace
 
@@ -9,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from models.gpt import GPT
 from mpi_tests.helpers.algorithm_costs import LARGEST
+from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.models import random_tokens, randomized, tensors_alive
 from mpi_tests.helpers.played import (
     CONFIG,
@@ -171,3 +174,15 @@ def test_a_sequence_must_fit():
 def test_layers():
     layers = gpt2_layers(randomized(replace(CONFIG, n_layer=3)))
     assert [layer.name for layer in layers] == ["embedding, block 0", "block 1", "block 2", "head"]
+
+
+def test_a_backward_pass_imports_no_sympy():
+    """Which torch does where it is given a gradient: a second of each rank's first step."""
+    code = (
+        "import sys, torch; from parallelism.pipeline.stage import Layer, cut; "
+        "model = torch.nn.Linear(2, 2); layer = Layer('all', ('',), lambda x, batch: model(batch), 1); "
+        "stage = cut(model, [layer], {0: range(1)})[0]; stage.forward(0, None, torch.ones(1, 2)); "
+        "stage.backward(0, torch.full((1, 2), 3.0)); print(model.bias.grad.tolist(), 'sympy' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.stdout == "[3.0, 3.0] False\n", run.stderr
