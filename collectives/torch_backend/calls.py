@@ -72,9 +72,9 @@ class TorchCall:
 
     def begin(self, comm: Communicator) -> Plan | None:
         """Begin it, if nobody has to be waited for, and nothing is to be done after it."""
-        if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in KNOWN for t in self.outputs):
+        if self.refusal():  # of sparse rows, too, which torch 2.6 does not ask whether they are contiguous
             return None
-        if self.refusal():
+        if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in KNOWN for t in self.outputs):
             return None
         x, out = self.arrays()
         request = Request(self.collective, x, out, self.options, note=self.words, place=self.place)
