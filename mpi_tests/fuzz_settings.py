@@ -173,8 +173,8 @@ def planner_case(draws: random.Random) -> Case:
 
 
 def network_flags(draws: random.Random) -> tuple[list[str], list[str]]:
-    own = {"fold": fabrics.SPEED, "copy": fabrics.SPEED, "meet": fabrics.TIME, "cores": fabrics.CORES}
-    words, absurd = flags(draws, own, {"cores"})
+    words: list[str] = []
+    absurd: list[str] = []
     if draws.random() < 0.2:
         pair = number(draws, fabrics.TIME, False), number(draws, fabrics.SPEED, False)
         if all(part.text and not part.text.startswith("-") for part in pair):  # else it would be a flag

@@ -1,4 +1,4 @@
-"""Which fused kernel of torch's computes a block of attention."""
+"""Which fused kernel computes a block of attention."""
 
 from types import SimpleNamespace
 
@@ -17,10 +17,11 @@ def tensor(device, dtype="bfloat16", length=64, head=64):
 
 
 @pytest.mark.parametrize(
-    ("q", "k", "causal", "mask", "keep", "expected"),
+    ("q", "k", "causal", "mask", "drop", "expected"),
     [
         (tensor("cpu", "float32"), tensor("cpu", "float32"), True, MASK, None, OnCPU),
-        (tensor("cpu"), tensor("cpu"), False, None, MASK, None),
+        (tensor("cpu", "float64"), tensor("cpu", "float64"), False, None, MASK, None),
+        (tensor("cuda"), tensor("cuda"), False, None, MASK, None),
         (tensor("cuda"), tensor("cuda"), True, None, None, OnCUDA),
         (tensor("cuda", "float16"), tensor("cuda", length=32), False, None, None, OnCUDA),
         (tensor("cuda"), tensor("cuda", length=32), True, None, None, None),
@@ -30,5 +31,9 @@ def tensor(device, dtype="bfloat16", length=64, head=64):
         (tensor("cuda", head=512), tensor("cuda", head=512), True, None, None, None),
     ],
 )
-def test_each_takes_what_it_can(q, k, causal, mask, keep, expected):
-    assert kernel(q, k, causal, mask, keep) is expected
+def test_each_takes_what_it_can(q, k, causal, mask, drop, expected):
+    assert kernel(q, k, causal, mask, drop) is expected
+
+
+def test_ours_takes_dropout_of_the_host():
+    assert kernel(tensor("cpu"), tensor("cpu"), False, None, MASK).drop is MASK
