@@ -31,7 +31,7 @@ from mpi_tests.helpers.algorithm_costs import (
     sizes,
 )
 
-PURE = [f"schedule.{name}" for name in ("moves", "spec", "proof", "cost", "draw")]
+PURE = [f"schedule.{name}" for name in ("moves", "spec", "proof", "cost", "draw", "events")]
 PURE += ["runtime.choose.links", "runtime.choose.auto", "algorithms"]
 PURE += [f"algorithms.{module.name}" for module in pkgutil.iter_modules(algorithms.__path__)]
 ALL_ROOTS_UP_TO = 9
