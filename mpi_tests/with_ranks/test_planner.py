@@ -8,11 +8,11 @@ import torch
 
 from collectives import InputError
 from models.config import GPTConfig
+from models.presets import shape_of
 from mpi_tests.helpers.trained import config
 from parallelism.planner import ParallelLayout, TrainingJob, best
 from parallelism.planner.machine import Machine
 from parallelism.planner.ranks import best_layout
-from training.config import shape_of
 from training.run import TrainingRun
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
