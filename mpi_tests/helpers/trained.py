@@ -87,9 +87,9 @@ def plain_adamw(model: GPT) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, betas=(0.9, 0.95))
 
 
-def by_torch(comm, make_optimizer=plain_adamw, dtype=torch.float32, **changes) -> Outcome:
+def by_torch(comm, make_optimizer=plain_adamw, **changes) -> Outcome:
     """What training is to come to; it is computed on one rank.  Collective."""
-    return comm.mpi.bcast(plain_training(make_optimizer, dtype, **changes) if comm.rank == 0 else None)
+    return comm.mpi.bcast(plain_training(make_optimizer, **changes) if comm.rank == 0 else None)
 
 
 class PlainStep(NamedTuple):
@@ -117,10 +117,10 @@ def plain_steps(config: Config, model: GPT, make_optimizer=plain_adamw) -> Itera
 
 
 @cache
-def plain_training(make_optimizer=plain_adamw, dtype=torch.float32, **changes) -> Outcome:
+def plain_training(make_optimizer=plain_adamw, **changes) -> Outcome:
     """What the training of `SMALL` with some changes comes to."""
     config = replace(SMALL, **changes)
-    model = make_model(config, 256).to(dtype)
+    model = make_model(config, 256)
     _, val_ids = split(load_tokens([]), config.val_fraction, config.block_size)
     records = []
     for iteration, step in enumerate(plain_steps(config, model, make_optimizer), 1):

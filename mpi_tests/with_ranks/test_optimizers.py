@@ -52,7 +52,7 @@ LAYOUTS = {
 @pytest.mark.sizes(4)
 def test_muon_is_that_of_one_process(comm, layout):
     outcome = on(comm, **MUON, **layout, dtype="float64")
-    check(outcome, by_torch(comm, plain_muon, torch.float64))
+    check(outcome, by_torch(comm, plain_muon, dtype="float64"))
     assert not np.allclose(outcome.losses, by_torch(comm).losses, rtol=1e-4)
 
 
@@ -64,7 +64,7 @@ def test_muon_in_float32(comm):
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"zero_stage": 2, "pp": 2, "num_micro_batches": 2}, {"zero_stage": 3}])
 @pytest.mark.sizes(4)
 def test_sgd_is_that_of_one_process(comm, layout):
-    check(on(comm, **SGD, **layout, dtype="float64"), by_torch(comm, plain_sgd, torch.float64))
+    check(on(comm, **SGD, **layout, dtype="float64"), by_torch(comm, plain_sgd, dtype="float64"))
 
 
 @pytest.mark.sizes(2)
