@@ -28,8 +28,8 @@ from training.config import AUTO, Config
 if TYPE_CHECKING:
     from training.run import TrainingRun
 
-MODEL = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "block_size", "bias", "num_experts")
-MODEL += ("rope_theta", "norm_eps", "tied")  # settings that a checkpoint is for
+SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "block_size", "num_experts")
+MODEL = (*SHAPE, "bias", "rope_theta", "norm_eps", "tied")  # settings that a checkpoint is for
 
 
 class Saving:

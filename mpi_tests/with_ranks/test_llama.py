@@ -82,7 +82,7 @@ def test_loss_and_every_gradient_are_the_plain_models(comm, layout):
 
         @torch.no_grad()
         def descend(skipped):
-            for weight in run.own_weights:
+            for weight in run.masters.pieces.values():
                 weight -= weight.grad
 
         run.optimizer.step = descend

@@ -45,7 +45,8 @@ def test_training(comm, monkeypatch, tmp_path):
             assert all(placement.has(p) for p in gpt.parameters())
             got = [p.cpu() for p in gpt.parameters()]
         monkeypatch.undo()
-        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True)), changes
+        for a, b in zip(got, want, strict=True):  # attention with dropout has a kernel on the host alone
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if config.dropout else 0, msg=str(changes))
 
 
 def weights(gpt):
