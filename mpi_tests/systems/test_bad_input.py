@@ -25,7 +25,7 @@ def test_train_py_refuses(tmp_path, flags, message):
     """without_ranks/test_refusals.py has all messages."""
     ended = launch(2, "python", "train.py", *TINY, "--out_dir", tmp_path / "out", *flags)
     assert refused(ended) == f"error: {message}"
-    assert not ended.stdout
+    assert ended.stdout == "2 ranks are starting\n"
     assert not (tmp_path / "out").exists()
 
 

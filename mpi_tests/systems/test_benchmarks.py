@@ -19,6 +19,8 @@ IN_SMALL = {
     "planning.py": "--n_layer 4 --n_head 2 --n_embd 128 --block_size 8 --samples 4 --steps 3",
     "gpt2.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64",
     "experts.py": "--tokens 32 --n_embd 16 --num_experts 8 --experts_per_token 2 --repeats 1",
+    "dropout.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --repeats 1",
+    "training_input.py": "--shards 3 --shard_mb 1 --steps 2",
     "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
 }
 
@@ -55,6 +57,21 @@ def test_experts(tmp_path):
         assert name in output
         assert figures["us_per_row"] * figures["rows"] == pytest.approx(1e3 * figures["ms"])
     assert len({figures["rows"] for name, figures in results.items() if "skewed" in name}) == 1
+
+
+def test_dropout(tmp_path):
+    results, output = run(1, "dropout.py", tmp_path / "dropout.json")
+    assert list(results) == ["none", "torch's", "ours"]
+    assert results["none"]["beside none"] == 1
+    assert all(name in output and figures["step_ms"] > 0 for name, figures in results.items())
+
+
+def test_training_input(tmp_path):
+    results, output = run(2, "training_input.py", tmp_path / "input.json")
+    assert list(results) == ["small", "large"]
+    for name, figures in results.items():
+        assert name in output
+        assert 0 <= figures["wait_ms"] <= figures["step_ms"]
 
 
 def test_calls(tmp_path):
