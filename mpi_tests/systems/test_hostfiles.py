@@ -5,7 +5,7 @@ import pytest
 from mpi_tests.helpers.hostfiles import FOLDER, entries
 from mpi_tests.rig import BURST_BYTES, HOSTFILE, is_hydra
 
-pytestmark = [pytest.mark.shares_cores, pytest.mark.xdist_group("rig")]
+pytestmark = pytest.mark.shares_cores
 
 SUM = """
 import numpy as np

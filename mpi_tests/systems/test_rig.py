@@ -15,7 +15,7 @@ from mpi_tests import rig
 from mpi_tests.helpers.launch import ROOT, watched
 from mpi_tests.rig import Rig, RigError, UnavailableError, is_hydra, job_environment, on
 
-pytestmark = [pytest.mark.shares_cores, pytest.mark.xdist_group("rig")]
+pytestmark = pytest.mark.shares_cores
 
 # Where a process ends at once, Open MPI's daemon may lose the news, and mpirun waits for ever.
 SLOWLY = "sleep 1; "

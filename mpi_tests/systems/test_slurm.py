@@ -9,7 +9,7 @@ from mpi_tests.helpers.slurm import Slurm, missing
 from mpi_tests.helpers.torch_programs import INIT
 from mpi_tests.rig import is_hydra
 
-pytestmark = [pytest.mark.shares_cores, pytest.mark.xdist_group("rig")]
+pytestmark = pytest.mark.shares_cores
 
 README = (ROOT / "README.md").read_text()
 SCRIPT = ROOT / "hostfiles" / "slurm.sh"
