@@ -97,10 +97,9 @@ def started_world() -> MPI.Intracomm:
 
     Raises: InputError where the launcher has started ranks that do not know of each other.
     """
-    mpi = start_mpi()
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = end_job
-    return mpi.COMM_WORLD
+    return start_mpi().COMM_WORLD
 
 
 def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -> Communicator:
