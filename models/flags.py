@@ -17,7 +17,8 @@ C = TypeVar("C")
 def parse(kind: type[C], description: str, arguments: Sequence[str] | None = None) -> C:
     """Make a `kind` from flags; what they leave out is taken from the `--config` file, then from the defaults.
 
-    A field's help is its metadata["help"]; collectives/job/settings.py says what else it may have.
+    A field's help is its metadata["help"]; collectives/job/settings.py says what else it may have.  A flag on the
+    command line comes before what the file has of it, and of the fields in its metadata["sets"].
 
     Raises: ValueError for an unknown flag or key, or a value that can't be.
     """
@@ -28,7 +29,11 @@ def parse(kind: type[C], description: str, arguments: Sequence[str] | None = Non
         add_flag(parser, field, hints[field.name])
     given = vars(parser.parse_args(sys.argv[1:] if arguments is None else arguments))
     path = given.pop("config", None)
-    return kind(**{**(from_toml(path, kind) if path else {}), **given})
+    values = from_toml(path, kind) if path else {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name in given:
+            values = {name: value for name, value in values.items() if name not in field.metadata.get("sets", ())}
+    return kind(**{**values, **given})
 
 
 def add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field, hint: Any) -> None:

@@ -23,6 +23,9 @@ PRESETS: dict[str, ModelConfig] = {
 }
 DEFAULT = "gpt2-tiny"
 LR = 3e-3  # of the tiny ones
+SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "bias", "rope_theta", "norm_eps", "tied")
+SET_BY_MODEL = (*SHAPE, "block_size", "lr")
+SET_BY_DEPTH = (*SHAPE, "lr", "global_batch_size")
 
 
 def fill(settings: Any) -> None:

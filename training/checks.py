@@ -112,6 +112,8 @@ def check_mixture(config: Config, num_ranks: int) -> None:
 def check_saving(config: Config) -> None:
     if config.eval_only and not (config.resume or config.init_from):
         raise ValueError("eval_only is about weights that are there: set resume or init_from")
+    if config.eval_only and config.resume and config.init_from:
+        raise ValueError(f"eval_only is about resume={config.resume} or init_from={config.init_from}: leave one out")
     if config.checkpoint_dir or (config.eval_only and config.resume != AUTO):
         return
     if config.resume or config.checkpoint_interval:

@@ -51,11 +51,17 @@ class Config:
     )
     out_dir: str = flag("out", "where metrics.jsonl, loss.png and the weights go; none if empty")
     seed: int = flag(1337, "of the initial weights and of the order of the samples", range=ranges.SEED)
-    model: str = flag(presets.DEFAULT, "shape by name, which the flags below override", choices=[*presets.PRESETS])
+    model: str = flag(
+        presets.DEFAULT,
+        "shape by name, which the flags below override",
+        choices=[*presets.PRESETS],
+        sets=presets.SET_BY_MODEL,
+    )
     depth: int | None = flag(
         None,
         "blocks, from which n_embd (64 times as many), n_head, lr and global_batch_size follow, before model",
         range=ranges.LAYERS,
+        sets=presets.SET_BY_DEPTH,
     )
     n_layer: int = flag(None, "blocks: model's", range=ranges.LAYERS)
     n_head: int = flag(None, "attention heads: model's", range=ranges.HEADS)

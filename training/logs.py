@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.config import Config
@@ -21,6 +22,11 @@ def check_logs(config: Config, rank: int = 0) -> None:
         value = getattr(config, package)
         if value and rank == 0 and find_spec(package) is None:
             raise ValueError(f"{package}={value} needs {package}: pip install '.[logs]', or leave it out")
+    if config.tensorboard and rank == 0:
+        try:
+            Path(config.tensorboard).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"tensorboard={config.tensorboard}: {error.strerror}: use another folder") from None
 
 
 @contextmanager

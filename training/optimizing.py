@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from models.config import LlamaConfig, ModelConfig
 from models.learning_rate import STABLE
@@ -15,12 +16,18 @@ from parallelism.zero.matrices import MatrixOwners
 from training.config import Config
 
 BLOCKS = "transformer.h."
+USERS = dict.fromkeys(("beta1", "beta2", "eps"), ("adamw", "muon")) | {"muon_lr": ("muon",)}  # of some settings
 
 
 def check_optimizer(config: Config) -> None:
     """Refuse settings of another optimizer's, and of learning rates that can't fall so."""
     if config.momentum is not None and config.optimizer == "adamw":
         raise ValueError(f"momentum={config.momentum} is of sgd and muon, not of adamw: leave it out, or set optimizer")
+    for field in fields(config):
+        value, users = getattr(config, field.name), USERS.get(field.name)
+        if users and config.optimizer not in users and value != field.default:
+            of = f"of {' and '.join(users)}, not of {config.optimizer}"
+            raise ValueError(f"{field.name}={value} is {of}: leave it out, or set optimizer")
     if config.lr_schedule == "constant" and (config.min_lr is not None or config.lr_decay_iters is not None):
         raise ValueError(
             "min_lr and lr_decay_iters are of rates that fall, not of lr_schedule=constant: leave them out"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from collectives import InputError
+from models import presets
 from models.mixture import routers
 from models.model import Model
 from parallelism.checkpoint import (
@@ -28,8 +29,7 @@ from training.config import AUTO, Config
 if TYPE_CHECKING:
     from training.run import TrainingRun
 
-SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "block_size", "num_experts")
-MODEL = (*SHAPE, "bias", "rope_theta", "norm_eps", "tied")  # settings that a checkpoint is for
+MODEL = (*presets.SHAPE, "block_size", "num_experts")  # settings that a checkpoint is for
 
 
 class Saving:
@@ -118,7 +118,8 @@ def load_weights(run: TrainingRun, parts: Mapping[str, TensorShard]) -> int:
 
 
 def model_settings(config: Config) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in MODEL}
+    family = {"model": config.model.partition("-")[0]}
+    return family | {name: getattr(config, name) for name in MODEL}
 
 
 def own_weights(masters: MasterWeights, parts: Mapping[str, TensorShard]) -> dict[str, TensorShard]:

@@ -51,6 +51,16 @@ def test_flags_override_the_model_and_the_file():
     assert shape_of(config, 256) == expected
 
 
+def test_a_model_on_the_command_line_comes_before_a_files_shape(tmp_path):
+    (tmp_path / "a.toml").write_text("n_layer = 2\nn_embd = 64\nblock_size = 8\nlr = 0.1\nseed = 5")
+    file = ["--config", str(tmp_path / "a.toml")]
+    assert shape_of(parse(Config, "", [*file, "--model", "gpt2"]), 50257) == PRESETS["gpt2"]
+    config = parse(Config, "", [*file, "--depth", "3", "--n_head", "4"])
+    assert (config.n_layer, config.n_head, config.n_embd, config.block_size, config.seed) == (3, 4, 192, 8, 5)
+    assert config.lr == pytest.approx(1.2e-3)
+    assert parse(Config, "", file).n_layer == 2
+
+
 def test_a_depth_sets_the_shape_the_batch_and_the_rate():
     config = Config(model="llama-8b", depth=12, block_size=1024)
     assert shape_of(config, 256) == LlamaConfig(256, 1024, 12, 12, 768, rope_theta=5e5)

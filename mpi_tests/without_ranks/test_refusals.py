@@ -149,6 +149,13 @@ SETTINGS = [
     (["--eval_only", "--resume", "auto"], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
     (["--optimizer", "adam"], "argument --optimizer: invalid choice: 'adam' (choose from "),
     (["--momentum", 0.9], "momentum=0.9 is of sgd and muon, not of adamw: leave it out, or set optimizer"),
+    (["--muon_lr", 0.5], "muon_lr=0.5 is of muon, not of adamw: leave it out, or set optimizer"),
+    (["--optimizer", "sgd", "--beta2", 0.5], "beta2=0.5 is of adamw and muon, not of sgd: leave it out, or set"),
+    (["--tensorboard", "/dev/null/x"], "tensorboard=/dev/null/x: Not a directory: use another folder"),
+    (
+        ["--eval_only", "--resume", "auto", "--init_from", "out", "--checkpoint_dir", "out"],
+        "eval_only is about resume=auto or init_from=out: leave one out",
+    ),
     (["--momentum", 1, "--optimizer", "sgd"], "momentum=1.0 must be at least 0 and below 1"),
     (["--min_lr", 1, "--lr", 0.5], "min_lr=1.0 must be at most lr=0.5, from which it falls"),
     (

@@ -43,7 +43,9 @@ def commit(unfinished: Path, index: Index) -> Path:
 
 
 def found(directory: Path) -> list[Path]:
-    """The checkpoints in a directory, whole by their names, from the first to the last."""
+    """The checkpoints in a directory, if there is one, whole by their names, from the first to the last."""
+    if not directory.is_dir():
+        return []
     numbers = {path: NAME.fullmatch(path.name) for path in directory.iterdir()}
     whole = {path: int(match[1]) for path, match in numbers.items() if match and not match[3]}
     return sorted(whole, key=whole.__getitem__)
