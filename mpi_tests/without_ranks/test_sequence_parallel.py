@@ -64,6 +64,20 @@ def test_attention_with_dropout_in_one_pass_is_that_in_several(queries, causal):
         torch.testing.assert_close(one, wanted.float(), rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_attention_with_dropout_passes_on_what_is_not_finite(number):
+    from parallelism.numerics import dropout
+    from parallelism.sequence.partial_attention import attend, attend_backward
+
+    q, k, v = (torch.ones(1, 1, 20, 8) for _ in range(3))
+    q[0, 0, 11, 0] = number
+    drop = dropout.AttentionDropout(torch.zeros(1, 1, dtype=torch.int64), 0.3).among(20)
+    out, log = attend(q, k, v, True, None, drop)
+    assert out.isfinite().all(-1)[0, 0].tolist() == [row != 11 for row in range(20)]
+    dq, *_ = attend_backward(torch.ones_like(out), q, k, v, out, log, True, None, drop)
+    assert dq.isnan().any(-1)[0, 0].tolist() == [row == 11 for row in range(20)]
+
+
 @pytest.mark.parametrize("order", ["zigzag", "striped"])
 @pytest.mark.parametrize("ring", [1, 2, 3, 4, 8])
 def test_all_ranks_have_as_much_to_do(order, ring):

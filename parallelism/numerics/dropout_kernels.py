@@ -32,8 +32,8 @@ def float_of(typing, bits):
 
 @numba.njit(inline="always")
 def exp(x):
-    """The exponential of a number that is not positive, to 2e-7 of itself."""
-    x = max(x, LEAST)
+    """The exponential of a number that is not positive, to 2e-7 of itself; NaN stays."""
+    x = LEAST if x < LEAST else x
     n = np.floor(x * PER_LN2 + F(0.5))
     r = x - n * LN2 - n * LN2_REST
     y = ((((C0 * r + C1) * r + C2) * r + C3) * r + C4) * r + C5
@@ -73,7 +73,8 @@ def softmax(s, rows, columns, least, scale, slope, num_causal, log):
         row, end = rows[i], i % num_causal + 1 if num_causal else len(columns)
         highest, total = LOWEST, F(0)
         for j in range(end):
-            highest = max(highest, s[i, j] * slope)
+            score = s[i, j] * slope
+            highest = score if score > highest else highest
         for j in range(end):
             e = exp(s[i, j] * slope - highest)
             s[i, j] = e
@@ -97,7 +98,8 @@ def softmax_backward(s, d, rows, columns, least, scale, slope, num_causal, log, 
     for i in range(len(rows)):
         row, end, subtracted, mean = rows[i], i % num_causal + 1 if num_causal else len(columns), log[i], delta[i]
         for j in range(end):
-            p = exp(min(s[i, j] * slope - subtracted, F(0)))
+            x = s[i, j] * slope - subtracted
+            p = exp(F(0) if x > F(0) else x)
             kept = scale if stays(row, columns[j], bound) else F(0)
             s[i, j] = p * kept
             d[i, j] = p * (d[i, j] * kept - mean) * slope
