@@ -8,9 +8,11 @@ import torch
 
 from collectives import InputError
 from models.optimizer import decay_groups
+from models.presets import PRESETS
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.plain_muon import PlainMuon
 from mpi_tests.helpers.trained import SMALL, by_torch, check_bits, on, on_first
+from training.optimizing import rows_of
 
 MUON = {"optimizer": "muon", "muon_lr": 0.05}
 SGD = {"optimizer": "sgd", "momentum": 0.8}
@@ -78,6 +80,16 @@ def test_zero_trains_the_bits_of_data_parallelism_with_muon(comm):
 def test_experts_are_made_orthogonal_one_by_one(comm):
     mixture = {"num_experts": 4, "dtype": "float64", **MUON}
     check(on(comm, ep=2, tp=2, zero_stage=1, **mixture), on_first(comm, num_micro_batches=2, **mixture))
+
+
+@pytest.mark.sizes(4)
+def test_a_llamas_gate_is_made_orthogonal_apart(comm):
+    llama = {"model": "llama-tiny", "dtype": "float64", **MUON}
+    check(on(comm, tp=2, zero_stage=1, **llama), on_first(comm, num_micro_batches=2, **llama))
+    shape = PRESETS["llama-tiny"]
+    assert rows_of("transformer.h.0.mlp.c_fc.weight", shape) == (1, 1)  # the gate, and what it lets pass
+    assert rows_of("transformer.h.0.attn.c_attn.weight", shape) == (4, 4, 4)
+    assert rows_of("transformer.h.0.mlp.c_fc.weight", PRESETS["gpt2-tiny"]) == (1,)
 
 
 @pytest.mark.parametrize("optimizer", [MUON, SGD], ids=["muon", "sgd"])
