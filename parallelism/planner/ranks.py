@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from parallelism.broadcast import broadcast_json
+from parallelism.buffers.broadcast import broadcast_json
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.machine import SPARE, Machine
 from parallelism.planner.memory import Memory
