@@ -55,7 +55,7 @@ bench: .venv/kernels
 	$(RUN) for ranks in 2 4; do timeout 600 mpirun -n $$ranks python benchmarks/peers.py $(ARGS); done
 
 # The kernels of every dtype, compiled on all cores and kept beside their source: otherwise ranks wait for the first use.
-.venv/kernels: .venv/installed collectives/runtime/kernels.py parallelism/numerics/dropout_kernels.py
+.venv/kernels: .venv/installed collectives/runtime/kernels.py parallelism/numerics/pointwise_kernels.py
 	$(RUN) python -m mpi_tests.helpers.compile_kernels
 	touch $@
 

@@ -61,6 +61,7 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.gelu = nn.GELU(approximate="tanh")
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -69,7 +70,7 @@ class MLP(nn.Module):
         return self.dropout(self.project(x))  # (batch, seq, n_embd)
 
     def project(self, x):
-        return self.c_proj(F.gelu(x, approximate="tanh"))
+        return self.c_proj(self.gelu(x))
 
 
 class TransformerBlock(nn.Module):

@@ -39,22 +39,43 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return rotated.to(x.dtype).transpose(1, 2)
 
 
-class RotaryAttention(nn.Module):
+class RotaryHeads(nn.Module):
+    """Divides what `c_attn` gives into heads, of q and k rotated by the tokens' positions.
+
+    Shapes: qkv (batch, seq, (n_head + 2 n_kv_head) head_size), results (batch, heads, seq, head_size).
+    """
+
     def __init__(self, config: LlamaConfig):
         super().__init__()
         self.head_size, self.theta = config.head_size, config.rope_theta
-        self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # of q, k and v in c_attn
-        self.c_attn = nn.Linear(config.n_embd, sum(self.shares) * self.head_size, bias=False)
+        self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # of q, k and v
+
+    def forward(self, qkv, positions=None):
+        q, k, v = split_heads(qkv, self.shares, self.head_size)
+        turns = rotations(q, positions, self.theta)
+        return rotate(q, *turns), rotate(k, *turns), v.clone()  # a view would keep all of qkv
+
+
+class RotaryAttention(nn.Module):
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.heads = RotaryHeads(config)
+        self.c_attn = nn.Linear(config.n_embd, sum(self.heads.shares) * config.head_size, bias=False)
         self.attend = CausalAttention(dropout=0.0)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
 
     def forward(self, x, positions=None, documents=None):
-        qkv = self.c_attn(x)  # (batch, seq, (n_head + 2 n_kv_head) head_size)
-        q, k, v = split_heads(qkv, self.shares, self.head_size)
-        turns = rotations(q, positions, self.theta)
-        q, k, v = rotate(q, *turns), rotate(k, *turns), v.clone()  # a view would keep all of qkv
+        q, k, v = self.heads(self.c_attn(x), positions)
         y = self.attend(q, k, v, documents)  # (batch, n_head, seq, head_size)
         return self.c_proj(y.transpose(1, 2).flatten(2))  # (batch, seq, n_embd)
+
+
+class Gate(nn.Module):
+    """Multiplies one half of x by the SiLU of the other.  Shapes: x (..., 2 width), result (..., width)."""
+
+    def forward(self, x):
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate) * up
 
 
 class SwiGLU(nn.Module):
@@ -66,14 +87,14 @@ class SwiGLU(nn.Module):
     def __init__(self, config: LlamaConfig):
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 2 * config.hidden_width, bias=False)  # the gate, and what it lets pass
+        self.gate = Gate()
         self.c_proj = nn.Linear(config.hidden_width, config.n_embd, bias=False)
 
     def forward(self, x):
         return self.project(self.c_fc(x))  # (batch, seq, n_embd)
 
     def project(self, x):
-        gate, up = x.chunk(2, dim=-1)  # (batch, seq, hidden_width) each
-        return self.c_proj(F.silu(gate) * up)
+        return self.c_proj(self.gate(x))
 
 
 class LlamaBlock(nn.Module):

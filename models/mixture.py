@@ -167,6 +167,7 @@ class Mixture(nn.Module):
         super().__init__()
         self.router = Router(config)
         self.c_fc = ExpertLinear(config.num_experts, config.n_embd, 4 * config.n_embd)
+        self.gelu = nn.GELU(approximate="tanh")
         self.c_proj = ExpertLinear(config.num_experts, 4 * config.n_embd, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
         self.route: Callable[[Tensor, int], Routing] = LocalRouting  # of choices (tokens, experts_per_token)
@@ -182,7 +183,7 @@ class Mixture(nn.Module):
         return routing.combine((rows * weighed).to(rows.dtype)).view(x.shape)
 
     def project(self, hidden: Tensor, counts: Sequence[int]) -> Tensor:
-        return self.c_proj(F.gelu(hidden, approximate="tanh"), counts)
+        return self.c_proj(self.gelu(hidden), counts)
 
 
 def routers(model: nn.Module) -> Iterator[tuple[str, Router]]:

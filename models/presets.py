@@ -25,7 +25,7 @@ DEFAULT = "gpt2-tiny"
 LR = 3e-3  # of the tiny ones
 SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "bias", "rope_theta", "norm_eps", "tied")
 SET_BY_MODEL = (*SHAPE, "block_size", "lr")
-SET_BY_DEPTH = (*SHAPE, "lr", "global_batch_size")
+SET_BY_DEPTH = (*SHAPE, "lr", "global_batch_size", "num_micro_batches")
 
 
 def fill(settings: Any) -> None:
@@ -37,10 +37,9 @@ def fill(settings: Any) -> None:
     preset = PRESETS[settings.model]
     values = {**vars(preset), "lr": LR, **({} if settings.depth is None else of_depth(settings.depth))}
     del values["vocab_size"]  # the data's
+    if settings.depth is None:
+        values["num_micro_batches"] = 1
     set_missing(settings, values)
-    if settings.depth is not None and settings.num_micro_batches == 1:
-        check(settings, "block_size")
-        set_missing(settings, {"global_batch_size": samples_of_depth(settings.depth, settings.block_size)})
 
 
 def set_missing(settings: Any, values: dict[str, Any]) -> None:

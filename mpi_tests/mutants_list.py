@@ -527,6 +527,24 @@ DIVIDED = [
         ("test_sequence_parallel.py", "every_gradient and 4-ranks and plain-ring and not documents", 4),
     ),
     mutant(
+        "parallelism/numerics/pointwise_kernels.py",
+        "(s + x[i] * slope * SLOPE * (ONE + F(3) * square))",
+        "(s + x[i] * slope * SLOPE * (ONE + square))",
+        ("test_pointwise.py", "gelus_are"),
+    ),
+    mutant(
+        "parallelism/numerics/pointwise.py",
+        "rows(cos), rows(-sin), tokens(out)",
+        "rows(cos), rows(sin), tokens(out)",
+        ("test_pointwise.py", "rotated_heads"),
+    ),
+    mutant(
+        "training/staged.py",
+        "        fuse(gpt)\n",
+        "        pass\n",
+        ("test_train.py", "in_one_pass and 2-ranks", 2),
+    ),
+    mutant(
         "parallelism/numerics/dropout.py",
         "torch.arange(q.shape[1], device=q.device) + self.rank * q.shape[1]",
         "torch.arange(q.shape[1], device=q.device)",

@@ -17,9 +17,10 @@ def announcement(run: TrainingRun) -> str:
         f"x num_micro_batches {run.samples.num_micro_batches}",
     ]
     if config.depth is not None:
-        names = "n_layer", "n_head", "n_embd", "global_batch_size", "lr"
-        follow = ", ".join(f"{name} {value:.4g}" for name in names if (value := getattr(config, name)) is not None)
-        lines.append(f"depth {config.depth}: {follow}")
+        follow = ", ".join(f"{name} {getattr(config, name):.4g}" for name in ("n_layer", "n_head", "n_embd", "lr"))
+        lines.append(f"depth {config.depth}: {follow}, batch {run.sampler.batch_size}")
+    if run.source:
+        lines.append(f"weights of {run.source}" + (f", after step {run.first - 1}" if run.first > 1 else ""))
     if run.out_dir and run.out_dir != config.out_dir:
         lines.append(f"out_dir {run.out_dir}, as {config.out_dir} has what another run has left")
     if mesh.tp.size * mesh.sp.size > 1:

@@ -11,7 +11,7 @@ from collectives.schedule.draw import refuse
 from models.data import Tokens, TokenWindows, split
 from models.hf import initialize
 from models.model import Model
-from models.presets import shape_of
+from models.presets import samples_of_depth, shape_of
 from models.token_files import TokenSequence
 from parallelism.data.sampler import DistributedSampler
 from parallelism.experts.expert_parallel import check_experts
@@ -67,7 +67,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     check_memory(config, tokens.vocab_size, topology)
     train_ids, val_ids = split(tokens, config.val_fraction, config.block_size)
     windows = TokenWindows(train_ids, config.block_size, config.seed)
-    number = num_micro_batches(config, shape["dp"])
+    number = num_micro_batches(config, shape["dp"], len(windows))
     batch_size = shape["dp"] * config.micro_batch_size * number
     DistributedSampler(len(windows), batch_size, rank=0, size=shape["dp"])  # refuses an epoch without steps
     schedule = make_schedule(config, number)
@@ -143,11 +143,17 @@ def check_zero_group(config: Config, mesh: MeshShape, topology: Topology) -> Non
         groups_of(zero_group(config), len(ranks), nodes)
 
 
-def num_micro_batches(config: Config, dp_size: int) -> int:
-    """How many micro-batches a rank computes a step: as set, or what makes up the global batch."""
-    if config.global_batch_size is None:
-        return config.num_micro_batches
+def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
+    """How many micro-batches a rank computes a step: as set, what makes up the global batch, or the depth's.
+
+    A depth's batch is the nearest that the ranks can share, and no more than the samples there are.
+    """
     together = dp_size * config.micro_batch_size
+    if config.global_batch_size is None:
+        if config.num_micro_batches is not None or config.depth is None:
+            return config.num_micro_batches or 1
+        wanted = min(samples_of_depth(config.depth, config.block_size), num_samples)
+        return max(1, min(round(wanted / together), num_samples // together))
     if config.global_batch_size < 1 or config.global_batch_size % together:
         nearest = max(1, round(config.global_batch_size / together)) * together
         raise ValueError(

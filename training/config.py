@@ -59,7 +59,7 @@ class Config:
     )
     depth: int | None = flag(
         None,
-        "blocks, from which n_embd (64 times as many), n_head, lr and global_batch_size follow, before model",
+        "blocks, from which n_embd (64 times as many), n_head, lr and the batch follow, before model",
         range=ranges.LAYERS,
         sets=presets.SET_BY_DEPTH,
     )
@@ -90,8 +90,8 @@ class Config:
     dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
     bias: bool | None = flag(None, "biases in linear layers and norms of a GPT-2: model's")
     micro_batch_size: int = flag(8, "samples a rank computes at once", range=ranges.SAMPLES)
-    num_micro_batches: int = flag(
-        1, "micro-batches a rank computes before it updates the weights", range=ranges.MICRO_BATCHES
+    num_micro_batches: int | None = flag(
+        None, "micro-batches a rank computes before it updates the weights: depth's, or 1", range=ranges.MICRO_BATCHES
     )
     global_batch_size: int | None = flag(None, "samples a step: sets num_micro_batches", range=ranges.SAMPLES)
     max_iters: int = flag(600, "steps", range=ranges.COUNT)

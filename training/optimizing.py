@@ -34,10 +34,21 @@ def check_optimizer(config: Config) -> None:
         )
     if config.min_lr is not None and config.min_lr > config.lr:
         raise ValueError(f"min_lr={config.min_lr} must be at most lr={config.lr}, from which it falls")
-    if config.lr_schedule == STABLE and (config.lr_decay_iters or 0) > config.max_iters:
+    check_course(config)
+
+
+def check_course(config: Config) -> None:
+    """Refuse learning rates that would have to fall before they have risen."""
+    decay, warmed = config.lr_decay_iters, f"warmup_iters={config.warmup_iters}"
+    if decay is None:
+        return
+    if config.lr_schedule == STABLE and config.warmup_iters + decay > config.max_iters:
         raise ValueError(
-            f"lr_decay_iters={config.lr_decay_iters} must be at most max_iters={config.max_iters} with lr_schedule=wsd"
+            f"{warmed} and lr_decay_iters={decay} are more than max_iters={config.max_iters} with lr_schedule=wsd: use "
+            "fewer of one"
         )
+    if config.lr_schedule != STABLE and config.warmup_iters >= decay:
+        raise ValueError(f"{warmed} must be below lr_decay_iters={decay}, by which the learning rate has fallen")
 
 
 def make_optimizer(config: Config, replica: Replica, mesh: Mesh, shape: ModelConfig) -> Optimizer:

@@ -62,7 +62,7 @@ class TrainingRun:
             prepare_out_dir(config, comm.rank)
         self.matrix_precision = torch.get_float32_matmul_precision()  # of before
         set_matrix_precision(config.dtype)
-        self.config, self.gpt = config, inputs.gpt
+        self.config, self.gpt, self.source = config, inputs.gpt, config.init_from  # of the weights
         self.tokens, self.windows, self.val_ids = inputs.tokens, inputs.windows, inputs.val_ids
         self.num_params = self.gpt.num_params()  # before ranks have parts of them
         self.mesh = Mesh(comm, **axes_of(config))
@@ -92,11 +92,12 @@ class TrainingRun:
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         try:
             parts = model_parts(self.gpt, self.mesh, tied)
-            if config.eval_only:
-                self.first = 1 + (load_weights(self, parts) if config.resume else 0)
-            elif config.checkpoint_dir:
+            if config.eval_only and config.resume:
+                self.source, step = load_weights(self, parts)
+                self.first = step + 1
+            elif config.checkpoint_dir and not config.eval_only:
                 self.saving = Saving(self, parts)
-                self.first = self.saving.first
+                self.first, self.source = self.saving.first, self.saving.source
         except InputError:
             self.close()
             raise

@@ -35,7 +35,7 @@ MODEL = (*presets.SHAPE, "block_size", "num_experts")  # settings that a checkpo
 class Saving:
     """Writes checkpoints of a run, and begins it with one, in the folder that its settings say.  Collective.
 
-    `first` is the step that comes first: 1, or after that of the checkpoint, whose run wrote to `out_dir`.
+    `first` is the step that comes first: 1, or after that of the checkpoint `source`, whose run wrote to `out_dir`.
 
     Raises: InputError for a folder that another run writes to, a checkpoint of another model or of other data, or none
     where one is named.
@@ -48,7 +48,7 @@ class Saving:
         self.interval = config.checkpoint_interval
         self.same = {**model_settings(config), "optimizer": config.optimizer}
         self.same |= {"data": fingerprint(run.tokens.ids), "batch_size": run.sampler.batch_size, "seed": config.seed}
-        self.out_dir = ""
+        self.out_dir, self.source = "", config.init_from
         with ExitStack() as refused:
             self.stop = Stop(comm)
             refused.callback(self.stop.close)
@@ -79,6 +79,7 @@ class Saving:
         with self.run.mesh.comm.agreed("resume"):
             self.run.scale.load(*loss_scale(path, loaded.whole))
         self.run.replica.gather()
+        self.source = str(path)
         self.out_dir = str(loaded.whole.get("out_dir", self.run.config.out_dir))
         return loaded.step
 
@@ -100,8 +101,8 @@ class Saving:
         self.taken.close()
 
 
-def load_weights(run: TrainingRun, parts: Mapping[str, TensorShard]) -> int:
-    """Fill the run's weights alone from the checkpoint that it is to resume; returns its step.  Collective.
+def load_weights(run: TrainingRun, parts: Mapping[str, TensorShard]) -> tuple[str, int]:
+    """Fill the run's weights alone from the checkpoint that it is to resume; returns that and its step.  Collective.
 
     Raises: InputError for a checkpoint of another model, or none.
     """
@@ -114,7 +115,7 @@ def load_weights(run: TrainingRun, parts: Mapping[str, TensorShard]) -> int:
         [*own_weights(run.masters, parts).values(), *router_biases(run.gpt)], path, model_settings(config)
     )
     run.replica.gather()
-    return loaded.step
+    return str(path), loaded.step
 
 
 def model_settings(config: Config) -> dict[str, Any]:

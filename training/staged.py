@@ -26,6 +26,7 @@ from parallelism.tensor.sharding_plan import parallelize
 from training.compiling import compile_model, compiles_whole
 from training.config import SEARCH, Config, zero_group
 from training.family import layers_of, plan_of
+from training.fused import fuse
 from training.gpt import recompute_model, whole_layer
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
 def divide(
     gpt: Model, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition, ep: ExpertExchange | None
 ) -> None:
-    """Divide a model over tp, sp and ep; let it recompute and be compiled."""
+    """Divide a model over tp, sp and ep; let it recompute, and be compiled or have its passes fused."""
     sp = sequences if mesh.sp.size > 1 else None
     parallelize(gpt, plan_of(gpt.config), mesh.tp, sp, config.sequence_parallel, place, ep)
     if config.compile:
         compile_model(gpt, config)
+    else:
+        fuse(gpt)
     if config.recompute != "none":
         recompute_model(gpt, config.recompute, place)
 

@@ -103,7 +103,7 @@ def before_mpi() -> None:
 
 def on_terminal() -> bool:
     """Return whether a person watches standard output: the launcher's, which gives its ranks pipes."""
-    if launched_size() == 1:
+    if not set(LAUNCHED_SIZE) & set(os.environ):
         return sys.stdout.isatty()
     process = Path("/proc/self")
     try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from collectives.runtime import kernels
 from collectives.runtime.shared_memory import like
-from parallelism.numerics import dropout_kernels
+from parallelism.numerics import pointwise_kernels
 
 DTYPES = [*"bBhHiIlLfdFD", "?"]
 
@@ -25,17 +25,23 @@ def main() -> None:
         pool.map(compile_for, DTYPES, chunksize=1)
     for char in DTYPES:  # those again that two processes wrote to the cache's index at once
         compile_for(char)
-    compile_dropout()
+    compile_pointwise()
 
 
-def compile_dropout() -> None:
-    """Do the same for those of dropout and attention."""
+def compile_pointwise() -> None:
+    """Do the same for those of a model's elements."""
     for dtype in (np.float32, np.float64):
         x, number, rows = np.zeros((1, 1), dtype), dtype(1), np.zeros(1, np.int64)
-        dropout_kernels.drop(x, rows, rows, 0, number, x)
+        pointwise_kernels.drop(x, rows, rows, 0, number, x)
     x, number, log = np.zeros((1, 1), np.float32), np.float32(1), np.zeros(1, np.float32)
-    dropout_kernels.softmax(x, rows, rows, 0, number, number, 0, log)
-    dropout_kernels.softmax_backward(x, x, rows, rows, 0, number, number, 0, log, log)
+    pointwise_kernels.softmax(x, rows, rows, 0, number, number, 0, log)
+    pointwise_kernels.softmax_backward(x, x, rows, rows, 0, number, number, 0, log, log)
+    flat, heads = np.zeros(1, np.float32), np.zeros((1, 1, 2), np.float32)
+    pointwise_kernels.gelu(flat, flat)
+    pointwise_kernels.gelu_backward(flat, flat, flat)
+    pointwise_kernels.gate(heads[0], x)
+    pointwise_kernels.gate_backward(heads[0], x, heads[0])
+    pointwise_kernels.rotate(heads, 0, x, x, heads, 0, 1)
 
 
 if __name__ == "__main__":

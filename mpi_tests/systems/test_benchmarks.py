@@ -20,6 +20,7 @@ IN_SMALL = {
     "gpt2.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64",
     "experts.py": "--tokens 32 --n_embd 16 --num_experts 8 --experts_per_token 2 --repeats 1",
     "dropout.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --repeats 1",
+    "one_rank.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --repeats 1",
     "training_input.py": "--shards 3 --shard_mb 1 --steps 2",
     "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
 }
@@ -64,6 +65,14 @@ def test_dropout(tmp_path):
     assert list(results) == ["none", "torch's", "ours"]
     assert results["none"]["beside none"] == 1
     assert all(name in output and figures["step_ms"] > 0 for name, figures in results.items())
+
+
+def test_one_rank(tmp_path):
+    results, output = run(1, "one_rank.py", tmp_path / "one.json")
+    assert list(results) == ["gpt2", "llama"]
+    for figures in results.values():
+        assert list(figures) == ["train.py", "same kernels", "torch's"]
+        assert all(name in output and row["step_ms"] > 0 for name, row in figures.items())
 
 
 def test_training_input(tmp_path):

@@ -48,7 +48,19 @@ def test_help_is_printed_once():
 
 
 def test_a_progress_bar_is_for_terminals():
-    command = [find_mpirun(), "-n", "2", sys.executable, "train.py", *flags(config(2, max_iters=3))]
+    assert "3/3 [" in on_a_terminal(2, "train.py", *flags(config(2, max_iters=3)))
+
+
+def test_one_rank_tells_a_terminal_from_a_file():
+    """Its launcher may give it a terminal of its own."""
+    program = "-c", "from collectives.job import environment; print('on terminal', environment.on_terminal())"
+    assert "on terminal True" in on_a_terminal(1, *program)
+    assert "on terminal False" in launch(1, sys.executable, *program).stdout
+
+
+def on_a_terminal(ranks, *program):
+    """What a program shows there."""
+    command = [find_mpirun(), "-n", str(ranks), sys.executable, *program]
     screen, terminal = os.openpty()
     ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
     with subprocess.Popen(command, cwd=ROOT, env=environment(), **ends) as run:
@@ -59,7 +71,7 @@ def test_a_progress_bar_is_for_terminals():
                 shown += part
         os.close(screen)
         assert run.wait(60) == 0, shown.decode()
-    assert b"3/3 [" in shown
+    return shown.decode()
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")

@@ -72,7 +72,10 @@ def test_validation_alone_is_of_what_was_saved_and_writes_nothing(comm, folder, 
         record = evaluated(comm, out_dir=str(folder / "out"), zero_stage=3, **begin)
         assert record["val_loss"] == pytest.approx(expected, rel=1e-5)
         assert record["iter"] == (0 if "init_from" in begin else SMALL.max_iters)
-        assert f"val loss {expected:.4f}" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert f"val loss {expected:.4f}" in text
+        step = f", after step {SMALL.max_iters}" if "resume" in begin else ""
+        assert f"\nweights of {path if 'resume' in begin else exported}{step}\n" in text
     comm.barrier()
     assert snapshot(folder) == before
 

@@ -151,4 +151,4 @@ def test_a_depth_is_announced(comm, capsys):
     )
     text = capsys.readouterr().out
     assert "Llama of " in text
-    assert "\ndepth 3: n_layer 3, n_head 2, n_embd 16, global_batch_size 2, lr 0.0012\n" in text
+    assert "\ndepth 3: n_layer 3, n_head 2, n_embd 16, lr 0.0012, batch 2\n" in text

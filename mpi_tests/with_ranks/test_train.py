@@ -39,6 +39,8 @@ from parallelism.checkpoint.stop import SIGNALS
 from parallelism.pipeline.schedule.search import search
 from train import train
 from training.config import Config
+from training.fused import FusedGate, FusedGELU, FusedRotaryHeads
+from training.run import TrainingRun
 
 LAST, HALF = SMALL.max_iters, SMALL.max_iters // 2
 
@@ -425,3 +427,14 @@ def test_bin_tokens_config_file_and_dtypes(comm, folder, capsys):
         assert "vocabulary 50257" in text
         if comm.rank == 0:
             assert len(text.splitlines()[-1].split()) == 16 + 5  # tokens, of the prompt and of the sample
+
+
+FUSED = {"gpt2-tiny": {FusedGELU}, "llama-tiny": {FusedGate, FusedRotaryHeads}}
+
+
+@pytest.mark.parametrize("model", FUSED)
+@pytest.mark.sizes(2)
+def test_elements_are_computed_in_one_pass(comm, model):
+    with TrainingRun(config(1, model=model, tp=2), comm) as run:
+        kinds = {type(module) for module in run.gpt.modules() if type(module).__module__ == "training.fused"}
+    assert kinds == FUSED[model]

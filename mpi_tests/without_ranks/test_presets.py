@@ -11,6 +11,7 @@ from mpi_tests.helpers.launch import ROOT
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.flags import asked
 from parallelism.planner.memory import rank_params
+from training.checks import num_micro_batches
 from training.config import Config
 
 # Of OpenAI's and Meta's models, as counted by those who have published the weights.
@@ -64,12 +65,28 @@ def test_a_model_on_the_command_line_comes_before_a_files_shape(tmp_path):
 def test_a_depth_sets_the_shape_the_batch_and_the_rate():
     config = Config(model="llama-8b", depth=12, block_size=1024)
     assert shape_of(config, 256) == LlamaConfig(256, 1024, 12, 12, 768, rope_theta=5e5)
-    assert (config.lr, config.global_batch_size) == (pytest.approx(6e-4), 512)
+    assert config.lr == pytest.approx(6e-4)
     deeper = Config(depth=48, block_size=1024, n_head=24, lr=0.1)
     assert (deeper.n_layer, deeper.n_embd, deeper.n_head, deeper.lr) == (48, 3072, 24, 0.1)
-    assert deeper.global_batch_size == 2048
     assert Config(depth=48, block_size=1024).lr == pytest.approx(3e-4)
-    assert Config(depth=2, num_micro_batches=3).global_batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "dp_size", "num_samples", "wanted"),
+    [
+        ({"depth": 12}, 1, 10**6, 512),
+        ({"depth": 48}, 1, 10**6, 2048),
+        ({"depth": 12}, 3, 10**6, 504),  # the nearest of 3 x 8
+        ({"depth": 12}, 1, 100, 96),  # of small data, all
+        ({"depth": 12, "micro_batch_size": 600}, 1, 1000, 600),
+        ({"depth": 12, "num_micro_batches": 1}, 1, 10**6, 8),
+        ({"depth": 12, "global_batch_size": 24}, 1, 10**6, 24),
+        ({}, 2, 10**6, 16),
+    ],
+)
+def test_a_depths_batch_is_what_ranks_can_share_and_data_has(settings, dp_size, num_samples, wanted):
+    config = Config(block_size=1024, **settings)
+    assert num_micro_batches(config, dp_size, num_samples) * dp_size * config.micro_batch_size == wanted
 
 
 @pytest.mark.parametrize(

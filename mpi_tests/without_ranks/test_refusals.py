@@ -164,7 +164,11 @@ SETTINGS = [
     ),
     (
         ["--lr_schedule", "wsd", "--lr_decay_iters", 5],
-        "lr_decay_iters=5 must be at most max_iters=2 with lr_schedule=wsd",
+        "and lr_decay_iters=5 are more than max_iters=2 with lr_schedule=wsd: use fewer of one",
+    ),
+    (
+        ["--warmup_iters", 5, "--lr_decay_iters", 5],
+        "warmup_iters=5 must be below lr_decay_iters=5, by which the learning rate has fallen",
     ),
 ]
 LAYOUTS = [

@@ -117,11 +117,11 @@ class Drop(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         """Return x (..., width) with each element 0 with probability `p`, and else divided by 1 - p."""
         if x.device.type == "cpu" and x.dtype in COMPILED and has_numba():
-            from parallelism.numerics import dropout_kernels
+            from parallelism.numerics import pointwise_kernels
 
             out = torch.empty(x.shape, dtype=x.dtype)
             flat = [tensor.detach().reshape(-1, x.shape[-1]).numpy() for tensor in (x, out)]
-            dropout_kernels.drop(flat[0], *self.numbers(flat[0].dtype.type), flat[1])
+            pointwise_kernels.drop(flat[0], *self.numbers(flat[0].dtype.type), flat[1])
             return out
         kept = short_hash(self.rows, self.columns) ^ -(1 << 31) >= self.least - (1 << 31)  # as if without a sign
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -151,7 +151,7 @@ def mix(key: Tensor, number: Tensor) -> Tensor:
 
 
 def short_hash(rows: Tensor, columns: Tensor) -> Tensor:
-    """32 bits for each row's key and column; those of `dropout_kernels.stays`."""
+    """32 bits for each row's key and column; those of `pointwise_kernels.stays`."""
     low, high = (part.to(torch.int32)[..., None] for part in (rows, rows >> 32))
     x = columns.to(torch.int32) * signed(SHORT_GAMMA, 32) + low
     x = (x ^ shifted(x, 16, 32)) * signed(SHORT_FIRST, 32) ^ high

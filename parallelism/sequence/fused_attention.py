@@ -81,7 +81,7 @@ class Dropping:
         return q.device.type == "cpu" and fits and has_numba()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        from parallelism.numerics.dropout_kernels import softmax
+        from parallelism.numerics.pointwise_kernels import softmax
 
         q, k, v = map(wide, (q, k, v))
         with torch.autocast("cpu", enabled=False):
@@ -100,7 +100,7 @@ class Dropping:
         causal: bool,
         mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from parallelism.numerics.dropout_kernels import softmax_backward
+        from parallelism.numerics.pointwise_kernels import softmax_backward
 
         q, k, v = map(wide, (q, k, v))
         p, ds, delta = q @ k.transpose(-1, -2), gradient @ v.transpose(-1, -2), (gradient * out).sum(-1)

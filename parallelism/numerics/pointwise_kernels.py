@@ -1,6 +1,7 @@
-"""Compiled code for dropout on the host: each element in one pass, alone or with the softmax that it follows.
+"""Compiled code for what a model computes element by element on the host: each tensor is read and written once.
 
-Rows are compiled for vector units: the hash multiplies 32 bits, and the exponential is a polynomial of float32.
+Dropout, alone or with the softmax that it follows; GELU; a gated MLP's product; rotations of queries and keys.  Loops
+are compiled for vector units: the hash multiplies 32 bits, and the exponential is a polynomial of float32.
 
 Source: Appleby, MurmurHash3, 2011, `fmix32`; Moshier, Cephes, 1992, expf.c (range reduction and polynomial).
 """
@@ -19,7 +20,9 @@ PER_LN2, LN2, LN2_REST = F(1.44269504), F(0.693359375), F(-2.12194440e-4)
 C0, C1, C2, C3, C4, C5 = map(F, (1.98756915e-4, 1.39819995e-3, 8.33345191e-3, 4.16657959e-2, 1.66666655e-1, 0.5))
 LEAST = F(-87)  # whose exponential is a normal number
 LOWEST = F(-3e38)
+ONE, SLOPE, CUBIC = F(1), F(2 * (2 / np.pi) ** 0.5), F(0.044715)  # the GELU is x sigmoid(SLOPE (x + CUBIC x^3))
 compiled: Any = numba.njit(nogil=True, cache=True, fastmath={"nsz", "contract", "reassoc"})
+pointwise: Any = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"nsz", "contract"})
 
 
 @intrinsic
@@ -105,3 +108,76 @@ def softmax_backward(s, d, rows, columns, least, scale, slope, num_causal, log, 
             d[i, j] = p * (d[i, j] * kept - mean) * slope
         s[i, end:] = 0
         d[i, end:] = 0
+
+
+@numba.njit(inline="always")
+def sigmoid(x):
+    """The sigmoid of x, and its derivative."""
+    e = exp(x if x < F(0) else -x)
+    larger = ONE / (ONE + e)
+    return (larger if x >= F(0) else e * larger), e * larger * larger
+
+
+@pointwise
+def gelu(x, out):
+    """Write the GELU of x, by the hyperbolic tangent, to `out`.  Shapes: x, out (n), of float32."""
+    for i in range(len(x)):
+        s, _ = sigmoid(SLOPE * x[i] * (ONE + CUBIC * x[i] * x[i]))
+        out[i] = x[i] * s
+
+
+@pointwise
+def gelu_backward(x, gradient, out):
+    """Write the gradient of x to `out`, given that of its GELU.  Shapes: all (n), of float32."""
+    for i in range(len(x)):
+        square = CUBIC * x[i] * x[i]
+        s, slope = sigmoid(SLOPE * x[i] * (ONE + square))
+        out[i] = gradient[i] * (s + x[i] * slope * SLOPE * (ONE + F(3) * square))
+
+
+@pointwise
+def gate(x, out):
+    """Write the product of what is let pass and the SiLU of its gate.
+
+    Shapes: x (rows, 2 width), the gates before what they let pass; out (rows, width); of float32.
+    """
+    for i in range(len(out)):
+        gates, passing = x[i, : out.shape[1]], x[i, out.shape[1] :]
+        for j in range(out.shape[1]):
+            s, _ = sigmoid(gates[j])
+            out[i, j] = gates[j] * s * passing[j]
+
+
+@pointwise
+def gate_backward(x, gradient, out):
+    """Write the gradient of x, given that of the product.
+
+    Shapes: x, out (rows, 2 width), gradient (rows, width); of float32.
+    """
+    width = gradient.shape[1]
+    for i in range(len(x)):
+        gates, passing = x[i, :width], x[i, width:]
+        of_gates, of_passing = out[i, :width], out[i, width:]
+        for j in range(width):
+            s, slope = sigmoid(gates[j])
+            of_passing[j] = gradient[i, j] * gates[j] * s
+            of_gates[j] = gradient[i, j] * passing[j] * (s + gates[j] * slope)
+
+
+@pointwise
+def rotate(x, first, cos, sin, out, to, count):
+    """Write `count` heads, each with its element i and i + half turned as one point, by an angle of its token and i.
+
+    Heads of x are those from `first` on, of the result those from `to` on.
+
+    Shapes: x, out (tokens, heads, 2 half), cos, sin (angles, half), which tokens repeat; of float32.
+    """
+    half = cos.shape[1]
+    for i in range(len(x)):
+        c, s = cos[i % len(cos)], sin[i % len(cos)]
+        for h in range(count):
+            left, right = x[i, first + h, :half], x[i, first + h, half:]
+            to_left, to_right = out[i, to + h, :half], out[i, to + h, half:]
+            for j in range(half):
+                to_left[j] = left[j] * c[j] - right[j] * s[j]
+                to_right[j] = right[j] * c[j] + left[j] * s[j]

@@ -1,0 +1,106 @@
+"""A step of train.py on one rank beside plain loops in torch, of a GPT-2 and of a Llama.
+
+    OMP_NUM_THREADS=1 python benchmarks/one_rank.py --output benchmarks/results/one-rank.json
+
+"train.py" takes its batch, computes, clips, updates and reads its numbers.  A plain loop does the same on a batch that
+is there already: "same kernels" with this project's fused passes and AdamW, "torch's" with torch's own.  All take
+turns; times are medians, speeds those of train.py beside the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import torch
+from document import output, table, write
+
+import collectives
+from collectives.job.settings import Parser, positive
+from models.model import Model
+from models.optimizer import adamw, decay_groups
+from training.config import Config, make_model
+from training.fused import fuse
+from training.run import TrainingRun
+
+BETAS = (0.9, 0.95)
+
+
+def trained(run: TrainingRun) -> Callable[[], float]:
+    """What does the next step of a run, and returns its loss."""
+    steps = enumerate(run.inputs(), run.first)
+
+    def step() -> float:
+        return run.step(*next(steps)).metrics().loss
+
+    return step
+
+
+def plain(model: Model, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable:
+    def step() -> float:
+        for param in model.parameters():
+            param.grad = None
+        loss = model(*batch)[1]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def ways(config: Config, run: TrainingRun) -> dict[str, Callable[[], float]]:
+    with closing(run.inputs()) as inputs:
+        batch = next(inputs)[0]
+    mine, torchs = (make_model(config, run.tokens.vocab_size) for _ in range(2))
+    fuse(mine)
+    groups = decay_groups(list(torchs.parameters()), config.weight_decay)
+    own = adamw(list(mine.parameters()), config.lr, config.weight_decay, BETAS, config.eps)
+    theirs = torch.optim.AdamW(groups, config.lr, BETAS, config.eps, fused=True)
+    both = batch.tokens, batch.targets
+    return {"train.py": trained(run), "same kernels": plain(mine, own, both), "torch's": plain(torchs, theirs, both)}
+
+
+def measure(config: Config, comm: collectives.Communicator, repeats: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each way, and the speed of train.py beside it."""
+    with ExitStack() as stack:
+        steps = ways(config, stack.enter_context(TrainingRun(config, comm)))
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(repeats + 1):
+            for name, step in steps.items():
+                begin_s = time.perf_counter()
+                step()
+                times[name].append(time.perf_counter() - begin_s)
+    medians = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}  # the first one warms up
+    return {name: {"step_ms": 1e3 * s, "train.py beside it": s / medians["train.py"]} for name, s in medians.items()}
+
+
+def arguments() -> argparse.Namespace:
+    parser = Parser(description=__doc__.splitlines()[0])
+    for name, default in (("n_layer", 4), ("n_head", 4), ("n_embd", 128), ("block_size", 128), ("micro_batch_size", 8)):
+        parser.add_argument(f"--{name}", type=positive, default=default)
+    parser.add_argument("--repeats", type=positive, default=31)
+    parser.add_argument("--output", type=output, default=Path("one-rank.json"))
+    return parser.parse_args()
+
+
+def main() -> None:
+    args, comm = arguments(), collectives.world()
+    torch.set_num_threads(1)
+    shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "micro_batch_size")}
+    results, rows = {}, []
+    for model in ("gpt2", "llama"):
+        config = Config(model=model, max_iters=args.repeats + 2, out_dir="", **shape)
+        results[model] = measure(config, comm, args.repeats)
+        for name, row in results[model].items():
+            rows.append([model, name, f"{row['step_ms']:.1f}", f"{row['train.py beside it']:.2f}"])
+    print(table(["model", "loop", "step ms", "train.py beside it"], rows))
+    write(args.output, results, **vars(args))
+
+
+if __name__ == "__main__":
+    main()

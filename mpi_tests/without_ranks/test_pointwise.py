@@ -1,0 +1,104 @@
+"""GELUs, gates and rotations by compiled code, beside torch's in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from models.config import GPTConfig, LlamaConfig
+from models.gpt import GPT
+from models.llama import Gate, Llama, RotaryHeads
+from training.fused import fuse
+
+GELU = nn.GELU(approximate="tanh")
+LLAMA = LlamaConfig(block_size=16, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, vocab_size=64)
+GPT2 = GPTConfig(block_size=16, n_layer=2, n_head=4, n_embd=32, vocab_size=64)
+MIXTURE = GPTConfig(block_size=16, n_layer=2, n_head=4, n_embd=32, vocab_size=64, num_experts=4, experts_per_token=2)
+
+
+def fused(module: nn.Module) -> nn.Module:
+    model = nn.Sequential(copy.deepcopy(module))
+    fuse(model)
+    assert type(model[0]) is not type(module)
+    return model[0]
+
+
+def passes(module, x, *args, gradients):
+    """The results of a module, and the gradient of its input."""
+    x = x.detach().requires_grad_()
+    results = module(x, *args)
+    results = results if isinstance(results, tuple) else (results,)
+    torch.autograd.backward(results, [g.to(r.dtype) for g, r in zip(gradients, results, strict=True)])
+    return [*(r.detach() for r in results), x.grad]
+
+
+def compare(module, x, *args, shapes):
+    """What is fused is within 2e-6 of float64."""
+    gradients = [torch.randn(shape) for shape in shapes]
+    exact = passes(module, x.double(), *args, gradients=gradients)
+    for one, other in zip(passes(fused(module), x, *args, gradients=gradients), exact, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.double(), other, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("x", [torch.linspace(-20, 20, 40001), 3 * torch.randn(3, 5, 7), torch.randn(6, 8).T])
+def test_gelus_are_those_of_float64(x):
+    compare(GELU, x, shapes=[x.shape])
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 14), (2, 2), (4, 64)])
+def test_gates_are_those_of_float64(shape):
+    compare(Gate(), 4 * torch.randn(shape), shapes=[(*shape[:-1], shape[-1] // 2)])
+
+
+@pytest.mark.parametrize("positions", [None, torch.arange(5) + 7, torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 0, 1]])])
+def test_rotated_heads_are_those_of_float64(positions):
+    shapes = [(2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8)]
+    compare(RotaryHeads(LLAMA), torch.randn(2, 5, 64), positions, shapes=shapes)
+
+
+def test_ranks_of_several_have_some_of_the_heads():
+    """Of 2 ranks, each has 2 heads of 4, and 1 of 2 for keys and values."""
+    compare(RotaryHeads(LLAMA), torch.randn(2, 5, 32), shapes=[(2, 2, 5, 8), (2, 1, 5, 8), (2, 1, 5, 8)])
+
+
+def test_bits_do_not_depend_on_where_an_element_lies():
+    """As layouts that cut tokens or columns in other places must have the same ones."""
+    x, gelu, gate = 3 * torch.randn(1000), fused(GELU), fused(Gate())
+    for begin, end in ((0, 1), (3, 20), (17, 1000)):
+        assert torch.equal(gelu(x[begin:end]), gelu(x)[begin:end])
+    pairs = torch.stack([x, x.flip(0)])  # the gates of 1000 columns, and what they let pass
+    whole = gate(pairs.flatten()[None])[0]
+    for begin, end in ((0, 1), (3, 20), (17, 1000)):
+        assert torch.equal(gate(pairs[:, begin:end].flatten()[None])[0], whole[begin:end])
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so(number):
+    x = torch.tensor([number, 1.0])
+    assert torch.equal(fused(GELU)(x).isfinite(), torch.tensor([False, True]))
+    assert not fused(Gate())(x).isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("module", [GELU, Gate(), RotaryHeads(LLAMA)], ids=["gelu", "gate", "heads"])
+def test_other_dtypes_are_torchs(module, dtype):
+    x = torch.randn(2, 5, 64).to(dtype)
+    results = (each if isinstance(each, tuple) else (each,) for each in (module(x), fused(module)(x)))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("config", [GPT2, MIXTURE, LLAMA], ids=["gpt", "mixture", "llama"])
+def test_a_model_keeps_its_names_and_is_that_of_float64(config):
+    model = (Llama if config is LLAMA else GPT)(config)
+    one, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    fuse(one)
+    assert list(one.state_dict()) == list(model.state_dict())
+    tokens = torch.randint(0, 64, (2, 16))
+    losses = [each(tokens, tokens)[1] for each in (one, exact)]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-6, atol=0)
+    for p, reference in zip(one.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.double(), reference.grad, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,108 @@
+"""GELUs, gates and rotations on the host in one pass each, forwards and backwards, by compiled code.
+
+Torch's own take several times as long in float32 on few threads, and keep more for the backward pass.  A norm of layers
+is left to torch, which computes it at nearly the speed of memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from parallelism.numerics.dropout import has_numba
+
+MOST_THREADS = 4  # torch divides its own kernels among more of them, and is ahead then
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the functions below are for such a tensor."""
+    fits = x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
+    return fits and has_numba() and torch.get_num_threads() <= MOST_THREADS
+
+
+class GELUFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[override]
+        from parallelism.numerics.pointwise_kernels import gelu
+
+        ctx.save_for_backward(x)
+        out = torch.empty(x.shape)
+        gelu(flat(x), flat(out))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        from parallelism.numerics.pointwise_kernels import gelu_backward
+
+        (x,) = ctx.saved_tensors
+        out = torch.empty(x.shape)
+        gelu_backward(flat(x), flat(gradient), flat(out))
+        return out
+
+
+class GateFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[override]
+        from parallelism.numerics.pointwise_kernels import gate
+
+        ctx.save_for_backward(x)
+        out = torch.empty((*x.shape[:-1], x.shape[-1] // 2))
+        gate(rows(x), rows(out))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        from parallelism.numerics.pointwise_kernels import gate_backward
+
+        (x,) = ctx.saved_tensors
+        out = torch.empty(x.shape)
+        gate_backward(rows(x), rows(gradient), rows(out))
+        return out
+
+
+class RotationFunction(torch.autograd.Function):
+    """Divides heads (batch, seq, heads, head_size) into three, as many as `counts` each; the first two are rotated."""
+
+    @staticmethod
+    def forward(ctx, heads: Tensor, cos: Tensor, sin: Tensor, counts: list[int]):  # type: ignore[override]
+        from parallelism.numerics.pointwise_kernels import rotate
+
+        ctx.save_for_backward(cos, sin)
+        ctx.counts, first = counts, 0
+        parts = [torch.empty((*heads.shape[:2], count, heads.shape[3])) for count in counts]
+        for part, count in zip(parts[:2], counts, strict=False):
+            rotate(tokens(heads), first, rows(cos), rows(sin), tokens(part), 0, count)
+            first += count
+        parts[2].copy_(heads[:, :, first:])
+        return tuple(parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients: Tensor) -> Any:  # type: ignore[override]
+        from parallelism.numerics.pointwise_kernels import rotate
+
+        cos, sin = ctx.saved_tensors
+        batch, seq, _, size = gradients[0].shape
+        out, first = torch.empty((batch, seq, sum(ctx.counts), size)), 0
+        for gradient, count in zip(gradients[:2], ctx.counts, strict=False):
+            rotate(tokens(gradient), 0, rows(cos), rows(-sin), tokens(out), first, count)
+            first += count
+        out[:, :, first:] = gradients[2]
+        return out, None, None, None
+
+
+def flat(x: Tensor) -> Any:
+    return x.detach().contiguous().view(-1).numpy()
+
+
+def rows(x: Tensor) -> Any:
+    return x.detach().contiguous().view(-1, x.shape[-1]).numpy()
+
+
+def tokens(x: Tensor) -> Any:
+    return x.detach().contiguous().view(-1, *x.shape[2:]).numpy()
