@@ -9,13 +9,16 @@ from typing import Any
 from mpi4py import MPI
 
 from collectives.arrays import views
+from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import after_fork
 from collectives.runtime.checks.call_log import Call
 from collectives.runtime.context import Context
 from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import SEGMENT_BYTES
+from collectives.runtime.native_mpi import op_name
+from collectives.runtime.objects import broadcast_object, gather_object
 from collectives.runtime.plan import Plan
-from collectives.runtime.point_to_point import RecvMessage, SendMessage, run_message
+from collectives.runtime.point_to_point import RecvMessage, SendMessage, probe, run_message
 from collectives.runtime.resolve import Resolver
 from collectives.schedule.cost import Network
 from collectives.schedule.spec import spec_of
@@ -76,6 +79,14 @@ class Communicator:
         mpi_part.Free()
         return part
 
+    def __enter__(self) -> "Communicator":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        """Free the communicator, unless this rank may fail alone."""
+        if error is None or (isinstance(error, InputError) and not isinstance(error, LoneInputError)):
+            self.free()
+
     def free(self) -> None:
         """Give the communicator back to MPI.  Collective; its plans cannot be run after.
 
@@ -124,7 +135,7 @@ class Communicator:
     def all_reduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: "str | MPI.Op" = "sum",
         out: Any = None,
         algorithm: str = "auto",
         blocking: bool = True,
@@ -136,8 +147,8 @@ class Communicator:
 
         In place: `x` holds the result and is returned.  With `out`, `x` is left alone and `out` returned.
 
-        `op` is "sum", "prod", "min", "max", "avg", "band", "bor" or "bxor".  "avg" divides the sum by the number of
-        ranks: of integers toward zero, and the sum wraps before, as NCCL does it.
+        `op` is "sum", "prod", "min", "max", "avg", "band", "bor" or "bxor", or one of those of MPI, as MPI.SUM.  "avg"
+        divides the sum by the number of ranks: of integers toward zero, and the sum wraps before, as NCCL does it.
 
         16-bit floats are summed up in float32 and rounded once; messages carry the float32 sums, twice the bytes.
 
@@ -152,13 +163,13 @@ class Communicator:
         >>> collectives.world().all_reduce(np.ones(3))
         array([1., 1., 1.])
         """
-        return self._run(blocking)("all_reduce", x, out, (op, wire_dtype, reproducible, algorithm))
+        return self._run(blocking)("all_reduce", x, out, (op_name(op), wire_dtype, reproducible, algorithm))
 
     def reduce_scatter(
         self,
         x: Any,
         out: Any = None,
-        op: str = "sum",
+        op: "str | MPI.Op" = "sum",
         counts: Sequence[int] | None = None,
         algorithm: str = "auto",
         blocking: bool = True,
@@ -173,7 +184,7 @@ class Communicator:
 
         `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
-        return self._run(blocking)("reduce_scatter", x, out, (op, counts, wire_dtype, reproducible, algorithm))
+        return self._run(blocking)("reduce_scatter", x, out, (op_name(op), counts, wire_dtype, reproducible, algorithm))
 
     def all_gather(
         self,
@@ -213,7 +224,7 @@ class Communicator:
         self,
         x: Any,
         root: int = 0,
-        op: str = "sum",
+        op: "str | MPI.Op" = "sum",
         out: Any = None,
         algorithm: str = "auto",
         blocking: bool = True,
@@ -225,7 +236,7 @@ class Communicator:
 
         `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
-        return self._run(blocking)("reduce", x, out, (root, op, wire_dtype, reproducible, algorithm))
+        return self._run(blocking)("reduce", x, out, (root, op_name(op), wire_dtype, reproducible, algorithm))
 
     def gather(
         self,
@@ -272,6 +283,8 @@ class Communicator:
 
         Raises: InputError on every rank where one rank's arguments are wrong or ranks ask for different things.
         """
+        if "op" in arguments:
+            arguments["op"] = op_name(arguments["op"])
         return self._resolver.plan(collective, x, arguments)
 
     def explain(self, collective: str, nbytes: int = 0) -> str:
@@ -294,15 +307,55 @@ class Communicator:
         """
         return run_message(self._context, SendMessage, x, dest, tag, blocking)
 
-    def recv(self, x: Any, source: int | None, tag: int = 0, blocking: bool = True) -> Any:
+    def recv(self, x: Any = None, source: int | None = None, tag: int = 0, blocking: bool = True) -> Any:
         """Receive rank `source`'s array of that tag into `x`; returns `x`, or a request.
 
-        With source=None it is the first of that tag that comes, from any rank.
+        With source=None it is the first of that tag that comes, from any rank.  With x=None it comes in a new flat
+        NumPy array, of the length and dtype of what was sent.
 
         Raises: CommunicationError where what was sent is of another length or dtype; the message is gone then, and `x`
         is as it was.  ValueError for a rank or a tag that is out of range, or an array that cannot be written.
         """
         return run_message(self._context, RecvMessage, x, source, tag, blocking)
+
+    def sendrecv(self, x: Any, dest: int, out: Any = None, source: int | None = None, tag: int = 0) -> Any:
+        """Send `x` to rank `dest` while an array comes from rank `source` into `out`; returns that, as `recv` does."""
+        sent = self.send(x, dest, tag, blocking=False)
+        received = self.recv(out, source, tag)
+        sent.wait()
+        return received
+
+    def probe(self, source: int | None = None, tag: int = 0, blocking: bool = True) -> int | None:
+        """Return the rank whose message of that tag can be received next, by `recv` from that rank.
+
+        With blocking=False: None, if none has come.
+        """
+        return probe(self._context, source, tag, blocking)
+
+    # --- Python objects, as pickles: ranks read only what ranks of their own job have written ---
+
+    def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
+        """Return the root's `value` on every rank; others' is not read.
+
+        Raises: InputError on every rank where it cannot be pickled.
+        """
+        return broadcast_object(self, value, root)
+
+    def gather_object(self, value: Any, root: int = 0) -> list[Any] | None:
+        """Return the list of all ranks' values, in their order, on the root, and None on the others.
+
+        Raises: InputError on every rank where one cannot be pickled.
+        """
+        return gather_object(self, value, root)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the list of all ranks' values, in their order, on every rank.
+
+        Raises: InputError on every rank where one cannot be pickled.
+        """
+        values = gather_object(self, value, None)
+        assert values is not None
+        return values
 
     # --- agreement ---
 

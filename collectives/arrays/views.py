@@ -19,6 +19,7 @@ HALVES = {np.dtype("float16"), BFLOAT16}
 FLOATS = {np.dtype("float32"), np.dtype("float64")} | HALVES
 INTEGERS = {np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 COMPLEX = {np.dtype("complex64"), np.dtype("complex128")}
+DLPACK_CPU, DLPACK_CUDA = 1, 2  # kinds of devices; source: dmlc/dlpack, include/dlpack/dlpack.h
 DTYPES = FLOATS | INTEGERS | COMPLEX | {np.dtype(bool)}
 
 
@@ -112,7 +113,7 @@ def kind_of(dtype: np.dtype) -> str:
 def flat(x: Any) -> "tuple[Device, Any]":
     """Return an array's device, which follows its library's current stream; and a flat view of the array.
 
-    `x` is a NumPy array, a CuPy array or a torch tensor.
+    `x` is a NumPy array, a CuPy array, a torch tensor, or of another library with DLPack.
 
     Raises: ValueError for what is none of these, not C-contiguous, or of a dtype that cannot be sent.
     """
@@ -125,12 +126,27 @@ def flat(x: Any) -> "tuple[Device, Any]":
         view_device, view = cuda(x.device.id), x
     elif is_a(x, "torch", "Tensor"):
         return flat_torch(x)
+    elif hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        return flat(from_dlpack(x))
     else:
         raise ValueError(f"{type(x).__name__} is no array: pass a NumPy or CuPy array or a torch tensor")
     check_dtype(view.dtype)
     if not view.flags.c_contiguous:
         raise ValueError(f"array of shape {x.shape} and strides {x.strides} is not C-contiguous: pass a copy of it")
     return view_device, view.reshape(-1)
+
+
+def from_dlpack(x: Any) -> Any:
+    """Return the NumPy or CuPy array of the memory of another library's, as of JAX, whose arrays are read only.
+
+    Raises: ValueError for memory of other devices.
+    """
+    kind, number = x.__dlpack_device__()
+    if kind == DLPACK_CPU:
+        return np.from_dlpack(x)
+    if kind == DLPACK_CUDA:
+        return import_cupy(f"{type(x).__name__} on cuda:{number}").from_dlpack(x)
+    raise ValueError(f"{type(x).__name__} is on a device of DLPack's kind {int(kind)}: pass one on the CPU or on CUDA")
 
 
 def is_a(x: Any, library: str, name: str) -> bool:

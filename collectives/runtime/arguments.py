@@ -164,7 +164,7 @@ def like(device: Device, x: Any, count: int) -> Any:
     """Return a new array of the library that `x` is of."""
     if is_a(x, "torch", "Tensor"):
         return x.new_empty(count)
-    return device.empty(count, x.dtype)
+    return device.empty(count, flat(x)[1].dtype)
 
 
 def check_writable(view: Any, name: str) -> None:

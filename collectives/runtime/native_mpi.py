@@ -18,6 +18,13 @@ from collectives.schedule.spec import OPS, Chunks
 MPI_OPS = {name: getattr(MPI, op.mpi) for name, op in OPS.items()}
 
 
+def op_name(op: str | MPI.Op) -> str:
+    """Return the name of an op of MPI's, as "sum" for MPI.SUM; a name, or what has none here, as it is."""
+    if isinstance(op, MPI.Op):
+        return next((name for name, own in MPI_OPS.items() if name != "avg" and own == op), str(op))
+    return op
+
+
 class NativePlan(Plan):
     """A call of the MPI library behind a plan's interface; `start()` runs it to its end."""
 

@@ -8,6 +8,7 @@ was sent before it takes it into the caller's array.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,7 @@ class RecvMessage(PointToPoint):
         yield Messages([mpi.Irecv([first, MPI.BYTE], self.peer, self.tag)], [status])
         self.peer = status.Get_source()
         code, nbytes, tag = ENVELOPE.unpack_from(first)
-        fits = (code, nbytes) == (self.code, self.wire.nbytes)
+        fits = self.takes(code, nbytes)
         is_inside = status.Get_count(MPI.BYTE) > ENVELOPE.size
         if not is_inside:
             payload = self.wire if fits else np.empty(nbytes, np.uint8)
@@ -108,6 +109,10 @@ class RecvMessage(PointToPoint):
             device.copy(self.memory, source)
             device.synchronize()  # `source` goes with the plan
 
+    def takes(self, code: int, nbytes: int) -> bool:
+        """Return whether a payload fits into the array."""
+        return (code, nbytes) == (self.code, self.wire.nbytes)
+
     def mismatch(self, code: int, nbytes: int) -> str:
         dtypes = list(CODES)
         own, sent = dtypes[self.code], dtypes[code]
@@ -117,22 +122,77 @@ class RecvMessage(PointToPoint):
         )
 
 
+class RecvNew(RecvMessage):
+    """A message into a new array, which becomes the result of `plan`."""
+
+    plan: Plan
+
+    def takes(self, code: int, nbytes: int) -> bool:
+        dtype = list(CODES)[code]
+        self.plan.result = np.empty(nbytes // dtype.itemsize, dtype)
+        self.memory = self.wire = as_bytes(self.plan.result)
+        return True
+
+
+@dataclass
+class Arrival:
+    """The wait for a message that is not received yet."""
+
+    mpi: MPI.Comm
+    source: int
+    tag: int
+    status: MPI.Status
+    num_barriers: int = 0
+
+    def test(self) -> bool:
+        return self.mpi.Iprobe(self.source, self.tag, self.status)
+
+    spin = test
+
+
+def probe(context: Context, source: int | None, tag: int, blocking: bool) -> int | None:
+    """Return the rank from which a message of that tag has come, or None if none has.
+
+    Raises: ValueError for a rank or a tag that is out of range.
+    """
+    if source is not None:
+        check_rank("source", source, context.size)
+    context.mailbox.check_tag(tag)
+    status = MPI.Status()
+    arrival = Arrival(context.mailbox.mpi, MPI.ANY_SOURCE if source is None else source, tag, status)
+    if blocking:
+        context.progress.wait(arrival, words=f"probe of {words_of(source)} with tag {tag}")
+    elif not arrival.test():
+        return None
+    return status.Get_source()
+
+
+def words_of(rank: int | None) -> str:
+    return "any rank" if rank is None else f"rank {rank}"
+
+
 def run_message(context: Context, kind: type[PointToPoint], x: Any, peer: int | None, tag: int, blocking: bool) -> Any:
     """Send `x` to a rank, or receive it from one, or from any; returns `x`, or a request.
+
+    Without an `x`, what is received is a new array of the host.
 
     Raises: ValueError for a rank or a tag that is out of range, or an array that will not do.
     """
     receives = kind is RecvMessage
     if peer is not None or not receives:
         check_rank("source" if receives else "dest", peer, context.size)
+    if receives and x is None:
+        kind, x = RecvNew, np.empty(0, np.uint8)
     device, view = flat(x)
     if receives:
         check_writable(view, "x")
-    other = "any rank" if peer is None else f"rank {peer}"
-    words = f"{'recv from' if receives else 'send to'} {other} with tag {tag}"
+    words = f"{'recv from' if receives else 'send to'} {words_of(peer)} with tag {tag}"
     rank = MPI.ANY_SOURCE if peer is None else peer
-    plan = Plan(words, x, context.progress, device, [kind(context.mailbox, device, view, rank, tag)])
+    message = kind(context.mailbox, device, view, rank, tag)
+    plan = Plan(words, x, context.progress, device, [message])
     plan.words = words
+    if isinstance(message, RecvNew):
+        message.plan = plan
     own_node = context.topology.nodes[context.topology.node_of[context.rank]]
     if not blocking and peer is not None and peer not in own_node:
         return plan.start()

@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=14_680, files=78, entries=9)}
+LIMITS = {"collectives": Limits(lines=14_870, files=79, entries=9)}
 
 
 class Floor(NamedTuple):
