@@ -154,7 +154,7 @@ def test_works_are_held_until_they_are_asked(mpi_comm, monkeypatch):
         assert set(works) == HELD
         works[0].wait()
         works[1].get_future().wait()
-        with dist._coalescing_manager(async_ops=True) as both:
+        with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as both:
             dist.broadcast(x, 0)
             dist.broadcast(x, 1)
         both.wait()
