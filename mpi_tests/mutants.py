@@ -45,7 +45,7 @@ PASSED, FAILED, LATE, BROKEN = "passed", "failed", "without end", "broken"  # a 
 CAUGHT = "caught"  # a mutant
 SUMMARY = re.compile(r"\b[1-9]\d* (passed|failed|errors?)\b")
 OF_A_TEST = re.compile(r"==== rank \d+ of \d+: \S+::.*")  # what the ranks print where they end the job themselves
-OF_A_BUILD = re.compile(r"\b(SyntaxError|IndentationError|numba\.core\.errors\.\w+|CompileException)\b.*")
+OF_A_BUILD = re.compile(r"\b(SyntaxError|IndentationError|numba\.core\.errors\.\w+Error|CompileException)\b.*")
 HEAD = """By `make mutants`, in parts; caught are those that make a test fail, or run without end.
 
 | file | fault | tests | verdict | day | s |
