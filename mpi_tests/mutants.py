@@ -5,8 +5,8 @@ python -m mpi_tests.mutants --only pipeline zero.py --out mutants.md    # the ta
 python -m mpi_tests.mutants --patience 10    # on a machine that others use
 python -m mpi_tests.mutants --tree ../another/checkout
 
-Fails where a fault survives its tests, is not to be found in its file exactly once, or its tests fail without it.  The
-table is written after each.
+A fault is caught where its tests pass without it and, with it, one of them fails or runs without end; tests that can't
+be imported, or none that ran, catch nothing.  Exits with 1 if a fault is not caught.  The table is written after each.
 """
 
 from __future__ import annotations
@@ -31,14 +31,21 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from mpi_tests.helpers.launch import environment, find_mpirun
 from mpi_tests.mutants_list import MUTANTS, Mutant, Selection
 
 ROOT = Path(__file__).resolve().parent.parent
 CLEAN_LIMIT_S = 300.0  # of tests without a fault; with one, a few times what they took, and more
 SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0
+AGAIN = 3  # times as long for a second run, where the first was late: the machine may have been busy
+KILL_S = 30.0  # from the end that the ranks make of a late test to ours
 TERMINATION_S = 10.0
 PYTEST = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "--color=no")
-CAUGHT, LATE = "caught", "not over after"
+PASSED, FAILED, LATE, BROKEN = "passed", "failed", "without end", "broken"  # a run of tests
+CAUGHT = "caught"  # a mutant
+SUMMARY = re.compile(r"\b[1-9]\d* (passed|failed|errors?)\b")
+OF_A_TEST = re.compile(r"==== rank \d+ of \d+: \S+::.*")  # what the ranks print where they end the job themselves
+OF_A_BUILD = re.compile(r"\b(SyntaxError|IndentationError|numba\.core\.errors\.\w+Error|CompileException)\b.*")
 HEAD = """By `make mutants`, in parts; caught are those that make a test fail, or run without end.
 
 | file | fault | tests | verdict | day | s |
@@ -47,9 +54,9 @@ HEAD = """By `make mutants`, in parts; caught are those that make a test fail, o
 
 
 class Ended(NamedTuple):
-    """How a run of tests ended: `passed` if there were some and all passed, else `why` not."""
+    """How a run of tests ended: `PASSED` if there were some and all passed, or another word, and why."""
 
-    passed: bool
+    word: str
     why: str
     seconds: float
 
@@ -81,17 +88,19 @@ def files_of(tree: Path, tests: Selection) -> list[str]:
     return list(map(str, chosen or files))
 
 
-def command(tree: Path, tests: Selection) -> list[str]:
-    """Return the command line that runs some tests of a tree."""
+def command(tree: Path, tests: Selection, limit_s: float) -> list[str]:
+    """Return the command line that runs some tests of a tree, on ranks each for no longer than `limit_s`."""
     chosen = [*files_of(tree, tests), *(["-k", tests.keys] if tests.keys else [])]
     if not tests.ranks:
         return [sys.executable, *PYTEST, "-m", "not mpi", *chosen]
-    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}") or "mpirun"
-    return [mpirun, "-n", str(tests.ranks), sys.executable, *PYTEST, "--with-mpi", "--only-mpi", *chosen]
+    launcher = [find_mpirun(), "-n", str(tests.ranks), sys.executable]
+    return [*launcher, *PYTEST, "--with-mpi", "--only-mpi", f"--rank-timeout={limit_s:g}", *chosen]
 
 
 def surroundings(tree: Path, kernels: str = "kernels") -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / kernels)}
+    """Return the environment of an activated .venv, for a tree."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return environment() | {"PATH": path, "PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / kernels)}
 
 
 def compile_kernels(tree: Path) -> None:
@@ -105,30 +114,45 @@ def run(tree: Path, tests: Selection, limit_s: float = CLEAN_LIMIT_S, kernels: s
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(command(tree, tests), cwd=tree, env=surroundings(tree, kernels), **streams)
+        line = command(tree, tests, limit_s)
+        process = subprocess.Popen(line, cwd=tree, env=surroundings(tree, kernels), **streams)
         try:
-            code = process.wait(limit_s)
+            status = process.wait(limit_s + (KILL_S if tests.need_ranks else 0))
         except subprocess.TimeoutExpired:
             end(process)
-            return Ended(False, f"{LATE} {limit_s:.0f} s", time.monotonic() - begin)
+            return Ended(LATE, f"not over after {limit_s:.0f} s", time.monotonic() - begin)
         output.seek(0)
-        why = failure(code, output.read())
-    return Ended(not why, why, time.monotonic() - begin)
+        word, why = outcome(status, output.read())
+    return Ended(word, why, time.monotonic() - begin)
 
 
-def failure(code: int, output: str) -> str:
-    """Return what failed in a run of pytest, by its exit status and output; nothing if tests ran and passed.
+def outcome(status: int, output: str) -> tuple[str, str]:
+    """Return how pytest ended, by its exit status and output, and why.
 
-    >>> failure(1, "FAILED test_a.py::test_b - assert 1 == 2")
-    'FAILED test_a.py::test_b - assert 1 == 2'
-    >>> failure(0, "3 skipped in 0.1s"), failure(0, "1 passed, 3 skipped in 0.1s")
-    ('no test ran', '')
+    >>> outcome(0, "1 passed, 3 skipped in 0.1s"), outcome(0, "3 skipped in 0.1s")
+    (('passed', ''), ('broken', 'no test ran'))
+    >>> outcome(1, "FAILED test_a.py::test_b - assert 1 == 2\\n1 failed in 0.1s")
+    ('failed', 'FAILED test_a.py::test_b - assert 1 == 2')
+    >>> outcome(2, "ERROR test_a.py\\n1 error in 0.1s")
+    ('broken', 'exit status 2: ERROR test_a.py')
     """
-    if code:
-        lines = output.splitlines()
-        found = (line for start in ("FAILED", "ERROR ", "====") for line in lines if line.startswith(start))
-        return next(found, f"exit status {code}")
-    return "" if re.search(r"\b[1-9]\d* passed", output) else "no test ran"
+    counts = set(SUMMARY.findall(output))
+    if status == 0:
+        return (PASSED, "") if counts == {"passed"} else (BROKEN, "no test ran")
+    reason = first_line(output, "FAILED", "ERROR", "====")
+    if status != 1:
+        return BROKEN, f"exit status {status}: {reason}"
+    if build := OF_A_BUILD.search(output):
+        return BROKEN, build[0]
+    if ended := OF_A_TEST.search(output):
+        return (LATE if "not over after" in ended[0] else FAILED), ended[0]
+    return (FAILED if counts - {"passed"} else BROKEN), reason
+
+
+def first_line(output: str, *starts: str) -> str:
+    """Return the first line that begins with the first of some words that any line begins with; "" for none."""
+    lines = output.splitlines()
+    return next((line for start in starts for line in lines if line.startswith(start)), "")
 
 
 def family(pid: int) -> list[int]:
@@ -159,9 +183,9 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
     for tests in mutant.tests:
         if tests not in clean:
             clean[tests] = run(tree, tests, patience * CLEAN_LIMIT_S)
-            if not clean[tests].passed:  # while it compiled, for longer than its tests may take
+            if clean[tests].word != PASSED:  # while it compiled, for longer than its tests may take
                 clean[tests] = run(tree, tests, patience * CLEAN_LIMIT_S)
-    if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if not clean[tests].passed]:
+    if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if clean[tests].word != PASSED]:
         return Verdict("BROKEN SELECTION", "; ".join(broken))
     path = tree / mutant.file
     text = path.read_text() if path.is_file() else ""
@@ -175,8 +199,11 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
         for tests in mutant.tests:
             limit_s = patience * (more_s + SLOWER * clean[tests].seconds)
             ended = run(tree, tests, limit_s, kernels)
-            if not ended.passed:
-                return Verdict(CAUGHT, ended.why, time.monotonic() - begin)
+            if ended.word == LATE:
+                ended = run(tree, tests, AGAIN * limit_s, kernels)
+            if ended.word != PASSED:
+                word = "BROKEN BUILD" if ended.word == BROKEN else CAUGHT
+                return Verdict(word, ended.why, time.monotonic() - begin)
         return Verdict("SURVIVED", "", time.monotonic() - begin)
     finally:
         path.write_text(text)
@@ -214,8 +241,7 @@ def examine_all(
 
 def row(mutant: Mutant, verdict: Verdict) -> str:
     word, why, seconds = verdict
-    told = f"{word}, {why[why.index(LATE) :].partition(';')[0]}" if LATE in why else word
-    told = told if word == CAUGHT else f"**{word}** {why}".strip()
+    told = word if word == CAUGHT else f"**{word}** {why}".strip()
     return name(mutant) + cells(told, date.today(), f"{seconds:.0f}")
 
 

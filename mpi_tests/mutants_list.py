@@ -177,7 +177,7 @@ RUNTIME = [
         "collectives/runtime/context.py",
         "return self.num_plans % (self.num_tags // TAGS) * TAGS",
         "return 0",
-        ("test_communicator.py", "waited_for_in_any_order and 2-ranks", 2),
+        ("test_watchdog.py", "another_order"),
     ),
     mutant(
         "collectives/runtime/binding.py",

@@ -32,6 +32,7 @@ done
 python -m mpi_tests.fuzz_settings --seconds $FUZZ_S --limit 60 --seed $(date +%s)
 echo "$FUZZ_S s of collectives on 2, 3 and 4 ranks each, and of settings"
 """
+SUMMARY = re.compile(r"(\d+ [a-z]+, )*\d+ [a-z]+ in [\d.]+ ?s")  # of pytest
 SUITE = "for n in 2 3 4; do python benchmarks/torch_suite.py --ranks $n --out build/release/torch-suite-$n.md; done"
 
 
@@ -114,14 +115,15 @@ def runs(python: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says how many passed, or else the last line.
+    """Return pytest's last summary, or else the last line.
 
-    >>> last_line("3 passed in 1.2s\\nmake: done\\n")
-    '3 passed in 1.2s'
+    >>> last_line("test_a.py    2 passed    1.1 s    0:00 left\\n2 passed, 1 skipped in 1.2s\\nmake: done\\n")
+    '2 passed, 1 skipped in 1.2s'
+    >>> last_line("test_a.py    2 passed    1.1 s    0:01 left\\nno core is left | at all\\n")
+    'no core is left / at all'
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    counts = [line for line in lines if re.search(r"\b\d+ (passed|failed)\b", line)]
-    return (counts or lines or [""])[-1].replace("|", "/")
+    lines = [line.strip(" =") for line in text.splitlines() if line.strip(" =")]
+    return ([*filter(SUMMARY.match, lines)] or lines or [""])[-1].replace("|", "/")
 
 
 def table(rows: Iterable[Row]) -> str:

@@ -20,10 +20,11 @@ from collectives.runtime.plan import Plan
 from collectives.runtime.resolve import Runs
 from collectives.schedule.spec import OPS
 from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, options_of, sum_products
-from collectives.torch_backend.work import FAILURES, CallQueue, Finished, Pending, PlanWork, seconds
+from collectives.torch_backend.work import FAILURES, HELD, CallQueue, Finished, Pending, PlanWork, seconds
 
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 1e-4, 0.05
 SHORT_BYTES = 1 << 16
+CPP_HOLDS_WORKS = torch.__version__ >= "2.7"  # before, a work that Python drops loses its methods, which C++ calls
 RedOp: Any = ReduceOp.RedOpType
 PREMUL_SUM = int(RedOp.PREMUL_SUM)
 OP_NAMES = {int(getattr(RedOp, op.torch)): name for name, op in OPS.items()} | {PREMUL_SUM: "sum"}
@@ -101,9 +102,8 @@ class Runner(Base):
 
     def all_are_done(self) -> bool:
         """Return whether every rank ends the group, and none of them because a call has failed."""
-        came = self.comm.mpi.Ibarrier()
+        came, sleep_s = self.comm.mpi.Ibarrier(), SHORTEST_SLEEP_S
         deadline_s = time.monotonic() + self.limit_s
-        sleep_s = SHORTEST_SLEEP_S
         while not came.Test():
             if time.monotonic() > deadline_s or (sleep_s == LONGEST_SLEEP_S and self.has_failed()):
                 return False
@@ -139,13 +139,14 @@ class Runner(Base):
         if self.failure or not self.queue.is_empty or sum(t.nbytes for t in call.inputs + call.outputs) > SHORT_BYTES:
             return None
         with self.queue.running:
-            plan = call.begin(self.comm)
-        if plan is None:
-            return None
+            if not CPP_HOLDS_WORKS or (plan := call.begin(self.comm)) is None:
+                return None
         return self.keep(PlanWork(plan, results, self.limit_of(opts), partial(self.error_of, call), self.queue))
 
     def keep(self, work: Work) -> Work:
-        """Have asynchronous work waited for with what is coalesced."""
+        """Have asynchronous work waited for with what is coalesced; hold it where torch does not."""
+        if not CPP_HOLDS_WORKS:
+            HELD.add(work)
         if self.coalesced is not None:
             self.coalesced.append(work)
         return work
@@ -162,6 +163,7 @@ class Runner(Base):
 
     def last(self, works: list[Work]) -> Work:
         """Return the last of calls that end in their order; nothing to wait for if there are none."""
+        HELD.difference_update(works[:-1])
         return works[-1] if works else self.finished
 
     def submit(

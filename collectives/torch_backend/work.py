@@ -25,6 +25,7 @@ SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
 BUSY = 0.25  # of a moment, for which others compute, above which they need the core
 FAILURES = (TimeoutError, InputError, CommunicationError, MPI.Exception)
 IDLE_S = 1e-3  # for how long nobody is taken to compute
+HELD: set[Work] = set()  # by Python until they are waited for or asked for their future
 Tensors = Sequence[torch.Tensor]
 ErrorOf = Callable[[Exception, float], DistBackendError]  # of what was raised, and the time limit
 
@@ -167,6 +168,7 @@ class Pending(Finished):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self.awaited = True
+        HELD.discard(self)
         limit_s = seconds(timeout)
         if not self.over.wait(None if limit_s == math.inf else limit_s):
             raise DistBackendError(f"not over after {limit_s:g} s")
@@ -179,6 +181,7 @@ class Pending(Finished):
         return self.over.is_set() and is_past(self.after)
 
     def get_future(self) -> Future:
+        HELD.discard(self)
         return self.future
 
     def run(self) -> None:

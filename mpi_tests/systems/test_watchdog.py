@@ -100,6 +100,20 @@ plan()  # call
     )
 
 
+def test_plans_that_a_rank_runs_in_another_order(tmp_path):
+    """No message of a plan is taken for one of another plan's, though they are alike."""
+    body = """
+plans = [comm.plan("all_reduce", np.ones(5), algorithm="ring") for _ in range(2)]
+for plan in plans[:: -1 if late else 1]:
+    plan()  # call
+print("ended")
+"""
+    ended = run(tmp_path, body)
+    assert "ended" not in ended.stdout
+    waits = rf"waits {TIME} in all_reduce ring #4 \(40 bytes of float64, {line_of(tmp_path, '# call')}\), round \d: .*"
+    matches(report(ended), *(rf"rank {rank} of 3 {waits}" for rank in range(3)))
+
+
 def test_a_direct_algorithm(tmp_path):
     body = """
 plan = comm.plan("all_reduce", x, algorithm="one_shot")

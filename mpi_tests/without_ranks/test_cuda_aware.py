@@ -209,6 +209,6 @@ def test_two_ranks_exchange_memory_of_devices(answers, cuda, monkeypatch):
     answers(OPEN_MPI.format(1))
     monkeypatch.delenv("COLLECTIVES_CUDA_AWARE")
     monkeypatch.setenv("PYTHONPATH", f"{SITE}:{ROOT}")
-    (finding,) = found(checks.device_memory_by_mpi)
+    (finding,) = found(checks.device_memory_by_mpi, limit_s=120)  # the stand-in may have to be compiled
     assert finding.verdict == "ok", finding
     assert cuda_aware.load_trial("Some MPI 1.0") == ""
