@@ -40,5 +40,5 @@ def job_of(config: Config, world_size: int) -> TrainingJob:
     Precision(config.dtype, config.master_weights, config.grad_dtype)
     model = shape_of(config, tokens_of(config).vocab_size)
     batch = config.global_batch_size or world_size * config.micro_batch_size * config.num_micro_batches
-    names = ("dtype", "master_weights", "grad_dtype", "bucket_mb", "sp_mode", "sp_order", "sp_heads")
+    names = ("dtype", "master_weights", "grad_dtype", "bucket_mb", "sp_mode", "sp_order", "sp_heads", "optimizer")
     return TrainingJob(model, batch, *(getattr(config, name) for name in names))
