@@ -9,10 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from collectives import Communicator
-    from parallelism.buffers.arena import Arena
     from parallelism.numerics.loss_scale import LossScale
 
 ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
@@ -92,12 +88,6 @@ class Precision:
         import torch
 
         return {"dtype": getattr(torch, self.dtype), "grad_dtype": getattr(torch, self.grad_dtype or "float32")}
-
-    def arena(self, model: nn.Module, comm: Communicator, device: str = "cpu") -> Arena:
-        """The arena of a model of float32, or of float64, parameters."""
-        from parallelism.buffers.arena import Arena
-
-        return Arena(model, comm, device, **self.arena_dtypes)
 
     def loss_scale(self, device: str = "cpu") -> LossScale:
         from parallelism.numerics.loss_scale import LossScale

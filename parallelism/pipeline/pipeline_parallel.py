@@ -7,11 +7,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from parallelism.buffers.gradients import remove_hooks
-from parallelism.data.replica import MakeOptimizer
 from parallelism.mesh import replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
@@ -34,9 +32,8 @@ class PipelineParallel:
     Each rank gives the same model; what other ranks' stages have of it goes.  Stages are balanced by the layers' costs.
     `prepare` is called with the micro-batch before each forward pass.
 
-    The ranks of dp and sp, or groups of them, share what ZeRO does in `zero_stage`; `replica` has this rank's part, of
-    `dtype` and gradients of `grad_dtype`, and what updates it, made by `make_optimizer`.  Gradients are reduced in
-    buckets of about `bucket_mb` MiB; `reduction` are further arguments of that.
+    The ranks of dp and sp, or groups of them, share what ZeRO does in `zero_stage`; `replica` has this rank's part, and
+    what updates it: a `Replica` with `options`.
 
     Raises: InputError for more stages than layers.
     """
@@ -49,13 +46,9 @@ class PipelineParallel:
         mesh: Mesh,
         device: str = "cpu",
         prepare: Callable[[Batch], None] = lambda batch: None,
-        make_optimizer: MakeOptimizer | None = None,
         zero_group: str | int = "all",
         zero_stage: int = 0,
-        bucket_mb: float = 4.0,
-        dtype: torch.dtype | None = None,
-        grad_dtype: torch.dtype | None = None,
-        **reduction: Any,
+        **options: Any,
     ):
         with mesh.comm.agreed("PipelineParallel"):
             parts = balance([layer.cost for layer in layers], schedule.num_stages)
@@ -78,8 +71,7 @@ class PipelineParallel:
         )
         replicas, samples = mesh.along(*replica_axes(mesh.shape)), mesh.along("dp", "sp")
         ranks = ShardGroups.of(replicas, zero_group if zero_stage else "all", samples)
-        options: Any = {"bucket_mb": bucket_mb, "dtype": dtype, "grad_dtype": grad_dtype, **reduction}
-        self.replica = REPLICAS[zero_stage](own, ranks, make_optimizer, device, **options)
+        self.replica = REPLICAS[zero_stage](own, ranks, device=device, **options)
         self.pipeline = Pipeline(stages, schedule, mesh.pp, device, self.replica, first)
         self._own = own
         for tensor in own.leaves:
