@@ -13,9 +13,11 @@ from parallelism.buffers.gradients import remove_hooks
 from parallelism.mesh import replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
+from parallelism.pipeline.events import Listeners
 from parallelism.pipeline.local_parameters import LocalParameters
 from parallelism.pipeline.schedule.actions import WEIGHTS
 from parallelism.pipeline.stage import Batch, Layer, cut
+from parallelism.pipeline.step_times import StepTimes
 from parallelism.pipeline.tied import TiedGradients, tied_names
 from parallelism.zero.sharded import REPLICAS
 from parallelism.zero.units import ShardGroups
@@ -72,7 +74,8 @@ class PipelineParallel:
         replicas, samples = mesh.along(*replica_axes(mesh.shape)), mesh.along("dp", "sp")
         ranks = ShardGroups.of(replicas, zero_group if zero_stage else "all", samples)
         self.replica = REPLICAS[zero_stage](own, ranks, device=device, **options)
-        self.pipeline = Pipeline(stages, schedule, mesh.pp, device, self.replica, first)
+        self.times = StepTimes()
+        self.pipeline = Pipeline(stages, schedule, mesh.pp, device, Listeners(self.times, self.replica), first)
         self._own = own
         for tensor in own.leaves:
             tensor.register_post_accumulate_grad_hook(self.pipeline.gradient_appeared)
@@ -98,7 +101,7 @@ class PipelineParallel:
     @property
     def exposed_s(self) -> float:
         """The time that steps have waited for other ranks, in seconds, added up."""
-        return self.pipeline.exposed_s
+        return self.replica.exposed_s + self.times.waited_s
 
     def step(self, batches: Sequence[Batch], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
         """Forward and backward passes of a micro-batch each, as `Pipeline.step`; gradients are averaged."""
