@@ -82,9 +82,9 @@ def parameter_server(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
 
 
 def replicated(gpt: GPT, wire: Wire | Communicator, bucket_mb: float = 4.0, **reduction: Any) -> Way:
-    arena = Arena(gpt, wire)
-    model, optimizer = DataParallel(gpt, wire, arena, bucket_mb, **reduction), adamw(gpt.parameters())
-    return Way(model, optimizer, optimizer.step, (arena.parameters, arena.gradients))
+    model = DataParallel(gpt, wire, bucket_mb=bucket_mb, **reduction)
+    optimizer = adamw(gpt.parameters())
+    return Way(model, optimizer, optimizer.step, model.replica.arrays)
 
 
 def at_the_end(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:

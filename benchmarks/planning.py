@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -45,7 +46,12 @@ LAYOUTS = {
     "tp 4": ParallelLayout(tp=4),
     "pp 4": ParallelLayout(pp=4),
     "tp 2, pp 2": ParallelLayout(tp=2, pp=2),
+    "dp 4, 8 experts": ParallelLayout(dp=4),
+    "dp 4, ep 2, 8 experts": ParallelLayout(dp=4, ep=2),
+    "dp 4, ep 4, 8 experts": ParallelLayout(dp=4, ep=4),
+    "dp 4, ep 2, zero 1, 8 experts": ParallelLayout(dp=4, ep=2, zero_stage=1),
 }
+EXPERTS = {"num_experts": 8, "experts_per_token": 2}  # where a layout's name says so
 WARMUPS = 2  # steps
 PROBES = 5, 1  # measurements of each link, and those before
 
@@ -73,9 +79,10 @@ def sized(layout: ParallelLayout, samples: int) -> ParallelLayout:
     )
 
 
-def predicted(job: TrainingJob, found: Machine, layout: ParallelLayout) -> PlannedLayout:
-    """The only layout with all of these values."""
-    return best(job, found._replace(memory_bytes=float("inf")), layout._asdict())
+def planned(name: str, config: Config, samples: int, found: Machine) -> PlannedLayout:
+    """The only layout with all of the values that a name stands for."""
+    job = TrainingJob(shape_of(config, load_tokens(config.data).vocab_size), samples)
+    return best(job, found._replace(memory_bytes=float("inf")), sized(LAYOUTS[name], samples)._asdict())
 
 
 def measured(config: Config, world: collectives.Communicator, num_steps: int) -> tuple[float, float]:
@@ -134,15 +141,15 @@ def main() -> None:
         shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
         plain = Config(out_dir="", **shape)
         job = TrainingJob(shape_of(plain, load_tokens(plain.data).vocab_size), args.samples)
-        layouts = {name: sized(LAYOUTS[name], args.samples) for name in args.layouts}
+        configs = {name: replace(plain, **EXPERTS) if "experts" in name else plain for name in args.layouts}
     found = machine(comm, job)._replace(network=speeds(comm, *PROBES))
     with comm.agreed("planning"):
-        plans = {name: predicted(job, found, layout) for name, layout in layouts.items()}
+        plans = {name: planned(name, config, args.samples, found) for name, config in configs.items()}
     figures = {}
     # What is loaded and compiled at first is no layout's.
     measured(plain, comm, 1)
     for name, plan in plans.items():
-        mib, seconds = measured(Config(out_dir="", **shape, **plan.layout._asdict()), comm, args.steps)
+        mib, seconds = measured(replace(configs[name], **plan.layout._asdict()), comm, args.steps)
         figures[name] = Figures(plan.memory.total / MIB, mib, 1e3 * plan.time.total, 1e3 * seconds)
     if comm.rank == 0:
         report(args, figures)

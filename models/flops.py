@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from models.config import ModelConfig
 
+NEWTON_SCHULZ_STEPS = 5
+
 
 def block_flops(config: ModelConfig) -> int:
     return matrix_flops(config) + attention_flops(config)
@@ -37,3 +39,18 @@ def head_flops(config: ModelConfig) -> int:
 def layer_flops(config: ModelConfig) -> list[int]:
     """Of each block, and of the head."""
     return [block_flops(config)] * config.n_layer + [head_flops(config)]
+
+
+def muon_flops(config: ModelConfig, ep: int = 1) -> int:
+    """Of a block's matrices and a step: Muon's iterations, on the experts of one rank of `ep`."""
+    width, kv_width, hidden = config.n_embd, config.head_size * config.num_kv_heads, config.hidden_width
+    mlp = (3 if config.is_gated else 2) * orthogonal_flops(width, hidden)
+    attention = 2 * orthogonal_flops(width, width) + 2 * orthogonal_flops(width, kv_width)
+    router = orthogonal_flops(width, config.num_experts)
+    return attention + (config.num_experts // ep or 1) * mlp + router
+
+
+def orthogonal_flops(rows: int, columns: int) -> int:
+    """Of `models.muon.orthogonal`: each iteration has two products with the matrix, one of squares."""
+    short, long = sorted((rows, columns))
+    return NEWTON_SCHULZ_STEPS * (4 * short**2 * long + 2 * short**3)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from models.flops import NEWTON_SCHULZ_STEPS
 from models.optimizer import GroupedOptimizer
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the source: they raise small singular values fastest
-STEPS = 5
 LEAST_NORM = 1e-7
 
 Function = Callable[[str, Tensor], Tensor]  # of the name of a matrix, and of the whole matrix
@@ -100,7 +100,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     is_tall = matrix.shape[-2] > matrix.shape[-1]
     x = matrix.mT if is_tall else matrix
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=LEAST_NORM)
-    for _ in range(STEPS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
     return (x.mT if is_tall else x).contiguous()

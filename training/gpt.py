@@ -42,7 +42,7 @@ def gpt2_plan(
         "transformer.wte": vocabulary,
         "transformer.wpe": between,
         "transformer.h.*.ln_*": between,
-        "transformer.h.*.attn.c_attn": ColumnParallel(pieces=(n_head, kv, kv)),
+        "transformer.h.*.attn.c_attn": ColumnParallel((n_head, kv, kv), ("n_head", "n_kv_head", "n_kv_head")),
         "transformer.h.*.attn.c_proj": RowParallel(),
         **{f"transformer.h.*.{name}": strategy for name, strategy in mlp.items()},
         "transformer.ln_f": between,

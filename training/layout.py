@@ -46,5 +46,5 @@ def job_of(config: Config, world_size: int) -> TrainingJob:
     if batch is None:
         windows = TokenWindows(split(tokens, config.val_fraction, config.block_size)[0], config.block_size, config.seed)
         batch = world_size * config.micro_batch_size * num_micro_batches(config, world_size, len(windows))
-    names = ("dtype", "master_weights", "grad_dtype", "bucket_mb", "sp_mode", "sp_order", "sp_heads")
+    names = ("dtype", "master_weights", "grad_dtype", "bucket_mb", "sp_mode", "sp_order", "sp_heads", "optimizer")
     return TrainingJob(model, batch, *(getattr(config, name) for name in names))

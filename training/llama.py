@@ -24,10 +24,10 @@ def llama_plan(config: LlamaConfig) -> dict[str, Strategy]:
     return {
         "transformer.wte": vocabulary,
         "transformer.h.*.ln_*": between,
-        "transformer.h.*.attn.c_attn": ColumnParallel(pieces=(n_head, kv, kv)),
+        "transformer.h.*.attn.c_attn": ColumnParallel((n_head, kv, kv), ("n_head", "n_kv_head", "n_kv_head")),
         "transformer.h.*.attn.attend": Attention(n_head, kv),
         "transformer.h.*.attn.c_proj": RowParallel(),
-        "transformer.h.*.mlp.c_fc": ColumnParallel(pieces=(hidden, hidden), noun="hidden outputs"),
+        "transformer.h.*.mlp.c_fc": ColumnParallel((hidden, hidden), ("n_hidden", "n_hidden")),
         "transformer.h.*.mlp.c_proj": RowParallel(),
         "transformer.ln_f": between,
         "lm_head": vocabulary,

@@ -75,7 +75,6 @@ class TrainingRun:
         self.samples = Samples(self.windows, self.sampler, *count, positions, config.document_end, config.device)
         self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
         divide(self.gpt, config, self.mesh, self.sp, place, self.exchange)
-        monitor = GradientMonitor(self.gpt) if config.non_finite != "ignore" else None
         tied = tied_names(self.gpt)
         self.model = staged(
             self.gpt, config, self.mesh, inputs.schedule, inputs.precision, place, self.samples.first_batch
@@ -84,6 +83,9 @@ class TrainingRun:
         self.masters = self.replica.masters
         self.optimizer = make_optimizer(config, self.replica, self.mesh, self.gpt.config)
         self.scale = inputs.precision.loss_scale(config.device)
+        monitor = GradientMonitor(self.replica.own.names) if config.non_finite != "ignore" else None
+        if monitor:
+            self.model.pipeline.listeners.add(monitor)
         self.guard = StepGuard(comm, config.non_finite, self.scale, monitor, device=config.device)
         limit = config.grad_clip or math.inf
         self.clip = GradientClip(limit, self.gpt, self.masters, self.mesh, tied, self.replica.shard, config.device)
@@ -149,7 +151,7 @@ class TrainingRun:
         mean_loss = self.add(loss / self.mesh.dp.size)[0]
         numbers = torch.cat([torch.stack([mean_loss, loss, norm]), verdict.numbers])
         comm_s = self.model.exposed_s - waited_s + time.perf_counter() - computed_s
-        bubble, used_mib = self.model.pipeline.bubble(), memory_mib(config.device)
+        bubble, used_mib = self.model.times.bubble(self.mesh.pp), memory_mib(config.device)
         known = {"iter": iteration, "lr": lr, "bubble": bubble, "memory_mib": used_mib}
         return PendingStep(self, verdict.names, read_back(numbers), begin_s, comm_s, known)
 

@@ -67,9 +67,10 @@ FLOORS = {
     "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
     "gpt": Floor(
         ("models.gpt", "models.llama", "models.model"), imports=("models",), without=("mpi4py",)
-    ),  # which parallelism/ does without
+    ),  # which parallelism/ does without, but for what times a block
+    "block times": Floor(("parallelism.planner.ranks",), imports=(*ALL, "models", "gpt", "parallelism")),
     "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "models")),
-    "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "models", "gpt")),
+    "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "block times", "models", "gpt")),
 }
 
 SAME_CLASS: dict[str, str] = {}  # names that several files may define: why it is one and the same thing

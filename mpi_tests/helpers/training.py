@@ -58,9 +58,11 @@ class Training:
         self.gpt, self.precision, self.scale = GPT(CONFIG), precision, precision.loss_scale()
         self.scale.value.clamp_(max=scale)
         parallelize(self.gpt, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), self.mesh.tp)
-        monitor, tied = GradientMonitor(self.gpt), tied_names(self.gpt)
+        tied = tied_names(self.gpt)
         self.model = self.staged(schedule, zero_stage)
         self.replica = self.model.replica
+        monitor = GradientMonitor(self.replica.own.names)
+        self.model.pipeline.listeners.add(monitor)
         self.masters, self.optimizer, self.shard = self.replica.masters, self.replica.optimizer, self.replica.shard
         self.guard = StepGuard(comm, "skip", self.scale, monitor, self.said.append)
         self.clip = GradientClip(1.0, self.gpt, self.masters, self.mesh, tied, self.shard)

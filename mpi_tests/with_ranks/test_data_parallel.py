@@ -36,9 +36,8 @@ def batch(seed: int = 1) -> torch.Tensor:
 
 
 def parallel(comm, seed: int = 0, bucket_mb: float = 4.0) -> tuple[DataParallel, Arena]:
-    model = Model(seed)
-    arena = Arena(model, comm)
-    return DataParallel(model, comm, arena, bucket_mb), arena
+    model = DataParallel(Model(seed), comm, bucket_mb=bucket_mb)
+    return model, model.replica.arena
 
 
 def assert_same_gradients(model: nn.Module, reference: nn.Module) -> None:

@@ -20,6 +20,7 @@ from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import WEIGHTS
 from parallelism.pipeline.stage import Batch
+from parallelism.pipeline.trace import SpanRecorder
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_layers, gpt2_plan
 
@@ -230,16 +231,17 @@ def test_micro_batches_may_count_by_their_targets(comm, piped):
 def test_what_a_rank_does_is_recorded(comm, piped):
     _, pp = piped("zb_h1", 3)
     pp.pipeline.form(batches_of(3)[0])
-    pp.pipeline.spans = []
-    pp.step(batches_of(3))
-    spans = pp.pipeline.spans
+    recorder = SpanRecorder(comm.rank)
+    with pp.pipeline.listeners.adding(recorder):
+        pp.step(batches_of(3))
+    spans = recorder.spans
     assert [span.what for span in spans if re.fullmatch(r"\d+[FBIW]\d+", span.what)] == [
         str(action) for action in pp.pipeline.schedule.orders[comm.rank]
     ]
     assert {span.rank for span in spans} == {comm.rank}
     assert all(a.begin_s <= a.end_s <= b.begin_s for a, b in pairwise(spans))
     assert any(WEIGHTS in span.what for span in spans)
-    assert 0 < pp.pipeline.bubble() < 1
+    assert 0 < pp.times.bubble(comm) < 1
 
 
 @pytest.mark.sizes(2)

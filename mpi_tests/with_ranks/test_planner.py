@@ -1,6 +1,7 @@
 """The planner on ranks: all have the same layout, and a run with experts holds what it predicts."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from mpi_tests.helpers.trained import config
 from parallelism.planner import ParallelLayout, TrainingJob, best
 from parallelism.planner.machine import Machine
 from parallelism.planner.ranks import best_layout
+from training.layout import job_of
 from training.run import TrainingRun
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
@@ -51,7 +53,7 @@ def held(run, batches):
         *(array.nbytes for array in run.replica.arrays),
         sum(state.nbytes for state in states),
         sum(storage.nbytes() for pointer, storage in saved.items() if pointer not in own),
-        sum(buffer.nbytes for buffer in run.exchange.buffers),
+        sum(buffer.nbytes for buffer in run.exchange.buffers) if run.exchange else 0,
     ], float)  # fmt: skip
 
 
@@ -72,3 +74,54 @@ def test_memory_with_experts_is_what_a_run_holds(comm, axes):
     predicted = best(job, machine, layout._asdict()).memory
     assert sum(measured) == pytest.approx(predicted.total - predicted.working, rel=0.1)
     assert measured[3] == pytest.approx(predicted.activations, rel=0.1)
+
+
+def predict(comm, settings, run):
+    """The memory of a run's own layout, by the planner."""
+    layout = {name: getattr(settings, name) for name in ParallelLayout._fields if name not in ("dp", "virtual_stages")}
+    layout |= {"dp": run.mesh.dp.size, "virtual_stages": 1}
+    machine = Machine(comm.topology.nodes, comm.network, 1e10, float("inf"))
+    return best(job_of(replace(settings, **layout), comm.size), machine, layout).memory
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize(("model", "axes"), [
+    ({"model": "gpt2-tiny"}, {"tp": 2}),
+    ({"model": "llama-tiny", "n_kv_head": 2}, {"tp": 2, "sequence_parallel": True, "zero_stage": 1}),
+    ({"model": "llama-tiny", "n_kv_head": 1}, {"recompute": "selective"}),
+    ({"model": "llama-tiny", "tied": True}, {"sp": 2, "zero_stage": 2}),
+], ids=str)  # fmt: skip
+def test_memory_of_each_family_is_what_a_run_holds(comm, model, axes):
+    """Parameters to the byte, activations within a tenth."""
+    shape = {"n_layer": 3, "n_head": 4, "n_kv_head": None, "n_embd": 64, "n_hidden": None, "block_size": 64}
+    settings = config(comm.size // axes.get("tp", 1) // axes.get("sp", 1), **{**shape, **model, **axes})
+    with TrainingRun(settings, comm) as run, closing(run.inputs()) as inputs:
+        measured = held(run, next(inputs))
+        params = sum(p.nbytes for p in run.gpt.parameters())
+        predicted = predict(comm, settings, run)
+    assert predicted.parameters == params
+    assert measured[3] == pytest.approx(predicted.activations, rel=0.1)
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize(("optimizer", "axes"), [
+    ("adamw", {"zero_stage": 1}), ("sgd", {"tp": 2}), ("muon", {}), ("muon", {"ep": 2}),
+    ("muon", {"zero_stage": 3, "tp": 2}),
+], ids=str)  # fmt: skip
+def test_states_are_what_the_optimizer_keeps(comm, optimizer, axes):
+    """To the byte where each rank has all of them, else in the mean over ranks; so is what Muon's ranks exchange."""
+    experts = {"num_experts": 4} if "ep" in axes else {}
+    settings = config(comm.size // axes.get("tp", 1), optimizer=optimizer, **experts, **axes)
+    with TrainingRun(settings, comm) as run, closing(run.inputs()) as inputs:
+        run.step(1, next(inputs)).metrics()
+        states = [x for state in run.optimizer.state.values() for kind, x in state.items() if kind != "step"]
+        owners = run.optimizer.optimizers[0].apply if optimizer == "muon" else None
+        exchanges = [owners.collecting, owners.returning] if owners else []
+        buffers = sum(each.sent.nbytes + each.received.nbytes for each in exchanges)
+        own = np.array([sum(x.nbytes for x in states), buffers], float)
+        kept, exchanged = comm.all_reduce(own.copy(), op="avg").tolist()
+        predicted = predict(comm, settings, run)
+        plain = predict(comm, replace(settings, optimizer="sgd"), run)
+    assert kept == pytest.approx(predicted.optimizer, rel=0.02)
+    assert axes.get("zero_stage") or own[0] == predicted.optimizer
+    assert exchanged == pytest.approx(predicted.buffers - plain.buffers, rel=0.02)

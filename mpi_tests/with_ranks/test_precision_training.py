@@ -154,7 +154,7 @@ def test_masters_keep_updates_that_16_bits_lose(comm):
     """1 + 1e-4 a hundred times; the next bfloat16 after 1 is 1 + 2^-7."""
     lost = torch.ones(3, dtype=torch.bfloat16)
     module = nn.ParameterList([torch.ones(3)])
-    arena = MODES["bfloat16, gradients too"].arena(module, comm)
+    arena = Arena(module, comm, **MODES["bfloat16, gradients too"].arena_dtypes)
     masters = MasterWeights.of(module, arena)
     optimizer = torch.optim.SGD(masters.pieces.values(), lr=1e-4)
     for _ in range(100):
@@ -172,7 +172,7 @@ def test_masters_keep_updates_that_16_bits_lose(comm):
 def test_gradients_in_float32_keep_what_16_bits_lose(comm):
     for name, expected in (("bfloat16", 256 + 1), ("bfloat16, gradients too", 256)):
         module = nn.ParameterList([torch.ones(3)])
-        arena = MODES[name].arena(module, comm)
+        arena = Arena(module, comm, **MODES[name].arena_dtypes)
         (256 * module[0]).sum().backward()
         module[0].sum().backward()
         assert arena.gradients[:3].tolist() == [expected] * 3
@@ -181,7 +181,7 @@ def test_gradients_in_float32_keep_what_16_bits_lose(comm):
 @pytest.mark.sizes(1)
 def test_masters_begin_as_the_weights_before_they_were_rounded(comm):
     plain, model = GPT(CONFIG), GPT(CONFIG)
-    arena = MODES["bfloat16"].arena(model, comm)
+    arena = Arena(model, comm, **MODES["bfloat16"].arena_dtypes)
     masters = MasterWeights.of(model, arena)
     for (name, param), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert torch.equal(masters.pieces[name], wanted)
@@ -226,7 +226,7 @@ def test_masters_of_pieces_are_those_of_the_whole(comm, name):
     Parts are of whole lines, as the fused optimizer rounds what doesn't fill a vector of the CPU otherwise.
     """
     whole, parted = GPT(CONFIG), GPT(CONFIG)
-    arenas = [MODES[name].arena(model, comm) for model in (whole, parted)]
+    arenas = [Arena(model, comm, **MODES[name].arena_dtypes) for model in (whole, parted)]
     parameters, line = arenas[1].flat_parameters, arenas[1].line
     cuts = [len(parameters) // line * rank // comm.size * line for rank in range(comm.size + 1)]
     own = slice(cuts[comm.rank], cuts[comm.rank + 1])

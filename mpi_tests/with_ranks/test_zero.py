@@ -107,8 +107,8 @@ class Run:
         self.plain = model or Model(seed=comm.rank if zero_stage else 0)  # those of rank 0 are taken
         self.whole, self.shard = nullcontext, None
         if zero_stage == 0:
-            arena = precision.arena(self.plain, comm)
-            self.model = DataParallel(self.plain, comm, arena, SMALL_BUCKETS, **reduction)
+            options = {"bucket_mb": SMALL_BUCKETS, **reduction, **precision.arena_dtypes}
+            self.model = DataParallel(self.plain, comm, **options)
             self.masters = self.model.replica.masters
             self.optimizer = make(self.masters.pieces.values())
             return

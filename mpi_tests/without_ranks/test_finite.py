@@ -1,6 +1,7 @@
 """Losses and gradients that are not finite: every rank says who had the first, and the step is done, skipped or not."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -16,11 +17,16 @@ def first(monitor):
     return first_of(names, finite.tolist())
 
 
+def watched(model):
+    return GradientMonitor({param: name for name, param in model.named_parameters()})
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_that_overflow_when_they_are_added(dtype):
     """The weight's gradient and the bias's; those that are there stay."""
     layer = nn.Linear(2, 1).to(dtype)
-    monitor, later = GradientMonitor(layer), WeightGradients()
+    monitor = watched(layer)
+    later = WeightGradients(partial(monitor.gradient_ready, micro_batch=0))
     for scale, found in ((1e10, ""), (1e30, "weight"), (1.0, "weight"), (math.inf, "weight")):
         later.put_off(
             layer.weight, layer.bias, torch.full((3, 2), 1e10, dtype=dtype), torch.full((3, 1), scale).to(dtype)
@@ -38,7 +44,9 @@ def test_gradients_that_are_watched(dtype):
     """The first in the backward pass is found, in whichever micro-batch; large gradients are no trouble."""
     model = nn.ParameterDict({name: torch.ones(8, dtype=dtype) for name in "abcd"})
     model["d"].requires_grad_(False)
-    monitor = GradientMonitor(model)
+    monitor = watched(model)
+    for param in "abc":
+        model[param].register_post_accumulate_grad_hook(partial(monitor.gradient_ready, micro_batch=0))
     factors = {"a": 1.0, "b": 2e4, "c": 2e4}
 
     def backward():

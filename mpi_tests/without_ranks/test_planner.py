@@ -13,6 +13,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from collectives.algorithms import find
 from collectives.algorithms.groups import Topology
@@ -20,8 +22,10 @@ from collectives.schedule.cost import Link, Network, predict
 from collectives.schedule.fabrics import FABRICS, in_nodes
 from models.config import GPTConfig, LlamaConfig
 from models.flags import parse
+from models.flops import block_flops, orthogonal_flops
 from models.gpt import GPT
 from models.model import make
+from models.muon import orthogonal
 from mpi_tests.helpers.launch import ROOT
 from parallelism.mesh import AXES
 from parallelism.numerics.dropout import BatchPosition, Dropout
@@ -67,7 +71,7 @@ def on(world_size, per_node=8, network=NDR, flops_per_s=5e14, memory_bytes=72e9)
 def step_of(job, layout, machine):
     place = RankPlacement(layout, machine.node_of, machine.network, job.head_ranks(layout.sp))
     setting = PassContext(job, layout, place, machine.flops_per_s, machine.least_pass_s)
-    return StepModel(setting, of_stages(setting), machine.network.copy_s_per_byte)
+    return StepModel(setting, of_stages(setting))
 
 
 def same(value):
@@ -259,6 +263,35 @@ def test_a_pipeline_takes_what_its_schedule_takes(name):
         assert sum(forward + inputs + weights) == same(
             3 * sum(layer.cost for layer in gpt2_layers(GPT(config))) * 32 / 1e9
         )
+
+
+@pytest.mark.parametrize("config", [SMALL, LLAMA, replace(LLAMA, n_kv_head=4)], ids=["gpt", "grouped heads", "llama"])
+def test_a_block_computes_what_torch_counts(config):
+    """In products, forward; attention as if no position were masked."""
+    block, x = make(config).transformer.h[0], torch.ones(3, 32, 64)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        block(x)
+    assert counter.get_total_flops() == 3 * 32 * block_flops(config)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 48), (48, 16)])
+def test_muon_computes_what_torch_counts(shape):
+    with FlopCounterMode(display=False) as counter:
+        orthogonal(torch.ones(shape))
+    assert counter.get_total_flops() == orthogonal_flops(*shape)
+
+
+def test_muon_by_hand():
+    """Its products on four ranks where links take no time, and two exchanges of matrices where nothing else does."""
+    job, layout = TrainingJob(SMALL, 4, optimizer="muon"), ParallelLayout(dp=4)
+    matrices = SMALL.n_layer * (64 * 128 + 64 * 64 + 8 * 64 * 64)
+    shapes = [(64, 64), (32, 64), (32, 64), (64, 64), (256, 64), (64, 256)]
+    products = SMALL.n_layer * sum(orthogonal_flops(*shape) for shape in shapes)
+    alone = step_of(job._replace(optimizer="sgd"), layout, on(4, 1, FREE, 1e9)).update_s
+    assert step_of(job, layout, on(4, 1, FREE, 1e9)).update_s - alone == same(products / 4 / 1e9)
+    network = Network(Link(0, 0), Link(0, 1e-9), 0, 0, 0)
+    sent = 2 * matrices / 4 * 4 * 3 / 4
+    assert step_of(job, layout, on(4, 1, network, 1e30)).update_s == pytest.approx(sent * 1e-9, rel=1e-4)
 
 
 @pytest.mark.parametrize(("zero_stage", "dp", "zero"), [(0, 1, 0), (1, 1, 0), (2, 0.5, 0.5)])

@@ -180,8 +180,11 @@ LAYOUTS = [
         "global_batch_size=5 can't be shared by dp=2 ranks in "
         "micro-batches of 2: use a multiple of 4, such as 4, or another micro_batch_size",
     ),
-    (["--tp", 2], "transformer.h.0.attn.c_attn: 1 heads can't be split over tp=2: use a tp of 1, or 2 heads"),
-    (["--tp", 2, "--n_head", 2, "--n_kv_head", 1], "transformer.h.0.attn.c_attn: 1 heads can't be split over tp=2"),
+    (["--tp", 2], "n_head=1 can't be split over tp=2: use a tp of 1, or n_head=2"),
+    (
+        ["--tp", 2, "--n_head", 2, "--n_kv_head", 1],
+        "n_kv_head=1 can't be split over tp=2: use a tp of 1, or n_kv_head=2",
+    ),
     (["--sp", 2, "--block_size", 6], "a sequence of 6 tokens can't be split over sp=2 ranks in zigzag order: use"),
     (["--sp", 2, "--sp_mode", "ulysses"], "transformer.h.0.attn.attend: 1 query heads can't be exchanged by 2 ranks"),
     (["--sp", 2, "--sp_mode", "hybrid", "--sp_heads", 3], "sp=2 ranks can't be divided in groups of 3"),

@@ -1,12 +1,9 @@
 """Where a parameter's gradients are added up, and who is told: all that a parameter carries beside its placement.
 
-That is `wide_grad`, where gradients are of another dtype than the parameter, and `added_hook`, which is called with the
-gradients whenever some that were put off have been added; and torch's own hooks.
+That is `wide_grad`, where gradients are of another dtype than the parameter, and torch's own hooks.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -33,16 +30,6 @@ def gradient_of(param: Tensor) -> Tensor | None:
     return getattr(param, "wide_grad", param.grad)
 
 
-def when_added(parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """Have a hook called with a parameter's gradients whenever some that were put off have been added to them."""
-    parameter.added_hook = hook  # type: ignore[attr-defined]
-
-
-def tell_added(parameter: Tensor) -> None:
-    if hasattr(parameter, "added_hook"):
-        parameter.added_hook(gradient_of(parameter))
-
-
 def with_gradients_apart(param: nn.Parameter) -> Tensor:
     """A tensor of the parameter's memory whose gradients are added up apart; the same hooks are told of them."""
     use, home = param.detach().requires_grad_(), gradient_of(param)
@@ -53,8 +40,6 @@ def with_gradients_apart(param: nn.Parameter) -> Tensor:
         use.wide_grad = torch.zeros_like(home)  # type: ignore[attr-defined]
     for hook in torch_hooks(param).values():
         use.register_post_accumulate_grad_hook(hook)
-    if hasattr(param, "added_hook"):
-        use.added_hook = param.added_hook  # type: ignore[attr-defined]
     return use
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from models.optimizer import Optimizer
+from parallelism.data.buckets import num_bytes
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.local_parameters import LocalParameters
@@ -29,7 +31,8 @@ class Replica(Listener):
     there is no optimizer, until `optimizer` is set.
 
     Parameters become of `dtype` and gradients of `grad_dtype`, as in an arena; beside 16-bit parameters a rank has
-    float32 ones of its pieces, which are what belongs to the optimizer's states.  Making one is collective.
+    float32 ones of its pieces, which are what belongs to the optimizer's states.  Gradients are reduced in buckets of
+    about `bucket_mb` MiB; `reduction` are further arguments of that.  Making one is collective.
     """
 
     zero_stage: int
@@ -38,16 +41,31 @@ class Replica(Listener):
     masters: MasterWeights
     optimizer: Optimizer
 
-    def __init__(self, own: LocalParameters, ranks: ShardGroups):
-        self.own, self.ranks, self.params = own, ranks, own.params
+    def __init__(
+        self,
+        own: LocalParameters,
+        ranks: ShardGroups,
+        make_optimizer: MakeOptimizer | None = None,
+        device: str = "cpu",
+        bucket_mb: float = 4.0,
+        dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
+        **reduction: Any,
+    ):
+        self.bucket_bytes = num_bytes(bucket_mb)
+        self.own, self.ranks, self.params, self.device = own, ranks, own.params, device
+        self.dtype, self.grad_dtype, self.reduction = dtype, grad_dtype, {"op": "avg", **reduction}
         self.gathering: list[Plan] = []  # of parameters, after an update
         self.across: list[Plan] = []  # of gradients, over ranks that own the same
         for buffer in own.model.buffers():
             ranks.every.broadcast(buffer, root=0)
-
-    def optimize_by(self, make_optimizer: MakeOptimizer | None) -> None:
+        self.build()
         if make_optimizer:
             self.optimizer = make_optimizer(list(self.masters.pieces.values()))
+
+    def build(self) -> None:
+        """Make what this rank holds of parameters and gradients, and bind their collectives.  Collective."""
+        raise NotImplementedError
 
     def groups(self, unit: FlatParam) -> ShardGroups:
         """The ranks over which the gradients of a unit are averaged: those of each of its parameters."""

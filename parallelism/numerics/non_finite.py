@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from collectives import InputError
-from parallelism.buffers.gradients import when_added
+from parallelism.buffers.gradients import gradient_of
 from parallelism.numerics.loss_scale import LossScale
+from parallelism.pipeline.events import Listener
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -22,25 +22,19 @@ LOSS, GRADIENT, NORM, NOTHING = range(4)  # what is not finite; the first that a
 WORDS_BYTES = 256
 
 
-class GradientMonitor:
-    """Looks at the gradients of a model's parameters as they appear, before they are summed up with other ranks'.
+class GradientMonitor(Listener):
+    """Looks at the gradients of parameters with `names` once they are ready; costs a sum of each.
 
-    To be made before whatever reduces them.  Those that are put off it sees once they are added.  Costs a sum of each
-    gradient.
+    It is to hear of them ahead of whoever sums them up with other ranks'.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, names: Mapping[Tensor, str]):
+        self.names = names
         self._sums: dict[str, Tensor] = {}
-        for name, param in model.named_parameters():
-            if param.requires_grad:
-                param.register_post_accumulate_grad_hook(partial(self._appeared, name))
-                when_added(param, partial(self._look, name))
 
-    def _appeared(self, name: str, param: Tensor) -> None:
-        if param.grad is not None:
-            self._look(name, param.grad)
-
-    def _look(self, name: str, gradient: Tensor) -> None:
+    def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
+        name, gradient = self.names[parameter], gradient_of(parameter)
+        assert gradient is not None
         total = gradient.sum(dtype=torch.promote_types(gradient.dtype, torch.float32))
         self._sums[name] = self._sums[name] + total if name in self._sums else total
 

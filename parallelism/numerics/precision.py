@@ -9,10 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from collectives import Communicator
-    from parallelism.buffers.arena import Arena
     from parallelism.numerics.loss_scale import LossScale
 
 ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
@@ -21,20 +17,22 @@ DTYPES = tuple(ITEMSIZES)
 
 
 class ElementBytes(NamedTuple):
-    """Bytes of an element: of a parameter, its gradient and optimizer states; of activations, and the residual stream.
+    """Bytes of an element: of a parameter, its gradient and a state of the optimizer; of activations and the residual.
 
-    `cast` is of the copy of a parameter that products are computed with, if it is another.
+    `master` is of the float32 copy of a parameter that the optimizer updates, if there is one, and `cast` of the copy
+    that products are computed with, if it is another.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019, arXiv
-    1910.02054, section 3.1: Adam's two moments; with master weights, and these in float32, K = 12.
+    1910.02054, section 3.1: Adam's two moments, with master weights, and these in float32, K = 12.
     """
 
     parameter: int
     gradient: int
-    states: int
+    state: int
     activation: int
     residual: int
     cast: int = 0
+    master: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,12 +89,6 @@ class Precision:
 
         return {"dtype": getattr(torch, self.dtype), "grad_dtype": getattr(torch, self.grad_dtype or "float32")}
 
-    def arena(self, model: nn.Module, comm: Communicator, device: str = "cpu") -> Arena:
-        """The arena of a model of float32, or of float64, parameters."""
-        from parallelism.buffers.arena import Arena
-
-        return Arena(model, comm, device, **self.arena_dtypes)
-
     def loss_scale(self, device: str = "cpu") -> LossScale:
         from parallelism.numerics.loss_scale import LossScale
 
@@ -108,7 +100,7 @@ class Precision:
     def element_bytes(self) -> ElementBytes:
         if self.dtype not in HALVES:
             size = ITEMSIZES[self.dtype]
-            return ElementBytes(size, size, 2 * size, size, size)
+            return ElementBytes(size, size, size, size, size)
         if not self.master_weights:
-            return ElementBytes(4, 4, 8, 2, 4, cast=2)
-        return ElementBytes(2, ITEMSIZES[self.grad_dtype or "float32"], 12, 2, 2)
+            return ElementBytes(4, 4, 4, 2, 4, cast=2)
+        return ElementBytes(2, ITEMSIZES[self.grad_dtype or "float32"], 4, 2, 2, master=4)

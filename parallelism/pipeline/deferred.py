@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from parallelism.buffers.gradients import gradient_of, tell_added
+from parallelism.buffers.gradients import gradient_of
 
 
 class WeightGradients:
@@ -47,7 +47,7 @@ class WeightGradients:
     def add(self) -> None:
         """Compute them, and add them to the parameters' `grad`, where there is one in place.
 
-        Hooks of the parameters are not called, but for those of `when_added`.
+        Hooks of the parameters are not called.
         """
         while self._waiting:
             weight, bias, x, gradient = self._waiting.popleft()
@@ -59,7 +59,6 @@ class WeightGradients:
                 self._tell(bias)
 
     def _tell(self, parameter: Tensor) -> None:
-        tell_added(parameter)
         self._products[parameter] -= 1
         if self._products[parameter] == 0:
             self.appeared(parameter)

@@ -6,9 +6,7 @@ Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -16,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallelism.pipeline.events import Listener
+from parallelism.pipeline.events import Listeners
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
 from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
-from parallelism.pipeline.schedule.price import Span
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -59,12 +56,9 @@ class Pipeline:
 
     `stages` are this rank's, by number, as `schedule` has them.  Messages between stages are sent straight from the
     memory of the activations and received into new ones, and are under way while the ranks compute.
-    `listener` hears the events of each step.  Whoever knows when a layer computes, and when autograd has added to a
+    `listeners` hear the events of each step.  Whoever knows when a layer computes, and when autograd has added to a
     parameter's gradient, calls `parameters_needed` and `gradient_appeared`.  Micro-batches have numbers within the
     global batch, of which this rank's begin with `first_micro_batch`.
-
-    `busy_s` is the time that this rank's actions have taken, and `span_s` that of its steps, in seconds, added up.
-    With `spans` set to a list, each action and each wait is added to it.
     """
 
     def __init__(
@@ -73,18 +67,15 @@ class Pipeline:
         schedule: Schedule,
         comm: Communicator,
         device: str = "cpu",
-        listener: Listener | None = None,
+        listeners: Listeners | None = None,
         first_micro_batch: int = 0,
     ):
         self.stages, self.schedule, self.comm, self.device = stages, schedule, comm, device
-        self.listener, self.first_micro_batch = listener or Listener(), first_micro_batch
+        self.listeners, self.first_micro_batch = listeners or Listeners(), first_micro_batch
         self.now: Action | None = None  # what this rank does
         with comm.agreed("Pipeline"):
             check_home(stages, schedule, comm)
         self.forms: dict[Any, dict[int, Form]] = {}  # of the input of each stage here, and of its output, by batch
-        self.busy_s = self.span_s = 0.0
-        self.last = 0.0, 0.0  # both, of the last step
-        self.spans: list[Span] | None = None
 
     def step(self, batches: Sequence[Any], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
         """A step's passes: each batch is a micro-batch, and every rank is given the same ones.  Collective.
@@ -99,20 +90,13 @@ class Pipeline:
                 f"{len(batches)} micro-batches, but schedule {self.schedule.name} is for "
                 f"{self.schedule.num_micro_batches}: pass as many, or make one for {len(batches)}"
             )
-        busy_s, span_s = self.busy_s, self.span_s
         loss = Pass(self, self.schedule, batches, weights or [1 / len(batches)] * len(batches)).run()
-        self.last = self.busy_s - busy_s, self.span_s - span_s
-        self.listener.step_done()
+        self.listeners.emit("step_done")
         return loss
-
-    @property
-    def exposed_s(self) -> float:
-        """The time that steps have waited for other ranks, in seconds, added up."""
-        return self.listener.exposed_s + self.span_s - self.busy_s
 
     def parameters_needed(self, layer: int) -> None:
         """Say that a layer is about to compute, forward or backward."""
-        self.listener.parameters_needed(layer)
+        self.listeners.emit("parameters_needed", layer)
 
     def gradient_appeared(self, parameter: Tensor) -> None:
         """Say that autograd has been through a parameter: its gradient is ready unless some of it is put off."""
@@ -123,15 +107,7 @@ class Pipeline:
 
     def gradient_ready(self, parameter: Tensor) -> None:
         assert self.now
-        self.listener.gradient_ready(parameter, self.first_micro_batch + self.now.micro_batch)
-
-    def bubble(self) -> float | None:
-        """What part of the last step, 0 to 1, its ranks have not computed; None of one rank.  Collective."""
-        if self.comm.size == 1:
-            return None
-        busy_s, span_s = self.last
-        busy = self.comm.all_reduce(np.array([busy_s]), op="avg")[0]
-        return float(1 - busy / self.comm.all_reduce(np.array([span_s]), op="max")[0])
+        self.listeners.emit("gradient_ready", parameter, self.first_micro_batch + self.now.micro_batch)
 
     @torch.no_grad()
     def losses(self, batches: Sequence[Any]) -> list[float]:
@@ -182,38 +158,33 @@ class Pass:
         self.held: dict[tuple[bool, int, int], Tensor] = {}  # activations, or gradients, for a stage and micro-batch
 
     def run(self) -> Tensor:
-        begin = time.perf_counter()
+        self.pipeline.listeners.emit("before_passes")
         following = iter(self.schedule.orders[self.pipeline.comm.rank][1:])
         for op in program(self.schedule, self.pipeline.comm.rank):
             match op:
                 case PostRecv(message):
                     self.coming[message] = self.receive(message)
                 case WaitRecv(message):
-                    self.spend(f"wait for {message}", self.coming[message].wait)
-                    self.held[message[:3]] = self.coming.pop(message).result
+                    self.wait(message)
                 case StartSend(message):
                     self.leaving = [work for work in self.leaving if not work.done()]  # whose memory may go
                     self.leaving.append(self.send(message))
                 case _:
-                    act = partial(self.act, op.action, next(following, None))
-                    self.pipeline.busy_s += self.spend(str(op.action), act)
+                    self.act(op.action, next(following, None))
         for work in self.leaving:
             work.wait()
-        self.pipeline.span_s += time.perf_counter() - begin
+        self.pipeline.listeners.emit("after_passes")
         return sum(map(mul, self.losses, self.weights), torch.zeros_like(self.losses[0]))
-
-    def spend(self, what: str, act: Callable[[], Any]) -> float:
-        """Do something; returns the seconds that it took."""
-        begin = time.perf_counter()
-        act()
-        end = time.perf_counter()
-        if self.pipeline.spans is not None:
-            self.pipeline.spans.append(Span(self.pipeline.comm.rank, what, begin, end))
-        return end - begin
 
     def receive(self, message: StageMessage) -> Any:
         x = self.forms[message.micro_batch][message.stage + message.is_gradient].empty(self.pipeline.device)
         return self.pipeline.comm.recv(x, message.source, self.tag(message), blocking=False)
+
+    def wait(self, message: StageMessage) -> None:
+        self.pipeline.listeners.emit("before_wait", message)
+        self.coming[message].wait()
+        self.pipeline.listeners.emit("after_wait", message)
+        self.held[message[:3]] = self.coming.pop(message).result
 
     def send(self, message: StageMessage) -> Any:
         x = self.held.pop(message[:3]).contiguous()
@@ -225,9 +196,9 @@ class Pass:
 
     def act(self, action: Action, following: Action | None) -> None:
         self.pipeline.now = action
-        self.pipeline.listener.before(action, following)
+        self.pipeline.listeners.emit("before", action, following)
         self.compute(action)
-        self.pipeline.listener.after(action)
+        self.pipeline.listeners.emit("after", action)
 
     def compute(self, action: Action) -> None:
         stage, kind, micro_batch = action

@@ -1,29 +1,57 @@
 """The events of a step, and who listens to them.
 
-The driver of a schedule emits them, and so does a module in a loop of the user's own; data parallelism and ZeRO listen.
+The driver of a schedule emits them, and so does a module in a loop of the user's own; data parallelism and ZeRO listen,
+and so do what times a step, records its trace, or looks at its gradients.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 from torch import Tensor
 
-from parallelism.data.exposed_time import ExposedTime
 from parallelism.pipeline.schedule.actions import Action
+from parallelism.pipeline.schedule.messages import StageMessage
 
 SHARED = -1  # instead of a layer's number, before all of these: of several layers, or of none
 
 
-class Listener(ExposedTime):
+class Listener:
     """Hears what happens in a step, in its order; does nothing about it.
 
-    Ranks that hold the same stages hear the same events of their schedule in the same order.
+    Ranks that hold the same stages hear the same events of their schedule in the same order.  `exposed_s` are the
+    seconds for which the listener itself has waited for the network, added up.
     """
+
+    exposed_s = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Where the network is waited for; one such place within another is counted once."""
+        before, begin = self.exposed_s, time.perf_counter()
+        yield
+        self.exposed_s = before + time.perf_counter() - begin
+
+    def before_passes(self) -> None:
+        """This rank begins its part of a schedule."""
+
+    def after_passes(self) -> None:
+        """This rank has done its part, and what it has sent is gone."""
 
     def before(self, action: Action, following: Action | None) -> None:
         """An action begins; `following` is this rank's next one, or None."""
 
     def after(self, action: Action) -> None:
         """An action has ended."""
+
+    def before_wait(self, message: StageMessage) -> None:
+        """This rank begins to wait for a message from another stage's."""
+
+    def after_wait(self, message: StageMessage) -> None:
+        """The message has come."""
 
     def parameters_needed(self, layer: int) -> None:
         """A layer is about to compute, forward or backward."""
@@ -36,3 +64,26 @@ class Listener(ExposedTime):
 
     def step_done(self) -> None:
         """All micro-batches have been computed: from here on gradients are those of all ranks."""
+
+
+class Listeners:
+    """Those who listen to a driver.  Who comes first hears first of each event, and last of what is after another."""
+
+    def __init__(self, *listeners: Listener):
+        self.listeners = list(listeners)
+
+    def emit(self, event: str, *arguments: Any) -> None:
+        """Call the method of each listener that is named as the event."""
+        for listener in reversed(self.listeners) if event.startswith("after") else self.listeners:
+            getattr(listener, event)(*arguments)
+
+    def add(self, listener: Listener) -> None:
+        """Let a listener hear from now on, ahead of the others."""
+        self.listeners.insert(0, listener)
+
+    @contextmanager
+    def adding(self, listener: Listener) -> Iterator[None]:
+        """Let a listener hear what happens in this context, ahead of the others."""
+        self.add(listener)
+        yield
+        self.listeners.remove(listener)

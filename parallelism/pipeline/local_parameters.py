@@ -42,6 +42,7 @@ class LocalParameters:
         self.stages = stages or {0: range(len(modules))}
         self.tied = tied or TiedGradients([], model, comm)
         self.params = dict(model.named_parameters())
+        self.names: dict[Tensor, str] = {param: name for name, param in self.params.items()}
         self.leaves: list[Tensor] = [
             param for param in self.params.values() if param.requires_grad
         ]  # of backward passes
@@ -100,6 +101,7 @@ class LocalParameters:
             if param is not None and param.requires_grad and self.num_passes(*own) > 1:
                 uses[param] = {separate(self.model, name, param): self.num_passes(name) for name in own[1:]}
                 self.leaves += uses[param]
+                self.names |= dict.fromkeys(uses[param], self.names[param])
         return uses
 
 

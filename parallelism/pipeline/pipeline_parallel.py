@@ -7,17 +7,17 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from parallelism.buffers.gradients import remove_hooks
-from parallelism.data.replica import MakeOptimizer
 from parallelism.mesh import replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
+from parallelism.pipeline.events import Listeners
 from parallelism.pipeline.local_parameters import LocalParameters
 from parallelism.pipeline.schedule.actions import WEIGHTS
 from parallelism.pipeline.stage import Batch, Layer, cut
+from parallelism.pipeline.step_times import StepTimes
 from parallelism.pipeline.tied import TiedGradients, tied_names
 from parallelism.zero.sharded import REPLICAS
 from parallelism.zero.units import ShardGroups
@@ -34,9 +34,8 @@ class PipelineParallel:
     Each rank gives the same model; what other ranks' stages have of it goes.  Stages are balanced by the layers' costs.
     `prepare` is called with the micro-batch before each forward pass.
 
-    The ranks of dp and sp, or groups of them, share what ZeRO does in `zero_stage`; `replica` has this rank's part, of
-    `dtype` and gradients of `grad_dtype`, and what updates it, made by `make_optimizer`.  Gradients are reduced in
-    buckets of about `bucket_mb` MiB; `reduction` are further arguments of that.
+    The ranks of dp and sp, or groups of them, share what ZeRO does in `zero_stage`; `replica` has this rank's part, and
+    what updates it: a `Replica` with `options`.
 
     Raises: InputError for more stages than layers.
     """
@@ -49,13 +48,9 @@ class PipelineParallel:
         mesh: Mesh,
         device: str = "cpu",
         prepare: Callable[[Batch], None] = lambda batch: None,
-        make_optimizer: MakeOptimizer | None = None,
         zero_group: str | int = "all",
         zero_stage: int = 0,
-        bucket_mb: float = 4.0,
-        dtype: torch.dtype | None = None,
-        grad_dtype: torch.dtype | None = None,
-        **reduction: Any,
+        **options: Any,
     ):
         with mesh.comm.agreed("PipelineParallel"):
             parts = balance([layer.cost for layer in layers], schedule.num_stages)
@@ -78,9 +73,9 @@ class PipelineParallel:
         )
         replicas, samples = mesh.along(*replica_axes(mesh.shape)), mesh.along("dp", "sp")
         ranks = ShardGroups.of(replicas, zero_group if zero_stage else "all", samples)
-        options: Any = {"bucket_mb": bucket_mb, "dtype": dtype, "grad_dtype": grad_dtype, **reduction}
-        self.replica = REPLICAS[zero_stage](own, ranks, make_optimizer, device, **options)
-        self.pipeline = Pipeline(stages, schedule, mesh.pp, device, self.replica, first)
+        self.replica = REPLICAS[zero_stage](own, ranks, device=device, **options)
+        self.times = StepTimes()
+        self.pipeline = Pipeline(stages, schedule, mesh.pp, device, Listeners(self.times, self.replica), first)
         self._own = own
         for tensor in own.leaves:
             tensor.register_post_accumulate_grad_hook(self.pipeline.gradient_appeared)
@@ -106,7 +101,7 @@ class PipelineParallel:
     @property
     def exposed_s(self) -> float:
         """The time that steps have waited for other ranks, in seconds, added up."""
-        return self.pipeline.exposed_s
+        return self.replica.exposed_s + self.times.waited_s
 
     def step(self, batches: Sequence[Batch], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
         """Forward and backward passes of a micro-batch each, as `Pipeline.step`; gradients are averaged."""

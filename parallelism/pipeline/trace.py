@@ -1,6 +1,6 @@
 """A timeline of a step as it happened: as a trace that Perfetto and Chrome open, and as a picture beside the plan.
 
-Ranks record spans by `time.perf_counter`, as `Pipeline.spans` does; rank 0 gathers them.  The clocks of hosts count
+Ranks record spans by `time.perf_counter`; rank 0 gathers them.  The clocks of hosts count
 from different moments: how far they are apart is taken from the quickest of several messages there and back.
 """
 
@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from collectives.schedule.draw import save, time_axis
+from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, needs, result
+from parallelism.pipeline.schedule.messages import StageMessage
 from parallelism.pipeline.schedule.picture import LABELS, WAIT, ScheduleGrid, action_of, figure, length, planned
 from parallelism.pipeline.schedule.price import Costs, Span, Timeline
 
@@ -27,6 +29,26 @@ if TYPE_CHECKING:
 
 ROUNDS = 20  # there and back
 PASSES, REST = "passes", "all-reduce"  # a rank's lanes in a trace; what goes on under its passes has its own
+
+
+class SpanRecorder(Listener):
+    """Records what a rank does when: each action, and each wait for a message, in `spans`."""
+
+    def __init__(self, rank: int):
+        self.rank = rank
+        self.spans: list[Span] = []
+
+    def before(self, action: Action, following: Action | None) -> None:
+        self._begin_s = time.perf_counter()
+
+    def after(self, action: Action) -> None:
+        self.spans.append(Span(self.rank, str(action), self._begin_s, time.perf_counter()))
+
+    def before_wait(self, message: StageMessage) -> None:
+        self._begin_s = time.perf_counter()
+
+    def after_wait(self, message: StageMessage) -> None:
+        self.spans.append(Span(self.rank, f"wait for {message}", self._begin_s, time.perf_counter()))
 
 
 def gather(comm: Communicator, spans: Sequence[Span]) -> list[Span]:

@@ -15,6 +15,8 @@ from models.flops import mlp_params
 from parallelism.numerics.precision import ElementBytes, Precision
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 
+STATES = {"adamw": (2, 2), "sgd": (1, 1), "muon": (1, 2)}  # of an element of blocks' matrices, and of others
+
 
 def precision_of(job: TrainingJob) -> ElementBytes:
     return Precision(job.dtype, job.master_weights, job.grad_dtype).element_bytes
@@ -30,15 +32,30 @@ def expert_params(model: ModelConfig, tp: int, ep: int) -> int:
     return 8 * (model.num_experts // ep) * model.n_embd**2 // tp
 
 
-def block_params(model: ModelConfig, tp: int, ep: int = 1) -> int:
+def block_matrices(model: ModelConfig, tp: int, ep: int = 1) -> int:
     width, kv_width = widths(model)
     mlps = model.num_experts // ep or 1
     split = width * (width + 2 * kv_width) + width * width + mlps * mlp_params(model)
+    return split // tp + model.num_experts * width
+
+
+def block_params(model: ModelConfig, tp: int, ep: int = 1) -> int:
+    width, kv_width = widths(model)
     norms, split_biases, whole_biases = 2 * width, width + 2 * kv_width + 4 * width, 4 * width
     if model.num_experts:
         split_biases, whole_biases = split_biases - 4 * width, whole_biases - width  # the experts have none
     biases = split_biases // tp + whole_biases if model.bias else 0
-    return split // tp + norms + biases + model.num_experts * width
+    return block_matrices(model, tp, ep) + norms + biases
+
+
+def state_elements(optimizer: str, params: int, matrices: int) -> int:
+    """What an optimizer keeps of parameters, of which some are blocks' matrices.
+
+    >>> state_elements("adamw", 10, 8), state_elements("muon", 10, 8)
+    (20, 12)
+    """
+    of_matrices, of_others = STATES[optimizer]
+    return of_matrices * matrices + of_others * (params - matrices)
 
 
 def vocabulary_params(model: ModelConfig, tp: int) -> int:

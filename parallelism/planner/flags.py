@@ -24,6 +24,7 @@ from models import presets, ranges
 from models.flags import add_flag, from_toml
 from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
+from parallelism.planner.counts import STATES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
 from parallelism.planner.machine import DEVICES, SPARE, Machine
 from parallelism.planner.memory import in_bytes
@@ -62,6 +63,7 @@ class Settings:
     balance_loss: float = flag(0.0, "weight of a loss of uneven choices", range=ranges.LOSS_WEIGHT)
     dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
     bias: bool | None = flag(None, "biases in linear layers and norms of a GPT-2: model's")
+    optimizer: str = flag("adamw", "whose states are kept", choices=STATES)
     dtype: str = flag("float32", "what is computed in", choices=DTYPES)
     master_weights: bool = flag(False, "16-bit parameters, and float32 ones for the optimizer")
     grad_dtype: str | None = flag(None, "of gradients, beside master weights: float32", choices=DTYPES)
@@ -195,7 +197,7 @@ def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, networ
         peak, memory = device.peak_flops_per_s[job.dtype], device.memory_bytes
     if flags.measure:
         ranks = import_module("parallelism.planner.ranks")  # takes torch, as nothing else here does
-        peak, efficiency, least_s = ranks.flops_per_s(job), 1.0, ranks.least_pass_s()
+        peak, efficiency, least_s = ranks.flops_per_s(job), 1.0, ranks.least_pass_s(job)
         memory = ranks.memory_bytes(ranks=len(nodes[0]))
     if flags.tflops is not None:
         peak, efficiency = flags.tflops * 1e12, flags.efficiency

@@ -65,6 +65,7 @@ class TrainingJob(NamedTuple):
     sp_mode: str = "ring"
     sp_order: str = "zigzag"
     sp_heads: int | None = None
+    optimizer: str = "adamw"
 
     def head_ranks(self, sp: int) -> int:
         return head_ranks_of(self.sp_mode, sp, self.sp_heads)

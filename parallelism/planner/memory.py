@@ -149,13 +149,22 @@ def params_of(job: TrainingJob, tp: int, ep: int, schedule: str, pp: int, virtua
     return tuple(counts.rank_params(job.model, tp, ep, cut.of(rank)) for rank in range(pp))
 
 
+def rank_matrices(job: TrainingJob, layout: ParallelLayout) -> list[int]:
+    """The elements of blocks' matrices that each pp rank has."""
+    cut, each = stages(job, layout), counts.block_matrices(job.model, layout.tp, layout.ep)
+    return [each * sum(map(len, cut.of(rank))) for rank in range(layout.pp)]
+
+
 class ModelShard(NamedTuple):
     """What a rank has of the model by pp and tp: elements of parameters, and bytes that depend on the micro-batch.
 
-    `layer` are the elements of the largest of its blocks, with the embeddings, and of the head.
+    `states` are the elements that the optimizer keeps, `matrices` those of blocks' matrices, and `layer` those of the
+    largest of its blocks, with the embeddings, and of the head.
     """
 
     params: int
+    states: int
+    matrices: int
     layer: int
     activations: float
     working: float
@@ -169,9 +178,12 @@ def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
     kept = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
     moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
     in_block, in_head = working(job, layout)
+    matrices = rank_matrices(job, layout)
     return [
         ModelShard(
             params,
+            counts.state_elements(job.optimizer, params, matrices[rank]),
+            matrices[rank],
             max(counts.layer_params(job.model, layout.tp, layout.ep, cut.layers[stage]) for stage in own),
             max(sum(n * kept[stage] for n, stage in zip(moment, own, strict=True)) for moment in moments[rank]),
             max(in_block, in_head) if len(cut.layers) - 1 in own else in_block,
@@ -233,14 +245,29 @@ def memory(job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], o
     stage, precision = layout.zero_stage, precision_of(job)
     parameter = precision.parameter / (owners if stage >= 3 else 1)
     gradient = precision.gradient / (owners if stage >= 2 else 1)
-    states = precision.states / (owners if stage >= 1 else 1)
-    each, in_layer = parameter + gradient + states, layer_bytes(job, layout)
-    most = max(shards, key=lambda s: s.params * each + s.layer * in_layer + s.activations + s.working)
+    number, in_layer = owners if stage >= 1 else 1, layer_bytes(job, layout)
+
+    def optimizer(shard: ModelShard) -> float:
+        return (shard.params * precision.master + shard.states * precision.state) / number
+
+    def held(shard: ModelShard) -> float:
+        kept = shard.params * (parameter + gradient) + optimizer(shard)
+        return kept + shard.layer * in_layer + shard.activations + shard.working
+
+    most = max(shards, key=held)
     return Memory(
         most.params * parameter,
         most.params * gradient,
-        most.params * states,
+        optimizer(most),
         most.activations,
         most.working,
-        buffers(job, layout, most.params) + most.layer * in_layer,
+        buffers(job, layout, most.params) + most.layer * in_layer + matrix_buffers(job, layout, most, number),
     )
+
+
+def matrix_buffers(job: TrainingJob, layout: ParallelLayout, shard: ModelShard, owners: int) -> float:
+    """Where Muon's ranks exchange matrices: each of them once on its way to one rank, and each copy on its way back."""
+    replicas = layout.dp * layout.sp // layout.ep
+    if job.optimizer != "muon" or replicas * layout.tp == 1:
+        return 0.0
+    return 2 * (1 / replicas + 1 / owners) * shard.matrices * precision_of(job).state

@@ -150,6 +150,11 @@ class RankPlacement:
         return self.group(*replica_axes(self.mesh.lengths))
 
     @cached_property
+    def matrices(self) -> AxisGroup:
+        """The ranks that have shards of the same matrices."""
+        return self.group(*replica_axes(self.mesh.lengths), "tp")
+
+    @cached_property
     def samples(self) -> AxisGroup:
         """The ranks that differ in dp and sp only: they have the same parameters, but for experts."""
         return self.group("dp", "sp")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from models.config import LlamaConfig, ModelConfig
+from models.model import make
 from parallelism.buffers.broadcast import broadcast_json
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.machine import SPARE, Machine
@@ -41,7 +44,7 @@ def best_layout(
 def machine(comm: Communicator, job: TrainingJob, device: str = "cpu") -> Machine:
     """Of the ranks of `comm`, all at work at once, with the speeds of links that it knows.  Collective."""
     ranks = max(map(len, comm.topology.nodes))
-    mine = np.array([flops_per_s(job, device), memory_bytes(device, ranks), -least_pass_s(device)])
+    mine = np.array([flops_per_s(job, device), memory_bytes(device, ranks), -least_pass_s(job, device)])
     rate, memory, least = comm.all_reduce(mine, op="min").tolist()
     return Machine(comm.topology.nodes, comm.network, rate, memory * (1 - SPARE), -least)
 
@@ -54,13 +57,19 @@ def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
     return 2 * x.numel() * len(weight) / seconds(lambda: torch.nn.functional.linear(x, weight), device)
 
 
-def least_pass_s(device: str = "cpu") -> float:
-    """The time of a transformer's block of nearly nothing: what it takes to launch its kernels."""
-    block = torch.nn.TransformerEncoderLayer(2, nhead=1, dim_feedforward=8, norm_first=True, batch_first=True).to(
-        device
-    )
-    x = torch.ones(1, 2, 2, device=device)
+def least_pass_s(job: TrainingJob, device: str = "cpu") -> float:
+    """The time of the model's own block, of nearly nothing: what it takes to launch its kernels."""
+    shape = least_shape(job.model)
+    block = make(shape).transformer.h[0].to(device)
+    x = torch.ones(1, shape.block_size, shape.n_embd, device=device)
     return seconds(lambda: block(x), device)
+
+
+def least_shape(model: ModelConfig) -> ModelConfig:
+    """Of the same family, and with as many experts; heads are in groups where those of the model are."""
+    kv = 1 if model.num_kv_heads < model.n_head else 2
+    least = replace(model, vocab_size=1, block_size=2, n_layer=1, n_head=2, n_embd=4, n_kv_head=kv)
+    return replace(least, n_hidden=8) if isinstance(least, LlamaConfig) else least
 
 
 def seconds(act: Callable[[], object], device: str) -> float:

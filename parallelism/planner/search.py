@@ -80,7 +80,7 @@ def search(
             if fits:
                 costs = passes.of_stages(setting)
                 candidates.append(ZeroVariants(least_s(setting, costs), setting, costs, fits))
-    return SearchResult(fastest(candidates, machine, number), fitting, too_large, nearest, undivided)
+    return SearchResult(fastest(candidates, number), fitting, too_large, nearest, undivided)
 
 
 def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> tuple[str, list[ParallelLayout]]:
@@ -106,7 +106,7 @@ def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[P
             yield full, memory(job, full, held, number)
 
 
-def fastest(candidates: list[ZeroVariants], machine: Machine, number: int) -> list[PlannedLayout]:
+def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
     """The best layout of the best meshes.  Those are left out whose bound is above what has been found."""
     best: dict[ParallelLayout, PlannedLayout] = {}
     limit_s = math.inf
@@ -116,7 +116,7 @@ def fastest(candidates: list[ZeroVariants], machine: Machine, number: int) -> li
         mesh = mesh_of(family.setting.layout)
         for layout, held in family.fitting:
             known = best.get(mesh)
-            step = StepModel(family.setting._replace(layout=layout), family.costs, machine.network.copy_s_per_byte)
+            step = StepModel(family.setting._replace(layout=layout), family.costs)
             if step.least_s() > min(limit_s, known.time.total * (1 + TIE) if known else math.inf):
                 continue
             planned = PlannedLayout(layout, held, step.time())

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from models.flops import muon_flops
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.price import EQUAL, Costs, play, rules
 from parallelism.planner import counts
 from parallelism.planner.counts import precision_of
-from parallelism.planner.memory import rank_params, stages, steady
+from parallelism.planner.memory import rank_matrices, rank_params, stages, steady
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, PassContext
 from parallelism.planner.replicas import Replicas, one_by_one_s
 
@@ -46,7 +47,7 @@ class Time(NamedTuple):
 class StepModel:
     """A step of a layout whose stages' passes, without ZeRO, are `costs`."""
 
-    def __init__(self, setting: PassContext, costs: np.ndarray, copy_s_per_byte: float):
+    def __init__(self, setting: PassContext, costs: np.ndarray):
         self.setting, self.cut, self.replicas = setting, stages(setting.job, setting.layout), Replicas(setting)
         self.costs = self.replicas.added_to(costs)
         self.params = rank_params(setting.job, setting.layout)
@@ -56,7 +57,10 @@ class StepModel:
             self.after_s += self.replicas.gather_s(most)
         if zero_stage > 1 and setting.layout.pp > 1:
             self.after_s += self.replicas.last_s()
-        self.update_s = update_s(setting, most / (self.replicas.owners.size if zero_stage else 1), copy_s_per_byte)
+        matrices = max(rank_matrices(setting.job, setting.layout))
+        self.update_s = update_s(setting, most, matrices, self.replicas.owners.size if zero_stage else 1)
+        if setting.job.optimizer == "muon":
+            self.update_s += muon_s(setting, matrices)
 
     @property
     def reduces_at_end(self) -> bool:
@@ -167,11 +171,22 @@ def least_s(setting: PassContext, costs: np.ndarray) -> float:
     return max(number * float(kinds[list(own)].sum()) + before[own[0]] + after[own[0]] for own in cut.of_rank)
 
 
-def update_s(setting: PassContext, num_params: float, copy_s_per_byte: float) -> float:
+def update_s(setting: PassContext, params: int, matrices: int, owners: int) -> float:
     """Weights and states are read and written, gradients read; a copy reads and writes a byte."""
     precision = precision_of(setting.job)
-    touched = 2 * precision.states + 2 * precision.parameter + precision.gradient
-    return num_params * touched / 2 * copy_s_per_byte
+    states = counts.state_elements(setting.job.optimizer, params, matrices) * precision.state
+    weights = params * (precision.parameter + precision.master)
+    touched = 2 * (states + weights) + params * precision.gradient
+    return touched / owners / 2 * setting.place.network.copy_s_per_byte
+
+
+def muon_s(setting: PassContext, matrices: int) -> float:
+    """Of blocks' matrices: to bring each to one rank and back, and to make it orthogonal there."""
+    model, ranks, ep = setting.job.model, setting.place.matrices, setting.layout.ep
+    each = counts.block_matrices(model, setting.layout.tp, ep)
+    nbytes = matrices / setting.place.replicas.size * precision_of(setting.job).state
+    products_s = matrices / each * muon_flops(model, ep) / ranks.size / setting.flops_per_s
+    return 2 * ranks.seconds("all_to_all", nbytes) + products_s
 
 
 def messages_s(setting: PassContext) -> list[float]:

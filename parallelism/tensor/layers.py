@@ -76,23 +76,21 @@ def whole_sequence(x: Tensor, axis: Axis) -> Tensor:
 
 
 class ColumnLinear(nn.Module):
-    """A linear layer of which each rank has some outputs: it gets the whole x and gives its part, or the whole, of y.
+    """A linear layer of which each rank has some outputs: it gets the whole x and gives its part of y.
 
-    Shapes: x (batch, seq, in), or (batch, seq/tp, in) of a split sequence; y (batch, seq, out/tp), or out.
+    Shapes: x (batch, seq, in), or (batch, seq/tp, in) of a split sequence; y (batch, seq, out/tp).
     """
 
-    def __init__(self, linear: nn.Linear, axis: Axis, pieces: tuple[int, ...] = (1,), gather_output: bool = False):
+    def __init__(self, linear: nn.Linear, axis: Axis, pieces: tuple[int, ...] = (1,)):
         super().__init__()
         shard = Shard(0, linear.out_features, pieces)
-        self.axis, self.gather_output = axis, gather_output
+        self.axis = axis
         self.weight = axis.local(linear.weight, shard)
         self.bias = None if linear.bias is None else axis.local(linear.bias, shard)
 
     def forward(self, x: Tensor) -> Tensor:
         y = column(x, self.weight, self.axis)
-        if self.bias is not None:
-            y = y + self.bias
-        return autograd.gather(y, self.axis.ranks, dim=-1) if self.gather_output else y
+        return y if self.bias is None else y + self.bias
 
 
 class RowLinear(nn.Module):

@@ -68,19 +68,19 @@ ShardingPlan = Mapping[str, Strategy]
 
 @dataclass(frozen=True)
 class ColumnParallel:
-    """Outputs split.  Of several pieces, such as q, k and v, `pieces` are the relative lengths, in `noun`."""
+    """Outputs split.  Of several pieces, such as q, k and v, `pieces` are the relative lengths, named by `settings`."""
 
     pieces: tuple[int, ...] = ()
-    gather_output: bool = False
-    noun: str = "heads"
+    settings: tuple[str, ...] = ()
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        for number in self.pieces:
-            check_divisible(name, self.noun, number, sizes["tp"])
-        check_divisible(name, "outputs", module.out_features, sizes["tp"])
+        for setting, number in zip(self.settings, self.pieces, strict=False):
+            check_divisible(f"{setting}={{}}", number, sizes["tp"])
+        for number in (*self.pieces, module.out_features):
+            check_divisible(f"{name}: {{}} outputs", number, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        return module if axes.whole else ColumnLinear(module, axes.tp, self.pieces or (1,), self.gather_output)
+        return module if axes.whole else ColumnLinear(module, axes.tp, self.pieces or (1,))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RowParallel:
     """Inputs split, as a column-split layer before it leaves them."""
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        check_divisible(name, "inputs", module.in_features, sizes["tp"])
+        check_divisible(f"{name}: {{}} inputs", module.in_features, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole else RowLinear(module, axes.tp)
@@ -99,7 +99,7 @@ class ExpertParallel:
     """A mixture: its experts over ep, and the hidden width of each over tp."""
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        check_divisible(name, "hidden outputs", module.c_fc.weight.shape[-1], sizes["tp"])
+        check_divisible(f"{name}: {{}} hidden outputs", module.c_fc.weight.shape[-1], sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole and axes.ep is None else ParallelMixture(module, axes.ep, axes.tp)
@@ -238,14 +238,13 @@ def matching(model: nn.Module, pattern: str) -> list[str]:
     return found
 
 
-def check_divisible(name: str, what: str, number: int, size: int) -> None:
-    """Refuse what ranks cannot divide evenly.
+def check_divisible(what: str, number: int, size: int) -> None:
+    """Refuse what ranks cannot divide evenly, such as "n_head={}" of a number.
 
     Raises: ValueError with the numbers of ranks that can, and the nearest number of things.
     """
     if number % size:
         able = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
         nearest = max(1, round(number / size)) * size
-        raise ValueError(
-            f"{name}: {number} {what} can't be split over tp={size}: use a tp of {able}, or {nearest} {what}"
-        )
+        other = what.format(nearest).rpartition(": ")[2]
+        raise ValueError(f"{what.format(number)} can't be split over tp={size}: use a tp of {able}, or {other}")

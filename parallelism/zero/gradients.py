@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from parallelism.buffers.arena import Arena, allocate, one_dtype
 from parallelism.buffers.releasable import ReleasableBuffer
 from parallelism.data import summation
-from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets, num_bytes
-from parallelism.data.replica import MakeOptimizer, Replica
+from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
+from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
 from parallelism.zero.states import gather_in_place, masters_in
@@ -30,7 +30,6 @@ from parallelism.zero.units import FlatParam, ShardGroups, offsets
 
 if TYPE_CHECKING:
     from collectives import Plan
-    from parallelism.pipeline.local_parameters import LocalParameters
 
 
 WaitTimer = Callable[[], AbstractContextManager]
@@ -46,15 +45,13 @@ class ReducedGradients(Replica):
     every_micro_batch = True
     gradients: GradientShard
 
-    def reduce_units(
-        self, units: Sequence[FlatParam], device: str, dtype: torch.dtype, reduction: Mapping[str, Any]
-    ) -> None:
+    def reduce_units(self, units: Sequence[FlatParam], dtype: torch.dtype) -> None:
         """Reduce the gradients of units, in their order, in `dtype`.  Collective."""
         own, rank = self.own, self.ranks.shard.rank
-        self.gradients = GradientShard(self.params, units, self.ranks, device, dtype, self.waiting, **reduction)
+        self.gradients = GradientShard(self, units, dtype)
         places = offsets(unit.counts[rank] for unit in units)
         self.across = [
-            groups.replicate.plan("all_reduce", self.gradients.array[place], **{"op": "avg", **reduction})
+            groups.replicate.plan("all_reduce", self.gradients.array[place], **self.reduction)
             for groups, place in joined(map(self.groups, units), places)
             if groups.replicate
         ]
@@ -94,35 +91,22 @@ class ReducedGradients(Replica):
 class ShardedGradients(ReducedGradients):
     """Stage 2: each rank has all parameters, and gradients and the optimizer's states of its pieces.
 
-    Buckets are of about `bucket_mb` MiB, in a pipeline of a layer each.
+    In a pipeline buckets are of a layer each.
     """
 
     zero_stage = 2
 
-    def __init__(
-        self,
-        own: LocalParameters,
-        ranks: ShardGroups,
-        make_optimizer: MakeOptimizer | None = None,
-        device: str = "cpu",
-        bucket_mb: float = 4.0,
-        dtype: torch.dtype | None = None,
-        grad_dtype: torch.dtype | None = None,
-        **reduction: Any,
-    ):
-        bucket_bytes = num_bytes(bucket_mb)
-        super().__init__(own, ranks)
-        self.arena = Arena(own.model, ranks.every, device, gradients=False, dtype=dtype)
+    def build(self) -> None:
+        own, ranks = self.own, self.ranks
+        self.arena = Arena(own.model, ranks.every, self.device, gradients=False, dtype=self.dtype)
         self.arena.broadcast(ranks.every)
-        grad_dtype = grad_dtype or one_dtype(self.params.values())
-        units = self._units(bucket_bytes)
-        self.reduce_units(units, device, grad_dtype, reduction)
+        units = self._units()
+        self.reduce_units(units, self.grad_dtype or one_dtype(self.params.values()))
         self.gathering = gather_in_place(self.arena, units, ranks)
         self.arrays = self.arena.parameters, self.gradients.array
         self.masters = masters_in(self.arena, own, units, ranks.shard.rank, self.gradients.own)
-        self.optimize_by(make_optimizer)
 
-    def _units(self, bucket_bytes: int) -> list[FlatParam]:
+    def _units(self) -> list[FlatParam]:
         """From the arena's end to its start: gradients appear in that order."""
         own, slices = self.own, self.arena.slices
         names = own.trained(slices)
@@ -134,7 +118,7 @@ class ShardedGradients(ReducedGradients):
             trained = {name: slices[name] for name in names}
             parts = own.runs(trained, lambda name: (own.home(own.params[name]), averaging(name)))[::-1]
         else:
-            buckets = cut_buckets(self.arena, names, bucket_bytes, averaging)
+            buckets = cut_buckets(self.arena, names, self.bucket_bytes, averaging)
             parts = [{name: slices[name] for name in inside} for _, inside in buckets]
         return [FlatParam.of(part, self.arena.line, self.ranks.shard.size) for part in parts]
 
@@ -147,28 +131,19 @@ def joined(groups: Iterable[ShardGroups], places: Iterable[slice]) -> Iterator[t
 
 
 class GradientShard:
-    """A rank's gradients, as long as its chunks of `units`, and the buckets through which they come.
+    """The gradients of a replica's rank, as long as its chunks of `units`, and the buckets through which they come.
 
     They are reduced and kept in `dtype`.  A gradient goes to a working buffer, of which there are two, once those of
     its bucket are ready; from there the sums go to their owners.  Collective.
     """
 
-    def __init__(
-        self,
-        params: Mapping[str, nn.Parameter],
-        units: Sequence[FlatParam],
-        ranks: ShardGroups,
-        device: str,
-        dtype: torch.dtype,
-        waiting: WaitTimer,
-        **reduction: Any,
-    ):
+    def __init__(self, replica: Replica, units: Sequence[FlatParam], dtype: torch.dtype):
+        params, ranks, device, waiting = replica.params, replica.ranks, replica.device, replica.waiting
         rank = ranks.shard.rank
         places = offsets(unit.counts[rank] for unit in units)
         kept = ReleasableBuffer(sum(unit.counts[rank] for unit in units), dtype, device)
         self.array, self.own = kept.array, [kept.tensor[place] for place in places]
         self.clear = kept.zero
-        asked = {"op": "avg", **reduction}
         room = [max((sum(unit.counts) for unit in units[turn::2]), default=0) for turn in (0, 1)]
         self.working = [allocate(ranks.every, count, dtype, device) for count in room]
         self.buckets: list[ReduceBucket] = []
@@ -176,7 +151,9 @@ class GradientShard:
         for index, (unit, own) in enumerate(zip(units, self.own, strict=True)):
             array, tensor = self.working[index % 2]
             out = array[unit.relative(unit.chunks[rank])]
-            plan = ranks.shard.plan("reduce_scatter", array[: sum(unit.counts)], out=out, counts=unit.counts, **asked)
+            plan = ranks.shard.plan(
+                "reduce_scatter", array[: sum(unit.counts)], out=out, counts=unit.counts, **replica.reduction
+            )
             homes = {params[name]: tensor[unit.relative(place)] for name, place in unit.slices.items()}
             mine = tensor[unit.relative(unit.chunks[rank])], own
             self.buckets.append(ReduceBucket(plan, homes, mine, self._users[index % 2], waiting))

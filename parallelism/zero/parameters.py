@@ -17,11 +17,9 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from parallelism.buffers.arena import allocate, lay_out, line_length, one_dtype
-from parallelism.data.replica import MakeOptimizer
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action
 from parallelism.zero.gradients import ReducedGradients
@@ -29,7 +27,6 @@ from parallelism.zero.units import FlatParam, ShardGroups, masters_of, offsets, 
 
 if TYPE_CHECKING:
     from collectives import Plan
-    from parallelism.pipeline.local_parameters import LocalParameters
 
 Params = Mapping[str, nn.Parameter]
 New = Callable[[int], tuple[Any, Tensor]]  # a flat array, and torch's view of it
@@ -45,39 +42,28 @@ class ShardedParameters(ReducedGradients):
 
     zero_stage = 3
 
-    def __init__(
-        self,
-        own: LocalParameters,
-        ranks: ShardGroups,
-        make_optimizer: MakeOptimizer | None = None,
-        device: str = "cpu",
-        bucket_mb: float = 4.0,
-        dtype: torch.dtype | None = None,
-        grad_dtype: torch.dtype | None = None,
-        **reduction: Any,
-    ):
-        super().__init__(own, ranks)
-        dtype = dtype or one_dtype(self.params.values())
+    def build(self) -> None:
+        own, ranks = self.own, self.ranks
+        dtype = self.dtype or one_dtype(self.params.values())
         for param in self.params.values():
             ranks.every.broadcast(param.data, root=0)
         originals = {name: param.data for name, param in self.params.items()}
         homes = [SHARED, *sorted(chain(*own.stages.values()))]
         params = [{name: p for name, p in self.params.items() if own.home(p) == home} for home in homes]
-        new = partial(allocate, ranks.every, dtype=dtype, device=device)
+        new = partial(allocate, ranks.every, dtype=dtype, device=self.device)
         units = [self._units(of_layer, line_length(dtype)) for of_layer in params]
         array, parts = own_chunks(units, ranks.shard.rank, new)
         slots = make_slots(units, new)
         gathered = [GatheredLayer(parts[i], params[i], slots[slot_of(i)], ranks) for i in range(len(homes))]
         self.layers = dict(zip(homes, gathered, strict=True))
         trained = [part for of_layer in parts[::-1] for part in of_layer if own.trained(part.unit.slices)]
-        self.reduce_units([part.unit for part in trained], device, grad_dtype or dtype, reduction)
+        self.reduce_units([part.unit for part in trained], self.grad_dtype or dtype)
         owned = [
             pieces(part.unit, ranks.shard.rank, self.params, part.weights, gradient)
             for part, gradient in zip(trained, self.gradients.own, strict=True)
         ]
         self.masters = masters_of(owned, originals)
         self.arrays = array, self.gradients.array
-        self.optimize_by(make_optimizer)
         self._path: list[int] = []  # the layers that are used in this action, and the next one then
 
     def _units(self, params: Mapping[str, nn.Parameter], line: int) -> list[FlatParam]:

@@ -10,14 +10,12 @@ arXiv 1910.02054, sections 5.1 and 7.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from parallelism.buffers.arena import Arena
 from parallelism.data.averaging import Averaging
-from parallelism.data.replica import MakeOptimizer
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.schedule.actions import FORWARD, Action
 from parallelism.zero.units import FlatParam, ShardGroups, masters_of, pieces
@@ -39,19 +37,10 @@ class ShardedStates(Averaging):
 
     zero_stage = 1
 
-    def __init__(
-        self,
-        own: LocalParameters,
-        ranks: ShardGroups,
-        make_optimizer: MakeOptimizer | None = None,
-        device: str = "cpu",
-        bucket_mb: float = 4.0,
-        dtype: torch.dtype | None = None,
-        grad_dtype: torch.dtype | None = None,
-        **reduction: Any,
-    ):
-        super().__init__(own, ranks, device, bucket_mb, dtype, grad_dtype)
-        rank, gradients, asked = ranks.shard.rank, self.arena.gradients, {"op": "avg", **reduction}
+    def build(self) -> None:
+        super().build()
+        own, ranks, asked = self.own, self.ranks, self.reduction
+        rank, gradients = ranks.shard.rank, self.arena.gradients
         chunks = [gradients[unit.chunks[rank]] for unit in self.units]
         self.reduce_by(
             [
@@ -68,7 +57,6 @@ class ShardedStates(Averaging):
         self.gathering = gather_in_place(self.arena, self.units, ranks)
         own_gradients = [self.arena.flat_gradients[unit.chunks[rank]] for unit in self.units]
         self.masters = masters_in(self.arena, own, self.units, rank, own_gradients)
-        self.optimize_by(make_optimizer)
         self._is_reduced = False
 
     def before(self, action: Action, following: Action | None) -> None:

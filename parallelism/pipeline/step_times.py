@@ -1,0 +1,48 @@
+"""How long steps take, and which part of that their ranks compute."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from parallelism.pipeline.events import Listener
+from parallelism.pipeline.schedule.actions import Action
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+class StepTimes(Listener):
+    """Adds up the seconds of this rank's actions, `busy_s`, and of its parts of schedules, `span_s`."""
+
+    def __init__(self) -> None:
+        self.busy_s = self.span_s = 0.0
+        self.last = 0.0, 0.0  # both, of the last schedule
+
+    def before_passes(self) -> None:
+        self._busy_before_s, self._begin_s = self.busy_s, time.perf_counter()
+
+    def before(self, action: Action, following: Action | None) -> None:
+        self._action_begin_s = time.perf_counter()
+
+    def after(self, action: Action) -> None:
+        self.busy_s += time.perf_counter() - self._action_begin_s
+
+    def after_passes(self) -> None:
+        self.last = self.busy_s - self._busy_before_s, time.perf_counter() - self._begin_s
+        self.span_s += self.last[1]
+
+    @property
+    def waited_s(self) -> float:
+        """The time between actions, in which other ranks are waited for."""
+        return self.span_s - self.busy_s
+
+    def bubble(self, comm: Communicator) -> float | None:
+        """What part of the last step, 0 to 1, the ranks of `comm` have not computed; None of one rank.  Collective."""
+        if comm.size == 1:
+            return None
+        busy_s, span_s = self.last
+        busy = comm.all_reduce(np.array([busy_s]), op="avg")[0]
+        return float(1 - busy / comm.all_reduce(np.array([span_s]), op="max")[0])
