@@ -191,17 +191,17 @@ def routers(model: nn.Module) -> Iterator[tuple[str, Router]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, Router))
 
 
-def scale_losses(model: nn.Module, scale: Any) -> None:
+def scale_losses(routers: Sequence[Router], scale: Any) -> None:
     """Say by what the model's loss is scaled in the backward passes to come."""
-    for _, router in routers(model):
+    for router in routers:
         router.loss_scale = scale
 
 
-def balance(model: nn.Module, sum_up: Callable[[Tensor], Any] = lambda loads: None) -> None:
+def balance(routers: Sequence[Router], sum_up: Callable[[Tensor], Any] = lambda loads: None) -> None:
     """Update the bias of each router, after a step; `sum_up` adds up loads in place, where others have counted, too."""
-    if own := [router for _, router in routers(model)]:
-        loads = torch.stack([router.loads for router in own])
+    if routers:
+        loads = torch.stack([router.loads for router in routers])
         sum_up(loads)
-        for router, load in zip(own, loads, strict=True):
+        for router, load in zip(routers, loads, strict=True):
             router.loads.copy_(load)
             router.update_bias()

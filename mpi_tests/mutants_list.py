@@ -187,8 +187,8 @@ RUNTIME = [
     ),
     mutant(
         "collectives/runtime/point_to_point.py",
-        "fits = (code, nbytes) == (self.code, self.wire.nbytes)",
-        "fits = nbytes == self.wire.nbytes",
+        "return (code, nbytes) == (self.code, self.wire.nbytes)",
+        "return nbytes == self.wire.nbytes",
         ("test_communicator.py", "of_another_length_or_dtype", 2),
     ),
     mutant(

@@ -26,7 +26,7 @@ class FusedGELU(nn.GELU):
 
 class FusedGate(Gate):
     def forward(self, x: Tensor) -> Tensor:
-        return GateFunction.apply(x) if takes(x) else super().forward(x)
+        return GateFunction.apply(x)
 
 
 class FusedRotaryHeads(RotaryHeads):

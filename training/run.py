@@ -17,7 +17,7 @@ from collectives import InputError
 from collectives.job import environment
 from collectives.job.errors import LoneInputError
 from models.data import TokenWindows
-from models.mixture import balance, scale_losses
+from models.mixture import balance, routers, scale_losses
 from models.model import Model
 from parallelism.buffers.transfer import read_back, to_device
 from parallelism.buffers.whole_parameters import fill, wholes
@@ -75,6 +75,7 @@ class TrainingRun:
         self.samples = Samples(self.windows, self.sampler, *count, positions, config.document_end, config.device)
         self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
         divide(self.gpt, config, self.mesh, self.sp, place, self.exchange)
+        self.routers = [router for _, router in routers(self.gpt)]
         tied = tied_names(self.gpt)
         self.model = staged(
             self.gpt, config, self.mesh, inputs.schedule, inputs.precision, place, self.samples.first_batch
@@ -142,7 +143,7 @@ class TrainingRun:
         lr = learning_rate_of(config, iteration)
         batches = [batch.to(config.device) for batch in inputs]
         weight = self.scale.value / len(batches)
-        scale_losses(self.gpt, weight)
+        scale_losses(self.routers, weight)
         is_traced = config.trace and iteration == min(self.first + TRACED - 1, config.max_iters)
         with traced(self.model.pipeline, self.mesh, config.trace) if is_traced else nullcontext():
             loss = self.model.step(batches, [weight] * len(batches)) / self.scale.value
@@ -173,7 +174,7 @@ class TrainingRun:
             group["lr"] = lr * group.get("lr_factor", 1)
         verdict = self.guard.judge(loss, norm)
         self.optimizer.step(verdict.skipped)
-        balance(self.gpt, self.mesh.along("dp", "sp").all_reduce)
+        balance(self.routers, self.mesh.along("dp", "sp").all_reduce)
         self.replica.gather()
         self.model.zero_grad()
         return norm, verdict

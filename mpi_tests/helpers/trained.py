@@ -16,7 +16,7 @@ from models.data import TokenWindows, load_tokens, split
 from models.gpt import GPT
 from models.hf import to_hugging_face
 from models.learning_rate import learning_rate
-from models.mixture import balance
+from models.mixture import balance, routers
 from parallelism.data.sampler import DistributedSampler
 from train import train
 from training.config import Config, make_model
@@ -112,7 +112,7 @@ def plain_steps(config: Config, model: GPT, make_optimizer=plain_adamw) -> Itera
         gradients = {name: p.grad.clone() for name, p in model.named_parameters(remove_duplicate=False)}
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
         optimizer.step()
-        balance(model)
+        balance([router for _, router in routers(model)])
         yield PlainStep(loss.item(), gradients)
 
 

@@ -47,8 +47,8 @@ class BucketQueue:
 
     def ready(self, param: Tensor) -> None:
         """Start the next buckets that are full."""
-        if param in self._bucket:
-            self._missing[self._bucket[param]].discard(param)
+        if bucket := self._bucket.get(param):
+            self._missing[bucket].discard(param)
         while self._waiting and not self._missing[self._waiting[0]]:
             self._start()
 

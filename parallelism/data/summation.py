@@ -32,10 +32,14 @@ class TiedSums:
         """The parameter of whose gradient that of `tensor` is a summand, or itself."""
         return self._owner.get(tensor, tensor)
 
-    @torch.no_grad()
     def complete(self, param: Tensor) -> None:
         """Make a parameter's gradient that of all its uses, whose sums begin anew."""
-        for use in self.uses.get(param, ()):  # type: ignore[call-overload]
+        if uses := self.uses.get(param):  # type: ignore[call-overload]
+            self._complete(param, uses)
+
+    @torch.no_grad()
+    def _complete(self, param: Tensor, uses: Sequence[Tensor]) -> None:
+        for use in uses:
             total, summand = gradient_of(param), gradient_of(use)
             assert total is not None
             assert summand is not None

@@ -24,7 +24,7 @@ class ParallelMixture(Mixture):
         nn.Module.__init__(self)
         self.tp = tp
         self.router, self.dropout = mixture.router, mixture.dropout
-        self.c_fc, self.c_proj = mixture.c_fc, mixture.c_proj
+        self.c_fc, self.gelu, self.c_proj = mixture.c_fc, mixture.gelu, mixture.c_proj
         self.route = exchange.route if exchange else mixture.route
         shard_experts(self.c_fc, 2, exchange, tp)
         shard_experts(self.c_proj, 1, exchange, tp)

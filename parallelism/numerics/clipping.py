@@ -91,9 +91,10 @@ def blocks_of(span: slice, first: int) -> range:
 
 
 def block_norms(flat: Tensor) -> list[Tensor]:
-    end = len(flat) - len(flat) % BLOCK
+    length = flat.numel()
+    end = length - length % BLOCK
     whole = [torch.linalg.vector_norm(flat[:end].view(-1, BLOCK), dim=1)] if end else []
-    return whole + ([torch.linalg.vector_norm(flat[end:], dim=0, keepdim=True)] if end < len(flat) else [])
+    return whole + ([torch.linalg.vector_norm(flat[end:], dim=0, keepdim=True)] if end < length else [])
 
 
 def keys(params: Mapping[str, nn.Parameter], mesh: Mesh, tied: Iterable[Sequence[str]]) -> np.ndarray:

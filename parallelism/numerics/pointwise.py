@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from parallelism.numerics.dropout import has_numba
 
@@ -18,7 +19,7 @@ MOST_THREADS = 4  # torch divides its own kernels among more of them, and is ahe
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the functions below are for such a tensor."""
+    """Whether compiled code takes such a tensor."""
     fits = x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
     return fits and has_numba() and torch.get_num_threads() <= MOST_THREADS
 
@@ -45,11 +46,16 @@ class GELUFunction(torch.autograd.Function):
 
 
 class GateFunction(torch.autograd.Function):
+    """Keeps its input alone, of any dtype and device."""
+
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        if not takes(x):
+            gates, passing = x.chunk(2, dim=-1)
+            return F.silu(gates) * passing
         from parallelism.numerics.pointwise_kernels import gate
 
-        ctx.save_for_backward(x)
         out = torch.empty((*x.shape[:-1], x.shape[-1] // 2))
         gate(rows(x), rows(out))
         return out
@@ -57,9 +63,13 @@ class GateFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        if not takes(x):
+            gates, passing = x.chunk(2, dim=-1)
+            of_gates = torch.ops.aten.silu_backward(gradient * passing, gates)
+            return torch.cat((of_gates, gradient * F.silu(gates)), dim=-1)
         from parallelism.numerics.pointwise_kernels import gate_backward
 
-        (x,) = ctx.saved_tensors
         out = torch.empty(x.shape)
         gate_backward(rows(x), rows(gradient), rows(out))
         return out

@@ -158,12 +158,12 @@ def norm_numbers(model: ModelConfig) -> int:
 
 
 def mlp_kept(model: ModelConfig, tp: int) -> float:
-    """Of a token, in tp parts: the inputs and results of GELU, or of a gate and of its product with what it lets pass.
+    """Of a token, in tp parts: the inputs and results of GELU, or of a gate, both halves of its inputs.
 
     Of a mixture also rows, before and after, and scores, of which each rank of tp has the whole.
     """
     if not model.num_experts:
-        return (4 if model.is_gated else 2) * model.hidden_width
+        return (3 if model.is_gated else 2) * model.hidden_width
     return model.experts_per_token * (8 + 2 * tp) * model.n_embd + 3 * tp * model.num_experts
 
 
@@ -174,13 +174,11 @@ def mlp_inputs(model: ModelConfig) -> int:
 
 def mlp_gradients(model: ModelConfig) -> int:
     """Of a token, those on their way between the MLP's two layers."""
-    return (4 if model.is_gated else 2) * model.hidden_width
+    return (3 if model.is_gated else 2) * model.hidden_width
 
 
 def spared(model: ModelConfig) -> int:
     """What selective recomputation does not keep of `mlp_kept`."""
-    if model.is_gated:
-        return 2 * model.hidden_width
     return model.hidden_width * (model.experts_per_token if model.num_experts else 1)
 
 
