@@ -112,16 +112,9 @@ class Transformer(nn.Module):
 
 
 class CrossEntropy(nn.Module):
-    """Mean over the tokens in nats, in at least float32, but for those whose targets are `ignored`; 0 if all are.
-
-    With `label_smoothing` s, the target has 1 - s of the probability and all tokens share s.
-    """
+    """Mean over the tokens in nats, in at least float32, but for those whose targets are `ignored`; 0 if all are."""
 
     ignored = -100
-
-    def __init__(self, label_smoothing: float = 0.0):
-        super().__init__()
-        self.label_smoothing = label_smoothing
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return self.total(logits, targets) / (targets != self.ignored).sum().clamp(min=1)
@@ -129,10 +122,7 @@ class CrossEntropy(nn.Module):
     def total(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         logits = logits.flatten(0, 1)  # (batch x seq, vocab_size)
-        smoothing, ignored = self.label_smoothing, self.ignored
-        return F.cross_entropy(
-            logits, targets.flatten(), ignore_index=ignored, reduction="sum", label_smoothing=smoothing
-        )
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=self.ignored, reduction="sum")
 
 
 def init_weights(model: nn.Module, n_layer: int, seed: int) -> None:

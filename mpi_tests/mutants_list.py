@@ -473,7 +473,7 @@ DIVIDED = [
         ("test_experts_training.py", "plain_mixture and 2-ranks", 2),
     ),
     mutant(
-        "parallelism/data/averaging.py",
+        "parallelism/data/replica.py",
         '{"op": "avg", **reduction}',
         "reduction",
         ("test_data_parallel.py", "whole_batch and 2-ranks", 2),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from models.model import Model
-from parallelism.buffers.broadcast import broadcast_json
+from parallelism.buffers.texts import broadcast_json
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition

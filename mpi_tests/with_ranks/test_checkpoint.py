@@ -15,8 +15,8 @@ from collectives import InputError
 from models.gpt import GPTConfig
 from models.optimizer import adamw
 from mpi_tests.helpers.models import randomized
+from parallelism.buffers.texts import gather_texts
 from parallelism.checkpoint import Checkpoints, Extent, Stop, TensorShard, make_states, model_parts, state_parts
-from parallelism.checkpoint.sharing import gather_texts
 from parallelism.mesh import Mesh
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry

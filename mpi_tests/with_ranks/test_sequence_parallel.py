@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, part, random_tokens, randomized
@@ -77,24 +76,6 @@ def test_loss_and_every_gradient_are_the_plain_models(comm, mode, config, with_d
     close(loss, wanted)
     for name, p in params.items():
         close(p.grad, gradients[name])
-
-
-@LENGTHS
-@each_mode
-def test_without_a_causal_mask(comm, mode):
-    axis = SequenceParallel(comm, causal=False, **mode)
-    draws = torch.Generator().manual_seed(0)
-    whole = [torch.randn(BATCH, 24, LENGTH, 4, dtype=torch.float64, generator=draws) for _ in range(3)]
-    held = axis.positions(LENGTH)
-    wanted = [x.clone().requires_grad_() for x in whole]
-    out = F.scaled_dot_product_attention(*wanted)
-    (out**2).sum().backward()
-    own = [x[:, :, held].clone().requires_grad_() for x in whole]
-    y = SequenceAttention(axis)(*own)
-    (y**2).sum().backward()
-    close(y, out[:, :, held])
-    for mine, theirs in zip(own, wanted, strict=True):
-        close(mine.grad, theirs.grad[:, :, held])
 
 
 @pytest.mark.sizes(8)

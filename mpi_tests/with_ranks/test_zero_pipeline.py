@@ -12,9 +12,9 @@ import torch
 from benchmarks.held_bytes import counting
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
+from parallelism.buffers.texts import gather_texts
 from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
-from parallelism.checkpoint.sharing import gather_texts
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition

@@ -21,7 +21,6 @@ from parallelism.checkpoint import (
     Checkpoint,
     Extent,
     TensorShard,
-    arena_parts,
     fingerprint,
     shards,
     state_parts,
@@ -70,6 +69,15 @@ def whole(name, kind):
 def shard_of(name, kind, rank, size):
     split = MODEL[name][1] if size > 1 else None
     return split.local(whole(name, kind), rank, size) if split else whole(name, kind)
+
+
+def arena_parts(parts, slices, kind, flat, begin):
+    """What of each parameter lies in `flat`, the elements from `begin` on of an arena of these slices."""
+    for name, place in slices.items():
+        low, high = max(place.start, begin), min(place.stop, begin + flat.numel())
+        if low < high:
+            span = slice(low - place.start, high - place.start)
+            yield parts[name].within(span, flat[low - begin : high - begin], kind)
 
 
 class Rank:

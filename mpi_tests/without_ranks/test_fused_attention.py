@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parallelism.sequence.fused_attention import OnCPU, OnCUDA, kernel
+from parallelism.sequence.fused_attention import Dropping, OnCPU, OnCUDA, ScoreRules, kernel
 
 MASK = torch.ones(4, 4)
 
@@ -32,8 +32,8 @@ def tensor(device, dtype="bfloat16", length=64, head=64):
     ],
 )
 def test_each_takes_what_it_can(q, k, causal, mask, drop, expected):
-    assert kernel(q, k, causal, mask, drop) is expected
+    assert kernel(q, k, ScoreRules(causal, mask, drop)) is expected
 
 
 def test_ours_takes_dropout_of_the_host():
-    assert kernel(tensor("cpu"), tensor("cpu"), False, None, MASK).drop is MASK
+    assert kernel(tensor("cpu"), tensor("cpu"), ScoreRules(False, None, MASK)) is Dropping

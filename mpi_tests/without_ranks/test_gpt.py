@@ -84,14 +84,12 @@ def test_documents_and_positions_agree_with_numpy():
     np.testing.assert_allclose(got.detach().numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_targets_that_do_not_count_and_smoothed_ones():
+def test_targets_that_do_not_count():
     logits, targets = torch.randn(2, 5, 7, dtype=torch.float64), torch.randint(7, (2, 5))
     targets[0, 2:4] = -100
     log_probs = logits.log_softmax(-1)[targets != -100]  # (tokens that count, vocab_size)
     at_target = log_probs.gather(-1, targets[targets != -100][:, None]).mean()
     assert CrossEntropy()(logits, targets).item() == pytest.approx(-at_target.item())
-    smoothed = 0.8 * at_target + 0.2 * log_probs.mean()
-    assert CrossEntropy(label_smoothing=0.2)(logits, targets).item() == pytest.approx(-smoothed.item())
 
 
 def test_later_tokens_leave_earlier_logits_as_they_are():

@@ -43,6 +43,7 @@ def test_compiled_or_not_dropout_is_the_same(dtype, monkeypatch):
 def test_attention_with_dropout_in_one_pass_is_that_in_several(queries, causal):
     """In float32 within its rounding of what torch's autograd makes of the plain formula in float64."""
     from parallelism.numerics import dropout
+    from parallelism.sequence.fused_attention import ScoreRules
     from parallelism.sequence.partial_attention import attend, attend_backward
 
     torch.manual_seed(queries)
@@ -52,8 +53,9 @@ def test_attention_with_dropout_in_one_pass_is_that_in_several(queries, causal):
     drop = dropout.AttentionDropout(torch.randint(-(2**62), 2**62, (2, 3)), 0.3).between(
         torch.arange(queries), torch.arange(keys)
     )
-    out, log = attend(q, k, v, causal, None, drop)
-    found = [out, *attend_backward(gradient, q, k, v, out, log, causal, None, drop)]
+    rules = ScoreRules(causal, None, drop)
+    out, log = attend(q, k, v, rules)
+    found = [out, *attend_backward(gradient, (q, k, v, out, log), rules)]
     q, k, v = (x.double().requires_grad_() for x in (q, k, v))
     scores = q @ k.mT / 8**0.5
     if causal:
@@ -67,14 +69,16 @@ def test_attention_with_dropout_in_one_pass_is_that_in_several(queries, causal):
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_attention_with_dropout_passes_on_what_is_not_finite(number):
     from parallelism.numerics import dropout
+    from parallelism.sequence.fused_attention import ScoreRules
     from parallelism.sequence.partial_attention import attend, attend_backward
 
     q, k, v = (torch.ones(1, 1, 20, 8) for _ in range(3))
     q[0, 0, 11, 0] = number
     drop = dropout.AttentionDropout(torch.zeros(1, 1, dtype=torch.int64), 0.3).among(20)
-    out, log = attend(q, k, v, True, None, drop)
+    rules = ScoreRules(True, None, drop)
+    out, log = attend(q, k, v, rules)
     assert out.isfinite().all(-1)[0, 0].tolist() == [row != 11 for row in range(20)]
-    dq, *_ = attend_backward(torch.ones_like(out), q, k, v, out, log, True, None, drop)
+    dq, *_ = attend_backward(torch.ones_like(out), (q, k, v, out, log), rules)
     assert dq.isnan().any(-1)[0, 0].tolist() == [row == 11 for row in range(20)]
 
 

@@ -52,11 +52,6 @@ def gather(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     return Conjugate.apply(x, gathered(axis, dim), parted(axis, dim))
 
 
-def all_gather(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
-    """All ranks' parts; gradients, of which each rank has its own, are summed up and split."""
-    return Conjugate.apply(x, gathered(axis, dim), summed(axis, dim))
-
-
 def reduce_scatter(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """This rank's part of the sum over the ranks; parts of the gradient are gathered."""
     return Conjugate.apply(x, summed(axis, dim), gathered(axis, dim))

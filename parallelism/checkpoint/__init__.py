@@ -3,7 +3,7 @@
 from parallelism.checkpoint.checkpoints import Checkpoints
 from parallelism.checkpoint.extent import Extent
 from parallelism.checkpoint.loader import CheckpointLoader, LoadedState
-from parallelism.checkpoint.part import TensorShard, arena_parts, make_states, model_parts, state_parts
+from parallelism.checkpoint.part import TensorShard, make_states, model_parts, state_parts
 from parallelism.checkpoint.reading import Checkpoint
 from parallelism.checkpoint.same import fingerprint
 from parallelism.checkpoint.stop import Stop
@@ -16,7 +16,6 @@ __all__ = [
     "LoadedState",
     "Stop",
     "TensorShard",
-    "arena_parts",
     "fingerprint",
     "make_states",
     "model_parts",

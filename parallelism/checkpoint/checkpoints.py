@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from collectives.job.errors import InputError
+from parallelism.buffers.texts import gather_texts
 from parallelism.checkpoint.folders import (
     UNFINISHED,
     commit,
@@ -24,7 +25,7 @@ from parallelism.checkpoint.loader import CheckpointLoader
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.shards import ShardEntry, write_shard
-from parallelism.checkpoint.sharing import gather_texts, shared_out
+from parallelism.checkpoint.sharing import shared_out
 
 if TYPE_CHECKING:
     from collectives import Communicator

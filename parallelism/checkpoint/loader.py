@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from collectives.job.errors import InputError
+from parallelism.buffers.texts import gather_texts
 from parallelism.checkpoint.folders import found, newest
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import Checkpoint
 from parallelism.checkpoint.same import check_same
-from parallelism.checkpoint.sharing import gather_texts
 
 if TYPE_CHECKING:
     from collectives import Communicator

@@ -100,14 +100,3 @@ def make_states(optimizer: Optimizer) -> None:
         group["lr"] = rate
     for p in lacking:
         p.grad = None
-
-
-def arena_parts(
-    parts: Mapping[str, TensorShard], slices: Mapping[str, slice], kind: str, flat: Tensor, begin: int = 0
-) -> Iterator[TensorShard]:
-    """What of each parameter lies in `flat`, the elements from `begin` on of an arena of these slices."""
-    for name, place in slices.items():
-        low, high = max(place.start, begin), min(place.stop, begin + flat.numel())
-        if low < high:
-            span = slice(low - place.start, high - place.start)
-            yield parts[name].within(span, flat[low - begin : high - begin], kind)

@@ -1,4 +1,4 @@
-"""What ranks tell each other: texts, and who writes which of the parts that several have."""
+"""Who writes which of the parts that several ranks have."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from parallelism.buffers.texts import gather_ints
 from parallelism.checkpoint.part import TensorShard
 
 if TYPE_CHECKING:
@@ -51,15 +52,3 @@ def writers(offers: Sequence[Mapping[int, int]]) -> list[list[int]]:
         load[rank] += offers[rank][key]
         mine[rank].append(key)
     return mine
-
-
-def gather_ints(comm: Communicator, number: int) -> list[int]:
-    return comm.all_gather(np.array([number], np.int64)).tolist()
-
-
-def gather_texts(comm: Communicator, text: str) -> list[str]:
-    """Every rank's text.  Collective."""
-    data = np.frombuffer(text.encode(), np.uint8)
-    counts = gather_ints(comm, len(data))
-    every = comm.all_gather(data, counts=counts)
-    return [part.tobytes().decode() for part in np.split(every, np.cumsum(counts)[:-1])]

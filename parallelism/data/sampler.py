@@ -10,37 +10,20 @@ class DistributedSampler:
 
     Step k takes `batch_size` samples in the epoch's order, from k x batch_size on, and rank r the r-th of
     `size` equal shares of them: what a step trains on depends on seed, epoch and batch_size, never on size.
-    Samples that do not fill the last batch are dropped; with drop_last=False the batch is filled from the
-    start of the order instead.
+    Samples that do not fill the last batch are dropped.
 
-    >>> [share.tolist() for share in DistributedSampler(10, 4, rank=1, size=2, shuffle=False)]
-    [[2, 3], [6, 7]]
+    >>> [[share.tolist() for share in DistributedSampler(10, 4, rank, size=2)] for rank in (0, 1)]
+    [[[0, 2], [8, 5]], [[9, 1], [4, 3]]]
 
     Raises: ValueError on a batch that the ranks can't share, or an epoch without steps.
     """
 
-    def __init__(
-        self,
-        num_samples: int,
-        batch_size: int,
-        rank: int,
-        size: int,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = True,
-    ):
-        check(num_samples, batch_size, rank, size, drop_last)
+    def __init__(self, num_samples: int, batch_size: int, rank: int, size: int, *, seed: int = 0):
+        check(num_samples, batch_size, rank, size)
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed={seed} must be from 0 to 2**63 - 1")
-        self.num_samples = num_samples
-        self.batch_size = batch_size
-        self.rank = rank
-        self.size = size
-        self.seed = seed
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.epoch = 0
+        self.num_samples, self.batch_size = num_samples, batch_size
+        self.rank, self.size, self.seed, self.epoch = rank, size, seed, 0
 
     def set_epoch(self, epoch: int):
         if epoch < 0:
@@ -48,22 +31,19 @@ class DistributedSampler:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        steps, rest = divmod(self.num_samples, self.batch_size)
-        return steps if self.drop_last or rest == 0 else steps + 1
+        return self.num_samples // self.batch_size
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        taken = np.resize(self.order(), len(self) * self.batch_size)  # cuts the order short or repeats it
+        taken = self.order()[: len(self) * self.batch_size]
         return iter(taken.reshape(len(self), self.size, -1)[:, self.rank])
 
     def order(self) -> np.ndarray:
-        if not self.shuffle:
-            return np.arange(self.num_samples)
         # Sorted raw bits are the same order in every version of NumPy; permutation() promises no such thing.
         philox = np.random.Philox(key=[self.seed, self.epoch])
         return np.argsort(philox.random_raw(self.num_samples), kind="stable")
 
 
-def check(num_samples: int, batch_size: int, rank: int, size: int, drop_last: bool):
+def check(num_samples: int, batch_size: int, rank: int, size: int):
     for name, value in (("num_samples", num_samples), ("batch_size", batch_size), ("size", size)):
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
@@ -73,8 +53,8 @@ def check(num_samples: int, batch_size: int, rank: int, size: int, drop_last: bo
         below, above = batch_size - rest, batch_size - rest + size
         sizes = f"{below} or {above}" if below else f"{above}"
         raise ValueError(f"batch_size={batch_size} can't be shared by {size} ranks: use {sizes}")
-    if drop_last and num_samples < batch_size:
+    if num_samples < batch_size:
         raise ValueError(
-            f"num_samples={num_samples} don't fill one batch of batch_size={batch_size}: "
-            "use a smaller batch, more samples or drop_last=False"
+            f"num_samples={num_samples} don't fill one batch of batch_size={batch_size}: use a smaller batch, or more "
+            "samples"
         )

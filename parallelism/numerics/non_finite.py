@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from collectives import InputError
 from parallelism.buffers.gradients import gradient_of
+from parallelism.buffers.texts import broadcast_json
 from parallelism.numerics.loss_scale import LossScale
 from parallelism.pipeline.events import Listener
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 POLICIES = ("stop", "skip", "ignore")
 LOSS, GRADIENT, NORM, NOTHING = range(4)  # what is not finite; the first that any rank has is told
-WORDS_BYTES = 256
 
 
 class GradientMonitor(Listener):
@@ -117,18 +116,10 @@ class StepGuard:
             f"rank {rank} has a gradient of {first_of(names, finite)} that is not finite",
             f"the norm of the gradients is {norm}, but no rank's own gradients are to blame",
         )
-        line = f"step {step}: {self._told(words[kind], rank)}"
+        line = f"step {step}: {broadcast_json(self.comm, words[kind], rank)}"
         if self.policy == "stop" and not by_scale:
             raise InputError(f"{line}: lower the learning rate, or let such steps be skipped")
         self.say(f"{line}; skipped" + (f", the loss scale is {scale:g} now" if by_scale else ""))
-
-    def _told(self, words: str, root: int) -> str:
-        """The words of one rank, on all."""
-        letters = np.zeros(WORDS_BYTES, np.uint8)
-        said = words.encode()[:WORDS_BYTES]
-        letters[: len(said)] = np.frombuffer(said, np.uint8)
-        self.comm.broadcast(letters, root=root)
-        return letters.tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 def first_of(names: Sequence[str], finite: Sequence[float]) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from collectives.schedule.draw import save, time_axis
+from parallelism.buffers.texts import gather_texts
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, needs, result
 from parallelism.pipeline.schedule.messages import StageMessage
@@ -54,15 +55,10 @@ class SpanRecorder(Listener):
 def gather(comm: Communicator, spans: Sequence[Span]) -> list[Span]:
     """All ranks' spans, on rank 0, by its clock and from the first one's begin; nothing on others.  Collective."""
     ahead_s = clocks_ahead_s(comm)
-    mine = np.frombuffer(json.dumps(spans).encode(), np.uint8)
-    counts = np.zeros(comm.size, np.int64)
-    counts[comm.rank] = mine.size
-    comm.all_reduce(counts)
-    gathered = comm.gather(mine.copy(), counts=counts.tolist())
+    texts = gather_texts(comm, json.dumps(spans))
     if comm.rank:
         return []
-    texts = np.split(gathered, np.cumsum(counts)[:-1])
-    known = [[Span(*span) for span in json.loads(text.tobytes())] for text in texts]
+    known = [[Span(*span) for span in json.loads(text)] for text in texts]
     begin_s = min((span.begin_s - ahead for own, ahead in zip(known, ahead_s, strict=True) for span in own), default=0)
     return [
         span._replace(begin_s=span.begin_s - ahead - begin_s, end_s=span.end_s - ahead - begin_s)

@@ -13,7 +13,7 @@ import torch
 
 from models.config import LlamaConfig, ModelConfig
 from models.model import make
-from parallelism.buffers.broadcast import broadcast_json
+from parallelism.buffers.texts import broadcast_json
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.machine import SPARE, Machine
 from parallelism.planner.memory import Memory

@@ -14,50 +14,37 @@ import torch
 from torch import Tensor
 
 from parallelism.numerics.dropout import Drop
-from parallelism.sequence.fused_attention import kernel, wide
+from parallelism.sequence.fused_attention import SavedAttention, ScoreRules, kernel, wide
 
 MASKED = -1e30  # added to what does not attend: finite, so that rows without anything stay numbers
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None, drop: Drop | None = None
-) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, rules: ScoreRules) -> tuple[Tensor, Tensor]:
     """The result, and the log of the sum of exponentials.
-
-    `mask` is added to the scores; `drop` is dropout of the probabilities.
 
     Shapes: q (batch, n_head, queries, head_size), k and v (batch, n_kv_head, keys, head_size), mask (batch, 1, queries,
     keys); result as q, log (batch, n_head, queries).
     """
     k, v = like_heads(k, q), like_heads(v, q)
-    if fused := kernel(q, k, causal, mask, drop):
-        return fused.forward(q, k, v, causal, mask)
+    if fused := kernel(q, k, rules):
+        return fused.forward(q, k, v, rules)
     q, k, v = wide(q), wide(k), wide(v)
     with torch.autocast(q.device.type, enabled=False):
-        scores = scores_of(q, k, causal, mask)
+        scores = scores_of(q, k, rules)
         log = scores.logsumexp(-1)
-        return dropped(probabilities(scores, log), drop) @ v, log
+        return dropped(probabilities(scores, log), rules.drop) @ v, log
 
 
-def attend_backward(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    log: Tensor,
-    causal: bool,
-    mask: Tensor | None = None,
-    drop: Drop | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def attend_backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, given the result and the log of the whole."""
-    num_kv_heads = k.shape[1]
+    q, k, v, out, log = saved
+    num_kv_heads, drop = k.shape[1], rules.drop
     k, v = like_heads(k, q), like_heads(v, q)
-    if fused := kernel(q, k, causal, mask, drop):
-        dq, dk, dv = fused.backward(gradient, q, k, v, out, log, causal, mask)
+    if fused := kernel(q, k, rules):
+        dq, dk, dv = fused.backward(gradient, (q, k, v, out, log), rules)
     else:
         q, k, v = wide(q), wide(k), wide(v)
-        p = probabilities(scores_of(q, k, causal, mask), log)
+        p = probabilities(scores_of(q, k, rules), log)
         dp = dropped(gradient @ v.transpose(-1, -2), drop)
         ds = p * (dp - (gradient * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
         dq, dk, dv = ds @ k, ds.transpose(-1, -2) @ q, dropped(p, drop).transpose(-1, -2) @ gradient
@@ -81,12 +68,12 @@ def of_common_heads(gradient: Tensor, num_heads: int) -> Tensor:
     return gradient if gradient.shape[1] == num_heads else gradient.unflatten(1, (num_heads, -1)).sum(2)
 
 
-def scores_of(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+def scores_of(q: Tensor, k: Tensor, rules: ScoreRules) -> Tensor:
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    if causal:
+    if rules.causal:
         ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(ahead, MASKED)
-    return scores if mask is None else scores + mask
+    return scores if rules.mask is None else scores + rules.mask
 
 
 def probabilities(scores: Tensor, log: Tensor) -> Tensor:

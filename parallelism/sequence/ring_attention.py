@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from parallelism.buffers.tensor_collectives import TensorCollectives
-from parallelism.numerics.dropout import AttentionDropout, Drop
+from parallelism.numerics.dropout import AttentionDropout
+from parallelism.sequence.fused_attention import ScoreRules
 from parallelism.sequence.partial_attention import attend, attend_backward, mask_of, merge, wide
 from parallelism.sequence.token_shards import Pair, TokenShards
 
@@ -21,8 +22,8 @@ from parallelism.sequence.token_shards import Pair, TokenShards
 class Ring:
     """The members of a ring, each with its tokens of a sequence."""
 
-    def __init__(self, members: TensorCollectives, order: str = "zigzag", causal: bool = True):
-        self.members, self.order, self.causal = members, order, causal
+    def __init__(self, members: TensorCollectives, order: str = "zigzag"):
+        self.members, self.order = members, order
 
     def sources(self) -> Iterator[int]:
         """Whose keys are here, step by step."""
@@ -30,8 +31,6 @@ class Ring:
         return ((rank - step) % size for step in range(size))
 
     def pair(self, source: int, length: int) -> Pair | None:
-        if not self.causal:
-            return Pair(slice(None), slice(None), causal=False)
         shards = TokenShards(length * self.members.size, self.members.size, order=self.order)
         return shards.pair(self.members.rank, source)
 
@@ -50,15 +49,14 @@ class GlobalTokens(NamedTuple):
             return ring.pair(source, length), None
         rank = ring.members.rank
         may = self.documents[rank][:, :, None] == self.documents[source][:, None, :]  # (batch, seq, seq)
-        if ring.causal:
-            may = may & (self.positions[rank][:, None] >= self.positions[source][None, :])
+        may = may & (self.positions[rank][:, None] >= self.positions[source][None, :])
         return Pair(slice(None), slice(None), causal=False), mask_of(may, dtype)
 
-    def drop(self, ring: Ring, source: int, pair: Pair) -> Drop | None:
+    def rules(self, ring: Ring, source: int, pair: Pair, mask: Tensor | None) -> ScoreRules:
         if self.dropout is None:
-            return None
+            return ScoreRules(pair.causal, mask)
         here, there = self.positions[ring.members.rank][pair.queries], self.positions[source][pair.keys]
-        return self.dropout.between(here, there)
+        return ScoreRules(pair.causal, mask, self.dropout.between(here, there))
 
 
 class RingFunction(torch.autograd.Function):
@@ -76,7 +74,7 @@ class RingFunction(torch.autograd.Function):
             pair, mask = known.pair(ring, source, q.dtype)
             if pair:
                 part = q[:, :, pair.queries], kv[0][:, :, pair.keys], kv[1][:, :, pair.keys]
-                more = attend(*part, pair.causal, mask, known.drop(ring, source, pair))
+                more = attend(*part, known.rules(ring, source, pair, mask))
                 merge(out[:, :, pair.queries], log[:, :, pair.queries], *more)
             if coming:
                 kv = coming.wait()
@@ -96,8 +94,7 @@ class RingFunction(torch.autograd.Function):
             if pair:
                 here, there = pair.queries, pair.keys
                 part = q[:, :, here], kv[0][:, :, there], kv[1][:, :, there], out[:, :, here], log[:, :, here]
-                drop = known.drop(ring, source, pair)
-                more = attend_backward(gradient[:, :, here], *part, pair.causal, mask, drop)
+                more = attend_backward(gradient[:, :, here], part, known.rules(ring, source, pair, mask))
                 dq[:, :, here] += more[0]
                 dkv[0][:, :, there] += more[1]
                 dkv[1][:, :, there] += more[2]

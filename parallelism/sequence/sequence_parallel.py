@@ -18,6 +18,7 @@ from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.buffers.transfer import to_device
 from parallelism.numerics.dropout import AttentionDropout, Dropout
+from parallelism.sequence.fused_attention import ScoreRules
 from parallelism.sequence.partial_attention import attend, attend_backward, mask_of, wide
 from parallelism.sequence.ring_attention import GlobalTokens, Ring, RingFunction
 from parallelism.sequence.token_shards import TokenShards, check_heads, shard_tokens
@@ -41,7 +42,6 @@ class SequenceParallel:
         comm: Communicator,
         mode: str = "ring",
         order: str = "zigzag",
-        causal: bool = True,
         head_ranks: int | None = None,
     ):
         with comm.agreed("SequenceParallel"):
@@ -50,7 +50,7 @@ class SequenceParallel:
         heads, ring = comm.split(comm.rank // parts), comm.split(comm.rank % parts)
         assert heads is not None
         assert ring is not None
-        self.heads, self.ring = TensorCollectives(heads), Ring(TensorCollectives(ring), order, causal)
+        self.heads, self.ring = TensorCollectives(heads), Ring(TensorCollectives(ring), order)
 
     def __str__(self) -> str:
         parts = self.heads.size
@@ -140,16 +140,17 @@ class DroppingFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: AttentionDropout):  # type: ignore[override]
-        out, log = attend(q, k, v, mask is None, mask, dropout.among(q.shape[SEQ]))
+        out, log = attend(q, k, v, ScoreRules(mask is None, mask, dropout.among(q.shape[SEQ])))
         ctx.save_for_backward(q, k, v, out, log, mask)
         ctx.dropout = dropout
         return out.to(q.dtype)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
-        q, k, v, out, log, mask = ctx.saved_tensors
-        drop = ctx.dropout.among(q.shape[SEQ])
-        dq, dk, dv = attend_backward(wide(gradient), q, k, v, out, log, mask is None, mask, drop)
+        *saved, mask = ctx.saved_tensors
+        q, k, v, *_ = saved
+        rules = ScoreRules(mask is None, mask, ctx.dropout.among(q.shape[SEQ]))
+        dq, dk, dv = attend_backward(wide(gradient), saved, rules)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 

@@ -121,27 +121,20 @@ def of_all(parameter: Tensor, axis: Axis) -> Tensor:
 
 
 class SequenceNorm(nn.Module):
-    """A LayerNorm of a part of the sequence."""
+    """A LayerNorm or RMSNorm of a part of the sequence."""
 
-    def __init__(self, norm: nn.LayerNorm, axis: Axis):
+    def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, axis: Axis):
         super().__init__()
-        self.axis, self.shape, self.eps = axis, norm.normalized_shape, norm.eps
-        self.weight, self.bias = norm.weight, norm.bias
+        self.axis, self.shape = axis, norm.normalized_shape
+        self.eps: Any = norm.eps
+        self.is_rms, self.weight, self.bias = isinstance(norm, nn.RMSNorm), norm.weight, getattr(norm, "bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
+        weight = of_all(self.weight, self.axis)
+        if self.is_rms:
+            return F.rms_norm(x, self.shape, weight, self.eps)
         bias = None if self.bias is None else of_all(self.bias, self.axis)
-        return F.layer_norm(x, self.shape, of_all(self.weight, self.axis), bias, self.eps)
-
-
-class SequenceRMSNorm(nn.Module):
-    """An RMSNorm of a part of the sequence."""
-
-    def __init__(self, norm: nn.RMSNorm, axis: Axis):
-        super().__init__()
-        self.axis, self.shape, self.eps, self.weight = axis, norm.normalized_shape, norm.eps, norm.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.shape, of_all(self.weight, self.axis), self.eps)
+        return F.layer_norm(x, self.shape, weight, bias, self.eps)
 
 
 class SequenceEmbedding(nn.Module):
@@ -205,25 +198,18 @@ class VocabularyCrossEntropy(nn.Module):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         flat, targets = logits.flatten(0, 1), targets.flatten()  # (batch x seq, vocab_size/tp), (batch x seq)
         counted = targets != self.ignored
-        settings = self.vocab_size, self.loss.label_smoothing
-        return CrossEntropyFunction.apply(flat, targets, counted, self.axis.ranks, *settings)
+        return CrossEntropyFunction.apply(flat, targets, counted, self.axis.ranks, self.vocab_size)
 
 
 class CrossEntropyFunction(torch.autograd.Function):
-    """Sum of log sum exp(logits) - (1-s) logits[target] - s mean(logits), by two sums over the ranks.
+    """Sum of log sum exp(logits) - logits[target], by two sums over the ranks.
 
     Keeps one tensor as large as the rank's logits: their softmax.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx,
-        logits: Tensor,
-        targets: Tensor,
-        counted: Tensor,
-        ranks: TensorCollectives,
-        vocab_size: int,
-        smoothing: float,
+        ctx, logits: Tensor, targets: Tensor, counted: Tensor, ranks: TensorCollectives, vocab_size: int
     ) -> Tensor:
         begin = ranks.rank * logits.shape[-1]
         num_real = min(max(vocab_size - begin, 0), logits.shape[-1])
@@ -234,17 +220,13 @@ class CrossEntropyFunction(torch.autograd.Function):
         torch.exp(real - highest[:, None], out=exps[:, :num_real])
         rows, here = placed(targets, begin, logits.shape[-1])
         at_target = logits.gather(-1, rows[:, None])[:, 0] * here
-        sums, at_target, means = ranks.all_reduce(torch.stack([exps.sum(-1), at_target, real.sum(-1) / vocab_size]))
-        losses = sums.log() + highest - (1 - smoothing) * at_target - smoothing * means
+        sums, at_target = ranks.all_reduce(torch.stack([exps.sum(-1), at_target]))
         ctx.save_for_backward(exps.div_(sums[:, None]), rows, here, counted)
-        ctx.num_real, ctx.shift, ctx.smoothing = num_real, smoothing / vocab_size, smoothing
-        return (losses * counted).sum()
+        return ((sums.log() + highest - at_target) * counted).sum()
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         softmax, rows, here, counted = ctx.saved_tensors
-        d = softmax.clone()
-        d[:, : ctx.num_real] -= ctx.shift
-        d.scatter_add_(-1, rows[:, None], -(1 - ctx.smoothing) * here.to(d.dtype)[:, None])
+        d = softmax.scatter_add(-1, rows[:, None], -here.to(softmax.dtype)[:, None])
         d *= (counted * gradient)[:, None]
-        return d, None, None, None, None, None
+        return d, None, None, None, None

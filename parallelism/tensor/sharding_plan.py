@@ -27,7 +27,6 @@ from parallelism.tensor.layers import (
     RowLinear,
     SequenceEmbedding,
     SequenceNorm,
-    SequenceRMSNorm,
     VocabularyCrossEntropy,
     VocabularyEmbedding,
     VocabularyHead,
@@ -179,7 +178,7 @@ class SequenceRegion:
             return module
         if isinstance(module, nn.Embedding):
             return SequenceEmbedding(module, axes.tp)
-        return SequenceNorm(module, axes.tp) if isinstance(module, nn.LayerNorm) else SequenceRMSNorm(module, axes.tp)
+        return SequenceNorm(module, axes.tp)
 
 
 def parallelize(

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from collectives.job.settings import Parser, Range, positive
 from collectives.schedule.draw import refuse, save
 from parallelism.pipeline.schedule import files, picture, registry
 from parallelism.pipeline.schedule.actions import Schedule
@@ -22,13 +23,7 @@ from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.schedule.search import keeps, known, limits_of, search
 
 STAGES, MICRO_BATCHES = 4, 8
-
-
-class OneLineErrorParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as all others."""
-
-    def error(self, message: str):
-        raise ValueError(f"{message}; see --help")
+SECONDS = Range(0, 10**9, unit="s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,9 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parser() -> OneLineErrorParser:
-    form = argparse.RawDescriptionHelpFormatter
-    made = OneLineErrorParser("python -m parallelism.pipeline.schedule", description=__doc__, formatter_class=form)
+def parser() -> Parser:
+    made = Parser("python -m parallelism.pipeline.schedule", __doc__)
     acts = made.add_subparsers(required=True, metavar="draw | search | check")
     draws = acts.add_parser("draw", help="draw a schedule, with its bubble and the activations alive")
     draws.add_argument("--schedule", metavar="NAME", help=f"{', '.join(registry.names())} (1f1b)")
@@ -51,7 +45,7 @@ def parser() -> OneLineErrorParser:
     searches = acts.add_parser("search", help="search one for these times that keeps a memory limit")
     searches.add_argument(
         "--memory",
-        type=whole,
+        type=positive,
         nargs="+",
         metavar="N",
         help="activations alive at most, one number or one for each rank",
@@ -67,28 +61,15 @@ def parser() -> OneLineErrorParser:
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--stages", type=whole, metavar="P", help=f"ranks of the pipeline ({STAGES})")
-    add("--virtual_stages", type=whole, metavar="V", help="stages of each rank (as the schedule needs; 1 for search)")
-    add("--micro_batches", type=whole, metavar="M", help=f"({MICRO_BATCHES})")
+    add("--stages", type=positive, metavar="P", help=f"ranks of the pipeline ({STAGES})")
+    add("--virtual_stages", type=positive, metavar="V", help="stages of each rank (the fewest it takes; search: 1)")
+    add("--micro_batches", type=positive, metavar="M", help=f"({MICRO_BATCHES})")
     for name, default in Costs()._asdict().items():
         each = "pair of stages in a row" if name == "message" else "stage"
         text = f"seconds, one number or one for each {each} ({default:g})"
-        add(f"--{name}", type=seconds, nargs="+", default=[default], metavar="S", help=text)
+        add(f"--{name}", type=SECONDS.number, nargs="+", default=[default], metavar="S", help=text)
     add("--png", metavar="FILE", help="draw a picture, too")
     add("--out", metavar="FILE", help="write the schedule, as CSV if the name ends so, else as text")
-
-
-def whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be seconds, as in 0.5") from None
 
 
 def draw(flags: argparse.Namespace) -> None:
