@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from models.model import Model
-from parallelism.buffers.texts import broadcast_json
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition
@@ -17,7 +16,7 @@ from parallelism.numerics.precision import Precision
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.layer_times import agreed, measure, message_s, stage_costs
 from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
-from parallelism.pipeline.schedule.actions import Action, Schedule
+from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer
@@ -116,5 +115,4 @@ def searched(schedule: Schedule, costs: Costs, limit: int, comm: Communicator) -
             print(f"searching a schedule of {schedule.num_stages} stages", flush=True)
             each = schedule.num_stages // schedule.num_ranks
             found = search(schedule.num_ranks, schedule.num_micro_batches, each, costs, limit)
-    name, orders, peaks = broadcast_json(comm, found and [found.name, found.orders, found.peaks])
-    return Schedule(name, tuple(tuple(Action(*each) for each in order) for order in orders), tuple(peaks))
+    return comm.broadcast_object(found)

@@ -15,7 +15,6 @@ from collectives import InputError
 from models.gpt import GPTConfig
 from models.optimizer import adamw
 from mpi_tests.helpers.models import randomized
-from parallelism.buffers.texts import gather_texts
 from parallelism.checkpoint import Checkpoints, Extent, Stop, TensorShard, make_states, model_parts, state_parts
 from parallelism.mesh import Mesh
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
@@ -32,7 +31,7 @@ LAYOUTS = {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 4: [(1, 1), (4, 1), (1, 4),
 def folder(comm):
     """One that all ranks share, made by the first: ranks that all clean up pytest's own get in each other's way."""
     own = TemporaryDirectory() if comm.rank == 0 else None
-    yield Path(gather_texts(comm, own.name if own else "")[0]) / "checkpoints"
+    yield Path(comm.all_gather_object(own.name if own else "")[0]) / "checkpoints"
     comm.barrier()
     if own:
         own.cleanup()
@@ -235,7 +234,7 @@ def test_what_cannot_be_saved(comm, checkpoints, folder):
 @pytest.mark.sizes(2)
 def test_two_runs_write_to_one_directory(comm, checkpoints, folder):
     message = refused(Checkpoints, folder, comm)
-    pid = gather_texts(comm, str(os.getpid()))[0]
+    pid = comm.all_gather_object(str(os.getpid()))[0]
     assert f"rank 0: {folder}: another run writes there, process {pid} on " in message
     checkpoints.close()
     lines = []
@@ -266,7 +265,7 @@ def test_what_a_dead_run_left_is_removed(comm, folder):
 def test_ranks_must_share_the_directory(comm, folder):
     message = f"rank 1: {folder / '1'} is not the first rank's: choose a folder that all hosts share"
     assert refused(Checkpoints, folder / str(comm.rank), comm) == message
-    folder = gather_texts(comm, str(folder / "0"))[0]
+    folder = comm.all_gather_object(str(folder / "0"))[0]
     Checkpoints(folder, comm).close()
 
 

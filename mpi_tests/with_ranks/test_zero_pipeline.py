@@ -12,7 +12,6 @@ import torch
 from benchmarks.held_bytes import counting
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
-from parallelism.buffers.texts import gather_texts
 from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
 from parallelism.mesh import Mesh
@@ -310,7 +309,7 @@ def test_a_checkpoint_goes_on_in_another_layout(comm, started):
     first = started(3, "1f1b")
     first.train()
     with TemporaryDirectory() as own:
-        folder = gather_texts(comm, own)[0]
+        folder = comm.all_gather_object(own)[0]
         checkpoints = Checkpoints(folder, comm)
         checkpoints.save(1, first.state(), {})
         checkpoints.wait()

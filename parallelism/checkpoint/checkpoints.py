@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from collectives.job.errors import InputError
-from parallelism.buffers.texts import gather_texts
 from parallelism.checkpoint.folders import (
     UNFINISHED,
     commit,
@@ -74,7 +73,7 @@ class Checkpoints(CheckpointLoader):
     def _first_number(self) -> int:
         """Of the checkpoints to come, which is above all that there have been."""
         said = f"{self._lock.text}\n{next_number(self.directory)}" if self._lock else ""
-        text, number = gather_texts(self.comm, said)[0].splitlines()
+        text, number = self.comm.broadcast_object(said).splitlines()
         with self.comm.agreed("Checkpoints"):
             path = self.directory / "lock"
             if not path.exists() or path.read_text() != text:
@@ -135,7 +134,7 @@ class Checkpoints(CheckpointLoader):
     def _finish(self, pending: PendingCheckpoint) -> None:
         with self.comm.agreed("checkpoint"):
             text = json.dumps(pending.written.result())
-        texts = gather_texts(self.comm, text)
+        texts = self.comm.all_gather_object(text)
         with self.comm.agreed("checkpoint"):
             if self.comm.rank == 0:
                 entries = [ShardEntry.from_json(json.loads(text)) for text in texts]

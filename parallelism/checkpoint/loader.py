@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from collectives.job.errors import InputError
-from parallelism.buffers.texts import gather_texts
 from parallelism.checkpoint.folders import found, newest
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import Checkpoint
@@ -41,7 +40,7 @@ class CheckpointLoader:
         """The last whole checkpoint, each shard of which some rank has read; None if there is none."""
         with self.comm.agreed("newest"):
             names = "\n".join(path.name for path in found(self.directory)) if self.comm.rank == 0 else ""
-        names = gather_texts(self.comm, names)[0]
+        names = self.comm.broadcast_object(names)
         return newest([self.directory / name for name in names.splitlines()], self._check, self.say)
 
     def _check(self, path: Path) -> None:

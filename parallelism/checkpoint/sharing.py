@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parallelism.buffers.texts import gather_ints
 from parallelism.checkpoint.part import TensorShard
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ def shared_out(comm: Communicator, parts: Iterable[TensorShard]) -> list[TensorS
     """Of the parts that each rank has, those that it is to write.  Collective."""
     offers = {identity(part): part for part in parts}
     rows = np.array([[key, part.extent.length * part.tensor.element_size()] for key, part in offers.items()], np.int64)
-    counts = gather_ints(comm, rows.size)
+    counts = comm.all_gather_object(rows.size)
     every = comm.all_gather(rows.ravel(), counts=counts)
     by_rank = [dict(flat.reshape(-1, 2).tolist()) for flat in np.split(every, np.cumsum(counts)[:-1])]
     return [offers[key] for key in writers(by_rank)[comm.rank]]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from collectives import InputError
 from parallelism.buffers.gradients import gradient_of
-from parallelism.buffers.texts import broadcast_json
 from parallelism.numerics.loss_scale import LossScale
 from parallelism.pipeline.events import Listener
 
@@ -116,7 +115,7 @@ class StepGuard:
             f"rank {rank} has a gradient of {first_of(names, finite)} that is not finite",
             f"the norm of the gradients is {norm}, but no rank's own gradients are to blame",
         )
-        line = f"step {step}: {broadcast_json(self.comm, words[kind], rank)}"
+        line = f"step {step}: {self.comm.broadcast_object(words[kind], rank)}"
         if self.policy == "stop" and not by_scale:
             raise InputError(f"{line}: lower the learning rate, or let such steps be skipped")
         self.say(f"{line}; skipped" + (f", the loss scale is {scale:g} now" if by_scale else ""))

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from collectives.schedule.draw import save, time_axis
-from parallelism.buffers.texts import gather_texts
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, needs, result
 from parallelism.pipeline.schedule.messages import StageMessage
@@ -55,7 +54,7 @@ class SpanRecorder(Listener):
 def gather(comm: Communicator, spans: Sequence[Span]) -> list[Span]:
     """All ranks' spans, on rank 0, by its clock and from the first one's begin; nothing on others.  Collective."""
     ahead_s = clocks_ahead_s(comm)
-    texts = gather_texts(comm, json.dumps(spans))
+    texts = comm.all_gather_object(json.dumps(spans))
     if comm.rank:
         return []
     known = [[Span(*span) for span in json.loads(text)] for text in texts]

@@ -13,12 +13,9 @@ import torch
 
 from models.config import LlamaConfig, ModelConfig
 from models.model import make
-from parallelism.buffers.texts import broadcast_json
-from parallelism.planner.layout import ParallelLayout, TrainingJob
+from parallelism.planner.layout import TrainingJob
 from parallelism.planner.machine import SPARE, Machine
-from parallelism.planner.memory import Memory
 from parallelism.planner.search import NOTHING_FIXED, PlannedLayout, best
-from parallelism.planner.step import Time
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -37,8 +34,7 @@ def best_layout(
     found = machine(comm, job, device)
     with comm.agreed("best_layout"):
         planned = best(job, found, fixed) if comm.rank == 0 else None
-    layout, held, times = broadcast_json(comm, planned)
-    return PlannedLayout(ParallelLayout(*layout), Memory(*held), Time(*times))
+    return comm.broadcast_object(planned)
 
 
 def machine(comm: Communicator, job: TrainingJob, device: str = "cpu") -> Machine:
