@@ -16,7 +16,7 @@ from collectives.arrays.views import to_torch
 from models.gpt import GPT
 from models.optimizer import AdamW, Optimizer
 from parallelism.buffers.arena import Arena
-from parallelism.data.data_parallel import DataParallel
+from parallelism.data.loop import DataParallel
 from parallelism.zero.sharded import Sharded
 from parallelism.zero.units import ShardGroups
 

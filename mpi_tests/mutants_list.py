@@ -480,8 +480,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/data/averaging.py",
-        "            bucket.wait()\n        self._begin()",
-        "            bucket.wait()",
+        "        self._queue.wait()\n        self._begin()",
+        "        self._queue.wait()",
         ("test_data_parallel.py", "whole_batch and 2-ranks", 2),
     ),
     mutant(

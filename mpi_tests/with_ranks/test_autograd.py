@@ -8,10 +8,6 @@ from parallelism.buffers.tensor_collectives import TensorCollectives
 
 # What a pair makes of the ranks' parts of `xs` (size, 2, 2 size), of which each rank has one; and what that is.
 PAIRS = {
-    "all_gather": (
-        lambda x, axis: autograd.all_gather(x, axis, dim=1),
-        lambda xs, rank: torch.cat(xs.unbind(), dim=1),
-    ),
     "reduce_scatter": (
         lambda x, axis: autograd.reduce_scatter(x, axis, dim=1),
         lambda xs, rank: xs.sum(0)[:, 2 * rank : 2 * rank + 2],

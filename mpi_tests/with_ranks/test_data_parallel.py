@@ -8,7 +8,7 @@ from torch import nn
 from mpi_tests.helpers.models import share
 from parallelism.buffers.arena import Arena
 from parallelism.data.buckets import cut_buckets
-from parallelism.data.data_parallel import DataParallel
+from parallelism.data.loop import DataParallel
 
 pytestmark = pytest.mark.sizes(1, 2, 3, 4)
 SAMPLES = 24  # 1, 2, 3 and 4 ranks can share them

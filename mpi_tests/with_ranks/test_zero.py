@@ -12,7 +12,7 @@ from collectives import Communicator, InputError
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import share
 from mpi_tests.helpers.ranks import IS_PROOF
-from parallelism.data.data_parallel import DataParallel
+from parallelism.data.loop import DataParallel
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition

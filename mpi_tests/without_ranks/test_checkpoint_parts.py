@@ -25,13 +25,13 @@ from parallelism.checkpoint import (
     shards,
     state_parts,
 )
+from parallelism.checkpoint.checkpoints import identity, writers
 from parallelism.checkpoint.extent import LocalShard, meet
 from parallelism.checkpoint.folders import UNFINISHED, commit, found, keep_last, newest, next_number, remove_unfinished
 from parallelism.checkpoint.index import Index, sealed
+from parallelism.checkpoint.loader import check_same
 from parallelism.checkpoint.lock import Lock
-from parallelism.checkpoint.same import check_same
 from parallelism.checkpoint.shards import ShardReader, write_shard
-from parallelism.checkpoint.sharing import identity, writers
 from parallelism.placement import Shard
 
 # Shapes in the whole model, and how tensor-parallel ranks split them.

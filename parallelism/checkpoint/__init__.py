@@ -2,10 +2,9 @@
 
 from parallelism.checkpoint.checkpoints import Checkpoints
 from parallelism.checkpoint.extent import Extent
-from parallelism.checkpoint.loader import CheckpointLoader, LoadedState
+from parallelism.checkpoint.loader import CheckpointLoader, LoadedState, fingerprint
 from parallelism.checkpoint.part import TensorShard, make_states, model_parts, state_parts
 from parallelism.checkpoint.reading import Checkpoint
-from parallelism.checkpoint.same import fingerprint
 from parallelism.checkpoint.stop import Stop
 
 __all__ = [

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -13,11 +14,11 @@ from collectives.job.errors import InputError
 from parallelism.checkpoint.folders import found, newest
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import Checkpoint
-from parallelism.checkpoint.same import check_same
 
 if TYPE_CHECKING:
     from collectives import Communicator
 
+BLOCK, MOST_BLOCKS = 1 << 22, 64  # tokens that are looked at
 ANYTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -76,3 +77,23 @@ class CheckpointLoader:
         for (kind, name), some in zip(there, by_some, strict=True):
             if kind in kinds and not some:
                 raise InputError(f"{checkpoint.folder} has {kind} of {name}, which this model has not")
+
+
+def fingerprint(ids: Any) -> str:
+    """What tells a sequence of tokens from another: their number, type, and a sum of them, or of some if they are many.
+
+    >>> fingerprint(np.arange(3, dtype=np.uint16))
+    '3 of uint16 with CRC-32 3b48a444'
+    """
+    step = max(1, len(ids) // (BLOCK * MOST_BLOCKS)) * BLOCK
+    crc, dtype = 0, np.asarray(ids[:1]).dtype
+    for start in range(0, len(ids), step):
+        crc = crc32(np.ascontiguousarray(ids[start : start + BLOCK]).data, crc)
+    return f"{len(ids)} of {dtype} with CRC-32 {crc:08x}"
+
+
+def check_same(path: Any, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first value that is another in the checkpoint at `path`, with both."""
+    for name, value in here.items():
+        if there.get(name) != value:
+            raise ValueError(f"{path}: {name} was {there.get(name)}, but is {value}: resume with the same")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -51,11 +52,11 @@ class Averaging(Replica):
         size = self.ranks.shard.size if self.zero_stage else 1
         return [FlatParam.of({name: slices[name] for name in names}, self.arena.line, size) for names in ordered]
 
-    def reduce_by(self, plans: list[Plan]) -> None:
-        """Reduce each unit by a plan."""
+    def reduce_by(self, plans: Iterable[tuple[Plan, Plan | None]]) -> None:
+        """Reduce each unit by a plan, and then by one across ranks that own the same, if there are some."""
         self.buckets = [
-            Bucket(plan, [self.params[name] for name in unit.slices])
-            for plan, unit in zip(plans, self.units, strict=True)
+            Bucket(plan, [self.params[name] for name in unit.slices], across)
+            for (plan, across), unit in zip(plans, self.units, strict=True)
         ]
         self._begin()
 
@@ -75,8 +76,7 @@ class Averaging(Replica):
             if any(self._left[tensor] for tensor in (param, *uses)):
                 self.sums.complete(param)
         self._queue.flush()
-        for bucket in self.buckets:
-            bucket.wait()
+        self._queue.wait()
         self._begin()
 
     def zero_grad(self) -> None:
@@ -95,8 +95,7 @@ class Replicated(Averaging):
     def build(self) -> None:
         super().build()
         own, gradients = self.own, self.arena.gradients
-        self.reduce_by([
-            self.groups(unit).every.plan("all_reduce", gradients[unit.place], **self.reduction) for unit in self.units
-        ])  # fmt: skip
+        every = ((self.groups(unit).every, gradients[unit.place]) for unit in self.units)
+        self.reduce_by((comm.plan("all_reduce", part, **self.reduction), None) for comm, part in every)
         own.tied.bind(gradients, {name: self.arena.slices[name] for name in own.trained()})
         self.masters = MasterWeights.of(own.model, self.arena)

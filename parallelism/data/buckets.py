@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """Parameters whose gradients are reduced together."""
+    """Parameters whose gradients are reduced together, and then `across` ranks that own the same, if there are some."""
 
-    def __init__(self, plan: Plan, params: Iterable[Tensor]):
-        self.plan, self.params = plan, tuple(params)
+    def __init__(self, plan: Plan, params: Iterable[Tensor], across: Plan | None = None):
+        self.plan, self.params, self.across = plan, tuple(params), across
 
     def start(self, micro_batch: int | None = None) -> None:
         """Reduce the gradients of a micro-batch, numbered within the global batch, or of all that are added up."""
@@ -36,14 +36,23 @@ class BucketQueue:
 
     def __init__(self, buckets: Sequence[Bucket], micro_batch: int | None = None):
         self.micro_batch = micro_batch
-        self._waiting, self._started = deque(buckets), list[Bucket]()
+        self._waiting, self._started = deque(buckets), deque[Bucket]()
+        self._across: list[Plan] = []
         self._missing = {bucket: set(bucket.params) for bucket in buckets}
         self._bucket = {param: bucket for bucket in buckets for param in bucket.params}
 
     def advance(self) -> None:
-        """Move on those under way."""
+        """Move on those under way; one that is reduced goes across, in the same order."""
         for bucket in self._started:
             bucket.advance()
+        while self._started and self._started[0].plan.done():
+            self._go_across()
+        for plan in self._across:
+            plan.advance()
+
+    def _go_across(self) -> None:
+        if across := self._started.popleft().across:
+            self._across.append(across.start())
 
     def ready(self, param: Tensor) -> None:
         """Start the next buckets that are full."""
@@ -61,6 +70,14 @@ class BucketQueue:
         """Start the rest: some of their parameters had no part in the pass."""
         while self._waiting:
             self._start()
+
+    def wait(self) -> None:
+        """Wait until all that have started are reduced, and across."""
+        while self._started:
+            self._started[0].wait()
+            self._go_across()
+        for plan in self._across:
+            plan.wait()
 
 
 def num_bytes(bucket_mb: float) -> int:

@@ -1,18 +1,24 @@
-"""A module in a loop of the user's own: its passes emit the events of a step, as the driver of a schedule does."""
+"""Modules in a loop of the user's own: their passes emit the events of a step, as the driver of a schedule does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from parallelism.data.averaging import Replicated
 from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
+from parallelism.pipeline.local_parameters import LocalParameters
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action
+from parallelism.zero.units import ShardGroups
+
+if TYPE_CHECKING:
+    from collectives import Communicator
 
 
 class LoopModule(nn.Module):
@@ -106,6 +112,17 @@ class LoopModule(nn.Module):
             self.replica.parameters_done(self._open)
         self._open = number
         self.replica.parameters_needed(number)
+
+
+class DataParallel(LoopModule):
+    """A module whose gradients, after each backward pass, are the average over the ranks of `comm`.
+
+    They begin as rank 0's, and lie in `replica.arena`, as their gradients do; `options` are those of a `Replica`.
+    """
+
+    def __init__(self, module: nn.Module, comm: Communicator, **options: Any):
+        own, ranks = LocalParameters(module, {}, comm), ShardGroups(comm, comm)
+        super().__init__(module, Replicated(own, ranks, **options))
 
 
 def tensors(output: Any) -> Iterator[Tensor]:

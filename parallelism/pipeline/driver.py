@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,9 +19,6 @@ from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, Start
 
 if TYPE_CHECKING:
     from collectives import Communicator
-
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-MOST_DIMS = 6
 
 
 class Passes(Protocol):
@@ -75,7 +71,7 @@ class Pipeline:
         self.now: Action | None = None  # what this rank does
         with comm.agreed("Pipeline"):
             check_home(stages, schedule, comm)
-        self.forms: dict[Any, dict[int, Form]] = {}  # of the input of each stage here, and of its output, by batch
+        self.forms: dict[Any, dict[int, Form]] = {}  # of what each stage is given, by the shapes of a batch
 
     def step(self, batches: Sequence[Any], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
         """A step's passes: each batch is a micro-batch, and every rank is given the same ones.  Collective.
@@ -117,7 +113,7 @@ class Pipeline:
         return [float(loss) for loss in run.losses]
 
     def form(self, batch: Any) -> dict[int, Form]:
-        """Of what each of this rank's stages is given, and gives to the next: learnt once for each shape of batch.
+        """Of what each stage is given: learnt once for each shape of batch.
 
         One rank sends nothing, and need not know.
         """
@@ -131,18 +127,16 @@ class Pipeline:
     @torch.no_grad()
     def _learn(self, batch: Any) -> dict[int, Form]:
         """Pass a batch of nothing through the stages.  Collective."""
-        home, forms = self.schedule.home, {}
-        for stage in range(self.schedule.num_stages):
-            if home[stage] != self.comm.rank:
-                continue
-            if stage and home[stage - 1] != self.comm.rank:
-                forms[stage] = read_form(self.comm.recv(np.empty(MOST_DIMS + 2, np.int64), home[stage - 1], stage))
-            x = torch.zeros_like(forms[stage].empty(self.device)) if stage else None
-            y = self.stages[stage].forward(0, x, batch)
-            if stage < self.schedule.num_stages - 1:
-                forms[stage + 1] = Form(tuple(y.shape), y.dtype)
-                if home[stage + 1] != self.comm.rank:
-                    self.comm.send(written(forms[stage + 1]), home[stage + 1], stage + 1)
+        home = self.schedule.home
+        forms: dict[int, Form] = {}
+        for stage in range(self.schedule.num_stages - 1):
+            form = None
+            if home[stage] == self.comm.rank:
+                x = torch.zeros_like(forms[stage].empty(self.device)) if stage else None
+                y = self.stages[stage].forward(0, x, batch)
+                form = [*y.shape], str(y.dtype).removeprefix("torch.")
+            shape, dtype = self.comm.broadcast_object(form, home[stage])
+            forms[stage + 1] = Form(tuple(shape), getattr(torch, dtype))
         return forms
 
 
@@ -243,15 +237,3 @@ def forward_only(schedule: Schedule, num_micro_batches: int) -> Schedule:
         for rank in range(schedule.num_ranks)
     )
     return Schedule("forward", orders, (1,) * schedule.num_ranks)
-
-
-def written(form: Form) -> np.ndarray:
-    """A form as whole numbers, always as many."""
-    assert len(form.shape) <= MOST_DIMS, form
-    padding = [0] * (MOST_DIMS - len(form.shape))
-    return np.array([DTYPES.index(form.dtype), len(form.shape), *form.shape, *padding], np.int64)
-
-
-def read_form(numbers: np.ndarray) -> Form:
-    dtype, dims, *shape = numbers.tolist()
-    return Form(tuple(shape[:dims]), DTYPES[dtype])

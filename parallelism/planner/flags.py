@@ -63,7 +63,7 @@ class Settings:
     balance_loss: float = flag(0.0, "weight of a loss of uneven choices", range=ranges.LOSS_WEIGHT)
     dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
     bias: bool | None = flag(None, "biases in linear layers and norms of a GPT-2: model's")
-    optimizer: str = flag("adamw", "whose states are kept", choices=STATES)
+    optimizer: str = flag("adamw", "whose states are kept", choices=[*STATES])
     dtype: str = flag("float32", "what is computed in", choices=DTYPES)
     master_weights: bool = flag(False, "16-bit parameters, and float32 ones for the optimizer")
     grad_dtype: str | None = flag(None, "of gradients, beside master weights: float32", choices=DTYPES)

@@ -1,6 +1,6 @@
 """What ranks that have the same parameters send each other in a step: gradients, and with ZeRO parameters, too.
 
-Source: as of `parallelism.data.data_parallel`, `reduction` and `zero`, whose collectives these are.
+Source: as of `parallelism.data.averaging` and `zero`, whose collectives these are.
 """
 
 from __future__ import annotations

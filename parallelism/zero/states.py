@@ -10,7 +10,7 @@ arXiv 1910.02054, sections 5.1 and 7.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -39,25 +39,19 @@ class ShardedStates(Averaging):
 
     def build(self) -> None:
         super().build()
-        own, ranks, asked = self.own, self.ranks, self.reduction
-        rank, gradients = ranks.shard.rank, self.arena.gradients
-        chunks = [gradients[unit.chunks[rank]] for unit in self.units]
-        self.reduce_by(
-            [
-                ranks.shard.plan("reduce_scatter", gradients[unit.place], out=chunk, counts=unit.counts, **asked)
-                for unit, chunk in zip(self.units, chunks, strict=True)
-            ]
-        )
-        self.across = [
-            replicate.plan("all_reduce", chunk, **asked)
-            for unit, chunk in zip(self.units, chunks, strict=True)
-            if (replicate := self.groups(unit).replicate)
-        ]
+        own, rank, gradients = self.own, self.ranks.shard.rank, self.arena.gradients
+        self.reduce_by([self._plans(unit, gradients[unit.chunks[rank]]) for unit in self.units])
         own.tied.bind(gradients, {name: unit.chunks[rank] for unit in self.units for name in unit.slices})
-        self.gathering = gather_in_place(self.arena, self.units, ranks)
+        self.gathering = gather_in_place(self.arena, self.units, self.ranks)
         own_gradients = [self.arena.flat_gradients[unit.chunks[rank]] for unit in self.units]
         self.masters = masters_in(self.arena, own, self.units, rank, own_gradients)
         self._is_reduced = False
+
+    def _plans(self, unit: FlatParam, chunk: Any) -> tuple[Plan, Plan | None]:
+        """To reduce a unit to its owners' chunks, and each of these over the ranks that own the same."""
+        given, replicate = self.arena.gradients[unit.place], self.groups(unit).replicate
+        plan = self.ranks.shard.plan("reduce_scatter", given, out=chunk, counts=unit.counts, **self.reduction)
+        return plan, replicate.plan("all_reduce", chunk, **self.reduction) if replicate else None
 
     def before(self, action: Action, following: Action | None) -> None:
         if self._is_reduced and action.kind != FORWARD:
