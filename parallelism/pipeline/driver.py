@@ -134,9 +134,8 @@ class Pipeline:
             if home[stage] == self.comm.rank:
                 x = torch.zeros_like(forms[stage].empty(self.device)) if stage else None
                 y = self.stages[stage].forward(0, x, batch)
-                form = [*y.shape], str(y.dtype).removeprefix("torch.")
-            shape, dtype = self.comm.broadcast_object(form, home[stage])
-            forms[stage + 1] = Form(tuple(shape), getattr(torch, dtype))
+                form = Form(tuple(y.shape), y.dtype)
+            forms[stage + 1] = self.comm.broadcast_object(form, home[stage])
         return forms
 
 
