@@ -5,8 +5,9 @@ python -m mpi_tests.mutants --only pipeline zero.py --out mutants.md    # the ta
 python -m mpi_tests.mutants --patience 10    # on a machine that others use
 python -m mpi_tests.mutants --tree ../another/checkout
 
-A fault is caught where its tests pass without it and, with it, one of them fails or runs without end; tests that can't
-be imported, or none that ran, catch nothing.  Exits with 1 if a fault is not caught.  The table is written after each.
+A fault is caught where its tests pass without it and, with it, one of them fails, crashes or runs without end; tests
+that can't be imported, or none that ran, catch nothing.  Exits with 1 if a fault is not caught.  The table is written
+after each.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ PASSED, FAILED, LATE, BROKEN = "passed", "failed", "without end", "broken"  # a 
 CAUGHT = "caught"  # a mutant
 SUMMARY = re.compile(r"\b[1-9]\d* (passed|failed|errors?)\b")
 OF_A_TEST = re.compile(r"==== rank \d+ of \d+: \S+::.*")  # what the ranks print where they end the job themselves
+IN_A_TEST = re.compile(r"^  File .*, line \d+ in pytest_(pyfunc_call|runtest_protocol)$", re.M)
+CRASH = re.compile(r"Fatal Python error: .*")  # by a signal, as after a wrong address
 OF_A_BUILD = re.compile(r"\b(SyntaxError|IndentationError|numba\.core\.errors\.\w+Error|CompileException)\b.*")
 HEAD = """By `make mutants`, in parts; caught are those that make a test fail, or run without end.
 
@@ -140,6 +143,8 @@ def outcome(status: int, output: str) -> tuple[str, str]:
     if status == 0:
         return (PASSED, "") if counts == {"passed"} else (BROKEN, "no test ran")
     reason = first_line(output, "FAILED", "ERROR", "====")
+    if (crash := CRASH.search(output)) and IN_A_TEST.search(output, crash.end()):
+        return FAILED, crash[0]
     if status != 1:
         return BROKEN, f"exit status {status}: {reason}"
     if build := OF_A_BUILD.search(output):
