@@ -37,9 +37,8 @@ from mpi_tests.mutants_list import MUTANTS, Mutant, Selection
 
 ROOT = Path(__file__).resolve().parent.parent
 CLEAN_LIMIT_S = 300.0  # of tests without a fault; with one, a few times what they took, and more
-SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0
+SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0  # on ranks, a test alone may take no longer than the latter two
 AGAIN = 3  # times as long for a second run, where the first was late: the machine may have been busy
-KILL_S = 30.0  # from the end that the ranks make of a late test to ours
 TERMINATION_S = 10.0
 PYTEST = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "--color=no")
 PASSED, FAILED, LATE, BROKEN = "passed", "failed", "without end", "broken"  # a run of tests
@@ -91,13 +90,13 @@ def files_of(tree: Path, tests: Selection) -> list[str]:
     return list(map(str, chosen or files))
 
 
-def command(tree: Path, tests: Selection, limit_s: float) -> list[str]:
-    """Return the command line that runs some tests of a tree, on ranks each for no longer than `limit_s`."""
+def command(tree: Path, tests: Selection, test_limit_s: float) -> list[str]:
+    """Return the command line that runs some tests of a tree, on ranks each for no longer than `test_limit_s`."""
     chosen = [*files_of(tree, tests), *(["-k", tests.keys] if tests.keys else [])]
     if not tests.ranks:
         return [sys.executable, *PYTEST, "-m", "not mpi", *chosen]
     launcher = [find_mpirun(), "-n", str(tests.ranks), sys.executable]
-    return [*launcher, *PYTEST, "--with-mpi", "--only-mpi", f"--rank-timeout={limit_s:g}", *chosen]
+    return [*launcher, *PYTEST, "--with-mpi", "--only-mpi", f"--rank-timeout={test_limit_s:g}", *chosen]
 
 
 def surroundings(tree: Path, kernels: str = "kernels") -> dict[str, str]:
@@ -112,15 +111,15 @@ def compile_kernels(tree: Path) -> None:
     subprocess.run([sys.executable, "-m", module], cwd=tree, env=surroundings(tree), check=True)
 
 
-def run(tree: Path, tests: Selection, limit_s: float = CLEAN_LIMIT_S, kernels: str = "kernels") -> Ended:
+def run(tree: Path, tests: Selection, limit_s: float, test_limit_s: float, kernels: str = "kernels") -> Ended:
     """Run some tests of a tree, in which the folder `kernels` keeps what Numba compiles."""
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        line = command(tree, tests, limit_s)
+        line = command(tree, tests, test_limit_s)
         process = subprocess.Popen(line, cwd=tree, env=surroundings(tree, kernels), **streams)
         try:
-            status = process.wait(limit_s + (KILL_S if tests.need_ranks else 0))
+            status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             end(process)
             return Ended(LATE, f"not over after {limit_s:.0f} s", time.monotonic() - begin)
@@ -187,9 +186,10 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
     """
     for tests in mutant.tests:
         if tests not in clean:
-            clean[tests] = run(tree, tests, patience * CLEAN_LIMIT_S)
+            limits_s = patience * CLEAN_LIMIT_S, patience * COMPILING_S
+            clean[tests] = run(tree, tests, *limits_s)
             if clean[tests].word != PASSED:  # while it compiled, for longer than its tests may take
-                clean[tests] = run(tree, tests, patience * CLEAN_LIMIT_S)
+                clean[tests] = run(tree, tests, *limits_s)
     if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if clean[tests].word != PASSED]:
         return Verdict("BROKEN SELECTION", "; ".join(broken))
     path = tree / mutant.file
@@ -202,10 +202,10 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
         for tests in mutant.tests:
-            limit_s = patience * (more_s + SLOWER * clean[tests].seconds)
-            ended = run(tree, tests, limit_s, kernels)
+            limits_s = patience * (more_s + SLOWER * clean[tests].seconds), patience * more_s
+            ended = run(tree, tests, *limits_s, kernels)
             if ended.word == LATE:
-                ended = run(tree, tests, AGAIN * limit_s, kernels)
+                ended = run(tree, tests, *(AGAIN * limit_s for limit_s in limits_s), kernels)
             if ended.word != PASSED:
                 word = "BROKEN BUILD" if ended.word == BROKEN else CAUGHT
                 return Verdict(word, ended.why, time.monotonic() - begin)
