@@ -28,6 +28,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -40,6 +41,7 @@ CLEAN_LIMIT_S = 300.0  # of tests without a fault; with one, a few times what th
 SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0  # on ranks, a test alone may take no longer than the latter two
 AGAIN = 3  # times as long for a second run, where the first was late: the machine may have been busy
 TERMINATION_S = 10.0
+FAULTLESS = Lock()  # held by the thread that runs a selection without a fault: each runs once
 PYTEST = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "--color=no")
 PASSED, FAILED, LATE, BROKEN = "passed", "failed", "without end", "broken"  # a run of tests
 CAUGHT = "caught"  # a mutant
@@ -184,12 +186,13 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
 
     `clean` are runs without a fault, to which those of its tests are added.
     """
+    limits_s = patience * CLEAN_LIMIT_S, patience * COMPILING_S
     for tests in mutant.tests:
-        if tests not in clean:
-            limits_s = patience * CLEAN_LIMIT_S, patience * COMPILING_S
-            clean[tests] = run(tree, tests, *limits_s)
-            if clean[tests].word != PASSED:  # while it compiled, for longer than its tests may take
+        with FAULTLESS:
+            if tests not in clean:
                 clean[tests] = run(tree, tests, *limits_s)
+                if clean[tests].word != PASSED:  # while it compiled, for longer than its tests may take
+                    clean[tests] = run(tree, tests, *limits_s)
     if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if clean[tests].word != PASSED]:
         return Verdict("BROKEN SELECTION", "; ".join(broken))
     path = tree / mutant.file
