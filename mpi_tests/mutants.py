@@ -5,8 +5,9 @@ python -m mpi_tests.mutants --only pipeline zero.py --out mutants.md    # the ta
 python -m mpi_tests.mutants --patience 10    # on a machine that others use
 python -m mpi_tests.mutants --tree ../another/checkout
 
-A fault is caught where its tests pass without it and, with it, one of them fails or runs without end; tests that can't
-be imported, or none that ran, catch nothing.  Exits with 1 if a fault is not caught.  The table is written after each.
+A fault is caught where its tests pass without it and, with it, one of them fails, crashes or runs without end; tests
+that can't be imported, or none that ran, catch nothing.  Exits with 1 if a fault is not caught.  The table is written
+after each.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -36,15 +38,17 @@ from mpi_tests.mutants_list import MUTANTS, Mutant, Selection
 
 ROOT = Path(__file__).resolve().parent.parent
 CLEAN_LIMIT_S = 300.0  # of tests without a fault; with one, a few times what they took, and more
-SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0
+SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0  # on ranks, a test alone may take no longer than the latter two
 AGAIN = 3  # times as long for a second run, where the first was late: the machine may have been busy
-KILL_S = 30.0  # from the end that the ranks make of a late test to ours
 TERMINATION_S = 10.0
+FAULTLESS = Lock()  # held by the thread that runs a selection without a fault: each runs once
 PYTEST = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "--color=no")
 PASSED, FAILED, LATE, BROKEN = "passed", "failed", "without end", "broken"  # a run of tests
 CAUGHT = "caught"  # a mutant
 SUMMARY = re.compile(r"\b[1-9]\d* (passed|failed|errors?)\b")
 OF_A_TEST = re.compile(r"==== rank \d+ of \d+: \S+::.*")  # what the ranks print where they end the job themselves
+IN_A_TEST = re.compile(r"^  File .*, line \d+ in pytest_(pyfunc_call|runtest_protocol)$", re.M)
+CRASH = re.compile(r"Fatal Python error: .*")  # by a signal, as after a wrong address
 OF_A_BUILD = re.compile(r"\b(SyntaxError|IndentationError|numba\.core\.errors\.\w+Error|CompileException)\b.*")
 HEAD = """By `make mutants`, in parts; caught are those that make a test fail, or run without end.
 
@@ -88,13 +92,13 @@ def files_of(tree: Path, tests: Selection) -> list[str]:
     return list(map(str, chosen or files))
 
 
-def command(tree: Path, tests: Selection, limit_s: float) -> list[str]:
-    """Return the command line that runs some tests of a tree, on ranks each for no longer than `limit_s`."""
+def command(tree: Path, tests: Selection, test_limit_s: float) -> list[str]:
+    """Return the command line that runs some tests of a tree, on ranks each for no longer than `test_limit_s`."""
     chosen = [*files_of(tree, tests), *(["-k", tests.keys] if tests.keys else [])]
     if not tests.ranks:
         return [sys.executable, *PYTEST, "-m", "not mpi", *chosen]
     launcher = [find_mpirun(), "-n", str(tests.ranks), sys.executable]
-    return [*launcher, *PYTEST, "--with-mpi", "--only-mpi", f"--rank-timeout={limit_s:g}", *chosen]
+    return [*launcher, *PYTEST, "--with-mpi", "--only-mpi", f"--rank-timeout={test_limit_s:g}", *chosen]
 
 
 def surroundings(tree: Path, kernels: str = "kernels") -> dict[str, str]:
@@ -109,15 +113,15 @@ def compile_kernels(tree: Path) -> None:
     subprocess.run([sys.executable, "-m", module], cwd=tree, env=surroundings(tree), check=True)
 
 
-def run(tree: Path, tests: Selection, limit_s: float = CLEAN_LIMIT_S, kernels: str = "kernels") -> Ended:
+def run(tree: Path, tests: Selection, limit_s: float, test_limit_s: float, kernels: str = "kernels") -> Ended:
     """Run some tests of a tree, in which the folder `kernels` keeps what Numba compiles."""
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        line = command(tree, tests, limit_s)
+        line = command(tree, tests, test_limit_s)
         process = subprocess.Popen(line, cwd=tree, env=surroundings(tree, kernels), **streams)
         try:
-            status = process.wait(limit_s + (KILL_S if tests.need_ranks else 0))
+            status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             end(process)
             return Ended(LATE, f"not over after {limit_s:.0f} s", time.monotonic() - begin)
@@ -140,6 +144,8 @@ def outcome(status: int, output: str) -> tuple[str, str]:
     if status == 0:
         return (PASSED, "") if counts == {"passed"} else (BROKEN, "no test ran")
     reason = first_line(output, "FAILED", "ERROR", "====")
+    if (crash := CRASH.search(output)) and IN_A_TEST.search(output, crash.end()):
+        return FAILED, crash[0]
     if status != 1:
         return BROKEN, f"exit status {status}: {reason}"
     if build := OF_A_BUILD.search(output):
@@ -180,11 +186,13 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
 
     `clean` are runs without a fault, to which those of its tests are added.
     """
+    limits_s = patience * CLEAN_LIMIT_S, patience * COMPILING_S
     for tests in mutant.tests:
-        if tests not in clean:
-            clean[tests] = run(tree, tests, patience * CLEAN_LIMIT_S)
-            if clean[tests].word != PASSED:  # while it compiled, for longer than its tests may take
-                clean[tests] = run(tree, tests, patience * CLEAN_LIMIT_S)
+        with FAULTLESS:
+            if tests not in clean:
+                clean[tests] = run(tree, tests, *limits_s)
+                if clean[tests].word != PASSED:  # while it compiled, for longer than its tests may take
+                    clean[tests] = run(tree, tests, *limits_s)
     if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if clean[tests].word != PASSED]:
         return Verdict("BROKEN SELECTION", "; ".join(broken))
     path = tree / mutant.file
@@ -197,10 +205,10 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
         for tests in mutant.tests:
-            limit_s = patience * (more_s + SLOWER * clean[tests].seconds)
-            ended = run(tree, tests, limit_s, kernels)
+            limits_s = patience * (more_s + SLOWER * clean[tests].seconds), patience * more_s
+            ended = run(tree, tests, *limits_s, kernels)
             if ended.word == LATE:
-                ended = run(tree, tests, AGAIN * limit_s, kernels)
+                ended = run(tree, tests, *(AGAIN * limit_s for limit_s in limits_s), kernels)
             if ended.word != PASSED:
                 word = "BROKEN BUILD" if ended.word == BROKEN else CAUGHT
                 return Verdict(word, ended.why, time.monotonic() - begin)

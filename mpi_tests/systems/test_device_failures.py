@@ -84,7 +84,7 @@ cupy.cuda.Device().synchronize()
 
 def run(body, *arguments, **env):
     env |= {"PYTHONPATH": f"{SITE}:{ROOT}", "CUDA_ON_HOST_DEVICES": "3", "COLLECTIVES_CUDA_AWARE": "0"}
-    return launch(3, "python", "-c", BEGIN + body, *arguments, env=env, timeout=60)
+    return launch(3, "python", "-c", BEGIN + body, *arguments, env=env, timeout=120)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from mpi_tests.mutants import BROKEN, CAUGHT, FAILED, LATE, PASSED, Verdict, ear
 from mpi_tests.mutants_list import MUTANTS, Mutant, Selection
 
 ON_RANKS = "\n==== rank 1 of 2: mpi_tests/with_ranks/test_a.py::test_b[2-ranks]: "
+CRASH = "Fatal Python error: Aborted\n\nCurrent thread (most recent call first):\n"
 A_PY = "import time\nfrom pathlib import Path\n\n\ndef f(x):\n    return x + 1\n"
 TEST_A = "from a import f\n\n\ndef test_f():\n    assert f(1) == 2\n"
 TESTS = Selection("test_a.py")
@@ -63,7 +64,10 @@ def test_parts_make_one_table(tmp_path):
         (3, "INTERNALERROR> Traceback", BROKEN),
         (4, "ERROR: file or directory not found: a.py", BROKEN),
         (5, "2 deselected in 0 s", BROKEN),
-        (139, "1 failed in 3 s", BROKEN),
+        (134, f'{CRASH}  File "/mpi_tests/helpers/ranks.py", line 9 in pytest_runtest_protocol\n', FAILED),
+        (-11, f'{CRASH}  File "python.py", line 9 in pytest_pyfunc_call\n', FAILED),
+        (134, f'{CRASH}  File "python.py", line 9 in pytest_pycollect_makemodule\n', BROKEN),
+        (137, "1 failed in 3 s", BROKEN),
     ],
 )
 def test_how_tests_ended(status, output, word):
