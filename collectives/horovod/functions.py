@@ -1,0 +1,321 @@
+"""Horovod's calls on tensors.
+
+Calls of the same name go together, in whichever order ranks make them; calls without a name are numbered, each kind
+apart.  `..._async` returns a handle for `synchronize`, which returns the result, and for `poll`.  Both meet the other
+ranks, and asynchronous calls begin there: while this process computes, only gradients of an optimizer are under way.
+
+A call that ends with an underscore works in place.  Of the others, those that are not asynchronous are differentiable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from collectives.horovod import tensor_calls
+from collectives.horovod.compression import Compression
+from collectives.horovod.matching import Description, NamedCall, TensorFacts
+from collectives.horovod.process_sets import ProcessSet, global_process_set, rank
+from collectives.horovod.tensor_calls import Tensors
+
+Average, Sum, Adasum, Min, Max, Product = OPS = "avg", "sum", "adasum", "min", "max", "prod"
+
+
+def submit(
+    process_set: ProcessSet,
+    run: Callable[..., Any],
+    tensors: Tensors,
+    name: str | None,
+    failure: str = "",
+    num_free: int = 0,
+    agree: dict[str, Any] | None = None,
+    **local: Any,
+) -> NamedCall:
+    """Make a call that runs `run(comm, tensors, **agree, **local)`.
+
+    Ranks must agree in `agree`, and in the tensors' dtypes and shapes, but for the first `num_free` dims.
+    """
+    calls, kind = process_set.matched, run.__name__
+    wrong = next((x for x in tensors if not isinstance(x, Tensor) or x.layout is not torch.strided), None)
+    if wrong is not None:
+        what = f"tensor of layout {wrong.layout}" if isinstance(wrong, Tensor) else type(wrong).__name__
+        failure, tensors = f"{what}: pass dense tensors", ()
+    elif kind in ("allgather", "alltoall", "reducescatter") and any(x.dim() == 0 for x in tensors):
+        failure = "tensor of shape () has no rows: pass x.reshape(1)"
+    agree = agree or {}
+    facts = tuple(TensorFacts.of(x, num_free) for x in tensors)
+    description = Description(kind, name or calls.name(kind), facts, tuple(agree.items()), failure)
+    return calls.add(NamedCall(description, partial(run, calls.comm, tensors, **agree, **local)))
+
+
+def synchronize(handle: NamedCall) -> Any:
+    """Return the result of an asynchronous call.
+
+    Raises: HorovodInternalError on every rank where the call is wrong on one, or ranks do not ask for the same.
+    """
+    assert handle.calls is not None
+    return handle.calls.wait(handle)
+
+
+def poll(handle: NamedCall) -> bool:
+    """Return whether an asynchronous call is over.  If not, it waits until every rank waits for a call or polls one."""
+    assert handle.calls is not None
+    return handle.calls.poll(handle)
+
+
+class Differentiable(torch.autograd.Function):
+    """`do` to tensors forwards, `undo` to gradients backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, do: Callable, undo: Callable, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.undo = undo
+        return tuple(do(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return None, None, *ctx.undo(gradients)
+
+
+def alone(grouped: Callable) -> Callable[..., Any]:
+    """Make a call on a list of tensors one on a tensor."""
+
+    @wraps(grouped)
+    def single(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        result = grouped([tensor], *arguments, **named)
+        if not isinstance(result, NamedCall):
+            return result[0]
+        run = result.run
+        result.run = lambda: run()[0]
+        return result
+
+    single.__name__ = single.__qualname__ = grouped.__name__.removeprefix("grouped_")
+    return single
+
+
+# --- calls that reduce ---
+
+
+def refusal_of(op: str, tensors: Tensors, size: int) -> str:
+    """Return why an op cannot be, or nothing."""
+    if op not in OPS:
+        return f"op={op!r} is unknown: use hvd.Average, Sum, Adasum, Min, Max or Product"
+    if op == Adasum and size & (size - 1):
+        return f"Adasum among {size} ranks: their number is to be a power of two"
+    if op == Adasum and any(isinstance(x, Tensor) and not x.is_floating_point() for x in tensors):
+        return "Adasum of integers: pass floats"
+    return ""
+
+
+def grouped_allreduce_async(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    in_place: bool = False,
+) -> NamedCall:
+    """Begin to reduce tensors, or copies of them, by default to the average; factors multiply them before and after."""
+    failure = "" if op is None or average is None else f"op={op!r} and average={average}: pass op alone"
+    op = op or (Sum if average is False else Average)
+    failure = failure or refusal_of(op, tensors, process_set.matched.comm.size)
+    agree = {"op": op, "prescale": prescale_factor, "postscale": postscale_factor}
+    run = tensor_calls.allreduce
+    return submit(process_set, run, tensors, name, failure, agree=agree, in_place=in_place)
+
+
+def grouped_allreduce_async_(tensors: Tensors, *arguments: Any, **named: Any) -> NamedCall:
+    return grouped_allreduce_async(tensors, *arguments, **named, in_place=True)
+
+
+def grouped_allreduce_(tensors: Tensors, *arguments: Any, **named: Any) -> list[Tensor]:
+    return synchronize(grouped_allreduce_async_(tensors, *arguments, **named))
+
+
+def grouped_allreduce(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """Reduce copies of tensors.  Gradients are reduced in the same way."""
+    how = op, prescale_factor, postscale_factor, process_set
+
+    def do(given: Tensors) -> list[Tensor]:
+        return synchronize(grouped_allreduce_async(given, average, name, *how))
+
+    def undo(gradients: Tensors) -> list[Tensor]:
+        return grouped_allreduce(gradients, average, None, Compression.none, *how)
+
+    sent, contexts = zip(*map(compression.compress, tensors), strict=True)
+    return [*map(compression.decompress, Differentiable.apply(do, undo, *sent), contexts)]
+
+
+def grouped_reducescatter_async(
+    tensors: Tensors,
+    name: str | None = None,
+    op: str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> NamedCall:
+    """Begin to reduce tensors, of whose results each rank gets some rows; the first ranks one more, if need be."""
+    failure = "Adasum: use hvd.Average or Sum" if op == Adasum else refusal_of(op, (), 1)
+    agree = {"op": op, "prescale": prescale_factor, "postscale": postscale_factor}
+    return submit(process_set, tensor_calls.reducescatter, tensors, name, failure, agree=agree)
+
+
+def grouped_reducescatter(
+    tensors: Tensors,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Tensor]:
+    """Return this rank's rows of reduced tensors.  The gradients' rows are gathered, and for a sum added up."""
+
+    def do(given: Tensors) -> list[Tensor]:
+        return synchronize(grouped_reducescatter_async(given, name, op, process_set, prescale_factor, postscale_factor))
+
+    def undo(gradients: Tensors) -> list[Tensor]:
+        factor = prescale_factor * postscale_factor * (process_set.matched.comm.size if op == Sum else 1)
+        return grouped_allgather([gradient * factor for gradient in gradients], process_set=process_set)
+
+    sent, contexts = zip(*map(compression.compress, tensors), strict=True)
+    return [*map(compression.decompress, Differentiable.apply(do, undo, *sent), contexts)]
+
+
+allreduce_async, allreduce_async_ = alone(grouped_allreduce_async), alone(grouped_allreduce_async_)
+allreduce, allreduce_ = alone(grouped_allreduce), alone(grouped_allreduce_)
+reducescatter_async, reducescatter = alone(grouped_reducescatter_async), alone(grouped_reducescatter)
+
+
+# --- calls that move data ---
+
+
+def grouped_allgather_async(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> NamedCall:
+    """Begin to gather the rows of tensors; ranks may have different numbers of rows."""
+    return submit(process_set, tensor_calls.allgather, tensors, name, num_free=1)
+
+
+def grouped_allgather(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Tensor]:
+    """Return all ranks' rows, in the order of the ranks.  The gradient is the mean over the ranks."""
+
+    def do(given: Tensors) -> list[Tensor]:
+        return synchronize(grouped_allgather_async(given, name, process_set))
+
+    def undo(gradients: Tensors) -> list[Tensor]:
+        comm = process_set.matched.comm
+        rows = allgather(torch.tensor([[len(x) for x in tensors]]), process_set=process_set).T.tolist()
+        means = grouped_allreduce(gradients, process_set=process_set)
+        return [mean.split(each)[comm.rank] for mean, each in zip(means, rows, strict=True)]
+
+    return [*Differentiable.apply(do, undo, *tensors)]
+
+
+allgather_async, allgather = alone(grouped_allgather_async), alone(grouped_allgather)
+
+
+def grouped_broadcast_async(
+    tensors: Tensors,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    in_place: bool = False,
+) -> NamedCall:
+    """Begin to copy the root's tensors into every rank's, or into copies of these."""
+    ranks = process_set.ranks or []
+    failure = "" if root_rank in ranks else f"root_rank={root_rank} is out of range: use one of {ranks}"
+    agree = {"root": root_rank if failure else ranks.index(root_rank)}
+    return submit(process_set, tensor_calls.broadcast, tensors, name, failure, agree=agree, in_place=in_place)
+
+
+def grouped_broadcast_async_(tensors: Tensors, *arguments: Any, **named: Any) -> NamedCall:
+    return grouped_broadcast_async(tensors, *arguments, **named, in_place=True)
+
+
+broadcast_async, broadcast_async_ = alone(grouped_broadcast_async), alone(grouped_broadcast_async_)
+
+
+def broadcast_(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
+    return synchronize(broadcast_async_(tensor, *arguments, **named))
+
+
+def broadcast(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """Return a copy of the root's tensor.  The gradient is the mean over the ranks on the root, 0 on the others."""
+
+    def do(given: Tensors) -> list[Tensor]:
+        return [synchronize(broadcast_async(given[0], root_rank, name, process_set))]
+
+    def undo(gradients: Tensors) -> list[Tensor]:
+        mean = allreduce(gradients[0], process_set=process_set)
+        return [mean if rank() == root_rank else torch.zeros_like(mean)]
+
+    return Differentiable.apply(do, undo, tensor)[0]
+
+
+def alltoall_async(
+    tensor: Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> NamedCall:
+    """Begin to give rank r the r-th rows of `tensor`: `splits[r]` of them, or as many as the others.
+
+    The result is a pair: the rows that have come, and how many from each rank.
+    """
+    size = process_set.matched.comm.size
+    num_rows = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
+    rows = [num_rows // size] * size if splits is None else torch.as_tensor(splits).tolist()
+    failure = ""
+    if len(rows) != size or sum(rows) != num_rows or min(rows) < 0:
+        failure = f"{num_rows} rows in splits of {rows}: pass splits with {size} numbers of rows, of {num_rows} in all"
+    run = tensor_calls.alltoall
+    return submit(process_set, run, [tensor], name, failure, num_free=1, rows=rows, splits=splits)
+
+
+def alltoall(
+    tensor: Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return the rows that have come; with `splits`, and how many from each rank.  Gradients go back the same way."""
+    received: list[Tensor] = []
+
+    def do(given: Tensors) -> list[Tensor]:
+        rows, counts = synchronize(alltoall_async(given[0], splits, name, process_set))
+        received.append(counts)
+        return [rows]
+
+    def undo(gradients: Tensors) -> list[Tensor]:
+        return [alltoall(gradients[0], received[0], process_set=process_set)[0]]
+
+    rows = Differentiable.apply(do, undo, tensor)[0]
+    return rows if splits is None else (rows, received[0])
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return once every rank has called it."""
+    synchronize(submit(process_set, tensor_calls.barrier, (), None))
+
+
+def join(device: int = -1) -> int:
+    """Take part in the other ranks' sums and averages with zeros, until all have joined; return the last that did.
+
+    `device` is not read: zeros lie where the others' tensors do.
+    """
+    return global_process_set.matched.join()
