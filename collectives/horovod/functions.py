@@ -125,7 +125,7 @@ def grouped_allreduce_async(
     failure = "" if op is None or average is None else f"op={op!r} and average={average}: pass op alone"
     op = op or (Sum if average is False else Average)
     failure = failure or refusal_of(op, tensors, process_set.matched.comm.size)
-    agree = {"op": op, "prescale": prescale_factor, "postscale": postscale_factor}
+    agree = {"op": op, "prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     run = tensor_calls.allreduce
     return submit(process_set, run, tensors, name, failure, agree=agree, in_place=in_place)
 
@@ -171,7 +171,7 @@ def grouped_reducescatter_async(
 ) -> NamedCall:
     """Begin to reduce tensors, of whose results each rank gets some rows; the first ranks one more, if need be."""
     failure = "Adasum: use hvd.Average or Sum" if op == Adasum else refusal_of(op, (), 1)
-    agree = {"op": op, "prescale": prescale_factor, "postscale": postscale_factor}
+    agree = {"op": op, "prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     return submit(process_set, tensor_calls.reducescatter, tensors, name, failure, agree=agree)
 
 
@@ -184,7 +184,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """Return this rank's rows of reduced tensors.  The gradients' rows are gathered, and for a sum added up."""
+    """Return this rank's rows of reduced tensors.  Gradients are gathered, and times the number of ranks for a sum."""
 
     def do(given: Tensors) -> list[Tensor]:
         return synchronize(grouped_reducescatter_async(given, name, op, process_set, prescale_factor, postscale_factor))

@@ -22,6 +22,8 @@ from collectives.job.errors import InputError
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
+NONAME = "noname."
+DEFAULTS = ("None", "1.0")  # of what ranks agree in
 JOINABLE_KINDS = ("allreduce", "step", "barrier")
 JOINABLE_OPS = ("sum", "avg", "adasum")  # of which zeros may be a part
 
@@ -64,7 +66,7 @@ class Description(NamedTuple):
 
     def __str__(self) -> str:
         tensors = f"{len(self.tensors)} tensors" if len(self.tensors) > 1 else ", ".join(map(str, self.tensors))
-        agree = "".join(f", {name}={value}" for name, value in self.agree if value not in (None, 1.0))
+        agree = "".join(f", {name}={value}" for name, value in self.agree if repr(value) not in DEFAULTS)
         return f"{self.kind} {self.name!r}{tensors and f' of {tensors}'}{agree}"
 
     def beside(self, other: Description) -> str:
@@ -119,13 +121,15 @@ class MatchedCalls:
         self._compare = comm.plan("all_reduce", self._facts, op="max")
 
     def free(self) -> None:
+        for reducer in self.reducers.values():
+            reducer.free()
         self._compare.free()
         self.comm.free()
 
     def name(self, kind: str) -> str:
         """Return the name of a call that is given none."""
         self._numbers[kind] += 1
-        return f"noname.{self._numbers[kind]}"
+        return f"{NONAME}{self._numbers[kind]}"
 
     def add(self, call: NamedCall) -> NamedCall:
         """Have a call wait for the others' of its name."""
@@ -173,8 +177,11 @@ class MatchedCalls:
             failure = refusal({rank: each.waiting[key] for rank, each in active.items()}, self.joined)
             if not self.is_joined:
                 self.waiting.pop(key).end(failure)
-            elif not failure:
-                self.join_in(self, first.waiting[key])
+                continue
+            description = first.waiting[key]
+            self._numbers[description.kind] += description.name.startswith(NONAME)
+            if not failure:
+                self.join_in(self, description)
         if awaited and not common and all(each.awaited for each in active.values()):
             self.waiting.pop(awaited.description.key).end(stall(active))
 
@@ -196,9 +203,8 @@ def refusal(sides: dict[int, Description], joined: Sequence[int]) -> str:
     first_rank, first = next(iter(sides.items()))
     for rank, side in sides.items():
         if side != first:
-            return (
-                f"ranks disagree: rank {first_rank} calls {first}, rank {rank} calls {side}; call the same on all ranks"
-            )
+            words = f"rank {first_rank} calls {first.beside(side)}, rank {rank} calls {side.beside(first)}"
+            return f"ranks disagree: {words}; call the same on all ranks"
     op = dict(first.agree).get("op", "sum")
     if joined and (first.kind not in JOINABLE_KINDS or op not in JOINABLE_OPS):
         return f"{first}: rank {joined[0]} has joined, and zeros are no part of it: call join() after it on all ranks"

@@ -134,7 +134,7 @@ def DistributedOptimizer(  # noqa: N802  as Horovod calls it
             assert comm is not None
             arguments = compression, op, gradient_predivide_factor
             buckets = [GradientBucket(comm, bucket, *arguments) for bucket in cut(trained, groups)]
-            extra = {"reducer": GradientReducer(calls, description, buckets, backward_passes_per_step)}
+            extra = {"reducer": GradientReducer(calls, comm, description, buckets, backward_passes_per_step)}
     base = AdasumOptimizer if op == Adasum else ReducingOptimizer
     made: Any = object.__new__(type(type(optimizer).__name__, (base, type(optimizer)), {}))
     state = {key: value for key, value in vars(optimizer).items() if key != "step"}  # a learning-rate scheduler's

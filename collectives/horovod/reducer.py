@@ -65,16 +65,24 @@ class GradientBucket:
 class GradientReducer:
     """Reduces gradients in buckets, each parameter's once it has had `passes` backward passes.
 
-    `description` is of the optimizer, on which the ranks have agreed.
+    `description` is of the optimizer, on which the ranks have agreed; `comm` is that of the buckets.
     """
 
-    def __init__(self, calls: MatchedCalls, description: Description, buckets: Sequence[GradientBucket], passes: int):
-        self.calls, self.buckets, self.passes = calls, buckets, passes
+    def __init__(
+        self,
+        calls: MatchedCalls,
+        comm: Communicator,
+        description: Description,
+        buckets: Sequence[GradientBucket],
+        passes: int,
+    ):
+        self.calls, self.comm, self.buckets, self.passes = calls, comm, buckets, passes
         self.step = description._replace(kind="step")
         calls.reducers[self.step.name] = self
+        self.hooks: list[Any] = []
         self.bucket_of = {param: bucket for bucket in buckets for param in bucket.params}
         for param in self.bucket_of:
-            param.register_post_accumulate_grad_hook(self.ready)
+            self.hooks.append(param.register_post_accumulate_grad_hook(self.ready))
         self.begin()
 
     def begin(self) -> None:
@@ -112,6 +120,14 @@ class GradientReducer:
         for bucket in self.buckets:
             bucket.finish()
         self.begin()
+
+    def free(self) -> None:
+        """Let gradients be, and give back the communicator.  Collective."""
+        for hook in self.hooks:
+            hook.remove()
+        for bucket in self.buckets:
+            bucket.plan.free()
+        self.comm.free()
 
     def join_in(self) -> None:
         """Do the part of a rank that has joined: gradients of 0."""
