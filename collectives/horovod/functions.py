@@ -284,7 +284,7 @@ def alltoall_async(
     num_rows = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
     rows = [num_rows // size] * size if splits is None else torch.as_tensor(splits).tolist()
     failure = ""
-    if len(rows) != size or sum(rows) != num_rows or min(rows) < 0:
+    if len(rows) != size or sum(rows) != num_rows or not all(isinstance(n, int) and n >= 0 for n in rows):
         failure = f"{num_rows} rows in splits of {rows}: pass splits with {size} numbers of rows, of {num_rows} in all"
     run = tensor_calls.alltoall
     return submit(process_set, run, [tensor], name, failure, num_free=1, rows=rows, splits=splits)

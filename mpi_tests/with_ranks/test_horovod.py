@@ -604,6 +604,9 @@ WRONG = {
     "rank 0: alltoall 'noname.1': 3 rows in splits of [4, -1]: pass splits with 2 numbers of rows, of 3 in all": (
         lambda hvd, x: hvd.alltoall(x, [4, -1])
     ),
+    "rank 0: alltoall 'noname.1': 3 rows in splits of [1.0, 2.0]: pass splits with 2 numbers of rows, of 3 in all": (
+        lambda hvd, x: hvd.alltoall(x, [1.0, 2.0])
+    ),
     "rank 0: reducescatter 'noname.1': Adasum: use hvd.Average or Sum": lambda hvd, x: hvd.reducescatter(
         x, op=hvd.Adasum
     ),
