@@ -1,16 +1,14 @@
 """Horovod's calls on tensors.
 
 Calls of the same name go together, in whichever order ranks make them; calls without a name are numbered, each kind
-apart.  `..._async` returns a handle for `synchronize`, which returns the result, and for `poll`.  Both meet the other
-ranks, and asynchronous calls begin there: while this process computes, only gradients of an optimizer are under way.
+apart.  An asynchronous call begins once every rank waits for a call, or polls one: while this process computes, only
+gradients of an optimizer are under way.
 
 A call that ends with an underscore works in place.  Of the others, those that are not asynchronous are differentiable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -18,82 +16,12 @@ from torch import Tensor
 
 from collectives.horovod import tensor_calls
 from collectives.horovod.compression import Compression
-from collectives.horovod.matching import Description, NamedCall, TensorFacts
+from collectives.horovod.handles import Differentiable, alone, submit, synchronize
+from collectives.horovod.matching import NamedCall
 from collectives.horovod.process_sets import ProcessSet, global_process_set, rank
 from collectives.horovod.tensor_calls import Tensors
 
 Average, Sum, Adasum, Min, Max, Product = OPS = "avg", "sum", "adasum", "min", "max", "prod"
-
-
-def submit(
-    process_set: ProcessSet,
-    run: Callable[..., Any],
-    tensors: Tensors,
-    name: str | None,
-    failure: str = "",
-    num_free: int = 0,
-    agree: dict[str, Any] | None = None,
-    **local: Any,
-) -> NamedCall:
-    """Make a call that runs `run(comm, tensors, **agree, **local)`.
-
-    Ranks must agree in `agree`, and in the tensors' dtypes and shapes, but for the first `num_free` dims.
-    """
-    calls, kind = process_set.matched, run.__name__
-    wrong = next((x for x in tensors if not isinstance(x, Tensor) or x.layout is not torch.strided), None)
-    if wrong is not None:
-        what = f"tensor of layout {wrong.layout}" if isinstance(wrong, Tensor) else type(wrong).__name__
-        failure, tensors = f"{what}: pass dense tensors", ()
-    elif kind in ("allgather", "alltoall", "reducescatter") and any(x.dim() == 0 for x in tensors):
-        failure = "tensor of shape () has no rows: pass x.reshape(1)"
-    agree = agree or {}
-    facts = tuple(TensorFacts.of(x, num_free) for x in tensors)
-    description = Description(kind, name or calls.name(kind), facts, tuple(agree.items()), failure)
-    return calls.add(NamedCall(description, partial(run, calls.comm, tensors, **agree, **local)))
-
-
-def synchronize(handle: NamedCall) -> Any:
-    """Return the result of an asynchronous call.
-
-    Raises: HorovodInternalError on every rank where the call is wrong on one, or ranks do not ask for the same.
-    """
-    assert handle.calls is not None
-    return handle.calls.wait(handle)
-
-
-def poll(handle: NamedCall) -> bool:
-    """Return whether an asynchronous call is over.  If not, it waits until every rank waits for a call or polls one."""
-    assert handle.calls is not None
-    return handle.calls.poll(handle)
-
-
-class Differentiable(torch.autograd.Function):
-    """`do` to tensors forwards, `undo` to gradients backwards."""
-
-    @staticmethod
-    def forward(ctx: Any, do: Callable, undo: Callable, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.undo = undo
-        return tuple(do(tensors))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        return None, None, *ctx.undo(gradients)
-
-
-def alone(grouped: Callable) -> Callable[..., Any]:
-    """Make a call on a list of tensors one on a tensor."""
-
-    @wraps(grouped)
-    def single(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
-        result = grouped([tensor], *arguments, **named)
-        if not isinstance(result, NamedCall):
-            return result[0]
-        run = result.run
-        result.run = lambda: run()[0]
-        return result
-
-    single.__name__ = single.__qualname__ = grouped.__name__.removeprefix("grouped_")
-    return single
 
 
 # --- calls that reduce ---

@@ -2,7 +2,7 @@
 
 A call that is made waits.  When a rank waits for one, it meets the others: they compare which calls they have waiting,
 and run those that all of them have, in the order of the lowest rank.  So an asynchronous call begins when every rank
-waits for a call, be it this one or another; gradients go by `reducer.py`, which overlaps them with the backward pass.
+waits for a call or polls one, be it this one or another; gradients go by `reducer.py`, while the backward pass goes on.
 """
 
 from __future__ import annotations
@@ -119,8 +119,11 @@ class MatchedCalls:
         self._numbers: Counter[str] = Counter()  # of calls without a name
         self._facts = np.zeros(3, np.int64)
         self._compare = comm.plan("all_reduce", self._facts, op="max")
+        self._met_with: dict[str, Description] | None = None  # calls with which a meeting has begun
 
     def free(self) -> None:
+        """Give back what MPI has for it, once all ranks do.  Collective."""
+        self.join()
         for reducer in self.reducers.values():
             reducer.free()
         self._compare.free()
@@ -150,13 +153,19 @@ class MatchedCalls:
         return call.result
 
     def poll(self, call: NamedCall) -> bool:
-        """Meet the other ranks, if a call is waiting; return whether it is over."""
+        """Begin to meet the other ranks, and do so if they have come, too; return whether a call is over."""
         if not call.is_over:
-            self.meet(None)
+            if self._met_with is None:
+                self._met_with = self.describe()
+                self._compare.start()
+            if self._compare.done():
+                self.meet(None)
         return call.is_over
 
     def join(self) -> int:
         """Take part in the others' calls, with zeros, until all ranks have joined; return the last that did."""
+        if self._met_with is not None:
+            self.meet(None)
         self.is_joined = True
         while len(self.joined) < self.comm.size:
             self.meet(None)
@@ -165,8 +174,7 @@ class MatchedCalls:
 
     def meet(self, awaited: NamedCall | None) -> None:
         """Run the calls that all ranks have made.  Collective."""
-        waiting = {key: call.description for key, call in self.waiting.items()}
-        positions = self.positions(Position(waiting, awaited.description if awaited else None, self.is_joined))
+        positions = self.positions(awaited.description if awaited else None)
         self.joined += [r for r, each in enumerate(positions) if each.is_joined and r not in self.joined]
         active = {rank: each for rank, each in enumerate(positions) if not each.is_joined}
         if not active:
@@ -185,14 +193,26 @@ class MatchedCalls:
         if awaited and not common and all(each.awaited for each in active.values()):
             self.waiting.pop(awaited.description.key).end(stall(active))
 
-    def positions(self, own: Position) -> Sequence[Position]:
+    def positions(self, awaited: Description | None) -> Sequence[Position]:
         """Return every rank's position; at the price of one small all-reduce only this one's, if all have it."""
-        digest = int.from_bytes(hashlib.blake2b(repr(own.waiting).encode(), digest_size=7).digest(), "big")
-        self._facts[:] = digest, -digest, self.is_joined
-        highest, lowest, is_joined = self._compare().tolist()
+        waiting, self._met_with = self._met_with, None
+        if waiting is None:
+            waiting = self.describe()
+            self._compare()
+        else:
+            self._compare.wait()
+        highest, lowest, is_joined = self._facts.tolist()
         if highest == -lowest and not is_joined:
-            return [own]
+            return [Position(waiting, awaited, False)]
+        own = Position({key: call.description for key, call in self.waiting.items()}, awaited, self.is_joined)
         return [pickle.loads(part) for part in gather_bytes(self.comm, pickle.dumps(own))]
+
+    def describe(self) -> dict[str, Description]:
+        """Return the calls that are waiting, and have their digest compared."""
+        waiting = {key: call.description for key, call in self.waiting.items()}
+        digest = int.from_bytes(hashlib.blake2b(repr(waiting).encode(), digest_size=7).digest(), "big")
+        self._facts[:] = digest, -digest, self.is_joined
+        return waiting
 
 
 def refusal(sides: dict[int, Description], joined: Sequence[int]) -> str:

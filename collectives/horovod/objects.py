@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from collectives.horovod.functions import allgather, broadcast_, broadcast_async_, synchronize
+from collectives.horovod.functions import allgather, broadcast_, broadcast_async_
+from collectives.horovod.handles import synchronize
 from collectives.horovod.process_sets import ProcessSet, global_process_set, rank
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from collectives.horovod.compression import Compression
-from collectives.horovod.functions import Adasum, Average, grouped_allreduce_async_, refusal_of, synchronize
+from collectives.horovod.functions import Adasum, Average, grouped_allreduce_async_, refusal_of
+from collectives.horovod.handles import synchronize
 from collectives.horovod.matching import Description, MatchedCalls, NamedCall, TensorFacts
 from collectives.horovod.process_sets import ProcessSet, global_process_set
 from collectives.horovod.reducer import GradientBucket, GradientReducer, Groups, cut

@@ -37,11 +37,10 @@ from collectives.horovod.functions import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     join,
-    poll,
     reducescatter,
     reducescatter_async,
-    synchronize,
 )
+from collectives.horovod.handles import poll, synchronize
 from collectives.horovod.matching import HorovodInternalError
 from collectives.horovod.objects import (
     allgather_object,

@@ -204,19 +204,36 @@ def test_calls_in_different_orders_are_matched_by_name(hvd):
         assert hvd.synchronize(handles[name]).tolist() == [names.index(name) * hvd.size()]
 
 
-def test_a_call_ends_while_others_wait_for_theirs(hvd):
-    late = hvd.allreduce_async(torch.ones(1), name="late", op=hvd.Sum) if hvd.rank() == 0 else None
-    assert late is None or not hvd.poll(late) or hvd.size() == 1
-    if hvd.rank():
-        early = hvd.allreduce_async(torch.ones(1), name="early", op=hvd.Sum)
-        assert not hvd.poll(early)
-    hvd.barrier()
+def test_poll_waits_for_no_one(hvd, mpi_comm):
+    handle = hvd.allreduce_async(torch.ones(1), op=hvd.Sum)
+    if hvd.rank() == 0 and hvd.size() > 1:
+        assert not hvd.poll(handle)
+        assert not hvd.poll(handle)
+    mpi_comm.Barrier()  # where the others are until then
+    other = hvd.allreduce_async(torch.ones(1), op=hvd.Sum)
+    while not hvd.poll(handle):
+        pass
+    assert hvd.synchronize(handle).tolist() == hvd.synchronize(other).tolist() == [hvd.size()]
+
+
+def test_a_call_that_is_only_polled_is_in_nobodys_way(hvd):
     if hvd.rank() == 0:
-        early = hvd.allreduce_async(torch.ones(1), name="early", op=hvd.Sum)
-    else:
-        late = hvd.allreduce_async(torch.ones(1), name="late", op=hvd.Sum)
-    assert hvd.synchronize(early).tolist() == hvd.synchronize(late).tolist() == [hvd.size()]
-    assert hvd.poll(late)
+        hvd.poll(hvd.allreduce_async(torch.ones(1), name="only here"))
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).tolist() == [hvd.size()]
+    if hvd.rank() == 0:
+        hvd.poll(hvd.allreduce_async(torch.ones(1), name="nor this"))
+    assert hvd.join() in range(hvd.size())
+    if hvd.rank() == 0:
+        hvd.poll(hvd.allreduce_async(torch.ones(1), name="nor that, before shutdown"))
+
+
+def test_a_call_ends_while_others_wait_for_theirs(hvd):
+    first, second = ("late", "early") if hvd.rank() == 0 else ("early", "late")
+    handles = {first: hvd.allreduce_async(torch.ones(1), name=first, op=hvd.Sum)}
+    hvd.barrier()
+    handles[second] = hvd.allreduce_async(torch.ones(1), name=second, op=hvd.Sum)
+    assert hvd.synchronize(handles["early"]).tolist() == hvd.synchronize(handles["late"]).tolist() == [hvd.size()]
+    assert hvd.poll(handles["late"])
 
 
 def test_the_same_name_twice_at_a_time(hvd):
