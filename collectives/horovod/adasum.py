@@ -28,12 +28,12 @@ def adasum_(comm: Communicator, x: Tensor) -> Tensor:
         sent = comm.send(x, peer, blocking=False)
         comm.recv(theirs, peer)
         sent.wait()
-        x.copy_(combined(x, theirs) if comm.rank < peer else combined(theirs, x))
+        x.copy_(adaptive_sum(x, theirs) if comm.rank < peer else adaptive_sum(theirs, x))
         distance *= 2
     return x
 
 
-def combined(a: Tensor, b: Tensor) -> Tensor:
+def adaptive_sum(a: Tensor, b: Tensor) -> Tensor:
     """Return the adaptive sum of two, computed in float64."""
     wide = a.double(), b.double()
     dot = (wide[0] * wide[1]).sum()

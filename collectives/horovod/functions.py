@@ -79,8 +79,8 @@ def grouped_allreduce(
     """Reduce copies of tensors.  Gradients are reduced in the same way."""
     how = op, prescale_factor, postscale_factor, process_set
 
-    def do(given: Tensors) -> list[Tensor]:
-        return synchronize(grouped_allreduce_async(given, average, name, *how))
+    def do(xs: Tensors) -> list[Tensor]:
+        return synchronize(grouped_allreduce_async(xs, average, name, *how))
 
     def undo(gradients: Tensors) -> list[Tensor]:
         return grouped_allreduce(gradients, average, None, Compression.none, *how)
@@ -114,8 +114,8 @@ def grouped_reducescatter(
 ) -> list[Tensor]:
     """Return this rank's rows of reduced tensors.  Gradients are gathered, and times the number of ranks for a sum."""
 
-    def do(given: Tensors) -> list[Tensor]:
-        return synchronize(grouped_reducescatter_async(given, name, op, process_set, prescale_factor, postscale_factor))
+    def do(xs: Tensors) -> list[Tensor]:
+        return synchronize(grouped_reducescatter_async(xs, name, op, process_set, prescale_factor, postscale_factor))
 
     def undo(gradients: Tensors) -> list[Tensor]:
         factor = prescale_factor * postscale_factor * (process_set.matched.comm.size if op == Sum else 1)
@@ -145,8 +145,8 @@ def grouped_allgather(
 ) -> list[Tensor]:
     """Return all ranks' rows, in the order of the ranks.  The gradient is the mean over the ranks."""
 
-    def do(given: Tensors) -> list[Tensor]:
-        return synchronize(grouped_allgather_async(given, name, process_set))
+    def do(xs: Tensors) -> list[Tensor]:
+        return synchronize(grouped_allgather_async(xs, name, process_set))
 
     def undo(gradients: Tensors) -> list[Tensor]:
         comm = process_set.matched.comm
@@ -191,8 +191,8 @@ def broadcast(
 ) -> Tensor:
     """Return a copy of the root's tensor.  The gradient is the mean over the ranks on the root, 0 on the others."""
 
-    def do(given: Tensors) -> list[Tensor]:
-        return [synchronize(broadcast_async(given[0], root_rank, name, process_set))]
+    def do(xs: Tensors) -> list[Tensor]:
+        return [synchronize(broadcast_async(xs[0], root_rank, name, process_set))]
 
     def undo(gradients: Tensors) -> list[Tensor]:
         mean = allreduce(gradients[0], process_set=process_set)
@@ -224,8 +224,8 @@ def alltoall(
     """Return the rows that have come; with `splits`, and how many from each rank.  Gradients go back the same way."""
     received: list[Tensor] = []
 
-    def do(given: Tensors) -> list[Tensor]:
-        rows, counts = synchronize(alltoall_async(given[0], splits, name, process_set))
+    def do(xs: Tensors) -> list[Tensor]:
+        rows, counts = synchronize(alltoall_async(xs[0], splits, name, process_set))
         received.append(counts)
         return [rows]
 

@@ -99,7 +99,7 @@ class AdasumOptimizer(Base):
         raise AssertionError("skip_synchronize() with op=hvd.Adasum: it is the step that is reduced")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Do nothing: a step is made of what has been added up by then."""
+        """Do nothing: a step takes what has been added up by then."""
 
 
 def DistributedOptimizer(  # noqa: N802  as Horovod calls it
@@ -125,7 +125,8 @@ def DistributedOptimizer(  # noqa: N802  as Horovod calls it
     failure = refusal(params, named, backward_passes_per_step, op, gradient_predivide_factor, groups, process_set)
     extra: dict[str, Any] = {"reducer": None}
     if process_set.included():
-        own = [] if failure else [pair for pair in named if pair[1].requires_grad]
+        names = {} if failure else {param: name for name, param in named}
+        own = [(names[param], param) for param in params if names and param.requires_grad]
         calls, description = agree(process_set, own, failure, op, groups)
         trained = [param for _, param in own]
         if op == Adasum:
@@ -137,10 +138,10 @@ def DistributedOptimizer(  # noqa: N802  as Horovod calls it
             buckets = [GradientBucket(comm, bucket, *arguments) for bucket in cut(trained, groups)]
             extra = {"reducer": GradientReducer(calls, comm, description, buckets, backward_passes_per_step)}
     base = AdasumOptimizer if op == Adasum else ReducingOptimizer
-    made: Any = object.__new__(type(type(optimizer).__name__, (base, type(optimizer)), {}))
+    result: Any = object.__new__(type(type(optimizer).__name__, (base, type(optimizer)), {}))
     state = {key: value for key, value in vars(optimizer).items() if key != "step"}  # a learning-rate scheduler's
-    vars(made).update(state | extra)
-    return made
+    vars(result).update(state | extra)
+    return result
 
 
 def agree(

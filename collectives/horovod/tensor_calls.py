@@ -27,8 +27,8 @@ def results_of(tensors: Tensors, in_place: bool) -> list[Tensor]:
     return [x.detach().contiguous() if in_place else torch.clone(x.detach(), memory_format=DENSE) for x in tensors]
 
 
-def finished(results: Tensors, tensors: Tensors, in_place: bool) -> Tensors:
-    """Return results; in place, the tensors, into which the results of those with gaps are copied."""
+def write_back(results: Tensors, tensors: Tensors, in_place: bool) -> Tensors:
+    """Return results; in place the tensors, with the results copied into those that have gaps."""
     if not in_place:
         return results
     for result, tensor in zip(results, tensors, strict=True):
@@ -60,7 +60,7 @@ def allreduce(
             comm.all_reduce(several[0] if len(several) == 1 else comm.fuse(several), op=op)
     for x in results:
         scale_(x, postscale)
-    return finished(results, tensors, in_place)
+    return write_back(results, tensors, in_place)
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ def broadcast(comm: Communicator, tensors: Tensors, root: int, in_place: bool) -
     results = results_of(tensors, in_place)
     for x in results:
         comm.broadcast(x, root)
-    return finished(results, tensors, in_place)
+    return write_back(results, tensors, in_place)
 
 
 def counts_of(x: Tensor, rows: Sequence[int]) -> tuple[int, ...]:

@@ -19,13 +19,13 @@ SMALLER = (
 
 def rows(name: str) -> list[tuple[str, list[str]]]:
     """The rows of a page's tables, as cells, and the heading that they are under."""
-    found, heading = [], ""
+    table, heading = [], ""
     for line in (ROOT / "docs" / name).read_text().splitlines():
         if line.startswith("#"):
             heading = line.strip("# ")
         elif line.startswith("|") and not line.startswith("|---"):
-            found.append((heading, [cell.strip() for cell in line.strip("|").split(" | ")]))
-    return found
+            table.append((heading, [cell.strip() for cell in line.strip("|").split(" | ")]))
+    return table
 
 
 def code(cell: str) -> list[str]:

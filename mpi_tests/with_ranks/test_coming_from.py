@@ -63,9 +63,9 @@ def test_the_code_on_the_right_runs(names, comm):
     for heading, theirs, here in ROWS:
         assert here.startswith(MISSING) != bool(code(here)), (heading, theirs)
     for heading, theirs, here, lines in PYTHON:
-        made = model()
-        optimizer = torch.optim.SGD(made.parameters())
-        scope = names | arrays(comm) | {"model": made, "optimizer": optimizer}
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters())
+        scope = names | arrays(comm) | {"model": module, "optimizer": optimizer}
         for line in lines:
             run(line, scope, (heading, theirs, here))
 

@@ -416,6 +416,19 @@ def test_gradients_that_are_clipped_before_the_step(hvd):
         optimizer.step()
 
 
+def test_an_optimizer_of_some_of_the_named_parameters(hvd):
+    model = new_model()
+    plain = torch.optim.SGD(model[4].parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+    loss_of(model, 0, hvd.rank(), hvd.size()).backward()
+    own = [param.grad.clone() for param in model[0].parameters()]
+    optimizer.step()
+    assert all(torch.equal(param.grad, old) for param, old in zip(model[0].parameters(), own, strict=True))
+    whole = new_model()
+    loss_of(whole, 0).backward()
+    assert close([param.grad for param in model[4].parameters()], [param.grad for param in whole[4].parameters()])
+
+
 def test_closures(hvd):
     model = new_model()
     optimizer = distributed(hvd, model)
