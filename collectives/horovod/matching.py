@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collectives.job.errors import InputError
+from collectives.job.errors import InputError, LoneInputError
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -49,6 +49,10 @@ class TensorFacts(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name and f'{self.name}: '}{self.dtype} {self.shape} on {self.device}"
+
+
+class LoneInternalError(HorovodInternalError, LoneInputError):
+    """The same where a rank that has joined hears nothing of it: it ends the job."""
 
 
 class Description(NamedTuple):
@@ -86,14 +90,14 @@ class NamedCall:
         self.is_over = False
         self.calls: MatchedCalls | None = None
 
-    def end(self, failure: str) -> None:
-        """Run it, unless there is a failure."""
+    def end(self, failure: str, joined: Sequence[int]) -> None:
+        """Run it, unless there is a failure; some ranks may have joined."""
         try:
             if failure:
                 raise InputError(failure)
             self.result = self.run()
         except InputError as error:
-            self.error = HorovodInternalError(str(error))
+            self.error = (LoneInternalError if joined else HorovodInternalError)(str(error))
         self.is_over = True
 
 
@@ -184,14 +188,14 @@ class MatchedCalls:
         for key in common:
             failure = refusal({rank: each.waiting[key] for rank, each in active.items()}, self.joined)
             if not self.is_joined:
-                self.waiting.pop(key).end(failure)
+                self.waiting.pop(key).end(failure, self.joined)
                 continue
             description = first.waiting[key]
             self._numbers[description.kind] += description.name.startswith(NONAME)
             if not failure:
                 self.join_in(self, description)
         if awaited and not common and all(each.awaited for each in active.values()):
-            self.waiting.pop(awaited.description.key).end(stall(active))
+            self.waiting.pop(awaited.description.key).end(stall(active), self.joined)
 
     def positions(self, awaited: Description | None) -> Sequence[Position]:
         """Return every rank's position; at the price of one small all-reduce only this one's, if all have it."""

@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=16_200, files=90, entries=11)}
+LIMITS = {"collectives": Limits(lines=16_220, files=90, entries=11)}
 
 
 class Floor(NamedTuple):

@@ -31,3 +31,10 @@ def test_a_job_ends_with_one_line(code, words):
     own = [line for line in ended.stderr.splitlines() if "error" in line or "Traceback" in line]
     assert len(own) == 1, ended.stderr
     assert own[0].startswith(f"error: {words}")
+
+
+def test_a_refusal_that_joined_ranks_do_not_hear_of_ends_the_job():
+    ended = launch(2, "python", "-c", f"{BEGIN}hvd.allgather(torch.ones(1)) if hvd.rank() else hvd.join()")
+    assert ended.returncode != 0
+    assert "rank 1 of 2 failed and ends the job" in ended.stderr
+    assert "rank 0 has joined, and zeros are no part of it" in ended.stderr
