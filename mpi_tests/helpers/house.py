@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=14_870, files=79, entries=9)}
+LIMITS = {"collectives": Limits(lines=16_420, files=90, entries=11)}
 
 
 class Floor(NamedTuple):
@@ -63,6 +63,7 @@ FLOORS = {
     "runtime": Floor(("collectives.runtime",), imports=(*BELOW, "choice", "arrays", "face")),
     "face": Floor(("collectives.communicator", "collectives"), imports=(*BELOW, "choice", "arrays", "runtime")),
     "torch": Floor(("collectives.torch_backend",), imports=ALL),
+    "horovod": Floor(("collectives.horovod",), imports=ALL),
     "programs": Floor(("collectives.bench", "collectives.doctor"), imports=(*ALL, "simulation", "torch", "programs")),
     "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
     "gpt": Floor(

@@ -1,0 +1,249 @@
+"""Calls matched by their names: ranks may make them in different orders.
+
+A call that is made waits.  When a rank waits for one, it meets the others: they compare which calls they have waiting,
+and run those that all of them have, in the order of the lowest rank.  So an asynchronous call begins when every rank
+waits for a call or polls one, be it this one or another; gradients go by `reducer.py`, while the backward pass goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from collectives.job.errors import InputError, LoneInputError
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
+
+NONAME = "noname."
+DEFAULTS = ("None", "1.0")  # of what ranks agree in
+JOINABLE_KINDS = ("allreduce", "step", "barrier")
+JOINABLE_OPS = ("sum", "avg", "adasum")  # of which zeros may be a part
+
+
+class HorovodInternalError(InputError, RuntimeError):
+    """A call that cannot be done, raised on every rank that waits for it."""
+
+
+class TensorFacts(NamedTuple):
+    """What ranks must agree in, of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    name: str = ""
+
+    @classmethod
+    def of(cls, x: Tensor, num_free: int = 0, name: str = "") -> TensorFacts:
+        return cls(str(x.dtype).removeprefix("torch."), tuple(x.shape[num_free:]), x.device.type, name)
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=getattr(torch, self.dtype), device=self.device)
+
+    def __str__(self) -> str:
+        return f"{self.name and f'{self.name}: '}{self.dtype} {self.shape} on {self.device}"
+
+
+class LoneInternalError(HorovodInternalError, LoneInputError):
+    """The same where a rank that has joined hears nothing of it: it ends the job."""
+
+
+class Description(NamedTuple):
+    """What the ranks of a call must agree in."""
+
+    kind: str
+    name: str
+    tensors: tuple[TensorFacts, ...] = ()
+    agree: tuple[tuple[str, Any], ...] = ()
+    failure: str = ""  # why it cannot be done
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}.{self.name}"
+
+    def __str__(self) -> str:
+        tensors = f"{len(self.tensors)} tensors" if len(self.tensors) > 1 else ", ".join(map(str, self.tensors))
+        agree = "".join(f", {name}={value}" for name, value in self.agree if repr(value) not in DEFAULTS)
+        return f"{self.kind} {self.name!r}{tensors and f' of {tensors}'}{agree}"
+
+    def beside(self, other: Description) -> str:
+        """Say what it is, of several tensors the first that differs from another's."""
+        pairs = zip(self.tensors, other.tensors, strict=False)
+        differing = next((own for own, theirs in pairs if own != theirs), None)
+        return str(self if differing is None else self._replace(tensors=(differing,)))
+
+
+class NamedCall:
+    """A call, which is its own handle: `run` does it once every rank has made it."""
+
+    def __init__(self, description: Description, run: Callable[[], Any]):
+        self.description, self.run = description, run
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.is_over = False
+        self.calls: MatchedCalls | None = None
+
+    def end(self, failure: str, joined: Sequence[int]) -> None:
+        """Run it, unless there is a failure; some ranks may have joined."""
+        try:
+            if failure:
+                raise InputError(failure)
+            self.result = self.run()
+        except InputError as error:
+            self.error = (LoneInternalError if joined else HorovodInternalError)(str(error))
+        self.is_over = True
+
+
+class Position(NamedTuple):
+    """What a rank says when it meets the others."""
+
+    waiting: dict[str, Description]  # by key
+    awaited: Description | None  # the call without which it does not go on
+    is_joined: bool
+
+
+class MatchedCalls:
+    """The calls among the ranks of `comm`.
+
+    `join_in` does the part of a rank that has joined in a call of others.
+    """
+
+    def __init__(self, comm: Communicator, join_in: Callable[[MatchedCalls, Description], Any]):
+        self.comm, self.join_in = comm, join_in
+        self.waiting: dict[str, NamedCall] = {}
+        self.reducers: dict[str, Any] = {}  # of gradients, by the names of their steps
+        self.is_joined, self.joined = False, list[int]()  # ranks in the order in which they have joined
+        self._numbers: Counter[str] = Counter()  # of calls without a name
+        self._facts = np.zeros(3, np.int64)
+        self._compare = comm.plan("all_reduce", self._facts, op="max")
+        self._met_with: dict[str, Description] | None = None  # calls with which a meeting has begun
+
+    def free(self) -> None:
+        """Give back what MPI has for it, once all ranks do.  Collective."""
+        self.join()
+        for reducer in self.reducers.values():
+            reducer.free()
+        self._compare.free()
+        self.comm.free()
+
+    def name(self, kind: str) -> str:
+        """Return the name of a call that is given none."""
+        self._numbers[kind] += 1
+        return f"{NONAME}{self._numbers[kind]}"
+
+    def add(self, call: NamedCall) -> NamedCall:
+        """Have a call wait for the others' of its name."""
+        key = call.description.key
+        if key in self.waiting:
+            kind, name = call.description[:2]
+            raise ValueError(f"{kind} {name!r} has been called before, and not synchronized: give it another name")
+        call.calls = self
+        self.waiting[key] = call
+        return call
+
+    def wait(self, call: NamedCall) -> Any:
+        """Return a call's result.  Raises: HorovodInternalError on every rank where it cannot be done."""
+        while not call.is_over:
+            self.meet(call)
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def poll(self, call: NamedCall) -> bool:
+        """Begin to meet the other ranks, and do so if they have come, too; return whether a call is over."""
+        if not call.is_over:
+            if self._met_with is None:
+                self._met_with = self.describe()
+                self._compare.start()
+            if self._compare.done():
+                self.meet(None)
+        return call.is_over
+
+    def join(self) -> int:
+        """Take part in the others' calls, with zeros, until all ranks have joined; return the last that did."""
+        if self._met_with is not None:
+            self.meet(None)
+        self.is_joined = True
+        while len(self.joined) < self.comm.size:
+            self.meet(None)
+        last, self.joined, self.is_joined = self.joined[-1], [], False
+        return last
+
+    def meet(self, awaited: NamedCall | None) -> None:
+        """Run the calls that all ranks have made.  Collective."""
+        positions = self.positions(awaited.description if awaited else None)
+        self.joined += [r for r, each in enumerate(positions) if each.is_joined and r not in self.joined]
+        active = {rank: each for rank, each in enumerate(positions) if not each.is_joined}
+        if not active:
+            return
+        first = next(iter(active.values()))
+        common = [key for key in first.waiting if all(key in each.waiting for each in active.values())]
+        for key in common:
+            failure = refusal({rank: each.waiting[key] for rank, each in active.items()}, self.joined)
+            if not self.is_joined:
+                self.waiting.pop(key).end(failure, self.joined)
+                continue
+            description = first.waiting[key]
+            self._numbers[description.kind] += description.name.startswith(NONAME)
+            if not failure:
+                self.join_in(self, description)
+        if awaited and not common and all(each.awaited for each in active.values()):
+            self.waiting.pop(awaited.description.key).end(stall(active), self.joined)
+
+    def positions(self, awaited: Description | None) -> Sequence[Position]:
+        """Return every rank's position; at the price of one small all-reduce only this one's, if all have it."""
+        waiting, self._met_with = self._met_with, None
+        if waiting is None:
+            waiting = self.describe()
+            self._compare()
+        else:
+            self._compare.wait()
+        highest, lowest, is_joined = self._facts.tolist()
+        if highest == -lowest and not is_joined:
+            return [Position(waiting, awaited, False)]
+        own = Position({key: call.description for key, call in self.waiting.items()}, awaited, self.is_joined)
+        return [pickle.loads(part) for part in gather_bytes(self.comm, pickle.dumps(own))]
+
+    def describe(self) -> dict[str, Description]:
+        """Return the calls that are waiting, and have their digest compared."""
+        waiting = {key: call.description for key, call in self.waiting.items()}
+        digest = int.from_bytes(hashlib.blake2b(repr(waiting).encode(), digest_size=7).digest(), "big")
+        self._facts[:] = digest, -digest, self.is_joined
+        return waiting
+
+
+def refusal(sides: dict[int, Description], joined: Sequence[int]) -> str:
+    """Return why a call that ranks describe so cannot be done, or nothing."""
+    for rank, side in sides.items():
+        if side.failure:
+            return f"rank {rank}: {side.kind} {side.name!r}: {side.failure}"
+    first_rank, first = next(iter(sides.items()))
+    for rank, side in sides.items():
+        if side != first:
+            words = f"rank {first_rank} calls {first.beside(side)}, rank {rank} calls {side.beside(first)}"
+            return f"ranks disagree: {words}; call the same on all ranks"
+    op = dict(first.agree).get("op", "sum")
+    if joined and (first.kind not in JOINABLE_KINDS or op not in JOINABLE_OPS):
+        return f"{first}: rank {joined[0]} has joined, and zeros are no part of it: call join() after it on all ranks"
+    return ""
+
+
+def stall(positions: dict[int, Position]) -> str:
+    """Say that ranks wait for calls of which none has been made by all."""
+    (rank, own), *others = ((rank, each.awaited) for rank, each in positions.items())
+    other_rank, other = next(other for other in others if other[1] != own)
+    return f"ranks disagree: rank {rank} waits for {own}, rank {other_rank} for {other}; make both calls on all ranks"
+
+
+def gather_bytes(comm: Communicator, own: bytes) -> list[bytes]:
+    """Return every rank's bytes.  Collective."""
+    lengths = comm.all_gather(np.array([len(own)])).tolist()
+    every = comm.all_gather(np.frombuffer(own, np.uint8), counts=lengths)
+    return [part.tobytes() for part in np.split(every, np.cumsum(lengths)[:-1])]

@@ -1,0 +1,126 @@
+"""What each kind of call does with tensors, on a communicator all of whose ranks have come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from collectives.horovod.adasum import adasum_
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
+    from collectives.horovod.matching import Description, MatchedCalls
+
+Tensors = Sequence[Tensor]
+
+
+DENSE = torch.contiguous_format
+
+
+def results_of(tensors: Tensors, in_place: bool) -> list[Tensor]:
+    """Return tensors to work on: themselves, unless they have gaps, or copies."""
+    return [x.detach().contiguous() if in_place else torch.clone(x.detach(), memory_format=DENSE) for x in tensors]
+
+
+def write_back(results: Tensors, tensors: Tensors, in_place: bool) -> Tensors:
+    """Return results; in place the tensors, with the results copied into those that have gaps."""
+    if not in_place:
+        return results
+    for result, tensor in zip(results, tensors, strict=True):
+        if result.data_ptr() != tensor.data_ptr():
+            tensor.copy_(result)
+    return tensors
+
+
+def scale_(x: Tensor, factor: float) -> None:
+    if factor != 1:
+        x.copy_(x * factor if x.is_floating_point() or x.is_complex() else x.double() * factor)
+
+
+@torch.no_grad()
+def allreduce(
+    comm: Communicator, tensors: Tensors, op: str, prescale: float, postscale: float, in_place: bool
+) -> Tensors:
+    """Reduce tensors, those of one dtype together."""
+    results = results_of(tensors, in_place)
+    for x in results:
+        scale_(x, prescale)
+    ordered = sorted((x for x in results if x.numel()), key=lambda x: str(x.dtype))
+    for _, group in groupby(ordered, key=lambda x: x.dtype):
+        several = [*group]
+        if op == "adasum":
+            for x in several:
+                adasum_(comm, x)
+        else:
+            comm.all_reduce(several[0] if len(several) == 1 else comm.fuse(several), op=op)
+    for x in results:
+        scale_(x, postscale)
+    return write_back(results, tensors, in_place)
+
+
+@torch.no_grad()
+def broadcast(comm: Communicator, tensors: Tensors, root: int, in_place: bool) -> Tensors:
+    results = results_of(tensors, in_place)
+    for x in results:
+        comm.broadcast(x, root)
+    return write_back(results, tensors, in_place)
+
+
+def counts_of(x: Tensor, rows: Sequence[int]) -> tuple[int, ...]:
+    """Return the number of elements in so many rows each."""
+    return tuple(n * x.shape[1:].numel() for n in rows)
+
+
+def allgather(comm: Communicator, tensors: Tensors) -> list[Tensor]:
+    """Gather rows, of which ranks may have different numbers."""
+    rows = comm.all_gather(np.array([len(x) for x in tensors])).reshape(comm.size, -1)
+    results = [x.new_empty(int(column.sum()), *x.shape[1:]) for x, column in zip(tensors, rows.T, strict=True)]
+    for x, column, out in zip(tensors, rows.T, results, strict=True):
+        if out.numel():
+            comm.all_gather(x.detach().contiguous(), out=out, counts=counts_of(x, column.tolist()))
+    return results
+
+
+def alltoall(comm: Communicator, tensors: Tensors, rows: Sequence[int], splits: Any) -> tuple[Tensor, Tensor]:
+    """Exchange the rows of a tensor; return what has come, and how many from each rank."""
+    (x,) = tensors
+    received = comm.all_to_all(np.array(rows, np.int64))
+    out = x.new_empty(int(received.sum()), *x.shape[1:])
+    sends, receives = counts_of(x, rows), counts_of(x, received.tolist())
+    comm.all_to_all(x.detach().contiguous(), out=out, send_counts=sends, recv_counts=receives)
+    like = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32)
+    return out, torch.from_numpy(received).to(like)
+
+
+def reducescatter(comm: Communicator, tensors: Tensors, op: str, prescale: float, postscale: float) -> list[Tensor]:
+    """Reduce tensors, and return this rank's rows of each: as many as others', or one more on the first ranks."""
+    results = []
+    for x in results_of(tensors, in_place=prescale == 1):
+        scale_(x, prescale)
+        each, more = divmod(len(x), comm.size)
+        rows = [each + (rank < more) for rank in range(comm.size)]
+        out = x.new_empty(rows[comm.rank], *x.shape[1:])
+        if x.numel():
+            comm.reduce_scatter(x, out=out, op=op, counts=counts_of(x, rows))
+        scale_(out, postscale)
+        results.append(out)
+    return results
+
+
+def barrier(comm: Communicator, tensors: Tensors) -> None:
+    """Do nothing: all ranks have come."""
+
+
+def join_in(calls: MatchedCalls, description: Description) -> None:
+    """Do the part of a rank that has joined in a call of others: with zeros."""
+    if description.kind == "step":
+        calls.reducers[description.name].join_in()
+    elif description.kind == "allreduce":
+        allreduce(
+            calls.comm, [facts.zeros() for facts in description.tensors], **dict(description.agree), in_place=True
+        )

@@ -1,0 +1,39 @@
+"""The tables of docs/, and their commands, on smaller models, in ranks that run already."""
+
+import re
+import shlex
+from pathlib import Path
+
+from models.flags import parse
+from mpi_tests.helpers.launch import ROOT
+from train import train
+from training.config import Config
+
+COMMAND = re.compile(r"mpirun -n (\d+) python train\.py ?(.*)")
+# A flag that comes again overrides the one before: of the commands', those that set a size lose.
+SMALLER = (
+    "--n_layer 4 --n_head 4 --n_embd 32 --block_size 16 --micro_batch_size 4 --max_iters 2 --warmup_iters 0 "
+    "--val_fraction 0.002 --sample_tokens 2 --bucket_mb 0.02 --out_dir="
+)
+
+
+def rows(name: str) -> list[tuple[str, list[str]]]:
+    """The rows of a page's tables, as cells, and the heading that they are under."""
+    table, heading = [], ""
+    for line in (ROOT / "docs" / name).read_text().splitlines():
+        if line.startswith("#"):
+            heading = line.strip("# ")
+        elif line.startswith("|") and not line.startswith("|---"):
+            table.append((heading, [cell.strip() for cell in line.strip("|").split(" | ")]))
+    return table
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def losses(flags: str, comm, folder: Path) -> list[float]:
+    """Train with the flags of a command, files in a folder that all ranks have; the losses on rank 0."""
+    here = re.sub(r"(--checkpoint_dir|--tensorboard) (\w+)", rf"\1 {folder}/\2", flags)
+    _, records = train(parse(Config, "", shlex.split(f"{here} {SMALLER}")), comm)
+    return [record["loss"] for record in records if "loss" in record]

@@ -1,0 +1,107 @@
+"""The right-hand cells of docs/coming-from.md; where mpi4py is on the left, both sides."""
+
+import numpy as np
+import pytest
+import torch
+
+from mpi_tests.helpers.documented import COMMAND, code, losses, rows
+
+ROWS = [(heading, *cells) for heading, cells in rows("coming-from.md") if cells[1] != "here"]
+PYTHON = [(*row, code(row[2])) for row in ROWS if code(row[2]) and not COMMAND.match(code(row[2])[0])]
+TRAINING = sorted({COMMAND.match(code(row[2])[0]).groups() for row in ROWS if "train.py" in row[2]})
+COUNT = 12  # numbers, of which 1, 2 and 4 ranks have equal chunks
+MISSING = "✗"
+
+
+def arrays(comm):
+    """What the page calls them, of a rank."""
+    x = np.arange(COUNT) + 100.0 * comm.rank
+    names = {"x": x, "y": np.zeros(COUNT), "part": x[: COUNT // comm.size].copy()}
+    names |= {
+        "t": torch.from_numpy(x.copy()),
+        "u": torch.zeros(COUNT).double(),
+        "v": torch.from_numpy(x[: COUNT // comm.size].copy()),
+    }
+    return names | {"counts": [COUNT // comm.size] * comm.size}
+
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+
+
+@pytest.fixture
+def names(comm, mpi_comm, monkeypatch):
+    """What the page's code finds, but for arrays."""
+    import collectives
+    import collectives.horovod.torch as hvd
+    from parallelism.buffers.arena import Arena
+    from parallelism.data.data_parallel import DataParallel
+    from parallelism.data.sampler import DistributedSampler
+    from parallelism.mesh import Mesh
+    from parallelism.tensor.sharding_plan import ColumnParallel, RowParallel, parallelize
+
+    monkeypatch.setattr("collectives.job.launch.world", lambda: comm)
+    hvd.init(mpi_comm)
+    yield {
+        "collectives": collectives,
+        "comm": comm,
+        "hvd": hvd,
+        "Arena": Arena,
+        "DataParallel": DataParallel,
+        "DistributedSampler": DistributedSampler,
+        "Mesh": Mesh,
+        "ColumnParallel": ColumnParallel,
+        "RowParallel": RowParallel,
+        "parallelize": parallelize,
+    }
+    hvd.shutdown()
+
+
+@pytest.mark.sizes(2, 4)
+def test_the_code_on_the_right_runs(names, comm):
+    assert len(ROWS) > 80
+    for heading, theirs, here in ROWS:
+        assert here.startswith(MISSING) != bool(code(here)), (heading, theirs)
+    for heading, theirs, here, lines in PYTHON:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters())
+        scope = names | arrays(comm) | {"model": module, "optimizer": optimizer}
+        for line in lines:
+            run(line, scope, (heading, theirs, here))
+
+
+def run(line, scope, where):
+    try:
+        exec(line, scope)
+    except Exception as error:
+        error.add_note(f"{where}")
+        raise
+
+
+@pytest.mark.sizes(1, 2, 4)
+def test_mpi_and_these_leave_the_same_in_the_arrays(names, comm, mpi_comm):
+    from mpi4py import MPI
+
+    number = 0
+    for heading, theirs, here, lines in PYTHON:
+        if heading != "mpi4py" or "Reduce(x, y" in theirs or "Win" in theirs or "bcast" in theirs:
+            continue
+        left = arrays(comm) | {"MPI": MPI, "comm": mpi_comm}
+        right = names | arrays(comm)
+        for line in code(theirs):
+            run(line.replace("MPI.COMM_WORLD", "comm"), left, theirs)
+        for line in lines:
+            run(line, right, here)
+        for name in ("x", "y", "part"):
+            assert np.array_equal(left[name], right[name]), (theirs, name)
+            number += not np.array_equal(left[name], arrays(comm)[name])
+    assert number >= (12 if comm.size > 1 else 1)
+
+
+@pytest.mark.sizes(2, 4)
+def test_every_command_trains(comm, mpi_comm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # of rank 0 for what all write
+    folder = mpi_comm.bcast(str(tmp_path))
+    for flags in (flags for number, flags in TRAINING if int(number) == comm.size):
+        got = losses(flags, comm, folder)
+        assert comm.rank or np.isfinite(got).all(), flags
