@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.arrays.device import host
 from collectives.arrays.views import is_a
 
 BYTES = np.dtype(np.uint8)
+DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+DLPACK_DTYPE_OFFSET = 20  # in DLTensor: after data, device and ndim
 LISTS = list | tuple
 typedict: dict[str, MPI.Datatype] = MPI._typedict  # by the formats of Python's buffers
 
@@ -109,16 +111,20 @@ def as_array(data: Any) -> Any:
         return np.asarray(memoryview(data))
     except (TypeError, ValueError):
         pass
-    try:
-        if hasattr(data, "__cuda_array_interface__"):
-            import cupy
+    if hasattr(data, "__cuda_array_interface__"):
+        import cupy
 
-            return cupy.asarray(data)
-        view = np.from_dlpack(data)
-    except Exception:
-        raise NotOurs from None
-    flat = host().borrow(view.ctypes.data, view.size, view.dtype) if view.size else view  # which may be written
-    return flat if view.flags.forc else view
+        return cupy.asarray(data)
+    return np.frombuffer(MPI.buffer.frombuffer(data), dlpack_dtype(data))
+
+
+def dlpack_dtype(data: Any) -> np.dtype:
+    """Return the dtype of an array that has no more than DLPack, as its header has it."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    capsule = data.__dlpack__()
+    code, bits = (ctypes.c_uint8 * 2).from_address(pointer(capsule, b"dltensor") + DLPACK_DTYPE_OFFSET)
+    return np.dtype(f"{DLPACK_KINDS[code]}{bits // 8}")
 
 
 @cache

@@ -17,7 +17,6 @@ from collectives.mpi4py.buffers import Area, Message, NotOurs, blocks_of, vector
 from collectives.schedule.spec import OPS, spec_of
 
 OP_NAMES = {getattr(MPI, op.mpi).handle: op.name for op in reversed(OPS.values())}  # a sum is "sum", not "avg"
-IN_PLACE = MPI.IN_PLACE
 
 
 class Call(NamedTuple):
@@ -53,6 +52,10 @@ class Ranks(NamedTuple):
     size: int
 
 
+def is_in_place(buffer: Any) -> bool:
+    return buffer is None or buffer is MPI.IN_PLACE
+
+
 def op_name(op: MPI.Op, dtype: np.dtype) -> str:
     """Return our name of a predefined op, of numbers for which it is defined."""
     name = OP_NAMES.get(op.handle)
@@ -71,7 +74,7 @@ def checked_root(root: int, ranks: Ranks) -> int:
 def vector_to_reduce(sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
     """Return the numbers that a rank gives, and where as many go: None where that is in place."""
     out = Message(recvbuf).elements(writable=True)
-    if sendbuf is IN_PLACE:
+    if is_in_place(sendbuf):
         return out, None
     x = Message(sendbuf).elements(writable=False)
     if x.dtype != out.dtype or len(x) != len(out) or address(x) == address(out):
@@ -122,7 +125,7 @@ def reduce(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root:
 
 def reduce_scatter_block(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Call:
     out = Message(recvbuf).elements(writable=True)
-    count, rest = divmod(len(out), ranks.size) if sendbuf is IN_PLACE else (len(out), 0)
+    count, rest = divmod(len(out), ranks.size) if is_in_place(sendbuf) else (len(out), 0)
     if rest:
         raise NotOurs
     return scattered(sendbuf, out, (count,) * ranks.size, count, op)
@@ -135,7 +138,7 @@ def reduce_scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, recvcounts: Any = N
     if len(counts) != ranks.size or min(counts) < 0:
         raise NotOurs
     window = Message(recvbuf)
-    if sendbuf is not IN_PLACE and not counts[ranks.rank] and not window.num_elements():
+    if not is_in_place(sendbuf) and not counts[ranks.rank] and not window.num_elements():
         x = Message(sendbuf).elements(writable=False)  # of which this rank gets nothing
         out = np.empty(0, x.dtype) if isinstance(x, np.ndarray) else x[:0].copy()
     else:
@@ -145,7 +148,7 @@ def reduce_scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, recvcounts: Any = N
 
 def scattered(sendbuf: Any, recv: Any, counts: tuple[int, ...], own: int, op: MPI.Op) -> Call:
     """Describe a reduce-scatter; in place the result comes to the beginning of what was given."""
-    in_place = sendbuf is IN_PLACE
+    in_place = is_in_place(sendbuf)
     x = recv if in_place else Message(sendbuf).elements(writable=False)
     out = recv[:own].copy() if in_place else recv
     if len(x) != sum(counts) or len(out) != own or x.dtype != out.dtype:
@@ -184,8 +187,8 @@ def gathered(
     """Describe a gather on a rank that gets it; in place its own block is where it belongs."""
     begin, length = sum(lengths[: ranks.rank]), lengths[ranks.rank]
     own = recv.bytes[begin : begin + length]
-    given = recv if sendbuf is IN_PLACE else blocks_of(sendbuf, 1)
-    x = own if sendbuf is IN_PLACE else given.bytes
+    given = recv if is_in_place(sendbuf) else blocks_of(sendbuf, 1)
+    x = own if is_in_place(sendbuf) else given.bytes
     if len(x) != length:
         raise NotOurs
     return Call(collective, x, recv.bytes, options, len(recv.bytes), [given], [recv])
@@ -200,7 +203,7 @@ def scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
     send = blocks_of(sendbuf, ranks.size)
     length = len(send.bytes) // ranks.size
     own = send.bytes[root * length : (root + 1) * length]
-    if recvbuf is IN_PLACE:
+    if is_in_place(recvbuf):
         return Call("scatter", send.bytes, own, options, len(send.bytes), [send])
     recv = blocks_of(recvbuf, 1, writable=True)
     if len(recv.bytes) != length:
@@ -210,7 +213,7 @@ def scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
 
 def alltoall(ranks: Ranks, sendbuf: Any, recvbuf: Any) -> Call:
     recv = blocks_of(recvbuf, ranks.size, writable=True)
-    if sendbuf is IN_PLACE:
+    if is_in_place(sendbuf):
         x = recv.bytes.copy()
         given, before = recv, (x, recv.bytes)
     else:
