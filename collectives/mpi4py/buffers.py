@@ -192,9 +192,9 @@ class Area:
 
 
 @cache
-def to_itself() -> MPI.Intracomm:
+def to_itself() -> MPI.Comm:
     """A communicator of this process that no program knows."""
-    return MPI.Intracomm(MPI.COMM_SELF).Dup()
+    return MPI.Comm(MPI.COMM_SELF).Dup()
 
 
 def blocks_of(spec: Any, num_blocks: int, writable: bool = False) -> Area:

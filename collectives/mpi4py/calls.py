@@ -236,6 +236,8 @@ DESCRIBE: dict[str, Callable[..., Call]] = {
     "Gather": gather,
     "Scatter": scatter,
     "Alltoall": alltoall,
+    "Scan": scan,
+    "Exscan": exscan,
 }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from collectives.algorithms import Access, find
 from collectives.runtime.choose import auto
+from collectives.schedule.spec import COLLECTIVES
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -20,10 +21,14 @@ WORTH_BYTES = {
     "broadcast": 64 * KIB,
     "all_gather": 256 * KIB,
     "all_to_all": 256 * KIB,
+    "scan": 32 * KIB,
+    "exscan": 32 * KIB,
     "reduce": 4096 * KIB,
     "gather": 4096 * KIB,
     "scatter": 4096 * KIB,
 }
+NEVER = 1 << 62
+NAMES = {mpi: spec.name for spec in COLLECTIVES.values() for mpi in spec.mpi.split()}  # of MPI's methods
 
 
 class Policy:
@@ -38,7 +43,11 @@ class Policy:
         """Return whether a call may be ours, where ranks share memory."""
         if "ours" in self.mode:
             return nbytes > 0 or collective == "barrier"
-        return nbytes >= WORTH_BYTES.get(collective, 1 << 62)
+        return nbytes >= WORTH_BYTES.get(collective, NEVER)
+
+    def small_bytes(self, name: str) -> int:
+        """Return below how many bytes of its vector a method's call is the library's, and need not be noted."""
+        return 0 if self.mode else WORTH_BYTES.get(NAMES[name], NEVER)
 
     def note(self, name: str, saved_s: float | None) -> None:
         """Count a call; None is of the library's."""

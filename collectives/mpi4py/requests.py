@@ -15,7 +15,7 @@ from mpi4py import MPI
 from collectives.mpi4py.calls import Call
 from collectives.runtime.plan import Plan
 
-library_prequest = MPI.Prequest
+library_start_all = MPI.Prequest.Startall
 
 
 class Run:
@@ -109,22 +109,9 @@ class PersistentRequest(MPI.Prequest):
     free = Free
 
 
-class AnyPrequest(type):
-    """Makes the library's persistent requests instances of its class's subclass."""
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, library_prequest) if cls is Prequest else super().__instancecheck__(instance)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, library_prequest) if cls is Prequest else super().__subclasscheck__(subclass)
-
-
-class Prequest(MPI.Prequest, metaclass=AnyPrequest):
-    """MPI.Prequest, whose `Startall` starts ours, too."""
-
-    @classmethod
-    def Startall(cls, requests: Sequence[MPI.Prequest]) -> None:
-        library_prequest.Startall([request for request in requests if not isinstance(request, PersistentRequest)])
-        for request in requests:
-            if isinstance(request, PersistentRequest):
-                request.Start()
+def start_all(cls: type, requests: Sequence[MPI.Prequest]) -> None:
+    """Start requests, ours and the library's, as `MPI.Prequest.Startall`."""
+    ours = [request for request in requests if isinstance(request, PersistentRequest)]
+    library_start_all([each for each in requests if not isinstance(each, PersistentRequest)] if ours else requests)
+    for request in ours:
+        request.Start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from mpi4py import MPI
 from collectives.job import environment
 from collectives.job.errors import InputError
 from collectives.job.launch import at_exit
-from collectives.mpi4py import communicators, requests
+from collectives.mpi4py.methods import Communicators
 from collectives.mpi4py.policy import Policy
 
 LONGEST_START_S = 30.0  # from MPI's start until a program's on all ranks
@@ -19,14 +20,24 @@ NAP_S = 1e-3
 
 
 def install() -> None:
-    """Have mpi4py's COMM_WORLD and COMM_SELF, and all that is made of them, use our collectives.  Collective.
+    """Have all of mpi4py's communicators use our collectives.  Collective.
 
     Raises: InputError on the ranks that have called it where another has not.
     """
-    policy = agree(MPI.COMM_WORLD)
-    MPI.COMM_WORLD = communicators.wrap(MPI.COMM_WORLD, policy)
-    MPI.COMM_SELF = communicators.wrap(MPI.COMM_SELF, policy)
-    MPI.Prequest = requests.Prequest  # type: ignore[misc]
+    communicators().add_all(agree(MPI.COMM_WORLD))
+
+
+def wrap(comm: MPI.Comm) -> MPI.Comm:
+    communicators().add(comm, agree(comm))
+    return comm
+
+
+@cache
+def communicators() -> Communicators:
+    """Replace mpi4py's methods, and return what they look at: no communicators, so far."""
+    made = Communicators()
+    made.replace_methods()
+    return made
 
 
 def agree(comm: MPI.Comm) -> Policy:

@@ -10,7 +10,7 @@ INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16,
 COMPLEX = ("complex64", "complex128")
 DTYPES = (*FLOATS, *INTEGERS, *COMPLEX, "bool")
 HALVES = ("float16", "bfloat16")
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", "scan", "exscan")
 MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
 COLLECTIVES = (*REDUCTIONS, *MOVES)
 ROOTED = ("broadcast", "gather", "reduce", "scatter")
@@ -50,10 +50,10 @@ def widened(x: np.ndarray) -> np.ndarray:
     return x.astype(wide.get(x.dtype.kind, "float64"))
 
 
-def reduced(xs: list[np.ndarray], op: str) -> np.ndarray:
-    total = UFUNCS[op].reduce([widened(x) for x in xs])
+def reduced(xs: list[np.ndarray], op: str, divisor: int = 0) -> np.ndarray:
+    total, divisor = UFUNCS[op].reduce([widened(x) for x in xs]), divisor or len(xs)
     if op == "avg":
-        total = np.trunc(total / len(xs)) if xs[0].dtype.kind in "iu" else total / len(xs)
+        total = np.trunc(total / divisor) if xs[0].dtype.kind in "iu" else total / divisor
     return total.astype(xs[0].dtype)
 
 
@@ -66,6 +66,10 @@ def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", 
             return np.array_split(reduced(xs, op), len(xs))[rank]
         case "reduce":
             return reduced(xs, op) if rank == root else xs[rank]
+        case "scan":
+            return reduced(xs[: rank + 1], op, len(xs))
+        case "exscan":
+            return reduced(xs[:rank], op, len(xs)) if rank else xs[rank]
         case "all_gather":
             return np.concatenate(xs)
         case "all_to_all":
