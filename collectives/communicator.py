@@ -240,7 +240,7 @@ class Communicator:
     ) -> Any:
         """Reduce the `x` of ranks 0 to r elementwise, on rank r, into its `out`, or its `x`.
 
-        `wire_dtype` and `reproducible` are as in `all_reduce`; "avg" still divides by the number of all ranks.
+        `wire_dtype` and `reproducible` are as in `all_reduce`; there is no "avg".
         """
         return self._run(blocking)("scan", x, out, (op, wire_dtype, reproducible, algorithm))
 
@@ -257,7 +257,7 @@ class Communicator:
     ) -> Any:
         """Reduce the `x` of the ranks below r elementwise, on rank r, into its `out`, or its `x`; rank 0's stay.
 
-        `wire_dtype`, `reproducible` and "avg" are as in `scan`.
+        `wire_dtype` and `reproducible` are as in `all_reduce`; there is no "avg".
         """
         return self._run(blocking)("exscan", x, out, (op, wire_dtype, reproducible, algorithm))
 

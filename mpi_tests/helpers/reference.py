@@ -10,7 +10,8 @@ INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16,
 COMPLEX = ("complex64", "complex128")
 DTYPES = (*FLOATS, *INTEGERS, *COMPLEX, "bool")
 HALVES = ("float16", "bfloat16")
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", "scan", "exscan")
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+SCANS = ("scan", "exscan")
 MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
 COLLECTIVES = (*REDUCTIONS, *MOVES)
 ROOTED = ("broadcast", "gather", "reduce", "scatter")
@@ -50,10 +51,10 @@ def widened(x: np.ndarray) -> np.ndarray:
     return x.astype(wide.get(x.dtype.kind, "float64"))
 
 
-def reduced(xs: list[np.ndarray], op: str, divisor: int = 0) -> np.ndarray:
-    total, divisor = UFUNCS[op].reduce([widened(x) for x in xs]), divisor or len(xs)
+def reduced(xs: list[np.ndarray], op: str) -> np.ndarray:
+    total = UFUNCS[op].reduce([widened(x) for x in xs])
     if op == "avg":
-        total = np.trunc(total / divisor) if xs[0].dtype.kind in "iu" else total / divisor
+        total = np.trunc(total / len(xs)) if xs[0].dtype.kind in "iu" else total / len(xs)
     return total.astype(xs[0].dtype)
 
 
@@ -67,9 +68,9 @@ def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", 
         case "reduce":
             return reduced(xs, op) if rank == root else xs[rank]
         case "scan":
-            return reduced(xs[: rank + 1], op, len(xs))
+            return reduced(xs[: rank + 1], op)
         case "exscan":
-            return reduced(xs[:rank], op, len(xs)) if rank else xs[rank]
+            return reduced(xs[:rank], op) if rank else xs[rank]
         case "all_gather":
             return np.concatenate(xs)
         case "all_to_all":
