@@ -25,7 +25,7 @@ from typing import Any
 def wrap(comm: Any) -> Any:
     """Have an intracommunicator's collectives be ours where they are faster, and return it.  Collective.
 
-    Raises: InputError on all ranks that call it where others do not.
+    Raises: LoneInputError on the ranks that call it where others do not.
     """
     from collectives.mpi4py import start
 

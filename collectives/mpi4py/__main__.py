@@ -8,7 +8,7 @@ import sys
 from mpi4py.run import run_command_line
 
 from collectives.job import environment
-from collectives.job.errors import InputError
+from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import end_job, start_mpi
 
 USAGE = "usage: python -m collectives.mpi4py [-m module | -c code | program.py] [arguments]"
@@ -23,7 +23,11 @@ def main() -> None:
     mpi = start_mpi()
     from collectives.mpi4py.start import install
 
-    install()
+    try:
+        install()
+    except LoneInputError as error:  # the other ranks do not wait for these
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        mpi.COMM_WORLD.Abort(2)
     if refusals := [*filter(None, mpi.COMM_WORLD.allgather(environment.refusal()))]:
         raise InputError(refusals[0])
     run_command_line(words)

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.job import environment
-from collectives.job.errors import InputError
+from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import at_exit
 from collectives.mpi4py.methods import Communicators
 from collectives.mpi4py.policy import Policy
@@ -22,7 +22,7 @@ NAP_S = 1e-3
 def install() -> None:
     """Have all of mpi4py's communicators use our collectives.  Collective.
 
-    Raises: InputError on the ranks that have called it where another has not.
+    Raises: LoneInputError on the ranks that have called it where another has not.
     """
     communicators().add_all(agree(MPI.COMM_WORLD))
 
@@ -45,7 +45,8 @@ def agree(comm: MPI.Comm) -> Policy:
 
     By messages on the communicator itself: on a rank that has no part in it, nothing is called that would wait.
 
-    Raises: InputError on the ranks that have called it where another has not in time, or rank 0's setting can't be.
+    Raises: LoneInputError on the ranks that have called it where another has not in time; InputError on all where
+    rank 0's setting can't be.
     """
     tag, deadline_s = comm.Get_attr(MPI.TAG_UB), time.monotonic() + patience_s()
     has_threads = np.array([MPI.Query_thread() == MPI.THREAD_MULTIPLE], np.uint8)
@@ -83,11 +84,11 @@ def answer_of_first(comm: MPI.Comm, tag: int, has_threads: Any, deadline_s: floa
 def receive(comm: MPI.Comm, buffer: bytearray, source: int, tag: int, deadline_s: float) -> None:
     """Receive what a rank sends that uses the wrapper, too.
 
-    Raises: InputError where nothing has come in time.
+    Raises: LoneInputError where nothing has come in time.
     """
     while not comm.Iprobe(source, tag):
         if time.monotonic() > deadline_s:
-            raise InputError(
+            raise LoneInputError(
                 f"rank {source} does not use the wrapper as rank {comm.Get_rank()} does: start every rank by "
                 "python -m collectives.mpi4py, and call collectives.mpi4py.wrap on all ranks of a communicator"
             )
