@@ -19,8 +19,8 @@ from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, watched
 FILES = {
     "collectives": "cco_(buf|vec|nb_buf|nb_vec)",
     "persistent": "cco_pr_(buf|vec)",
-    "rest": "(cco_(obj|ngh_buf|ngh_obj|pr_ngh_buf|buf_inter|vec_inter)|comm|comm_topo|comm_inter|request|grequest|msgspec|msgzero|op|pickle|p2p_(buf|obj)|objmodel|subclass"
-    "|attributes|threads|status|group|handle)",
+    "rest": "(cco_(obj|ngh_buf|ngh_obj|pr_ngh_buf|buf_inter|vec_inter)|comm|comm_topo|comm_inter|request|grequest|"
+    "msgspec|msgzero|op|pickle|p2p_(buf|obj)|objmodel|subclass|attributes|threads|status|group|handle)",
 }
 MODES = {"collectives": ("", "ours"), "persistent": ("", "ours"), "rest": ("",)}
 MANY_S = 1800
@@ -41,7 +41,16 @@ def suite() -> Path:
 def run(num_ranks: int, files: str, mode: str | None) -> tuple[str, set[str]]:
     """Run tests, with our collectives unless `mode` is None; return what was said of their number, and which failed."""
     with_ours = [] if mode is None else ["-m", "collectives.mpi4py"]
-    words = [find_mpirun(), "-n", num_ranks, sys.executable, *with_ours, suite() / "main.py", "-i", rf"test_{files}\.py"]
+    words = [
+        find_mpirun(),
+        "-n",
+        num_ranks,
+        sys.executable,
+        *with_ours,
+        suite() / "main.py",
+        "-i",
+        rf"test_{files}\.py",
+    ]
     ended = watched(words, environment() | {"COLLECTIVES_MPI4PY": mode or ""}, MANY_S)
     failed = set(re.findall(r"^(?:FAIL|ERROR): \w+ \((.*)\)$", ended.stderr, re.MULTILINE))
     numbers = sorted(set(re.findall(r"^Ran (\d+) tests", ended.stderr, re.MULTILINE)))

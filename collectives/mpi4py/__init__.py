@@ -10,13 +10,13 @@ follows only from what a correct program has alike on all of them:
 
 - the method, the communicator, and which of its calls it is;
 - in reductions, op, count and the datatype's kind and width, which MPI demands to be the same;
-- in other collectives, how many bytes a rank sends another, which MPI demands to be what the other expects;
+- in the other collectives, how many bytes a rank sends another, which MPI demands to be what the other expects;
 - rank 0's settings, and what our communicators agreed on when they were set up.
 
 It does not follow from what may differ: how data lie in memory, where, by which type, or which array library has them.
-A rank whose data do not lie as one run of bytes packs and unpacks them on its own.  Where no rank knows all bytes, as in
-`Alltoallv`, nothing could be decided.  A call that the library refuses on a rank goes to the library there, and raises
-what mpi4py raises.
+A rank whose data do not lie as one run of bytes packs and unpacks them on its own.  Where no rank knows all lengths, as
+in `Alltoallv`, nothing could be decided.  A call that the library refuses on a rank goes to the library there, and
+raises what mpi4py raises.
 """
 
 from typing import Any

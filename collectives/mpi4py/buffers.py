@@ -25,7 +25,7 @@ class NotOurs(Exception):  # noqa: N818  not an error: the library gets the call
     """A buffer that the library refuses, or that our collectives do not take."""
 
 
-class Message:
+class BufferSpec:
     """A buffer as a caller names it: data, counts and displacements in elements of a datatype, None where not given.
 
     With `vector` there are counts and displacements for each rank.
@@ -33,8 +33,9 @@ class Message:
 
     def __init__(self, spec: Any, vector: bool = False):
         self.data, self.count, self.displ, datatype = unpacked(spec, vector)
+        self.view: Any
         if isinstance(datatype, str):
-            datatype = typedict.get(datatype)
+            datatype = typedict[datatype]
         if self.data is None or self.data is MPI.BOTTOM:
             self.view, self.datatype = None, datatype
         else:
@@ -115,7 +116,8 @@ def as_array(data: Any) -> Any:
         import cupy
 
         return cupy.asarray(data)
-    return np.frombuffer(MPI.buffer.frombuffer(data), dlpack_dtype(data))
+    memory: Any = MPI.buffer.frombuffer(data)
+    return np.frombuffer(memory, dlpack_dtype(data))
 
 
 def dlpack_dtype(data: Any) -> np.dtype:
@@ -130,10 +132,10 @@ def dlpack_dtype(data: Any) -> np.dtype:
 @cache
 def datatype_of(dtype: np.dtype) -> MPI.Datatype | None:
     try:
-        format = memoryview(np.empty(1, dtype)).format.lstrip("@=<" if dtype.isnative else "@")
+        letters = np.empty(1, dtype).data.format
     except ValueError:
         return None
-    return typedict.get(format)
+    return typedict.get(letters.lstrip("@=<" if dtype.isnative else "@"))
 
 
 KINDS = "SIGNED_CHAR SHORT INT LONG LONG_LONG INT8_T INT16_T INT32_T INT64_T AINT OFFSET COUNT "
@@ -150,8 +152,8 @@ def numbers_of(handle: int) -> np.dtype | None:
 
 @cache
 def numbers() -> dict[int, np.dtype]:
-    types = [getattr(MPI, name) for name in KINDS.split()]
-    return {type.handle: np.dtype(type.typestr) for type in types if type != MPI.DATATYPE_NULL}
+    datatypes = [getattr(MPI, name) for name in KINDS.split()]
+    return {each.handle: np.dtype(each.typestr) for each in datatypes if each != MPI.DATATYPE_NULL}
 
 
 def is_writable(view: Any) -> bool:
@@ -165,7 +167,7 @@ class Area:
     this rank to itself: what is sent as any datatype may be received as MPI.PACKED.
     """
 
-    def __init__(self, message: Message, counts: Sequence[int], displs: Sequence[int], writable: bool):
+    def __init__(self, message: BufferSpec, counts: Sequence[int], displs: Sequence[int], writable: bool):
         self.pieces: list[tuple[list[Any], Any]] = []
         total = sum(counts)
         if message.is_plain and list(displs) == list(accumulate(counts, initial=displs[0]))[:-1]:
@@ -199,14 +201,14 @@ def to_itself() -> MPI.Comm:
 
 def blocks_of(spec: Any, num_blocks: int, writable: bool = False) -> Area:
     """Return the memory of so many equal blocks."""
-    message = Message(spec)
+    message = BufferSpec(spec)
     count = message.num_elements(num_blocks)
     return Area(message, [num_blocks * count], [message.displ or 0], writable)
 
 
 def vector_of(spec: Any, num_blocks: int) -> tuple[Area, tuple[int, ...]]:
     """Return the memory of blocks that have counts and displacements of their own, and the blocks' bytes."""
-    message = Message(spec, vector=True)
+    message = BufferSpec(spec, vector=True)
     counts, displs = message.count, message.displ
     if counts is None:
         length, longer = divmod(message.num_elements(), num_blocks)

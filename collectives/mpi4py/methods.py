@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from collectives.mpi4py.calls import DESCRIBE
 from collectives.mpi4py.ours import Ours
-from collectives.mpi4py.policy import NEVER, Policy
+from collectives.mpi4py.policy import NEVER, CallPolicy
 from collectives.mpi4py.requests import start_all
 
 Method = Callable[..., Any]
@@ -33,23 +33,23 @@ class Communicators:
 
     def __init__(self) -> None:
         self.known: dict[int, Ours] = {}
-        self.policy: Policy | None = None  # of those that are not known yet; None: their calls are the library's
+        self.policy: CallPolicy | None = None  # of those that are not known yet; None: their calls are the library's
         self.small_bytes = dict.fromkeys(DESCRIBE, NEVER)  # below which a method's calls are the library's
         self.keyval = MPI.Comm.Create_keyval(delete_fn=self.forget)
 
-    def add_all(self, policy: Policy) -> None:
+    def add_all(self, policy: CallPolicy) -> None:
         """Have the calls of all communicators follow a policy."""
         self.policy = policy
         self.heed(policy)
 
-    def add(self, comm: MPI.Comm, policy: Policy) -> Ours:
+    def add(self, comm: MPI.Comm, policy: CallPolicy) -> Ours:
         """Have a communicator's calls follow a policy."""
         self.heed(policy)
         ours = self.known[comm.handle] = Ours(comm, policy)
         comm.Set_attr(self.keyval, True)
         return ours
 
-    def heed(self, policy: Policy) -> None:
+    def heed(self, policy: CallPolicy) -> None:
         for name, most in self.small_bytes.items():
             self.small_bytes[name] = min(most, policy.small_bytes(name))
 
@@ -72,7 +72,8 @@ class Communicators:
             if len(args) > where and type(args[where]) is np.ndarray and args[where].nbytes < small[name]:
                 return library(comm, *args, **kwargs)
             if len(args) > block_where and type(args[block_where]) is np.ndarray:
-                if args[block_where].nbytes * comm.Get_size() < small[name]:
+                nbytes = args[block_where].nbytes * comm.Get_size()
+                if nbytes < small[name]:
                     return library(comm, *args, **kwargs)
             ours = self.ours(comm)
             call = ours and ours.described(name, args, kwargs)

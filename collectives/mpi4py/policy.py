@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from collectives.algorithms import Access, find
@@ -31,13 +31,13 @@ NEVER = 1 << 62
 NAMES = {mpi: spec.name for spec in COLLECTIVES.values() for mpi in spec.mpi.split()}  # of MPI's methods
 
 
-class Policy:
+class CallPolicy:
     """What the variable COLLECTIVES_MPI4PY asks for, on rank 0: a report; "ours", for tests, has ours do all it can."""
 
     def __init__(self, mode: str = "", has_threads: bool = False):
         self.mode, self.has_threads = mode, has_threads  # of MPI, on all ranks
         self.calls: Counter[tuple[str, bool]] = Counter()  # by method, and whether they were ours
-        self.saved_s: Counter[str] = Counter()
+        self.saved_s: defaultdict[str, float] = defaultdict(float)
 
     def is_worth_it(self, collective: str, nbytes: int) -> bool:
         """Return whether a call may be ours, where ranks share memory."""
@@ -64,7 +64,7 @@ class Policy:
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def seconds_saved(comm: Communicator, collective: str, nbytes: int, policy: Policy) -> float | None:
+def seconds_saved(comm: Communicator, collective: str, nbytes: int, policy: CallPolicy) -> float | None:
     """Return what a call saves as the cost model has it, None where it goes by messages alone, as the library's does.
 
     The library is taken to choose the best of the algorithms by messages.

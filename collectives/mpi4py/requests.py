@@ -12,7 +12,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives.mpi4py.calls import Call
+from collectives.mpi4py.calls import CollectiveCall
 from collectives.runtime.plan import Plan
 
 library_start_all = MPI.Prequest.Startall
@@ -21,7 +21,7 @@ library_start_all = MPI.Prequest.Startall
 class Run:
     """A run of a plan under way, which completes a generalized request when it ends."""
 
-    def __init__(self, call: Call, plan: Plan):
+    def __init__(self, call: CollectiveCall, plan: Plan):
         self.call, self.plan = call, plan
         self.request = MPI.Grequest.Start(self.query)
         call.begin()
@@ -67,10 +67,10 @@ class PersistentRequest(MPI.Prequest):
     """A plan as a persistent request: inactive it is null for the library; started it has a generalized request's."""
 
     plan: Plan | None
-    call: Call
+    call: CollectiveCall
     run: Run
 
-    def __new__(cls, call: Call, plan: Plan) -> PersistentRequest:
+    def __new__(cls, call: CollectiveCall, plan: Plan) -> PersistentRequest:
         self: PersistentRequest = super().__new__(cls)
         self.call, self.plan = call, plan
         return self
@@ -112,6 +112,6 @@ class PersistentRequest(MPI.Prequest):
 def start_all(cls: type, requests: Sequence[MPI.Prequest]) -> None:
     """Start requests, ours and the library's, as `MPI.Prequest.Startall`."""
     ours = [request for request in requests if isinstance(request, PersistentRequest)]
-    library_start_all([each for each in requests if not isinstance(each, PersistentRequest)] if ours else requests)
+    library_start_all([each for each in requests if not isinstance(each, PersistentRequest)] if ours else [*requests])
     for request in ours:
         request.Start()

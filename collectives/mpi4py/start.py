@@ -13,7 +13,7 @@ from collectives.job import environment
 from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import at_exit
 from collectives.mpi4py.methods import Communicators
-from collectives.mpi4py.policy import Policy
+from collectives.mpi4py.policy import CallPolicy
 
 LONGEST_START_S = 30.0  # from MPI's start until a program's on all ranks
 NAP_S = 1e-3
@@ -40,7 +40,7 @@ def communicators() -> Communicators:
     return made
 
 
-def agree(comm: MPI.Comm) -> Policy:
+def agree(comm: MPI.Comm) -> CallPolicy:
     """Return the policy of all ranks, once each of them has asked for it.  Collective.
 
     By messages on the communicator itself: on a rank that has no part in it, nothing is called that would wait.
@@ -48,7 +48,7 @@ def agree(comm: MPI.Comm) -> Policy:
     Raises: LoneInputError on the ranks that have called it where another has not in time; InputError on all where
     rank 0's setting can't be.
     """
-    tag, deadline_s = comm.Get_attr(MPI.TAG_UB), time.monotonic() + patience_s()
+    tag, deadline_s = int(comm.Get_attr(MPI.TAG_UB) or 32767), time.monotonic() + patience_s()
     has_threads = np.array([MPI.Query_thread() == MPI.THREAD_MULTIPLE], np.uint8)
     answer = bytearray(1024)
     if comm.Get_rank():
@@ -59,7 +59,7 @@ def agree(comm: MPI.Comm) -> Policy:
     threads, mode, refusal = bytes(answer).rstrip(b"\0").decode().split("\n")
     if refusal:
         raise InputError(refusal)
-    policy = Policy(mode, threads == "True")
+    policy = CallPolicy(mode, threads == "True")
     if "report" in mode and comm.Get_rank() == 0:
         at_exit(policy.print_report)
     return policy

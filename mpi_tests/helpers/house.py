@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=14_680, files=78, entries=9)}
+LIMITS = {"collectives": Limits(lines=15_950, files=88, entries=11)}
 
 
 class Floor(NamedTuple):
@@ -63,6 +63,7 @@ FLOORS = {
     "runtime": Floor(("collectives.runtime",), imports=(*BELOW, "choice", "arrays", "face")),
     "face": Floor(("collectives.communicator", "collectives"), imports=(*BELOW, "choice", "arrays", "runtime")),
     "torch": Floor(("collectives.torch_backend",), imports=ALL),
+    "mpi4py": Floor(("collectives.mpi4py",), imports=ALL),
     "programs": Floor(("collectives.bench", "collectives.doctor"), imports=(*ALL, "simulation", "torch", "programs")),
     "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
     "gpt": Floor(
