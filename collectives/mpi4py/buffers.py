@@ -156,6 +156,11 @@ def numbers() -> dict[int, np.dtype]:
     return {each.handle: np.dtype(each.typestr) for each in datatypes if each != MPI.DATATYPE_NULL}
 
 
+@cache
+def reducible() -> frozenset[np.dtype]:
+    return frozenset(numbers().values())
+
+
 def is_writable(view: Any) -> bool:
     return getattr(view.flags, "writeable", True)
 
@@ -163,26 +168,12 @@ def is_writable(view: Any) -> bool:
 class Area:
     """The memory of a call on one rank, as bytes one after the other, whatever its layout is.
 
-    Plain data that lie so are used where they are.  Others go through a copy, which MPI itself makes, in messages of
-    this rank to itself: what is sent as any datatype may be received as MPI.PACKED.
+    What lies in pieces goes through a copy, which MPI itself makes, in messages of this rank to itself: what is sent
+    as any datatype may be received as MPI.PACKED.
     """
 
-    def __init__(self, message: BufferSpec, counts: Sequence[int], displs: Sequence[int], writable: bool):
-        self.pieces: list[tuple[list[Any], Any]] = []
-        total = sum(counts)
-        if message.is_plain and list(displs) == list(accumulate(counts, initial=displs[0]))[:-1]:
-            self.bytes = message.window(displs[0], total)
-            if writable and not is_writable(self.bytes):
-                raise NotOurs
-            return
-        if writable and message.view is not None and not is_writable(message.view):
-            raise NotOurs
-        self.bytes = np.empty(total * message.size, BYTES)
-        begin = 0
-        for count, displ in zip(counts, displs, strict=True):
-            place = [message.data, count, displ, message.datatype]
-            self.pieces.append((place, [self.bytes[begin : begin + count * message.size], MPI.PACKED]))
-            begin += count * message.size
+    def __init__(self, memory: Any, pieces: Sequence[tuple[list[Any], list[Any]]] = ()):
+        self.bytes, self.pieces = memory, pieces
 
     def load(self) -> None:
         for place, packed in self.pieces:
@@ -199,25 +190,55 @@ def to_itself() -> MPI.Comm:
     return MPI.Comm(MPI.COMM_SELF).Dup()
 
 
-def blocks_of(spec: Any, num_blocks: int, writable: bool = False) -> Area:
+def area_of(spec: BufferSpec, counts: Sequence[int], displs: Sequence[int], writable: bool) -> Area:
+    """Return the memory of blocks: plain data where they are, if they lie one after the other."""
+    if writable and spec.view is not None and not is_writable(spec.view):
+        raise NotOurs
+    ends = list(accumulate(counts, initial=0))
+    if spec.is_plain and list(displs) == [displs[0] + end for end in ends[:-1]]:
+        return Area(spec.window(displs[0], ends[-1]))
+    memory = np.empty(ends[-1] * spec.size, BYTES)
+    pieces = []
+    for count, displ, end in zip(counts, displs, ends[:-1], strict=True):
+        packed = memory[end * spec.size : (end + count) * spec.size]
+        pieces.append(([spec.data, count, displ, spec.datatype], [packed, MPI.PACKED]))
+    return Area(memory, pieces)
+
+
+def is_simple(array: Any, writable: bool) -> bool:
+    """Return whether it is a plain array of NumPy's, as most are, with less looking."""
+    if type(array) is not np.ndarray or datatype_of(array.dtype) is None:
+        return False
+    return bool(array.flags.c_contiguous and (not writable or array.flags.writeable))
+
+
+def numbers_in(data: Any, writable: bool) -> Any:
+    """Return data as numbers to reduce."""
+    if is_simple(data, writable) and data.dtype in reducible() and data.size:
+        return data if data.ndim == 1 else data.reshape(-1)
+    return BufferSpec(data).elements(writable)
+
+
+def blocks_of(data: Any, num_blocks: int, writable: bool = False) -> Area:
     """Return the memory of so many equal blocks."""
-    message = BufferSpec(spec)
-    count = message.num_elements(num_blocks)
-    return Area(message, [num_blocks * count], [message.displ or 0], writable)
+    if is_simple(data, writable) and data.size % num_blocks == 0:
+        return Area(data.reshape(-1).view(BYTES))
+    spec = BufferSpec(data)
+    return area_of(spec, [num_blocks * spec.num_elements(num_blocks)], [spec.displ or 0], writable)
 
 
-def vector_of(spec: Any, num_blocks: int) -> tuple[Area, tuple[int, ...]]:
+def vector_of(data: Any, num_blocks: int) -> tuple[Area, tuple[int, ...]]:
     """Return the memory of blocks that have counts and displacements of their own, and the blocks' bytes."""
-    message = BufferSpec(spec, vector=True)
-    counts, displs = message.count, message.displ
+    spec = BufferSpec(data, vector=True)
+    counts, displs = spec.count, spec.displ
     if counts is None:
-        length, longer = divmod(message.num_elements(), num_blocks)
+        length, longer = divmod(spec.num_elements(), num_blocks)
         counts = [length + (rank < longer) for rank in range(num_blocks)]
     counts = integers(counts, num_blocks, [1] * num_blocks)
     if displs is None:
         displs = list(accumulate(counts, initial=0))[:-1]
     displs = integers(displs, num_blocks, range(num_blocks))
-    return Area(message, counts, displs, writable=True), tuple(count * message.size for count in counts)
+    return area_of(spec, counts, displs, writable=True), tuple(count * spec.size for count in counts)
 
 
 def integers(values: Any, length: int, times: Sequence[int]) -> list[int]:

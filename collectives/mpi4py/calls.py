@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives.mpi4py.buffers import Area, BufferSpec, NotOurs, blocks_of, vector_of
+from collectives.mpi4py.buffers import Area, BufferSpec, NotOurs, blocks_of, numbers_in, vector_of
 from collectives.schedule.spec import OPS, spec_of
 
 OP_NAMES = {getattr(MPI, op.mpi).handle: op.name for op in reversed(OPS.values())}  # a sum is "sum", not "avg"
@@ -73,17 +73,17 @@ def checked_root(root: int, ranks: Ranks) -> int:
 
 def vector_to_reduce(sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
     """Return the numbers that a rank gives, and where as many go: None where that is in place."""
-    out = BufferSpec(recvbuf).elements(writable=True)
+    out = numbers_in(recvbuf, writable=True)
     if is_in_place(sendbuf):
         return out, None
-    x = BufferSpec(sendbuf).elements(writable=False)
-    if x.dtype != out.dtype or len(x) != len(out) or address(x) == address(out):
+    x = numbers_in(sendbuf, writable=False)
+    if x.dtype != out.dtype or x.size != out.size or address(x) == address(out):
         raise NotOurs
     return x, out
 
 
 def address(array: Any) -> int:
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    return MPI.Get_address(array) if isinstance(array, np.ndarray) else array.data.ptr
 
 
 def barrier(ranks: Ranks) -> CollectiveCall:
@@ -119,12 +119,12 @@ def reduce(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root:
     if ranks.rank == root:
         x, out = vector_to_reduce(sendbuf, recvbuf)
     else:
-        x, out = BufferSpec(sendbuf).elements(writable=False), None
+        x, out = numbers_in(sendbuf, writable=False), None
     return CollectiveCall("reduce", x, out, (root, op_name(op, x.dtype), None, False, "auto"), x.nbytes)
 
 
 def reduce_scatter_block(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:
-    out = BufferSpec(recvbuf).elements(writable=True)
+    out = numbers_in(recvbuf, writable=True)
     count, rest = divmod(len(out), ranks.size) if is_in_place(sendbuf) else (len(out), 0)
     if rest:
         raise NotOurs
@@ -141,7 +141,7 @@ def reduce_scatter(
         raise NotOurs
     window = BufferSpec(recvbuf)
     if not is_in_place(sendbuf) and not counts[ranks.rank] and not window.num_elements():
-        x = BufferSpec(sendbuf).elements(writable=False)  # of which this rank gets nothing
+        x = numbers_in(sendbuf, writable=False)  # of which this rank gets nothing
         out = np.empty(0, x.dtype) if isinstance(x, np.ndarray) else x[:0].copy()
     else:
         out = window.elements(writable=True)
@@ -151,7 +151,7 @@ def reduce_scatter(
 def scattered(sendbuf: Any, recv: Any, counts: tuple[int, ...], own: int, op: MPI.Op) -> CollectiveCall:
     """Describe a reduce-scatter; in place the result comes to the beginning of what was given."""
     in_place = is_in_place(sendbuf)
-    x = recv if in_place else BufferSpec(sendbuf).elements(writable=False)
+    x = recv if in_place else numbers_in(sendbuf, writable=False)
     out = recv[:own].copy() if in_place else recv
     if len(x) != sum(counts) or len(out) != own or x.dtype != out.dtype:
         raise NotOurs
