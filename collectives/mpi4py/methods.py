@@ -24,7 +24,7 @@ Method = Callable[..., Any]
 
 # The argument whose bytes, in an array of NumPy's, are the vector's; or a block's of it, in the second table.
 SIZED_BY = {"Bcast": 0, "Allreduce": 1, "Reduce": 0, "Reduce_scatter_block": 0, "Reduce_scatter": 0, "Allgather": 1}
-SIZED_BY |= {"Alltoall": 1, "Scan": 1, "Exscan": 1}
+SIZED_BY |= {"Allgatherv": 1, "Alltoall": 1, "Scan": 1, "Exscan": 1}
 BLOCK_SIZED_BY = {"Gather": 0, "Scatter": 1}
 
 
@@ -36,6 +36,9 @@ class Communicators:
         self.policy: CallPolicy | None = None  # of those that are not known yet; None: their calls are the library's
         self.small_bytes = dict.fromkeys(DESCRIBE, NEVER)  # below which a method's calls are the library's
         self.keyval = MPI.Comm.Create_keyval(delete_fn=self.forget)
+        for name in ("Free", "Disconnect"):
+            replace(name, self.freeing)
+        replace_in(MPI.Prequest, "Startall", classmethod(start_all))
 
     def add_all(self, policy: CallPolicy) -> None:
         """Have the calls of all communicators follow a policy."""
@@ -50,8 +53,13 @@ class Communicators:
         return ours
 
     def heed(self, policy: CallPolicy) -> None:
+        """Replace the methods whose calls may be ours."""
         for name, most in self.small_bytes.items():
             self.small_bytes[name] = min(most, policy.small_bytes(name))
+            if self.small_bytes[name] < most == NEVER:
+                replace(name, functools.partial(self.blocking, name))
+                replace(f"I{name.lower()}", functools.partial(self.nonblocking, name))
+                replace(f"{name}_init", functools.partial(self.persistent, name))
 
     def ours(self, comm: MPI.Comm) -> Ours | None:
         """Return ours of a communicator, None where all of its calls are the library's."""
@@ -69,12 +77,10 @@ class Communicators:
         small = self.small_bytes
 
         def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
-            if len(args) > where and type(args[where]) is np.ndarray and args[where].nbytes < small[name]:
+            if len(args) > where and most_bytes(args[where]) < small[name]:
                 return library(comm, *args, **kwargs)
-            if len(args) > block_where and type(args[block_where]) is np.ndarray:
-                nbytes = args[block_where].nbytes * comm.Get_size()
-                if nbytes < small[name]:
-                    return library(comm, *args, **kwargs)
+            if len(args) > block_where and most_bytes(args[block_where]) * comm.Get_size() < small[name]:
+                return library(comm, *args, **kwargs)
             ours = self.ours(comm)
             call = ours and ours.described(name, args, kwargs)
             self.note(name, ours, call)
@@ -84,8 +90,11 @@ class Communicators:
 
     def nonblocking(self, name: str, library: Method) -> Method:
         """Return a method that waits for no other rank: the library's until a blocking call has set ours up."""
+        where, small = SIZED_BY.get(name, 1 << 30), self.small_bytes
 
         def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > where and most_bytes(args[where]) < small[name]:
+                return library(comm, *args, **kwargs)
             ours = self.ours(comm)
             call = ours and ours.policy.has_threads and ours.described(name, args, kwargs, may_wait=False)
             self.note(f"I{name.lower()}", ours, call)
@@ -116,14 +125,14 @@ class Communicators:
         if ours:
             ours.policy.note(name, ours.saving_s(call) if call else None)
 
-    def replace_methods(self) -> None:
-        for name in DESCRIBE:
-            replace(name, functools.partial(self.blocking, name))
-            replace(f"I{name.lower()}", functools.partial(self.nonblocking, name))
-            replace(f"{name}_init", functools.partial(self.persistent, name))
-        for name in ("Free", "Disconnect"):
-            replace(name, self.freeing)
-        replace_in(MPI.Prequest, "Startall", classmethod(start_all))
+
+def most_bytes(data: Any) -> int:
+    """Return how many bytes plain data have at most; more than there can be for what has to be looked at closer."""
+    if type(data) is list:
+        if not data or (isinstance(data[-1], MPI.Datatype) and not data[-1].is_predefined):
+            return NEVER
+        data = data[0]
+    return data.nbytes if type(data) is np.ndarray else NEVER
 
 
 def replace(name: str, make: Callable[[Method], Method]) -> None:

@@ -34,7 +34,7 @@ class Ours:
         if self.ranks.size > 1:
             with suppress(Exception):  # whatever is wrong with the arguments, the library says it
                 call = DESCRIBE[name](self.ranks, *args, **kwargs)
-        if call and self.policy.is_worth_it(call.collective, call.nbytes):
+        if call and self.policy.is_worth_it(call.collective, call.nbytes, is_started=not may_wait):
             if self.comm is None and may_wait:
                 self.set_up()
             return call if self.saving_s(call) is not None else None

@@ -19,14 +19,15 @@ WORTH_BYTES = {
     "all_reduce": 16 * KIB,
     "reduce_scatter": 16 * KIB,
     "broadcast": 64 * KIB,
-    "all_gather": 256 * KIB,
-    "all_to_all": 256 * KIB,
-    "scan": 32 * KIB,
-    "exscan": 32 * KIB,
+    "all_gather": 8192 * KIB,
+    "all_to_all": 8192 * KIB,
+    "scan": 1024 * KIB,
+    "exscan": 1024 * KIB,
     "reduce": 4096 * KIB,
     "gather": 4096 * KIB,
     "scatter": 4096 * KIB,
 }
+STARTED_WORTH_BYTES = 512 * KIB  # at least, of a call that a thread moves on
 NEVER = 1 << 62
 NAMES = {mpi: spec.name for spec in COLLECTIVES.values() for mpi in spec.mpi.split()}  # of MPI's methods
 
@@ -39,11 +40,12 @@ class CallPolicy:
         self.calls: Counter[tuple[str, bool]] = Counter()  # by method, and whether they were ours
         self.saved_s: defaultdict[str, float] = defaultdict(float)
 
-    def is_worth_it(self, collective: str, nbytes: int) -> bool:
+    def is_worth_it(self, collective: str, nbytes: int, is_started: bool = False) -> bool:
         """Return whether a call may be ours, where ranks share memory."""
         if "ours" in self.mode:
             return nbytes > 0 or collective == "barrier"
-        return nbytes >= WORTH_BYTES.get(collective, NEVER)
+        least = STARTED_WORTH_BYTES if is_started else 0
+        return nbytes >= max(WORTH_BYTES.get(collective, NEVER), least)
 
     def small_bytes(self, name: str) -> int:
         """Return below how many bytes of its vector a method's call is the library's, and need not be noted."""

@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=15_950, files=88, entries=11)}
+LIMITS = {"collectives": Limits(lines=16_000, files=88, entries=11)}
 
 
 class Floor(NamedTuple):
