@@ -77,8 +77,10 @@ class Communicators:
         small = self.small_bytes
 
         def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
-            if len(args) > where and most_bytes(args[where]) < small[name]:
-                return library(comm, *args, **kwargs)
+            if len(args) > where and not kwargs:  # most calls: the shortest way
+                data = args[where]
+                if (data.nbytes if type(data) is np.ndarray else most_bytes(data)) < small[name]:
+                    return library(comm, *args)
             if len(args) > block_where and most_bytes(args[block_where]) * comm.Get_size() < small[name]:
                 return library(comm, *args, **kwargs)
             ours = self.ours(comm)
