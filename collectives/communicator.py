@@ -238,6 +238,40 @@ class Communicator:
         """
         return self._run(blocking)("reduce", x, out, (root, op_name(op), wire_dtype, reproducible, algorithm))
 
+    def scan(
+        self,
+        x: Any,
+        op: "str | MPI.Op" = "sum",
+        out: Any = None,
+        algorithm: str = "auto",
+        blocking: bool = True,
+        *,
+        wire_dtype: Any = None,
+        reproducible: bool = False,
+    ) -> Any:
+        """Reduce the `x` of ranks 0 to r elementwise, on rank r, into its `out`, or its `x`.
+
+        `wire_dtype` and `reproducible` are as in `all_reduce`; there is no "avg".
+        """
+        return self._run(blocking)("scan", x, out, (op_name(op), wire_dtype, reproducible, algorithm))
+
+    def exscan(
+        self,
+        x: Any,
+        op: "str | MPI.Op" = "sum",
+        out: Any = None,
+        algorithm: str = "auto",
+        blocking: bool = True,
+        *,
+        wire_dtype: Any = None,
+        reproducible: bool = False,
+    ) -> Any:
+        """Reduce the `x` of the ranks below r elementwise, on rank r, into its `out`, or its `x`; rank 0's stay.
+
+        `wire_dtype` and `reproducible` are as in `all_reduce`; there is no "avg".
+        """
+        return self._run(blocking)("exscan", x, out, (op_name(op), wire_dtype, reproducible, algorithm))
+
     def gather(
         self,
         x: Any,

@@ -7,6 +7,7 @@ from collectives.algorithms import (
     hierarchical,
     leaders,
     pairwise,
+    prefix,
     recursive,
     ring,
     tree,
@@ -16,7 +17,7 @@ from collectives.algorithms.algorithm import Access, Algorithm, Precondition
 __all__ = ["REGISTRY", "Access", "Algorithm", "Precondition", "check", "find", "names", "rows"]
 
 FAMILIES = (
-    *(ring, recursive, pairwise, bruck, tree, chain, hierarchical),
+    *(ring, recursive, pairwise, bruck, tree, chain, prefix, hierarchical),
     *(direct, leaders),  # which reach into other ranks' memory
 )
 REGISTRY: tuple[Algorithm, ...] = tuple(row for family in FAMILIES for row in family.ALGORITHMS)

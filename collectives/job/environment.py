@@ -237,6 +237,12 @@ def device_blocks() -> int | None:
     return whole("COLLECTIVES_DEVICE_BLOCKS", BLOCKS, "write a number of blocks, or unset it")
 
 
+def mpi4py_mode() -> str:
+    """Read COLLECTIVES_MPI4PY=report, of `python -m collectives.mpi4py`: print at exit who did which calls."""
+    modes = ("", "report", "ours", "report,ours")
+    return choice("COLLECTIVES_MPI4PY", dict(zip(modes, modes, strict=True)), "write report, or unset it")
+
+
 # All of ours, and what reads each and refuses wrong values.
 SETTINGS = {
     "COLLECTIVES_FAKE_NODES": fake_nodes,
@@ -248,6 +254,7 @@ SETTINGS = {
     "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
     "COLLECTIVES_DEVICE_BARRIERS": device_barriers,
     "COLLECTIVES_DEVICE_BLOCKS": device_blocks,
+    "COLLECTIVES_MPI4PY": mpi4py_mode,
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from collectives.algorithms import Access, Algorithm, rows
 from collectives.arrays.device import Device, host
 from collectives.arrays.views import BFLOAT16, check_op, flat, is_a, pointer, writable
-from collectives.schedule.spec import Chunks, spec_of
+from collectives.schedule.spec import Chunks, everyone, spec_of
 
 if TYPE_CHECKING:
     from collectives.runtime.operands import Operands
@@ -46,6 +46,8 @@ class Arguments:
         self.device, self.flat = (host(), None) if self.spec.gives is Chunks.NONE else flat(self.given)
         if self.flat is not None and self.spec.reduces:
             check_op(self.op, self.flat.dtype)
+            if self.op == "avg" and self.spec.sources is not everyone:
+                raise ValueError("op 'avg' is of all ranks, but a scan is of some: use 'sum', and divide")
         if self.wire_dtype is not None:
             self.wire_dtype = checked_wire_dtype(self.wire_dtype, self.flat.dtype)
         self.counts = self.checked_counts("counts", self.counts)

@@ -31,12 +31,12 @@ from collectives.runtime.plan import MismatchError, Plan
 from collectives.runtime.progress import Waitable
 from collectives.runtime.started import Comparison
 from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, in_parts, show
-from collectives.schedule.spec import Chunks
 
 if TYPE_CHECKING:
     from collectives.runtime.context import Context
 
 HEADER_BYTES = 16
+ALL_TO_ALL = ("all_reduce", "all_to_all")  # in which every rank hears of every other
 LONGEST_BYTES = 1 << 15  # of what goes along in a message
 
 
@@ -91,7 +91,7 @@ class Headers:
         row, facts, _ = choice
         if facts is None or not facts.on_host or not facts.nbytes or a.wire_dtype is not None:
             return False
-        if row.name != self.row.name or not (a.spec.gives is a.spec.gets is Chunks.ALL) or a.send_counts is not None:
+        if row.name != self.row.name or a.collective not in ALL_TO_ALL or a.send_counts is not None:
             return False
         widest = max(map(len, self.teams), default=1)
         most_bytes = 4 * facts.nbytes * (widest if a.spec.exchanges else 1)  # sums may be wider than `x`

@@ -7,7 +7,7 @@ for those of the segment after it.  Sender and receiver cut a run alike, so segm
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,13 +55,13 @@ class Vector:
         return array[begin : self.places[run.stop - 1][2]]
 
     def add_scratch(self, schedule: Schedule, empty: Callable[[int, Any], Any]) -> None:
-        """Add working space for the chunks that a schedule uses beyond the collective's own, each like the first."""
+        """Add working space for the chunks that a schedule uses beyond the collective's own, each like one of those."""
         num_chunks = max((m.run.stop for moves in schedule for m in moves if not isinstance(m, Barrier)), default=0)
         num_chunks -= len(self.places)
         if num_chunks > 0:
-            array, begin, end = self.places[0]
-            scratch = empty(num_chunks * (end - begin), array.dtype)
-            self.places += Vector((scratch, [end - begin] * num_chunks)).places
+            lengths = [end - begin for _, begin, end in islice(cycle(self.places), num_chunks)]
+            scratch = empty(sum(lengths), self.places[0][0].dtype)
+            self.places += Vector((scratch, lengths)).places
 
 
 class Lane:

@@ -69,6 +69,8 @@ def native_call(a: Arguments, o: Operands, mpi: MPI.Comm) -> Callable[[], None]:
     if a.flat is None:
         return partial(getattr(mpi, spec.mpi))
     x, out = (None if view is None else mpi_view(view) for view in (o.given, o.out))
+    if spec.gets is Chunks.ALL_BUT_ON_FIRST and out is None:  # MPI wants an array there, too
+        out = mpi_view(a.device.empty(len(a.flat), a.flat.dtype))
     if "out" not in spec.takes:
         return partial(getattr(mpi, spec.mpi), x, *extra)
     equal, _, uneven = spec.mpi.partition(" ")

@@ -85,6 +85,7 @@ class Plan:
         self.before: list[CopyPair] = []  # ahead of the rounds
         self.after: list[CopyPair] = []
         self.divide: tuple[Any, int] | None = None
+        self.at_end: Callable[[], None] = nothing  # called when a run has ended, by the thread that has moved it on
         self._progress = progress
         self._steps: Iterator[Waitable] | None = None
         self._waiting_for: Waitable | None = None
@@ -270,6 +271,7 @@ class Plan:
         self._progress.started.remove(self)
         if self.call:
             self.call.under_way = False
+        self.at_end()
 
     def _run(self) -> Iterator[Waitable]:
         device = self.device

@@ -330,6 +330,21 @@ class Resolver:
         signed = self.sign_start(request)
         return self.plan_once(request, signed).start() if signed and signed[0] in self.bound else None
 
+    def plan_later(self, request: Request) -> Plan:
+        """Make a plan for one run, without waiting for the others: they agree on it when it runs, if it is new.
+
+        Arrays on devices are agreed on at once.
+        """
+        signed = self.sign_start(request)
+        if signed is None:
+            return self.plan_once(request)
+        bound = self.bound.get(signed[0])
+        call = bound.call.of_plan(bound.call.name) if bound else Call(self.calls, request.collective)
+        call.enter(place=request.place)
+        plan = StartedCall(self, request, signed, bound, call, self.latest())
+        self.latest = weakref.ref(plan)
+        return plan
+
     def drain(self, run: Runs = run_now) -> None:
         """Wait for the calls that have been started: programs on one channel run one after the other."""
         latest = self.latest()

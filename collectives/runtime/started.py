@@ -25,18 +25,22 @@ class StartedCall(Plan):
     """A call under way.  It begins when the one before it on its communicator has ended.
 
     For what is bound for calls has one channel, where programs run one after the other, in one order on all ranks.
-    Where ranks turn out to have found different ones, they resolve the call again when it is its turn.
+    Where ranks turn out to have found different ones, or this one none, they resolve the call when it is its turn.
     """
 
     def __init__(
-        self, resolver: Resolver, request: Request, signed: Signed, bound: Bound, call: Call, ahead: Plan | None
+        self, resolver: Resolver, request: Request, signed: Signed, bound: Bound | None, call: Call, ahead: Plan | None
     ):
         self.resolver, self.request, self.signed, self.bound, self.ahead = resolver, request, signed, bound, ahead
-        result, self.addresses, self.keys = bound.place(request.x, request.out, *signed[1:3])
-        super().__init__(bound.call.name, result, resolver.progress, host(), [])
+        super().__init__(call.name, None, resolver.progress, host(), [])
+        if bound:
+            self.place_in(bound)
         self.call = self.entered = call
         self.keep = request.x, request.out
         self.inner: Plan | None = None  # whose messages it runs
+
+    def place_in(self, bound: Bound) -> None:
+        self.result, self.addresses, self.keys = bound.place(self.request.x, self.request.out, *self.signed[1:3])
 
     def awaits(self) -> str:
         if self.ahead:
@@ -51,31 +55,39 @@ class StartedCall(Plan):
             self.entered.name = self.request.collective  # as ranks compare it
             resolved = self.resolver.resolve(self.entered, self.request, compared=True)
             with self.resolver.telling(self.entered):
-                self.bound = self.resolver.bind_call(self.entered, self.signed, resolved)
-            self.entered.name = self.bound.call.name
+                bound = self.resolver.bind_call(self.entered, self.signed, resolved)
+            if self.bound is None:
+                self.place_in(bound)
+            self.bound = bound
+            self.entered.name = bound.call.name
         for target, source in self.after:
             self.device.copy(target, source)
         self.keep = None
 
     def attempt(self) -> Generator[Waitable, None, bool]:
         """Run what is bound, unless another rank would run something else; return whether all have run it."""
-        bound, resolver, number = self.bound, self.resolver, self.entered.number * self.resolver.check
+        bound, resolver = self.bound, self.resolver
+        number, binding = (self.entered.number * resolver.check, bound.number) if bound else (0, 0)
         if resolver.by_messages:
-            self.inner = compared = bound.compared or resolver.comparison
-            compared.use(number, self.addresses if bound.compared else (), bound.number)
+            own = bound and bound.compared
+            self.inner = compared = own or resolver.comparison
+            compared.use(number, self.addresses if own else (), binding)
             try:
                 yield from compared._run()
             except MismatchError:
                 return False
         else:
-            program = self._round = bound.program or resolver.gate_plan[0]
-            places = (self.addresses, self.keys) if bound.program else (NOWHERE, NOWHERE)
-            program.use(number, *places, bound.number)
+            own_program = bound and bound.program
+            program = self._round = own_program or resolver.gate_plan[0]
+            places = (self.addresses, self.keys) if own_program else (NOWHERE, NOWHERE)
+            program.use(number, *places, binding)
             comparison = Comparison(program)
             if not comparison.test():
                 yield comparison
             if comparison.has_failed:
                 return False
+        if bound is None:
+            return False
         if bound.program is None and bound.compared is None:
             self.inner = plan = resolver.plan_at(bound, self.addresses)
             plan.prepare()

@@ -17,6 +17,7 @@ class Chunks(Enum):
     OWN = "chunk r on rank r"
     ALL = "all"
     ALL_ON_ROOT = "all on the root, none elsewhere"
+    ALL_BUT_ON_FIRST = "none on rank 0, all elsewhere"
 
     def on(self, rank: int, size: int, root: int = 0) -> range:
         """Return the chunks on a rank.
@@ -26,7 +27,8 @@ class Chunks(Enum):
         """
         if self is Chunks.OWN:
             return range(rank, rank + 1)
-        return range(size if self is Chunks.ALL or (self is Chunks.ALL_ON_ROOT and rank == root) else 0)
+        has_all = {Chunks.ALL: True, Chunks.ALL_ON_ROOT: rank == root, Chunks.ALL_BUT_ON_FIRST: rank > 0}
+        return range(size if has_all.get(self) else 0)
 
 
 class At(NamedTuple):
@@ -48,6 +50,14 @@ def owner(at: At) -> Sequence[int]:
 
 def root(at: At) -> Sequence[int]:
     return (at.root,)
+
+
+def up_to_own(at: At) -> Sequence[int]:
+    return range(at.rank + 1)
+
+
+def below(at: At) -> Sequence[int]:
+    return range(at.rank)
 
 
 def nobody(at: At) -> Sequence[int]:
@@ -93,7 +103,7 @@ class Collective(NamedTuple):
         return bool(self.gets.on(rank, rank + 1, root)) and not is_its_own
 
 
-NONE, OWN, ALL, ALL_ON_ROOT = Chunks
+NONE, OWN, ALL, ALL_ON_ROOT, ALL_BUT_ON_FIRST = Chunks
 IN_PLACE, APART = True, False
 SUMS = "wire_dtype reproducible"
 ROWS = (
@@ -106,6 +116,8 @@ ROWS = (
     ("reduce", ALL, ALL_ON_ROOT, everyone, f"root op out {SUMS}", "Reduce", IN_PLACE),
     ("gather", OWN, ALL_ON_ROOT, owner, "root out counts", "Gather Gatherv", APART),
     ("scatter", ALL_ON_ROOT, OWN, root, "root out counts", "Scatter Scatterv", APART),
+    ("scan", ALL, ALL, up_to_own, f"op out {SUMS}", "Scan", IN_PLACE),
+    ("exscan", ALL, ALL_BUT_ON_FIRST, below, f"op out {SUMS}", "Exscan", IN_PLACE),
     ("barrier", NONE, NONE, nobody, "", "Barrier", APART),
 )
 COLLECTIVES = {

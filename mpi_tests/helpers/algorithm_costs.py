@@ -93,6 +93,14 @@ COSTS = {
     ("broadcast", "chain"): lambda p: (2 * (p - 1), 2 * (p - 1), 0),
     ("reduce", "binomial"): lambda p: (ceil_log2(p), p * ceil_log2(p), p * ceil_log2(p)),
     ("reduce", "chain"): lambda p: (2 * p - 1, 2 * p - 1, 2 * (p - 1)) if p > 1 else (0, 0, 0),
+    ("scan", "linear"): lambda p: (2 * (p - 1), 2 * (p - 1), 2 * (p - 1)),
+    ("scan", "recursive_doubling"): lambda p: (ceil_log2(p), p * ceil_log2(p), p * ceil_log2(p)),
+    ("scan", "staged"): lambda p: (1, p, p * p),
+    ("exscan", "linear"): lambda p: (2 * p - 3, 4 * p - 6, 3 * (p - 2)) if p > 1 else (0, 0, 0),
+    ("exscan", "recursive_doubling"): lambda p: (
+        (1 + ceil_log2(p - 1), p + p * ceil_log2(p - 1), p * ceil_log2(p - 1)) if p > 1 else (0, 0, 0)
+    ),
+    ("exscan", "staged"): lambda p: (1, p, p * (p - 1)),
     ("gather", "binomial"): lambda p: (ceil_log2(p), p - 1, 0),
     ("scatter", "binomial"): lambda p: (ceil_log2(p), p - 1, 0),
     ("barrier", "dissemination"): lambda p: (ceil_log2(p), 0, 0),

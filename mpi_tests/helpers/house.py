@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=16_420, files=90, entries=11)}
+LIMITS = {"collectives": Limits(lines=17_700, files=101, entries=11)}
 
 
 class Floor(NamedTuple):
@@ -64,6 +64,7 @@ FLOORS = {
     "face": Floor(("collectives.communicator", "collectives"), imports=(*BELOW, "choice", "arrays", "runtime")),
     "torch": Floor(("collectives.torch_backend",), imports=ALL),
     "horovod": Floor(("collectives.horovod",), imports=ALL),
+    "mpi4py": Floor(("collectives.mpi4py",), imports=ALL),
     "programs": Floor(("collectives.bench", "collectives.doctor"), imports=(*ALL, "simulation", "torch", "programs")),
     "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
     "gpt": Floor(

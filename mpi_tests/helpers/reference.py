@@ -11,6 +11,7 @@ COMPLEX = ("complex64", "complex128")
 DTYPES = (*FLOATS, *INTEGERS, *COMPLEX, "bool")
 HALVES = ("float16", "bfloat16")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+SCANS = ("scan", "exscan")
 MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
 COLLECTIVES = (*REDUCTIONS, *MOVES)
 ROOTED = ("broadcast", "gather", "reduce", "scatter")
@@ -66,6 +67,10 @@ def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", 
             return np.array_split(reduced(xs, op), len(xs))[rank]
         case "reduce":
             return reduced(xs, op) if rank == root else xs[rank]
+        case "scan":
+            return reduced(xs[: rank + 1], op)
+        case "exscan":
+            return reduced(xs[:rank], op) if rank else xs[rank]
         case "all_gather":
             return np.concatenate(xs)
         case "all_to_all":

@@ -317,27 +317,27 @@ def test_overflow_and_invalid_sums_are_results(comm):
 
 
 def test_a_collective_is_a_row_and_a_schedule(comm, monkeypatch):
-    """An inclusive prefix sum, which is none of ours: arguments, memory, MPI's call follow from its row."""
+    """An inclusive prefix sum under another name: arguments, memory, MPI's call follow from its row."""
 
     def upward(at):
         return range(at.rank + 1)
 
-    scan = Collective("scan", Chunks.ALL, Chunks.ALL, upward, ("op", "out"), "Scan", in_place=True)
+    scan = Collective("prefix", Chunks.ALL, Chunks.ALL, upward, ("op", "out"), "Scan", in_place=True)
 
     def climb(rank, size):
         return ((*chain.climb(rank, size, step),) for step in range(2 * (size - 1)))
 
-    monkeypatch.setitem(spec.COLLECTIVES, "scan", scan)
-    rows = (*algorithms.REGISTRY, Algorithm("scan", "chain", climb, in_order=True))
+    monkeypatch.setitem(spec.COLLECTIVES, "prefix", scan)
+    rows = (*algorithms.REGISTRY, Algorithm("prefix", "chain", climb, in_order=True))
     monkeypatch.setattr(algorithms, "REGISTRY", rows)
-    proof.check("scan", climb, comm.size, in_order=True)
+    proof.check("prefix", climb, comm.size, in_order=True)
     for count in (0, 1, 2 * comm.size + 1):
         for dtype, op in (("float32", "sum"), ("int64", "max"), ("float16", "prod")):
             xs = inputs(comm.size, count, dtype, op)
             want = reduced(xs[: comm.rank + 1], op)
             for algorithm in ("auto", "chain", "mpi")[: 2 if dtype == "float16" else 3]:
                 x = xs[comm.rank].copy()
-                out = comm.plan("scan", x, op=op, algorithm=algorithm, out=np.empty_like(x))()
+                out = comm.plan("prefix", x, op=op, algorithm=algorithm, out=np.empty_like(x))()
                 same(x, xs[comm.rank], "x is left alone")
                 same(out, want, (algorithm, op, count))
-                same(comm.plan("scan", x, op=op, algorithm=algorithm)(), want, (algorithm, op, count))
+                same(comm.plan("prefix", x, op=op, algorithm=algorithm)(), want, (algorithm, op, count))

@@ -32,10 +32,10 @@ def model():
 @pytest.fixture
 def names(comm, mpi_comm, monkeypatch):
     """What the page's code finds, but for arrays."""
+    from parallelism.data.data_parallel import DataParallel
+
     import collectives
     import collectives.horovod.torch as hvd
-    from parallelism.buffers.arena import Arena
-    from parallelism.data.data_parallel import DataParallel
     from parallelism.data.sampler import DistributedSampler
     from parallelism.mesh import Mesh
     from parallelism.tensor.sharding_plan import ColumnParallel, RowParallel, parallelize
@@ -46,7 +46,6 @@ def names(comm, mpi_comm, monkeypatch):
         "collectives": collectives,
         "comm": comm,
         "hvd": hvd,
-        "Arena": Arena,
         "DataParallel": DataParallel,
         "DistributedSampler": DistributedSampler,
         "Mesh": Mesh,

@@ -1,0 +1,107 @@
+"""Prefix reductions: rank r gets what ranks 0 to r have, reduced; an exclusive scan, what ranks 0 to r-1 have.
+
+An exclusive scan begins by handing every vector to the rank above, and is then a scan on ranks 1 to p-1.
+
+Source: Hillis and Steele, "Data parallel algorithms", 1986; MPICH, src/mpi/coll/scan/scan_intra_recursive_doubling.c;
+Open MPI, ompi/mca/coll/base/coll_base_scan.c, ompi_coll_base_scan_intra_linear.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from collectives.algorithms.algorithm import Access, Algorithm
+from collectives.algorithms.chain import climb
+from collectives.schedule.moves import Barrier, Copy, GetReduce, Recv, RecvReduce, Round, Schedule, Send, embed, shares
+
+
+def linear(rank: int, size: int) -> Iterator[Round]:
+    """Sums climb from rank 0 to the last, chunk by chunk, and stay with each rank.  In the order of the ranks.
+
+    Cost: 2(p-1) alpha + 2n(p-1)/p (beta + gamma).
+
+    >>> from collectives.schedule.moves import render
+    >>> print(render(linear, 3))
+    round 0:  0->1 [0]+
+    round 1:  0->1 [1]+   1->2 [0]+
+    round 2:  0->1 [2]+   1->2 [1]+
+    round 3:  1->2 [2]+
+    """
+    for step in range(2 * (size - 1)):
+        yield tuple(climb(rank, size, step))
+
+
+def doubling(rank: int, size: int) -> Iterator[Round]:
+    """In round k, send the sum of the 2^k ranks up to this one to the rank 2^k above.
+
+    Cost: ceil(log2 p) (alpha + n beta + n gamma).
+
+    >>> from collectives.schedule.moves import render
+    >>> print(render(doubling, 4))
+    round 0:  0->1 [0-3]+   1->2 [0-3]+   2->3 [0-3]+
+    round 1:  0->2 [0-3]+   1->3 [0-3]+
+    """
+    everything = range(size)
+    for bit in range((size - 1).bit_length()):
+        above, below = rank + (1 << bit), rank - (1 << bit)
+        sends = [Send(above, everything)] if above < size else []
+        yield (*sends, *([RecvReduce(below, everything)] if below >= 0 else []))
+
+
+def exclusive(rank: int, size: int, scan: Callable[[int, int], Schedule]) -> Iterator[Round]:
+    """Hand the own vector to the rank above, by way of scratch chunks; then scan among ranks 1 to p-1.
+
+    Cost: that of p-1 ranks' scan + alpha + n beta.
+
+    >>> from collectives.schedule.moves import render
+    >>> print(render(partial(exclusive, scan=doubling), 3))
+    round 0:  0->1 [0-2]   1->2 [0-2]
+    round 1:  1: [3-5]>[0-2]   2: [3-5]>[0-2]
+    round 2:  1->2 [0-2]+
+    """
+    everything, scratch, above = range(size), range(size, 2 * size), range(1, size)
+    if not above:
+        return
+    sends = (Send(rank + 1, everything),) if rank + 1 in above else ()
+    yield (*sends, Recv(rank - 1, scratch)) if rank else sends
+    yield (Copy(scratch, everything),) if rank else ()
+    if rank:
+        yield from embed(scan(rank - 1, size - 1), above, shares(size, size - 1))
+    else:
+        yield from (() for _ in scan(0, size - 1))
+
+
+def staged(rank: int, size: int, apart: bool = False, inclusive: bool = True) -> Iterator[Round]:
+    """Every rank reads and reduces what the ranks below have, in staging buffers.
+
+    Cost: alpha + n beta + np gamma; exclusive, n(p-1) gamma.
+
+    >>> from collectives.schedule.moves import render
+    >>> print(render(staged, 3))
+    round 0:  0: [0-2]>[3-5]   1: [0-2]>[3-5]   2: [0-2]>[3-5]
+    round 1:  (0-2)
+    round 2:  0=>0 [3-5]>[0-2]+   0-1=>1 [3-5]>[0-2]+   0-2=>2 [3-5]>[0-2]+
+    """
+    result = range(size, 2 * size) if apart else range(size)
+    staging = range(result.stop, result.stop + size)
+    sources = tuple(range(rank + inclusive))
+    yield (Copy(range(size), staging),)
+    yield (Barrier(tuple(range(size))),)
+    yield (GetReduce(sources, staging, result),) if sources else ()
+
+
+ALGORITHMS = (
+    Algorithm("scan", "linear", linear, in_order=True),
+    Algorithm("scan", "recursive_doubling", doubling),
+    Algorithm("scan", "staged", staged, access=Access.STAGED, apart=True, segmented=True, in_order=True),
+    Algorithm("exscan", "linear", partial(exclusive, scan=linear), in_order=True),
+    Algorithm("exscan", "recursive_doubling", partial(exclusive, scan=doubling)),
+    Algorithm(
+        "exscan",
+        "staged",
+        partial(staged, inclusive=False),
+        access=Access.STAGED,
+        apart=True,
+        segmented=True,
+        in_order=True,
+    ),
+)

@@ -1,0 +1,36 @@
+"""Run a program that uses mpi4py with our collectives: `python -m collectives.mpi4py program.py args`.
+
+`-m module` and `-c code` are taken, too, as mpi4py.run takes them.
+"""
+
+import sys
+
+from mpi4py.run import run_command_line
+
+from collectives.job import environment
+from collectives.job.errors import InputError, LoneInputError
+from collectives.job.launch import end_job, start_mpi
+
+USAGE = "usage: python -m collectives.mpi4py [-m module | -c code | program.py] [arguments]"
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if not words or (words[0] in ("-m", "-c") and len(words) < 2) or words[0] in ("-h", "--help"):
+        print(USAGE, file=sys.stdout if words and words[0] in ("-h", "--help") else sys.stderr)
+        sys.exit(0 if words and words[0] in ("-h", "--help") else 2)
+    sys.excepthook = end_job
+    mpi = start_mpi()
+    from collectives.mpi4py.start import install
+
+    try:
+        install()
+    except LoneInputError as error:  # the other ranks do not wait for these
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        mpi.COMM_WORLD.Abort(2)
+    if refusals := [*filter(None, mpi.COMM_WORLD.allgather(environment.refusal()))]:
+        raise InputError(refusals[0])
+    run_command_line(words)
+
+
+main()

@@ -1,0 +1,249 @@
+"""The buffers of mpi4py's calls as flat arrays: what `[data, count, type]` and the like mean, for any datatype."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+from operator import index
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.arrays.views import is_a
+
+BYTES = np.dtype(np.uint8)
+DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+DLPACK_DTYPE_OFFSET = 20  # in DLTensor: after data, device and ndim
+LISTS = list | tuple
+typedict: dict[str, MPI.Datatype] = MPI._typedict  # by the formats of Python's buffers
+
+
+class NotOurs(Exception):  # noqa: N818  not an error: the library gets the call, and raises what there is to raise
+    """A buffer that the library refuses, or that our collectives do not take."""
+
+
+class BufferSpec:
+    """A buffer as a caller names it: data, counts and displacements in elements of a datatype, None where not given.
+
+    With `vector` there are counts and displacements for each rank.
+    """
+
+    def __init__(self, spec: Any, vector: bool = False):
+        self.data, self.count, self.displ, datatype = unpacked(spec, vector)
+        self.view: Any
+        if isinstance(datatype, str):
+            datatype = typedict[datatype]
+        if self.data is None or self.data is MPI.BOTTOM:
+            self.view, self.datatype = None, datatype
+        else:
+            self.view, own = flat_bytes(self.data)
+            self.datatype = own if datatype is None else datatype
+        if self.datatype is None:
+            raise NotOurs
+        self.size, self.extent = self.datatype.Get_size(), self.datatype.Get_extent()[1]
+        self.is_plain = self.view is not None and self.size == self.extent and self.datatype.is_predefined
+
+    def num_elements(self, blocks: int = 1) -> int:
+        """Return how many elements a block has, where the data are so many blocks."""
+        if self.count is not None:
+            return self.count
+        length = 0 if self.view is None else len(self.view) - (self.displ or 0) * self.extent
+        if not length:
+            return 0
+        count, rest = divmod(length, self.extent * blocks)
+        if rest or count < 0:
+            raise NotOurs
+        return count
+
+    def window(self, first: int, count: int) -> Any:
+        """Return so many elements from the `first` on, as bytes.  Only of plain ones."""
+        begin, end = first * self.extent, (first + count) * self.extent
+        if not 0 <= begin <= end <= len(self.view):
+            raise NotOurs
+        return self.view[begin:end]
+
+    def elements(self, writable: bool) -> Any:
+        """Return the data as numbers to reduce."""
+        dtype = numbers_of(self.datatype.handle)
+        if dtype is None or not self.is_plain:
+            raise NotOurs
+        window = self.window(self.displ or 0, self.num_elements())
+        if not len(window) or (writable and not is_writable(window)):
+            raise NotOurs
+        return window.view(dtype)
+
+
+def unpacked(spec: Any, vector: bool) -> tuple[Any, Any, Any, Any]:
+    """Return data, counts, displacements and datatype of a message as mpi4py takes it."""
+    if not isinstance(spec, LISTS):
+        return spec, None, None, None
+    if len(spec) == 4:
+        return tuple(spec)  # type: ignore[return-value]
+    if len(spec) not in (2, 3):
+        raise NotOurs
+    data, count, datatype = spec if len(spec) == 3 else (*spec, None)
+    if datatype is None and isinstance(count, MPI.Datatype | str):
+        return data, None, None, count
+    if isinstance(count, tuple if vector else LISTS):
+        return data, *count, datatype
+    return data, count, None, datatype
+
+
+def flat_bytes(data: Any) -> tuple[Any, MPI.Datatype | None]:
+    """Return the memory of a contiguous array as bytes, and the datatype of its elements, None if MPI has none."""
+    if not isinstance(data, np.ndarray):
+        data = as_array(data)
+    flags = data.flags
+    if not flags.c_contiguous:
+        if not flags.f_contiguous:
+            raise NotOurs
+        data = data.T
+    return data.reshape(-1).view(BYTES), datatype_of(data.dtype)
+
+
+def as_array(data: Any) -> Any:
+    """Return a NumPy or CuPy array of the same memory."""
+    if is_a(data, "cupy", "ndarray"):
+        return data
+    try:
+        return np.asarray(memoryview(data))
+    except (TypeError, ValueError):
+        pass
+    if hasattr(data, "__cuda_array_interface__"):
+        import cupy
+
+        return cupy.asarray(data)
+    memory: Any = MPI.buffer.frombuffer(data)
+    return np.frombuffer(memory, dlpack_dtype(data))
+
+
+def dlpack_dtype(data: Any) -> np.dtype:
+    """Return the dtype of an array that has no more than DLPack, as its header has it."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    capsule = data.__dlpack__()
+    code, bits = (ctypes.c_uint8 * 2).from_address(pointer(capsule, b"dltensor") + DLPACK_DTYPE_OFFSET)
+    return np.dtype(f"{DLPACK_KINDS[code]}{bits // 8}")
+
+
+@cache
+def datatype_of(dtype: np.dtype) -> MPI.Datatype | None:
+    try:
+        letters = np.empty(1, dtype).data.format
+    except ValueError:
+        return None
+    return typedict.get(letters.lstrip("@=<" if dtype.isnative else "@"))
+
+
+KINDS = "SIGNED_CHAR SHORT INT LONG LONG_LONG INT8_T INT16_T INT32_T INT64_T AINT OFFSET COUNT "
+KINDS += "UNSIGNED_CHAR UNSIGNED_SHORT UNSIGNED UNSIGNED_LONG UNSIGNED_LONG_LONG UINT8_T UINT16_T UINT32_T UINT64_T "
+KINDS += "FLOAT DOUBLE C_FLOAT_COMPLEX C_DOUBLE_COMPLEX C_COMPLEX CXX_FLOAT_COMPLEX CXX_DOUBLE_COMPLEX INTEGER REAL "
+KINDS += "DOUBLE_PRECISION COMPLEX DOUBLE_COMPLEX INTEGER1 INTEGER2 INTEGER4 INTEGER8 REAL4 REAL8 COMPLEX8 COMPLEX16"
+
+
+@cache
+def numbers_of(handle: int) -> np.dtype | None:
+    """Return the dtype of MPI's datatype of that handle, if it is of numbers that MPI and we reduce."""
+    return numbers().get(handle)
+
+
+@cache
+def numbers() -> dict[int, np.dtype]:
+    datatypes = [getattr(MPI, name) for name in KINDS.split()]
+    return {each.handle: np.dtype(each.typestr) for each in datatypes if each != MPI.DATATYPE_NULL}
+
+
+@cache
+def reducible() -> frozenset[np.dtype]:
+    return frozenset(numbers().values())
+
+
+def is_writable(view: Any) -> bool:
+    return getattr(view.flags, "writeable", True)
+
+
+class Area:
+    """The memory of a call on one rank, as bytes one after the other, whatever its layout is.
+
+    What lies in pieces goes through a copy, which MPI itself makes, in messages of this rank to itself: what is sent
+    as any datatype may be received as MPI.PACKED.
+    """
+
+    def __init__(self, memory: Any, pieces: Sequence[tuple[list[Any], list[Any]]] = ()):
+        self.bytes, self.pieces = memory, pieces
+
+    def load(self) -> None:
+        for place, packed in self.pieces:
+            to_itself().Sendrecv(place, 0, 0, packed, 0, 0)
+
+    def store(self) -> None:
+        for place, packed in self.pieces:
+            to_itself().Sendrecv(packed, 0, 0, place, 0, 0)
+
+
+@cache
+def to_itself() -> MPI.Comm:
+    """A communicator of this process that no program knows."""
+    return MPI.Comm(MPI.COMM_SELF).Dup()
+
+
+def area_of(spec: BufferSpec, counts: Sequence[int], displs: Sequence[int], writable: bool) -> Area:
+    """Return the memory of blocks: plain data where they are, if they lie one after the other."""
+    if writable and spec.view is not None and not is_writable(spec.view):
+        raise NotOurs
+    ends = list(accumulate(counts, initial=0))
+    if spec.is_plain and list(displs) == [displs[0] + end for end in ends[:-1]]:
+        return Area(spec.window(displs[0], ends[-1]))
+    memory = np.empty(ends[-1] * spec.size, BYTES)
+    pieces = []
+    for count, displ, end in zip(counts, displs, ends[:-1], strict=True):
+        packed = memory[end * spec.size : (end + count) * spec.size]
+        pieces.append(([spec.data, count, displ, spec.datatype], [packed, MPI.PACKED]))
+    return Area(memory, pieces)
+
+
+def is_simple(array: Any, writable: bool) -> bool:
+    """Return whether it is a plain array of NumPy's, as most are, with less looking."""
+    if type(array) is not np.ndarray or datatype_of(array.dtype) is None:
+        return False
+    return bool(array.flags.c_contiguous and (not writable or array.flags.writeable))
+
+
+def numbers_in(data: Any, writable: bool) -> Any:
+    """Return data as numbers to reduce."""
+    if is_simple(data, writable) and data.dtype in reducible() and data.size:
+        return data if data.ndim == 1 else data.reshape(-1)
+    return BufferSpec(data).elements(writable)
+
+
+def blocks_of(data: Any, num_blocks: int, writable: bool = False) -> Area:
+    """Return the memory of so many equal blocks."""
+    if is_simple(data, writable) and data.size % num_blocks == 0:
+        return Area(data.reshape(-1).view(BYTES))
+    spec = BufferSpec(data)
+    return area_of(spec, [num_blocks * spec.num_elements(num_blocks)], [spec.displ or 0], writable)
+
+
+def vector_of(data: Any, num_blocks: int) -> tuple[Area, tuple[int, ...]]:
+    """Return the memory of blocks that have counts and displacements of their own, and the blocks' bytes."""
+    spec = BufferSpec(data, vector=True)
+    counts, displs = spec.count, spec.displ
+    if counts is None:
+        length, longer = divmod(spec.num_elements(), num_blocks)
+        counts = [length + (rank < longer) for rank in range(num_blocks)]
+    counts = integers(counts, num_blocks, [1] * num_blocks)
+    if displs is None:
+        displs = list(accumulate(counts, initial=0))[:-1]
+    displs = integers(displs, num_blocks, range(num_blocks))
+    return area_of(spec, counts, displs, writable=True), tuple(count * spec.size for count in counts)
+
+
+def integers(values: Any, length: int, times: Sequence[int]) -> list[int]:
+    """Return one integer for each rank; a single one stands for its products with `times`."""
+    numbers = [values * each for each in times] if np.ndim(values) == 0 else [index(value) for value in values]
+    if len(numbers) != length or min(numbers) < 0:
+        raise NotOurs
+    return numbers

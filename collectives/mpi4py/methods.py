@@ -1,0 +1,150 @@
+"""The methods of mpi4py's communicators, replaced by ones that choose between the library's and ours.
+
+They are replaced in the library's own classes: so communicators stay what they are, wherever they come from, and no
+type, handle or pickle tells a difference.  What is known of a communicator is forgotten when MPI frees it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.mpi4py.calls import DESCRIBE
+from collectives.mpi4py.ours import Ours
+from collectives.mpi4py.policy import NEVER, CallPolicy
+from collectives.mpi4py.requests import start_all
+
+Method = Callable[..., Any]
+
+# The argument whose bytes, in an array of NumPy's, are the vector's; or a block's of it, in the second table.
+SIZED_BY = {"Bcast": 0, "Allreduce": 1, "Reduce": 0, "Reduce_scatter_block": 0, "Reduce_scatter": 0, "Allgather": 1}
+SIZED_BY |= {"Allgatherv": 1, "Alltoall": 1, "Scan": 1, "Exscan": 1}
+BLOCK_SIZED_BY = {"Gather": 0, "Scatter": 1}
+
+
+class Communicators:
+    """What is known of the communicators of a process, by their handles."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Ours] = {}
+        self.policy: CallPolicy | None = None  # of those that are not known yet; None: their calls are the library's
+        self.small_bytes = dict.fromkeys(DESCRIBE, NEVER)  # below which a method's calls are the library's
+        self.keyval = MPI.Comm.Create_keyval(delete_fn=self.forget)
+        for name in ("Free", "Disconnect"):
+            replace(name, self.freeing)
+        replace_in(MPI.Prequest, "Startall", classmethod(start_all))
+
+    def add_all(self, policy: CallPolicy) -> None:
+        """Have the calls of all communicators follow a policy."""
+        self.policy = policy
+        self.heed(policy)
+
+    def add(self, comm: MPI.Comm, policy: CallPolicy) -> Ours:
+        """Have a communicator's calls follow a policy."""
+        self.heed(policy)
+        ours = self.known[comm.handle] = Ours(comm, policy)
+        comm.Set_attr(self.keyval, True)
+        return ours
+
+    def heed(self, policy: CallPolicy) -> None:
+        """Replace the methods whose calls may be ours."""
+        for name, most in self.small_bytes.items():
+            self.small_bytes[name] = min(most, policy.small_bytes(name))
+            if self.small_bytes[name] < most == NEVER:
+                replace(name, functools.partial(self.blocking, name))
+                replace(f"I{name.lower()}", functools.partial(self.nonblocking, name))
+                replace(f"{name}_init", functools.partial(self.persistent, name))
+
+    def ours(self, comm: MPI.Comm) -> Ours | None:
+        """Return ours of a communicator, None where all of its calls are the library's."""
+        known = self.known.get(comm.handle)
+        return self.add(comm, self.policy) if known is None and self.policy and comm else known
+
+    def forget(self, comm: MPI.Comm, keyval: int, value: Any) -> None:
+        self.known.pop(comm.handle, None)
+
+    # --- methods, in the place of the library's ---
+
+    def blocking(self, name: str, library: Method) -> Method:
+        """Return a method that gives small arrays to the library before it looks any closer."""
+        where, block_where = SIZED_BY.get(name, 1 << 30), BLOCK_SIZED_BY.get(name, 1 << 30)
+        small = self.small_bytes
+
+        def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > where and not kwargs:  # most calls: the shortest way
+                data = args[where]
+                if (data.nbytes if type(data) is np.ndarray else most_bytes(data)) < small[name]:
+                    return library(comm, *args)
+            if len(args) > block_where and most_bytes(args[block_where]) * comm.Get_size() < small[name]:
+                return library(comm, *args, **kwargs)
+            ours = self.ours(comm)
+            call = ours and ours.described(name, args, kwargs)
+            self.note(name, ours, call)
+            return ours.run(call) if ours and call else library(comm, *args, **kwargs)
+
+        return method
+
+    def nonblocking(self, name: str, library: Method) -> Method:
+        """Return a method that waits for no other rank: the library's until a blocking call has set ours up."""
+        where, small = SIZED_BY.get(name, 1 << 30), self.small_bytes
+
+        def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > where and most_bytes(args[where]) < small[name]:
+                return library(comm, *args, **kwargs)
+            ours = self.ours(comm)
+            call = ours and ours.policy.has_threads and ours.described(name, args, kwargs, may_wait=False)
+            self.note(f"I{name.lower()}", ours, call)
+            return ours.start(call) if ours and call else library(comm, *args, **kwargs)
+
+        return method
+
+    def persistent(self, name: str, library: Method) -> Method:
+        def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
+            ours, given = self.ours(comm), {key: value for key, value in kwargs.items() if key != "info"}
+            call = ours and ours.policy.has_threads and ours.described(name, args, given)
+            self.note(f"{name}_init", ours, call)
+            return ours.bind(call) if ours and call else library(comm, *args, **kwargs)
+
+        return method
+
+    def freeing(self, library: Method) -> Method:
+        """Return a method that frees ours, too, as all ranks have come to do."""
+
+        def method(comm: Any) -> None:
+            if ours := self.known.get(comm.handle):
+                ours.free()
+            library(comm)
+
+        return method
+
+    def note(self, name: str, ours: Ours | None, call: Any) -> None:
+        if ours:
+            ours.policy.note(name, ours.saving_s(call) if call else None)
+
+
+def most_bytes(data: Any) -> int:
+    """Return how many bytes plain data have at most; more than there can be for what has to be looked at closer."""
+    if type(data) is list:
+        if not data or (isinstance(data[-1], MPI.Datatype) and not data[-1].is_predefined):
+            return NEVER
+        data = data[0]
+    return data.nbytes if type(data) is np.ndarray else NEVER
+
+
+def replace(name: str, make: Callable[[Method], Method]) -> None:
+    """Replace a method of communicators, where there is one, by what is made of it."""
+    for library_class in (MPI.Comm, MPI.Intracomm):
+        if function := vars(library_class).get(name):
+            replace_in(library_class, name, functools.update_wrapper(make(function), function))
+
+
+def replace_in(library_class: type, name: str, value: Any) -> None:
+    """Replace an attribute of an extension module's class, which refuses that but in its dictionary."""
+    gc.get_referents(vars(library_class))[0][name] = value
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(library_class))

@@ -1,0 +1,117 @@
+"""Requests of our collectives that are MPI's own: generalized requests, which the end of a run completes.
+
+So `Wait`, `Test`, `Waitall`, `Testany` and the like work on lists that mix ours and the library's, by the library
+itself.  Runs go on in a thread, which needs MPI_THREAD_MULTIPLE: without it, these calls are the library's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from collectives.mpi4py.calls import CollectiveCall
+from collectives.runtime.plan import Plan
+
+library_start_all = MPI.Prequest.Startall
+
+
+class Run:
+    """A run of a plan under way, which completes a generalized request when it ends."""
+
+    def __init__(self, call: CollectiveCall, plan: Plan):
+        self.call, self.plan = call, plan
+        self.request = MPI.Grequest.Start(self.query)
+        call.begin()
+        plan.at_end = self.end
+        plan.start()
+
+    def end(self) -> None:
+        self.call.end()
+        self.request.Complete()
+
+    def query(self, status: MPI.Status) -> None:
+        """Let a device's stream follow the run, for whoever waits inside the library."""
+        if not self.plan.is_under_way:
+            self.plan.done()
+        status.Set_source(MPI.UNDEFINED)
+        status.Set_tag(MPI.UNDEFINED)
+        status.Set_elements(MPI.BYTE, 0)
+        status.Set_cancelled(False)
+
+
+class StartedRequest(MPI.Grequest):
+    """The request of a call under way, as an `I...` method returns it."""
+
+    run: Run
+
+    def __new__(cls, run: Run) -> StartedRequest:
+        self: StartedRequest = super().__new__(cls, run.request)
+        self.run = run
+        return self
+
+    def Wait(self, status: MPI.Status | None = None) -> Any:
+        if self:
+            self.run.plan.wait()
+        return super().Wait(status)
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        if self:
+            self.run.plan.done()
+        return super().Test(status)
+
+
+class PersistentRequest(MPI.Prequest):
+    """A plan as a persistent request: inactive it is null for the library; started it has a generalized request's."""
+
+    plan: Plan | None
+    call: CollectiveCall
+    run: Run
+
+    def __new__(cls, call: CollectiveCall, plan: Plan) -> PersistentRequest:
+        self: PersistentRequest = super().__new__(cls)
+        self.call, self.plan = call, plan
+        return self
+
+    def __bool__(self) -> bool:
+        return self.plan is not None
+
+    @property
+    def is_active(self) -> bool:
+        return super().__bool__()
+
+    def Start(self) -> None:
+        if self.plan is None or self.is_active:
+            raise MPI.Exception(MPI.ERR_REQUEST)
+        self.run = Run(self.call, self.plan)
+        ctypes.c_uint64.from_address(MPI._addressof(self)).value = self.run.request.handle
+
+    def Wait(self, status: MPI.Status | None = None) -> Any:
+        if self.is_active and self.plan:
+            self.plan.wait()
+        return super().Wait(status)
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        if self.is_active and self.plan:
+            self.plan.done()
+        return super().Test(status)
+
+    def Free(self) -> None:
+        if self.plan is None:
+            raise MPI.Exception(MPI.ERR_REQUEST)
+        if self.is_active:
+            self.Wait()
+        self.plan.free()
+        self.plan = None
+
+    free = Free
+
+
+def start_all(cls: type, requests: Sequence[MPI.Prequest]) -> None:
+    """Start requests, ours and the library's, as `MPI.Prequest.Startall`."""
+    ours = [request for request in requests if isinstance(request, PersistentRequest)]
+    library_start_all([each for each in requests if not isinstance(each, PersistentRequest)] if ours else [*requests])
+    for request in ours:
+        request.Start()

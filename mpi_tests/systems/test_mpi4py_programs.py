@@ -1,0 +1,85 @@
+"""Programs of mpi4py under `python -m collectives.mpi4py`, which they do not know of; and mpi4py's own tests."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpi_tests import mpi4py_suite
+from mpi_tests.helpers.launch import environment, find_mpirun, launch, watched
+from mpi_tests.helpers.readme import FACING, run
+
+UNDER_OURS = ("python", "-m", "collectives.mpi4py")
+PROGRAM = """
+import sys
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+x, y = np.full(100_000, comm.rank + 1.0), np.empty(100_000)
+for _ in range(3):
+    comm.Allreduce(x, y)
+part = comm.Split(comm.rank % 2)
+part.Allreduce(MPI.IN_PLACE, [x, MPI.DOUBLE])
+own = sum(rank + 1 for rank in range(comm.size) if rank % 2 == comm.rank % 2)
+print(sys.argv[1:], (y == comm.size * (comm.size + 1) / 2).all(), (x == own).all(), comm.allgather(comm.rank))
+part.Free()
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+@pytest.mark.parametrize("how", ["file", "-c"])
+def test_a_program_that_knows_mpi4py_only(program, how):
+    words = [program] if how == "file" else ["-c", PROGRAM]
+    ended = launch(3, *UNDER_OURS, *words, "a", "-b", env={"COLLECTIVES_MPI4PY": "report"})
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["['a', '-b'] True True [0, 1, 2]"] * 3
+    assert re.search(r"^Allreduce +4 +0 +[\d.]+ ms$", ended.stderr, re.MULTILINE), ended.stderr
+
+
+def test_the_readmes_command():
+    assert run(FACING).stdout.count("Hello, World!") == 4
+
+
+def test_what_a_program_raises_ends_the_job():
+    ended = launch(2, *UNDER_OURS, "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Bcast(1 / MPI.COMM_WORLD.rank)")
+    assert ended.returncode == 1
+    assert "ZeroDivisionError" in ended.stderr
+
+
+@pytest.mark.parametrize("without", [0, 1])
+def test_a_rank_without_the_wrapper(program, without):
+    """It ends the job: in one line of each rank that waits for it, or of the first to see it."""
+    plain, ours = [sys.executable, program], [sys.executable, *UNDER_OURS[1:], program]
+    parts = [plain, ours] if without == 0 else [ours, plain]
+    words = [find_mpirun(), "-n", 1, *parts[0], ":", "-n", 2 - without, *parts[1]]
+    ended = watched(words, environment() | {"COLLECTIVES_TIMEOUT_S": "3"}, 60)
+    assert ended.returncode != 0
+    assert f"error: rank {without} does not use the wrapper" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(("words", "line"), [((), "usage: "), (("-m",), "usage: ")])
+def test_nothing_to_run(words, line):
+    ended = launch(2, *UNDER_OURS, *words)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(line)
+
+
+def test_a_setting_that_cannot_be():
+    ended = launch(2, *UNDER_OURS, "-c", "print('ran')", env={"COLLECTIVES_MPI4PY": "fast"})
+    assert ended.returncode != 0
+    assert "error: COLLECTIVES_MPI4PY='fast': write report, or unset it" in ended.stderr
+    assert not ended.stdout
+
+
+@pytest.mark.skipif(not Path(sys.prefix, "bin", "pip").exists(), reason="needs pip, for mpi4py's tests")
+def test_mpi4pys_own_tests_of_collectives():
+    assert mpi4py_suite.compare(3, "collectives") == []

@@ -1,0 +1,287 @@
+"""mpi4py's calls on a communicator that uses ours, against the library's own results on one that does not."""
+
+import array
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives.mpi4py.policy import CallPolicy, seconds_saved
+from collectives.mpi4py.start import communicators
+
+LENGTHS = (1, 7, 5000)  # of a block, in elements
+
+
+@pytest.fixture
+def both(mpi_comm):
+    """Two duplicates: one of which every call is ours that can be, and one of the library's."""
+    ours, library = mpi_comm.Dup(), mpi_comm.Dup()
+    communicators().add(ours, CallPolicy("report,ours", has_threads=True))
+    yield ours, library
+    ours.Free()
+    library.Free()
+
+
+def num_ours(comm, name):
+    return communicators().known[comm.handle].policy.calls[name, True]
+
+
+def block(comm, length, dtype="i4"):
+    return (np.arange(length) * (comm.rank + 2) % 13 + 1).astype(dtype)
+
+
+def blocks(comm, length, dtype="i4"):
+    return block(comm, comm.size * length, dtype)
+
+
+def nothing(length, dtype="i4"):
+    return np.full(length, 99, dtype)
+
+
+def strided(length):
+    """A datatype of every second of so many integers, and how many integers that spans."""
+    return MPI.INT.Create_vector(length, 1, 2).Commit(), 2 * length
+
+
+def bcast(comm, n, root):
+    x = block(comm, n)
+    yield "Bcast", (x, root), x
+
+
+def bcast_of_other_types(comm, n, root):
+    """The root's integers do not lie as the others' do: each rank packs and unpacks on its own."""
+    kind, span = strided(n)
+    x = block(comm, span)
+    yield "Bcast", ([x, 1, kind] if comm.rank == root else [x, n, MPI.INT], root), x
+    kind.Free()
+
+
+def allreduce(comm, n, root):
+    x, out = block(comm, n), nothing(n)
+    yield "Allreduce", (x, out), out
+    yield "Allreduce", (MPI.IN_PLACE, [x, MPI.INT], MPI.MAX), x
+    yield "Allreduce", ([block(comm, n + 2, "f8"), (n, 2), MPI.DOUBLE], (real := nothing(n, "f8"))), real
+    given = array.array("l", range(n))
+    yield "Allreduce", (given, (gotten := array.array("l", [0] * n)), MPI.PROD), gotten
+
+
+def reduce(comm, n, root):
+    x, out = block(comm, n), nothing(n)
+    yield "Reduce", (x, out if comm.rank == root else None, MPI.MIN, root), out
+    yield "Reduce", (MPI.IN_PLACE if comm.rank == root else x, x, MPI.BXOR, root), x
+
+
+def reduce_scatter(comm, n, root):
+    x, out, counts = blocks(comm, n), nothing(n), [n + r for r in range(comm.size)]
+    yield "Reduce_scatter_block", (x, out), out
+    yield "Reduce_scatter_block", (MPI.IN_PLACE, (whole := blocks(comm, n))), whole[:n]
+    out = nothing(counts[comm.rank], "f4")
+    yield "Reduce_scatter", (block(comm, sum(counts), "f4"), out, counts), out
+    yield "Reduce_scatter", (MPI.IN_PLACE, (whole := block(comm, sum(counts))), counts), whole[: len(out)]
+
+
+def allgather(comm, n, root):
+    out = nothing(comm.size * n)
+    yield "Allgather", (block(comm, n), out), out
+    out = nothing((comm.size, n))
+    out[comm.rank] = block(comm, n)
+    yield "Allgather", (MPI.IN_PLACE, out), out
+    fortran = np.asfortranarray(nothing((n, comm.size)))
+    yield "Allgather", (block(comm, n), fortran), fortran
+    kind, span = strided(n)
+    yield "Allgather", ([block(comm, span), 1, kind], (out := nothing(comm.size * n))), out
+    kind.Free()
+
+
+def allgatherv(comm, n, root):
+    counts = [n + r % 2 * (n - 1) for r in range(comm.size)]
+    mine, room = block(comm, counts[comm.rank]), sum(counts) + 2 * comm.size
+    yield "Allgatherv", (mine, [(out := nothing(sum(counts))), counts]), out
+    displs = [room - sum(counts[: r + 1]) - 2 * r for r in range(comm.size)]  # from the end, with gaps
+    yield "Allgatherv", (mine, [(out := nothing(room)), counts, displs, MPI.INT]), out
+
+
+def alltoall(comm, n, root):
+    out = nothing(comm.size * n)
+    yield "Alltoall", (blocks(comm, n), out), out
+    yield "Alltoall", (MPI.IN_PLACE, (out := blocks(comm, n))), out
+    yield "Alltoall", (bytearray(blocks(comm, n)), (raw := bytearray(4 * comm.size * n))), raw
+
+
+def gather(comm, n, root):
+    out = nothing((comm.size, n))
+    yield "Gather", (block(comm, n), out if comm.rank == root else None, root), out
+    out[comm.rank] = block(comm, n)
+    yield "Gather", ((MPI.IN_PLACE, out, root) if comm.rank == root else (block(comm, n), None, root)), out
+
+
+def scatter(comm, n, root):
+    out, x = nothing(n), blocks(comm, n)
+    yield "Scatter", (x if comm.rank == root else None, out, root), out
+    yield "Scatter", ((x, MPI.IN_PLACE, root) if comm.rank == root else (None, out, root)), out
+
+
+def scans(comm, n, root):
+    x, out = block(comm, n), nothing(n)
+    yield "Scan", (x, out), out
+    yield "Exscan", (x, (out := nothing(n))), out if comm.rank else None
+    yield "Exscan", (MPI.IN_PLACE, x), x if comm.rank else None
+
+
+CALLS = (bcast, bcast_of_other_types, allreduce, reduce, reduce_scatter, allgather, allgatherv, alltoall)
+CALLS += (gather, scatter, scans)
+each_call = pytest.mark.parametrize("calls", CALLS, ids=lambda calls: calls.__name__)
+
+
+def check(both, calls, length, root, run):
+    """Have both communicators make calls, and compare what they leave, and that ours were ours."""
+    (ours, library), case = both, (calls.__name__, length, root)
+    before = communicators().known[ours.handle].policy.calls.total()
+    for (name, mine, got), (_, theirs, want) in zip(
+        calls(ours, length, root), calls(library, length, root), strict=True
+    ):
+        run(ours, name, mine)
+        getattr(library, name)(*theirs)
+        if want is not None:
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=str((name, case)))
+    noted = communicators().known[ours.handle].policy.calls
+    assert noted.total() > before
+    if ours.size > 1:
+        assert not [name for (name, is_ours) in noted if not is_ours]
+
+
+@each_call
+def test_results_are_the_librarys(both, calls):
+    for length in LENGTHS:
+        for root in {0, both[0].size - 1}:
+            check(both, calls, length, root, lambda comm, name, words: getattr(comm, name)(*words))
+
+
+@each_call
+def test_started_calls(both, calls):
+    both[0].Barrier()  # a blocking call sets ours up
+    for length in LENGTHS:
+        check(both, calls, length, 0, lambda comm, name, words: getattr(comm, f"I{name.lower()}")(*words).Wait())
+
+
+@each_call
+def test_persistent_calls(both, calls):
+    def run(comm, name, words):
+        request = getattr(comm, f"{name}_init")(*words)
+        assert isinstance(request, MPI.Prequest)
+        request.Start()
+        request.Wait()
+        request.Free()
+
+    for length in (1, 5000):
+        check(both, calls, length, both[0].size - 1, run)
+
+
+def test_requests_of_both_in_one_list(both):
+    ours, library = both
+    ours.Barrier()
+    x, n = block(ours, 3000), 5
+    sums, receivers = [nothing(3000) for _ in range(2 * n)], [nothing(1) for _ in range(n)]
+    requests = [comm.Iallreduce(x, sums[2 * i + (comm is ours)]) for i in range(n) for comm in both]
+    requests += [library.Irecv(receivers[i], (library.rank - 1) % library.size, i) for i in range(n)]
+    requests += [library.Isend(np.full(1, i, "i4"), (library.rank + 1) % library.size, i) for i in range(n)]
+    statuses = [MPI.Status() for _ in requests]
+    while MPI.Request.Testany(requests)[0] == MPI.UNDEFINED and any(requests):
+        pass
+    MPI.Request.Waitall(requests, statuses)
+    assert not any(requests)
+    want = nothing(3000)
+    library.Allreduce(x, want)
+    for got in sums:
+        np.testing.assert_array_equal(got, want)
+    assert [int(got[0]) for got in receivers] == list(range(n))
+
+
+def test_persistent_requests_started_together(both):
+    ours, library = both
+    x, sums = block(ours, 3000, "f8"), [nothing(3000, "f8") for _ in range(4)]
+    requests = [comm.Allreduce_init(x, out) for out, comm in zip(sums, 2 * both, strict=True)]
+    for turn in (1.0, 2.0, 3.0):
+        x[:] = turn * block(ours, 3000, "f8")
+        MPI.Prequest.Startall(requests)
+        MPI.Request.Waitall(requests)
+        want = nothing(3000, "f8")
+        library.Allreduce(x, want)
+        for got in sums:
+            np.testing.assert_array_equal(got, want)
+    with pytest.raises(MPI.Exception):
+        requests[0].Start() or requests[0].Start()
+    requests[0].Wait()
+    for request in requests:
+        request.Free()
+
+
+def test_a_receive_that_waits_for_a_started_call_of_another_rank(both):
+    """Starting a call waits for no other rank, even if nothing is bound for it yet."""
+    ours, library = both
+    ours.Barrier()
+    x, out, token = block(ours, 777), nothing(777), np.zeros(1)
+    if ours.rank == 0:
+        request = ours.Iallreduce(x, out)
+        for dest in range(1, ours.size):
+            library.Send(token, dest)
+    else:
+        library.Recv(token, 0)
+        request = ours.Iallreduce(x, out)
+    request.Wait()
+    want = nothing(777)
+    library.Allreduce(x, want)
+    np.testing.assert_array_equal(out, want)
+
+
+WRONG = {
+    "no buffer": lambda comm: comm.Allreduce(3, nothing(3)),
+    "lengths": lambda comm: comm.Allreduce(block(comm, 3), nothing(4)),
+    "types": lambda comm: comm.Allreduce(block(comm, 3), nothing(3, "f8")),
+    "read-only": lambda comm: comm.Allreduce(block(comm, 3), b"abcdefghijkl"),
+    "strided": lambda comm: comm.Bcast(nothing(8)[::2]),
+    "a type that is none": lambda comm: comm.Bcast([nothing(8), "no such"]),
+    "blocks": lambda comm: comm.Allgather(block(comm, 1), [nothing(3 * comm.size + 1), 4, 5, 6, 7]),
+    "counts": lambda comm: comm.Reduce_scatter(blocks(comm, 1), nothing(1), [1] * (comm.size + 1)),
+    "op": lambda comm: comm.Allreduce(block(comm, 3, "f8"), nothing(3, "f8"), "sum"),
+    "argument": lambda comm: comm.Bcast(block(comm, 3), origin=0),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_bad_input_raises_what_mpi4py_raises(both, what):
+    errors = []
+    for comm in both:
+        with pytest.raises((TypeError, ValueError, BufferError, KeyError)) as raised:
+            WRONG[what](comm)
+        errors.append((raised.type, str(raised.value)))
+    assert errors[0] == errors[1]
+
+
+def test_what_is_not_ours_is_the_librarys(both):
+    ours, _ = both
+    pairs = np.zeros(4, "f8,i4")
+    pairs["f0"], pairs["f1"] = ours.rank, ours.rank
+    found = np.empty_like(pairs)
+    longest = MPI.Op.Create(lambda a, b, kind: np.frombuffer(b, "i4").__setitem__(0, 7), commute=True)
+    out = nothing(4)
+    for comm in both:
+        comm.Allreduce([pairs.view("u1"), 1, MPI.INT_INT], [found.view("u1"), 1, MPI.INT_INT], MPI.MAXLOC)
+        comm.Allreduce(block(comm, 4), out, longest)
+        assert out[0] == 7 or comm.size == 1
+        assert comm.allreduce([comm.rank]) == list(range(comm.size))
+    longest.Free()
+    assert num_ours(ours, "Allreduce") == 0
+
+
+@pytest.mark.sizes(2, 3)
+def test_small_calls_and_messages_alone_are_the_librarys(mpi_comm, comm):
+    policy = CallPolicy("report")
+    ours = mpi_comm.Dup()
+    communicators().add(ours, policy)
+    ours.Allreduce(block(ours, 10), nothing(10))
+    assert dict(policy.calls) == {("Allreduce", False): 1}
+    ours.Free()
+    saved_s = seconds_saved(comm, "all_reduce", 1 << 20, policy)
+    assert saved_s is None or saved_s > 0
+    assert seconds_saved(comm, "reduce", 8, policy) is None  # of which the model thinks messages best
