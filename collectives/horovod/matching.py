@@ -52,7 +52,7 @@ class TensorFacts(NamedTuple):
 
 
 class LoneInternalError(HorovodInternalError, LoneInputError):
-    """The same where a rank that has joined hears nothing of it: it ends the job."""
+    """The same where other ranks do not hear of it, by a join or in a process set: it ends the job."""
 
 
 class Description(NamedTuple):
@@ -90,14 +90,14 @@ class NamedCall:
         self.is_over = False
         self.calls: MatchedCalls | None = None
 
-    def end(self, failure: str, joined: Sequence[int]) -> None:
-        """Run it, unless there is a failure; some ranks may have joined."""
+    def end(self, failure: str, is_lone: bool) -> None:
+        """Run it, unless there is a failure; `is_lone` says that not all ranks of the job hear of it."""
         try:
             if failure:
                 raise InputError(failure)
             self.result = self.run()
         except InputError as error:
-            self.error = (LoneInternalError if joined else HorovodInternalError)(str(error))
+            self.error = (LoneInternalError if is_lone else HorovodInternalError)(str(error))
         self.is_over = True
 
 
@@ -112,11 +112,11 @@ class Position(NamedTuple):
 class MatchedCalls:
     """The calls among the ranks of `comm`.
 
-    `join_in` does the part of a rank that has joined in a call of others.
+    `join_in` does the part of a rank that has joined in a call of others; `is_part` says that the job has more ranks.
     """
 
-    def __init__(self, comm: Communicator, join_in: Callable[[MatchedCalls, Description], Any]):
-        self.comm, self.join_in = comm, join_in
+    def __init__(self, comm: Communicator, join_in: Callable[[MatchedCalls, Description], Any], is_part: bool):
+        self.comm, self.join_in, self.is_part = comm, join_in, is_part
         self.waiting: dict[str, NamedCall] = {}
         self.reducers: dict[str, Any] = {}  # of gradients, by the names of their steps
         self.is_joined, self.joined = False, list[int]()  # ranks in the order in which they have joined
@@ -183,19 +183,20 @@ class MatchedCalls:
         active = {rank: each for rank, each in enumerate(positions) if not each.is_joined}
         if not active:
             return
+        is_lone = self.is_part or bool(self.joined)
         first = next(iter(active.values()))
         common = [key for key in first.waiting if all(key in each.waiting for each in active.values())]
         for key in common:
             failure = refusal({rank: each.waiting[key] for rank, each in active.items()}, self.joined)
             if not self.is_joined:
-                self.waiting.pop(key).end(failure, self.joined)
+                self.waiting.pop(key).end(failure, is_lone)
                 continue
             description = first.waiting[key]
             self._numbers[description.kind] += description.name.startswith(NONAME)
             if not failure:
                 self.join_in(self, description)
         if awaited and not common and all(each.awaited for each in active.values()):
-            self.waiting.pop(awaited.description.key).end(stall(active), self.joined)
+            self.waiting.pop(awaited.description.key).end(stall(active), is_lone)
 
     def positions(self, awaited: Description | None) -> Sequence[Position]:
         """Return every rank's position; at the price of one small all-reduce only this one's, if all have it."""
