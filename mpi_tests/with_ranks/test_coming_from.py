@@ -32,10 +32,9 @@ def model():
 @pytest.fixture
 def names(comm, mpi_comm, monkeypatch):
     """What the page's code finds, but for arrays."""
-    from parallelism.data.data_parallel import DataParallel
-
     import collectives
     import collectives.horovod.torch as hvd
+    from parallelism.data.loop import DataParallel
     from parallelism.data.sampler import DistributedSampler
     from parallelism.mesh import Mesh
     from parallelism.tensor.sharding_plan import ColumnParallel, RowParallel, parallelize
