@@ -20,7 +20,7 @@ IN_SMALL = {
     "gpt2.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64",
     "experts.py": "--tokens 32 --n_embd 16 --num_experts 8 --experts_per_token 2 --repeats 1",
     "dropout.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --repeats 1",
-    "one_rank.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --repeats 1",
+    "one_rank.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --turns 1",
     "training_input.py": "--shards 3 --shard_mb 1 --steps 2",
     "memory.py": "--modes ring ulysses hybrid --seq 512 --n_embd 16 --tokens 256 --vocab_size 4096 --model_n_embd 128",
 }
