@@ -53,6 +53,7 @@ from parallelism.tensor.sharding_plan import matching
 from training.checks import check
 from training.config import Config
 from training.family import layers_of, plan_of
+from training.fused import fuse
 from training.gpt import gpt2_layers, gpt2_plan, recompute_model
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
@@ -163,6 +164,7 @@ def saved_bytes(function, module):
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_block_keeps_what_autograd_saves(recompute, config):
     model = make(config)
+    fuse(model)
     if recompute == "selective":
         recompute_model(model, recompute)
     block = model.transformer.h[0]

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import collectives
 
 LENGTH = 16
+PROGRAMS = ("bench",)
 HERE = os.path.dirname(str(collectives.__file__))
 
 
 def library_files(folder: str) -> Iterator[str]:
-    """Yield the sources of the library beneath a folder, without the programs: packages with a `__main__.py`."""
+    """Yield the sources of the library beneath a folder, without those of programs, which are callers themselves."""
     for path, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not os.path.exists(os.path.join(path, name, "__main__.py"))]
+        folders[:] = [name for name in folders if name not in PROGRAMS]
         yield from (os.path.join(path, name) for name in names if name.endswith(".py"))
 
 
