@@ -18,7 +18,7 @@ def cut(x):
     return [part.reshape(shape).copy() for part, shape in zip(parts, SHAPES, strict=True)]
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "reduce"])
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "reduce", "scan", "exscan"])
 def test_the_results_land_in_the_arrays(comm, collective):
     xs = inputs(comm.size, sum(LENGTHS))
     for algorithm in algorithms_of(collective, comm.size):
