@@ -8,12 +8,18 @@ from typing import Any
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
+from collectives.mpi4py.buffers import NotOurs
 from collectives.mpi4py.calls import DESCRIBE, CollectiveCall, Ranks, arguments
 from collectives.mpi4py.policy import CallPolicy, seconds_saved
 from collectives.mpi4py.requests import PersistentRequest, Run, StartedRequest
 from collectives.runtime.resolve import Request
 
 ALONE = Ranks(0, 1)
+
+# Of arguments that are wrong, or not for us.  Another error is of an array's own code: it might not come again, and the
+# library would do here what we do on the other ranks.
+REFUSALS = NotOurs, TypeError, ValueError, LookupError, AttributeError, BufferError, ImportError, OverflowError
+REFUSALS += (MPI.Exception,)  # type: ignore[assignment]
 
 
 class Ours:
@@ -32,7 +38,7 @@ class Ours:
         """
         call = None
         if self.ranks.size > 1:
-            with suppress(Exception):  # whatever is wrong with the arguments, the library says it
+            with suppress(*REFUSALS):  # whatever is wrong with the arguments, the library says it
                 call = DESCRIBE[name](self.ranks, *args, **kwargs)
         if call and self.policy.is_worth_it(call.collective, call.nbytes, is_started=not may_wait):
             if self.comm is None and may_wait:

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from collectives.mpi4py.calls import CollectiveCall
 from collectives.runtime.plan import Plan
+from collectives.runtime.started import StartedCall
 
 library_start_all = MPI.Prequest.Startall
 
@@ -22,14 +23,20 @@ class Run:
     """A run of a plan under way, which completes a generalized request when it ends."""
 
     def __init__(self, call: CollectiveCall, plan: Plan):
-        self.call, self.plan = call, plan
+        self.call: CollectiveCall | None = call
+        self.plan = plan
         self.request = MPI.Grequest.Start(self.query)
         call.begin()
         plan.at_end = self.end
         plan.start()
 
     def end(self) -> None:
+        """Complete the request, once no thread of ours refers to the arrays any more, which are the caller's again."""
+        assert self.call is not None
         self.call.end()
+        self.call = None
+        if isinstance(self.plan, StartedCall):
+            self.plan.release()
         self.request.Complete()
 
     def query(self, status: MPI.Status) -> None:

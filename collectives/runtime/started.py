@@ -42,6 +42,11 @@ class StartedCall(Plan):
     def place_in(self, bound: Bound) -> None:
         self.result, self.addresses, self.keys = bound.place(self.request.x, self.request.out, *self.signed[1:3])
 
+    def release(self) -> None:
+        """Refer to the arrays no more, once the run has ended, whose result is not asked for."""
+        self.request, self.result, self.keep = self.request._replace(x=None, out=None), None, None
+        self.before, self.after = [], []
+
     def awaits(self) -> str:
         if self.ahead:
             return f"the end of {self.ahead.name}"
