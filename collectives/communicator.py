@@ -119,8 +119,8 @@ class Communicator:
     def fuse(self, arrays: Sequence[Any]) -> Fused:
         """Present several arrays of one dtype, of any shapes, as the one `x` of a collective.
 
-        `all_reduce`, `broadcast`, `reduce` and scans take it, once or in a plan: they copy the arrays to a buffer, run on
-        that, copy the results back into the arrays, and return the list of them.  They refuse arrays that do not go
+        `all_reduce`, `broadcast`, `reduce` and scans take it, once or in a plan: they copy the arrays to a buffer, run
+        on that, copy the results back into the arrays, and return the list of them.  They refuse arrays that do not go
         together, and lengths that differ between ranks.
 
         >>> import numpy as np, collectives

@@ -346,7 +346,7 @@ WRONG = {
     ),
     "fused arrays that a collective does not take": (
         lambda comm: comm.reduce_scatter(comm.fuse(zeros(4, 4))),
-        "reduce_scatter: takes no fused arrays: use all_reduce, broadcast, reduce, scan, exscan, or call it for each array",
+        "reduce_scatter: takes no fused arrays: use all_reduce, broadcast, reduce, scan, exscan, or call it for each",
     ),
     "fused arrays and out": (
         lambda comm: comm.all_reduce(comm.fuse(zeros(4, 4)), out=np.zeros(8)),

@@ -1,4 +1,4 @@
-"""The commands of docs/features.md, on smaller models, in ranks that run already."""
+"""The training commands of docs/features.md and docs/coming-from.md, on smaller models, in ranks that run already."""
 
 from importlib.util import find_spec
 
@@ -7,16 +7,15 @@ import pytest
 
 from mpi_tests.helpers.documented import COMMAND, code, losses, rows
 
-COMMANDS = [
-    match.groups() for _, (_, *cells) in rows("features.md") if (match := COMMAND.match("".join(code(cells[0]))))
-]
+CELLS = [cell for page in ("features.md", "coming-from.md") for _, (_, *cells) in rows(page) for cell in cells]
+COMMANDS = sorted({match.groups() for cell in CELLS for part in code(cell)[:1] if (match := COMMAND.match(part))})
 
 
 @pytest.mark.sizes(1, 2, 4, 8)
-def test_every_command_of_the_table_trains(mpi_comm, tmp_path, monkeypatch):
+def test_every_command_of_the_tables_trains(mpi_comm, tmp_path, monkeypatch):
     from collectives import Communicator
 
-    assert len(COMMANDS) > 30
+    assert len(COMMANDS) > 40
     monkeypatch.chdir(tmp_path)  # of rank 0 for what all write
     folder = mpi_comm.bcast(str(tmp_path))
     comm = Communicator(mpi_comm)
