@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 # From how many bytes of its vector on a call is worth our Python, where ranks share memory: benchmarks/mpi4py_face.py.
 KIB = 1 << 10
 WORTH_BYTES = {
-    "all_reduce": 16 * KIB,
-    "reduce_scatter": 16 * KIB,
-    "broadcast": 64 * KIB,
+    "all_reduce": 256 * KIB,
+    "reduce_scatter": 256 * KIB,
+    "broadcast": 256 * KIB,
     "all_gather": 8192 * KIB,
     "all_to_all": 8192 * KIB,
     "scan": 1024 * KIB,
-    "exscan": 1024 * KIB,
-    "reduce": 4096 * KIB,
-    "gather": 4096 * KIB,
-    "scatter": 4096 * KIB,
+    "scatter": 16384 * KIB,
 }
 STARTED_WORTH_BYTES = 512 * KIB  # at least, of a call that a thread moves on
 NEVER = 1 << 62

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from pathlib import Path
 
 from models.flags import parse
 from mpi_tests.helpers.launch import ROOT
@@ -32,7 +31,7 @@ def code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def losses(flags: str, comm, folder: Path) -> list[float]:
+def losses(flags: str, comm, folder: str) -> list[float]:
     """Train with the flags of a command, files in a folder that all ranks have; the losses on rank 0."""
     here = re.sub(r"(--checkpoint_dir|--tensorboard) (\w+)", rf"\1 {folder}/\2", flags)
     _, records = train(parse(Config, "", shlex.split(f"{here} {SMALLER}")), comm)
