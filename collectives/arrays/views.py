@@ -139,11 +139,14 @@ def flat(x: Any) -> "tuple[Device, Any]":
 def from_dlpack(x: Any) -> Any:
     """Return the NumPy or CuPy array of the memory of another library's, as of JAX, whose arrays are read only.
 
-    Raises: ValueError for memory of other devices.
+    Raises: ValueError for memory of other devices, and what the library does not hand out.
     """
     kind, number = x.__dlpack_device__()
     if kind == DLPACK_CPU:
-        return np.from_dlpack(x)
+        try:
+            return np.from_dlpack(x)
+        except (BufferError, RuntimeError) as error:
+            raise ValueError(f"{type(x).__name__} is not to be had by DLPack ({error}): pass a NumPy array") from None
     if kind == DLPACK_CUDA:
         return import_cupy(f"{type(x).__name__} on cuda:{number}").from_dlpack(x)
     raise ValueError(f"{type(x).__name__} is on a device of DLPack's kind {int(kind)}: pass one on the CPU or on CUDA")

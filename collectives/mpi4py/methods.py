@@ -48,8 +48,11 @@ class Communicators:
     def add(self, comm: MPI.Comm, policy: CallPolicy) -> Ours:
         """Have a communicator's calls follow a policy."""
         self.heed(policy)
+        if known := self.known.get(comm.handle):
+            known.policy, known.saved_s = policy, {}
+            return known
         ours = self.known[comm.handle] = Ours(comm, policy)
-        comm.Set_attr(self.keyval, True)
+        comm.Set_attr(self.keyval, True)  # to be told when it is freed
         return ours
 
     def heed(self, policy: CallPolicy) -> None:

@@ -19,10 +19,15 @@ MPI_OPS = {name: getattr(MPI, op.mpi) for name, op in OPS.items()}
 
 
 def op_name(op: str | MPI.Op) -> str:
-    """Return the name of an op of MPI's, as "sum" for MPI.SUM; a name, or what has none here, as it is."""
-    if isinstance(op, MPI.Op):
-        return next((name for name, own in MPI_OPS.items() if name != "avg" and own == op), str(op))
-    return op
+    """Return the name of an op of MPI's, as "sum" for MPI.SUM; a name as it is.
+
+    What has no name here gets MPI's, which is refused as any unknown one.
+    """
+    if not isinstance(op, MPI.Op):
+        return op
+    names = {name: own for name, own in MPI_OPS.items() if name != "avg"}
+    names |= {f"MPI.{name}": own for name, own in vars(MPI).items() if isinstance(own, MPI.Op)}
+    return next((name for name, own in names.items() if own == op), "of one's own")
 
 
 class NativePlan(Plan):

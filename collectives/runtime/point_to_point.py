@@ -129,8 +129,9 @@ class RecvNew(RecvMessage):
 
     def takes(self, code: int, nbytes: int) -> bool:
         dtype = list(CODES)[code]
-        self.plan.result = np.empty(nbytes // dtype.itemsize, dtype)
-        self.memory = self.wire = as_bytes(self.plan.result)
+        result = self.plan.result = np.empty(nbytes // dtype.itemsize, dtype)
+        self.memory = self.wire = as_bytes(result)
+        del self.plan  # which has this message: the array goes with its last user
         return True
 
 

@@ -1,6 +1,7 @@
 """mpi4py's calls on a communicator that uses ours, against the library's own results on one that does not."""
 
 import array
+import sys
 
 import numpy as np
 import pytest
@@ -285,3 +286,62 @@ def test_small_calls_and_messages_alone_are_the_librarys(mpi_comm, comm):
     saved_s = seconds_saved(comm, "all_reduce", 1 << 20, policy)
     assert saved_s is None or saved_s > 0
     assert seconds_saved(comm, "reduce", 8, policy) is None  # of which the model thinks messages best
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_request_that_is_complete_keeps_no_array(both, persistent):
+    """Else a thread would let go of them some time later, which an array's own code may see."""
+    comm, _ = both
+    x, out = block(comm, 5000), nothing(5000)
+    comm.Allreduce(x, out)
+    before = sys.getrefcount(x), sys.getrefcount(out)
+    request = comm.Allreduce_init(x, out) if persistent else comm.Iallreduce(x, out)
+    if persistent:
+        bound = sys.getrefcount(x), sys.getrefcount(out)
+        request.Start()
+        request.Wait()
+        assert (sys.getrefcount(x), sys.getrefcount(out)) == bound
+        request.Free()
+    else:
+        request.Wait()
+        assert (sys.getrefcount(x), sys.getrefcount(out)) == before
+
+
+class Failing:
+    """An array whose own code fails once."""
+
+    def __init__(self, values):
+        self.values, self.has_failed = values, False
+
+    def __dlpack_device__(self):
+        return self.values.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        if not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("out of order")
+        return self.values.__dlpack__(**options)
+
+
+@pytest.mark.sizes(2)
+def test_an_error_of_an_arrays_own_code_is_raised(both):
+    """The library, asked again, would begin another call than the other ranks'."""
+    comm, _ = both
+    with pytest.raises(RuntimeError, match="out of order"):
+        comm.Allreduce(Failing(block(comm, 100)), nothing(100))
+    assert not any(communicators().known[comm.handle].policy.calls.values())
+
+
+@pytest.mark.sizes(2)
+def test_wrapping_twice_is_wrapping_once(mpi_comm):
+    comm = mpi_comm.Dup()
+    policies = CallPolicy("report,ours", has_threads=True), CallPolicy("report,ours", has_threads=True)
+    for policy in policies:
+        communicators().add(comm, policy)
+        comm.Allreduce(block(comm, 100), nothing(100))
+    assert [policy.calls["Allreduce", True] for policy in policies] == [1, 1]
+    known = communicators().known[comm.handle]
+    comm.Allreduce(block(comm, 100), nothing(100))
+    assert communicators().known[comm.handle] is known
+    comm.Free()

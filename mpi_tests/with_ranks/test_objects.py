@@ -1,9 +1,11 @@
 """What programs of mpi4py and torch have besides arrays: Python objects, MPI's ops, messages of unknown length."""
 
 import re
+import weakref
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 from collectives import InputError
@@ -54,8 +56,12 @@ def test_ops_may_be_mpis(comm):
     assert (comm.all_reduce(x.copy(), op=MPI.SUM) == comm.size * (x - comm.rank) + sum(range(comm.size))).all()
     assert (comm.plan("reduce_scatter", x.copy(), op=MPI.MIN)() == comm.reduce_scatter(x, op="min")).all()
     assert comm.reduce(x.copy(), comm.size - 1, MPI.PROD) is not None
-    with pytest.raises(InputError, match=r"op .* is unknown: use one of sum, prod"):
+    with pytest.raises(InputError, match=r"op 'MPI.MAXLOC' is unknown: use one of sum, prod"):
         comm.all_reduce(x, MPI.MAXLOC)
+    own = MPI.Op.Create(lambda a, b, kind: None)
+    with pytest.raises(InputError, match='op "of one\'s own" is unknown: use one of sum, prod'):
+        comm.all_reduce(x, own)
+    own.Free()
 
 
 @pytest.mark.sizes(1, 2, 3)
@@ -95,6 +101,16 @@ def test_messages_are_there_to_be_asked_for(comm, length):
             call()
 
 
+@pytest.mark.sizes(1)
+def test_a_new_array_goes_with_its_last_user(comm):
+    request = comm.send(np.arange(5), 0, blocking=False)
+    got = comm.recv(None, 0)
+    request.wait()
+    last = weakref.ref(got)
+    del got
+    assert last() is None
+
+
 @pytest.mark.sizes(2)
 def test_a_part_is_freed_at_the_end_of_with(comm):
     with comm.split(comm.rank) as part:
@@ -114,5 +130,9 @@ def test_arrays_of_other_libraries_come_by_dlpack(comm):
     fixed.flags.writeable = False
     gathered = comm.all_gather(Exported(fixed))
     assert gathered.tolist() == [1.0] * (2 * comm.size)
+    held = torch.ones(2, requires_grad=True)
+    for lone in (Exported(held), Exported(torch.ones(2).bfloat16())):
+        with pytest.raises(InputError, match=r"Exported is not to be had by DLPack \(.*\): pass a NumPy array"):
+            comm.all_reduce(lone)
     with pytest.raises(InputError, match="Exported is on a device of DLPack's kind 8: pass one on the CPU or on CUDA"):
         comm.all_reduce(Exported(x, (8, 0)))
