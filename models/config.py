@@ -14,6 +14,7 @@ from models.ranges import (
     LAYERS,
     LENGTH,
     LOSS_WEIGHT,
+    ROPE_FACTOR,
     ROPE_THETA,
     VOCABULARY,
     WIDTH,
@@ -88,6 +89,8 @@ class GPTConfig(TransformerConfig):
 class LlamaConfig(TransformerConfig):
     n_hidden: int | None = number(None, WIDTH)  # width within the MLP; None: 8/3 of n_embd, rounded up
     rope_theta: float = number(10000.0, ROPE_THETA)  # the slowest rotation takes about 2 pi times as many positions
+    rope_factor: float = number(1.0, ROPE_FACTOR)  # by which slow rotations are slowed down, for longer texts
+    rope_original_length: int = number(8192, LENGTH)  # tokens of the texts before: rotations slower than that are slow
     norm_eps: float = number(1e-5, EPSILON)  # added to the mean square that a norm divides by
     tied: bool = False  # the head is the embedding
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.config import LlamaConfig
-from models.llama import Llama
+from models.llama import FAST_TURNS, Llama
 
 NAME, EMBEDDING = "Llama", "model.embed_tokens.weight"
 
@@ -44,6 +44,12 @@ FIELDS = {
 }
 OPTIONAL = {"num_key_value_heads": "n_kv_head", "rope_theta": "rope_theta", "tie_word_embeddings": "tied"}
 
+# Of a Llama whose slow rotations are slowed down: what all of them have, and LlamaConfig's fields.
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": float(FAST_TURNS)}
+SCALING = {"factor": "rope_factor", "original_max_position_embeddings": "rope_original_length"}
+
+ROPE = ("rope_theta", *SCALING.values())
+
 # What every Llama of models/llama.py has in common.
 FIXED = {
     "model_type": "llama",
@@ -51,7 +57,6 @@ FIXED = {
     "attention_bias": False,
     "mlp_bias": False,
     "attention_dropout": 0.0,
-    "rope_scaling": None,
 }
 
 
@@ -85,6 +90,7 @@ def config_file(config: LlamaConfig) -> dict[str, Any]:
     return {
         **FIXED,
         **{theirs: getattr(config, ours) for theirs, ours in (FIELDS | OPTIONAL).items()},
+        "rope_scaling": rope_scaling(config),
         "intermediate_size": config.hidden_width,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_size,
@@ -95,19 +101,40 @@ def config_file(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
+def rope_scaling(config: LlamaConfig) -> dict[str, Any] | None:
+    """Return what config.json has of rope_factor."""
+    if config.rope_factor == 1:
+        return None
+    return {"rope_type": "llama3", **LLAMA3, **{theirs: getattr(config, ours) for theirs, ours in SCALING.items()}}
+
+
 def read_config(values: Mapping[str, Any]) -> LlamaConfig:
     """Raises: ValueError for values that no Llama of models/llama.py can have."""
-    rope = values.get("rope_parameters") or {}  # where transformers 5 has what 4 had beside the rest
-    if not isinstance(rope, dict):
-        raise ValueError(f"rope_parameters is {rope!r}; settings by name are wanted")
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"rope_type is {rope['rope_type']!r}; only 'default' can be loaded")
-    values = {**values, "rope_theta": rope.get("rope_theta", values.get("rope_theta"))}
     fields = {ours: values[theirs] for theirs, ours in (FIELDS | OPTIONAL).items() if values.get(theirs) is not None}
-    config = LlamaConfig(**fields)
+    config = LlamaConfig(**{**fields, **rope_fields(values)})
     if values.get("head_dim") not in (None, config.head_size):
         raise ValueError(f"head_dim is {values['head_dim']}; only hidden_size / num_attention_heads can be loaded")
     return config
+
+
+def rope_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return LlamaConfig's settings of rotations; transformers 5 has all of them where 4 has the factor alone."""
+    name = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
+    rope = values.get(name) or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"{name} is {rope!r}; settings by name are wanted")
+    theta = {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return theta
+    if kind != "llama3":
+        raise ValueError(f"rope_type is {kind!r}; only 'default' and 'llama3' can be loaded")
+    if missing := (LLAMA3 | SCALING).keys() - rope.keys():
+        raise ValueError(f"{name} has no {min(missing)}; get the file again")
+    for setting, fixed in LLAMA3.items():
+        if rope[setting] != fixed:
+            raise ValueError(f"{setting} is {rope[setting]!r}; only {fixed!r} can be loaded")
+    return {**theta, **{ours: rope[theirs] for theirs, ours in SCALING.items()}}
 
 
 def fitted(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> LlamaConfig:
@@ -121,6 +148,6 @@ def weights_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def sizes(config: LlamaConfig) -> dict[str, Any]:
     """What two models must have in common for one to begin with the other's weights, by the names of flags."""
-    names = "vocab_size", "n_layer", "n_head", "n_embd", "rope_theta", "norm_eps", "tied"
+    names = ("vocab_size", "n_layer", "n_head", "n_embd", *ROPE, "norm_eps", "tied")
     own = {name: getattr(config, name) for name in names}
     return {**own, "n_kv_head": config.num_kv_heads, "n_hidden": config.hidden_width}

@@ -3,6 +3,8 @@
 Modules and parameters are named as those of `models.gpt`; models/hf_llama.py has Hugging Face's names.
 """
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -10,20 +12,37 @@ from torch.nn import functional as F
 from models.config import LlamaConfig
 from models.gpt import CausalAttention, CrossEntropy, init_weights, split_heads
 
+FAST_TURNS = 4  # A rotation that turns so often or more in rope_original_length tokens is fast; once or less, slow.
 
-def rotations(x: torch.Tensor, positions: torch.Tensor | None, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cosines and sines of position x theta^(-2i / head_size); positions are 0, 1, ... by default.
+
+def rotation_speeds(config: LlamaConfig) -> torch.Tensor:
+    """Return by how many radians a position turns each pair of elements, float64: theta^(-2i / head_size).
+
+    Slow rotations are divided by rope_factor, fast ones left as they are, and those between mixed in proportion.
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, arXiv 2104.09864, section
-    3.2.2.
+    3.2.2; the factor: Llama 3.1's reference code (meta-llama/llama-models, `apply_scaling`).
 
-    Shapes: x (batch, heads, seq, head_size), positions (seq) or (batch, seq), results ([batch,] seq, 1, head_size/2).
+    Shape: (head_size / 2).
     """
-    half, wide = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    half = config.head_size // 2
+    speeds = config.rope_theta ** (torch.arange(half, device="cpu", dtype=torch.float64) / -half)
+    turns = config.rope_original_length * speeds / (2 * math.pi)
+    fast = ((turns - 1) / (FAST_TURNS - 1)).clamp(0, 1)
+    return speeds * (fast + (1 - fast) / config.rope_factor)
+
+
+def rotations(
+    x: torch.Tensor, positions: torch.Tensor | None, speeds: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cosines and sines of position x speed; positions are 0, 1, ... by default.
+
+    Shapes: x (batch, heads, seq, head_size), positions (seq) or (batch, seq), speeds (head_size/2), results ([batch,]
+    seq, 1, head_size/2).
+    """
     if positions is None:
         positions = torch.arange(x.shape[2], device=x.device)
-    speeds = theta ** (torch.arange(half, device=x.device, dtype=wide) / -half)
-    angles = positions[..., None, None] * speeds
+    angles = positions[..., None, None] * speeds.to(x.device, torch.promote_types(x.dtype, torch.float32))
     return angles.cos(), angles.sin()
 
 
@@ -47,12 +66,12 @@ class RotaryHeads(nn.Module):
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
-        self.head_size, self.theta = config.head_size, config.rope_theta
+        self.head_size, self.speeds = config.head_size, rotation_speeds(config)
         self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # of q, k and v
 
     def forward(self, qkv, positions=None):
         q, k, v = split_heads(qkv, self.shares, self.head_size)
-        turns = rotations(q, positions, self.theta)
+        turns = rotations(q, positions, self.speeds)
         return rotate(q, *turns), rotate(k, *turns), v.clone()  # a view would keep all of qkv
 
 

@@ -17,13 +17,18 @@ PRESETS: dict[str, ModelConfig] = {
     "gpt2-xl": GPTConfig(50257, 1024, n_layer=48, n_head=25, n_embd=1600, bias=True),
     "llama-tiny": LlamaConfig(),
     "llama": LlamaConfig(50257, 1024, n_layer=12, n_head=12, n_embd=768),
-    "llama-1b": LlamaConfig(128256, 8192, 16, 32, 2048, n_kv_head=8, n_hidden=8192, rope_theta=5e5, tied=True),
-    "llama-3b": LlamaConfig(128256, 8192, 28, 24, 3072, n_kv_head=8, n_hidden=8192, rope_theta=5e5, tied=True),
+    "llama-1b": LlamaConfig(
+        128256, 8192, 16, 32, 2048, n_kv_head=8, n_hidden=8192, rope_theta=5e5, rope_factor=32.0, tied=True
+    ),
+    "llama-3b": LlamaConfig(
+        128256, 8192, 28, 24, 3072, n_kv_head=8, n_hidden=8192, rope_theta=5e5, rope_factor=32.0, tied=True
+    ),
     "llama-8b": LlamaConfig(128256, 8192, 32, 32, 4096, n_kv_head=8, n_hidden=14336, rope_theta=5e5),
 }
 DEFAULT = "gpt2-tiny"
 LR = 3e-3  # of the tiny ones
-SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "bias", "rope_theta", "norm_eps", "tied")
+ROPE = ("rope_theta", "rope_factor", "rope_original_length")
+SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "bias", *ROPE, "norm_eps", "tied")
 SET_BY_MODEL = (*SHAPE, "block_size", "lr")
 SET_BY_DEPTH = (*SHAPE, "lr", "global_batch_size", "num_micro_batches")
 

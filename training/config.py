@@ -73,6 +73,12 @@ class Config:
         None, "width within a llama's MLP: model's, or 8/3 of n_embd, rounded up", range=ranges.WIDTH
     )
     rope_theta: float | None = flag(None, "base of a llama's rotary positions: model's", range=ranges.ROPE_THETA)
+    rope_factor: float | None = flag(
+        None, "by which a llama's slow rotations are slowed down, for longer texts: model's", range=ranges.ROPE_FACTOR
+    )
+    rope_original_length: int | None = flag(
+        None, "tokens of the texts before: rotations that turn once or less in them are slow", range=ranges.LENGTH
+    )
     norm_eps: float | None = flag(None, "added within a llama's norms: model's", range=ranges.EPSILON)
     tied: bool | None = flag(None, "a llama's head is its embedding: model's")
     block_size: int = flag(None, "tokens a sample: model's", range=ranges.LENGTH)

@@ -32,12 +32,30 @@ def of_hugging_face(tensors, tokens, n_head=3):
     return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
 
 
+def llama3_speeds(speeds, rope_type, factor, low_freq_factor, high_freq_factor, original_max_position_embeddings):
+    """Scale speeds one by one, by their wavelengths.  Source: their modeling_rope_utils.py."""
+    assert rope_type == "llama3"
+    length, scaled = original_max_position_embeddings, []
+    for speed in speeds:
+        wavelength = 2 * np.pi / speed
+        if wavelength < length / high_freq_factor:
+            scaled.append(speed)
+        elif wavelength > length / low_freq_factor:
+            scaled.append(speed / factor)
+        else:
+            smooth = (length / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)
+            scaled.append((1 - smooth) * speed / factor + smooth * speed)
+    return np.array(scaled)
+
+
 def llama_of_hugging_face(tensors, tokens, config):
     """Logits of a Llama by NumPy, from tensors and settings as theirs.  Source: their modeling_llama.py."""
     w = {name: tensor.double().numpy() for name, tensor in tensors.items()}
     n_head, n_kv_head = config["num_attention_heads"], config["num_key_value_heads"]
     seq, size = len(tokens[0]), config["hidden_size"] // n_head
     speeds = 1 / config["rope_theta"] ** (np.arange(0, size, 2) / size)
+    if config["rope_scaling"]:
+        speeds = llama3_speeds(speeds, **config["rope_scaling"])
     turns = np.exp(1j * np.arange(seq)[:, None] * speeds)  # (seq, size / 2)
 
     def norm(x, name):

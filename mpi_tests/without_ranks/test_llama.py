@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from models.config import GPTConfig, LlamaConfig
 from models.gpt import GPT, flops_per_token
 from models.hf import initialize, load_hugging_face, save_hugging_face, to_hugging_face
-from models.llama import Llama, rotate, rotations
-from mpi_tests.helpers.hugging_face import llama_of_hugging_face
+from models.llama import Llama, rotate, rotation_speeds, rotations
+from models.presets import PRESETS
+from mpi_tests.helpers.hugging_face import llama3_speeds, llama_of_hugging_face
 from mpi_tests.helpers.models import random_tokens, randomized
 
 SHAPE = {"vocab_size": 29, "block_size": 12, "n_layer": 2, "n_head": 4, "n_embd": 24}
@@ -20,9 +22,12 @@ CONFIGS = {
     "plain": LlamaConfig(**SHAPE),
     "grouped": LlamaConfig(**SHAPE, n_kv_head=2, n_hidden=40, rope_theta=500.0, norm_eps=1e-3),
     "tied": LlamaConfig(**SHAPE, n_kv_head=1, n_hidden=20, tied=True),
+    "slower": LlamaConfig(**SHAPE, rope_theta=20.0, rope_factor=8.0, rope_original_length=20),
 }
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 TOKENS = random_tokens(2, 12)
+SCALING = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGER = {"factor": 32.0, "original_max_position_embeddings": 7}
 
 # As LlamaForCausalLM names and shapes them, for two heads of keys and values of 6.
 BLOCK_SHAPES = {
@@ -59,15 +64,30 @@ def test_rotations_are_products_of_complex_numbers(positions):
     points = torch.complex(x[..., :4], x[..., 4:]).numpy()
     where = np.array([[0, 1, 2]] if positions is None else positions).reshape(-1, 1, 3, 1)
     turned = points * np.exp(1j * where * 500.0 ** (-np.arange(4) / 4))
-    rotated = rotate(x, *rotations(x, None if positions is None else torch.tensor(positions), 500.0))
+    speeds = rotation_speeds(LlamaConfig(n_embd=8, n_head=1, rope_theta=500.0))
+    rotated = rotate(x, *rotations(x, None if positions is None else torch.tensor(positions), speeds))
     np.testing.assert_allclose(rotated, np.concatenate([turned.real, turned.imag], -1), rtol=0, atol=1e-14)
 
 
 def test_16_bits_are_rotated_in_float32():
     x = torch.randn(1, 1, 2048, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    exact, rotated = (rotate(each, *rotations(each, None, 1e4)) for each in (x.double(), x))
+    speeds = rotation_speeds(LlamaConfig(n_embd=64, n_head=1))
+    exact, rotated = (rotate(each, *rotations(each, None, speeds)) for each in (x.double(), x))
     assert rotated.dtype == torch.bfloat16
     assert (rotated - exact).abs().max() <= exact.abs().max() * 2**-8
+
+
+def test_slow_rotations_are_slowed_down():
+    """Llama 3.2's, beside Hugging Face's formula, which tells three kinds of them apart; all kinds occur."""
+    config = PRESETS["llama-1b"]
+    plain = rotation_speeds(replace(config, rope_factor=1.0)).numpy()
+    np.testing.assert_allclose(plain, 5e5 ** -(np.arange(32) / 32), rtol=1e-12)
+    scaled = rotation_speeds(config).numpy()
+    np.testing.assert_allclose(scaled, llama3_speeds(plain, "llama3", 32, 1, 4, 8192), rtol=1e-12)
+    ratios = plain / scaled
+    assert (ratios == 1).any()
+    assert (np.isclose(ratios, 32, rtol=1e-12)).any()
+    assert ((ratios > 1.1) & (ratios < 31)).any()
 
 
 def test_a_document_has_the_logits_that_it_has_alone():
@@ -135,6 +155,10 @@ def test_settings_as_transformers_5_writes_them(tmp_path):
     save_hugging_face(model, tmp_path)
     changed(tmp_path, rope_theta=..., rope_parameters={"rope_theta": 500.0, "rope_type": "default"})
     assert load_hugging_face(tmp_path).config == CONFIGS["grouped"]
+    rope = {"rope_theta": 500.0, **SCALING, **LONGER}
+    changed(tmp_path, rope_parameters=rope)
+    wanted = replace(CONFIGS["grouped"], rope_factor=32.0, rope_original_length=7)
+    assert load_hugging_face(tmp_path).config == wanted
 
 
 def test_weights_in_several_files(tmp_path):
@@ -160,8 +184,14 @@ def test_weights_in_several_files(tmp_path):
     ("changes", "message"),
     [
         ({"attention_bias": True}, "config.json: attention_bias is True; only False can be loaded"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling is {'rope_type': 'llama3'}; only None can be loaded"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'; only 'default' can be loaded"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling has no factor; get the file again"),
+        (
+            {"rope_scaling": {**SCALING, **LONGER, "high_freq_factor": 8.0}},
+            "high_freq_factor is 8.0; only 4.0 can be loaded",
+        ),
+        ({"rope_scaling": {**SCALING, "factor": 2.0}}, "rope_scaling has no original_max_position_embeddings; get"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'; only 'default' and 'llama3' can"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'; only 'default' and 'llama3' can be loaded"),
         ({"rope_parameters": "none"}, "rope_parameters is 'none'; settings by name are wanted"),
         ({"head_dim": 8}, "head_dim is 8; only hidden_size / num_attention_heads can be loaded"),
         ({"intermediate_size": 41}, "mlp.down_proj.weight is (24, 40), but (24, 41) by config.json"),
@@ -178,7 +208,7 @@ def test_settings_that_cannot_be_loaded(tmp_path, changes, message):
 
 def test_another_model_is_not_initialized(tmp_path):
     save_hugging_face(Llama(CONFIGS["grouped"]), tmp_path)
-    found = "rope_theta=500.0, norm_eps=0.001, n_kv_head=2, n_hidden=40"
+    found = "rope_theta=500.0, norm_eps=0.001, n_kv_head=2, n_hidden=40"  # and not rope_original_length
     with pytest.raises(ValueError, match=f"a Llama of {found}, but this one is of .*: set {found}"):
         initialize(Llama(CONFIGS["plain"]), tmp_path)
     with pytest.raises(ValueError, match="a Llama, but this one is a GPT-2: set model to a Llama's"):
