@@ -26,6 +26,7 @@ HOMES = {
     "Communicator": "collectives.communicator",
     "InputError": "collectives.job.errors",
     "world": "collectives.job.launch",
+    "__version__": "collectives.job.settings",
 }
 
 
@@ -34,3 +35,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'collectives' has no attribute {name!r}")
     module = import_module(HOMES[name])
     return module if name == "algorithms" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -70,7 +70,7 @@ class Row(NamedTuple):
 def elsewhere(name: str, packages: str, command: str, python: str = "python3") -> Check:
     """A check in an environment of its own."""
     folder = f"build/{name.replace(' ', '-')}"
-    install = f"{folder}/bin/pip install --quiet --editable . pytest pytest-mpi pytest-xdist {packages}"
+    install = f"{folder}/bin/pip install --quiet --editable '.[train]' pytest pytest-mpi pytest-xdist {packages}"
     make = f"test -e {folder}/made || {{ {python} -m venv {folder} && {install} && touch {folder}/made; }}"
     activate = f"source {folder}/bin/activate && set -a && source hostfiles/mpi.env && set +a"
     return Check(name, f"{make} && {activate} && {command}", python)

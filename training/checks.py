@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from collectives.algorithms.groups import Topology
-from collectives.schedule.draw import refuse
+from collectives.schedule.draw import refuse, refuse_picture
 from models.data import Tokens, TokenWindows, split
 from models.hf import initialize
 from models.model import Model
@@ -125,7 +125,7 @@ def check_trace(config: Config, rank: int) -> None:
         raise ValueError(f"trace={config.trace} is of a pipeline: use pp of 2 or more, or leave it out")
     if config.trace and rank == 0:
         refuse(config.trace)
-        refuse(picture_of(config.trace))
+        refuse_picture(picture_of(config.trace))
 
 
 def check_sequences(config: Config, shape: dict[str, int]) -> int:

@@ -164,9 +164,11 @@ def workloads(flags: argparse.Namespace) -> list[Workload]:
 
 
 def refuse_unwritable(flags: argparse.Namespace) -> None:
-    for path in (flags.tune, flags.json, flags.space_time):
+    for path in (flags.tune, flags.json):
         if path is not None:
             draw.refuse(str(path))
+    if flags.space_time is not None:
+        draw.refuse_picture(str(flags.space_time))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import sys
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple, get_args, get_type_hints
+
+__version__ = "0.1.0"  # of the whole
 
 KINDS: dict[type, type] = {int: Integral, float: Real}  # NumPy's numbers, too
 MOST_BYTES = 1 << 50  # of a size on a command line
@@ -67,6 +70,24 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str | None = None, description: str | None = None, allow_abbrev: bool = True):
         form = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, allow_abbrev=allow_abbrev, formatter_class=form)
+        version = f"handwritten-collectives {__version__}"
+        self.add_argument("--version", action="version", version=version, help="print the version and exit")
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parse flags with dashes and with underscores within them alike, and `--version`."""
+        words = sys.argv[1:] if args is None else list(args)
+        end = words.index("--") if "--" in words else len(words)
+        words = [self._as_defined(word) for word in words[:end]] + words[end:]
+        return super().parse_known_args(words, namespace)
+
+    def _as_defined(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") or name in self._option_string_actions:
+            return word
+        for other in (name[2:].replace("-", "_"), name[2:].replace("_", "-")):
+            if f"--{other}" in self._option_string_actions:
+                return f"--{other}{equals}{value}"
+        return word
 
     def error(self, message: str):
         raise ValueError(f"{' '.join(message.split())}; see --help")

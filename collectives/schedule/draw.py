@@ -5,6 +5,7 @@ A diagram is of events, in seconds, planned (`collectives.schedule.events`) or m
 
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 COLORS = {"wait": "0.85", "fold": "C3", "work": "C2"}
@@ -67,6 +68,13 @@ def refuse(path: str) -> None:
     """Refuse a path where no picture can be put, by a ValueError."""
     if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
         raise ValueError(f"{path} can't be written: pass a path in a folder that is there and can be written to")
+
+
+def refuse_picture(path: str) -> None:
+    """Refuse a path as `refuse` does, and any where matplotlib is not installed."""
+    refuse(path)
+    if find_spec("matplotlib") is None:
+        raise ValueError(f"{path} needs matplotlib: pip install '.[plots]'")
 
 
 def save(drawn: Any, path: str) -> None:

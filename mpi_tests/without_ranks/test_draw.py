@@ -1,5 +1,6 @@
 """Space-time diagrams of what is planned."""
 
+import sys
 from itertools import pairwise
 
 import pytest
@@ -42,6 +43,13 @@ def test_a_picture_replaces_another_whole(tmp_path):
 def test_a_path_that_cannot_be_written_is_refused(name):
     with pytest.raises(ValueError, match="can't be written"):
         draw.refuse(name)
+
+
+def test_a_picture_without_matplotlib_is_refused(monkeypatch, tmp_path):
+    draw.refuse_picture(str(tmp_path / "a.png"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ValueError, match=r"a.png needs matplotlib: pip install '.\[plots\]'"):
+        draw.refuse_picture(str(tmp_path / "a.png"))
 
 
 @pytest.mark.parametrize("name", ["ring", "recursive_doubling", "hierarchical_direct"])

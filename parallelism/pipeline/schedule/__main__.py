@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.job.settings import Parser, Range, positive
-from collectives.schedule.draw import refuse, save
+from collectives.schedule.draw import refuse, refuse_picture, save
 from parallelism.pipeline.schedule import files, picture, registry
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.price import Costs, price
@@ -79,8 +79,10 @@ def draw(flags: argparse.Namespace) -> None:
 
 def refuse_outputs(flags: argparse.Namespace) -> None:
     """Before there is any work to lose."""
-    for path in filter(None, (flags.png, flags.out)):
-        refuse(path)
+    if flags.png:
+        refuse_picture(flags.png)
+    if flags.out:
+        refuse(flags.out)
 
 
 def chosen(flags: argparse.Namespace) -> Schedule:
