@@ -170,8 +170,8 @@ class House:
     def size(self, package: str) -> Limits:
         """Return how large a package is, as `wc -l` and `ls` count, without folders that only a cache is left of."""
         own = [module for module in self.modules.values() if module.path.parts[0] == package]
-        paths = [path for path in (self.tree / package).iterdir() if not path.name.startswith((".", "__"))]
-        entries = [path for path in paths if path.suffix == ".py" or any(path.glob("[!_]*")) or any(path.glob("*.py"))]
+        paths = [path for path in (self.tree / package).iterdir() if not path.name.startswith((".", "__", "py.typed"))]
+        entries = [path for path in paths if path.is_file() or any(path.glob("[!_]*")) or any(path.glob("*.py"))]
         return Limits(sum(module.source.count("\n") for module in own), len(own), len(entries))
 
     def circles(self) -> Iterator[str]:
