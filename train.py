@@ -34,7 +34,6 @@ from training.config import Config
 from training.layout import laid_out
 from training.logs import log_sinks
 from training.pending import LateReport
-from training.progress import tell_compiling
 from training.run import TrainingRun
 from training.sampling import sample
 
@@ -61,8 +60,6 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
 
     Raises: InputError for settings that don't fit together or to the data, before anything is computed.
     """
-    if comm.rank == 0 and comm.size > 1:
-        tell_compiling()
     with TrainingRun(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
         print(announcement(run), flush=True)
         if config.eval_only:

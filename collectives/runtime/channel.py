@@ -8,10 +8,15 @@ import numpy as np
 from collectives.arrays import memory
 from collectives.arrays.device import TURNS
 from collectives.arrays.memory import SymmetricMemory, WindowOffset
+from collectives.job import environment
 from collectives.runtime import kernels
+from collectives.runtime.compiling import tell_compiling
 from collectives.runtime.phases import LINE_BYTES
 
 SLOT_BYTES = TURNS * LINE_BYTES  # a line for barriers of even number, one for those of odd number
+
+if environment.launched_rank() == 0 and environment.launched_size() > 1:
+    tell_compiling()
 
 
 class Channel:

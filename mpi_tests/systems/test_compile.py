@@ -19,3 +19,11 @@ def test_models_may_be_compiled(tmp_path, monkeypatch, layout):
     ended = launch(2, "python", "train.py", *words, timeout=500)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     np.testing.assert_allclose(left_in(tmp_path / "out").losses, plain_training().losses, rtol=1e-5)
+
+
+def test_the_first_run_says_that_it_compiles_kernels(tmp_path):
+    """A folder of its own for Numba's cache stands for a new machine."""
+    cached = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    first, second = (launch(2, "python", "examples/sum.py", timeout=200, env=cached).stderr for _ in range(2))
+    assert first.count("collectives: compiling kernels, once; they stay on disk") == 1
+    assert "compiling" not in second

@@ -11,11 +11,11 @@ import pytest
 from numba.core import event
 
 from collectives.runtime import kernels
+from collectives.runtime.compiling import FirstCompilation
 from models.report import Metrics, TrainingReport
 from mpi_tests.helpers.launch import ROOT, environment
 from training.config import Config
 from training.logs import check_logs, log_sinks
-from training.progress import tell_compiling
 
 RECORDS = [{"iter": 1, "max_iters": 2, "loss": 4.0, "mfu": None}, {"iter": 2, "val_loss": 3.5}]
 
@@ -113,11 +113,10 @@ def test_every_third_iteration_is_reported_and_the_last(tmp_path, capsys):
 
 
 def test_kernels_that_are_compiled_are_said_once(capsys):
-    tell_compiling()
+    listener = FirstCompilation()
     for dispatcher in (SimpleNamespace(py_func=np.sum), kernels.run, kernels.run):
-        for status in event.EventStatus:
-            event.broadcast(event.Event("numba:compile", status, {"dispatcher": dispatcher}))
-    assert capsys.readouterr().out == "compiling the collectives' kernels, which stay on disk\n"
+        listener.on_start(event.Event("numba:compile", event.EventStatus.START, {"dispatcher": dispatcher}))
+    assert capsys.readouterr().err == "collectives: compiling kernels, once; they stay on disk\n"
 
 
 STARTED = {"Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), "MPICH": ("PMI_SIZE", "PMI_RANK")}
