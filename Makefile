@@ -42,6 +42,7 @@ proof: .venv/kernels
 	$(RUN) EVERY_SIZE=1 $(ON_RANKS) mpi_tests/with_ranks
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/systems/test_64_ranks.py mpi_tests/systems/test_compile.py
 	$(RUN) EVERY_KERNEL=1 python -m pytest mpi_tests/systems/test_nvrtc.py
+	$(RUN) LARGEST=64 python -m pytest mpi_tests/systems/test_slurm.py -k time_limit
 	$(RUN) KILLS=30 python -m pytest mpi_tests/systems/test_checkpoint_kill.py
 
 # One-line faults in the sources, each of which tests must catch.

@@ -15,9 +15,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from training.starting import tell_starting
+from training.starting import hold_signals, take_signals, tell_starting
 
 if __name__ == "__main__":
+    hold_signals()
     tell_starting()  # torch takes long to import on many ranks
 
 import torch
@@ -61,6 +62,7 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
     Raises: InputError for settings that don't fit together or to the data, before anything is computed.
     """
     with TrainingRun(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
+        take_signals()
         print(announcement(run), flush=True)
         if config.eval_only:
             return Trained(None, [validated(run)])

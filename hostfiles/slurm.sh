@@ -1,12 +1,45 @@
 #!/usr/bin/env bash
-# Train on several machines under Slurm.  From the repository's root: sbatch hostfiles/slurm.sh
-# Edit three lines: the machines, the ranks on each, and what every rank runs.  Another command for one job:
-# COMMAND="python -m collectives.bench" sbatch hostfiles/slurm.sh
+# Train on several machines under Slurm, in as many jobs as it takes.  From the repository's root:
+#
+#     sbatch hostfiles/slurm.sh
+#     COMMAND="python -m collectives.bench" sbatch --nodes=2 --time=10 hostfiles/slurm.sh
+#
+# Two minutes before the time limit train.py writes a checkpoint and ends; the job goes back into the queue and resumes.
+#SBATCH --job-name=train
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=8
-COMMAND=${COMMAND:-python train.py}
+#SBATCH --cpus-per-task=1
+#SBATCH --time=01:00:00
+#SBATCH --output=%x-%j.out
+#SBATCH --error=%x-%j.err
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+# With GPUs, a rank each (remove a #, and add --device cuda to COMMAND):
+##SBATCH --gpus-per-node=8
+COMMAND=${COMMAND:-python train.py --checkpoint_dir saved --resume auto}
 
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
+# Modules: the MPI that mpi4py was installed with, and CUDA, if the site has them so.
+# module load openmpi cuda
 source .venv/bin/activate
-mpirun $COMMAND  # Slurm tells it where to start how many ranks
+source hostfiles/run_and_requeue.sh
+
+# Network: Open MPI and MPICH take InfiniBand and RoCE by UCX, where they find it.  To insist on that, or to name the
+# interface where there is only Ethernet (Open MPI):
+# export OMPI_MCA_pml=ucx UCX_NET_DEVICES=mlx5_0:1
+# export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm,tcp OMPI_MCA_btl_tcp_if_include=eth0
+
+# Launcher: srun, which binds each rank to its cores, where Slurm speaks the MPI's interface; else mpirun.
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
+interface=pmix
+if mpirun --version 2>&1 | grep -q HYDRA; then interface=pmi2; fi # MPICH's
+if srun --mpi=list 2>&1 | grep -qw "$interface"; then
+    launcher="srun --mpi=$interface"
+    # Bind where the cluster does so (TaskPlugin=task/affinity or task/cgroup).
+    if scontrol show config | grep -q "^TaskPlugin .*\(affinity\|cgroup\)"; then launcher+=" --cpu-bind=cores"; fi
+else
+    launcher=mpirun
+fi
+run_and_requeue "scontrol requeue $SLURM_JOB_ID" ${LAUNCHER:-$launcher} $COMMAND

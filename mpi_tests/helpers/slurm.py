@@ -96,7 +96,10 @@ class Slurm:
     def batch(self, *arguments, env=None, timeout=60):
         """Submit a job, wait for its end, and return its state and its output."""
         output = FOLDER / "output"
-        job = self.run("sbatch", "--parsable", "-o", output, *arguments, env=env).stdout.strip()
+        output.unlink(missing_ok=True)
+        submitted = self.run("sbatch", "--parsable", "-o", output, "-e", output, *arguments, env=env)
+        job = submitted.stdout.strip()
+        assert job, submitted.stderr
         self.wait_for(lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), f"end of job {job}", timeout)
         return self.state(job), output.read_text()
 

@@ -96,6 +96,25 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
     assert not [name for name in SLOW_IMPORTS if name in ended.stderr]
 
 
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_signal_while_ranks_start_waits_until_they_can_save(tmp_path, saves):
+    """It comes while torch is imported; a run that saves nothing ends by it."""
+    saving = {"checkpoint_dir": str(tmp_path / "checkpoints")} if saves else {}
+    endless = flags(config(2, **saving, max_iters=10**6, eval_interval=10**6))
+    command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *endless]
+    ends = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, **ends) as run:
+        assert run.stdout.readline() == "2 ranks are starting\n"
+        rank = ranks_with(endless)[0]
+        assert "torch" not in Path(f"/proc/{rank}/maps").read_text()
+        os.kill(rank, signal.SIGUSR1)
+        said = run.stdout.read()
+    assert (run.returncode == 0) == saves, said
+    assert run.returncode != 124, said  # of timeout
+    assert ("SIGUSR1: the run ends with a checkpoint of step 1" in said) == saves
+
+
 def ranks_with(words):
     """The processes that run train.py with these words."""
     found = []

@@ -1,5 +1,8 @@
 """Jobs under Slurm, with a slurmd on each of the rig's four hosts."""
 
+import json
+import os
+import re
 import sys
 
 import pytest
@@ -48,6 +51,23 @@ class TestBatchScript:
         )
         assert state == "COMPLETED", output
         assert output.count("((0, 1), (2, 3), (4, 5), (6, 7))") == 8
+
+    @pytest.mark.skipif(not os.environ.get("LARGEST"), reason="takes a quarter of an hour: make proof")
+    def test_a_run_longer_than_its_time_limit_reaches_its_end(self, slurm, tmp_path):
+        """600 iterations in jobs of three minutes, each of which goes on from the last one's checkpoint."""
+        flags = "--n_layer 2 --n_embd 128 --block_size 64 --micro_batch_size 2 --eval_interval 600"
+        saved = f"--checkpoint_dir {tmp_path}/saved --resume auto --out_dir {tmp_path}/out"
+        train = f"python train.py --max_iters 600 {flags} {saved}"
+        state, output = slurm.batch(
+            "--nodes=4", "--ntasks-per-node=2", "--time=3", SCRIPT, env={"COMMAND": train}, timeout=2400
+        )
+        assert state == "COMPLETED", output
+        assert "iter 600/600 | val loss" in output, output
+        ends = [int(step) for step in re.findall(r"SIGUSR1: the run ends with a checkpoint of step (\d+)", output)]
+        assert ends, output
+        assert output.count("requeueing the job") == len(ends)
+        records = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+        assert [record["iter"] for record in records if "loss" in record] == [*range(1, 601)]
 
     def test_it_fails_as_its_command_does(self, slurm):
         state, output = slurm.batch("--nodes=1", "--ntasks-per-node=1", SCRIPT, env={"COMMAND": "python missing.py"})

@@ -1,0 +1,23 @@
+# For batch scripts: run a job's command, and put the job back into the queue if its time ran out.
+#
+#     run_and_requeue "REQUEUE COMMAND" mpirun python train.py ...
+#
+# The batch system sends SIGUSR1 to the script ahead of the time limit.  The command gets it, too; srun and mpirun pass it on
+# to the ranks, and train.py ends with a checkpoint and status 0.  Then the job is requeued.  A command that fails ends the job.
+run_and_requeue() {
+    local requeue=$1 child status signals=0 seen=-1
+    shift
+    "$@" &
+    child=$!
+    trap 'signals=$((signals + 1)); kill -USR1 "$child" 2>/dev/null || true' USR1
+    while [ "$seen" != "$signals" ]; do # a signal ends `wait` before the command has ended
+        seen=$signals status=0
+        wait "$child" || status=$?
+    done
+    trap - USR1
+    if [ "$signals" -gt 0 ] && [ "$status" -eq 0 ]; then
+        echo "The time limit is near: requeueing the job, which goes on from its checkpoint."
+        $requeue
+    fi
+    return "$status"
+}
