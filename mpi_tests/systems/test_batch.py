@@ -26,3 +26,26 @@ def test_a_job_on_two_slots_of_this_machine(tmp_path, script, command, shown):
     output = ended.stdout + ended.stderr
     assert (ended.returncode == 0) == (shown is not None), output
     assert (shown or "no.py") in output
+
+
+@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="the batch scripts activate .venv: make .venv/installed")
+def test_a_pbs_job_submits_itself_again(tmp_path):
+    """As PBS sends no signal ahead of the time limit, the script does; qsub is one that says how it is called."""
+    (tmp_path / "hosts").write_text("localhost\nlocalhost\n")
+    program = tmp_path / "saves.py"
+    program.write_text(
+        "import signal, sys, time\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit())\ntime.sleep(90)\n"
+    )
+    qsub = tmp_path / "qsub"
+    qsub.write_text('#!/bin/sh\necho "qsub $*: $COMMAND"\n')
+    qsub.chmod(0o755)
+    told = {**TOLD["pbs.sh"], "PBS_NODEFILE": str(tmp_path / "hosts"), "COMMAND": f"python {program}"}
+    activated = f"PATH={tmp_path}:$PATH"
+    script = (
+        (FOLDER / "pbs.sh").read_text().replace("source .venv/bin/activate", f"source .venv/bin/activate; {activated}")
+    )
+    (tmp_path / "pbs.sh").write_text(script)
+    set_by = environment() | {name: str(value) for name, value in told.items()} | {"SIGNAL_AFTER_S": "5"}
+    ended = watched(["bash", tmp_path / "pbs.sh"], set_by, 120)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == f"qsub -v COMMAND,SIGNAL_AFTER_S hostfiles/pbs.sh: python {program}"

@@ -14,13 +14,40 @@ def test_both_forms_say_the_same(name):
 
 
 @pytest.mark.parametrize(("script", "mark"), [("slurm.sh", "#SBATCH"), ("pbs.sh", "#PBS"), ("lsf.sh", "#BSUB")])
-def test_three_lines_are_to_be_edited(script, mark):
-    """Two for the batch system, which reads no further than the first command, and that."""
+def test_batch_scripts_begin_with_what_is_to_be_edited(script, mark):
+    """Batch systems read no further than the first command, which is what every rank runs."""
     lines = (FOLDER / script).read_text().splitlines()
     first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    assert [line.startswith(mark) for line in lines[first - 2 : first]] == [True, True]
-    assert lines[first] == "COMMAND=${COMMAND:-python train.py}"
-    assert "Edit three lines" in lines[2]
+    assert lines[first] == "COMMAND=${COMMAND:-python train.py --checkpoint_dir saved --resume auto}"
+    assert len([line for line in lines[:first] if line.startswith(mark)]) >= 4
+    assert not [line for line in lines[first:] if line.startswith(mark)]
+    subprocess.run(["bash", "-n", FOLDER / script], check=True)
+
+
+SAVES = 'trap "echo saved; sleep 0.1; exit 0" USR1; for i in $(seq 600); do sleep 0.05; done'
+
+
+@pytest.mark.parametrize(
+    ("command", "num_signals", "status", "words"),
+    [
+        ("sleep 0; exit 0", 0, 0, []),
+        ("sleep 0; exit 3", 0, 3, []),
+        (
+            SAVES,
+            1,
+            0,
+            ["saved", "The time limit is near: requeueing the job, which goes on from its checkpoint.", "again"],
+        ),
+        (SAVES.replace("exit 0", "exit 4"), 2, 4, ["saved"]),
+    ],
+    ids=["ends", "fails", "saves", "fails to save"],
+)
+def test_a_job_is_requeued_if_it_saved_ahead_of_its_time_limit(command, num_signals, status, words):
+    script = 'set -euo pipefail; source "$1"; (for i in $(seq "$2"); do sleep 0.5; kill -USR1 $$; done) & '
+    script += 'run_and_requeue "echo again" bash -c "$3"'
+    arguments = ["bash", "-c", script, "bash", FOLDER / "run_and_requeue.sh", str(num_signals), command]
+    ended = subprocess.run(arguments, text=True, capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout.splitlines()) == (status, words), ended.stderr
 
 
 @pytest.mark.parametrize("script", ["build_open_mpi.sh", "gpu_check.sh"])
