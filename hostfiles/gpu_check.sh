@@ -27,6 +27,7 @@ trap 'rm -rf "$TARGET"' EXIT
 SITE=$(dirname "$(find "$TARGET" -type d -name mpi4py | head -1)")
 set -a
 . hostfiles/mpi.env
+. hostfiles/small.env
 PYTHONPATH=$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}
 PATH=$TARGET/bin:$PATH
 LD_LIBRARY_PATH=$TARGET/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

@@ -72,7 +72,9 @@ def elsewhere(name: str, packages: str, command: str, python: str = "python3") -
     folder = f"build/{name.replace(' ', '-')}"
     install = f"{folder}/bin/pip install --quiet --editable '.[train]' pytest pytest-mpi pytest-xdist {packages}"
     make = f"test -e {folder}/made || {{ {python} -m venv {folder} && {install} && touch {folder}/made; }}"
-    activate = f"source {folder}/bin/activate && set -a && source hostfiles/mpi.env && set +a"
+    activate = (
+        f"source {folder}/bin/activate && set -a && source hostfiles/mpi.env && source hostfiles/small.env && set +a"
+    )
     return Check(name, f"{make} && {activate} && {command}", python)
 
 

@@ -22,7 +22,7 @@ TERMINATION_S = 10
 
 
 def launch(num_ranks, *command, env=None, timeout=180) -> subprocess.CompletedProcess[str]:
-    """Run `command` on `num_ranks` ranks from the repository's root; `env` adds to `hostfiles/mpi.env`."""
+    """Run `command` on `num_ranks` ranks from the repository's root; `env` adds to `environment`."""
     return watched([find_mpirun(), "-n", num_ranks, *command], environment() | (env or {}), timeout)
 
 
@@ -81,8 +81,9 @@ def find_mpirun() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment less what a surrounding mpirun set, over `hostfiles/mpi.env`."""
-    lines = (ROOT / "hostfiles" / "mpi.env").read_text().splitlines()
+    """Return this process's environment less what a surrounding mpirun set, over hostfiles/mpi.env and small.env."""
+    files = [ROOT / "hostfiles" / name for name in ("mpi.env", "small.env")]
+    lines = [line for file in files for line in file.read_text().splitlines()]
     defaults = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     kept = [k for k in os.environ if k.startswith(SET_BY_USER) or not k.startswith(SET_BY_MPIRUN)]
     return defaults | {name: os.environ[name] for name in kept}

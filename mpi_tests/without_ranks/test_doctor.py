@@ -105,7 +105,7 @@ def test_no_mpirun(monkeypatch, tmp_path):
         (
             Ended("ended with status 1", "", "prterun has detected an attempt to run as root.\n\nWe\n"),
             "ended with status 1 (prterun has detected an attempt to run as root.)",
-            "hostfiles/mpi.env",
+            "hostfiles/small.env",
         ),
         (
             Ended("ended with status 1", "", "---\nThere are not enough slots available\n"),

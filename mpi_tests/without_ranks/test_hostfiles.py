@@ -1,10 +1,12 @@
 """Hostfiles in both of their forms, and the lines of batch scripts that are to be edited."""
 
+import os
 import subprocess
 
 import pytest
 
 from mpi_tests.helpers.hostfiles import FOLDER, entries
+from mpi_tests.helpers.launch import ROOT
 
 
 @pytest.mark.parametrize("name", ["rig", "8x8"])
@@ -48,6 +50,22 @@ def test_a_job_is_requeued_if_it_saved_ahead_of_its_time_limit(command, num_sign
     arguments = ["bash", "-c", script, "bash", FOLDER / "run_and_requeue.sh", str(num_signals), command]
     ended = subprocess.run(arguments, text=True, capture_output=True, timeout=60)
     assert (ended.returncode, ended.stdout.splitlines()) == (status, words), ended.stderr
+
+
+@pytest.mark.skipif(any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))), reason="a container is small")
+@pytest.mark.parametrize(("num_cores", "oversubscribes"), [(2, True), (8, True), (64, False)])
+def test_few_cores_are_oversubscribed(tmp_path, num_cores, oversubscribes):
+    getconf = tmp_path / "getconf"
+    getconf.write_text(f"#!/bin/sh\necho {num_cores}\n")
+    getconf.chmod(0o755)
+    activate = (
+        'VIRTUAL_ENV=$PWD/.venv; . hostfiles/activate.sh; echo "$OMP_NUM_THREADS ${OMPI_ALLOW_RUN_AS_ROOT:-unset}"'
+    )
+    plain = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    shown = subprocess.run(
+        ["bash", "-c", activate], cwd=ROOT, env=plain, text=True, capture_output=True, check=True
+    ).stdout
+    assert shown == f"1 {'1' if oversubscribes else 'unset'}\n"
 
 
 @pytest.mark.parametrize("script", ["build_open_mpi.sh", "gpu_check.sh"])
