@@ -1,6 +1,6 @@
 """Hostfiles in both of their forms, and the lines of batch scripts that are to be edited."""
 
-import os
+import re
 import subprocess
 
 import pytest
@@ -52,20 +52,23 @@ def test_a_job_is_requeued_if_it_saved_ahead_of_its_time_limit(command, num_sign
     assert (ended.returncode, ended.stdout.splitlines()) == (status, words), ended.stderr
 
 
-@pytest.mark.skipif(any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))), reason="a container is small")
-@pytest.mark.parametrize(("num_cores", "oversubscribes"), [(2, True), (8, True), (64, False)])
-def test_few_cores_are_oversubscribed(tmp_path, num_cores, oversubscribes):
-    getconf = tmp_path / "getconf"
-    getconf.write_text(f"#!/bin/sh\necho {num_cores}\n")
-    getconf.chmod(0o755)
-    activate = (
-        'VIRTUAL_ENV=$PWD/.venv; . hostfiles/activate.sh; echo "$OMP_NUM_THREADS ${OMPI_ALLOW_RUN_AS_ROOT:-unset}"'
-    )
-    plain = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    shown = subprocess.run(
-        ["bash", "-c", activate], cwd=ROOT, env=plain, text=True, capture_output=True, check=True
-    ).stdout
-    assert shown == f"1 {'1' if oversubscribes else 'unset'}\n"
+@pytest.mark.parametrize(
+    ("num_cores", "in_container", "oversubscribes"),
+    [(2, False, True), (8, False, True), (64, False, False), (64, True, True)],
+)
+def test_few_cores_are_oversubscribed(tmp_path, num_cores, in_container, oversubscribes):
+    """By a copy of the script that looks for a container's mark elsewhere."""
+    (tmp_path / "getconf").write_text(f"#!/bin/sh\necho {num_cores}\n")
+    (tmp_path / "getconf").chmod(0o755)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    (marks / ".containerenv" if in_container else marks / "other").touch()
+    script = re.sub(r" /\S*(?=/?\.(docker|container)env)", f" {marks}/", (FOLDER / "activate.sh").read_text())
+    assert script.count(f"{marks}/.") == 2
+    shown = 'echo "$OMP_NUM_THREADS ${OMPI_ALLOW_RUN_AS_ROOT:-unset}"'
+    plain = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VIRTUAL_ENV": str(ROOT / ".venv")}
+    ended = subprocess.run(["bash", "-c", script + shown], env=plain, text=True, capture_output=True, check=True)
+    assert ended.stdout == f"1 {'1' if oversubscribes else 'unset'}\n"
 
 
 @pytest.mark.parametrize("script", ["build_open_mpi.sh", "gpu_check.sh"])
