@@ -998,7 +998,7 @@ TRAINING = [
         "parallelism/zero/matrices.py",
         "return self.shard.whole(shards) if self.shard else shards[0]",
         "return shards[0]",
-        ("test_optimizers.py", "muon_is_that and stage_1_tp", 4),
+        ("test_optimizers.py", "muon_is_that and stage", 4),
     ),
     mutant(
         "training/checks.py",
