@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None, exercises: Sequence[Exercise] |
         if flags.exercise not in rows:
             raise ValueError(f"no exercise is called {flags.exercise!r}: use {', '.join(rows)}")
         return work_on(rows[flags.exercise], flags.file, flags.stub)
-    except (ValueError, OSError, FileError) as error:
+    except (ValueError, FileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -52,7 +52,10 @@ def work_on(exercise: Exercise, file: Path | None, stub: bool) -> int:
         path = file or Path(f"my_{exercise.name}.py")
         if path.exists():
             raise ValueError(f"{path} exists: name another file, which --stub writes")
-        path.write_text(exercise.stub())
+        try:
+            path.write_text(exercise.stub())
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror}") from error
         print(f"{path} is written; edit it, then run {COMMAND} {exercise.name} {path}")
         return 0
     if file is None:

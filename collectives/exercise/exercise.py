@@ -29,12 +29,10 @@ class Instance(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A cost of the student's schedule and of the textbook's, which its verb and noun make a sentence of."""
+    """A cost in words: its verb and noun make a sentence around the number."""
 
     verb: str
     noun: str
-    student: float
-    textbook: float
 
 
 class Judgement(NamedTuple):
@@ -58,6 +56,7 @@ class Exercise(ABC):
     instances: Sequence[Instance]
     tried: str  # in words
     priced: Instance
+    measures: Sequence[Measure]
 
     @abstractmethod
     def contract(self) -> str:
@@ -78,26 +77,36 @@ class Exercise(ABC):
         """
 
     @abstractmethod
-    def measures(self, schedules: list[list[Any]]) -> list[Measure]:
-        """Price the steps of the instance `priced`, and the textbook's."""
+    def book(self) -> list[list[Any]]:
+        """Return the textbook's steps on the instance `priced`."""
+
+    @abstractmethod
+    def costs(self, schedules: list[list[Any]]) -> list[float]:
+        """Price all ranks' steps on the instance `priced`: a number for each of `measures`."""
 
     def task(self) -> str:
         file = f"my_{self.name}.py"
-        return (
-            f"{self.name}: {self.title}\n\n{fill(self.idea, WIDTH)}\n\n{self.contract()}\n\n"
-            f"Write {self.function}({self.parameters}).\n{fill(self.steps, WIDTH)}\n\n"
-            f"It is proved on {self.tried}, and its cost compared with that of {self.textbook}.\n\n"
+        costs = [f"{m.verb} {cost:g} {m.noun}" for m, cost in zip(self.measures, self.costs(self.book()), strict=True)]
+        rule = f"It is proved on {self.tried}, and priced beside {self.textbook}, which on {self.priced.words}"
+        paragraphs = (
+            f"{self.name}: {self.title}",
+            fill(self.idea, WIDTH),
+            self.contract(),
+            f"Write {self.function}({self.parameters}).\n{fill(self.steps, WIDTH)}",
+            fill(f"{rule} {', '.join(costs)}.", WIDTH),
             f"{COMMAND} {self.name} {file} --stub    # writes a file to begin with\n"
-            f"{COMMAND} {self.name} {file}           # judges it"
+            f"{COMMAND} {self.name} {file}           # judges it",
         )
+        return "\n\n".join(paragraphs)
 
     def stub(self) -> str:
         steps = fill(self.steps, WIDTH, subsequent_indent="    ")
-        return (
-            f'"""The exercise {self.name}, {self.title}: {COMMAND}"""\n\n'
-            f"{self.imports}\n\n\n"
-            f'def {self.function}({self.parameters}):\n    """{steps}\n    """\n    yield from ()\n'
+        parts = (
+            f'"""The exercise {self.name}: {self.title}."""',
+            self.imports,
+            f'\ndef {self.function}({self.parameters}):\n    """{steps}\n    """\n    yield from ()\n',
         )
+        return "\n\n".join(filter(None, parts))
 
     def judge(self, path: Path) -> Judgement:
         """Judge a student's file.
@@ -113,7 +122,7 @@ class Exercise(ABC):
                 line = (lines[mistake.rank][mistake.step :] or [student.line])[0]
                 first = f"{path}:{line}: wrong on {instance.words}: {mistake.why}"
                 return Judgement(False, "\n".join(filter(None, (first, mistake.picture))))
-        return Judgement(True, self._price(self.measures(self._schedules(student, self.priced)[1])))
+        return Judgement(True, self._price(self._schedules(student, self.priced)[1]))
 
     def _schedules(self, student: Student, instance: Instance) -> tuple[list[list[int]], list[list[Any]]]:
         """Return the lines, and the steps, of every rank."""
@@ -130,17 +139,26 @@ class Exercise(ABC):
                     raise student.error(str(error), line) from error
         return lines, schedules
 
-    def _price(self, measures: list[Measure]) -> str:
-        """Return the verdict on a schedule that is right: what it costs."""
+    def _price(self, schedules: list[list[Any]]) -> str:
+        """Return the verdict on a schedule that is right: its cost beside the textbook's."""
+        rows = list(zip(self.measures, self.costs(schedules), self.costs(self.book()), strict=True))
         above = [
-            f"{verb} {student:g} {noun} where {self.textbook} {verb} {textbook:g}"
-            for verb, noun, student, textbook in measures
-            if student > textbook
+            f"{verb} {own:g} {noun} where {self.textbook} {verb} {book:g}"
+            for (verb, noun), own, book in rows
+            if own > book
         ]
         verdict = f"right on {self.tried}" + (f", but {'; '.join(above)}" if above else "")
-        width = max(len(self.priced.words), *(len(measure.noun) for measure in measures))
-        columns = ["yours", self.textbook]
-        rows = [f"{self.priced.words:{width}}  {'  '.join(columns)}"]
-        for _, noun, student, textbook in measures:
-            rows.append(f"{noun:{width}}  {student:>{len(columns[0])}g}  {textbook:>{len(columns[1])}g}")
-        return "\n".join([verdict, *rows])
+        width = max(len(self.priced.words), *(len(noun) for (_, noun), _, _ in rows))
+        table = [f"{self.priced.words:{width}}  yours  {self.textbook}"]
+        table += [f"{noun:{width}}  {own:>5g}  {book:>{len(self.textbook)}g}" for (_, noun), own, book in rows]
+        return "\n".join([verdict, *table])
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "rank"), counted(2, "rank")
+    ('1 rank', '2 ranks')
+    """
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"

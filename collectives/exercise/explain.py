@@ -41,21 +41,29 @@ def check_results(spec: Collective, world: World, changes: Sequence[Change]) -> 
     rank, chunk = min(wrong, key=lambda place: (is_received(place), causes[place][:2], place))
     at, value, goal = causes[rank, chunk], world.vectors[rank].get(chunk), goals[rank, chunk]
     end = f"after round {len(world.programs[0]) - 1}" if world.programs[0] else "without any round"
-    holds = f"{end}, rank {rank}'s chunk {chunk} holds {contents(spec, value, goal)}"
-    raise MistakeError(at.rank, at.round, f"{holds}; it should hold {contents(spec, goal, goal)}: {at.reason}")
+    should = contents(spec, goal, goal)
+    if value and spec.reduces:
+        should = should.replace("the contributions", "those", 1)
+    why = (
+        f"{end}, rank {rank}'s chunk {chunk} holds {contents(spec, value, goal)}; it should hold {should}: {at.reason}"
+    )
+    raise MistakeError(at.rank, at.round, why)
 
 
 def contents(spec: Collective, value: Value | None, goal: Value) -> str:
     """Say what a chunk holds, where it should hold `goal`."""
     if value is None:
         return "nothing"
-    counts = value.counts
-    ranks = listed(f"{rank} ({n} times)" if n > 1 else str(rank) for rank, n in counts.items())
-    plural = "s" * (len(counts) > 1)
+    plural = "s" * (len(value.counts) > 1)
+    ranks = f"rank{plural} {listed(times(rank, count) for rank, count in value.counts.items())}"
     if not spec.reduces:
-        return f"chunk {value.chunk} of rank{plural} {ranks}"
+        return f"chunk {value.chunk} of {ranks}"
     other_chunk = f" to chunk {value.chunk}" if value.chunk != goal.chunk else ""
-    return f"the contribution{plural} of rank{plural} {ranks}{other_chunk}"
+    return f"the contribution{plural} of {ranks}{other_chunk}"
+
+
+def times(rank: int, count: int) -> str:
+    return f"{rank}" if count == 1 else f"{rank} (twice)" if count == 2 else f"{rank} ({count} times)"
 
 
 def listed(words: Iterable[str]) -> str:
@@ -84,7 +92,12 @@ def cause(spec: Collective, world: World, place: Place, goal: Value, changes: Se
             if change.before and other in change.before.counts and other not in change.after.counts:
                 reason = f"rank {other}'s was there until round {change.round}, when what {origin(change)} replaced it"
                 return Cause(change.round, place[0], reason)
-    return Cause(len(world.programs[0]) - 1, place[0], never(missing, place[0], goal, changes))
+    whose = f"rank {missing[0]}'s" if len(missing) == 1 else f"those of ranks {listed(map(str, missing))}"
+    if own and isinstance(own[-1].move, Recv):
+        lacks = f"{whose} {'is' if len(missing) == 1 else 'are'} not in what {origin(own[-1])}"
+        return Cause(own[-1].round, place[0], f"{lacks} in round {own[-1].round}")
+    never = f"{whose} never arrive{'s' * (len(missing) == 1)}{reach(missing[0], goal, changes)}"
+    return Cause(max(0, len(world.programs[0]) - 1), place[0], never)
 
 
 def origin(change: Change) -> str:
@@ -101,14 +114,13 @@ def too_many(other: int, goal: Value, changes: Sequence[Change]) -> Cause:
     return Cause(first.round, first.rank, reason)
 
 
-def never(missing: Sequence[int], rank: int, goal: Value, changes: Sequence[Change]) -> str:
-    """Say that contributions never arrive, and how far one gets."""
-    if len(missing) > 1:
-        return f"those of ranks {listed(map(str, missing))} never arrive"
-    other = missing[0]
-    if other == rank:
-        return "its own is never copied there"
-    got = [c for c in changes if c.after.chunk == goal.chunk and other in c.after.counts and c.rank != other]
-    if not got:
-        return f"rank {other}'s never arrives, nor leaves rank {other}"
-    return f"rank {other}'s never arrives; it gets as far as rank {got[-1].rank}, in round {got[-1].round}"
+def reach(other: int, goal: Value, changes: Sequence[Change]) -> str:
+    """Say how far a rank's contribution to a chunk gets."""
+    first: dict[int, int] = {}  # the round in which each rank has it
+    for change in changes:
+        if change.after.chunk == goal.chunk and other in change.after.counts and change.rank != other:
+            first.setdefault(change.rank, change.round)
+    if not first:
+        return f", nor leaves rank {other}"
+    rank = list(first)[-1]
+    return f"; it gets as far as rank {rank}, in round {first[rank]}"

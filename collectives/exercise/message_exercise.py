@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from collectives.algorithms.algorithm import Groups
-from collectives.exercise.exercise import Exercise, Instance, Measure, MistakeError
+from collectives.exercise.exercise import Exercise, Instance, MistakeError, counted
 from collectives.exercise.explain import check_results
 from collectives.exercise.history import follow
 from collectives.exercise.messages import as_round, check_messages, check_moves
-from collectives.exercise.price import compare
+from collectives.exercise.price import BETWEEN, MEASURES, prices
 from collectives.schedule.moves import Round, Schedule, render
 from collectives.schedule.proof import Value, Vector, World, after, before
 from collectives.schedule.spec import spec_of
@@ -46,6 +46,7 @@ class MessageExercise(Exercise):
 
     def __post_init__(self) -> None:
         self.spec = spec_of(self.collective)
+        self.measures = (*MEASURES, BETWEEN) if self.nodes else MEASURES
         self.function = self.collective
         self.parameters = "rank, size" + ", root" * self.spec.rooted + ", nodes" * self.nodes
         if self.nodes:
@@ -66,7 +67,7 @@ class MessageExercise(Exercise):
         width = max(len(cell) for table in tables for row in table for cell in row)
         lines = [f"On {size} ranks, where b2 is rank 1's chunk 2, the vectors hold"]
         for words, table in zip(("before", "after"), tables, strict=True):
-            rows = ["  ".join(f"{cell:{width}}" for cell in row) for row in table]
+            rows = ["  ".join(f"{cell:{width}}" for cell in row) or "anything" for row in table]
             lines += [f"{words:6}  rank {rank}  {row}".rstrip() for rank, row in enumerate(rows)]
         return "\n".join(lines)
 
@@ -90,14 +91,15 @@ class MessageExercise(Exercise):
                 mistake.picture = render(lambda rank, size: programs[rank], size)
             raise
 
-    def measures(self, schedules: list[list[Round]]) -> list[Measure]:
-        size, *more = self.priced.arguments
-        textbook = [list(self.algorithm(rank, size, *more)) for rank in range(size)]
-        return compare(padded(schedules), textbook, nodes=more[0] if self.nodes else ())
+    def book(self) -> list[list[Round]]:
+        return [list(self.algorithm(rank, *self.priced.arguments)) for rank in range(self.priced.num_ranks)]
+
+    def costs(self, schedules: list[list[Round]]) -> list[float]:
+        return prices(padded(schedules), nodes=self.priced.arguments[1] if self.nodes else ())
 
 
 def of_ranks(size: int, root: int | None) -> Instance:
-    words = f"{size} rank{'s' * (size > 1)}"
+    words = counted(size, "rank")
     return Instance(size, (size,), words) if root is None else Instance(size, (size, root), f"{words}, root {root}")
 
 

@@ -97,4 +97,4 @@ def deadlock(
     others = [number for number, more in counts.items() if (more > 0 if send else more < 0)]
     hint = f"; rank {peer} does in round {others[0]}: a message has both its ends in one round" if others else ""
     would = f"in round {index}, rank {rank} would {show(move)}"
-    return MistakeError(rank, index, f"{would}, but {lacks} {end} there, so that it waits for ever: deadlock{hint}")
+    return MistakeError(rank, index, f"{would}, but {lacks} {end} in that round: deadlock{hint}")

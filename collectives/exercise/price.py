@@ -1,4 +1,4 @@
-"""What a student's rounds cost, beside the textbook's: counts that no machine's speed is needed for."""
+"""What rounds of messages cost, in counts that no machine's speed is needed for."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,13 @@ from collectives.schedule.moves import Round
 
 Programs = Sequence[Sequence[Round]]
 
-PRICES = (
-    ("takes", "rounds"),
-    ("sends", "messages one after another"),
-    ("sends", "MiB one after another"),
-    ("connects a rank with", "others"),
-    ("sends", "MiB out of a node"),
+MEASURES = (
+    Measure("takes", "rounds"),
+    Measure("sends", "messages one after another"),
+    Measure("sends", "MiB one after another"),
+    Measure("connects a rank with", "others"),
 )
-
-
-def compare(student: Programs, textbook: Programs, nodes: Nodes) -> list[Measure]:
-    counts = zip(prices(student, nodes), prices(textbook, nodes), strict=True)
-    return [Measure(*words, *pair) for words, pair in zip(PRICES, counts, strict=False)]
+BETWEEN = Measure("sends", "MiB out of a node")
 
 
 def prices(programs: Programs, nodes: Nodes) -> list[float]:

@@ -37,8 +37,8 @@ class Yielded(NamedTuple):
 class Student:
     """The function of a student's file."""
 
-    def __init__(self, path: Path, name: str, parameters: str, limit_s: float = LIMIT_S):
-        self.path, self.limit_s, self.line = path, limit_s, 1
+    def __init__(self, path: Path, name: str, parameters: str):
+        self.path, self.line = path, 1
         module = ModuleType(path.stem)
         module.__file__ = str(path)
         code = self._compiled()
@@ -82,10 +82,10 @@ class Student:
     def _run(self, call: Callable[[], T]) -> T:
         """Run the student's code, and raise what it raises as a `FileError`."""
         try:
-            with time_limit(self.limit_s):
+            with time_limit(LIMIT_S):
                 return call()
         except OutOfTimeError as error:
-            why = f"is endless: it has not ended after {self.limit_s:g} s"
+            why = f"is endless: it has not ended after {LIMIT_S:g} s"
             raise self.error(why, self._line_of(error)) from None
         except (Exception, SystemExit) as error:
             if isinstance(error, FileError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from collectives.exercise.exercise import Exercise, Instance, Measure, MistakeError
+from collectives.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted
 from parallelism.pipeline.schedule.actions import Action, Schedule, count_peaks, parse
 from parallelism.pipeline.schedule.basic import one_f_one_b
 from parallelism.pipeline.schedule.failure import ProofError
@@ -16,7 +16,7 @@ MOST_STAGES, MOST_MICRO_BATCHES = 6, 8
 
 
 def of_size(num_stages: int, num_micro_batches: int) -> Instance:
-    words = f"{num_stages} stages and {num_micro_batches} micro-batches"
+    words = f"{counted(num_stages, 'stage')} and {counted(num_micro_batches, 'micro-batch')}"
     return Instance(num_stages, (num_stages, num_micro_batches), words)
 
 
@@ -41,6 +41,11 @@ class PipelineExercise(Exercise):
     instances = tuple(of_size(*sizes) for sizes in product(range(1, MOST_STAGES + 1), range(1, MOST_MICRO_BATCHES + 1)))
     tried = f"1 to {MOST_STAGES} stages and 1 to {MOST_MICRO_BATCHES} micro-batches"
     priced = of_size(4, 8)
+    measures = (
+        Measure("takes", "forward passes' time"),
+        Measure("keeps", "activations on a rank"),
+        Measure("keeps", "activations on all ranks"),
+    )
 
     def contract(self) -> str:
         return (
@@ -60,31 +65,28 @@ class PipelineExercise(Exercise):
                 if action.micro_batch >= num_micro_batches:
                     there = f"there are micro-batches 0 to {num_micro_batches - 1}"
                     raise MistakeError(rank, index, f"action {index} of stage {rank} is {action}: {there}")
-        schedule = named("yours", schedules)
+        schedule = with_peaks(schedules)
         try:
             prove(schedule)
         except ProofError as error:
-            at = error.places[0]
-            picture = str(error).partition("\n")[2]
-            raise MistakeError(
-                at.rank, at.position, f"action {at.position} of stage {at.rank}: {error.why}", picture
-            ) from error
+            at, picture = error.places[0], str(error).partition("\n")[2]
+            is_there = at.position < len(schedules[at.rank])
+            where = f"action {at.position} of stage {at.rank}: " if is_there else ""
+            raise MistakeError(at.rank, at.position, where + error.why, picture) from error
         if schedule.num_micro_batches < num_micro_batches:
             missing = Action(0, "F", schedule.num_micro_batches)
             raise MistakeError(0, len(schedules[0]), f"{missing} is missing, and so is all of that micro-batch")
 
-    def measures(self, schedules: list[list[Action]]) -> list[Measure]:
-        both = named("yours", schedules), one_f_one_b(*self.priced.arguments)
-        times, peaks = [price(schedule).span_s for schedule in both], [count_peaks(each.orders) for each in both]
-        return [
-            Measure("takes", "forward passes' time", *times),
-            Measure("keeps", "activations on a rank", *map(max, peaks)),
-            Measure("keeps", "activations on all ranks", *map(sum, peaks)),
-        ]
+    def book(self) -> list[list[Action]]:
+        return [list(order) for order in one_f_one_b(*self.priced.arguments).orders]
+
+    def costs(self, schedules: list[list[Action]]) -> list[float]:
+        schedule = with_peaks(schedules)
+        return [price(schedule).span_s, max(schedule.peaks), sum(schedule.peaks)]
 
 
-def named(name: str, orders: list[list[Action]]) -> Schedule:
-    return Schedule(name, tuple(map(tuple, orders)), count_peaks(orders))
+def with_peaks(orders: list[list[Action]]) -> Schedule:
+    return Schedule("yours", tuple(map(tuple, orders)), count_peaks(orders))
 
 
 EXERCISE = PipelineExercise()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
-from collectives.exercise.exercise import Exercise, Instance, Measure, MistakeError
+from collectives.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted
 
 VERBS = ("gather", "forward", "backward", "reduce_scatter", "release")
 COLLECTIVES = ("gather", "reduce_scatter")
@@ -105,7 +105,7 @@ class BlockRun:
 
 
 def of_size(size: int, num_blocks: int) -> Instance:
-    return Instance(size, (size, num_blocks), f"{size} ranks and {num_blocks} block{'s' * (num_blocks > 1)}")
+    return Instance(size, (size, num_blocks), f"{size} ranks and {counted(num_blocks, 'block')}")
 
 
 class ZeroExercise(Exercise):
@@ -130,6 +130,12 @@ class ZeroExercise(Exercise):
     instances = tuple(of_size(*sizes) for sizes in product((2, 3), range(1, MOST_BLOCKS + 1)))
     tried = f"2 and 3 ranks and 1 to {MOST_BLOCKS} blocks"
     priced = of_size(2, 4)
+    measures = (
+        Measure("gathers", "blocks"),
+        Measure("waits for", "gathers"),
+        Measure("holds", "blocks at a time"),
+        Measure("holds", "blocks' gradients at a time"),
+    )
 
     def contract(self) -> str:
         return (
@@ -149,17 +155,13 @@ class ZeroExercise(Exercise):
         for rank, steps in enumerate(schedules):
             BlockRun(rank, instance.arguments[1]).run(steps)
 
-    def measures(self, schedules: list[list[BlockStep]]) -> list[Measure]:
-        num_blocks = self.priced.arguments[1]
-        yours, book = BlockRun(0, num_blocks), BlockRun(0, num_blocks)
-        yours.run(schedules[0])
-        book.run(list(textbook(num_blocks)))
-        return [
-            Measure("gathers", "blocks", yours.num_gathers, book.num_gathers),
-            Measure("waits for", "gathers", yours.num_waits, book.num_waits),
-            Measure("holds", "blocks at a time", yours.most_gathered, book.most_gathered),
-            Measure("holds", "blocks' gradients at a time", yours.most_gradients, book.most_gradients),
-        ]
+    def book(self) -> list[list[BlockStep]]:
+        return [list(textbook(self.priced.arguments[1]))] * self.priced.num_ranks
+
+    def costs(self, schedules: list[list[BlockStep]]) -> list[float]:
+        run = BlockRun(0, self.priced.arguments[1])
+        run.run(schedules[0])
+        return [run.num_gathers, run.num_waits, run.most_gathered, run.most_gradients]
 
 
 def check_same_collectives(schedules: list[list[BlockStep]]) -> None:
