@@ -162,3 +162,9 @@ def counted(number: int, noun: str) -> str:
     """
     plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{number} {noun if number == 1 else plural}"
+
+
+def shortened(value: Any) -> str:
+    """Return a value as it is written in code, in a line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

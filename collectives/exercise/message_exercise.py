@@ -1,4 +1,4 @@
-"""Exercises whose schedules are rounds of messages: their trials, proof and price."""
+"""Exercises whose schedules are rounds of messages: what they are tried on, their proof and their price."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from collectives.exercise.exercise import MistakeError
+from collectives.exercise.exercise import MistakeError, shortened
 from collectives.schedule.moves import Copy, Move, Recv, RecvReduce, Round, Send, runs_of, show, show_run
 
 MOVES = Send, Recv, RecvReduce, Copy
@@ -35,11 +35,6 @@ def as_round(value: Any) -> Round:
     return tuple(value)
 
 
-def shortened(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def peer_of(move: Move) -> int | None:
     match move:
         case Send(to, _):
@@ -50,7 +45,7 @@ def peer_of(move: Move) -> int | None:
 
 
 def check_moves(rank: int, index: int, moves: Round, size: int, num_chunks: int) -> None:
-    """Refuse ranks and chunks that there are not, and messages to oneself."""
+    """Refuse ranks and chunks that there are not, messages to oneself, and copies to runs of another length."""
     for move in moves:
         would = f"in round {index}, rank {rank} would {show(move)}"
         peer = peer_of(move)
@@ -58,6 +53,8 @@ def check_moves(rank: int, index: int, moves: Round, size: int, num_chunks: int)
             raise MistakeError(rank, index, f"{would}, which is itself")
         if peer is not None and not 0 <= peer < size:
             raise MistakeError(rank, index, f"{would}: there are ranks 0 to {size - 1}")
+        if isinstance(move, Copy) and len(move.source) != len(move.run):
+            raise MistakeError(rank, index, f"{would}: the runs must be as long as each other")
         for run in runs_of(move):
             if run and not 0 <= run.start < run.stop <= num_chunks:
                 there = f"there are chunks {show_run(range(num_chunks))}"

@@ -72,7 +72,7 @@ class Student:
 
     def _compiled(self) -> Any:
         try:
-            return compile(self.path.read_bytes(), str(self.path), "exec")
+            return compile(self.path.read_bytes(), str(self.path), "exec", dont_inherit=True)
         except OSError as error:
             raise FileError(f"{self.path}: {error.strerror or error}") from error
         except (SyntaxError, ValueError) as error:

@@ -54,7 +54,7 @@ class PipelineExercise(Exercise):
         )
 
     def step(self, value: Any) -> Action:
-        return parse(value if isinstance(value, str) else repr(value))
+        return parse(str(value))
 
     def check(self, instance: Instance, schedules: list[list[Action]]) -> None:
         _, num_micro_batches = instance.arguments

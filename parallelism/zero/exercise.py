@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
-from collectives.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted
+from collectives.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted, shortened
 
 VERBS = ("gather", "forward", "backward", "reduce_scatter", "release")
 COLLECTIVES = ("gather", "reduce_scatter")
@@ -29,7 +29,7 @@ def passes(num_blocks: int) -> list[BlockStep]:
     return [BlockStep("forward", b) for b in blocks] + [BlockStep("backward", b) for b in reversed(blocks)]
 
 
-def textbook(num_blocks: int) -> Iterator[BlockStep]:
+def textbook_steps(num_blocks: int) -> Iterator[BlockStep]:
     """Gather the next pass's block before each pass, and release the pass's own after it."""
     yield BlockStep("gather", 0)
     for now, following in pairwise([*passes(num_blocks), None]):
@@ -145,9 +145,11 @@ class ZeroExercise(Exercise):
         )
 
     def step(self, value: Any) -> BlockStep:
-        words = re.fullmatch(f"({'|'.join(VERBS)}) ([0-9]+)", value) if isinstance(value, str) else None
+        words = re.fullmatch(f"({'|'.join(VERBS)}) ([0-9]+)", str(value))
         if not words:
-            raise ValueError(f"yields {value!r:.60}: write a verb ({', '.join(VERBS)}) and a block, as in gather 0")
+            raise ValueError(
+                f"yields {shortened(value)}: write a verb ({', '.join(VERBS)}) and a block, as in gather 0"
+            )
         return BlockStep(words[1], int(words[2]))
 
     def check(self, instance: Instance, schedules: list[list[BlockStep]]) -> None:
@@ -156,12 +158,14 @@ class ZeroExercise(Exercise):
             BlockRun(rank, instance.arguments[1]).run(steps)
 
     def book(self) -> list[list[BlockStep]]:
-        return [list(textbook(self.priced.arguments[1]))] * self.priced.num_ranks
+        return [list(textbook_steps(self.priced.arguments[1]))] * self.priced.num_ranks
 
     def costs(self, schedules: list[list[BlockStep]]) -> list[float]:
-        run = BlockRun(0, self.priced.arguments[1])
-        run.run(schedules[0])
-        return [run.num_gathers, run.num_waits, run.most_gathered, run.most_gradients]
+        runs = [BlockRun(rank, self.priced.arguments[1]) for rank in range(len(schedules))]
+        for run, steps in zip(runs, schedules, strict=True):
+            run.run(steps)
+        counts = [(run.num_gathers, run.num_waits, run.most_gathered, run.most_gradients) for run in runs]
+        return [max(column) for column in zip(*counts, strict=True)]
 
 
 def check_same_collectives(schedules: list[list[BlockStep]]) -> None:
