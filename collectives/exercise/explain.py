@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from collectives.exercise.exercise import MistakeError
 from collectives.exercise.history import Change
-from collectives.schedule.moves import Copy, Recv
+from collectives.schedule.moves import Copy, Recv, Send
 from collectives.schedule.proof import Value, World
 from collectives.schedule.spec import Collective
 
@@ -32,8 +32,11 @@ def check_results(spec: Collective, world: World, changes: Sequence[Change]) -> 
     last = {(change.rank, change.chunk): change for change in changes}
 
     def is_received(place: Place) -> bool:
-        move = last[place].move if place in last else None
-        return isinstance(move, Recv) and (move.source, place[1]) in wrong
+        change = last.get(place)
+        if change is None or not isinstance(change.move, Recv):
+            return False
+        source = (change.move.source, place[1])
+        return source in wrong and (source not in last or last[source].round < change.round)
 
     if not wrong:
         return
@@ -84,34 +87,52 @@ def cause(spec: Collective, world: World, place: Place, goal: Value, changes: Se
         return Cause(own[-1].round, place[0], f"that {origin(own[-1])} in round {own[-1].round}")
     counts = value.counts if value else {}
     for other, count in counts.items():
-        if count > goal.counts.get(other, 0):
+        if count > goal.counts[other]:
             return too_many(other, goal, changes)
-    missing = [other for other in goal.counts if other not in counts]
-    for change in own:
-        for other in missing:
-            if change.before and other in change.before.counts and other not in change.after.counts:
-                reason = f"rank {other}'s was there until round {change.round}, when what {origin(change)} replaced it"
-                return Cause(change.round, place[0], reason)
-    whose = f"rank {missing[0]}'s" if len(missing) == 1 else f"those of ranks {listed(map(str, missing))}"
+    return too_few([other for other in goal.counts if other not in counts], world, place, goal, changes)
+
+
+def too_many(other: int, goal: Value, changes: Sequence[Change]) -> Cause:
+    """Return where a rank's contribution is first added again, on whatever rank."""
+    most = goal.counts[other]
+    first = next(c for c in changes if c.after.chunk == goal.chunk and c.after.counts.get(other, 0) > most)
+    reason = f"in round {first.round}, rank {first.rank} adds rank {other}'s a second time, with what {origin(first)}"
+    return Cause(first.round, first.rank, reason)
+
+
+def too_few(missing: Sequence[int], world: World, place: Place, goal: Value, changes: Sequence[Change]) -> Cause:
+    """Return where a contribution was lost, was left out by the rank that sent the rest, or stopped."""
+    own = [change for change in changes if (change.rank, change.chunk) == place]
+    for other in missing:
+        lost = loss(other, own) or sent_without(other, world, goal, changes)
+        if lost:
+            until = f"rank {other}'s was on rank {lost.rank} until round {lost.round}"
+            return Cause(lost.round, lost.rank, f"{until}, when what {origin(lost)} replaced it")
+    is_one = len(missing) == 1
+    whose = f"rank {missing[0]}'s" if is_one else f"those of ranks {listed(map(str, missing))}"
     if own and isinstance(own[-1].move, Recv):
-        lacks = f"{whose} {'is' if len(missing) == 1 else 'are'} not in what {origin(own[-1])}"
-        return Cause(own[-1].round, place[0], f"{lacks} in round {own[-1].round}")
-    never = f"{whose} never arrive{'s' * (len(missing) == 1)}{reach(missing[0], goal, changes)}"
+        lacks = f"{whose} {'is' if is_one else 'are'} not in what {origin(own[-1])} in round {own[-1].round}"
+        return Cause(own[-1].round, place[0], lacks)
+    never = f"{whose} never arrive{'s' * is_one}{reach(missing[0], goal, changes)}"
     return Cause(max(0, len(world.programs[0]) - 1), place[0], never)
+
+
+def loss(other: int, changes: Sequence[Change]) -> Change | None:
+    """Return the first change of a chunk that replaces what has a rank's contribution by what has not."""
+    losses = (c for c in changes if c.before and other in c.before.counts and other not in c.after.counts)
+    return next(losses, None)
+
+
+def sent_without(other: int, world: World, goal: Value, changes: Sequence[Change]) -> Change | None:
+    """Return the loss of a rank's contribution on that rank itself, if it sends the chunk on without."""
+    lost = loss(other, [c for c in changes if (c.rank, c.chunk) == (other, goal.chunk)])
+    later = world.programs[other][lost.round + 1 :] if lost else []
+    return lost if any(isinstance(m, Send) and goal.chunk in m.run for moves in later for m in moves) else None
 
 
 def origin(change: Change) -> str:
     move = change.move
     return f"was copied from {move.source}" if isinstance(move, Copy) else f"came from rank {move.source}"
-
-
-def too_many(other: int, goal: Value, changes: Sequence[Change]) -> Cause:
-    """Return where a rank's contribution is first added more often than it should be, on whatever rank."""
-    most = goal.counts.get(other, 0)
-    first = next(c for c in changes if c.after.chunk == goal.chunk and c.after.counts.get(other, 0) > most)
-    again = "a second time" if most else "though it does not belong there"
-    reason = f"in round {first.round}, rank {first.rank} adds rank {other}'s {again}, with what {origin(first)}"
-    return Cause(first.round, first.rank, reason)
 
 
 def reach(other: int, goal: Value, changes: Sequence[Change]) -> str:

@@ -111,7 +111,7 @@ def reduce_scatter(rank, size):
         4,
         (
             "2 ranks: after round 0, rank 0's chunk 0 holds the contribution of rank 1; it should hold those of "
-            "ranks 0 and 1: rank 0's was there until round 0, when what came from rank 1 replaced it"
+            "ranks 0 and 1: rank 0's was on rank 0 until round 0, when what came from rank 1 replaced it"
         ),
     ),
     "adds one chunk to another": (
@@ -275,7 +275,7 @@ def reduce(rank, size, root):
         5,
         (
             "2 ranks, root 0: after round 0, rank 0's chunk 0 holds the contribution of rank 1; it should hold "
-            "those of ranks 0 and 1: rank 0's was there until round 0, when what came from rank 1 replaced it"
+            "those of ranks 0 and 1: rank 0's was on rank 0 until round 0, when what came from rank 1 replaced it"
         ),
     ),
     "exchanges with the same rank twice": (
@@ -528,6 +528,101 @@ def zero3(rank, size, num_blocks):
 """,
         3,
         ("2 ranks and 2 blocks: in step 0, rank 1 would gather 1, where rank 0 would gather 0: deadlock"),
+    ),
+    "one rank replaces where it should add": (
+        "ring_all_reduce",
+        """
+def all_reduce(rank, size):
+    right, left = (rank + 1) % size, (rank - 1) % size
+    take = Recv if rank == 1 and size > 2 else RecvReduce
+    for step in range(size - 1):
+        yield Send(right, chunk(rank - step, size)), take(left, chunk(left - step, size))
+    for step in range(size - 1):
+        yield Send(right, chunk(rank + 1 - step, size)), Recv(left, chunk(rank - step, size))
+""",
+        5,
+        (
+            "3 ranks: after round 3, rank 2's chunk 0 holds the contributions of ranks 0 and 2; it should hold those "
+            "of ranks 0, 1 and 2: rank 1's was on rank 1 until round 0, when what came from rank 0 replaced it"
+        ),
+    ),
+    "leaves rank 0 out of what the last rank sends to all": (
+        "ring_all_reduce",
+        """
+def all_reduce(rank, size):
+    last, everything = size - 1, range(size)
+    for other in range(1, last):
+        yield (RecvReduce(other, everything),) if rank == last else (Send(last, everything),) if rank == other else ()
+    for other in range(last):
+        yield (Send(other, everything),) if rank == last else (Recv(last, everything),) if rank == other else ()
+""",
+        6,
+        (
+            "2 ranks: after round 0, rank 1's chunk 0 holds the contribution of rank 1; it should hold those of ranks "
+            "0 and 1: rank 0's never arrives, nor leaves rank 0"
+        ),
+    ),
+    "leaves the last micro-batch out": (
+        "1f1b",
+        """
+def one_f_one_b(stage, num_stages, num_micro_batches):
+    for micro_batch in range(max(1, num_micro_batches - 1)):
+        yield f"{stage}F{micro_batch}"
+        yield f"{stage}B{micro_batch}"
+""",
+        1,
+        "1 stage and 2 micro-batches: 0F1 is missing, and so is all of that micro-batch",
+    ),
+    "counts stages from 1": (
+        "1f1b",
+        """
+def one_f_one_b(stage, num_stages, num_micro_batches):
+    for micro_batch in range(num_micro_batches):
+        yield f"{stage + 1}F{micro_batch}"
+""",
+        3,
+        "1 stage and 1 micro-batch: action 0 of stage 0 is 1F0, of another stage",
+    ),
+    "gathers what is gathered": (
+        "zero3",
+        """
+def zero3(rank, size, num_blocks):
+    for step in ("forward", "backward"):
+        yield from ("gather 0", f"{step} 0")
+""",
+        3,
+        "2 ranks and 1 block: in step 2, rank 0 would gather 0, but that block is gathered already",
+    ),
+    "keeps parameters": (
+        "zero3",
+        """
+def zero3(rank, size, num_blocks):
+    yield from ("gather 0", "forward 0", "backward 0", "reduce_scatter 0")
+""",
+        1,
+        "2 ranks and 1 block: rank 0 ends without release 0: it keeps that block's parameters",
+    ),
+    "counts blocks from 1": (
+        "zero3",
+        """
+def zero3(rank, size, num_blocks):
+    for block in range(1, num_blocks + 1):
+        yield from (f"gather {block}", f"forward {block}")
+""",
+        3,
+        "2 ranks and 1 block: in step 0, rank 0 would gather 1, but there are blocks 0 to 0",
+    ),
+    "reduces gradients on rank 0 only": (
+        "zero3",
+        """
+def zero3(rank, size, num_blocks):
+    yield from ("gather 0", "forward 0", "backward 0")
+    if rank == 0:
+        yield "reduce_scatter 0"
+    yield "release 0"
+""",
+        1,
+        "2 ranks and 1 block: rank 1 takes part in 1 gathers and reduce-scatters, rank 0 in 2: deadlock",
     ),
 }
 
