@@ -14,6 +14,7 @@ from types import GeneratorType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 LIMIT_S = 5.0  # for a call of the student's code; a schedule takes milliseconds
+END_S = 10.0  # of computing, after which a signal ends the process, whatever the code catches
 MOST_ROUNDS = 1000
 
 T = TypeVar("T")
@@ -111,15 +112,17 @@ def current_line(iterator: Any, path: Path) -> int:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTimeError in what runs longer, in the main thread."""
+    """Raise OutOfTimeError in what runs longer, in the main thread; end the process if it goes on all the same."""
 
     def stop(number: int, frame: Any) -> None:
         raise OutOfTimeError
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, END_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGALRM, before)

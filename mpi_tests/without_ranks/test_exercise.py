@@ -1,5 +1,8 @@
 """Exercises: what is right, with its price beside the textbook's, what can't be judged, and the command."""
 
+import signal
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import EntryPoint
 
@@ -9,7 +12,7 @@ from collectives.exercise import student
 from collectives.exercise.__main__ import main
 from collectives.exercise.catalogue import GROUP, ON_COLLECTIVES
 from mpi_tests.helpers.algorithm_costs import COSTS
-from mpi_tests.helpers.launch import ROOT
+from mpi_tests.helpers.launch import ROOT, environment
 from mpi_tests.helpers.readme import JUDGING, run
 from parallelism.pipeline import exercise as pipeline
 from parallelism.zero import exercise as zero
@@ -305,6 +308,17 @@ def test_what_cannot_be_judged_is_refused_in_a_line(judge, monkeypatch, code, wh
     status, text = judge("ring", code if "syntax" in why else code + MOVES)  # behind it, so that lines count from 1
     assert (status, text.count("\n")) == (2, 1)
     assert text == f"error: {why}\n"
+
+
+@pytest.mark.parametrize(
+    "loop", ["while True:\n    try:\n        while True: x = 1\n    except: pass\n", "sum(range(10**15))\n"]
+)
+def test_code_that_does_not_heed_the_limit_is_ended(loop, tmp_path):
+    (tmp_path / "my.py").write_text(loop)
+    limits = "from collectives.exercise import __main__, student; student.LIMIT_S, student.END_S = 0.1, 0.3"
+    program = f"{limits}; __main__.main(['ring', 'my.py'])"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), timeout=60)
+    assert ended.returncode == -signal.SIGVTALRM
 
 
 @pytest.mark.parametrize(
