@@ -14,7 +14,7 @@ from types import GeneratorType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 LIMIT_S = 5.0  # for a call of the student's code; a schedule takes milliseconds
-END_S = 10.0  # of computing, after which a signal ends the process, whatever the code catches
+END_S = 10.0  # of computing, or after the limit, until a signal ends the process, whatever the code catches
 MOST_ROUNDS = 1000
 
 T = TypeVar("T")
@@ -115,6 +115,8 @@ def time_limit(seconds: float) -> Iterator[None]:
     """Raise OutOfTimeError in what runs longer, in the main thread; end the process if it goes on all the same."""
 
     def stop(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, END_S)
         raise OutOfTimeError
 
     before = signal.signal(signal.SIGALRM, stop)
