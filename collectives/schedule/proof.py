@@ -39,9 +39,14 @@ class Value(NamedTuple):
     chunk: int
     ranks: int
 
-    def __str__(self) -> str:
+    @property
+    def counts(self) -> dict[int, int]:
+        """How often each rank is in it, of those that are."""
         counts = [self.ranks >> BITS * r & (1 << BITS) - 1 for r in range(self.ranks.bit_length() // BITS + 1)]
-        terms = [f"{n}*r{r}" if n > 1 else f"r{r}" for r, n in enumerate(counts) if n]
+        return {rank: count for rank, count in enumerate(counts) if count}
+
+    def __str__(self) -> str:
+        terms = [f"{n}*r{r}" if n > 1 else f"r{r}" for r, n in self.counts.items()]
         return f"chunk {self.chunk} of {' + '.join(terms)}"
 
 

@@ -25,11 +25,12 @@ EXAMINING = "mpirun -n 4 python -m collectives.doctor"
 HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
 ON_GPUS = [command for command in COMMANDS if "gpu_check" in command or "--device cuda" in command]
 ADDING = "mpirun -n 3 python examples/sum.py"
+JUDGING = "python -m collectives.exercise ring collectives/algorithms/ring.py"
 FACING = "COLLECTIVES_MPI4PY=report mpirun -n 4 python -m collectives.mpi4py -m mpi4py.bench helloworld"
 SPLITTING = "mpirun -n 2 python examples/split.py"
 # Each is run by a test.
 TRIED = [*SEVERAL_MACHINES, *TRAINING, *SAMPLING, *TUNING, *PREDICTING, *MEASURING, *ON_GPUS]
-TRIED += [TEACHING, PREPARING, PLANNING, DRAWING, SEARCHING, EXAMINING, HANGING, ADDING, FACING, SPLITTING]
+TRIED += [TEACHING, PREPARING, PLANNING, DRAWING, SEARCHING, EXAMINING, HANGING, ADDING, FACING, SPLITTING, JUDGING]
 
 
 def example(name: str) -> str:

@@ -1,0 +1,170 @@
+"""What an exercise is: a task, a file to begin with, and a judge of what a student makes of it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
+
+from collectives.exercise.student import Student
+
+COMMAND = "python -m collectives.exercise"
+WIDTH = 100
+
+
+class MistakeError(Exception):
+    """A schedule that is wrong: the rank, the number of the step that shows it, why, and a picture of the schedule."""
+
+    def __init__(self, rank: int, step: int, why: str, picture: str = ""):
+        super().__init__(why)
+        self.rank, self.step, self.why, self.picture = rank, step, why, picture
+
+
+class Instance(NamedTuple):
+    """What a schedule is tried on: the arguments that follow a rank's number."""
+
+    num_ranks: int
+    arguments: tuple[Any, ...]
+    words: str
+
+
+class Measure(NamedTuple):
+    """A cost in words: its verb and noun make a sentence around the number."""
+
+    verb: str
+    noun: str
+
+
+class Judgement(NamedTuple):
+    """The verdict, and what explains it."""
+
+    is_right: bool
+    text: str
+
+
+class Exercise(ABC):
+    """An exercise: the student writes a function that yields one rank's steps."""
+
+    name: str
+    title: str
+    idea: str  # what the student should know of the algorithm
+    function: str
+    parameters: str
+    steps: str  # what the function yields, for the stub
+    imports: str  # the stub's
+    textbook: str  # the name of the schedule to compare with
+    instances: Sequence[Instance]
+    tried: str  # in words
+    priced: Instance
+    measures: Sequence[Measure]
+
+    @abstractmethod
+    def contract(self) -> str:
+        """Return what holds before and after, with an example."""
+
+    @abstractmethod
+    def step(self, value: Any) -> Any:
+        """Return what the function yields as a step.
+
+        Raises: ValueError for what is none.
+        """
+
+    @abstractmethod
+    def check(self, instance: Instance, schedules: list[list[Any]]) -> None:
+        """Prove all ranks' steps.
+
+        Raises: MistakeError.
+        """
+
+    @abstractmethod
+    def book(self) -> list[list[Any]]:
+        """Return the textbook's steps on the instance `priced`."""
+
+    @abstractmethod
+    def costs(self, schedules: list[list[Any]]) -> list[float]:
+        """Price all ranks' steps on the instance `priced`: a number for each of `measures`."""
+
+    def task(self) -> str:
+        file = f"my_{self.name}.py"
+        costs = [f"{m.verb} {cost:g} {m.noun}" for m, cost in zip(self.measures, self.costs(self.book()), strict=True)]
+        rule = f"It is proved on {self.tried}, and priced beside {self.textbook}, which on {self.priced.words}"
+        paragraphs = (
+            f"{self.name}: {self.title}",
+            fill(self.idea, WIDTH),
+            self.contract(),
+            f"Write {self.function}({self.parameters}).\n{fill(self.steps, WIDTH)}",
+            fill(f"{rule} {', '.join(costs)}.", WIDTH),
+            f"{COMMAND} {self.name} {file} --stub    # writes a file to begin with\n"
+            f"{COMMAND} {self.name} {file}           # judges it",
+        )
+        return "\n\n".join(paragraphs)
+
+    def stub(self) -> str:
+        steps = fill(self.steps, WIDTH, subsequent_indent="    ")
+        parts = (
+            f'"""The exercise {self.name}: {self.title}."""',
+            self.imports,
+            f'\ndef {self.function}({self.parameters}):\n    """{steps}\n    """\n    yield from ()\n',
+        )
+        return "\n\n".join(filter(None, parts))
+
+    def judge(self, path: Path) -> Judgement:
+        """Judge a student's file.
+
+        Raises: FileError for what can't be judged.
+        """
+        student = Student(path, self.function, self.parameters)
+        for instance in self.instances:
+            lines, schedules = self._schedules(student, instance)
+            try:
+                self.check(instance, schedules)
+            except MistakeError as mistake:
+                line = (lines[mistake.rank][mistake.step :] or [student.line])[0]
+                first = f"{path}:{line}: wrong on {instance.words}: {mistake.why}"
+                return Judgement(False, "\n".join(filter(None, (first, mistake.picture))))
+        return Judgement(True, self._price(self._schedules(student, self.priced)[1]))
+
+    def _schedules(self, student: Student, instance: Instance) -> tuple[list[list[int]], list[list[Any]]]:
+        """Return the lines, and the steps, of every rank."""
+        lines: list[list[int]] = []
+        schedules: list[list[Any]] = []
+        for rank in range(instance.num_ranks):
+            yielded = student.yields(rank, *instance.arguments)
+            lines.append([line for _, line in yielded])
+            schedules.append([])
+            for value, line in yielded:
+                try:
+                    schedules[-1].append(self.step(value))
+                except ValueError as error:
+                    raise student.error(str(error), line) from error
+        return lines, schedules
+
+    def _price(self, schedules: list[list[Any]]) -> str:
+        """Return the verdict on a schedule that is right: its cost beside the textbook's."""
+        rows = list(zip(self.measures, self.costs(schedules), self.costs(self.book()), strict=True))
+        above = [
+            f"{verb} {own:g} {noun} where {self.textbook} {verb} {book:g}"
+            for (verb, noun), own, book in rows
+            if own > book
+        ]
+        verdict = f"right on {self.tried}" + (f", but {'; '.join(above)}" if above else "")
+        width = max(len(self.priced.words), *(len(noun) for (_, noun), _, _ in rows))
+        table = [f"{self.priced.words:{width}}  yours  {self.textbook}"]
+        table += [f"{noun:{width}}  {own:>5g}  {book:>{len(self.textbook)}g}" for (_, noun), own, book in rows]
+        return "\n".join([verdict, *table])
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "rank"), counted(2, "rank")
+    ('1 rank', '2 ranks')
+    """
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def shortened(value: Any) -> str:
+    """Return a value as it is written in code, in a line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

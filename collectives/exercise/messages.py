@@ -1,0 +1,97 @@
+"""What a round of messages must be: moves between ranks that there are, each message with both its ends."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+from collectives.exercise.exercise import MistakeError, shortened
+from collectives.schedule.moves import Copy, Move, Recv, RecvReduce, Round, Send, runs_of, show, show_run
+
+MOVES = Send, Recv, RecvReduce, Copy
+ROUND = "a round is a tuple of moves, as in yield (Send(to, run),)"
+
+
+def as_round(value: Any) -> Round:
+    """Return what a student yields as a round.
+
+    Raises: ValueError for what is none.
+    """
+    if isinstance(value, Move):
+        raise ValueError(f"yields {type(value).__name__}(...) by itself: {ROUND}")
+    if not isinstance(value, tuple | list):
+        raise ValueError(f"yields {shortened(value)}: {ROUND}")
+    for move in value:
+        if not isinstance(move, MOVES):
+            known = ", ".join(kind.__name__ for kind in MOVES)
+            raise ValueError(f"{shortened(move)} is no move of this exercise: use {known}")
+        for name, part in move._asdict().items():
+            is_run = name == "run" or isinstance(move, Copy)
+            if is_run and not (isinstance(part, range) and part.step == 1):
+                remedy = "a range of consecutive chunks, as chunk(0, size)"
+                raise ValueError(f"{type(move).__name__}'s {name} is {shortened(part)}: use {remedy}")
+            if not is_run and not isinstance(part, int):
+                raise ValueError(f"{type(move).__name__}'s {name} is {shortened(part)}: use the number of a rank")
+    return tuple(value)
+
+
+def peer_of(move: Move) -> int | None:
+    match move:
+        case Send(to, _):
+            return to
+        case Recv(source, _) | RecvReduce(source, _):
+            return source
+    return None
+
+
+def check_moves(rank: int, index: int, moves: Round, size: int, num_chunks: int) -> None:
+    """Refuse ranks and chunks that there are not, messages to oneself, and copies to runs of another length."""
+    for move in moves:
+        would = f"in round {index}, rank {rank} would {show(move)}"
+        peer = peer_of(move)
+        if peer == rank:
+            raise MistakeError(rank, index, f"{would}, which is itself")
+        if peer is not None and not 0 <= peer < size:
+            raise MistakeError(rank, index, f"{would}: there are ranks 0 to {size - 1}")
+        if isinstance(move, Copy) and len(move.source) != len(move.run):
+            raise MistakeError(rank, index, f"{would}: the runs must be as long as each other")
+        for run in runs_of(move):
+            if run and not 0 <= run.start < run.stop <= num_chunks:
+                there = f"there are chunks {show_run(range(num_chunks))}"
+                raise MistakeError(rank, index, f"{would}: {there}; chunk(i, size) counts them round the ring")
+
+
+def check_messages(index: int, schedules: Sequence[Sequence[Round]]) -> None:
+    """Pair the ends of a round's messages.  One end alone waits for ever; two of different lengths do not fit."""
+    ends: dict[tuple[int, int], tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
+    for rank, rounds in enumerate(schedules):
+        for move in rounds[index]:
+            peer = peer_of(move)
+            if peer is not None:
+                is_send = isinstance(move, Send)
+                ends[(rank, peer) if is_send else (peer, rank)][not is_send].append(move)
+    for (source, dest), (sends, receives) in sorted(ends.items()):
+        for send, receive in zip_longest(sends, receives):
+            if send is None or receive is None:
+                raise deadlock(index, source, dest, send, receive, schedules)
+            if len(send.run) != len(receive.run):
+                ways = f"rank {source} would {show(send)}, but rank {dest} would {show(receive)}"
+                raise MistakeError(dest, index, f"in round {index}, {ways}: the runs must be as long as each other")
+
+
+def deadlock(
+    index: int, source: int, dest: int, send: Move | None, receive: Move | None, schedules: Sequence[Sequence[Round]]
+) -> MistakeError:
+    """Say which end of a message is alone, and where the other one is, if it is in another round."""
+    rank, peer, move = (source, dest, send) if send else (dest, source, receive)
+    assert move
+    lacks = f"rank {dest} receives nothing more" if send else f"rank {source} sends nothing more"
+    end = "from it" if send else "to it"
+    counts = Counter[int]()  # receives more than sends, in each round
+    for number, (sending, receiving) in enumerate(zip(schedules[source], schedules[dest], strict=True)):
+        counts[number] += sum(isinstance(m, Recv | RecvReduce) and m.source == source for m in receiving)
+        counts[number] -= sum(isinstance(m, Send) and m.to == dest for m in sending)
+    others = [number for number, more in counts.items() if (more > 0 if send else more < 0)]
+    hint = f"; rank {peer} does in round {others[0]}: a message has both its ends in one round" if others else ""
+    would = f"in round {index}, rank {rank} would {show(move)}"
+    return MistakeError(rank, index, f"{would}, but {lacks} {end} in that round: deadlock{hint}")
