@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=18_060, files=102, entries=11)}
+LIMITS = {"collectives": Limits(lines=18_090, files=102, entries=11)}
 
 
 class Floor(NamedTuple):
