@@ -1,7 +1,8 @@
 """The last calls of a rank in a file, as PyTorch's flight recorder writes them: `torchfrtrace FOLDER` compares ranks.
 
 Written are the collectives of the call log, back to the last run of a plan that was only counted, and the messages
-between ranks that are under way.  Nothing is timed, as that would cost a small call more than the log does.
+between ranks that are under way.  Nothing is timed, as that would cost a small call more than the log does.  The
+analyzer compares collectives, lengths, dtypes and states; of roots, ops and algorithms it does not know.
 """
 
 from __future__ import annotations
