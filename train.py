@@ -27,6 +27,7 @@ import collectives
 from collectives.job import environment
 from models.flags import parse
 from models.hf import save_hugging_face
+from models.killed import drawn_if_killed
 from models.model import Model
 from models.report import TrainingReport
 from models.tokenizer import save_tokenizer
@@ -95,6 +96,7 @@ def iterate(run: TrainingRun) -> list[dict[str, Any]]:
             log_interval=config.log_interval,
             sinks=sinks,
         ) as report,
+        drawn_if_killed(run.out_dir, run.tokens.vocab_size),
         closing(run.inputs()) as inputs,
     ):
         steps = LateReport(report.iteration)

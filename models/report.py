@@ -6,7 +6,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -153,6 +153,16 @@ class TrainingReport:
         if self.file is not None:
             with self.writing("metrics.jsonl"):
                 print(json.dumps(record), file=self.file, flush=True)
+
+
+def draw_recorded(out_dir: str, vocab_size: int) -> None:
+    """Draw loss.png from metrics.jsonl, whose last line may not be whole."""
+    records = []
+    for line in Path(out_dir, "metrics.jsonl").read_text().splitlines():
+        with suppress(json.JSONDecodeError):
+            records.append(json.loads(line))
+    with replacing(Path(out_dir, "loss.png")) as temporary:
+        loss_figure(records, vocab_size).savefig(temporary, format="png")
 
 
 def loss_figure(records: list[dict[str, Any]], vocab_size: int):

@@ -61,7 +61,7 @@ def parser() -> Parser:
     add("--memory", choices=[*MEMORIES, "both"], help="arrays from comm.empty, or others (symmetric)")
     add("--peers", type=peers, default=[], metavar="NAMES", help="to time as well: mpi,gloo,nccl")
     add("--min-bw", type=BANDWIDTHS.number, metavar="GB/s", help="fail if the average bus bandwidth is below")
-    add("--json", type=Path, metavar="FILE", help="write everything, every iteration included")
+    add("--json", type=Path, metavar="FILE", help="write everything, every iteration included, after each size")
     add("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING, of all there is")
     add("--space-time", metavar="FILE", help="draw one run as planned and as it happened, of one algorithm and size")
     return parser

@@ -126,13 +126,13 @@ def footer(rows: Sequence[Row]) -> str:
     return f"# Wrong elements    : {words}\n# Avg bus bandwidth : {average_gbps(rows):.4f} GB/s"
 
 
-def document(comm: Communicator, started: str, network: Network, rows: Sequence[Row], device: str) -> str:
-    """Write everything about a run as JSON, with a line for each result.  Collective; every rank gets the same."""
+def document(comm: Communicator, started: str, around: dict[str, Any], network: Network, rows: Sequence[Row]) -> str:
+    """Write everything about a run as JSON, with a line for each result."""
     data = {
         "schema": SCHEMA,
         "command": sys.orig_argv,
         "started": started,
-        "environment": surroundings(comm, device),
+        "environment": around,
         "ranks": comm.size,
         "nodes": [len(node) for node in comm.topology.nodes],
         "links": network_to_json(network),
@@ -175,12 +175,14 @@ def commit() -> str | None:
         return None
 
 
-def tuning(comm: Communicator, network: Network, source: str, sizes: Sequence[Sequence[Row]]) -> Tuning:
-    """Choose what `auto` is to follow, from the rows of each size.  Collective."""
+def tuning(
+    comm: Communicator, around: dict[str, Any], network: Network, source: str, sizes: Sequence[Sequence[Row]]
+) -> Tuning:
+    """Choose what `auto` is to follow, from the rows of each size."""
     winners: dict[Case, list[tuple[int, str]]] = defaultdict(list)
     for rows in sizes:
         if best := fastest(rows):
             case = Case(rows[0]["collective"], rows[0]["memory"], comm.size, len(comm.topology.nodes))
             winners[case].append((rows[0]["bytes"], best))
     fastest_up_to = {case: limits(of_case) for case, of_case in winners.items()}
-    return Tuning(network, source, fastest_up_to, surroundings(comm, "cpu"))
+    return Tuning(network, source, fastest_up_to, around)

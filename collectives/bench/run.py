@@ -58,15 +58,20 @@ def run(comm: Communicator, flags: Namespace) -> int:
         return 0
     missing = peers.start(comm, flags)
     print(*missing.values(), report.describe(network, comm.topology.nodes), sep="\n", flush=True)
+    around = report.surroundings(comm, flags.device)
     sizes: list[list[Row]] = []
     for rows in results(comm, flags, network, missing):
         if not sizes or any(sizes[-1][0][name] != rows[0][name] for name in ("collective", "memory")):
             print("\n".join(report.heading(rows[0])))
         print("\n".join(report.lines(rows)), flush=True)
         sizes.append(rows)
+        write(comm, flags, started, around, network, sizes)  # at once: mpirun may leave no time at the end
+    if not sizes:
+        write(comm, flags, started, around, network, sizes)
     rows = [row for of_size in sizes for row in of_size]
     print(report.footer(rows))
-    write(comm, flags, started, network, sizes)
+    if flags.tune:
+        print(f"algorithm='auto' follows {flags.tune} under COLLECTIVES_TUNING={flags.tune}")
     average = report.average_gbps(rows)
     if flags.min_bw is not None and average < flags.min_bw:
         print(f"# FAILED: {average:.4f} GB/s is below --min-bw {flags.min_bw:g}")
@@ -213,15 +218,21 @@ def model_s(comm: Communicator, one: Contestant, network: Network) -> float | No
     return auto.ranking(one.trial.nbytes, (row,), comm.topology.nodes, network, workload.memory)[0][1]
 
 
-def write(comm: Communicator, flags: Namespace, started: str, network: Network, sizes: list[list[Row]]) -> None:
+def write(
+    comm: Communicator,
+    flags: Namespace,
+    started: str,
+    around: dict[str, Any],
+    network: Network,
+    sizes: Sequence[list[Row]],
+) -> None:
     """Write the files that were asked for, each in one go.  Collective."""
     rows = [row for of_size in sizes for row in of_size]
     texts: dict[Path, str] = {}
     if flags.json:
-        texts[flags.json] = report.document(comm, started, network, rows, flags.device)
+        texts[flags.json] = report.document(comm, started, around, network, rows)
     if flags.tune:
-        texts[flags.tune] = auto.to_json(report.tuning(comm, network, str(flags.tune), sizes))
-        print(f"algorithm='auto' follows {flags.tune} under COLLECTIVES_TUNING={flags.tune}")
+        texts[flags.tune] = auto.to_json(report.tuning(comm, around, network, str(flags.tune), sizes))
     with comm.agreed():
         for path, text in texts.items() if comm.rank == 0 else ():
             part = path.with_name(f"{path.name}.part")

@@ -6,7 +6,8 @@ import os
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,7 +155,7 @@ def tuning_file() -> Path | None:
 def links_folder() -> Path | None:
     """Read COLLECTIVES_LINKS=folder: where measured links are kept, by default in the user's cache; 0: nowhere.
 
-    `stated_links_folder` refuses what is no folder.
+    `no_file` refuses what is no folder.
     """
     text = os.environ.get("COLLECTIVES_LINKS")
     if text == "0":
@@ -182,14 +183,20 @@ def keep(path: Path, data: Any) -> str:
     return f"kept in {path}"
 
 
-def stated_links_folder() -> Path | None:
-    """Return the folder of links.
+def calls_folder() -> Path | None:
+    """Read COLLECTIVES_CALLS=folder: where ranks that hang write their last calls, here by default; 0: nowhere."""
+    text = os.environ.get("COLLECTIVES_CALLS") or "collectives-calls"
+    return None if text == "0" else Path(text)
+
+
+def no_file(name: str, read: Callable[[], Path | None]) -> Path | None:
+    """Read the folder that a variable names.
 
     Raises: ValueError for what is there and is no folder.
     """
-    folder = links_folder()
+    folder = read()
     if folder and folder.exists() and not folder.is_dir():
-        raise ValueError(f"COLLECTIVES_LINKS={str(folder)!r} is no folder: name one, or write 0 to keep nothing")
+        raise ValueError(f"{name}={str(folder)!r} is no folder: name one, or write 0 to keep nothing")
     return folder
 
 
@@ -244,13 +251,14 @@ def mpi4py_mode() -> str:
 
 
 # All of ours, and what reads each and refuses wrong values.
-SETTINGS = {
+SETTINGS: dict[str, Callable[[], Any]] = {
     "COLLECTIVES_FAKE_NODES": fake_nodes,
     "COLLECTIVES_TUNING": tuning_file,
     "COLLECTIVES_CHECK": check,
     "COLLECTIVES_TIMEOUT_S": timeout_s,
     "COLLECTIVES_CORES": stated_cores,
-    "COLLECTIVES_LINKS": stated_links_folder,
+    "COLLECTIVES_LINKS": partial(no_file, "COLLECTIVES_LINKS", links_folder),
+    "COLLECTIVES_CALLS": partial(no_file, "COLLECTIVES_CALLS", calls_folder),
     "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
     "COLLECTIVES_DEVICE_BARRIERS": device_barriers,
     "COLLECTIVES_DEVICE_BLOCKS": device_blocks,

@@ -1,4 +1,8 @@
-"""The errors that a caller may want to catch."""
+"""The errors that a caller may want to catch, and the exit status of a program that is interrupted."""
+
+from signal import SIGINT
+
+INTERRUPTED = 128 + SIGINT  # as shells have it
 
 
 class InputError(ValueError):

@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,10 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from collectives.job import environment
-from collectives.job.errors import InputError, LoneInputError
+from collectives.job.errors import INTERRUPTED, InputError, LoneInputError
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
+
+
+PATIENCE_S = 20.0  # for what rank 0 has to write
 
 
 def world() -> "Communicator":
@@ -144,6 +148,8 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         if rank == 0:
             print(f"error: {error}", file=sys.__stderr__, flush=True)  # torch's hook, around this one, keeps sys.stderr
         sys.exit(2)
+    if issubclass(kind, KeyboardInterrupt):
+        end_interrupted(rank, None if alone else MPI)
     lines = "".join(traceback.format_exception(kind, error, trace))
     if started and (dead := dead_ranks()):
         lines += f"{show_dead(dead)}\n"
@@ -151,6 +157,16 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     print(f"rank {rank}{of} failed and ends the job:\n{lines}", file=sys.__stderr__, flush=True)
     if started:
         MPI.COMM_WORLD.Abort(1)
+
+
+def end_interrupted(rank: int, mpi: Any) -> None:
+    """End the job on a Ctrl-C, of which MPICH's mpirun tells every rank: by rank 0, when it has written what it has."""
+    if rank == 0:
+        print("interrupted", file=sys.__stderr__, flush=True)
+    if mpi:
+        time.sleep(PATIENCE_S * (rank > 0))
+        mpi.COMM_WORLD.Abort(INTERRUPTED)
+    sys.exit(INTERRUPTED)
 
 
 def dead_ranks() -> list[int]:

@@ -73,6 +73,13 @@ class Arguments:
             return len(self.flat)
         return sum(self.counts) if self.counts is not None else self.size * len(self.flat)
 
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The elements of the call, or of its chunks, as ranks compare them."""
+        if self.flat is None:
+            return []
+        return self.counts or [self.total]
+
     def checked_counts(self, name: str, given: Sequence[int] | None) -> list[int] | None:
         if given is None:
             return None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +27,7 @@ from collectives.job.launch import library_name
 from collectives.runtime.binding import bookkeeping
 from collectives.runtime.checks.agreement import Agreement
 from collectives.runtime.checks.call_log import Call, Calls, Record
+from collectives.runtime.checks.recorder import Recorder
 from collectives.runtime.checks.watchdog import Watchdog
 from collectives.runtime.choose import links
 from collectives.runtime.choose.auto import Tuning, parse_tuning, read_tuning
@@ -55,8 +58,8 @@ class Context:
         self.segment_bytes = segment_bytes
         self.num_tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
         self.num_plans = 0
-        self.mailbox = Mailbox(mpi_comm.Dup(), self.num_tags)
         self.calls = parent.calls_of(self.mpi, color) if parent else Calls(Record(), "", range(self.size))
+        self.mailbox = Mailbox(mpi_comm.Dup(), self.num_tags, self.calls)
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.progress: Progress = parent.progress if parent else Progress(environment.oversubscribed(shared.size))
         self.windows: Windows = parent.windows if parent else Windows()
@@ -76,9 +79,18 @@ class Context:
         self.topology = Topology.from_ids(self.agreement.gather_ints(self.node))
         self.tuning: Tuning = parent.tuning if parent else tuning_from_file(self)
         self.memory = Memories(self)
+        self.recorder: Recorder = parent.recorder if parent else self.make_recorder()
         self.watchdog: Watchdog | None = None
         if not parent and self.timeout_s:
-            self.watchdog = Watchdog(self.mpi, self.num_tags, self.calls, self.progress, self.timeout_s)
+            self.watchdog = Watchdog(self.mpi, self.num_tags, self.recorder, self.progress, self.timeout_s)
+
+    def make_recorder(self) -> Recorder:
+        """Return what writes the last calls, into a folder of this communicator's own.  Collective."""
+        (now_ns,) = self.agreement.highest([time.time_ns()])
+        now = datetime.fromtimestamp(now_ns / 1e9, UTC)
+        folder = environment.calls_folder()
+        own = folder and folder.absolute() / f"{now:%Y-%m-%dT%H-%M-%S.%f}"
+        return Recorder(self.rank, self.calls.record, self.progress, own)
 
     def next_tags(self) -> int:
         """Return the first of the tags of a new plan: the same on every rank, since binding is collective."""

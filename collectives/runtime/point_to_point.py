@@ -20,6 +20,7 @@ from collectives.arrays.device import Device
 from collectives.arrays.views import DTYPES, as_bytes, flat
 from collectives.job.errors import CommunicationError
 from collectives.runtime.arguments import check_rank, check_writable
+from collectives.runtime.checks.call_log import Calls
 from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, Messages
 from collectives.runtime.plan import Plan
 from collectives.schedule.moves import Round
@@ -33,10 +34,14 @@ CODES: dict[Any, int] = {dtype: code for code, dtype in enumerate(sorted(DTYPES,
 
 
 class Mailbox:
-    """A communicator for messages from rank to rank: the lower half of its tags is the caller's."""
+    """A communicator for messages from rank to rank, which the log's `calls` are of, too.
 
-    def __init__(self, mpi: MPI.Comm, num_tags: int):
+    The lower half of its tags is the caller's.
+    """
+
+    def __init__(self, mpi: MPI.Comm, num_tags: int, calls: Calls):
         self.mpi, self.num_tags = mpi, num_tags // 2
+        self.rank, self.calls = mpi.rank, calls
         self.num_sent = count()
 
     def payload_tag(self) -> int:
@@ -58,7 +63,7 @@ class PointToPoint:
     def __init__(self, mailbox: Mailbox, device: Device, view: Any, peer: int, tag: int):
         mailbox.check_tag(tag)
         self.mailbox, self.peer, self.tag = mailbox, peer, tag
-        self.code, self.memory = CODES[view.dtype], as_bytes(view)
+        self.dtype, self.code, self.memory = view.dtype, CODES[view.dtype], as_bytes(view)
         self.wire = self.memory if device.mpi_reads else device.host(self.memory.nbytes)
 
     def run(self, device: Device) -> Iterator[Messages]:

@@ -183,6 +183,7 @@ class Resolver:
         except MismatchError as mismatch:
             calls.number -= 1
             calls.record.ring.pop()
+            call.under_way = False
             request = Request(collective, x, out, options, run, note, place)
             return self.run_first(request, signed, compared=not isinstance(mismatch, LateMismatchError))
         return result
@@ -192,8 +193,9 @@ class Resolver:
 
         Raises: MismatchError on all ranks where one of them would run something else; then nothing is done.
         """
-        self.drain(run)
         call, plan = bound.call, bound.plan
+        call.under_way = True  # so that its run is not counted again
+        self.drain(run)
         number = call.number * self.check
         if bound.program is not None:
             bound.program.use(number, addresses, keys)
@@ -208,7 +210,7 @@ class Resolver:
             plan = bound.buffered.on(addresses) if bound.buffered else plan or self.plan_at(bound, addresses)
             plan.prepare()
         assert plan is not None
-        plan.call, call.under_way = call, True  # so that its run is not counted again
+        plan.call = call
         run(plan)
         call.under_way = False
 
@@ -409,7 +411,7 @@ class Resolver:
             if fused:
                 fused.check(collective, a.out, a.rank == a.root)
                 note = f" of {fused}"
-            description = call.describe(collective, a.describe(algorithm) + note, a.flat)
+            description = call.describe(collective, a.describe(algorithm) + note, a.flat, a.lengths)
             operands = operands_of(a) if a.send_counts is None else None
             windows = Windows() if moves else self.windows
             facts = [*local_facts(a, operands, windows), not moves, self.num_bound + 1]

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from collectives import algorithms
 from collectives.algorithms import Access, Algorithm
+from collectives.job.errors import INTERRUPTED
 from collectives.job.settings import Parser, Range, ladder, num_bytes, size_in_words
 from collectives.schedule.cost import Nodes, predict
 from collectives.schedule.events import simulate
@@ -34,8 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(f"{flags.collective} on {flags.ranks} ranks of {len(flags.nodes)} nodes: {flags.words}")
     print(f"predicted {'exactly' if flags.exact else 'by round'}, in us; < is the fastest", flush=True)
-    print("\n".join(table(flags.sizes, predict_times(flags))))
-    return 0
+    times: Times = {row.name: [] for row in flags.rows}
+    status = 0
+    try:
+        predict_times(flags, times)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    print("\n".join(table(flags.sizes, times)), flush=True)
+    if status:
+        print("interrupted: what is - has not been predicted", file=sys.stderr)
+    return status
 
 
 def parser() -> Parser:
@@ -91,9 +100,8 @@ def choose_algorithms(collective: str, names: Sequence[str] | None, nodes: Nodes
     return rows
 
 
-def predict_times(flags: argparse.Namespace) -> Times:
+def predict_times(flags: argparse.Namespace, times: Times) -> None:
     """Predict the seconds of each algorithm at each size, and show how far that is."""
-    times: Times = {row.name: [] for row in flags.rows}
     nodes, network = flags.nodes, flags.network
     with tqdm(total=len(flags.rows) * len(flags.sizes), leave=False, disable=None) as progress:
         for row in flags.rows:
@@ -104,22 +112,27 @@ def predict_times(flags: argparse.Namespace) -> Times:
                     seconds = predict(row, nbytes, flags.ranks, nodes, flags.root, network)
                 times[row.name].append(seconds)
                 progress.update()
-    return times
 
 
 def table(sizes: Sequence[int], times: Times) -> Iterator[str]:
-    """Format a line for each size, with a column for each algorithm.
+    """Format a line for each size, with a column for each algorithm, in which times may be missing at the end.
 
     >>> print("\\n".join(table([8, 1 << 20], {"ring": [3e-5, 4e-4], "binomial": [1e-5, 9e-4]})))
       bytes        ring    binomial
           8       30.0         10.0 <
          1M      400.0 <      900.0
+    >>> print("\\n".join(table([8, 64], {"ring": [3e-5], "binomial": []})))
+      bytes        ring    binomial
+          8       30.0 <          -
+         64          -            -
     """
     widths = {name: max(11, len(name)) for name in times}
     yield "  bytes" + "".join(f" {name:>{width}}" for name, width in widths.items())
     for place, nbytes in enumerate(sizes):
-        fastest = min(times, key=lambda name: times[name][place])
-        cells = (f"{times[name][place] * 1e6:.1f}{' <' if name == fastest else '  '}" for name in times)
+        known = {name: of_row[place] for name, of_row in times.items() if place < len(of_row)}
+        fastest = min(known, key=known.__getitem__, default="")
+        cells = (f"{known[name] * 1e6:.1f}" if name in known else "-" for name in times)
+        cells = (f"{cell}{' <' if name == fastest else '  '}" for name, cell in zip(times, cells, strict=True))
         line = "".join(f" {cell:>{width + 1}}" for cell, width in zip(cells, widths.values(), strict=True))
         yield f"{size_in_words(nbytes):>7}{line}".rstrip()
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,4 +87,5 @@ def environment() -> dict[str, str]:
     lines = [line for file in files for line in file.read_text().splitlines()]
     defaults = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     kept = [k for k in os.environ if k.startswith(SET_BY_USER) or not k.startswith(SET_BY_MPIRUN)]
+    defaults["COLLECTIVES_CALLS"] = os.path.join(tempfile.gettempdir(), "collectives-calls")  # of planted hangs
     return defaults | {name: os.environ[name] for name in kept}

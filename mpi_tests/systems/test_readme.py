@@ -4,6 +4,7 @@ import json
 import platform
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,7 +117,12 @@ def test_a_hanging_job_ends_as_the_readme_shows():
     ended = run(HANGING, fails=True)
     begin = ended.stderr.index(shown[0])
     lines = ended.stderr[begin:].splitlines()[: len(shown)]
-    assert [re.sub(r"\b\d+ s\b", "5 s", line) for line in lines] == shown
+    *lines, where = [re.sub(r"\b\d+ s\b", "5 s", line) for line in lines]
+    *report, shown_where = shown
+    assert lines == report
+    words, folder = where.rsplit(" ", 1)
+    assert words == shown_where.rsplit(" ", 1)[0]
+    assert {path.name for path in Path(folder).iterdir()} == {"rank_0", "rank_1", "rank_2"}
 
 
 def test_the_doctor_says_what_the_readme_shows():

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import collectives
 
-LENGTH = 16
+LENGTH = 512
 PROGRAMS = ("bench",)
 HERE = os.path.dirname(str(collectives.__file__))
 
@@ -76,6 +76,7 @@ class Record:
     def __init__(self) -> None:
         self.ring: deque[tuple[Call, int, tuple[str, int]]] = deque(maxlen=LENGTH)
         self.communicators: list[Calls] = []
+        self.num_closed = 0  # calls on communicators that are freed
         self.short: list[weakref.ref[Call]] = []  # of plans that may run without an entry in the ring
 
     def entries(self) -> list[Entry]:
@@ -87,6 +88,22 @@ class Record:
                 later = [i for i in own if entries[i].number > call.number]
                 entries.insert(min(later, default=len(entries)), call.entry())
         return entries
+
+    @property
+    def num_calls(self) -> int:
+        return self.num_closed + sum(calls.number for calls in list(self.communicators))
+
+    def without_gaps(self) -> list[Entry]:
+        """Return the latest entries, back to where a run that was only counted is missing."""
+        unbroken: list[Entry] = []
+        expected: dict[Calls, int] = {}
+        for entry in reversed(self.entries()):
+            calls = entry.call.calls
+            if entry.number != expected.get(calls, calls.number):
+                break
+            expected[calls] = entry.number - 1
+            unbroken.append(entry)
+        return unbroken[::-1]
 
     def expect_short_runs(self, call: "Call") -> None:
         self.short = [reference for reference in self.short if reference()] + [weakref.ref(call)]
@@ -110,6 +127,7 @@ class Calls:
 
     def close(self) -> None:
         self.record.communicators.remove(self)
+        self.record.num_closed += self.number
 
 
 class Call:
@@ -120,6 +138,7 @@ class Call:
         "calls",
         "description",
         "dtype",
+        "lengths",
         "name",
         "nbytes",
         "number",
@@ -130,6 +149,7 @@ class Call:
     def __init__(self, calls: Calls, name: str, description: str = ""):
         self.calls, self.name, self.description = calls, name, description or name
         self.nbytes, self.dtype = 0, None
+        self.lengths: Sequence[int] = ()  # in elements, as ranks compare them
         self.number, self.under_way = 0, False
         self.place: tuple[str, int] = ("", 0)
 
@@ -148,11 +168,11 @@ class Call:
         calls.record.ring.append((self, self.number, self.place))
         self.under_way = True
 
-    def describe(self, collective: str, description: str, flat: Any) -> str:
+    def describe(self, collective: str, description: str, flat: Any, lengths: Sequence[int]) -> str:
         """Take down what is called, and on how much; returns it as it is compared."""
         self.description = self.name.replace(collective, description)
         if flat is not None:
-            self.nbytes, self.dtype = flat.nbytes, flat.dtype
+            self.nbytes, self.dtype, self.lengths = flat.nbytes, flat.dtype, lengths
         return self.description
 
     def entry(self) -> Entry:
@@ -162,7 +182,7 @@ class Call:
     def of_plan(self, name: str) -> "Call":
         """Return the runs of a plan that this call has bound."""
         runs = Call(self.calls, name, self.description.removeprefix("plan "))
-        runs.nbytes, runs.dtype, runs.place = self.nbytes, self.dtype, self.place
+        runs.nbytes, runs.dtype, runs.lengths, runs.place = self.nbytes, self.dtype, self.lengths, self.place
         return runs
 
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from collectives.job.launch import dead_ranks, show_dead
-from collectives.runtime.checks.call_log import Calls, Entry, Record, place_of, show_last
+from collectives.runtime.checks.call_log import Entry, place_of, show_last
+from collectives.runtime.checks.recorder import Recorder
 from collectives.runtime.plan import Plan
 from collectives.runtime.progress import Progress, Wait
 from collectives.schedule.moves import name_ranks
@@ -27,7 +28,20 @@ POLL_S = 0.5
 ANSWER_S = 5.0  # how long to wait for the others' answers
 LAST_WORDS_S = 0.5  # for what is printed to get through, before the job is ended
 ASK = None  # a message that is no answer
+MOST_REPORTED = 16  # calls, which others compare
 MOST_SHOWN = 3  # of the last collectives of a rank, runs of one counted once
+
+
+class WriteCalls(NamedTuple):
+    """A message to all ranks: to write their last calls, of each communicator from a number on, by label."""
+
+    begins: dict[str, int]
+
+
+class Written(NamedTuple):
+    """The answer to that: what has failed."""
+
+    failure: str
 
 
 class DeviceFailure(NamedTuple):
@@ -52,6 +66,10 @@ class Report(NamedTuple):
     numbers: dict[str, int]
     descriptions: dict[tuple[str, int], str]  # of its calls, by label and number
     awaited: Awaited | None
+    begins: dict[str, int]  # the first calls that its recorder knows, by label
+
+
+Message = Report | WriteCalls | Written | DeviceFailure | None
 
 
 class Times(NamedTuple):
@@ -64,8 +82,9 @@ class Times(NamedTuple):
 class Watchdog:
     """The thread of one rank.  `tag` is one that no other message on `comm` has; `progress` has the waits."""
 
-    def __init__(self, comm: MPI.Comm, tag: int, calls: Calls, progress: Progress, timeout_s: float):
-        self.comm, self.tag, self.record, self.timeout_s = comm, tag, calls.record, timeout_s
+    def __init__(self, comm: MPI.Comm, tag: int, recorder: Recorder, progress: Progress, timeout_s: float):
+        self.comm, self.tag, self.recorder, self.timeout_s = comm, tag, recorder, timeout_s
+        self.record = recorder.record
         self.progress, self.waits = progress, progress.waits
         progress.tell = self.tell
         self.rank, self.size = comm.rank, comm.size
@@ -127,9 +146,8 @@ class Watchdog:
         plans = [plan for reference in self.progress.on_devices.valuerefs() if (plan := reference())]
         runs = [(id(plan), plan.device_run[0]) for plan in plans]
         self.device_since = {run: self.device_since.get(run, self.clock_s) for run in runs if run[1]}
-        entries = self.record.entries()[-1:]
         numbers = [calls.number for calls in list(self.record.communicators)]
-        state = numbers, [entry.call.under_way for entry in entries]
+        state = numbers, [call.under_way for call, _, _ in list(self.record.ring)[-1:]]
         if state != self.state:
             self.state, self.changed_s = state, self.clock_s
 
@@ -147,10 +165,12 @@ class Watchdog:
                 self.device_since[run] = math.inf
         return unfinished
 
-    def take(self, source: int, message: "Report | DeviceFailure | None") -> None:
+    def take(self, source: int, message: Message) -> None:
         """Take a message that is no answer."""
         if message is ASK:
             self.answer(source)
+        elif isinstance(message, WriteCalls):
+            self.send(Written(self.recorder.write(message.begins)), source)
         elif isinstance(message, DeviceFailure) and not self.progress.failure:
             self.progress.failure, self.failed_s = f"rank {source} has failed in {message.words}", self.clock_s
 
@@ -161,12 +181,12 @@ class Watchdog:
                 if rank != self.rank:
                     self.send(DeviceFailure(words), rank)
 
-    def incoming(self) -> Iterator[tuple[int, "Report | DeviceFailure | None"]]:
+    def incoming(self) -> Iterator[tuple[int, Message]]:
         status = MPI.Status()
         while not self.alone and (message := self.comm.improbe(tag=self.tag, status=status)):
             yield status.source, message.recv()
 
-    def send(self, message: "Report | DeviceFailure | None", dest: int) -> None:
+    def send(self, message: Message, dest: int) -> None:
         self.sent = [request for request in self.sent if not request.Test()]
         self.sent.append(self.comm.isend(message, dest, self.tag))
 
@@ -183,7 +203,7 @@ class Watchdog:
             run = min(late, key=self.device_since.__getitem__)
             since_s, wait = self.device_since[run], (main.ident or 0, late[run], "")
         times = Times(self.clock_s - since_s, self.clock_s - self.changed_s)
-        return report_of(self.record, wait and Wait(*wait), times, main)
+        return report_of(self.recorder, wait and Wait(*wait), times, main)
 
     def sound(self, overdue: set[int]) -> None:
         """Ask all ranks, print what they say and end the job.
@@ -214,11 +234,28 @@ class Watchdog:
         if self.alone:
             limit += "; the others cannot be asked, since MPI was not started with THREAD_MULTIPLE"
         words = account(reports, [self.rank] if self.alone else range(self.size), self.size)
-        self.last_words(f"rank {self.rank} has waited for {limit}; this ends the job:\n{words}")
+        begins = common_begins(reports.values())
+        others = self.have_written(begins, {rank for rank in reports if rank != self.rank})
+        self.last_words(f"rank {self.rank} has waited for {limit}; this ends the job:\n{words}", begins, others)
 
-    def last_words(self, words: str) -> None:
-        """Print them and end the job."""
-        print(words, file=sys.stderr, flush=True)
+    def have_written(self, begins: dict[str, int], others: set[int]) -> dict[int, str]:
+        """Have other ranks write their last calls; return what has failed, by rank, of those that have tried."""
+        for rank in others:
+            self.send(WriteCalls(begins), rank)
+        failures: dict[int, str] = {}
+        deadline = time.monotonic() + ANSWER_S
+        while failures.keys() != others and time.monotonic() < deadline:
+            failures |= {source: m.failure for source, m in self.incoming() if isinstance(m, Written)}
+            time.sleep(0.01)
+        return failures
+
+    def last_words(
+        self, words: str, begins: Mapping[str, int] | None = None, others: Mapping[int, str] | None = None
+    ) -> None:
+        """Write the last calls, print the words and where they are, and end the job."""
+        failures = {**(others or {}), self.rank: self.recorder.write(begins)}
+        failure = next(filter(None, failures.values()), "")
+        print(words, failure or self.recorder.remedy(len(failures) == self.size), sep="\n", file=sys.stderr, flush=True)
         time.sleep(LAST_WORDS_S)
         if self.alone:
             os._exit(1)
@@ -236,22 +273,34 @@ class Watchdog:
             pause_s = min(2 * pause_s, POLL_S / 10)
 
 
-def report_of(record: Record, wait: Wait | None, times: Times, main: threading.Thread) -> Report:
+def report_of(recorder: Recorder, wait: Wait | None, times: Times, main: threading.Thread) -> Report:
     """Report on this rank, from any of its threads."""
-    entries = record.entries()
-    numbers = {calls.label: calls.number for calls in list(record.communicators)}
+    entries = recorder.record.entries()[-MOST_REPORTED:]
+    numbers = {calls.label: calls.number for calls in list(recorder.record.communicators)}
     descriptions = {(entry.call.calls.label, entry.number): entry.call.description for entry in entries}
+    facts = numbers, descriptions
+    begins = recorder.begins()
     if wait is None:
-        return Report(of_no_wait(entries, times.quiet_s, main), numbers, descriptions, None)
+        return Report(of_no_wait(entries, times.quiet_s, main), *facts, None, begins)
     awaited = awaited_by(wait, entries)
     if awaited is None:
         words = f"waits {times.waited_s:.0f} s in {wait.words} ({place_of(wait.thread)}){before(entries)}"
-        return Report(words, numbers, descriptions, None)
+        return Report(words, *facts, None, begins)
     earlier = entries[: entries.index(awaited)] if awaited in entries else entries
     words = f"waits {times.waited_s:.0f} s in {awaited}{details(wait)}{before(earlier)}"
     calls = awaited.call.calls
     title = f"{awaited.call.name} #{awaited.number}{calls.label}"
-    return Report(words, numbers, descriptions, Awaited(title, calls.label, awaited.number, list(calls.members)))
+    return Report(words, *facts, Awaited(title, calls.label, awaited.number, list(calls.members)), begins)
+
+
+def common_begins(reports: Iterable[Report]) -> dict[str, int]:
+    """Return the first calls that all ranks know, by label, and that of those that some wait in."""
+    begins: dict[str, int] = {}
+    for report in reports:
+        begins |= {label: max(number, begins.get(label, 0)) for label, number in report.begins.items()}
+    for awaited in filter(None, (report.awaited for report in reports)):
+        begins[awaited.label] = min(awaited.number, begins.get(awaited.label, 0))
+    return begins
 
 
 def is_finished(plan: Plan) -> bool:

@@ -1,0 +1,40 @@
+"""The picture of a run that is killed: Open MPI's mpirun gives its ranks 0.2 s when it gets a Ctrl-C itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+WAITING = """
+import sys
+if not sys.stdin.buffer.read(1):  # the run has ended without a word
+    from models.report import draw_recorded
+    draw_recorded(sys.argv[1], int(sys.argv[2]))
+"""
+
+
+@contextmanager
+def drawn_if_killed(out_dir: str | None, vocab_size: int) -> Iterator[None]:
+    """Have a process of its own draw loss.png from metrics.jsonl if this one ends within the block, however it does."""
+    if out_dir is None:
+        yield
+        return
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(Path(out_dir).absolute()), str(vocab_size)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # which neither a terminal's signals nor mpirun's reach
+    ) as waiting:
+        try:
+            yield
+        finally:
+            assert waiting.stdin is not None
+            with suppress(BrokenPipeError):  # it has been killed, too
+                waiting.stdin.write(b".")
+                waiting.stdin.flush()

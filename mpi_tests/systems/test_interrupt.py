@@ -1,0 +1,149 @@
+"""Ctrl-C: programs keep and write what they have got, with mpirun, which gives its ranks no time, and without."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from collectives.runtime.choose.auto import parse_tuning
+from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch
+from mpi_tests.helpers.trained import config, flags
+
+pytestmark = pytest.mark.shares_cores
+
+LAUNCHERS = {"alone": 0, "mpirun": 2}
+INTERRUPTED = 130
+
+
+def interrupted(num_ranks: int, words: list[str], is_time: Callable[[str], bool]) -> subprocess.CompletedProcess:
+    """Start a command, on ranks if any, and interrupt it when it is time, by what it has printed so far."""
+    launcher = [find_mpirun(), "-n", str(num_ranks)] if num_ranks else []
+    command, env = [*launcher, sys.executable, *words], environment() | {"COLLECTIVES_LINKS": "0"}
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, name) for name in ("stdout", "stderr")]
+        with outputs[0].open("w") as stdout, outputs[1].open("w") as stderr:
+            process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=stdout, stderr=stderr)
+        try:
+            deadline = time.monotonic() + 100
+            while not is_time(outputs[0].read_text()):
+                assert process.poll() is None, outputs[1].read_text()
+                assert time.monotonic() < deadline, outputs[0].read_text()
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+        finally:
+            process.terminate()
+            process.wait(10)
+        return subprocess.CompletedProcess(command, process.returncode, *(path.read_text() for path in outputs))
+
+
+def check_ended(ended, launcher: str) -> None:
+    assert "Traceback" not in ended.stderr
+    if launcher == "alone":
+        assert (ended.returncode, ended.stderr.splitlines()[-1]) == (INTERRUPTED, "interrupted")
+    else:
+        assert ended.returncode != 0
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_benchmark_leaves_what_it_has_measured(tmp_path, launcher):
+    """It is in the middle of the second size."""
+    file = tmp_path / "r.json"
+    words = ["-m", "collectives.bench", "-a", "ring", "-b", "8", "-e", "64M", "-f", str(1 << 23), "--json", str(file)]
+    ended = interrupted(LAUNCHERS[launcher], [*words, "-n", "300"], lambda shown: file.exists())
+    check_ended(ended, launcher)
+    (row, *_) = json.loads(file.read_text())["results"]
+    assert (row["bytes"], row["wrong"], len(row["samples_us"])) == (8, 0, 300)
+    assert {path.name for path in tmp_path.iterdir()} == {"r.json"}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_tuning_leaves_what_it_has_measured(tmp_path, launcher):
+    file = tmp_path / "tuning.json"
+    words = ["-m", "collectives.bench", "--tune", str(file), "-b", "8", "-e", "64M", "-n", "200"]
+    ended = interrupted(LAUNCHERS[launcher], words, lambda shown: file.exists())
+    check_ended(ended, launcher)
+    tuning = parse_tuning(file.read_text(), str(file))
+    assert {case.collective for case in tuning.fastest} == {"all_reduce"}
+    env = {"COLLECTIVES_TUNING": str(file)}
+    assert launch(2, "python", "examples/sum.py", env=env).returncode == 0
+
+
+def test_a_simulation_shows_what_it_has_predicted():
+    words = ["-m", "collectives.schedule.simulate", "--exact", "--topology", "16x8", "-b", "8", "-e", "1G"]
+    ended = interrupted(0, words, lambda shown: "predicted exactly" in shown)
+    assert ended.returncode == INTERRUPTED
+    assert ended.stderr.splitlines()[-1] == "interrupted: what is - has not been predicted"
+    head, *rows = ended.stdout.splitlines()[2:]
+    assert len(rows) == 10
+    cells = [cell for row in rows for cell in row.replace("<", "").split()[1:]]
+    assert len(cells) == len(rows) * len(head.split()[1:])
+    assert "-" in cells
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_training_run_leaves_its_metrics_and_their_picture(tmp_path, launcher):
+    words = ["train.py", *flags(config(max(1, LAUNCHERS[launcher]), out_dir=str(tmp_path), max_iters=10**6))]
+    ended = interrupted(LAUNCHERS[launcher], words, lambda shown: "iter 3/" in shown)
+    check_ended(ended, launcher)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["iter"] for record in records if "loss" in record][:3] == [1, 2, 3]
+    assert wait_for(tmp_path / "loss.png").startswith(b"\x89PNG")
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def wait_for(path: Path) -> bytes:
+    """The content of a file that another process may still be writing."""
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return path.read_bytes()
+
+
+def test_a_killed_process_has_its_picture_drawn_too(tmp_path):
+    program = """
+import os, signal, sys
+from models.killed import drawn_if_killed
+from models.report import TrainingReport
+with TrainingReport(sys.argv[1], 9, 64, False) as report, drawn_if_killed(sys.argv[1], 64):
+    report.validation(1, 3.5)
+    report.file.write('{"iter": 2, "val_l')  # half a line
+    report.file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, env=environment(), timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    assert wait_for(tmp_path / "loss.png").startswith(b"\x89PNG")
+
+
+def test_a_job_whose_ranks_are_interrupted_ends_with_one_line(tmp_path):
+    """As MPICH's mpirun does it; rank 0 writes first."""
+    script, file = tmp_path / "script.py", tmp_path / "written"
+    script.write_text(f"""
+import os, signal, time
+import collectives
+comm = collectives.world()
+comm.barrier()
+try:
+    if comm.rank:
+        os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1 if comm.rank else 0.5)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+finally:
+    if comm.rank == 0:
+        time.sleep(1)
+        open({str(file)!r}, "w")
+""")
+    ended = launch(2, "python", script)
+    assert ended.returncode != 0
+    assert file.exists()
+    assert [line for line in ended.stderr.splitlines() if line == "interrupted" or "Traceback" in line] == [
+        "interrupted"
+    ]

@@ -1,0 +1,338 @@
+"""Planted hangs: PyTorch's flight-recorder analyzer, given the ranks' files, names the rank and call of the report."""
+
+import gc
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from torch.distributed.flight_recorder.components.builder import build_db
+from torch.distributed.flight_recorder.components.config_manager import JobConfig
+from torch.distributed.flight_recorder.components.loader import read_dir
+
+from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch, watched
+
+pytestmark = pytest.mark.shares_cores
+
+# Starting up, and compiling, may take its time: `world` has the usual limit.
+BEGIN = """
+import os, signal, sys, time
+import numpy as np
+import collectives
+
+world = collectives.world()
+x = world.empty(8)
+world.plan("all_reduce", x, algorithm="one_shot")()
+world.barrier()
+comm = collectives.Communicator(world.mpi, check={check}, timeout_s=2, segment_bytes=1024)
+late = world.rank == 1
+def load():
+    time.sleep(60)
+"""
+NEVER = r"not arrived at (\S+)[^#]* #(\d+).*: ranks? (\S+)"
+DISAGREE = r"ranks disagree: call #(\d+).* is (\w+)\(.* on ranks? (\S+), (\w+)\(.* on ranks? (\S+)"
+
+
+class Culprits(NamedTuple):
+    """The ranks that are missing from a call, or make another one."""
+
+    call: str
+    number: int
+    ranks: set[int]
+
+
+def run(folder: Path, body: str, num_ranks: int = 3, check: bool = True, **env: str):
+    script = folder / "script.py"
+    script.write_text(BEGIN.format(check=check) + body)
+    return launch(num_ranks, "python", script, env={"COLLECTIVES_CALLS": str(folder / "calls")} | env)
+
+
+def folder_of(ended, tmp_path: Path) -> Path:
+    """The one folder of files, which the report names."""
+    (folder,) = (tmp_path / "calls").iterdir()
+    assert re.search(
+        f"^the last calls of each rank: torchfrtrace (--allow-incomplete-ranks )?{folder}$", ended.stderr, re.M
+    )
+    return folder
+
+
+def analyzed(folder: Path, *words: str):
+    """What torch's analyzer finds wrong, each as a `Collective` of its table."""
+    flags = JobConfig().parse_args([str(folder), *words])
+    try:
+        found = build_db(*read_dir(flags)[:1], flags, "2.10").collectives
+    finally:
+        gc.enable()  # which the analyzer switches off
+    return [one for one in found if one.missing_ranks or one.mismatch_collectives]
+
+
+def by_torch(folder: Path) -> list[Culprits]:
+    found = analyzed(folder)
+    return [
+        Culprits(
+            one.collective_name.removeprefix("nccl:").split()[is_collective(one)],
+            one.collective_seq_id,
+            set(one.missing_ranks or one.mismatch_collectives),
+        )
+        for one in found
+    ]
+
+
+def is_collective(one) -> bool:
+    """Whether our own name follows the analyzer's."""
+    return not one.collective_name.startswith(("nccl:send ", "nccl:recv "))
+
+
+def by_report(ended) -> list[Culprits]:
+    return [
+        Culprits(call, int(number), set(map(int, ranks.split(","))))
+        for call, number, ranks in re.findall(NEVER, ended.stderr)
+    ]
+
+
+SKIPPED = """
+for _ in range(3):
+    comm.broadcast(x)
+if not late:
+    comm.all_reduce(x)
+"""
+ASLEEP = """
+plan = comm.plan("all_reduce", x, algorithm="ring")
+plan()
+if late:
+    load()
+plan()
+"""
+# Runs that are only counted, by programs in shared memory; other ranks have run one more.
+SHORT_RUNS = """
+plans = [comm.plan("all_reduce", x, algorithm="one_shot"), comm.plan("broadcast", x, algorithm="staged")]
+for _ in range(40):
+    for plan in plans:
+        plan()
+if late:
+    load()
+plans[0]()
+"""
+LIBRARY = """
+plan = comm.plan("barrier", algorithm="mpi")
+if late:
+    load()
+plan()
+"""
+PART = """
+part = comm.split(0 if comm.rank else 1)
+barrier = part.plan("barrier", algorithm="dissemination")
+if not late:
+    barrier()
+"""
+STARTED = """
+works = [comm.all_reduce(np.ones(n, "float32"), blocking=False) for n in (4, 5)]
+if not late:
+    works.append(comm.all_gather(np.ones(3), blocking=False))
+for work in works:
+    work.wait()
+"""
+LONG_AGO = """
+world.scan(np.ones(4))  # compiles
+world.exscan(np.ones(4))
+alone = comm.split(comm.rank)
+for _ in range(1000 * (1 + comm.rank)):
+    alone.barrier(algorithm="dissemination")  # far more on some ranks than what is kept
+for _ in range(5):
+    comm.scan(np.ones(4))
+if comm.rank != 2:
+    comm.exscan(np.ones(4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "call", "number", "ranks"),
+    [
+        pytest.param(SKIPPED, "all_reduce", 5, {1}, id="skipped"),
+        pytest.param(ASLEEP, "all_reduce", 4, {1}, id="asleep"),
+        pytest.param(SHORT_RUNS, "all_reduce", 84, {1}, id="short_runs"),
+        pytest.param(LIBRARY, "barrier", 3, {1}, id="library"),
+        pytest.param(PART, "barrier", 2, {1}, id="part"),
+        pytest.param(STARTED, "all_gather", 4, {1}, id="started"),
+        pytest.param(LONG_AGO, "exscan", 8, {2}, id="long_ago"),
+    ],
+)
+def test_a_rank_that_is_missing(tmp_path, body, call, number, ranks):
+    ended = run(tmp_path, body)
+    assert by_report(ended)[0] == (call, number, ranks), ended.stderr
+    (first, *_) = by_torch(folder_of(ended, tmp_path))
+    assert first == (call, number, ranks)
+
+
+def test_ranks_that_wait_for_each_other_in_two_parts(tmp_path):
+    body = """
+a, b = comm.split(0), comm.split(0)
+for part in (b, a) if late else (a, b):
+    part.plan("barrier", algorithm="dissemination")()
+"""
+    ended = run(tmp_path, body, num_ranks=2)
+    expected = {("barrier", 1, (1,)), ("barrier", 1, (0,))}
+    assert {(call, number, tuple(ranks)) for call, number, ranks in by_torch(folder_of(ended, tmp_path))} == expected
+    words = "not arrived at plan barrier #1 of split(color=0) "
+    assert f"{words}#2: rank 1" in ended.stderr
+    assert f"{words}#3: rank 0" in ended.stderr
+
+
+DIFFERENT = {
+    "collective": (
+        'comm.broadcast(x, algorithm="binomial", root=2) if late else comm.all_reduce(x, algorithm="ring")',
+        "COLLECTIVE_TYPE_MISMATCH",
+    ),
+    "length": (
+        'comm.all_reduce(np.ones(256 * (3 if late else 6), "float32"), algorithm="ring")',
+        "SIZE_OR_SYNTAX_MISMATCH",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_a_rank_that_calls_something_else(tmp_path, what):
+    body, kind = DIFFERENT[what]
+    ended = run(tmp_path, body, check=False)
+    (one, *_) = analyzed(folder_of(ended, tmp_path))
+    ((culprit, other),) = one.mismatch_collectives.items()
+    assert (culprit, one.collective_seq_id, other.type_of_mismatch.state.name) == (1, 2, kind)
+    number, call, ranks, other_call, late = re.search(DISAGREE, ended.stderr).groups()
+    assert (number, ranks, late) == ("2", "0,2", "1")
+    assert [one.collective_name.split()[0], other.collective_name.split()[0]] == [f"nccl:{call}", f"nccl:{other_call}"]
+    (line,) = [n for n, text in enumerate((tmp_path / "script.py").read_text().splitlines(), 1) if text == body]
+    (frame,) = one.collective_frames
+    assert (frame["filename"], frame["line"]) == (str(tmp_path / "script.py"), line)
+
+
+MESSAGES = {
+    "recv": ("if late: comm.recv(x, source=2, tag=7)", "rank 1 of 3 waits", "recv from rank 2 with tag 7", {2}),
+    "send": ("if late: comm.send(np.ones(10**6), 2, 3)", "rank 1 of 3 waits", "send to rank 2 with tag 3", {2}),
+    "any": ("if late: comm.recv(x)", "rank 1 of 3 waits", "recv from any rank with tag 0", {0, 2}),
+}
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_a_message_without_its_other_end(tmp_path, kind):
+    body, waits, words, missing = MESSAGES[kind]
+    ended = run(tmp_path, body)
+    assert re.search(rf"^{waits} \d+ s in {words} \(", ended.stderr, re.MULTILINE), ended.stderr
+    ((call, number, ranks),) = by_torch(folder_of(ended, tmp_path))
+    assert (call, number, ranks) == ("send" if kind == "send" else "recv", 1, missing)
+
+
+def test_messages_of_two_tags(tmp_path):
+    body = "comm.send(np.ones(10**6), 0, tag=8) if late else comm.recv(np.ones(10**6), 1, tag=7)"
+    ended = run(tmp_path, body, num_ranks=2)
+    assert "in recv from rank 1 with tag 7 (" in ended.stderr
+    assert "in send to rank 0 with tag 8 (" in ended.stderr
+    found = sorted(by_torch(folder_of(ended, tmp_path)))
+    assert found == [("recv", 1, {1}), ("send", 1, {0})]
+
+
+def test_a_rank_that_is_stopped(tmp_path, caplog):
+    """It leaves no file, as of PyTorch's ranks; the analyzer says so."""
+    body = """
+if late:
+    os.kill(os.getpid(), signal.SIGSTOP)
+comm.barrier()
+"""
+    ended = run(tmp_path, body)
+    assert "perhaps not arrived at barrier #2: rank 1" in ended.stderr
+    assert missed(folder_of(ended, tmp_path), caplog) == {1}
+
+
+def test_a_rank_that_dies_where_mpi_goes_on_without_it(tmp_path, caplog):
+    if "Open MPI" not in watched([find_mpirun(), "--version"], environment(), 60).stdout:
+        pytest.skip("needs Open MPI, which goes on without a rank that has died")
+    script = tmp_path / "script.py"
+    body = """
+plan = comm.plan("all_reduce", x, algorithm="one_shot")
+plan()
+if late:
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    plan()
+"""
+    script.write_text(BEGIN.format(check=True) + body)
+    env = environment() | {"COLLECTIVES_CALLS": str(tmp_path / "calls")}
+    ended = watched([find_mpirun(), "--with-ft", "ulfm", "-n", 3, sys.executable, script], env, 60)
+    assert re.search(r"rank [02]: rank 1 has died \(MPI_ERR.*\); this ends the job", ended.stderr)
+    folders = [*(tmp_path / "calls").iterdir()]
+    assert len({path.name for folder in folders for path in folder.iterdir()} - {"rank_1"}) > 0
+    assert any(missed(folder, caplog) >= {1} for folder in folders)
+
+
+def missed(folder: Path, caplog) -> set[int]:
+    """The ranks without which the analyzer cannot decide."""
+    with caplog.at_level(logging.INFO):
+        analyzed(folder, "--allow-incomplete-ranks")
+    return {
+        int(rank)
+        for ranks in re.findall(r"missed FR dumps from ranks \(\{(.*?)\}\)", caplog.text)
+        for rank in ranks.split(", ")
+    }
+
+
+def test_a_signal_has_all_ranks_write_and_go_on(tmp_path):
+    body = """
+comm.split(0).all_reduce(x, algorithm="ring")
+print("waiting", flush=True)
+deadline = time.monotonic() + 60
+while not os.path.exists(sys.argv[1]) and time.monotonic() < deadline:
+    time.sleep(0.05)
+world.barrier()
+print("ended", flush=True)
+"""
+    script, go_on, calls = tmp_path / "script.py", tmp_path / "go_on", tmp_path / "calls"
+    script.write_text(BEGIN.format(check=True) + body)
+    env = environment() | {"COLLECTIVES_CALLS": str(calls)}
+    command = [find_mpirun(), "-n", "2", sys.executable, str(script), str(go_on)]
+    ends = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=env, text=True, **ends) as job:
+        for _ in range(2):
+            assert job.stdout.readline() == "waiting\n"
+        assert not calls.exists()
+        job.send_signal(signal.SIGUSR2)
+        deadline = time.monotonic() + 30
+        while len([*calls.glob("*/rank_*")]) < 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        go_on.touch()
+        stdout, stderr = job.communicate(timeout=60)
+    assert (job.returncode, stdout) == (0, "ended\n" * 2)
+    folders = [*calls.iterdir()]
+    assert sorted(stderr.splitlines()) == sorted(
+        f"rank {rank} has written its last calls to {folder}" for folder in folders for rank in range(2)
+    )
+    for folder in folders:
+        assert analyzed(folder) == []
+
+
+def test_nothing_is_written_of_a_job_that_ends_well_or_by_an_error(tmp_path):
+    assert run(tmp_path, "comm.all_reduce(x)").returncode == 0
+    assert run(tmp_path, "comm.all_reduce(x[:4] if late else x)").returncode == 2
+    assert not (tmp_path / "calls").exists()
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    """The job ends with its report as ever."""
+    (tmp_path / "calls").mkdir()
+    (tmp_path / "calls").chmod(0o500)
+    if os.access(tmp_path / "calls", os.W_OK):  # root's
+        body = f"os.rmdir({str(tmp_path / 'calls')!r}) if comm.rank == 0 else None\ncomm.barrier()\n"
+        body += f"open({str(tmp_path / 'calls')!r}, 'w') if comm.rank == 0 else None\n"
+    else:
+        body = ""
+    ended = run(tmp_path, f"{body}\nif not late: comm.barrier()")
+    assert "not arrived at barrier" in ended.stderr
+    assert re.search(
+        r"^rank \d cannot write its last calls to .*: (Not a directory|Permission denied|File exists)$",
+        ended.stderr,
+        re.MULTILINE,
+    )
