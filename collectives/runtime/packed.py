@@ -59,8 +59,7 @@ def pack_strided(request: Request, rank: int) -> PackedCall:
             continue
         view, packed = numpy_view(array), contiguous(array)
         if is_written:
-            check_writable(view, name)
-            check_apart(view, name)
+            check_result(view, name)
             call.after.append((view, numpy_view(packed)))
         call.owners.append((packed, array))
         call.request = call.request._replace(**{name: packed})
@@ -72,8 +71,12 @@ def contiguous(array: Any) -> Any:
     return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.detach().contiguous()
 
 
-def check_apart(view: np.ndarray, name: str) -> None:
-    """Refuse to write elements that lie in one place, as those of an expanded tensor."""
+def check_result(view: Any, name: str) -> None:
+    """Refuse an array that is read-only, or has several elements in one place, as an expanded tensor.
+
+    Raises: ValueError.
+    """
+    check_writable(view, name)
     if any(stride == 0 and length > 1 for stride, length in zip(view.strides, view.shape, strict=True)):
         raise ValueError(f"{name} has several elements in one place (strides {view.strides}): pass a copy of it")
 
