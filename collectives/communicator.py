@@ -38,6 +38,9 @@ class Communicator:
     job, once every rank has said where it is.  Without these arguments the environment variables COLLECTIVES_CHECK and
     COLLECTIVES_TIMEOUT_S decide.
 
+    Arrays are of any shape.  Where one of the host is not C-contiguous, as x[:, ::2], a call works on a copy of it, and
+    writes back what it changes.  A plan refuses it, and any call does on a device.
+
     `segment_bytes` is the piece in which long messages travel.  Communicators that come from one by `split` move
     each other's started plans on.
     """
@@ -151,8 +154,12 @@ class Communicator:
 
         In place: `x` holds the result and is returned.  With `out`, `x` is left alone and `out` returned.
 
-        `op` is "sum", "prod", "min", "max", "avg", "band", "bor" or "bxor", or one of those of MPI, as MPI.SUM.  "avg"
+        `op` is "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor", "minloc" or "maxloc",
+        one of those of MPI, as MPI.SUM, or of one's own: a `collectives.Op`, or what MPI.Op.Create has made.  "avg"
         divides the sum by the number of ranks: of integers toward zero, and the sum wraps before, as NCCL does it.
+        Logical ops give 0 and 1 in the dtype of `x`; what a single rank gives stays as it is, as in MPI.  "minloc" and
+        "maxloc" are of arrays of a value and an index, as [("value", "f4"), ("index", "i4")] for MPI.FLOAT_INT: of
+        equal values the least index wins.  These two and one's own are reduced in NumPy, over messages.
 
         16-bit floats are summed up in float32 and rounded once; messages carry the float32 sums, twice the bytes.
 
@@ -183,8 +190,9 @@ class Communicator:
         wire_dtype: Any = None,
         reproducible: bool = False,
     ) -> Any:
-        """Reduce every rank's `x` elementwise; rank r gets the r-th chunk of the result, flat, in `out`.
+        """Reduce every rank's `x` elementwise; rank r gets the r-th chunk of the result in `out`.
 
+        Without an `out` it is a new array, in rows like those of `x` if chunks are of whole rows, and else flat.
         Chunks have `counts` elements, by default as equal as can be, the first ones one longer.  `x` is left
         alone, unless `out` is this rank's chunk of `x` itself: then the rest of `x` is used as working space.
 
@@ -202,7 +210,10 @@ class Communicator:
         algorithm: str = "auto",
         blocking: bool = True,
     ) -> Any:
-        """Gather all ranks' `x` on every rank, one after the other, flat, in `out`.
+        """Gather all ranks' `x` on every rank, one after the other, in `out`.
+
+        Without an `out` it is a new array, in rows like those of `x`: on p ranks, x of shape (2, 3) gives (2p, 3), and
+        x[None] gives (p, 2, 3).
 
         Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.  `x` may be this rank's
         chunk of `out` itself.
@@ -218,8 +229,9 @@ class Communicator:
         algorithm: str = "auto",
         blocking: bool = True,
     ) -> Any:
-        """Exchange chunks: chunk d of rank s's `x` becomes chunk s of rank d's `out`, which is flat.
+        """Exchange chunks: chunk d of rank s's `x` becomes chunk s of rank d's `out`.
 
+        Without an `out` it is a new array, in rows like those of `x` if chunks are of whole rows, and else flat.
         Chunks are equal, or have `send_counts`; then all ranks pass them, and `recv_counts` may be left out.
         """
         return (self._run if blocking else self._start)("all_to_all", x, out, (send_counts, recv_counts, algorithm))
@@ -295,9 +307,10 @@ class Communicator:
         algorithm: str = "auto",
         blocking: bool = True,
     ) -> Any:
-        """Gather all ranks' `x` on the root, one after the other, flat, in `out`; the other ranks get None.
+        """Gather all ranks' `x` on the root, one after the other, in `out`; the other ranks get None.
 
-        Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.
+        Without an `out` it is a new array, as in `all_gather`.  Rank r's `x` has `counts[r]` elements, by default the
+        same number on all ranks.
         """
         return (self._run if blocking else self._start)("gather", x, out, (root, counts, algorithm))
 
@@ -310,10 +323,11 @@ class Communicator:
         algorithm: str = "auto",
         blocking: bool = True,
     ) -> Any:
-        """Give rank r the r-th chunk of the root's `x`, flat, in `out`.
+        """Give rank r the r-th chunk of the root's `x`, in `out`.
 
-        Chunks have `counts` elements, by default as equal as can be, the first ones one longer.  Other ranks' `x`
-        is not read; with an `out` it may be None, and then chunks without `counts` must be equal.
+        Without an `out` it is a new array, as in `reduce_scatter`.  Chunks have `counts` elements, by default as equal
+        as can be, the first ones one longer.  Other ranks' `x` is not read; with an `out` it may be None, and then
+        chunks without `counts` must be equal.
         """
         return (self._run if blocking else self._start)("scatter", x, out, (root, counts, algorithm))
 

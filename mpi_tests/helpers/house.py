@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=17_700, files=101, entries=11)}
+LIMITS = {"collectives": Limits(lines=18_200, files=103, entries=11)}
 
 
 class Floor(NamedTuple):
