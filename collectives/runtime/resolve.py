@@ -276,9 +276,11 @@ class Resolver:
 
     def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
         """Start a collective, for the caller to wait for."""
-        packed = self.pack(Request(collective, x, out, options))
-        request = packed.request if packed else Request(collective, x, out, options)
-        plan = self.plan_once(request, self.sign_start(request))
+        request = Request(collective, x, out, options)
+        signed, packed = self.sign_start(request), None
+        if signed is None and (packed := self.pack(request)):
+            request, signed = packed.request, self.sign_start(packed.request)
+        plan = self.plan_once(request, signed)
         if packed:
             plan.enclose((), packed.after, packed.result(plan.result))
         return plan.start()

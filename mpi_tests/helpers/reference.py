@@ -16,6 +16,7 @@ REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 SCANS = ("scan", "exscan")
 MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
 COLLECTIVES = (*REDUCTIONS, *SCANS, *MOVES)
+IN_PLACE = ("all_reduce", "broadcast", "reduce", *SCANS)
 ROOTED = ("broadcast", "gather", "reduce", "scatter")
 BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
 TRUTHS = {"land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor}
