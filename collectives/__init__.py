@@ -12,12 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collectives.arrays.ops import Op
     from collectives.communicator import Communicator
     from collectives.job.errors import CommunicationError, InputError
     from collectives.job.launch import world
     from collectives.runtime.plan import Plan
 
-__all__ = ["CommunicationError", "Communicator", "InputError", "Plan", "algorithms", "world"]
+__all__ = ["CommunicationError", "Communicator", "InputError", "Op", "Plan", "algorithms", "world"]
 
 HOMES = {
     "algorithms": "collectives.algorithms",
@@ -25,6 +26,7 @@ HOMES = {
     "Plan": "collectives.runtime.plan",
     "Communicator": "collectives.communicator",
     "InputError": "collectives.job.errors",
+    "Op": "collectives.arrays.ops",
     "world": "collectives.job.launch",
     "__version__": "collectives.job.settings",
 }

@@ -2,13 +2,14 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from mpi4py import MPI
 
 from collectives.arrays import views
+from collectives.arrays.ops import Op
 from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import after_fork
 from collectives.runtime.checks.call_log import Call
@@ -37,6 +38,9 @@ class Communicator:
     job, once every rank has said where it is.  Without these arguments the environment variables COLLECTIVES_CHECK and
     COLLECTIVES_TIMEOUT_S decide.
 
+    Arrays are of any shape.  Where one of the host is not C-contiguous, as x[:, ::2], a call works on a copy of it, and
+    writes back what it changes.  A plan refuses it, and any call does on a device.
+
     `segment_bytes` is the piece in which long messages travel.  Communicators that come from one by `split` move
     each other's started plans on.
     """
@@ -56,6 +60,9 @@ class Communicator:
         self.mpi, self.rank, self.size = context.mpi, context.rank, context.size
         self.topology, self.segment_bytes = context.topology, context.segment_bytes
         self.check, self.timeout_s = context.check, context.timeout_s
+        self._run: Callable[..., Any] = self._resolver.run
+        self._start: Callable[..., Any] = self._resolver.start
+        self._requests: list[Any] | None = None  # of a group
 
     @property
     def network(self) -> Network:
@@ -135,7 +142,7 @@ class Communicator:
     def all_reduce(
         self,
         x: Any,
-        op: "str | MPI.Op" = "sum",
+        op: "str | Op | MPI.Op" = "sum",
         out: Any = None,
         algorithm: str = "auto",
         blocking: bool = True,
@@ -147,8 +154,12 @@ class Communicator:
 
         In place: `x` holds the result and is returned.  With `out`, `x` is left alone and `out` returned.
 
-        `op` is "sum", "prod", "min", "max", "avg", "band", "bor" or "bxor", or one of those of MPI, as MPI.SUM.  "avg"
+        `op` is "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor", "minloc" or "maxloc",
+        one of those of MPI, as MPI.SUM, or of one's own: a `collectives.Op`, or what MPI.Op.Create has made.  "avg"
         divides the sum by the number of ranks: of integers toward zero, and the sum wraps before, as NCCL does it.
+        Logical ops give 0 and 1 in the dtype of `x`; what a single rank gives stays as it is, as in MPI.  "minloc" and
+        "maxloc" are of arrays of a value and an index, as [("value", "f4"), ("index", "i4")] for MPI.FLOAT_INT: of
+        equal values the least index wins.  These two and one's own are reduced in NumPy, over messages.
 
         16-bit floats are summed up in float32 and rounded once; messages carry the float32 sums, twice the bytes.
 
@@ -163,13 +174,15 @@ class Communicator:
         >>> collectives.world().all_reduce(np.ones(3))
         array([1., 1., 1.])
         """
-        return self._run(blocking)("all_reduce", x, out, (op_name(op), wire_dtype, reproducible, algorithm))
+        return (self._run if blocking else self._start)(
+            "all_reduce", x, out, (op_name(op), wire_dtype, reproducible, algorithm)
+        )
 
     def reduce_scatter(
         self,
         x: Any,
         out: Any = None,
-        op: "str | MPI.Op" = "sum",
+        op: "str | Op | MPI.Op" = "sum",
         counts: Sequence[int] | None = None,
         algorithm: str = "auto",
         blocking: bool = True,
@@ -177,14 +190,17 @@ class Communicator:
         wire_dtype: Any = None,
         reproducible: bool = False,
     ) -> Any:
-        """Reduce every rank's `x` elementwise; rank r gets the r-th chunk of the result, flat, in `out`.
+        """Reduce every rank's `x` elementwise; rank r gets the r-th chunk of the result in `out`.
 
+        Without an `out` it is a new array, in rows like those of `x` if chunks are of whole rows, and else flat.
         Chunks have `counts` elements, by default as equal as can be, the first ones one longer.  `x` is left
         alone, unless `out` is this rank's chunk of `x` itself: then the rest of `x` is used as working space.
 
         `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
-        return self._run(blocking)("reduce_scatter", x, out, (op_name(op), counts, wire_dtype, reproducible, algorithm))
+        return (self._run if blocking else self._start)(
+            "reduce_scatter", x, out, (op_name(op), counts, wire_dtype, reproducible, algorithm)
+        )
 
     def all_gather(
         self,
@@ -194,12 +210,15 @@ class Communicator:
         algorithm: str = "auto",
         blocking: bool = True,
     ) -> Any:
-        """Gather all ranks' `x` on every rank, one after the other, flat, in `out`.
+        """Gather all ranks' `x` on every rank, one after the other, in `out`.
+
+        Without an `out` it is a new array, in rows like those of `x`: on p ranks, x of shape (2, 3) gives (2p, 3), and
+        x[None] gives (p, 2, 3).
 
         Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.  `x` may be this rank's
         chunk of `out` itself.
         """
-        return self._run(blocking)("all_gather", x, out, (counts, algorithm))
+        return (self._run if blocking else self._start)("all_gather", x, out, (counts, algorithm))
 
     def all_to_all(
         self,
@@ -210,21 +229,22 @@ class Communicator:
         algorithm: str = "auto",
         blocking: bool = True,
     ) -> Any:
-        """Exchange chunks: chunk d of rank s's `x` becomes chunk s of rank d's `out`, which is flat.
+        """Exchange chunks: chunk d of rank s's `x` becomes chunk s of rank d's `out`.
 
+        Without an `out` it is a new array, in rows like those of `x` if chunks are of whole rows, and else flat.
         Chunks are equal, or have `send_counts`; then all ranks pass them, and `recv_counts` may be left out.
         """
-        return self._run(blocking)("all_to_all", x, out, (send_counts, recv_counts, algorithm))
+        return (self._run if blocking else self._start)("all_to_all", x, out, (send_counts, recv_counts, algorithm))
 
     def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto", blocking: bool = True) -> Any:
         """Copy the root's `x` into every rank's; returns `x`."""
-        return self._run(blocking)("broadcast", x, None, (root, algorithm))
+        return (self._run if blocking else self._start)("broadcast", x, None, (root, algorithm))
 
     def reduce(
         self,
         x: Any,
         root: int = 0,
-        op: "str | MPI.Op" = "sum",
+        op: "str | Op | MPI.Op" = "sum",
         out: Any = None,
         algorithm: str = "auto",
         blocking: bool = True,
@@ -236,12 +256,14 @@ class Communicator:
 
         `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
-        return self._run(blocking)("reduce", x, out, (root, op_name(op), wire_dtype, reproducible, algorithm))
+        return (self._run if blocking else self._start)(
+            "reduce", x, out, (root, op_name(op), wire_dtype, reproducible, algorithm)
+        )
 
     def scan(
         self,
         x: Any,
-        op: "str | MPI.Op" = "sum",
+        op: "str | Op | MPI.Op" = "sum",
         out: Any = None,
         algorithm: str = "auto",
         blocking: bool = True,
@@ -253,12 +275,14 @@ class Communicator:
 
         `wire_dtype` and `reproducible` are as in `all_reduce`; there is no "avg".
         """
-        return self._run(blocking)("scan", x, out, (op_name(op), wire_dtype, reproducible, algorithm))
+        return (self._run if blocking else self._start)(
+            "scan", x, out, (op_name(op), wire_dtype, reproducible, algorithm)
+        )
 
     def exscan(
         self,
         x: Any,
-        op: "str | MPI.Op" = "sum",
+        op: "str | Op | MPI.Op" = "sum",
         out: Any = None,
         algorithm: str = "auto",
         blocking: bool = True,
@@ -270,7 +294,9 @@ class Communicator:
 
         `wire_dtype` and `reproducible` are as in `all_reduce`; there is no "avg".
         """
-        return self._run(blocking)("exscan", x, out, (op_name(op), wire_dtype, reproducible, algorithm))
+        return (self._run if blocking else self._start)(
+            "exscan", x, out, (op_name(op), wire_dtype, reproducible, algorithm)
+        )
 
     def gather(
         self,
@@ -281,11 +307,12 @@ class Communicator:
         algorithm: str = "auto",
         blocking: bool = True,
     ) -> Any:
-        """Gather all ranks' `x` on the root, one after the other, flat, in `out`; the other ranks get None.
+        """Gather all ranks' `x` on the root, one after the other, in `out`; the other ranks get None.
 
-        Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.
+        Without an `out` it is a new array, as in `all_gather`.  Rank r's `x` has `counts[r]` elements, by default the
+        same number on all ranks.
         """
-        return self._run(blocking)("gather", x, out, (root, counts, algorithm))
+        return (self._run if blocking else self._start)("gather", x, out, (root, counts, algorithm))
 
     def scatter(
         self,
@@ -296,19 +323,58 @@ class Communicator:
         algorithm: str = "auto",
         blocking: bool = True,
     ) -> Any:
-        """Give rank r the r-th chunk of the root's `x`, flat, in `out`.
+        """Give rank r the r-th chunk of the root's `x`, in `out`.
 
-        Chunks have `counts` elements, by default as equal as can be, the first ones one longer.  Other ranks' `x`
-        is not read; with an `out` it may be None, and then chunks without `counts` must be equal.
+        Without an `out` it is a new array, as in `reduce_scatter`.  Chunks have `counts` elements, by default as equal
+        as can be, the first ones one longer.  Other ranks' `x` is not read; with an `out` it may be None, and then
+        chunks without `counts` must be equal.
         """
-        return self._run(blocking)("scatter", x, out, (root, counts, algorithm))
+        return (self._run if blocking else self._start)("scatter", x, out, (root, counts, algorithm))
 
     def barrier(self, algorithm: str = "auto", blocking: bool = True) -> Any:
         """Return only when every rank has called it."""
-        return self._run(blocking)("barrier", None, None, (algorithm,))
+        return (self._run if blocking else self._start)("barrier", None, None, (algorithm,))
 
-    def _run(self, blocking: bool) -> Callable[..., Any]:
-        return self._resolver.run if blocking else self._resolver.start
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Begin the calls of a block together, and wait for all of them at its end.
+
+        Inside it collectives, `send`, `recv` and `sendrecv` return requests, as with blocking=False, whose `wait()`
+        gives what comes in a new array.  So ranks may send and receive in any order; collectives they call in one
+        order, as ever.  Of groups in a group the outermost waits; one that raises waits for nothing.
+
+        >>> import numpy as np, collectives
+        >>> comm, x, y = collectives.world(), np.ones(2), np.zeros(2)
+        >>> with comm.group():
+        ...     request = comm.recv(y, source=comm.rank)
+        ...     request = comm.send(x, dest=comm.rank)
+        >>> y
+        array([1., 1.])
+        """
+        if self._requests is not None:
+            yield
+            return
+        requests = self._requests = []
+        self._run = self._start = self._begin
+        try:
+            yield
+        finally:
+            self._requests, self._run, self._start = None, self._resolver.run, self._resolver.start
+        with ExitStack() as waits:
+            for request in requests:
+                waits.callback(request.wait)
+
+    def _begin(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
+        return self._grouped(self._resolver.start(collective, x, out, options))
+
+    def _grouped(self, request: Any) -> Any:
+        if self._requests is not None:
+            self._requests.append(request)
+        return request
+
+    def _refuse_in_group(self, name: str) -> None:
+        if self._requests is not None:
+            raise RuntimeError(f"{name} waits for the other ranks: call it outside of the group")
 
     def plan(self, collective: str, x: Any = None, **arguments: Any) -> Plan:
         """Bind a collective to its arrays once, to be run often: `plan()`, or `plan.start()` and `plan.wait()`.
@@ -339,7 +405,8 @@ class Communicator:
 
         Raises: ValueError for a rank or a tag that is out of range, or an array that cannot be sent.
         """
-        return run_message(self._context, SendMessage, x, dest, tag, blocking)
+        waits = blocking and self._requests is None
+        return self._grouped(run_message(self._context, SendMessage, x, dest, tag, waits))
 
     def recv(self, x: Any = None, source: int | None = None, tag: int = 0, blocking: bool = True) -> Any:
         """Receive rank `source`'s array of that tag into `x`; returns `x`, or a request.
@@ -350,13 +417,15 @@ class Communicator:
         Raises: CommunicationError where what was sent is of another length or dtype; the message is gone then, and `x`
         is as it was.  ValueError for a rank or a tag that is out of range, or an array that cannot be written.
         """
-        return run_message(self._context, RecvMessage, x, source, tag, blocking)
+        waits = blocking and self._requests is None
+        return self._grouped(run_message(self._context, RecvMessage, x, source, tag, waits))
 
     def sendrecv(self, x: Any, dest: int, out: Any = None, source: int | None = None, tag: int = 0) -> Any:
         """Send `x` to rank `dest` while an array comes from rank `source` into `out`; returns that, as `recv` does."""
         sent = self.send(x, dest, tag, blocking=False)
         received = self.recv(out, source, tag)
-        sent.wait()
+        if self._requests is None:
+            sent.wait()
         return received
 
     def probe(self, source: int | None = None, tag: int = 0, blocking: bool = True) -> int | None:
@@ -373,6 +442,7 @@ class Communicator:
 
         Raises: InputError on every rank where it cannot be pickled.
         """
+        self._refuse_in_group("broadcast_object")
         return broadcast_object(self, value, root)
 
     def gather_object(self, value: Any, root: int = 0) -> list[Any] | None:
@@ -380,6 +450,7 @@ class Communicator:
 
         Raises: InputError on every rank where one cannot be pickled.
         """
+        self._refuse_in_group("gather_object")
         return gather_object(self, value, root)
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -387,6 +458,7 @@ class Communicator:
 
         Raises: InputError on every rank where one cannot be pickled.
         """
+        self._refuse_in_group("all_gather_object")
         values = gather_object(self, value, None)
         assert values is not None
         return values

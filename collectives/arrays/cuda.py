@@ -18,6 +18,7 @@ import numpy as np
 
 from collectives.arrays import cuda_kernels
 from collectives.arrays.device import Device, Event
+from collectives.arrays.ops import Op
 from collectives.arrays.views import pointer
 from collectives.job.cuda_aware import cuda_awareness
 
@@ -47,9 +48,9 @@ class Cuda(Device):
         """Return a context in which the device is current."""
         return self.xp.cuda.Device(self.index)
 
-    def empty(self, count: int, dtype: np.dtype) -> Any:
+    def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Any:
         with self.on_device():
-            return self.xp.empty(count, dtype)
+            return self.xp.empty(shape, dtype)
 
     def host(self, nbytes: int) -> np.ndarray:
         with self.on_device():
@@ -64,7 +65,8 @@ class Cuda(Device):
             with self.on_device():
                 self.runtime.memcpyAsync(pointer(target), pointer(source), target.nbytes, way, self.stream.ptr)
 
-    def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
+    def fold(self, op: str | Op, low: Any, high: Any, out: Any) -> None:
+        assert isinstance(op, str)  # others are refused
         self.folding(op, out, [low, high], 1)()
 
     def folding(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:

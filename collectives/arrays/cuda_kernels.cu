@@ -153,6 +153,15 @@ struct Bor : Plain {
 struct Bxor : Plain {
     template <typename T> static __device__ T of(T a, T b) { return a ^ b; }
 };
+struct Land : Plain {
+    template <typename T> static __device__ T of(T a, T b) { return (a != 0) & (b != 0); }
+};
+struct Lor : Plain {
+    template <typename T> static __device__ T of(T a, T b) { return (a != 0) | (b != 0); }
+};
+struct Lxor : Plain {
+    template <typename T> static __device__ T of(T a, T b) { return (a != 0) ^ (b != 0); }
+};
 
 // Some neighbours, which are loaded and stored by 16 bytes, and need not stay in a cache: each is used once.
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from collectives.arrays.ops import Op, function_of, has_kernel
 from collectives.arrays.views import COMPLEX, HALVES, INTEGERS, sum_dtype
-from collectives.schedule.spec import OPS
 
 TURNS = 2  # staging buffers, and the events that go with them, are used in turn
 
@@ -37,9 +37,9 @@ class Device:
     is_async = False  # whether operations return early
     mpi_reads = True  # whether MPI may be given pointers into this memory
 
-    def empty(self, count: int, dtype: np.dtype) -> Any:
-        """Return a new flat array, uninitialised."""
-        return self.xp.empty(count, dtype)
+    def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Any:
+        """Return a new array, uninitialised."""
+        return self.xp.empty(shape, dtype)
 
     def borrow(self, address: int, count: int, dtype: np.dtype) -> Any:
         """Return memory of this process as a flat array that does not keep it: who uses it knows that it is there."""
@@ -64,17 +64,19 @@ class Device:
                 np.copyto(target, source)
 
     @np.errstate(all="ignore")  # NaN and infinity are results; as an error on one rank they would hang the others
-    def fold(self, op: str, low: Any, high: Any, out: Any) -> None:
+    def fold(self, op: str | Op, low: Any, high: Any, out: Any) -> None:
         """Compute out = low op high, elementwise; 16-bit floats are reduced in float32 and rounded once."""
-        ufunc = getattr(self.xp, OPS[op].ufunc)
+        function: Any = function_of(op, self.xp)
         if out.dtype in HALVES:
-            out[...] = ufunc(low.astype(np.float32), high.astype(np.float32)).astype(out.dtype)
+            out[...] = function(low.astype(np.float32), high.astype(np.float32)).astype(out.dtype)
+        elif not has_kernel(op):
+            out[...] = function(low, high)
         elif op == "prod" and out.dtype in COMPLEX:  # NumPy's own rounds as the CPU can: here, each operation once
             real = low.real * high.real - low.imag * high.imag
             out.imag = low.real * high.imag + low.imag * high.real
             out.real = real
         else:
-            ufunc(low, high, out=out)
+            function(low, high, out=out)
 
     def folding(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
         """Bind `fold_all` once, to be done often."""

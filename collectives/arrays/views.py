@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from collectives.arrays.ops import Op
 from collectives.schedule.spec import OPS
 
 if TYPE_CHECKING:
@@ -75,11 +76,22 @@ def dtype_of(name: Any) -> np.dtype:
 
 
 def check_dtype(dtype: np.dtype) -> None:
-    if dtype not in DTYPES or not dtype.isnative:
+    if not (dtype in DTYPES or is_pair(dtype)) or not dtype.isnative:
         raise ValueError(f"dtype {dtype} cannot be sent; {usable_dtypes()}")
 
 
-def sum_dtype(dtype: np.dtype, op: str) -> np.dtype:
+def is_pair(dtype: np.dtype) -> bool:
+    """Return whether numbers are pairs of a value and an index, as MPI.FLOAT_INT has them.
+
+    >>> is_pair(np.dtype("f4,i4")), is_pair(np.dtype("f4,f4")), is_pair(np.dtype("f4"))
+    (True, False, False)
+    """
+    if len(names := dtype.names or ()) != 2:
+        return False
+    return dtype[names[0]] in FLOATS | INTEGERS and dtype[names[1]] in INTEGERS
+
+
+def sum_dtype(dtype: np.dtype, op: str | Op) -> np.dtype:
     """Return the dtype of partial results: 16-bit floats are summed up and multiplied in float32.
 
     >>> sum_dtype(BFLOAT16, "avg"), sum_dtype(BFLOAT16, "max")
@@ -92,11 +104,14 @@ def usable_dtypes() -> str:
     return f"use one of {', '.join(sorted(map(str, DTYPES)))}"
 
 
-def check_op(op: str, dtype: np.dtype) -> None:
+def check_op(op: str | Op, dtype: np.dtype) -> None:
     """Refuse an op that is unknown, or makes no sense for a dtype.
 
     Raises: ValueError with the remedy.
     """
+    if isinstance(op, Op):
+        op.check(sum_dtype(dtype, op))
+        return
     if op not in OPS:
         raise ValueError(f"op {op!r} is unknown: use one of {', '.join(OPS)}")
     if remedy := OPS[op].refused.get(kind_of(dtype)):
@@ -104,7 +119,9 @@ def check_op(op: str, dtype: np.dtype) -> None:
 
 
 def kind_of(dtype: np.dtype) -> str:
-    """Return bool, float, complex or integer."""
+    """Return bool, float, complex, integer or pair."""
+    if dtype.names:
+        return "pair"
     if dtype == np.dtype(bool):
         return "bool"
     return "float" if dtype in FLOATS else "complex" if dtype in COMPLEX else "integer"
@@ -169,13 +186,22 @@ def flat_torch(tensor: Any) -> "tuple[Device, Any]":
             "pass tensor.contiguous()"
         )
     tensor = tensor.detach().view(-1)
-    bfloat16 = tensor.dtype == torch.bfloat16
     if tensor.is_cuda:
         view = import_cupy(f"tensor on device {tensor.device}").from_dlpack(tensor)
         return cuda(view.device.id, "torch"), flat(view)[1]
     if tensor.device.type != "cpu":
         raise ValueError(f"tensor on device {tensor.device}: use the CPU or CUDA")
-    return flat(tensor.view(torch.uint16).numpy().view(BFLOAT16) if bfloat16 else tensor.numpy())
+    return flat(numpy_view(tensor))
+
+
+def numpy_view(x: Any) -> np.ndarray:
+    """Return a NumPy array or a torch tensor of the host, of any strides, as a NumPy array of the same memory."""
+    if isinstance(x, np.ndarray):
+        return np.asarray(x)
+    x = x.detach()
+    if str(x.dtype) == "torch.bfloat16":
+        return x.view(sys.modules["torch"].uint16).numpy().view(BFLOAT16)
+    return x.numpy()
 
 
 def to_torch(x: Any) -> Any:

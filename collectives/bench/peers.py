@@ -69,9 +69,9 @@ def torch_call(collective: str, x: Any, out: Any, op: str = "sum", root: int = 0
     there: Any
     here, there = (None if array is None else views.to_torch(array) for array in (x, out))
     size, is_root = distributed.get_world_size(), distributed.get_rank() == root
+    if not OPS[op].torch or (op == "avg" and distributed.get_backend() == "gloo"):
+        raise ValueError(f"{distributed.get_backend()} has no op {op!r}")
     reduction = getattr(distributed.ReduceOp, OPS[op].torch)
-    if op == "avg" and distributed.get_backend() == "gloo":
-        raise ValueError("gloo has no op 'avg'")
     match collective:
         case "all_reduce" if x is out:
             return partial(distributed.all_reduce, there, reduction)

@@ -208,7 +208,7 @@ def operand_period(dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray
     elif OPS[op].refused is OF_BITS:
         numbers = 1 << numbers % NUM_BITS
         numbers = EVERY_BIT - numbers if op == "band" else numbers
-    neutral = {"prod": 1, "min": PERIOD, "band": EVERY_BIT}.get(op, 0)
+    neutral = {"prod": 1, "min": PERIOD, "band": EVERY_BIT, "land": 1}.get(op, 0)
     return np.where((elements - rank) % size < GIVERS, numbers, neutral)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from collectives.algorithms import Access, Algorithm, rows
 from collectives.arrays.device import Device, host
+from collectives.arrays.ops import Op, has_kernel
 from collectives.arrays.views import BFLOAT16, check_op, flat, is_a, pointer, writable
 from collectives.schedule.spec import Chunks, everyone, spec_of
 
@@ -29,7 +31,7 @@ class Arguments:
     size: int
     x: Any = None
     out: Any = None
-    op: str = "sum"
+    op: str | Op = "sum"
     root: int = 0
     counts: Sequence[int] | None = None
     send_counts: Sequence[int] | None = None
@@ -46,6 +48,8 @@ class Arguments:
         self.device, self.flat = (host(), None) if self.spec.gives is Chunks.NONE else flat(self.given)
         if self.flat is not None and self.spec.reduces:
             check_op(self.op, self.flat.dtype)
+            if self.is_reduced_by_numpy and self.device is not host():
+                raise ValueError(f"op {self.op} is of arrays of the host: copy x there, or use another")
             if self.op == "avg" and self.spec.sources is not everyone:
                 raise ValueError("op 'avg' is of all ranks, but a scan is of some: use 'sum', and divide")
         if self.wire_dtype is not None:
@@ -95,11 +99,24 @@ class Arguments:
     def demands(self) -> list[str]:
         """What is asked of the algorithm besides, in the caller's words."""
         wire = [] if self.wire_dtype is None else [f"wire_dtype={self.wire_dtype}"]
-        return wire + ["reproducible=True"] * bool(self.reproducible)
+        op = [f"op={self.op}"] * self.is_reduced_by_numpy
+        return op + wire + ["reproducible=True"] * bool(self.reproducible)
+
+    @property
+    def is_reduced_by_numpy(self) -> bool:
+        return self.spec.reduces and not has_kernel(self.op)
+
+    @property
+    def kernel_op(self) -> str:
+        """The op by which programs reduce."""
+        assert isinstance(self.op, str), f"{self.op} has no kernel"
+        return self.op
 
     def suits(self, row: Algorithm) -> bool:
-        """Return whether an algorithm does it as asked: in the order of the ranks, by messages that can be rounded."""
-        return (row.in_order or not self.reproducible) and (not row.access or self.wire_dtype is None)
+        """Return whether an algorithm does it as asked: in the order of the ranks, by messages as they come."""
+        in_order = self.reproducible or (isinstance(self.op, Op) and not self.op.commutative)
+        by_messages = self.is_reduced_by_numpy or self.wire_dtype is not None
+        return (row.in_order or not in_order) and not (row.access and by_messages)
 
     def able(self, access: Access = Access.DIRECT) -> list[str]:
         """Return the names of the algorithms that can do what was asked."""
@@ -121,7 +138,8 @@ class Arguments:
             uneven = "uneven counts" if self.send_counts is not None else f"{self.total} elements"
             words += [uneven if self.counts is None else f"counts {self.counts}", str(self.flat.dtype)]
         words += [f"op={self.op}"] * self.spec.reduces + [f"root={self.root}"] * self.spec.rooted
-        return f"{self.collective}({', '.join([*words, *self.demands, f'algorithm={algorithm}'])})"
+        words += [demand for demand in self.demands if demand not in words]
+        return f"{self.collective}({', '.join([*words, f'algorithm={algorithm}'])})"
 
     def lent(self, o: Operands) -> Arguments:
         """Return the same call on the same memory, without the caller's arrays; the result's is its `out`."""
@@ -140,11 +158,11 @@ class Arguments:
     def borrow(self, address: int, like: Any) -> Any:
         return self.device.borrow(address, len(like), like.dtype)
 
-    def output(self, count: int) -> tuple[Any, Any]:
+    def output(self, count: int, new: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Return the caller's `out`, or a new array: as the caller sees it, and flat."""
         if self.out is None:
-            new = like(self.device, self.given, count)
-            return new, flat(new)[1]
+            result = new(self.given)
+            return result, flat(result)[1]
         device, out = flat(self.out)
         if device.place != self.device.place or out.dtype != self.flat.dtype or len(out) != count:
             raise ValueError(
@@ -169,11 +187,19 @@ def checked_wire_dtype(wire_dtype: Any, dtype: np.dtype) -> np.dtype:
     return BFLOAT16
 
 
-def like(device: Device, x: Any, count: int) -> Any:
-    """Return a new array of the library that `x` is of."""
+def like(device: Device, count: int, unit: int, x: Any) -> Any:
+    """Return a new array of the library that `x` is of, whose rows are like those of `x`.
+
+    It is flat where chunks, whose lengths `unit` divides, are not of whole rows.
+    """
+    row = getattr(x, "shape", ())[1:]
+    length = math.prod(row)
+    shape = (count // length, *row) if row and length and unit % length == 0 else (count,)
+    if type(x) is np.ndarray:
+        return np.empty(shape, x.dtype)
     if is_a(x, "torch", "Tensor"):
-        return x.new_empty(count)
-    return device.empty(count, flat(x)[1].dtype)
+        return x.new_empty(shape)
+    return device.empty(shape, flat(x)[1].dtype)
 
 
 def check_writable(view: Any, name: str) -> None:

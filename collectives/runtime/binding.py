@@ -148,7 +148,7 @@ class Binder:
         row, facts, shared = choice
         assert facts is not None
         dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
-        fold = phases.Reduction(a.op, dtype, self.size if a.op == "avg" else 1)
+        fold = phases.Reduction(a.kernel_op, dtype, self.size if a.op == "avg" else 1)
         chunks = chunks_of(ARRAY, o.given, o.inputs)
         if "out" in a.spec.takes:  # else the result is always `x`
             chunks += chunks_of(OUT, o.out, o.outputs)
@@ -269,7 +269,7 @@ class MessageBinder:
         memory, chunks = in_registers(binding.vector, num_shared) if in_nodes else ([], [])
         if in_nodes and self.program is None:
             assert self.binder is not None
-            self.program = self.binder.direct_parts(schedule, memory, chunks, a.op, shared)
+            self.program = self.binder.direct_parts(schedule, memory, chunks, a.kernel_op, shared)
         rounds: list[Any] = []
         for direct, part in in_parts(schedule):
             rounds += [self.program] if direct else [requests.bind(i, m, binding.vector) for i, m in part if m]

@@ -21,6 +21,7 @@ from collectives.algorithms import Algorithm, leaders
 from collectives.algorithms.groups import group_of
 from collectives.arrays.device import Device, host
 from collectives.arrays.memory import array
+from collectives.arrays.ops import Op
 from collectives.arrays.views import address_of
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.binding import Binder, Choice, in_registers
@@ -134,7 +135,8 @@ class Headers:
         memory, chunks = in_registers(bound.vector, num_shared)
         program = None
         if self.in_nodes:
-            program = self.binder.direct_parts(schedule, memory, chunks, a.op, channel=self.channel, binding=binding)
+            parts = partial(self.binder.direct_parts, channel=self.channel, binding=binding)
+            program = parts(schedule, memory, chunks, a.kernel_op)
             if not any(direct for direct, _ in in_parts(schedule)):  # alone in its node
                 program = None
         rounds = [
@@ -155,7 +157,7 @@ class Headers:
 class HeadedRound:
     """A round of messages with headers, one to each partner."""
 
-    def __init__(self, headers: Headers, number: int, moves: Round, vector: Vector, op: str):
+    def __init__(self, headers: Headers, number: int, moves: Round, vector: Vector, op: str | Op):
         self.headers, self.number, self.moves = headers, number, moves
         self.copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
         self.op = op

@@ -19,7 +19,7 @@ from numba.extending import intrinsic, overload
 from collectives.runtime.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHARED, OUT
 
 BARRIER, COPY, STREAM, REDUCE, REDUCE16, READ, WRITE, PAUSE = range(8)
-SUM, PROD, MIN, MAX, BAND, BOR, BXOR = range(7)
+SUM, PROD, MIN, MAX, BAND, BOR, BXOR, LAND, LOR, LXOR = range(10)
 BFLOAT16, FLOAT16 = range(2)
 WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # what `run` returns
 
@@ -242,6 +242,24 @@ def differing(a, b):
     return a ^ b
 
 
+@of_kinds(types.Integer)
+def both(a, b):
+    """Return 1 if none of them is 0, and else 0."""
+    return (a != 0) & (b != 0)
+
+
+@of_kinds(types.Integer)
+def either(a, b):
+    """Return 0 if both are 0, and else 1."""
+    return (a != 0) | (b != 0)
+
+
+@of_kinds(types.Integer)
+def one_only(a, b):
+    """Return 1 if one of them is 0 and the other is not, and else 0."""
+    return (a != 0) ^ (b != 0)
+
+
 def quotient(a, divisor):
     """Divide a number by a whole one, rounded correctly, or toward zero if it is an integer."""
 
@@ -284,9 +302,18 @@ def fold_apart(op, total, a, b):
     elif op == BOR:
         for i in range(len(total)):
             total[i] = united(a[i], b[i])
-    else:
+    elif op == BXOR:
         for i in range(len(total)):
             total[i] = differing(a[i], b[i])
+    elif op == LAND:
+        for i in range(len(total)):
+            total[i] = both(a[i], b[i])
+    elif op == LOR:
+        for i in range(len(total)):
+            total[i] = either(a[i], b[i])
+    else:
+        for i in range(len(total)):
+            total[i] = one_only(a[i], b[i])
 
 
 @njit
@@ -310,9 +337,18 @@ def fold_left(op, total, b):
     elif op == BOR:
         for i in range(len(total)):
             total[i] = united(total[i], b[i])
-    else:
+    elif op == BXOR:
         for i in range(len(total)):
             total[i] = differing(total[i], b[i])
+    elif op == LAND:
+        for i in range(len(total)):
+            total[i] = both(total[i], b[i])
+    elif op == LOR:
+        for i in range(len(total)):
+            total[i] = either(total[i], b[i])
+    else:
+        for i in range(len(total)):
+            total[i] = one_only(total[i], b[i])
 
 
 @njit
@@ -336,9 +372,18 @@ def fold_right(op, total, a):
     elif op == BOR:
         for i in range(len(total)):
             total[i] = united(a[i], total[i])
-    else:
+    elif op == BXOR:
         for i in range(len(total)):
             total[i] = differing(a[i], total[i])
+    elif op == LAND:
+        for i in range(len(total)):
+            total[i] = both(a[i], total[i])
+    elif op == LOR:
+        for i in range(len(total)):
+            total[i] = either(a[i], total[i])
+    else:
+        for i in range(len(total)):
+            total[i] = one_only(a[i], total[i])
 
 
 @njit(error_model="numpy")

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from collectives.arrays.device import Device, Event
 from collectives.arrays.memory import size_class
+from collectives.arrays.ops import Op
 from collectives.arrays.views import as_bytes
 from collectives.runtime.plan import CopyPair
 from collectives.schedule.moves import MESSAGES, Barrier, Copy, Move, Recv, RecvReduce, Round, Schedule, Send, show
@@ -193,7 +194,7 @@ class RequestBinder:
         mpi: MPI.Comm,
         first_tag: int,
         device: Device,
-        op: str,
+        op: str | Op,
         segment_bytes: int,
         wire_dtype: np.dtype | None = None,
         staging: StagingBuffers | None = None,

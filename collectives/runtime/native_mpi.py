@@ -1,12 +1,14 @@
 """`algorithm="mpi"`: the MPI library's own collectives, as a baseline and for comparison.  Nothing else uses them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays.ops import Op
 from collectives.arrays.views import HALVES, pointer
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.messages import Messages
@@ -18,16 +20,35 @@ from collectives.schedule.spec import OPS, Chunks
 MPI_OPS = {name: getattr(MPI, op.mpi) for name, op in OPS.items()}
 
 
-def op_name(op: str | MPI.Op) -> str:
-    """Return the name of an op of MPI's, as "sum" for MPI.SUM; a name as it is.
+@dataclass(frozen=True)
+class CreatedOp:
+    """The function of an op that a program has made by MPI.Op.Create."""
+
+    op: MPI.Op
+
+    def __call__(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        self.op.Reduce_local(low, high)
+        return high
+
+    def __hash__(self) -> int:
+        return id(self.op)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CreatedOp) and other.op is self.op
+
+
+def op_name(op: str | Op | MPI.Op) -> str | Op:
+    """Return the name of an op of MPI's, as "sum" for MPI.SUM, or our op for one made by a program; others as they are.
 
     What has no name here gets MPI's, which is refused as any unknown one.
     """
     if not isinstance(op, MPI.Op):
         return op
+    if not op.is_predefined:
+        return Op(CreatedOp(op), op.Is_commutative())
     names = {name: own for name, own in MPI_OPS.items() if name != "avg"}
     names |= {f"MPI.{name}": own for name, own in vars(MPI).items() if isinstance(own, MPI.Op)}
-    return next((name for name, own in names.items() if own == op), "of one's own")
+    return next(name for name, own in names.items() if own == op)
 
 
 class NativePlan(Plan):
@@ -70,7 +91,7 @@ def check_native(a: Arguments) -> None:
 
 def native_call(a: Arguments, o: Operands, mpi: MPI.Comm) -> Callable[[], None]:
     """Bind MPI's function to the arrays of a call, as directly as mpi4py can."""
-    spec, extra = a.spec, ([MPI_OPS[a.op]] if a.spec.reduces else []) + ([a.root] if a.spec.rooted else [])
+    spec, extra = a.spec, ([MPI_OPS[a.kernel_op]] if a.spec.reduces else []) + ([a.root] if a.spec.rooted else [])
     if a.flat is None:
         return partial(getattr(mpi, spec.mpi))
     x, out = (None if view is None else mpi_view(view) for view in (o.given, o.out))

@@ -3,15 +3,17 @@
 All of it follows from the collective's row in `collectives.schedule.spec`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from collectives.arrays.device import host
 from collectives.arrays.memory import Windows
 from collectives.arrays.views import overlap, pointer, same_memory, sum_dtype
-from collectives.runtime.arguments import Arguments, check_writable
+from collectives.runtime.arguments import Arguments, check_writable, like
 from collectives.runtime.messages import Vector
 from collectives.schedule.moves import shares
 from collectives.schedule.spec import Chunks, Collective
@@ -33,6 +35,7 @@ class Operands:
     inputs: list[Any]
     outputs: list[Any]
     in_place: bool = False  # `out` is all of `x`, or one of them is this rank's chunk of the other
+    new: Callable[[Any], Any] | None = None  # makes the result for an `x`, where it may be a new array
 
 
 def operands_of(a: Arguments) -> Operands:
@@ -46,13 +49,16 @@ def operands_of(a: Arguments) -> Operands:
     counts, incoming = chunk_lengths(a)
     gets = spec.gets.on(a.rank, a.size, a.root)
     given = a.flat if a.holds_x else None
+    new = None
     if spec.in_place and (a.out is None or not gets):
         if spec.writes(a.rank, a.root):
             check_writable(a.flat, "x")
         result, out = a.x, a.flat if gets else None
     else:
-        result, out = a.output(sum(incoming[chunk] for chunk in gets)) if gets else (None, None)
-    o = Operands(result, given, out, counts, chunks_in(given, spec.gives, a, counts), [])
+        count = sum(incoming[chunk] for chunk in gets)
+        new = partial(like, a.device, count, math.gcd(*incoming))
+        result, out = a.output(count, new) if gets else (None, None)
+    o = Operands(result, given, out, counts, chunks_in(given, spec.gives, a, counts), [], new=new)
     o.outputs = chunks_in(out, spec.gets, a, incoming)
     if given is not None and out is not None:
         check_overlap(a, o)

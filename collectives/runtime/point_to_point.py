@@ -17,11 +17,12 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.device import Device
-from collectives.arrays.views import DTYPES, as_bytes, flat
+from collectives.arrays.views import DTYPES, as_bytes, flat, numpy_view
 from collectives.job.errors import CommunicationError
-from collectives.runtime.arguments import check_rank, check_writable
+from collectives.runtime.arguments import check_rank
 from collectives.runtime.checks.call_log import Calls
 from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, Messages
+from collectives.runtime.packed import check_result, contiguous, is_strided
 from collectives.runtime.plan import Plan
 from collectives.schedule.moves import Round
 
@@ -62,6 +63,8 @@ class PointToPoint:
 
     def __init__(self, mailbox: Mailbox, device: Device, view: Any, peer: int, tag: int):
         mailbox.check_tag(tag)
+        if view.dtype not in CODES:
+            raise ValueError(f"dtype {view.dtype} has no messages from rank to rank: pass its fields one by one")
         self.mailbox, self.peer, self.tag = mailbox, peer, tag
         self.dtype, self.code, self.memory = view.dtype, CODES[view.dtype], as_bytes(view)
         self.wire = self.memory if device.mpi_reads else device.host(self.memory.nbytes)
@@ -189,14 +192,17 @@ def run_message(context: Context, kind: type[PointToPoint], x: Any, peer: int | 
         check_rank("source" if receives else "dest", peer, context.size)
     if receives and x is None:
         kind, x = RecvNew, np.empty(0, np.uint8)
-    device, view = flat(x)
+    packed = contiguous(x) if is_strided(x) else x
+    device, view = flat(packed)
     if receives:
-        check_writable(view, "x")
+        check_result(view if packed is x else numpy_view(x), "x")
     words = f"{'recv from' if receives else 'send to'} {words_of(peer)} with tag {tag}"
     rank = MPI.ANY_SOURCE if peer is None else peer
     message = kind(context.mailbox, device, view, rank, tag)
     plan = Plan(words, x, context.progress, device, [message])
     plan.words = words
+    if receives and packed is not x:
+        plan.after = [(numpy_view(x), numpy_view(packed))]
     if isinstance(message, RecvNew):
         message.plan = plan
     own_node = context.topology.nodes[context.topology.node_of[context.rank]]

@@ -24,7 +24,7 @@ from collectives.arrays.device import host
 from collectives.arrays.memory import Windows
 from collectives.arrays.views import address_of
 from collectives.job.errors import CommunicationError, InputError, LoneInputError
-from collectives.runtime.arguments import REFUSALS, Arguments, like
+from collectives.runtime.arguments import REFUSALS, Arguments
 from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuffers, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, caller
@@ -33,7 +33,8 @@ from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import NativePlan, check_native
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
-from collectives.runtime.plan import FAILURES, CopyPair, LateMismatchError, MismatchError, Plan, run_now
+from collectives.runtime.packed import PackedCall, is_strided, pack_fused, pack_strided
+from collectives.runtime.plan import FAILURES, LateMismatchError, MismatchError, Plan, run_now
 from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
 from collectives.runtime.started import NOWHERE, Predecessor, StartedCall
 from collectives.schedule.spec import COLLECTIVES, spec_of
@@ -102,7 +103,7 @@ class Bound:
         self.returns_x = o.result is a.x and a.x is not a.out  # on ranks that get none, whatever out is
         self.has = o.given is not None, o.out is not None
         is_new = self.has_result and o.result is not a.x and o.result is not a.out
-        self.new: Callable[[Any], Any] | None = partial(like, a.device, count=len(o.out)) if is_new else None
+        self.new: Callable[[Any], Any] | None = o.new if is_new else None
         self.is_plain = self.has_result and self.new is None and all(self.has)
 
     def place(self, x: Any, out: Any, addresses: tuple, keys: tuple) -> tuple[Any, tuple, tuple]:
@@ -240,40 +241,32 @@ class Resolver:
 
     def run_unsigned(self, request: Request, at_once: bool) -> Any:
         """Run a call on fused arrays, or one that only this one can be bound for."""
-        if isinstance(request.x, Fused) and not self.is_on_device(request.x):
-            packed, after = self.pack(request)
-            self.run(*packed, at_once)
-            for target, source in after:
-                host().copy(target, source)
-            return request.x.arrays
+        if packed := self.pack(request):
+            result = packed.result(self.run(*packed.request, at_once))
+            packed.end()
+            return result
         plan = self.plan_once(request)
         request.run(plan)
         plan.free()
         return plan.result
 
-    def pack(self, request: Request) -> tuple[Request, list[CopyPair]]:
-        """Return a call on fused arrays of the host as one on a buffer with their numbers, and what to copy after it.
+    def pack(self, request: Request) -> PackedCall | None:
+        """Return a call on fused or strided arrays of the host as one on contiguous arrays; None for others.
 
         Raises: InputError on every rank where one has wrong ones.
         """
-        fused, collective = request.x, request.collective
-        is_root = request.arguments.get("root") == self.context.rank
-        failure = fused.failure
+        fused = request.x if isinstance(request.x, Fused) else None
+        failure = "" if fused is None else fused.failure
         try:
-            if not failure:
-                fused.check(collective, request.out, is_root)
-        except ValueError as error:
-            failure = f"{collective}: {error}"
+            if fused is not None and not failure:
+                return pack_fused(request, self.context.rank) if fused.device is host() else None
+            if is_strided(request.x) or is_strided(request.out):
+                return pack_strided(request, self.context.rank)
+        except REFUSALS as error:
+            failure = f"{request.collective}: {error}"
         if failure:
-            self.refuse(collective, failure, request.run, request.place)
-        fused.buffer = fused.device.empty(len(fused), fused.dtype)
-        before, after = fused.copies(collective, is_root)
-        for target, source in before:
-            fused.device.copy(target, source)
-        return request._replace(x=fused.buffer, note=f"{request.note} of {fused}"), after
-
-    def is_on_device(self, fused: Fused) -> bool:
-        return not fused.failure and fused.device is not host()
+            self.refuse(request.collective, failure, request.run, request.place)
+        return None
 
     def refuse(self, collective: str, failure: str, run: Runs, place: tuple[str, int] | None) -> None:
         """Refuse a call on all ranks.  Raises: InputError on each of them."""
@@ -286,11 +279,12 @@ class Resolver:
     def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
         """Start a collective, for the caller to wait for."""
         request = Request(collective, x, out, options)
-        if not isinstance(x, Fused) or self.is_on_device(x):
-            return self.plan_once(request, self.sign_start(request)).start()
-        request, after = self.pack(request)
-        plan = self.plan_once(request, self.sign_start(request))
-        plan.enclose((), after, x.arrays)
+        signed, packed = self.sign_start(request), None
+        if signed is None and (packed := self.pack(request)):
+            request, signed = packed.request, self.sign_start(packed.request)
+        plan = self.plan_once(request, signed)
+        if packed:
+            plan.enclose((), packed.after, packed.result(plan.result))
         return plan.start()
 
     def sign_start(self, request: Request) -> Signed | None:

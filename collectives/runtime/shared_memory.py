@@ -41,7 +41,7 @@ YIELDS = 20  # of the core, before it gives control back
 BRIEF_SPINS = 20  # of who only looks in
 
 FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
-OPCODES = {name: getattr(kernels, op.kernel) for name, op in OPS.items()}
+OPCODES = {name: getattr(kernels, op.kernel) for name, op in OPS.items() if op.kernel}
 
 
 class Compiler(PhaseCompiler):
@@ -222,8 +222,12 @@ class Program:
 
 
 def like(dtype: np.dtype) -> Any:
-    """Return a number to compile the kernels for: bools are reduced as bytes, 16-bit floats by code of their own."""
-    return np.dtype(np.float32 if dtype in FORMS else np.uint8 if dtype == np.dtype(bool) else dtype).type(0)
+    """Return a number to compile the kernels for: bools are reduced as bytes, 16-bit floats by code of their own.
+
+    Pairs are only moved, as bytes.
+    """
+    is_of_bytes = dtype == np.dtype(bool) or dtype.names
+    return np.dtype(np.float32 if dtype in FORMS else np.uint8 if is_of_bytes else dtype).type(0)
 
 
 class ProgramBinder(DirectBinder):

@@ -141,13 +141,21 @@ def spec_of(collective: str) -> Collective:
 TO_COUNT = "use 'max' for any, 'min' for all, or cast to int32 to count"
 UNORDERED = "complex numbers have no order; use 'sum', 'prod' or 'avg'"
 BITWISE = "it is of integers and bool; use another, or pass a view of integers"
-OF_NUMBERS = {"bool": TO_COUNT}
-OF_ORDERED = {"complex": UNORDERED}
-OF_BITS = {"float": BITWISE, "complex": BITWISE}
+LOGICAL = "it is of integers and bool; use another, or pass x != 0"
+PAIRED = "pairs of a value and an index have 'minloc' and 'maxloc'; use one of these"
+LOCATING = "it is of pairs; use arrays of dtype [('value', 'f4'), ('index', 'i4')] or alike, or another op"
+OF_NUMBERS = {"bool": TO_COUNT, "pair": PAIRED}
+OF_ORDERED = {"complex": UNORDERED, "pair": PAIRED}
+OF_BITS = {"float": BITWISE, "complex": BITWISE, "pair": PAIRED}
+OF_TRUTHS = {"float": LOGICAL, "complex": LOGICAL, "pair": PAIRED}
+OF_PAIRS = dict.fromkeys(("bool", "float", "complex", "integer"), LOCATING)
 
 
-class Op(NamedTuple):
-    """An op, by the names that NumPy and CuPy, the interpreter, mpi4py, and torch's `ReduceOp` have for it."""
+class NamedOp(NamedTuple):
+    """An op, by the names that NumPy and CuPy, the interpreter, mpi4py, and torch's `ReduceOp` have for it.
+
+    The interpreter and torch may have none; then messages are reduced in NumPy.
+    """
 
     name: str
     ufunc: str
@@ -160,13 +168,18 @@ class Op(NamedTuple):
 OPS = {
     op.name: op
     for op in (
-        Op("sum", "add", "SUM", "SUM", "SUM", OF_NUMBERS),
-        Op("prod", "multiply", "PROD", "PROD", "PRODUCT", OF_NUMBERS),
-        Op("min", "minimum", "MIN", "MIN", "MIN", OF_ORDERED),
-        Op("max", "maximum", "MAX", "MAX", "MAX", OF_ORDERED),
-        Op("avg", "add", "SUM", "SUM", "AVG", OF_NUMBERS),  # a sum, which is divided
-        Op("band", "bitwise_and", "BAND", "BAND", "BAND", OF_BITS),
-        Op("bor", "bitwise_or", "BOR", "BOR", "BOR", OF_BITS),
-        Op("bxor", "bitwise_xor", "BXOR", "BXOR", "BXOR", OF_BITS),
+        NamedOp("sum", "add", "SUM", "SUM", "SUM", OF_NUMBERS),
+        NamedOp("prod", "multiply", "PROD", "PROD", "PRODUCT", OF_NUMBERS),
+        NamedOp("min", "minimum", "MIN", "MIN", "MIN", OF_ORDERED),
+        NamedOp("max", "maximum", "MAX", "MAX", "MAX", OF_ORDERED),
+        NamedOp("avg", "add", "SUM", "SUM", "AVG", OF_NUMBERS),  # a sum, which is divided
+        NamedOp("band", "bitwise_and", "BAND", "BAND", "BAND", OF_BITS),
+        NamedOp("bor", "bitwise_or", "BOR", "BOR", "BOR", OF_BITS),
+        NamedOp("bxor", "bitwise_xor", "BXOR", "BXOR", "BXOR", OF_BITS),
+        NamedOp("land", "logical_and", "LAND", "LAND", "", OF_TRUTHS),
+        NamedOp("lor", "logical_or", "LOR", "LOR", "", OF_TRUTHS),
+        NamedOp("lxor", "logical_xor", "LXOR", "LXOR", "", OF_TRUTHS),
+        NamedOp("minloc", "", "", "MINLOC", "", OF_PAIRS),
+        NamedOp("maxloc", "", "", "MAXLOC", "", OF_PAIRS),
     )
 }

@@ -27,7 +27,7 @@ SHORT_BYTES = 1 << 16
 CPP_HOLDS_WORKS = torch.__version__ >= "2.7"  # before, a work that Python drops loses its methods, which C++ calls
 RedOp: Any = ReduceOp.RedOpType
 PREMUL_SUM = int(RedOp.PREMUL_SUM)
-OP_NAMES = {int(getattr(RedOp, op.torch)): name for name, op in OPS.items()} | {PREMUL_SUM: "sum"}
+OP_NAMES = {int(getattr(RedOp, op.torch)): name for name, op in OPS.items() if op.torch} | {PREMUL_SUM: "sum"}
 OP_NAMES_OF_BOOL = OP_NAMES | {int(RedOp.SUM): "max", int(RedOp.PRODUCT): "min"}  # as NCCL's
 Base: Any = ProcessGroup  # whose declared overloads are for its callers; torch asks a backend for one of each
 

@@ -1,5 +1,7 @@
 """What each rank gives and what it must get, computed by one rank alone, in NumPy and in exact numbers."""
 
+import functools
+
 import numpy as np
 
 from collectives import algorithms
@@ -13,10 +15,12 @@ HALVES = ("float16", "bfloat16")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 SCANS = ("scan", "exscan")
 MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
-COLLECTIVES = (*REDUCTIONS, *MOVES)
+COLLECTIVES = (*REDUCTIONS, *SCANS, *MOVES)
+IN_PLACE = ("all_reduce", "broadcast", "reduce", *SCANS)
 ROOTED = ("broadcast", "gather", "reduce", "scatter")
 BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
-UFUNCS = BITS | {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "avg": np.add}
+TRUTHS = {"land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor}
+UFUNCS = BITS | TRUTHS | {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "avg": np.add}
 
 
 def algorithms_of(collective: str, size: int, equal: bool = True) -> list[str]:
@@ -25,10 +29,10 @@ def algorithms_of(collective: str, size: int, equal: bool = True) -> list[str]:
 
 def ops_of(dtype: str) -> tuple[str, ...]:
     if dtype == "bool":
-        return ("min", "max", *BITS)
+        return ("min", "max", *BITS, *TRUTHS)
     if dtype in COMPLEX:
         return ("sum", "prod", "avg")
-    return ("sum", "prod", "min", "max", "avg", *(() if dtype in FLOATS else BITS))
+    return ("sum", "prod", "min", "max", "avg", *(() if dtype in FLOATS else BITS | TRUTHS))
 
 
 def inputs(size: int, count: int, dtype: str = "float32", op: str = "sum") -> list[np.ndarray]:
@@ -52,7 +56,7 @@ def widened(x: np.ndarray) -> np.ndarray:
 
 
 def reduced(xs: list[np.ndarray], op: str) -> np.ndarray:
-    total = UFUNCS[op].reduce([widened(x) for x in xs])
+    total = functools.reduce(UFUNCS[op], map(widened, xs))
     if op == "avg":
         total = np.trunc(total / len(xs)) if xs[0].dtype.kind in "iu" else total / len(xs)
     return total.astype(xs[0].dtype)

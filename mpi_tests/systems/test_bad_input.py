@@ -46,7 +46,7 @@ def tell(call):
 
 tell(lambda: comm.all_reduce(np.ones(2 + comm.rank)))
 tell(lambda: comm.all_reduce(np.ones(2, ["f4", "f8"][comm.rank])))
-tell(lambda: comm.all_reduce(np.ones((4, 4))[:, 1]))
+tell(lambda: comm.plan("all_reduce", np.ones((4, 4))[:, 1]))
 collectives.Communicator(comm.mpi, timeout_s=-1)
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_tests import mpi4py_suite
+from mpi_tests import mpi4py_programs, mpi4py_suite
 from mpi_tests.helpers.launch import environment, find_mpirun, launch, watched
 from mpi_tests.helpers.readme import FACING, run
 
@@ -83,3 +83,10 @@ def test_a_setting_that_cannot_be():
 @pytest.mark.skipif(not Path(sys.prefix, "bin", "pip").exists(), reason="needs pip, for mpi4py's tests")
 def test_mpi4pys_own_tests_of_collectives():
     assert mpi4py_suite.compare(3, "collectives") == []
+
+
+@pytest.mark.skipif(not Path(sys.prefix, "bin", "pip").exists(), reason="needs pip, for mpi4py's programs")
+@pytest.mark.parametrize("name", ["compute-pi", "mandelbrot"])
+def test_programs_that_others_wrote(name):
+    """That of pylops-mpi, which downloads more, is `make test-all`'s."""
+    assert mpi4py_programs.compare(name, 3)

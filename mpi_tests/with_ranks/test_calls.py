@@ -204,7 +204,7 @@ def test_what_was_taken_before_is_refused_where_it_will_not_do(comm):
     comm.all_reduce(x)
     frozen = np.ones(6)
     frozen.flags.writeable = False
-    for bad in (frozen, np.ones((6, 2))[:, 0], np.ones(6, ">f8")):
+    for bad in (frozen, np.ones(6, ">f8")):
         with pytest.raises(InputError):
             comm.all_reduce(bad)
     both = np.ones(12)

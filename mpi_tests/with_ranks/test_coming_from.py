@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 
 from mpi_tests.helpers.documented import COMMAND, code, rows
 
@@ -21,7 +22,15 @@ def arrays(comm):
         "u": torch.zeros(COUNT).double(),
         "v": torch.from_numpy(x[: COUNT // comm.size].copy()),
     }
+    names |= {"flags": np.arange(COUNT) % (comm.rank + 2), "pairs": np.zeros(COUNT, "f4,i4"), "function": largest}
+    names["pairs"]["f0"], names["pairs"]["f1"] = np.cos(x), comm.rank
     return names | {"counts": [COUNT // comm.size] * comm.size}
+
+
+def largest(given, into, datatype):
+    """What MPI.Op.Create takes."""
+    a, b = (np.frombuffer(memory) for memory in (given, into))
+    b[:] = np.fmax(a, b)
 
 
 def model():
@@ -42,6 +51,8 @@ def names(comm, mpi_comm, monkeypatch):
     hvd.init(mpi_comm)
     yield {
         "collectives": collectives,
+        "np": np,
+        "MPI": MPI,
         "comm": comm,
         "hvd": hvd,
         "DataParallel": DataParallel,
@@ -77,8 +88,6 @@ def run(line, scope, where):
 
 @pytest.mark.sizes(1, 2, 4)
 def test_mpi_and_these_leave_the_same_in_the_arrays(names, comm, mpi_comm):
-    from mpi4py import MPI
-
     number = 0
     for heading, theirs, here, lines in PYTHON:
         if heading != "mpi4py" or "Reduce(x, y" in theirs or "Win" in theirs or "bcast" in theirs:
@@ -89,7 +98,7 @@ def test_mpi_and_these_leave_the_same_in_the_arrays(names, comm, mpi_comm):
             run(line.replace("MPI.COMM_WORLD", "comm"), left, theirs)
         for line in lines:
             run(line, right, here)
-        for name in ("x", "y", "part"):
+        for name in ("x", "y", "part", "flags", "pairs"):
             assert np.array_equal(left[name], right[name]), (theirs, name)
             number += not np.array_equal(left[name], arrays(comm)[name])
-    assert number >= (12 if comm.size > 1 else 1)
+    assert number >= (16 if comm.size > 1 else 1)

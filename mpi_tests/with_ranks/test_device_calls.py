@@ -14,11 +14,10 @@ from collectives.arrays.cuda import Cuda
 from collectives.job.errors import InputError
 from collectives.runtime import arguments, signature
 from mpi_tests.helpers.cuda_arrays import each_mode
-from mpi_tests.helpers.reference import COLLECTIVES, algorithms_of, expected, inputs, same
+from mpi_tests.helpers.reference import COLLECTIVES, IN_PLACE, algorithms_of, expected, inputs, same
 
 LATE_US = 5_000
 pytestmark = pytest.mark.sizes(2, 3)
-IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 
 @pytest.fixture

@@ -38,7 +38,8 @@ def test_the_device_of_an_array_is_its_own(cuda):
         (np.zeros((3, 4), order="F"), r"shape \(3, 4\) and strides \(8, 24\) is not C-contiguous"),
         (np.zeros(3, ">i4"), "dtype >i4 cannot be sent; use one of bfloat16, bool, complex128, .*, uint8$"),
         (np.array(["a"]), "dtype <U1 cannot be sent"),
-        (np.zeros(2, "f4,i4"), "cannot be sent"),
+        (np.zeros(2, "f4,f4"), "cannot be sent"),
+        (np.zeros(2, "f4,i4,i4"), "cannot be sent"),
     ],
 )
 def test_what_is_no_array_that_can_be_sent(x, message):

@@ -1,0 +1,86 @@
+"""Ops in NumPy: those of the table, and a program's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collectives.schedule.spec import OPS
+
+Function = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op of one's own: what `function` makes of two flat NumPy arrays of one length, element by element.
+
+    It must be associative, and give the same on all ranks.  16-bit floats come as float32.  Where it is not
+    commutative, the operands stand in the order of the ranks.  Two are the same where their functions are.
+
+    >>> print(Op(np.hypot))
+    Op(hypot, commutative=True)
+    """
+
+    function: Function
+    commutative: bool = True
+
+    def __str__(self) -> str:
+        code = getattr(getattr(self.function, "py_func", self.function), "__code__", None)  # Numba's have a py_func
+        name = getattr(self.function, "__qualname__", "") or getattr(self.function, "__name__", "")
+        place = f" of {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
+        return f"Op({name or type(self.function).__name__}{place}, commutative={self.commutative})"
+
+    def check(self, dtype: np.dtype) -> None:
+        """Try it on two ones.
+
+        Raises: ValueError where it fails, or returns what is not as many numbers of that dtype.
+        """
+        try:
+            result = np.asarray(self.function(np.ones(2, dtype), np.ones(2, dtype)))
+        except Exception as error:  # whatever it is, all ranks are to hear of it
+            raise ValueError(f"op {self} of {dtype} fails: {type(error).__name__}: {error}") from None
+        if result.shape != (2,) or not np.can_cast(result.dtype, dtype, "same_kind"):
+            what = f"{result.dtype} of shape {result.shape}"
+            raise ValueError(f"op {self} of two arrays of {dtype} and shape (2,) returns {what}: return one like them")
+
+
+def function_of(op: str | Op, xp: Any) -> Function:
+    """Return what reduces two arrays of a library."""
+    if isinstance(op, Op):
+        return op.function
+    return LOCATING.get(op) or getattr(xp, OPS[op].ufunc)
+
+
+def has_kernel(op: str | Op) -> bool:
+    """Return whether programs, of the host and of devices, reduce by it; messages are reduced by any."""
+    return not isinstance(op, Op) and bool(OPS[op].kernel)
+
+
+def minloc(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the pairs of the lesser values, and of the lesser index where these are equal; a NaN is less than all.
+
+    >>> pairs = np.array([(1, 5), (2, 0)], "f4,i4"), np.array([(1, 3), (3, 1)], "f4,i4")
+    >>> minloc(*pairs).tolist(), maxloc(*pairs).tolist()
+    ([(1.0, 3), (2.0, 0)], [(1.0, 3), (3.0, 1)])
+    """
+    return located(np.less, a, b)
+
+
+def maxloc(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the same of the greater values; a NaN is greater than all."""
+    return located(np.greater, a, b)
+
+
+def located(precedes: np.ufunc, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    value, index = a.dtype.names or ()
+    a_is_nan, b_is_nan = a[value] != a[value], b[value] != b[value]
+    is_equal = (a[value] == b[value]) | (a_is_nan & b_is_nan)
+    is_first = ~a_is_nan & (b_is_nan | precedes(b[value], a[value]))
+    return np.where(is_first | (is_equal & (b[index] < a[index])), b, a)
+
+
+LOCATING: dict[str, Function] = {"minloc": minloc, "maxloc": maxloc}

@@ -1,0 +1,100 @@
+"""Run programs that others wrote for mpi4py, with our collectives and without: the results must be the same.
+
+python -m mpi_tests.mpi4py_programs --ranks 2 3
+
+They come with the source distribution of mpi4py and with pylops-mpi, from the package index, into build/: pi by
+quadrature, a Mandelbrot set whose lines are dealt to ranks, and a least-squares solver (CGLS) on distributed arrays.
+With ours, all calls that can be are ours, however short.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, watched
+from mpi_tests.mpi4py_suite import suite
+
+LIMIT_S = 600
+PACKAGES = ROOT / "build" / "programs"
+# pylops would look for GPUs and other libraries.
+SETTINGS = {"MPLBACKEND": "Agg", "CUPY_PYLOPS": "0", "TORCH_PYLOPS": "0", "JAX_PYLOPS": "0"}
+OURS = re.compile(r"^[A-Z]\w+ +(\d+) +\d+ +[\d.]+ ms$", re.MULTILINE)  # in the report: how many calls were
+DRIVER = r"""
+import io, json, runpy, sys, warnings
+path, typed, result = sys.argv[1:]
+sys.stdin, sys.argv = io.StringIO(typed), [path]
+warnings.simplefilter("ignore")
+names = runpy.run_path(path, run_name="__main__")
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 0:
+    print("\nresult", json.dumps(eval(result, names)), flush=True)
+"""
+
+
+class Program(NamedTuple):
+    """A program: its file, what is typed to it, and the expression of its variables that is its result on rank 0."""
+
+    path: str
+    typed: str
+    result: str
+
+
+PROGRAMS = {
+    "compute-pi": Program("{mpi4py}/demo/compute-pi/cpi-cco.py", "3\n100000\n0\n", "float(pi)"),
+    "mandelbrot": Program("{mpi4py}/demo/mandelbrot/mandelbrot.py", "", "M.tolist()"),
+    "pylops-mpi": Program("{packages}/examples/plot_cgls.py", "", "[float(each) for each in xinv_array]"),
+}
+
+
+def fetch() -> None:
+    """Install pylops-mpi and what it needs beside NumPy and mpi4py, if need be."""
+    if not (PACKAGES / "pylops_mpi").exists():
+        packages = ["pylops-mpi", "pylops", "pyproximal", "scipy", "typing_extensions"]
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", PACKAGES, *packages]
+        subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
+
+
+def run(program: Program, num_ranks: int, with_ours: bool) -> Any:
+    """Return the result of a program."""
+    path = program.path.format(mpi4py=suite().parent, packages=PACKAGES)
+    words = ["-c", DRIVER, path, program.typed, program.result]
+    ours = ["-m", "collectives.mpi4py"] if with_ours else []
+    env = environment() | SETTINGS | {"COLLECTIVES_MPI4PY": "report,ours" if with_ours else ""}
+    env["PYTHONPATH"] = f"{ROOT}:{PACKAGES}"
+    ended = watched([find_mpirun(), "-n", num_ranks, sys.executable, *ours, *words], env, LIMIT_S)
+    results = [line for line in ended.stdout.splitlines() if line.startswith("result ")]
+    if ended.returncode or len(results) != 1:
+        raise RuntimeError(f"{Path(path).name} ended with {ended.returncode}: {ended.stderr[-2000:]}")
+    if with_ours and not any(map(int, OURS.findall(ended.stderr))):
+        raise RuntimeError(f"{Path(path).name}: no call was ours: {ended.stderr[-2000:]}")
+    return json.loads(results[0].removeprefix("result "))
+
+
+def compare(name: str, num_ranks: int) -> bool:
+    """Run a program both ways; return whether the results are the same, floats to 12 digits."""
+    plain, ours = (run(PROGRAMS[name], num_ranks, with_ours) for with_ours in (False, True))
+    same = np.shape(plain) == np.shape(ours) and np.allclose(plain, ours, rtol=1e-12, atol=0)
+    outcome = "the same result" if same else f"other results: {plain} without ours, {ours} with them"
+    print(f"{name} on {num_ranks} ranks: {outcome}", flush=True)
+    return same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m mpi_tests.mpi4py_programs", description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--only", choices=list(PROGRAMS), nargs="+", default=list(PROGRAMS))
+    args = parser.parse_args()
+    fetch()
+    outcomes = [compare(name, num_ranks) for num_ranks in args.ranks for name in args.only]
+    print(f"{sum(outcomes)} of {len(outcomes)} runs of other people's programs give the same with our collectives")
+    return int(not all(outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
