@@ -32,6 +32,7 @@ PLACE_NAMES, PLACE_UNITS = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s
 EMPTY = ("-",) * 4
 
 Row = dict[str, Any]  # a line of the document
+Document = dict[str, Any]
 
 
 def bus_factor(collective: str, size: int) -> float:
@@ -126,9 +127,9 @@ def footer(rows: Sequence[Row]) -> str:
     return f"# Wrong elements    : {words}\n# Avg bus bandwidth : {average_gbps(rows):.4f} GB/s"
 
 
-def document(comm: Communicator, started: str, network: Network, rows: Sequence[Row], device: str) -> str:
-    """Write everything about a run as JSON, with a line for each result.  Collective; every rank gets the same."""
-    data = {
+def conditions(comm: Communicator, started: str, network: Network, device: str) -> Document:
+    """Collect what a document says ahead of its results.  Collective; every rank gets the same."""
+    return {
         "schema": SCHEMA,
         "command": sys.orig_argv,
         "started": started,
@@ -137,9 +138,13 @@ def document(comm: Communicator, started: str, network: Network, rows: Sequence[
         "nodes": [len(node) for node in comm.topology.nodes],
         "links": network_to_json(network),
     }
-    results = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    parts = [f' "{name}": {json.dumps(value)}' for name, value in data.items()]
-    parts += [f' "results": [\n{results}\n ]', f' "average_busbw_gbps": {average_gbps(rows)}']
+
+
+def to_json(document: Document) -> str:
+    """Write everything about a run as JSON, with a line for each result."""
+    results = ",\n".join(f"  {json.dumps(row)}" for row in document["results"])
+    parts = [f' "{name}": {json.dumps(value)}' for name, value in document.items() if name != "results"]
+    parts += [f' "results": [\n{results}\n ]', f' "average_busbw_gbps": {average_gbps(document["results"])}']
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm
-from collectives.bench import constants, peers, report
-from collectives.bench.report import Row
+from collectives.bench import constants, html, peers, report
+from collectives.bench.report import Document, Row
 from collectives.bench.trial import PEERS, Trial, element_counts, places
+from collectives.charts import page
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
 from collectives.job.settings import size_in_words
@@ -58,20 +59,39 @@ def run(comm: Communicator, flags: Namespace) -> int:
         return 0
     missing = peers.start(comm, flags)
     print(*missing.values(), report.describe(network, comm.topology.nodes), sep="\n", flush=True)
-    sizes: list[list[Row]] = []
-    for rows in results(comm, flags, network, missing):
-        if not sizes or any(sizes[-1][0][name] != rows[0][name] for name in ("collective", "memory")):
-            print("\n".join(report.heading(rows[0])))
-        print("\n".join(report.lines(rows)), flush=True)
-        sizes.append(rows)
-    rows = [row for of_size in sizes for row in of_size]
+    document = report.conditions(comm, started, network, flags.device)
+    sizes = measured(comm, flags, network, missing, document)
+    rows = document["results"]
     print(report.footer(rows))
-    write(comm, flags, started, network, sizes)
+    write(comm, flags, document, network, sizes)
     average = report.average_gbps(rows)
     if flags.min_bw is not None and average < flags.min_bw:
         print(f"# FAILED: {average:.4f} GB/s is below --min-bw {flags.min_bw:g}")
         return 1
     return int(any(row["wrong"] for row in rows))
+
+
+def measured(
+    comm: Communicator, flags: Namespace, network: Network, missing: Any, document: Document
+) -> list[list[Row]]:
+    """Measure and print, and add the rows to the document; return those of each size.  Collective.
+
+    What an interrupt leaves is written on rank 0.
+    """
+    sizes: list[list[Row]] = []
+    document["results"] = []
+    try:
+        for rows in results(comm, flags, network, missing):
+            if not sizes or any(sizes[-1][0][name] != rows[0][name] for name in ("collective", "memory")):
+                print("\n".join(report.heading(rows[0])))
+            print("\n".join(report.lines(rows)), flush=True)
+            sizes.append(rows)
+            document["results"] += rows
+    except KeyboardInterrupt:
+        if comm.rank == 0:
+            save(texts_of(flags, document))
+        raise
+    return sizes
 
 
 def refuse_too_large(comm: Communicator, flags: Namespace) -> None:
@@ -213,20 +233,30 @@ def model_s(comm: Communicator, one: Contestant, network: Network) -> float | No
     return auto.ranking(one.trial.nbytes, (row,), comm.topology.nodes, network, workload.memory)[0][1]
 
 
-def write(comm: Communicator, flags: Namespace, started: str, network: Network, sizes: list[list[Row]]) -> None:
+def write(comm: Communicator, flags: Namespace, document: Document, network: Network, sizes: list[list[Row]]) -> None:
     """Write the files that were asked for, each in one go.  Collective."""
-    rows = [row for of_size in sizes for row in of_size]
-    texts: dict[Path, str] = {}
-    if flags.json:
-        texts[flags.json] = report.document(comm, started, network, rows, flags.device)
+    texts = texts_of(flags, document)
     if flags.tune:
         texts[flags.tune] = auto.to_json(report.tuning(comm, network, str(flags.tune), sizes))
         print(f"algorithm='auto' follows {flags.tune} under COLLECTIVES_TUNING={flags.tune}")
     with comm.agreed():
-        for path, text in texts.items() if comm.rank == 0 else ():
-            part = path.with_name(f"{path.name}.part")
-            part.write_text(text)
-            part.replace(path)
+        if comm.rank == 0:
+            save(texts)
+
+
+def texts_of(flags: Namespace, document: Document) -> dict[Path, str]:
+    """Write the document in the forms that were asked for."""
+    texts: dict[Path, str] = {}
+    if flags.json:
+        texts[flags.json] = report.to_json(document)
+    if flags.html:
+        texts[flags.html] = html.report({"this run": document})
+    return texts
+
+
+def save(texts: dict[Path, str]) -> None:
+    for path, text in texts.items():
+        page.write(path, text)
 
 
 class TimedStep:

@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=17_700, files=101, entries=11)}
+LIMITS = {"collectives": Limits(lines=18_200, files=106, entries=12)}
 
 
 class Floor(NamedTuple):
@@ -65,14 +65,17 @@ FLOORS = {
     "torch": Floor(("collectives.torch_backend",), imports=ALL),
     "horovod": Floor(("collectives.horovod",), imports=ALL),
     "mpi4py": Floor(("collectives.mpi4py",), imports=ALL),
-    "programs": Floor(("collectives.bench", "collectives.doctor"), imports=(*ALL, "simulation", "torch", "programs")),
+    "charts": Floor(("collectives.charts",), without=MPI_AND_ARRAYS),
+    "programs": Floor(
+        ("collectives.bench", "collectives.doctor"), imports=(*ALL, "simulation", "torch", "programs", "charts")
+    ),
     "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
     "gpt": Floor(
         ("models.gpt", "models.llama", "models.model"), imports=("models",), without=("mpi4py",)
     ),  # which parallelism/ does without, but for what times a block
     "block times": Floor(("parallelism.planner.ranks",), imports=(*ALL, "models", "gpt", "parallelism")),
     "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "models")),
-    "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "block times", "models", "gpt")),
+    "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "block times", "models", "gpt", "charts")),
 }
 
 SAME_CLASS: dict[str, str] = {}  # names that several files may define: why it is one and the same thing
