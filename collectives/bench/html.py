@@ -31,9 +31,9 @@ COLUMNS = (
 )  # fmt: skip
 BANDS = [["min, µs", "quartile 3, µs"], ["quartile 1, µs", "quartile 3, µs"]]
 LEGEND = (
-    "; bands reach from the first to the third quartile, and fainter ones down to the minimum. Thin dotted lines are what "
-    "the cost model predicts; the limit is what copying, or sending between nodes, takes for as many bytes. The bar on "
-    "top has the fastest."
+    "; bands reach from the first to the third quartile, and fainter ones down to the minimum. Thin dotted lines are "
+    "what the cost model predicts; the limit is what copying, or sending between nodes, takes for as many bytes. The bar "
+    "on top has the fastest."
 )
 INK = 7  # the limit's color; contestants have those before
 RUN = (Column("run"),)  # where there are several
@@ -83,7 +83,7 @@ def read(path: Path) -> Document:
     """
     try:
         data = json.loads(path.read_text())
-        has_all = PARTS <= data.keys() and all(FIELDS <= row.keys() for row in data["results"])
+        has_all = data.keys() >= PARTS and all(row.keys() >= FIELDS for row in data["results"])
         if has_all and data["schema"] == SCHEMA:
             return data
     except OSError as error:
