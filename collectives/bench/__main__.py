@@ -1,6 +1,7 @@
 """Measure collectives, as nccl-tests does, and how near they come to what a model predicts and the machine allows.
 
 mpirun -n 4 python -m collectives.bench all_reduce all_gather -b 1K -e 16M --peers gloo --json results.json
+mpirun -n 2 python -m collectives.bench all_reduce -a all --html report.html
 mpirun -n 4 python -m collectives.bench --tune tuning.json
 mpirun -n 4 python -m collectives.bench all_reduce -a ring -b 1M --space-time ring.png
 
@@ -62,6 +63,7 @@ def parser() -> Parser:
     add("--peers", type=peers, default=[], metavar="NAMES", help="to time as well: mpi,gloo,nccl")
     add("--min-bw", type=BANDWIDTHS.number, metavar="GB/s", help="fail if the average bus bandwidth is below")
     add("--json", type=Path, metavar="FILE", help="write everything, every iteration included, after each size")
+    add("--html", type=Path, metavar="FILE", help="write charts and tables, with the machine and the command")
     add("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING, of all there is")
     add("--space-time", metavar="FILE", help="draw one run as planned and as it happened, of one algorithm and size")
     return parser
@@ -164,7 +166,7 @@ def workloads(flags: argparse.Namespace) -> list[Workload]:
 
 
 def refuse_unwritable(flags: argparse.Namespace) -> None:
-    for path in (flags.tune, flags.json):
+    for path in (flags.tune, flags.json, flags.html):
         if path is not None:
             draw.refuse(str(path))
     if flags.space_time is not None:

@@ -1,23 +1,15 @@
 """What a run shows and leaves: a table as nccl-tests prints it, a JSON document, and a tuning file."""
 
 import json
-import os
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-from mpi4py import MPI
-
-from collectives.arrays import views
 from collectives.bench.trial import PEERS
 from collectives.communicator import Communicator
-from collectives.job import environment
-from collectives.job.launch import library_name
 from collectives.runtime.choose.auto import Case, Tuning, limits, network_to_json
+from collectives.runtime.surroundings import surroundings
 from collectives.schedule.cost import Network
 
 SCHEMA = 1  # of the document
@@ -32,6 +24,7 @@ PLACE_NAMES, PLACE_UNITS = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s
 EMPTY = ("-",) * 4
 
 Row = dict[str, Any]  # a line of the document
+Document = dict[str, Any]
 
 
 def bus_factor(collective: str, size: int) -> float:
@@ -126,53 +119,25 @@ def footer(rows: Sequence[Row]) -> str:
     return f"# Wrong elements    : {words}\n# Avg bus bandwidth : {average_gbps(rows):.4f} GB/s"
 
 
-def document(comm: Communicator, started: str, around: dict[str, Any], network: Network, rows: Sequence[Row]) -> str:
-    """Write everything about a run as JSON, with a line for each result."""
-    data = {
+def conditions(comm: Communicator, started: str, network: Network, device: str) -> Document:
+    """Collect what a document says ahead of its results.  Collective; every rank gets the same."""
+    return {
         "schema": SCHEMA,
         "command": sys.orig_argv,
         "started": started,
-        "environment": around,
+        "environment": surroundings(comm, device),
         "ranks": comm.size,
         "nodes": [len(node) for node in comm.topology.nodes],
         "links": network_to_json(network),
     }
-    results = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    parts = [f' "{name}": {json.dumps(value)}' for name, value in data.items()]
-    parts += [f' "results": [\n{results}\n ]', f' "average_busbw_gbps": {average_gbps(rows)}']
+
+
+def to_json(document: Document) -> str:
+    """Write everything about a run as JSON, with a line for each result."""
+    results = ",\n".join(f"  {json.dumps(row)}" for row in document["results"])
+    parts = [f' "{name}": {json.dumps(value)}' for name, value in document.items() if name != "results"]
+    parts += [f' "results": [\n{results}\n ]', f' "average_busbw_gbps": {average_gbps(document["results"])}']
     return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def surroundings(comm: Communicator, device: str) -> dict[str, Any]:
-    """Collect what a run depends on.  Collective."""
-    gpu = ""
-    if device == "cuda":
-        runtime = views.device(device).xp.cuda.runtime
-        gpu = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
-    here = sorted(os.sched_getaffinity(0)), environment.cores(), gpu
-    binding, cores, gpus = zip(*comm.mpi.allgather(here), strict=True)
-    return {
-        "mpi": library_name(MPI),
-        "python": sys.version.split()[0],
-        **{name: version(name) for name in ("numpy", "mpi4py", "torch")},
-        "hosts": comm.host_names(),
-        "ranks": comm.size,
-        "nodes": [len(node) for node in comm.topology.nodes],
-        "cores": [cores[node[0]] for node in comm.topology.nodes],
-        "binding": binding,
-        "devices": list(filter(None, gpus)),
-        "env": environment.variables(),
-        "git": commit(),
-    }
-
-
-def commit() -> str | None:
-    """Ask git for the commit of this project that runs, where it runs from a checkout."""
-    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=10).stdout.strip() or None
-    except (OSError, subprocess.TimeoutExpired):
-        return None
 
 
 def tuning(

@@ -14,9 +14,10 @@ import numpy as np
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm
-from collectives.bench import constants, peers, report
-from collectives.bench.report import Row
+from collectives.bench import constants, html, peers, report
+from collectives.bench.report import Document, Row
 from collectives.bench.trial import PEERS, Trial, element_counts, places
+from collectives.charts import page
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
 from collectives.job.settings import size_in_words
@@ -58,17 +59,8 @@ def run(comm: Communicator, flags: Namespace) -> int:
         return 0
     missing = peers.start(comm, flags)
     print(*missing.values(), report.describe(network, comm.topology.nodes), sep="\n", flush=True)
-    around = report.surroundings(comm, flags.device)
-    sizes: list[list[Row]] = []
-    for rows in results(comm, flags, network, missing):
-        if not sizes or any(sizes[-1][0][name] != rows[0][name] for name in ("collective", "memory")):
-            print("\n".join(report.heading(rows[0])))
-        print("\n".join(report.lines(rows)), flush=True)
-        sizes.append(rows)
-        write(comm, flags, started, around, network, sizes)  # at once: mpirun may leave no time at the end
-    if not sizes:
-        write(comm, flags, started, around, network, sizes)
-    rows = [row for of_size in sizes for row in of_size]
+    document = report.conditions(comm, started, network, flags.device)
+    rows = measured(comm, flags, network, missing, document)
     print(report.footer(rows))
     if flags.tune:
         print(f"algorithm='auto' follows {flags.tune} under COLLECTIVES_TUNING={flags.tune}")
@@ -77,6 +69,22 @@ def run(comm: Communicator, flags: Namespace) -> int:
         print(f"# FAILED: {average:.4f} GB/s is below --min-bw {flags.min_bw:g}")
         return 1
     return int(any(row["wrong"] for row in rows))
+
+
+def measured(comm: Communicator, flags: Namespace, network: Network, missing: Any, document: Document) -> list[Row]:
+    """Measure and print, and write the files after each size, as an interrupt leaves no time.  Collective."""
+    sizes: list[list[Row]] = []
+    document["results"] = []
+    for rows in results(comm, flags, network, missing):
+        if not sizes or any(sizes[-1][0][name] != rows[0][name] for name in ("collective", "memory")):
+            print("\n".join(report.heading(rows[0])))
+        print("\n".join(report.lines(rows)), flush=True)
+        sizes.append(rows)
+        document["results"] += rows
+        write(comm, flags, document, network, sizes)
+    if not sizes:
+        write(comm, flags, document, network, sizes)
+    return document["results"]
 
 
 def refuse_too_large(comm: Communicator, flags: Namespace) -> None:
@@ -218,26 +226,18 @@ def model_s(comm: Communicator, one: Contestant, network: Network) -> float | No
     return auto.ranking(one.trial.nbytes, (row,), comm.topology.nodes, network, workload.memory)[0][1]
 
 
-def write(
-    comm: Communicator,
-    flags: Namespace,
-    started: str,
-    around: dict[str, Any],
-    network: Network,
-    sizes: Sequence[list[Row]],
-) -> None:
+def write(comm: Communicator, flags: Namespace, document: Document, network: Network, sizes: list[list[Row]]) -> None:
     """Write the files that were asked for, each in one go.  Collective."""
-    rows = [row for of_size in sizes for row in of_size]
-    texts: dict[Path, str] = {}
-    if flags.json:
-        texts[flags.json] = report.document(comm, started, around, network, rows)
-    if flags.tune:
-        texts[flags.tune] = auto.to_json(report.tuning(comm, around, network, str(flags.tune), sizes))
     with comm.agreed():
-        for path, text in texts.items() if comm.rank == 0 else ():
-            part = path.with_name(f"{path.name}.part")
-            part.write_text(text)
-            part.replace(path)
+        if comm.rank:
+            return
+        if flags.json:
+            page.write(flags.json, report.to_json(document))
+        if flags.html:
+            page.write(flags.html, html.report({"this run": document}))
+        if flags.tune:
+            around = document["environment"]
+            page.write(flags.tune, auto.to_json(report.tuning(comm, around, network, str(flags.tune), sizes)))
 
 
 class TimedStep:

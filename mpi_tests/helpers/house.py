@@ -66,7 +66,10 @@ FLOORS = {
     "torch": Floor(("collectives.torch_backend",), imports=ALL),
     "horovod": Floor(("collectives.horovod",), imports=ALL),
     "mpi4py": Floor(("collectives.mpi4py",), imports=ALL),
-    "programs": Floor(("collectives.bench", "collectives.doctor"), imports=(*ALL, "simulation", "torch", "programs")),
+    "charts": Floor(("collectives.charts",), without=MPI_AND_ARRAYS),
+    "programs": Floor(
+        ("collectives.bench", "collectives.doctor"), imports=(*ALL, "simulation", "torch", "programs", "charts")
+    ),
     "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
     "gpt": Floor(
         ("models.gpt", "models.llama", "models.model"), imports=("models",), without=("mpi4py",)
@@ -78,7 +81,7 @@ FLOORS = {
         without=MPI_AND_ARRAYS,
     ),
     "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "models")),
-    "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "block times", "models", "gpt")),
+    "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "block times", "models", "gpt", "charts")),
 }
 
 SAME_CLASS: dict[str, str] = {}  # names that several files may define: why it is one and the same thing

@@ -1,0 +1,223 @@
+"""Results of one run, or of two side by side, as one HTML page: charts, tables, the machine and the command.
+
+mpirun -n 2 python -m collectives.bench all_reduce -a all --peers mpi,gloo --html report.html
+python -m collectives.bench.html before.json after.json --html both.html
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectives.bench.crossovers import Crossover, crossovers, medians
+from collectives.bench.report import SCHEMA, Document, Row, bus_factor, describe
+from collectives.bench.trial import PEERS
+from collectives.charts.page import Chart, Column, Section, Table, page, pairs, write
+from collectives.job.settings import Parser
+from collectives.schedule import draw
+from collectives.schedule.cost import Link, Network
+
+CASE = ("collective", "memory", "device", "dtype", "op", "root", "in_place")  # what a section is of
+PARTS = {"schema", "command", "started", "environment", "ranks", "nodes", "links", "results"}
+FIELDS = {*CASE, "name", "algorithm", "bytes", "samples_us", "min_us", "median_us", "p99_us", "model_us", "busbw_gbps"}
+TIMES = ("min", "quartile 1", "median", "quartile 3", "p99", "model", "limit")
+COLUMNS = (
+    Column("run"), Column("size", "bytes"), Column("name"), Column("algorithm"), *(Column(f"{t}, µs") for t in TIMES),
+    Column("busbw, GB/s"), Column("of limit, %"), Column("wrong"),
+)  # fmt: skip
+BANDS = [["min, µs", "quartile 3, µs"], ["quartile 1, µs", "quartile 3, µs"]]
+LEGEND = (
+    "; bands reach from the first to the third quartile, and fainter ones down to the minimum. Thin dotted lines are "
+    "what the cost model predicts; the limit is what copying, or sending between nodes, takes for as many bytes. The "
+    "bar on top has the fastest."
+)
+INK = 7  # the limit's color; contestants have those before
+
+
+class Measured(NamedTuple):
+    """A row of a run's document."""
+
+    run: str
+    document: Document
+    row: Row
+
+
+def main() -> int:
+    """Write a page from the documents of one run or two."""
+    parser = Parser("python -m collectives.bench.html", __doc__)
+    parser.add_argument("results", nargs="+", type=Path, metavar="JSON", help="one or two files of bench --json")
+    parser.add_argument("--html", type=Path, required=True, metavar="FILE", help="where the page goes")
+    try:
+        flags = parser.parse_args()
+        if len(flags.results) > 2:
+            raise ValueError(f"{len(flags.results)} files: pass one, or two to compare")
+        draw.refuse(str(flags.html))
+        write(flags.html, report(dict(zip(names_of(flags.results), map(read, flags.results), strict=True))))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Name runs by their files, in short where that tells them apart.
+
+    >>> names_of([Path("a/r.json"), Path("a/s.json")]), names_of([Path("a/r.json"), Path("b/r.json")])
+    (['r', 's'], ['a/r.json', 'b/r.json'])
+    """
+    short = [path.stem for path in paths]
+    if len({*map(str, paths)}) < len(paths):
+        raise ValueError(f"{paths[0]} is named twice: pass it once, or two files to compare")
+    return short if len({*short}) == len(paths) else [*map(str, paths)]
+
+
+def read(path: Path) -> Document:
+    """Read a document.
+
+    Raises: ValueError with the remedy.
+    """
+    try:
+        data = json.loads(path.read_text())
+        has_all = data.keys() >= PARTS and all(row.keys() >= FIELDS for row in data["results"])
+        if has_all and data["schema"] == SCHEMA:
+            return data
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}: pass a file that collectives.bench --json has written") from None
+    except (ValueError, TypeError, AttributeError):
+        pass  # as it is said below
+    raise ValueError(f"{path}: no results of collectives.bench: pass a file that its --json has written")
+
+
+def report(runs: dict[str, Document]) -> str:
+    """Write the page of one run or two, which have names."""
+    cases: dict[tuple, list[Measured]] = {}
+    for name, document in runs.items():
+        for row in document["results"]:
+            cases.setdefault(tuple(row[field] for field in CASE), []).append(Measured(name, document, row))
+    sections = [section(i, case, rows, [*runs]) for i, (case, rows) in enumerate(cases.items())]
+    collectives = ", ".join(dict.fromkeys(case[0] for case in cases)) or "no results"
+    title = f"Collectives, measured: {collectives}" if len(cases) < 8 else "Collectives, measured"
+    machines = [machine(i, name, document) for i, (name, document) in enumerate(runs.items())]
+    return page(title, [*sections, *machines])
+
+
+def machine(number: int, name: str, document: Document) -> Section:
+    """Say on what machine, by which command and when a run was measured."""
+    links: dict[str, Any] = dict(document["links"])
+    links |= {key: Link(**value) for key, value in links.items() if isinstance(value, dict)}
+    ranks = iter(range(document["ranks"]))
+    nodes = [[next(ranks) for _ in range(length)] for length in document["nodes"]]
+    around = {key: value for key, value in document["environment"].items() if value not in (None, [], {})}
+    entries = {
+        "command": shlex.join(document["command"]),
+        "started": document["started"],
+        "speeds": describe(Network(**links), nodes).removeprefix("# "),
+        **around,
+    }
+    return Section(f"Machine and command of {name}", tables=[pairs(f"m{number}", f"Run {name}", entries)])
+
+
+def section(number: int, case: tuple, rows: Sequence[Measured], runs: Sequence[str]) -> Section:
+    """Draw and list what was measured of one collective, on arrays of one kind."""
+    collective, memory, device, dtype, op, root, in_place = case
+    where = f"{memory} memory" if device == "cpu" else device
+    more = [dtype, *([op] if op else []), *([] if root is None else [f"root {root}"])]
+    place = "in place" if in_place else "out of place"
+    has_sizes = collective != "barrier"
+    heading = f"{collective}, {where}, {place}: {' '.join(more)}" if has_sizes else collective
+    table = Table(f"t{number}", f"{heading}; times of the slowest rank", COLUMNS, [line(each) for each in rows])
+    one_run = {"run"} if len(runs) == 1 else set()
+    no_choice = {"algorithm"} if all(row["name"] == row["algorithm"] for _, _, row in rows) else set()
+    table = table.without(one_run | no_choice)
+    if not has_sizes:
+        return Section(heading, tables=[table])
+    ranges = [crossovers(medians([row for name, _, row in rows if name == run])) for run in runs]
+    repeats = sorted({len(row["samples_us"]) for _, _, row in rows})
+    text = f"Lines are medians of {' and '.join(map(str, repeats))} runs, of the slowest rank{LEGEND}"
+    if len(runs) > 1:
+        text += f" Solid lines are of {runs[0]}, dashed ones of {runs[1]}; the bar is of {runs[0]}."
+    charts = list(charts_of(f"t{number}", rows, runs, ranges[0]))
+    fastest = [(run, *each) for run, of_run in zip(runs, ranges, strict=True) for each in of_run]
+    columns = Column("run"), Column("fastest"), Column("from", "bytes"), Column("to", "bytes")
+    caption = "Fastest by size; between two sizes measured, where the lines cross"
+    tables = [table, Table(f"f{number}", caption, columns, fastest).without(one_run)]
+    if len(runs) > 1:
+        tables.append(comparison(number, rows, runs))
+    return Section(heading, [text], charts, tables)
+
+
+def line(measured: Measured) -> tuple:
+    """List the cells of a row; the limit is that of `bound_percent`."""
+    run, _, row = measured
+    samples, percent = row["samples_us"], row["bound_percent"]
+    lower, upper = np.percentile(samples, [25, 75]).tolist() if samples else (None, None)
+    limit = None if percent is None else percent / 100 * row["median_us"]
+    times = row["min_us"], lower, row["median_us"], upper, row["p99_us"], row["model_us"], limit
+    return run, row["bytes"], row["name"], row["algorithm"], *times, row["busbw_gbps"], percent, row["wrong"]
+
+
+def charts_of(
+    table: str, rows: Sequence[Measured], runs: Sequence[str], ranges: Sequence[Crossover]
+) -> Iterator[Chart]:
+    """Draw bandwidth and time against size."""
+    names = list(dict.fromkeys(row["name"] for _, _, row in rows))
+    rates = {run: bus_factor(row["collective"], document["ranks"]) for run, document, row in rows}
+    looks = {name: {"color": i % INK, "marker": i + i // INK} for i, name in enumerate(names)}
+    times = medians([row for run, _, row in rows if run == runs[0]])
+    ours = {name: of_name for name, of_name in times.items() if name not in PEERS}
+    predicted = ["auto"] if "auto" in names else list(dict.fromkeys(each.name for each in crossovers(ours)))
+    lines = [{**each, "rate": rates[run]} for run in rates for each in lines_of(run, runs, names, looks)]
+    of_model = predictions(predicted, names[0], looks, where(runs, runs[0]))
+    lines += [{**each, "rate": rates.get(runs[0])} for each in of_model]
+    strip = [
+        {"name": each.name, "from": each.begin, "to": each.end, "color": looks[each.name]["color"]} for each in ranges
+    ]
+    x = {"column": "size", "log": True, "unit": "B", "label": "size of the vector", "name": "size"}
+    both = {"kind": "lines", "table": table, "x": x, "lines": lines, "ranges": strip}
+    if all(rates.values()):
+        yield {**both, "title": "Bus bandwidth", "y": {"log": True, "unit": "GB/s", "rate": True}}
+    yield {**both, "title": "Time", "y": {"log": True, "unit": "µs"}}
+
+
+def lines_of(
+    run: str, runs: Sequence[str], names: Sequence[str], looks: dict[str, dict[str, int]]
+) -> Iterator[dict[str, Any]]:
+    """Describe the lines of what a run has measured."""
+    suffix = f" ({run})" if len(runs) > 1 else ""
+    for name in names:
+        rows = {"where": {**where(runs, run), "name": name}, "column": "median, µs", "bands": BANDS}
+        yield {"name": name + suffix, **rows, "dash": runs.index(run), **looks[name]}
+
+
+def predictions(
+    names: Sequence[str], any_name: str, looks: dict[str, dict[str, int]], of_run: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Describe the lines of what the model says of some algorithms, and of the limit."""
+    for name in names:
+        rows = {"where": {**of_run, "name": name}, "column": "model, µs"}
+        yield {"name": f"model of {name}", **rows, "color": looks[name]["color"], "dash": 2, "thin": True}
+    rows = {"where": {**of_run, "name": any_name}, "column": "limit, µs"}
+    yield {"name": "limit", **rows, "color": INK, "dash": 1, "thin": True}
+
+
+def where(runs: Sequence[str], run: str) -> dict[str, str]:
+    return {"run": run} if len(runs) > 1 else {}
+
+
+def comparison(number: int, rows: Sequence[Measured], runs: Sequence[str]) -> Table:
+    """List the medians of two runs side by side, and how often the second takes the first's time."""
+    times = {(run, row["bytes"], row["name"]): row["median_us"] for run, _, row in rows}
+    lines = []
+    for size, name in dict.fromkeys((size, name) for _, size, name in times):
+        first, second = (times.get((run, size, name)) for run in runs)
+        lines.append((size, name, first, second, second / first if first and second else None))
+    columns = Column("size", "bytes"), Column("name"), *(Column(f"{run}, µs") for run in runs), Column("ratio")
+    return Table(f"c{number}", f"Medians side by side; ratio: {runs[1]} over {runs[0]}", columns, lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

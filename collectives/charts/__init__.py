@@ -1,0 +1,1 @@
+"""Reports as one HTML file: tables, and charts that a browser draws from them."""

@@ -1,0 +1,125 @@
+"""One HTML file of sections: text, charts, and the tables that the charts are drawn from.
+
+The file has its style and its script within, and fetches nothing.  A chart is described by a dict, which page.js draws
+at the width that there is: what is drawn stands in a table, which is also what a reader has without a picture.
+"""
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from collectives.charts.units import shown
+
+HERE = Path(__file__).parent
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+Chart = Mapping[str, Any]
+
+
+class Column(NamedTuple):
+    """A column of a table: `unit` is "bytes" where cells show sizes, as 64 KiB."""
+
+    name: str
+    unit: str = ""
+
+
+class Table(NamedTuple):
+    """Rows of cells: numbers, texts, or None for nothing.  Charts name the table by `key`, and columns by theirs."""
+
+    key: str
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    wraps: bool = False  # whether long texts go over several lines
+
+    def without(self, names: Collection[str]) -> "Table":
+        """Leave columns out."""
+        kept = [i for i, column in enumerate(self.columns) if column.name not in names]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return self._replace(columns=[self.columns[i] for i in kept], rows=rows)
+
+    @property
+    def empty(self) -> set[str]:
+        """The names of columns in which no row has anything."""
+        return {column.name for i, column in enumerate(self.columns) if all(row[i] is None for row in self.rows)}
+
+
+class Section(NamedTuple):
+    """A heading, some sentences, charts with their captions, and tables beneath."""
+
+    heading: str
+    texts: Sequence[str] = ()
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """Write a page."""
+    style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
+    links = "".join(f'<li><a href="#s{i}">{escape(each.heading)}</a>' for i, each in enumerate(sections))
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+            '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
+            f"<title>{escape(title)}</title><style>\n{style}</style>",
+            f"<main><h1>{escape(title)}</h1><nav><ul>{links}</ul></nav>",
+            *(section_html(f"s{i}", each) for i, each in enumerate(sections)),
+            f"</main><script>\n{script}</script></html>\n",
+        ]
+    )
+
+
+def section_html(key: str, section: Section) -> str:
+    texts = "".join(f"<p>{escape(text)}</p>" for text in section.texts)
+    figures = "".join(map(figure_html, section.charts))
+    charts = f'<div class="charts">{figures}</div>' if figures else ""
+    tables = "".join(map(table_html, section.tables))
+    return f'<section id="{key}"><h2>{escape(section.heading)}</h2>{texts}{charts}{tables}</section>'
+
+
+def figure_html(chart: Chart) -> str:
+    """Describe a chart to page.js, which draws it above its caption."""
+    text = escape(json.dumps(chart, separators=(",", ":")), quote=False).replace("'", "&#39;")  # as it has many "
+    return f"<figure data-chart='{text}'><figcaption>{escape(chart['title'])}</figcaption></figure>"
+
+
+def table_html(table: Table) -> str:
+    """Write a table that scrolls within itself, and is sorted by its headings."""
+    heads = "".join(f'<th scope="col"><button>{escape(column.name)}</button>' for column in table.columns)
+    body = "\n".join(f"<tr>{''.join(map(cell, row, table.columns))}" for row in table.rows)
+    caption, look = escape(table.caption), " class=pairs" if table.wraps else ""
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{caption}"><table id="{escape(table.key)}"{look}>'
+        f"<caption>{caption}</caption><thead><tr>{heads}</thead><tbody>\n{body}</tbody></table></div>"
+    )
+
+
+def cell(value: Any, column: Column) -> str:
+    """Write a cell; what is shown otherwise than as a number has that in an attribute.
+
+    >>> cell(65536, Column("size", "bytes")), cell(0.1 + 0.2, Column("time")), cell("<a>", Column("name"))
+    ('<td data-v=65536>64 KiB', '<td>0.3', '<td class=text>&lt;a&gt;')
+    """
+    if value is None:
+        return "<td>"
+    if isinstance(value, str):
+        return f"<td class=text>{escape(value)}"
+    return f"<td data-v={value}>{shown(value)}" if column.unit == "bytes" else f"<td>{value:.6g}"
+
+
+def pairs(key: str, caption: str, values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Table:
+    """Make a table of names and values."""
+    items = values.items() if isinstance(values, Mapping) else values
+    rows = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in items]
+    return Table(key, caption, (Column("what"), Column("value")), rows, wraps=True)
+
+
+def write(path: str | Path, text: str) -> None:
+    """Write a file in one go, so that it is never half written."""
+    part = Path(f"{path}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
