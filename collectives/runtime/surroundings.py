@@ -6,18 +6,20 @@ import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any
 
 from collectives.arrays import views
-from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.launch import library_name
 
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
 
-def surroundings(comm: Communicator, device: str) -> dict[str, Any]:
+
+def surroundings(comm: "Communicator", device: str) -> dict[str, Any]:
     """Collect what a run depends on.  Collective."""
+    from mpi4py import MPI  # after `world`, which says what to do where it cannot be loaded
+
     gpu = ""
     if device == "cuda":
         runtime = views.device(device).xp.cuda.runtime

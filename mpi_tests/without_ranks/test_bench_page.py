@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -182,8 +183,8 @@ def test_an_interrupt_leaves_what_was_measured(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "results", results)
-    flags = Namespace(json=tmp_path / "r.json", html=tmp_path / "r.html")
+    flags = Namespace(json=tmp_path / "r.json", html=tmp_path / "r.html", tune=None)
     with pytest.raises(KeyboardInterrupt):
-        run.measured(SimpleNamespace(rank=0), flags, NETWORK, {}, document([]))
+        run.measured(SimpleNamespace(rank=0, agreed=nullcontext), flags, NETWORK, {}, document([]))
     assert json.loads(flags.json.read_text())["results"] == ROWS[:3]
     assert len(Page(flags.html.read_text()).tables["t0"]) == 3
