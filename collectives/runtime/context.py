@@ -89,7 +89,7 @@ class Context:
         (now_ns,) = self.agreement.highest([time.time_ns()])
         now = datetime.fromtimestamp(now_ns / 1e9, UTC)
         folder = environment.calls_folder()
-        own = folder and folder.absolute() / f"{now:%Y-%m-%dT%H-%M-%S.%f}"
+        own = folder and folder / f"{now:%Y-%m-%dT%H-%M-%S.%f}"
         return Recorder(self.rank, self.calls.record, self.progress, own)
 
     def next_tags(self) -> int:

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -83,13 +84,12 @@ class Recorder:
     """Writes the calls of a communicator and its parts into `folder`, one for all ranks; None for nowhere."""
 
     def __init__(self, rank: int, record: Record, progress: Progress, folder: Path | None):
-        self.rank, self.record, self.progress, self.folder = rank, record, progress, folder
+        self.rank, self.record, self.progress = rank, record, progress
+        self.folder = self.shown_folder = folder
         if folder:
+            with suppress(FileNotFoundError):  # the working directory is gone
+                self.folder = folder.absolute()
             write_on_signal(self)
-
-    @property
-    def shown_folder(self) -> str:
-        return str(self.folder).removeprefix(os.getcwd() + os.sep)
 
     def remedy(self, is_complete: bool) -> str:
         """Return the command that compares the files, of all ranks or of some; empty where there are none."""
