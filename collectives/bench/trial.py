@@ -7,7 +7,7 @@ small whole number, or for a product 1 or 2, and the others what changes nothing
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -197,6 +197,13 @@ def payload(count: int, dtype: np.dtype, rank: int) -> np.ndarray:
     return repeat_to(numbers % 2 if dtype == np.dtype(bool) else numbers, count, dtype)
 
 
+TRUTHS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "land": lambda numbers: numbers > 0,
+    "lor": lambda numbers: numbers == 0,
+    "lxor": lambda numbers: numbers % 2,
+}
+
+
 def operand_period(dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray:
     """Compute a rank's numbers, until they repeat."""
     elements = np.arange(PERIOD * size)
@@ -205,6 +212,8 @@ def operand_period(dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray
         numbers = 1 + numbers % 2
     elif dtype == np.dtype(bool):
         numbers %= 2
+    elif op in TRUTHS:  # of which any number but 0 is one
+        numbers = 3 * TRUTHS[op](numbers)
     elif OPS[op].refused is OF_BITS:
         numbers = 1 << numbers % NUM_BITS
         numbers = EVERY_BIT - numbers if op == "band" else numbers
