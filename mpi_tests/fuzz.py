@@ -178,7 +178,7 @@ def arrays(comm: collectives.Communicator, case: Case, x: np.ndarray, want: np.n
                 out = chunk(own, case.counts[0], comm.rank)
             case "all_gather" | "gather":
                 own = chunk(out, tuple(sum(row) for row in case.counts), comm.rank)
-    elif case.form == "strided" and case.run != "plan":
+    if case.form == "strided" and case.run != "plan" and not case.in_place:
         own = new(comm, case, 2 * len(x))[::2]
     own[:] = x
     return shaped(own, case.form), out

@@ -181,8 +181,8 @@ RUNTIME = [
     ),
     mutant(
         "collectives/runtime/binding.py",
-        'phases.Reduction(a.op, dtype, self.size if a.op == "avg" else 1)',
-        "phases.Reduction(a.op, dtype, 1)",
+        'phases.Reduction(a.kernel_op, dtype, self.size if a.op == "avg" else 1)',
+        "phases.Reduction(a.kernel_op, dtype, 1)",
         ("test_data_parallel.py", "whole_batch and 2-ranks", 2),
     ),
     mutant(
@@ -310,8 +310,26 @@ CHECKS = [
         ("test_disagreement.py", "get_wrong and 2-ranks and below", 2),
     ),
     mutant(
+        "collectives/arrays/ops.py",
+        "is_first | (is_equal & (b[index] < a[index]))",
+        "is_first | (is_equal & (b[index] > a[index]))",
+        ("test_ops.py", "least and 3-ranks", 3),
+    ),
+    mutant(
         "collectives/runtime/arguments.py",
-        "(row.in_order or not self.reproducible)",
+        "in_order = self.reproducible or (isinstance(self.op, Op) and not self.op.commutative)",
+        "in_order = self.reproducible",
+        ("test_ops.py", "in_every_algorithm and False and 3-ranks or another_order and 3-ranks", 3),
+    ),
+    mutant(
+        "collectives/runtime/packed.py",
+        "gets and spec.in_place and request.out is None",
+        "gets and spec.in_place",
+        ("test_strided.py", "with_gaps and 3-ranks", 3),
+    ),
+    mutant(
+        "collectives/runtime/arguments.py",
+        "(row.in_order or not in_order)",
         "True",
         ("test_reproducible.py", "every_length and 5-ranks", 5),
         ("test_disagreement.py", "get_wrong and 2-ranks and order", 2),
@@ -1129,7 +1147,7 @@ DEVICES = [
             "    def shared_event(self) -> Any:",
             '    def open_event(self, handle: bytes) -> "OpenedEvent":',
             "    def open_memory(self, handle: bytes) -> int:",
-            "    def empty(self, count: int, dtype: np.dtype) -> Any:",
+            "    def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Any:",
             "    def allocate(self, nbytes: int) -> Any:",
         )
     ),

@@ -15,7 +15,7 @@ import numpy as np
 from collectives.arrays import views
 from collectives.arrays.views import COMPLEX
 from collectives.schedule.moves import shares
-from collectives.schedule.spec import COLLECTIVES, OF_BITS, OPS, At, Chunks
+from collectives.schedule.spec import COLLECTIVES, OF_BITS, OF_TRUTHS, OPS, At, Chunks
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -217,6 +217,8 @@ def operand_period(dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray
     elif OPS[op].refused is OF_BITS:
         numbers = 1 << numbers % NUM_BITS
         numbers = EVERY_BIT - numbers if op == "band" else numbers
+    elif OPS[op].refused is OF_TRUTHS:
+        numbers = (numbers == GIVERS) ^ (op == "land")
     neutral = {"prod": 1, "min": PERIOD, "band": EVERY_BIT, "land": 1}.get(op, 0)
     return np.where((elements - rank) % size < GIVERS, numbers, neutral)
 
