@@ -1,0 +1,114 @@
+"""The lines of the algorithms' sources that yield each round."""
+
+import inspect
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from collectives.algorithms import Algorithm
+from collectives.algorithms.algorithm import Groups
+from collectives.schedule.moves import Round
+
+PACKAGE = Path(__file__).resolve().parent.parent.parent
+Frames = tuple[tuple[FrameType, int], ...]  # generators and the lines at which they yield, outermost first
+
+
+class Function(NamedTuple):
+    """A function's source: the file and the lines of it, without what its docstring has after the first line."""
+
+    name: str
+    file: str
+    lines: list[tuple[int, str]]  # by number
+
+
+class YieldWatch:
+    """Watches generators, and knows for each of their rounds through which lines it came.
+
+    A round passes several generators: `yield from` hands it on, a list keeps it for later, and a loop over another's
+    rounds, whose variable this package calls `moves`, makes a new one of it.
+    """
+
+    def __init__(self, outermost: FrameType):
+        self.outermost = outermost
+        self.lines: list[Frames] = []  # of each round of the outermost generator
+        self._frames: dict[int, deque[Frames]] = {}  # by round, that is, by the identity of its tuple
+        self._alive: list[Any] = []  # so that no identity is used again
+        self._latest: tuple[Any, FrameType | None] = (None, None)  # the round yielded last, and the frame it goes to
+
+    def __call__(self, frame: FrameType, event: str, value: Any) -> None:
+        """Hear of a call's end: of a generator's, with a round, that it yields."""
+        if event != "return" or type(value) is not tuple or not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return
+        frames: Frames = ((frame, frame.f_lineno), *self._inner(frame, value))
+        if value:  # all empty rounds are one object
+            self._frames.setdefault(id(value), deque()).append(frames)
+            self._alive.append(value)
+        self._latest = value, frame.f_back
+        if frame is self.outermost:
+            self.lines.append(frames)
+
+    def _inner(self, frame: FrameType, value: Round) -> Frames:
+        """Return where a round was that `frame` yields, before it came there."""
+        if not value:
+            return ()
+        queue = self._frames.get(id(value))
+        if queue and self._latest[0] is value and self._latest[1] is frame:
+            return queue.pop()
+        if queue and all(frame is not other for other, _ in queue[0]):
+            return queue.popleft()
+        moves = frame.f_locals.get("moves")
+        for candidate in (moves, *moves) if type(moves) is tuple else ():
+            queue = self._frames.get(id(candidate))
+            if queue and all(frame is not other for other, _ in queue[0]):
+                return queue[0]
+        return ()
+
+
+Lines = tuple[tuple[CodeType, int], ...]
+
+
+def yield_lines(row: Algorithm, rank: int, size: int, root: int, groups: Groups) -> list[Lines]:
+    """Return for each round of a rank the functions that yield it, outermost first, and at which line each does."""
+    schedule = row.rounds_of(rank, size, root, groups)
+    watch = YieldWatch(schedule.gi_frame)
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        num_rounds = sum(1 for _ in schedule)
+    finally:
+        sys.setprofile(before)
+    assert len(watch.lines) == num_rounds, f"{row.name} yields other than rounds"
+    return [tuple((frame.f_code, line) for frame, line in frames) for frames in watch.lines]
+
+
+def code_of(schedule: Callable[..., Any]) -> CodeType:
+    """Return the code of a registered schedule."""
+    while isinstance(schedule, partial):
+        schedule = schedule.func
+    return inspect.unwrap(schedule).__code__
+
+
+def function(code: CodeType) -> Function:
+    """Read the source of a function."""
+    lines, first = inspect.getsourcelines(code)
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    numbered = [(first + i, line[indent:].rstrip()) for i, line in enumerate(lines)]
+    return Function(code.co_name, str(Path(code.co_filename).relative_to(PACKAGE)), without_details(numbered))
+
+
+def without_details(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Leave out a docstring's lines after its first one.
+
+    >>> without_details([(1, "def f():"), (2, '    \"\"\"Do."), (3, "    More."), (4, '    \"\"\"'), (5, "    pass")])
+    [(1, 'def f():'), (2, '    \"\"\"Do.\"\"\"'), (5, '    pass')]
+    """
+    begin = next((i for i, (_, text) in enumerate(lines) if text.lstrip().startswith('"""')), None)
+    if begin is None or lines[begin][1].count('"""') > 1:
+        return lines
+    end = next(i for i in range(begin + 1, len(lines)) if '"""' in lines[i][1])
+    number, text = lines[begin]
+    return [*lines[:begin], (number, f'{text}"""'), *lines[end + 1 :]]
