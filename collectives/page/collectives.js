@@ -142,6 +142,9 @@ class CollectiveView {
     const chunks = [...run.states.flat(), ...run.goal].map((vector) => vector.length);
     this.numChunks = Math.max(1, ...chunks);
     this.reduces = run.states.some((ranks) => ranks.some((vector) => vector.some((value) => value & (value - 1) & 0xffff)));
+    const placed = (vector) => vector.some((value, chunk) => chunkOf(value) !== chunk % run.size);
+    this.moves = run.states.some((ranks) => ranks.some(placed)); // chunks to where other chunks were
+    this.apart = run.goal.some((vector) => vector.length > run.size);
     this.hosts = hostsOf(run.size, Number(choice.hosts));
   }
 
@@ -152,11 +155,13 @@ class CollectiveView {
 
   show(step, stage, side) {
     Object.assign(this, { step, stage, side });
-    const scroll = stage.scrollLeft;
-    stage.replaceChildren(this.words(), new Board(this, stage.clientWidth).draw(), this.legend());
-    stage.scrollLeft = scroll;
+    const scroll = stage.querySelector(".scrolled") ? stage.querySelector(".scrolled").scrollLeft : 0;
+    const board = html("div", { class: "scrolled", tabindex: "0", role: "region", "aria-label": "Vectors" });
+    stage.replaceChildren(this.words(), board, this.legend(), this.priceList());
+    board.append(new Board(this, stage.clientWidth, window.innerHeight).draw());
+    board.scrollLeft = scroll;
     const open = [...side.querySelectorAll("details")].filter((each) => each.open).map((each) => each.dataset.name);
-    side.replaceChildren(this.costs(), this.priceList(), this.source(open));
+    side.replaceChildren(this.costs(), this.source(open));
   }
 
   again() {
@@ -171,7 +176,7 @@ class CollectiveView {
   legend() {
     const item = (mark, text) => html("li", {}, mark, text);
     const line = (attributes) =>
-      svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, svg("path", { class: "arrow still", d: "M1 5H27", stroke: "currentColor", ...attributes }));
+      svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, svg("path", { class: "arrow", "stroke-width": 2, d: "M1 5H27", stroke: "currentColor", pathLength: 1, ...attributes }));
     const cell = (name) =>
       svg("svg", { width: 16, height: 14, "aria-hidden": "true" }, svg("rect", { class: name, x: 2, y: 1, width: 12, height: 12 }));
     const kinds = new Set(this.run.rounds.flat().flatMap(({ transfers }) => transfers.map(({ kind }) => kind)));
@@ -179,11 +184,12 @@ class CollectiveView {
     return html(
       "ul",
       { class: "legend" },
-      item("", this.reduces ? "A stripe for each rank whose contribution is in a chunk" : "The color is that of the rank it came from"),
+      item("", this.reduces ? "A stripe for each rank whose contribution is in a chunk" : "A chunk has the color of the rank that it is from"),
+      this.moves ? item("", "numbers: the chunk of that rank's vector") : "",
       item(cell("cell empty"), "nothing there"),
       item(cell("cell new"), "written in the last round"),
       kinds.has("Recv") || kinds.has("RecvReduce") ? item(line({}), "message under way, + where it is reduced") : "",
-      REACHES.some((kind) => kinds.has(kind)) ? item(line({ class: "arrow get" }), "read or written in another rank's memory") : "",
+      REACHES.some((kind) => kinds.has(kind)) ? item(line({ class: "arrow get", pathLength: false }), "read or written in another rank's memory") : "",
       barrier ? item(html("i", { style: "background: var(--accent)" }), "barrier") : "",
       item("", "Press a rank's name to see its moves only"),
     );
@@ -229,7 +235,7 @@ class CollectiveView {
     const change = (name) => (value) => {
       priceChoice[name] = name === "length" ? Number(value) : value;
       this.again();
-      this.side.querySelector(`select[name=${name}]`).focus();
+      this.stage.querySelector(`select[name=${name}]`).focus();
     };
     const networks = Object.entries(catalog.networks).map(([name, words]) => [name, `${name}: ${words}`]);
     const lengths = catalog.lengths.map((length, index) => [String(index), bytesInWords(length)]);
@@ -319,22 +325,18 @@ function hostsOf(size, count) {
 
 /** The picture: a row for each rank, a column for each chunk, arrows between them. */
 class Board {
-  constructor(view, width) {
+  constructor(view, width, windowHeight) {
     const { size } = view.run;
-    const many = size > 8;
     const names = width < 600 ? 46 : 84;
-    const regions = Math.ceil(view.numChunks / size);
-    const gaps = (Math.min(regions, 3) - 1) * 18;
+    const gaps = (Math.min(Math.ceil(view.numChunks / size), 3) - 1) * 18;
     const left = names + (view.hosts.length > 1 ? 14 : 0);
-    const cell = Math.max(12, Math.min(many ? 60 : 96, (width - left - gaps - 12) / view.numChunks));
-    Object.assign(this, { view, size, left, cell, names });
-    this.height = many ? 26 : size > 4 ? 36 : 46;
-    this.gap = many ? 13 : size > 4 ? 24 : 38;
-    this.top = 34;
-    this.width = Math.max(width, this.x(view.numChunks - 1) + cell + 8);
-    const last = this.y(size - 1) + this.height;
-    this.bottom = last + 10;
-    this.patterns = new Map();
+    const cell = Math.max(12, Math.min(150, (width - left - gaps - 28) / view.numChunks));
+    const rowHeight = Math.max(38, Math.min(110, (windowHeight - 430) / size));
+    Object.assign(this, { view, size, left, cell, names, top: 36, patterns: new Map() });
+    this.height = rowHeight * (size > 8 ? 0.66 : 0.55);
+    this.gap = rowHeight - this.height;
+    this.width = Math.max(width, this.x(view.numChunks - 1) + cell + 24);
+    this.bottom = this.y(size - 1) + this.height + 10;
   }
 
   x(chunk) {
@@ -362,19 +364,17 @@ class Board {
   }
 
   heads() {
-    const titles = ["vector", this.view.choice.collective === "barrier" ? "" : "result or working space", "working space"];
-    const name = this.view.choice.collective === "barrier" ? "heard of" : null;
-    const regions = range(Math.min(3, Math.ceil(this.view.numChunks / this.size)));
-    return regions.map((region) => {
-      const from = region * this.size;
-      return svg("text", { class: "soft", x: this.x(from), y: 16, "font-size": 13 }, name || (region || regions.length > 1 ? titles[region] : "chunks of the vector"));
-    }).concat(
-      this.view.choice.collective === "barrier" || this.cell < 16
-        ? []
-        : range(this.view.numChunks).map((chunk) =>
-            svg("text", { class: "soft", x: this.x(chunk) + this.cell / 2, y: 30, "font-size": 11, "text-anchor": "middle" }, String(chunk)),
-          ),
-    );
+    const { view, size } = this;
+    const isBarrier = view.choice.collective === "barrier";
+    const titles = isBarrier ? ["has heard of"] : ["vector", view.apart ? "result" : "working space", "working space"];
+    const regions = range(Math.min(titles.length, Math.ceil(view.numChunks / size)));
+    const named = regions.filter((region) => region === 0 || size * this.cell > 90 || (view.apart && region === 2 && size * this.cell > 60));
+    const text = (x, y, font, words, anchor) => svg("text", { class: "soft", x, y, "font-size": font, "text-anchor": anchor }, words);
+    const numbers = isBarrier || this.cell < 16 ? [] : range(view.numChunks);
+    return [
+      ...named.map((region) => text(this.x(region * size), 14, 13, titles[region], "start")),
+      ...numbers.map((chunk) => text(this.x(chunk) + this.cell / 2, 31, 11, String(chunk), "middle")),
+    ];
   }
 
   hosts() {
@@ -422,8 +422,8 @@ class Board {
   drawCell(rank, chunk, value, isNew) {
     const { size, cell, height } = this;
     const [x, y] = [this.x(chunk), this.y(rank)];
-    const text = cell >= 16 && height >= 26 && value !== undefined && this.view.choice.collective !== "barrier";
-    const strip = text ? 15 : 3;
+    const text = this.view.moves && cell >= 16 && value !== undefined;
+    const strip = text ? 15 : 2;
     const group = svg(
       "g",
       {
