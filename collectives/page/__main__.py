@@ -1,4 +1,4 @@
-"""Write a page that steps through every schedule, of collectives and of what is installed beside them.  No MPI is needed.
+"""Write a page that steps through every schedule, of collectives and of what is installed beside.  No MPI is needed.
 
 python -m collectives.page --out page.html
 """

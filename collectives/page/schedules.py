@@ -14,19 +14,18 @@ from collectives.algorithms import REGISTRY, Access, Algorithm
 from collectives.algorithms.algorithm import Groups
 from collectives.page.assemble import Scene
 from collectives.page.source import code_of, function, yield_lines
-from collectives.page.states import Run, Transfer, follow, ranks_of
-from collectives.schedule.cost import NETWORK, summary
-from collectives.schedule.cost import predict as predict_s
+from collectives.page.states import ChunkTransfer, RecordedRun, ranks_of, record
+from collectives.schedule.cost import NETWORK, predict, summary
 from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import shares
 from collectives.schedule.proof import Value, Vector
 from collectives.schedule.spec import COLLECTIVES
 
 SIZES = range(1, 17)
-HOSTS = (1, 2, 3, 4, 8)
+HOSTS = (1, 2, 4, 8)
 Lines = tuple[tuple[int, int], ...]  # the number of a function, and its line, outermost first
 KINDS = ("Recv", "RecvReduce", "Copy", "Get", "Put", "GetReduce")
-LENGTHS = (1 << 10, 1 << 15, 1 << 20, 1 << 25, 1 << 30)
+LENGTHS = (1 << 10, 1 << 16, 1 << 22, 1 << 28)
 NETWORKS = {
     "default": ("two cores of a server, 10 Gbit/s Ethernet", NETWORK),
     **{name: (fabric.words, fabric.network) for name, fabric in FABRICS.items()},
@@ -37,7 +36,9 @@ def scene() -> Scene:
     sources = SourceTable()
     data = {f"{row.collective}.{row.name}": algorithm_data(row, sources) for row in REGISTRY}
     data |= {f"prices.{collective}": prices(collective) for collective in COLLECTIVES}
-    return Scene("collectives", "Collectives", (__package__, ("collectives.js",)), {"catalog": catalog(sources), **data})
+    return Scene(
+        "collectives", "Collectives", (__package__, ("collectives.js",)), {"catalog": catalog(sources), **data}
+    )
 
 
 def nodes_of(size: int, hosts: int) -> Groups:
@@ -120,10 +121,11 @@ class Columns(NamedTuple):
     values: list[list[int]]  # after the number of the transfer
 
 
-def run_data(row: Algorithm, size: int, groups: Groups, sources: SourceTable, numbers: dict[Lines, int]
+def run_data(
+    row: Algorithm, size: int, groups: Groups, sources: SourceTable, numbers: dict[Lines, int]
 ) -> dict[str, Any]:
     """Return a run: vectors at first and at last, the rounds, and what each costs."""
-    run = follow(row, size, groups)
+    run = record(row, size, groups)
     lines = [sources.of_rank(row, rank, size, groups) for rank in range(size)]
     columns = Columns(*([] for _ in Columns._fields))
     for number, (ranks, held) in enumerate(zip(run.rounds, run.states(), strict=False)):
@@ -141,7 +143,7 @@ def run_data(row: Algorithm, size: int, groups: Groups, sources: SourceTable, nu
     }
 
 
-def add_transfer(columns: Columns, t: Transfer, rank: int, held: Sequence[Vector]) -> None:
+def add_transfer(columns: Columns, t: ChunkTransfer, rank: int, held: Sequence[Vector]) -> None:
     """Append a transfer of `rank`'s to the columns; before its round all ranks hold `held`."""
     size = len(held)
     sources = [(source - rank) % size for source in t.sources]
@@ -156,7 +158,7 @@ def add_transfer(columns: Columns, t: Transfer, rank: int, held: Sequence[Vector
         columns.values.append([len(columns.kinds) - 1, *values])
 
 
-def expected(t: Transfer, held: Sequence[Vector]) -> tuple[Value, ...] | None:
+def expected(t: ChunkTransfer, held: Sequence[Vector]) -> tuple[Value, ...] | None:
     """Return what a transfer brings by what was held before its round; None where something was not."""
     places = [[(source, there) for source in t.sources] for there in t.theirs]
     if t.kind == "RecvReduce":
@@ -194,7 +196,7 @@ def vector_data(vector: Vector, rank: int, size: int) -> list[int]:
     return [n for place, chunk, value in places for n in (place, value_data(value, chunk, rank, size))]
 
 
-def busiest(run: Run) -> list[tuple[int, ...]]:
+def busiest(run: RecordedRun) -> list[tuple[int, ...]]:
     """Return, after each round, the chunks that the busiest ranks have sent, reached in others' memory, and reduced."""
     by_rank = [list(accumulate(of_rounds(rounds, rank), add)) for rank, rounds in enumerate(run.programs)]
     return [tuple(map(max, zip(*counts, strict=True))) for counts in zip(*by_rank, strict=True)]
@@ -220,8 +222,10 @@ def prices(collective: str) -> dict[str, dict[str, list[list[float]]]]:
                 nodes = nodes_of(size, hosts)
                 lengths = LENGTHS if COLLECTIVES[collective].takes else (0,)
                 times = [
-                    [predict_s(row, nbytes, size, nodes, 0, network) for nbytes in lengths]
+                    [predict(row, nbytes, size, nodes, 0, network) for nbytes in lengths]
                     for _, network in NETWORKS.values()
                 ]
-                table.setdefault(f"{size}x{hosts}", {})[row.name] = [[float(f"{t * 1e6:.3g}") for t in ts] for ts in times]
+                table.setdefault(f"{size}x{hosts}", {})[row.name] = [
+                    [float(f"{t * 1e6:.3g}") for t in ts] for ts in times
+                ]
     return table

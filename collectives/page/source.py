@@ -17,6 +17,9 @@ PACKAGE = Path(__file__).resolve().parent.parent.parent
 Frames = tuple[tuple[FrameType, int], ...]  # generators and the lines at which they yield, outermost first
 
 
+NOTHING: Any = (None, None, ())
+
+
 class Function(NamedTuple):
     """A function's source: the file and the lines of it, without what its docstring has after the first line."""
 
@@ -37,27 +40,30 @@ class YieldWatch:
         self.lines: list[Frames] = []  # of each round of the outermost generator
         self._frames: dict[int, deque[Frames]] = {}  # by round, that is, by the identity of its tuple
         self._alive: list[Any] = []  # so that no identity is used again
-        self._latest: tuple[Any, FrameType | None] = (None, None)  # the round yielded last, and the frame it goes to
+        self._latest: tuple[Any, FrameType | None, Frames] = NOTHING  # a round, the frame it goes to, its way so far
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
-        """Hear of a call's end: of a generator's, with a round, that it yields."""
-        if event != "return" or type(value) is not tuple or not frame.f_code.co_flags & inspect.CO_GENERATOR:
+        """Hear that a call ends: that a generator yields a round, or has no more."""
+        if event != "return" or not frame.f_code.co_flags & inspect.CO_GENERATOR:
             return
-        frames: Frames = ((frame, frame.f_lineno), *self._inner(frame, value))
-        if value:  # all empty rounds are one object
-            self._frames.setdefault(id(value), deque()).append(frames)
-            self._alive.append(value)
-        self._latest = value, frame.f_back
-        if frame is self.outermost:
-            self.lines.append(frames)
+        if value is None:
+            self._latest = NOTHING  # what came before is in a list, if anywhere
+        elif type(value) is tuple:
+            frames: Frames = ((frame, frame.f_lineno), *self._inner(frame, value))
+            if value:  # all empty rounds are one object
+                self._frames.setdefault(id(value), deque()).append(frames)
+                self._alive.append(value)
+            self._latest = value, frame.f_back, frames
+            if frame is self.outermost:
+                self.lines.append(frames)
 
     def _inner(self, frame: FrameType, value: Round) -> Frames:
         """Return where a round was that `frame` yields, before it came there."""
+        queue = self._frames.get(id(value))
+        if self._latest[0] is value and self._latest[1] is frame:
+            return queue.pop() if queue else self._latest[2]
         if not value:
             return ()
-        queue = self._frames.get(id(value))
-        if queue and self._latest[0] is value and self._latest[1] is frame:
-            return queue.pop()
         if queue and all(frame is not other for other, _ in queue[0]):
             return queue.popleft()
         moves = frame.f_locals.get("moves")
@@ -69,20 +75,23 @@ class YieldWatch:
 
 
 Lines = tuple[tuple[CodeType, int], ...]
+EXPRESSION = "<genexpr>"  # the name of a generator's code that is at a line of another function
 
 
 def yield_lines(row: Algorithm, rank: int, size: int, root: int, groups: Groups) -> list[Lines]:
     """Return for each round of a rank the functions that yield it, outermost first, and at which line each does."""
-    schedule = row.rounds_of(rank, size, root, groups)
+    schedule: Any = row.rounds_of(rank, size, root, groups)  # a generator
     watch = YieldWatch(schedule.gi_frame)
-    before = sys.getprofile()
     sys.setprofile(watch)
     try:
         num_rounds = sum(1 for _ in schedule)
     finally:
-        sys.setprofile(before)
+        sys.setprofile(None)
     assert len(watch.lines) == num_rounds, f"{row.name} yields other than rounds"
-    return [tuple((frame.f_code, line) for frame, line in frames) for frames in watch.lines]
+    return [
+        tuple((frame.f_code, line) for frame, line in frames if frame.f_code.co_name != EXPRESSION)
+        for frames in watch.lines
+    ]
 
 
 def code_of(schedule: Callable[..., Any]) -> CodeType:

@@ -5,6 +5,7 @@ schedule without races writes in a round does not depend on that.
 """
 
 from collections import defaultdict
+from functools import cache
 from typing import NamedTuple
 
 from collectives.algorithms import Algorithm
@@ -24,7 +25,7 @@ from collectives.schedule.proof import BITS, Message, Rerun, Value, Vector, Worl
 from collectives.schedule.spec import COLLECTIVES, Chunks
 
 
-class Transfer(NamedTuple):
+class ChunkTransfer(NamedTuple):
     """Chunks that a round brings to `dest`: run `theirs` of each of the sources becomes, or is reduced into, `run`."""
 
     kind: str  # the name of the move that takes it
@@ -38,11 +39,11 @@ class Transfer(NamedTuple):
 class RankRound(NamedTuple):
     """What a rank does in a round: it takes or writes `transfers`, and waits for the ranks of a barrier."""
 
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[ChunkTransfer, ...]
     barrier: tuple[int, ...] = ()
 
 
-class Run(NamedTuple):
+class RecordedRun(NamedTuple):
     """A symbolic run of all ranks: what each has at first, what each round writes, and what each must have at last."""
 
     start: list[Vector]
@@ -61,7 +62,7 @@ class Run(NamedTuple):
         return states
 
 
-class FollowedWorld(World):
+class RecordingWorld(World):
     """A symbolic run that keeps which message each receive took, and what each round of each rank wrote."""
 
     def __init__(self, name: str, programs: list[list[Round]], start: list[Vector], goal: list[Vector]):
@@ -93,24 +94,24 @@ class FollowedWorld(World):
                 case Barrier(ranks):
                     barrier = ranks
                 case Copy(source, run):
-                    transfers.append(Transfer("Copy", (rank,), source, rank, run, ()))
+                    transfers.append(ChunkTransfer("Copy", (rank,), source, rank, run, ()))
                 case Get(peer, theirs, run):
-                    transfers.append(Transfer("Get", (peer,), theirs, rank, run, ()))
+                    transfers.append(ChunkTransfer("Get", (peer,), theirs, rank, run, ()))
                 case Put(peer, run, theirs):
-                    transfers.append(Transfer("Put", (rank,), run, peer, theirs, ()))
+                    transfers.append(ChunkTransfer("Put", (rank,), run, peer, theirs, ()))
                 case GetReduce(sources, theirs, run):
-                    transfers.append(Transfer("GetReduce", sources, theirs, rank, run, ()))
+                    transfers.append(ChunkTransfer("GetReduce", sources, theirs, rank, run, ()))
                 case Recv() | RecvReduce():
                     send = next(s for s, receive in self.delivered[rank, number] if receive.move is move)
                     name = type(move).__name__
-                    transfers.append(Transfer(name, (send.rank,), send.move.run, rank, move.run, ()))
+                    transfers.append(ChunkTransfer(name, (send.rank,), send.move.run, rank, move.run, ()))
         return RankRound(
             tuple(t._replace(values=tuple(written[t.dest, chunk] for chunk in t.run)) for t in transfers), barrier
         )
 
 
-def follow(row: Algorithm, size: int, groups: Groups, root: int = 0) -> Run:
-    """Run an algorithm symbolically, and return every round of it.
+def record(row: Algorithm, size: int, groups: Groups, root: int = 0) -> RecordedRun:
+    """RecordedRun an algorithm symbolically, and return every round of it.
 
     A barrier moves no chunks: there, chunk 0 stands for the ranks of which a rank has heard.
 
@@ -125,35 +126,36 @@ def follow(row: Algorithm, size: int, groups: Groups, root: int = 0) -> Run:
     num_rounds = len(programs[0])
     shared = any(is_direct(moves) for rounds in programs for moves in rounds)
     ended = [[*rounds, (Rerun(),)] for rounds in programs] if shared else programs  # at which results are checked
-    world = FollowedWorld(f"{row.collective} on {size} ranks", ended, start, goal)  # type: ignore[arg-type]
+    world = RecordingWorld(f"{row.collective} on {size} ranks", ended, start, goal)  # type: ignore[arg-type]
     world.run()
     for rank in range(size) if not shared else ():
         world.check_result(rank)
     rounds = [[world.rank_round(rank, number) for rank in range(size)] for number in range(num_rounds)]
     if spec.gives is Chunks.NONE:
-        start = [{0: heard(1 << rank)} for rank in range(size)]
-        goal = [{0: heard((1 << size) - 1)} for _ in range(size)]
+        start = [{0: ranks_known(1 << rank)} for rank in range(size)]
+        goal = [{0: ranks_known((1 << size) - 1)} for _ in range(size)]
         rounds = [
-            [hearing(each, rank, world.known[rank, number]) for rank, each in enumerate(ranks)]
+            [barrier_round(each, rank, world.known[rank, number]) for rank, each in enumerate(ranks)]
             for number, ranks in enumerate(rounds)
         ]
-    return Run(start, goal, programs, rounds)
+    return RecordedRun(start, goal, programs, rounds)
 
 
-def heard(mask: int) -> Value:
+def ranks_known(mask: int) -> Value:
     """Return the ranks of a mask as contributions to chunk 0."""
     return Value(0, contributions(tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)))
 
 
-def hearing(each: RankRound, rank: int, mask: int) -> RankRound:
+def barrier_round(each: RankRound, rank: int, mask: int) -> RankRound:
     """Return a round of a barrier, at the end of which a rank has heard of those in `mask`."""
-    run, known = range(1), (heard(mask),)
+    run, known = range(1), (ranks_known(mask),)
     transfers = [t._replace(theirs=run, run=run, values=known) for t in each.transfers]
     if each.barrier:
-        transfers.append(Transfer("Copy", (rank,), run, rank, run, known))
+        transfers.append(ChunkTransfer("Copy", (rank,), run, rank, run, known))
     return each._replace(transfers=tuple(transfers))
 
 
+@cache
 def ranks_of(value: Value) -> int:
     """Return the ranks that are in a value, once each, as a mask.
 

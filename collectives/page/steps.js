@@ -49,7 +49,7 @@ async function choose(scene, wanted, step = 0) {
   for (let index = 0; index < scene.controls(choice).length; index += 1) {
     const control = scene.controls(choice)[index];
     const values = control.options.map(([value]) => value);
-    choice[control.name] = values.includes(known[control.name]) ? known[control.name] : values[0];
+    choice[control.name] = nearest(known[control.name], values);
     controls.push(control);
   }
   const view = await scene.load(choice);
@@ -64,6 +64,13 @@ async function choose(scene, wanted, step = 0) {
   byId("position").max = view.steps;
   if (before !== scene) byId("stage").scrollLeft = 0;
   goTo(step);
+}
+
+/** Return a value, or of numbers the nearest, or else the first. */
+function nearest(value, values) {
+  if (values.includes(value)) return value;
+  const distance = (other) => Math.abs(Number(other) - Number(value)) || 0;
+  return values.reduce((best, other) => (distance(other) < distance(best) ? other : best));
 }
 
 function showControls(controls) {

@@ -32,7 +32,7 @@ class AttentionView {
   }
 
   status(step) {
-    return step === this.steps ? "All keys have met all queries before which they stand" : `Step ${step} of ${this.steps} under way`;
+    return step === this.steps ? "All done: every query has met the keys up to its own place" : `Step ${step} of ${this.steps} under way`;
   }
 
   show(step, stage, side) {
@@ -105,7 +105,7 @@ class AttentionView {
     const { size, attended, owners } = this;
     const counts = range(size).map(() => 0);
     attended.forEach((row, query) => row.forEach((when) => (counts[owners[query]] += when === step)));
-    const most = Math.max(1, ...attended.flatMap((row) => row.length / 1).slice(0, 1), ...counts);
+    const most = (owners.length / size) ** 2; // if all of its queries attend to all keys of another rank
     const bars = counts.map((count, rank) =>
       html(
         "tr",

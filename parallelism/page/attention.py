@@ -1,4 +1,4 @@
-"""The scene of ring attention: whose keys and values each rank has in each step, and which tokens it attends to then."""
+"""The scene of ring attention: whose keys and values each rank has in each step, and what it attends to."""
 
 from __future__ import annotations
 

@@ -156,10 +156,13 @@ class PipelineView {
     const width = x(end) - x(begin);
     const attributes = { x: x(begin) + 0.5, y, width: Math.max(1, width - 1), height, rx: 2, fill: `var(${COLORS[kind]})` };
     const label = `${stage}${kind}${microBatch}`;
-    const group = svg("g", { "data-action": label, "data-state": state, opacity: state === "ahead" ? 0.3 : 1 }, svg("title", {}, `stage ${stage}, ${KIND_WORDS[kind]} pass of micro-batch ${microBatch}: ${inWords(begin)} to ${inWords(end)}`), svg("rect", attributes));
+    const title = `stage ${stage}, ${KIND_WORDS[kind]}, of micro-batch ${microBatch}: ${inWords(begin)} to ${inWords(end)}`;
+    const rect = svg("rect", { ...attributes, opacity: state === "ahead" ? 0.3 : 1 });
+    const group = svg("g", { "data-action": label, "data-state": state }, svg("title", {}, title), rect);
     if (state === "running") group.append(svg("rect", { ...attributes, fill: "none", stroke: "var(--new)", "stroke-width": 3 }));
     const short = this.numStages > this.spans.length ? label : `${kind}${microBatch}`;
-    if (width > short.length * 8 + 2) group.append(svg("text", { class: "on-bar", x: x(begin) + width / 2, y: y + height / 2 + 5, "font-size": 13, "text-anchor": "middle" }, short));
+    const text = { class: state === "ahead" ? "" : "on-bar", x: x(begin) + width / 2, y: y + height / 2 + 5, "font-size": 13, "text-anchor": "middle" };
+    if (width > short.length * 8 + 2) group.append(svg("text", text, short));
     return group;
   }
 

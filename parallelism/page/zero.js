@@ -6,7 +6,7 @@ const STAGE_WORDS = {
   2: "Stage 2 shards the gradients, too: each bucket of them goes to its owners as soon as it is whole.",
   3: "Stage 3 shards the parameters, too: a layer's are gathered before its passes, the next one's while it computes.",
 };
-const [NONE, SHARD, MOVING, WHOLE] = [0, 1, 2, 3];
+const [SHARD, MOVING, WHOLE] = [1, 2, 3]; // 0 is nothing
 const PARTS = ["parameters", "gradients", "optimizer's states"];
 
 addScene({

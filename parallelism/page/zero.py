@@ -94,7 +94,7 @@ class StillCommunicator:
         return StillPlan(self.recorder, collective.replace("_", "-"), sent)
 
 
-class Layer(nn.Module):
+class VectorLayer(nn.Module):
     """A layer of as many elements as ranks divide evenly."""
 
     def __init__(self, number: int, size: int, recorder: Recorder):
@@ -154,9 +154,10 @@ def trace(zero_stage: int, size: int, num_micro_batches: int) -> list[tuple[str,
     """Run a step by ZeRO's code on a model of some layers, and return its events."""
     recorder = Recorder(zero_stage, size)
     comm: Any = StillCommunicator(recorder, size)
-    model = nn.Sequential(*(Layer(number, size, recorder) for number in range(LAYERS)))
-    for layer in model:
+    modules = [VectorLayer(number, size, recorder) for number in range(LAYERS)]
+    for layer in modules:
         layer.weight.register_post_accumulate_grad_hook(layer.gradient_appears)  # ahead of ZeRO's own
+    model = nn.Sequential(*modules)
     layers = [str(number) for number in range(LAYERS)]
 
     def make_optimizer(pieces: list[nn.Parameter]) -> Any:
@@ -166,7 +167,7 @@ def trace(zero_stage: int, size: int, num_micro_batches: int) -> list[tuple[str,
     module = Sharded(model, ShardGroups(comm, comm), make_optimizer, zero_stage, layers, bucket_mb=bucket_mb)
     name_plans(module, recorder)
     recorder.replica = module.replica
-    for layer in model:
+    for layer in modules:
         layer.register_forward_hook(layer.follow_backward)
     step(module, recorder, num_micro_batches)
     return recorder.rows
