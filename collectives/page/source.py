@@ -110,11 +110,7 @@ def function(code: CodeType) -> Function:
 
 
 def without_details(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Leave out a docstring's lines after its first one.
-
-    >>> without_details([(1, "def f():"), (2, '    \"\"\"Do."), (3, "    More."), (4, '    \"\"\"'), (5, "    pass")])
-    [(1, 'def f():'), (2, '    \"\"\"Do.\"\"\"'), (5, '    pass')]
-    """
+    """Leave out a docstring's lines after its first one."""
     begin = next((i for i, (_, text) in enumerate(lines) if text.lstrip().startswith('"""')), None)
     if begin is None or lines[begin][1].count('"""') > 1:
         return lines

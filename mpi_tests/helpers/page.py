@@ -2,7 +2,7 @@
 
 python -m mpi_tests.helpers.page
 
-Draws docs/page.png, the picture of the page in the README; needs Chromium.
+Draws docs/page.png, the picture of the page in the README; needs Chromium and Selenium.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -88,7 +89,9 @@ def value_text(value: Any) -> str:
 
 def picture(out: Path) -> None:
     """Photograph a ring's all-reduce after two rounds."""
-    from mpi_tests.helpers.browser import browser  # which needs Selenium
+    from PIL import Image
+
+    from mpi_tests.helpers.browser import browser
 
     with TemporaryDirectory() as folder, browser(1280, 800) as driver:
         (Path(folder) / "page.html").write_text(whole_page(), encoding="utf-8")
@@ -97,7 +100,7 @@ def picture(out: Path) -> None:
         while driver.execute_script("return document.body.dataset.shown") != f"#{choice}":
             time.sleep(0.1)
         time.sleep(1)  # until the arrows are drawn
-        driver.save_screenshot(str(out))
+        Image.open(BytesIO(driver.get_screenshot_as_png())).convert("RGB").quantize(128).save(out, optimize=True)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from selenium.webdriver.support.ui import Select
 
 from collectives.algorithms import REGISTRY, find
+from collectives.page.schedules import LENGTHS
+from collectives.schedule.cost import predict
+from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import render
 from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
-from parallelism.page import attention, pipelines, zero
+from parallelism.page import attention, zero
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import num_alive
 from parallelism.pipeline.schedule.price import Costs, price
@@ -190,6 +194,29 @@ def test_the_line_at_hand_is_marked(driver):
     assert not driver.find_elements("css selector", "#source .now")  # at the end
 
 
+def test_a_rank_s_moves_are_shown_alone(driver):
+    visit(driver, AT_COLLECTIVES.format("all_reduce", "ring", 4, 1))
+    names = "return [...document.querySelectorAll('[data-arrow]:not(.aside)')].map(arrow => arrow.dataset.arrow).sort()"
+    assert driver.execute_script(names) == ["0>1", "1>2", "2>3", "3>0"]
+    driver.find_elements("css selector", ".rank-name")[1].send_keys(KEYS["space"])
+    assert driver.execute_script(names) == ["0>1", "1>2"]
+    driver.find_elements("css selector", ".rank-name")[1].click()
+    assert len(driver.execute_script(names)) == 4
+    driver.execute_script("document.activeElement.blur()")
+
+
+def test_prices_follow_the_network_and_the_vector(driver):
+    visit(driver, AT_COLLECTIVES.format("broadcast", "binomial", 16, 4))
+    for network, length in (("ndr", "0"), ("100gbe", "3")):
+        for name, value in (("network", network), ("length", length)):
+            Select(driver.find_element("css selector", f".choices [name={name}]")).select_by_value(value)
+        row, nodes = find("broadcast", "binomial"), reference.nodes(16, 4)
+        us = predict(row, LENGTHS[int(length)], 16, nodes, 0, FABRICS[network].network) * 1e6
+        number, unit = driver.find_element("css selector", ".prices [aria-current=true]").text.split()[-2:]
+        assert float(number) * {"s": 1e6, "ms": 1e3, "µs": 1}[unit] == pytest.approx(us, rel=0.01)
+    driver.execute_script("document.activeElement.blur()")
+
+
 @pytest.mark.parametrize("collective", dict.fromkeys(row.collective for row in REGISTRY))
 def test_the_page_decodes_every_state(driver, collective):
     """Of every algorithm, on 1 to 16 ranks, and on all hosts where they matter."""
@@ -328,7 +355,3 @@ def test_an_address_that_names_nothing_shows_what_there_is(path):
         driver.execute_script("location.hash = 'scene=none&collective=all_reduce&algorithm=none&ranks=99&step=x'")
         wait(driver, "algorithm=ring", "ranks=16", "step=0")
         assert json.loads(driver.execute_script("return JSON.stringify(current.choice)"))["collective"] == "all_reduce"
-
-
-def test_every_pipeline_has_its_words():
-    assert all(pipelines.first_line(row.schedule.__doc__) for row in registry.REGISTRY.values())
