@@ -13,7 +13,7 @@ from collectives import algorithms
 from collectives.algorithms import REGISTRY, Access, Algorithm
 from collectives.algorithms.algorithm import Groups
 from collectives.page.assemble import Scene
-from collectives.page.source import code_of, function, yield_lines
+from collectives.page.source import function, registered_function, yield_lines
 from collectives.page.states import ChunkTransfer, RecordedRun, ranks_of, record
 from collectives.schedule.cost import NETWORK, predict, summary
 from collectives.schedule.fabrics import FABRICS
@@ -60,12 +60,13 @@ def catalog(sources: "SourceTable") -> dict[str, Any]:
     """Return what the page chooses from, and the functions whose lines it shows."""
     rows: dict[str, dict[str, Any]] = {name: {} for name in COLLECTIVES}
     for row in REGISTRY:
+        schedule = registered_function(row)
         rows[row.collective][row.name] = {
-            "words": (row.schedule.__doc__ or "").strip().split("\n")[0],
+            "words": schedule.__doc__.strip().split("\n")[0],
             "needs": row.precondition.words,
             "overHosts": row.over_nodes,
             "hosts": {size: hosts_for(row, size) for size in sizes_for(row)},
-            "function": sources.number(code_of(row.schedule)),
+            "function": sources.number(schedule.__code__),
         }
     return {
         "collectives": rows,

@@ -3,7 +3,6 @@
 import inspect
 import sys
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
@@ -94,11 +93,12 @@ def yield_lines(row: Algorithm, rank: int, size: int, root: int, groups: Groups)
     ]
 
 
-def code_of(schedule: Callable[..., Any]) -> CodeType:
-    """Return the code of a registered schedule."""
+def registered_function(row: Algorithm) -> Any:
+    """Return the function of an algorithm's row, of which it may be a partial."""
+    schedule: Any = row.schedule
     while isinstance(schedule, partial):
         schedule = schedule.func
-    return inspect.unwrap(schedule).__code__
+    return schedule
 
 
 def function(code: CodeType) -> Function:

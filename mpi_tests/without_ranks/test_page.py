@@ -10,7 +10,7 @@ import pytest
 from collectives.algorithms import REGISTRY, find, ring
 from collectives.page import __main__ as command
 from collectives.page.assemble import packed, unpacked
-from collectives.page.schedules import KINDS, LENGTHS, SourceTable, algorithm_data, busiest, hosts_for, prices
+from collectives.page.schedules import KINDS, LENGTHS, SourceTable, algorithm_data, busiest, catalog, hosts_for, prices
 from collectives.page.source import function, yield_lines
 from collectives.page.states import record
 from collectives.schedule.cost import NETWORK, predict
@@ -147,6 +147,14 @@ def test_a_source_has_the_first_line_of_its_docstring_only():
         '    """Rank r starts owning chunk r; every rank ends with all."""',
         "    return ring_pass(rank, size, first=rank, take=Recv)",
     ]
+
+
+def test_the_catalog_has_each_algorithm_s_own_words():
+    rows = catalog(SourceTable())["collectives"]
+    assert rows["all_reduce"]["hierarchical_direct"]["words"] == rows["all_reduce"]["hierarchical"]["words"]
+    assert rows["reduce_scatter"]["staged"]["words"] == "Rank r reduces chunk r of all."
+    assert rows["all_gather"]["neighbor"]["needs"] == "an even number of ranks, or one"
+    assert [*rows["all_gather"]["neighbor"]["hosts"]] == [1, 2, 4, 6, 8, 10, 12, 14, 16]
 
 
 def test_prices_are_the_cost_model_s():
