@@ -50,12 +50,16 @@ class Algorithm(NamedTuple):
     for_devices: bool = False  # "auto" takes it for arrays on devices only: where writing costs no more than reading
     in_order: bool = False  # reduces ((rank 0 op rank 1) op rank 2) op ..., whatever the chunk
 
-    def rounds(self, rank: int, size: int, root: int, groups: Groups) -> list[Round]:
+    def rounds_of(self, rank: int, size: int, root: int, groups: Groups) -> Schedule:
         """Return the schedule of a rank, with the arguments that it takes."""
         more: dict[str, Any] = {"root": root} if COLLECTIVES[self.collective].rooted else {}
         more |= {"groups": groups} if self.over_nodes else {}
         more |= {"apart": True} if self.apart else {}
-        return list(self.schedule(rank, size, **more))
+        return self.schedule(rank, size, **more)
+
+    def rounds(self, rank: int, size: int, root: int, groups: Groups) -> list[Round]:
+        """Return the rounds of a rank."""
+        return list(self.rounds_of(rank, size, root, groups))
 
     def num_segments(self, chunk_bytes: float) -> int:
         """Return in how many segments ranks of the host work on chunks of so many bytes."""

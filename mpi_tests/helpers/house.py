@@ -63,6 +63,7 @@ FLOORS = {
     "runtime": Floor(("collectives.runtime",), imports=(*BELOW, "choice", "arrays", "face")),
     "face": Floor(("collectives.communicator", "collectives"), imports=(*BELOW, "choice", "arrays", "runtime")),
     "exercises": Floor(("collectives.exercise",), imports=("pure", "settings"), without=MPI_AND_ARRAYS),
+    "page": Floor(("collectives.page",), imports=(*BELOW, "choice", "simulation"), without=MPI_AND_ARRAYS),
     "torch": Floor(("collectives.torch_backend",), imports=ALL),
     "horovod": Floor(("collectives.horovod",), imports=ALL),
     "mpi4py": Floor(("collectives.mpi4py",), imports=ALL),
@@ -80,8 +81,8 @@ FLOORS = {
         imports=("exercises", "parallelism"),
         without=MPI_AND_ARRAYS,
     ),
-    "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "models")),
     "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "block times", "models", "gpt", "charts")),
+    "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "page", "models")),
 }
 
 SAME_CLASS: dict[str, str] = {}  # names that several files may define: why it is one and the same thing

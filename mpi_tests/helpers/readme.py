@@ -22,6 +22,7 @@ MEASURING = [command for command in COMMANDS if "results.json" in command]
 REPORTING = [command for command in COMMANDS if "--html" in command]
 PLANNING = "python -m parallelism.planner --config configs/small.toml --hosts 8 --gpus 8"
 DRAWING, SEARCHING = (command for command in COMMANDS if "pipeline.schedule" in command)
+PAGE = "python -m collectives.page --out page.html"
 EXAMINING = "mpirun -n 4 python -m collectives.doctor"
 HANGING = "COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py"
 ON_GPUS = [command for command in COMMANDS if "gpu_check" in command or "--device cuda" in command]
@@ -31,7 +32,20 @@ FACING = "COLLECTIVES_MPI4PY=report mpirun -n 4 python -m collectives.mpi4py -m 
 SPLITTING = "mpirun -n 2 python examples/split.py"
 # Each is run by a test.
 TRIED = [*SEVERAL_MACHINES, *TRAINING, *SAMPLING, *TUNING, *PREDICTING, *MEASURING, *REPORTING, *ON_GPUS]
-TRIED += [TEACHING, PREPARING, PLANNING, DRAWING, SEARCHING, EXAMINING, HANGING, ADDING, FACING, SPLITTING, JUDGING]
+TRIED += [
+    TEACHING,
+    PREPARING,
+    PLANNING,
+    DRAWING,
+    SEARCHING,
+    EXAMINING,
+    HANGING,
+    ADDING,
+    FACING,
+    SPLITTING,
+    JUDGING,
+    PAGE,
+]
 
 
 def example(name: str) -> str:

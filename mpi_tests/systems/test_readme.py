@@ -18,6 +18,7 @@ from mpi_tests.helpers.readme import (
     HANGING,
     MEASURING,
     ON_GPUS,
+    PAGE,
     PLANNING,
     PREDICTING,
     PREPARING,
@@ -90,6 +91,12 @@ def test_pipelines_are_drawn_as_shown_and_searched(tmp_path):
         "my.csv holds: 4 ranks, 8 stages"
         in run(f"python -m parallelism.pipeline.schedule check {shlex.quote(str(file))}").stdout
     )
+
+
+def test_the_page_is_written(tmp_path):
+    file = tmp_path / "page.html"
+    assert "without a network" in run(PAGE.replace("page.html", shlex.quote(str(file)))).stdout
+    assert 'id="data-collectives.all_reduce.ring"' in file.read_text()
 
 
 def test_measuring_commands(tmp_path):

@@ -1,0 +1,67 @@
+"""Write a page that steps through every schedule, of collectives and of what is installed beside.  No MPI is needed.
+
+python -m collectives.page --out page.html
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import entry_points
+
+from collectives.job.settings import Parser
+from collectives.page import schedules
+from collectives.page.assemble import Scene, page
+
+GROUP = "collectives.page"  # of entry points
+Source = Callable[[], Iterable[Scene]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        flags = parser().parse_args(arguments)
+        refuse(flags.out)
+        sources = installed() if flags.scenes is None else [named(text) for text in flags.scenes]
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    text = page([schedules.scene(), *(scene for source in sources for scene in source())])
+    with open(f"{flags.out}.part", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(f"{flags.out}.part", flags.out)
+    print(f"{flags.out}: {len(text.encode()) / 1000:.0f} kB, opens in any browser without a network")
+    return 0
+
+
+def parser() -> Parser:
+    parser = Parser("python -m collectives.page", __doc__)
+    parser.add_argument("--out", required=True, metavar="FILE", help="the page, one file")
+    words = f"instead of those that are installed, as entry points {GROUP}, beside the collectives"
+    parser.add_argument("--scenes", nargs="*", metavar="MODULE:FUNCTION", help=words)
+    return parser
+
+
+def refuse(path: str) -> None:
+    """Refuse a path where no page can be put, by a ValueError."""
+    if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
+        raise ValueError(f"--out {path} can't be written: pass a file in a folder that is there and can be written to")
+
+
+def installed() -> list[Source]:
+    return [point.load() for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+
+
+def named(text: str) -> Source:
+    """Return the function of its name.
+
+    Raises: ValueError where there is none.
+    """
+    module, _, name = text.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"--scenes {text!r} is not there: write MODULE:FUNCTION, as in the help ({error})") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

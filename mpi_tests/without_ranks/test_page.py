@@ -1,0 +1,295 @@
+"""The page that steps through schedules: its states are the prover's, its lines the generators' own, its size small."""
+
+import re
+from importlib.resources import files
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from collectives.algorithms import REGISTRY, find, ring
+from collectives.page import __main__ as command
+from collectives.page.assemble import packed, unpacked
+from collectives.page.schedules import KINDS, LENGTHS, SourceTable, algorithm_data, busiest, catalog, hosts_for, prices
+from collectives.page.source import function, yield_lines
+from collectives.page.states import record
+from collectives.schedule.cost import NETWORK, predict
+from collectives.schedule.moves import GetReduce, RecvReduce, Send
+from collectives.schedule.proof import ContractError
+from mpi_tests.helpers import page as reference
+from mpi_tests.helpers.algorithm_costs import each_algorithm
+from parallelism.page import attention, pipelines, zero
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.schedule.actions import parse
+
+MOST_BYTES = 700_000
+
+
+def decoded(data, size):
+    """All ranks' vectors before each round and at last, as the page's collectives.js decodes them."""
+
+    def absolute(number, rank):
+        return number - number % size + (number + rank) % size
+
+    def value(number, chunk, rank):
+        turned = number & 0xFFFF
+        return ((number >> 16) + chunk) % size << 16 | (turned << rank | turned >> size - rank) & (1 << size) - 1
+
+    vectors = []
+    for rank, pairs in enumerate(data["start"]):
+        chunks = [absolute(number, rank) for number in pairs[::2]]
+        vectors.append({c: value(number, c, rank) for c, number in zip(chunks, pairs[1::2], strict=True)})
+    exceptions = {index: values for index, *values in data["values"]}
+    transfers = zip(*(data[name] for name in ("kinds", "sources", "dests", "theirs", "here", "lengths")), strict=True)
+    numbered, states = enumerate(transfers), [[dict(vector) for vector in vectors]]
+    for first in range(0, len(data["counts"]), size):
+        before = [dict(vector) for vector in vectors]
+        for rank, count in enumerate(data["counts"][first : first + size]):
+            for _ in range(count):
+                index, (kind, sources, dest, theirs, here, length) = next(numbered)
+                sources, dest = np.atleast_1d(sources), (dest + rank) % size
+                theirs, here = absolute(theirs, rank), absolute(here, rank)
+                for nth in range(length):
+                    terms = [before[(source + rank) % size].get(theirs + nth, 0) for source in sources.tolist()]
+                    terms += [before[dest].get(here + nth, 0)] * (KINDS[kind] == "RecvReduce")
+                    total = np.bitwise_or.reduce(terms).item()
+                    own = exceptions.get(index)
+                    vectors[dest][here + nth] = value(own[nth], here + nth, dest) if own else total
+        states.append([dict(vector) for vector in vectors])
+    return [";".join(map(text, ranks)) for ranks in states]
+
+
+def text(vector):
+    return " ".join(str(vector.get(chunk, -1)) for chunk in range(max(vector, default=-1) + 1))
+
+
+@each_algorithm
+def test_the_states_are_the_prover_s(row):
+    """On 1 to 16 ranks, and for hierarchies on all the hosts that the page offers, after every round."""
+    data = unpacked(packed(algorithm_data(row, SourceTable())))
+    assert {tuple(map(int, key.split("x"))) for key in data["runs"]} == set(reference.runs(row))
+    for size, hosts in reference.runs(row):
+        states = decoded(data["runs"][f"{size}x{hosts}"], size)
+        assert states == reference.prover_states(row, size, hosts), f"{row.name} on {size} ranks of {hosts} hosts"
+
+
+@each_algorithm
+def test_the_goal_is_reached_and_costs_are_counted(row):
+    for size, hosts in [run for run in reference.runs(row) if run[0] in (1, 6)]:
+        run = record(row, size, reference.nodes(size, hosts))
+        for vector, goal in zip(run.states()[-1], run.goal, strict=True):
+            assert goal.items() <= vector.items()
+        moves = [[move for moves in rounds for move in moves] for rounds in run.programs]
+        sent = [sum(len(m.run) for m in own if isinstance(m, Send)) for own in moves]
+        reduced = [sum(weight(m) for m in own) for own in moves]
+        costs = busiest(run)
+        assert len(costs) == len(run.rounds)
+        assert not costs or (costs[-1][0], costs[-1][2]) == (max(sent), max(reduced))
+
+
+def weight(move):
+    """How many chunks a move reduces."""
+    return len(move.run) * len(getattr(move, "sources", "1")) if isinstance(move, RecvReduce | GetReduce) else 0
+
+
+def test_an_algorithm_that_is_wrong_is_not_shown():
+    def half(rank, size):
+        yield from list(ring.all_reduce(rank, size))[: size - 1]
+
+    with pytest.raises(ContractError, match="must be chunk"):
+        record(find("all_reduce", "ring")._replace(schedule=half), 4, reference.nodes(4, 1))
+
+
+def test_values_that_do_not_follow_from_what_was_held_are_packed():
+    """As of a barrier, whose ranks hear of all others without a message."""
+    row = find("barrier", "direct")
+    run = algorithm_data(row, SourceTable())["runs"]["3x1"]
+    assert len(run["values"]) == 3
+    assert decoded(run, 3) == ["1;2;4", "7;7;7"]
+
+
+@each_algorithm
+def test_the_lines_are_where_the_generators_are(row):
+    """By the generators' own word, as far as one yields from another; and each line yields."""
+    for size, hosts in ((4, 1), (6, 2)):
+        groups = reference.nodes(size, hosts)
+        for rank in range(size):
+            lines = yield_lines(row, rank, size, 0, groups)
+            schedule = row.rounds_of(rank, size, 0, groups)
+            for number, _ in enumerate(schedule):
+                chain, generator = [], schedule
+                while hasattr(generator, "gi_frame"):
+                    if generator.gi_code.co_name != "<genexpr>":
+                        chain.append((generator.gi_code, generator.gi_frame.f_lineno))
+                    generator = generator.gi_yieldfrom
+                assert list(lines[number][: len(chain)]) == chain
+            for code, line in {place for places in lines for place in places}:
+                source = dict(function(code).lines)
+                assert "yield" in source[line], (row.name, code.co_name, line)
+
+
+def test_lines_go_through_lists_and_loops():
+    """Of a hierarchy whose inner rounds are kept in lists, and yielded as new ones."""
+    row = find("all_reduce", "hierarchical")
+    names = [[code.co_name for code, _ in places] for places in yield_lines(row, 0, 4, 0, reference.nodes(4, 2))]
+    inside = ["all_reduce", "inside", "abreast", "embed", "ring_pass"]
+    assert names == [inside, *[["all_reduce", "abreast", "embed", "all_reduce", "ring_pass"]] * 2, inside]
+    barriers = yield_lines(find("all_to_all", "hierarchical_direct"), 0, 4, 0, reference.nodes(4, 2))
+    last = [places[-1] for places in barriers if places[-1][0].co_name == "collected"]
+    assert [b[1] - a[1] for a, b in pairwise(last)] == [1, 1]  # one barrier object, yielded twice
+
+
+def test_a_source_has_the_first_line_of_its_docstring_only():
+    source = function(ring.all_gather.__code__)
+    assert source.file == "collectives/algorithms/ring.py"
+    assert [line for _, line in source.lines] == [
+        "def all_gather(rank: int, size: int) -> Schedule:",
+        '    """Rank r starts owning chunk r; every rank ends with all."""',
+        "    return ring_pass(rank, size, first=rank, take=Recv)",
+    ]
+
+
+def test_the_catalog_has_each_algorithm_s_own_words():
+    rows = catalog(SourceTable())["collectives"]
+    assert rows["all_reduce"]["hierarchical_direct"]["words"] == rows["all_reduce"]["hierarchical"]["words"]
+    assert rows["reduce_scatter"]["staged"]["words"] == "Rank r reduces chunk r of all."
+    assert rows["all_gather"]["neighbor"]["needs"] == "an even number of ranks, or one"
+    assert [*rows["all_gather"]["neighbor"]["hosts"]] == [1, 2, 4, 6, 8, 10, 12, 14, 16]
+
+
+def test_prices_are_the_cost_model_s():
+    table = prices("broadcast")
+    row = find("broadcast", "hierarchical")
+    expected = predict(row, LENGTHS[2], 6, reference.nodes(6, 2), 0, NETWORK) * 1e6
+    assert table["6x2"]["hierarchical"][0][2] == pytest.approx(expected, rel=5e-3)
+    assert "direct" in table["6x1"]
+    assert "direct" not in table["6x2"]  # which needs one host
+    assert 4 not in hosts_for(find("broadcast", "hierarchical_direct"), 4)  # nor a host of one rank each
+
+
+def test_the_file_is_small_and_whole():
+    text = reference.whole_page()
+    assert len(text.encode()) <= MOST_BYTES
+    assert not re.findall(r"(?:src|href)=[\"'](?!data:)|@import|url\((?!#)|fetch\(", text)  # it needs nothing else
+    names = re.findall(r'id="data-([^"]+)"', text)
+    assert {f"collectives.{row.collective}.{row.name}" for row in REGISTRY} < set(names)
+    assert {name.partition(".")[0] for name in names} == {"collectives", "pipelines", "attention", "zero"}
+    assert "<!-- " not in text.replace("<!-- data", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--out"),
+        (["--out", "no/such/folder/page.html"], "no/such/folder/page.html can't be written"),
+        (["--out", "."], "can't be written"),
+        (["--out", "page.html", "--color", "red"], "unrecognized arguments: --color red"),
+        (["--out", "page.html", "--scenes", "parallelism.page"], "'parallelism.page' is not there"),
+        (["--out", "page.html", "--scenes", "no.such:scenes"], "'no.such:scenes' is not there"),
+        (["--out", "page.html", "--scenes", "json:scenes"], "'json:scenes' is not there"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("error: ")
+    assert message in output.err
+    assert output.err.count("\n") == 1
+    assert not output.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_writes_the_page(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command.schedules, "scene", lambda: pipelines.scene())
+    out = tmp_path / "page.html"
+    assert command.main(["--out", str(out), "--scenes", "parallelism.page:scenes"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert 'id="data-zero.3"' in out.read_text()
+    assert f"{len(out.read_bytes()) / 1000:.0f} kB" in capsys.readouterr().out
+
+
+def test_pipelines_have_every_schedule_and_every_action():
+    data = pipelines.scene().data
+    for name in registry.names():
+        for size, orders in data[name].items():
+            ranks, micro_batches = map(int, size.split("x"))
+            schedule = registry.make(name, ranks, micro_batches)
+            assert [tuple(map(parse, order.split())) for order in orders] == list(schedule.orders)
+        assert data["catalog"][name]
+
+
+@pytest.mark.parametrize("order", attention.ORDERS)
+def test_every_query_meets_each_key_up_to_its_own_once(order):
+    """On the rank that has the query, in the step in which the key's rank's keys are there."""
+    for size in attention.RANKS:
+        data = attention.ring_data(size, order)
+        owners, count = data["owners"], size * attention.TOKENS
+        assert [owners.count(rank) for rank in range(size)] == [attention.TOKENS] * size
+        for query, key in product(range(count), range(count)):
+            digit = data["steps"][query][key]
+            assert (digit != ".") == (key <= query)
+            if digit != ".":
+                assert data["sources"][owners[query]][int(digit, 36)] == owners[key]
+
+
+def test_zigzag_gives_all_ranks_as_much_to_do_in_each_step():
+    data = attention.ring_data(8, "zigzag")
+    for step in map(str, range(8)):
+        work = np.zeros(8, int)
+        for owner, row in zip(data["owners"], data["steps"], strict=True):
+            work[owner] += row.count(step)
+        assert len(set(work.tolist())) == 1
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("size", "count"), [(2, 1), (4, 2), (8, 1)])
+def test_zero_holds_and_sends_what_the_papers_say(zero_stage, size, count):
+    """Rajbhandari et al., 2020, sections 5 and 7: of Psi elements, in stages 2 and 3 for each micro-batch."""
+    events = zero.trace(zero_stage, size, count)
+    psi = zero.LAYERS * zero.BLOCK * size
+    sent = events[-1][3] * size / (size - 1) / psi
+    assert sent == {0: 2, 1: 2, 2: count + 1, 3: 3 * count}[zero_stage]
+    held = [held for _, _, held, _ in events]
+    own = zero.WHOLE if zero_stage == 0 else zero.SHARD
+    assert all(each.optimizer == [own] * zero.LAYERS for each in held)
+    most_layers = max(sum(state >= zero.MOVING for state in each.parameters) for each in held)
+    assert most_layers == (2 if zero_stage == 3 else zero.LAYERS)
+    most_gradients = max(sum(state >= zero.MOVING for state in each.gradients) for each in held)
+    assert most_gradients == (zero.LAYERS if zero_stage < 2 else 3)  # two buckets under way, and one that fills
+    whole = next(each for what, _, each, _ in events if what == "optimizer updates")
+    assert whole.gradients == [own] * zero.LAYERS
+    assert held[-1].parameters == [zero.SHARD if zero_stage == 3 else zero.WHOLE] * zero.LAYERS
+    assert held[-1].gradients == [zero.NONE] * zero.LAYERS
+
+
+def test_zero_computes_with_whole_layers_only():
+    for size, count in ((2, 1), (4, 2)):
+        computes = [e for e in zero.trace(3, size, count) if e[0] in ("forward", "backward")]
+        assert [(what, layer) for what, layer, _, _ in computes] == [
+            *(("forward", layer) for layer in range(4)),
+            *(("backward", layer) for layer in reversed(range(4))),
+        ] * count
+        assert all(held.parameters[layer] == zero.WHOLE for _, layer, held, _ in computes)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_has_contrast(theme):
+    """At least 4.5 to 1, by the formula of WCAG 2, section 1.4.3."""
+    style = (files("collectives.page") / "style.css").read_text()
+    colors = dict(
+        re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", style.split("prefers-color-scheme: dark")[theme].split("}")[0])
+    )
+
+    def luminance(name):
+        parts = [int(colors[name][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return np.dot(linear, (0.2126, 0.7152, 0.0722))
+
+    pairs = [*product(("ink", "soft"), ("ground", "panel")), ("ink", "cell"), ("ink", "mark"), ("soft", "mark")]
+    pairs += [("ink", "bar"), ("on-accent", "accent"), ("good", "ground")]
+    colors |= {"bar-text": ("#ffffff", "#10151c")[theme]}
+    pairs += [("bar-text", name) for name in ("forward", "backward", "inputs", "weights")]
+    for text_color, ground in pairs:
+        dark, light = sorted((luminance(text_color), luminance(ground)))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (text_color, ground)

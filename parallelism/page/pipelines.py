@@ -1,0 +1,36 @@
+"""The scene of pipelines: the orders of every registered schedule, which the page prices by the rule of `price`."""
+
+from __future__ import annotations
+
+from collectives.page.assemble import Scene
+from parallelism.pipeline.schedule import registry
+from parallelism.pipeline.schedule.actions import Order
+from parallelism.pipeline.schedule.proof import prove
+
+RANKS = range(1, 9)
+MICRO_BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+
+
+def scene() -> Scene:
+    data = {name: orders(name) for name in registry.names()}
+    words = {name: first_line(row.schedule.__doc__) for name, row in registry.REGISTRY.items()}
+    return Scene("pipelines", "Pipelines", (__package__, ("pipelines.js",)), {"catalog": words, **data})
+
+
+def orders(name: str) -> dict[str, list[str]]:
+    """Return each rank's actions, as 0F0 0F1, by ranks and micro-batches; every schedule is proved before."""
+    table = {}
+    for num_ranks in RANKS:
+        for num_micro_batches in MICRO_BATCHES:
+            schedule = registry.make(name, num_ranks, num_micro_batches)
+            prove(schedule)
+            table[f"{num_ranks}x{num_micro_batches}"] = list(map(in_words, schedule.orders))
+    return table
+
+
+def in_words(order: Order) -> str:
+    return " ".join(map(str, order))
+
+
+def first_line(text: str | None) -> str:
+    return (text or "").strip().split("\n")[0]
