@@ -44,7 +44,7 @@ class Held(NamedTuple):
 class StillPlan:
     """A collective that moves nothing: it tells when it begins and ends."""
 
-    def __init__(self, recorder: Recorder, collective: str, sent: int):
+    def __init__(self, recorder: EventLog, collective: str, sent: int):
         self.recorder, self.collective, self.sent = recorder, collective, sent
         self.layer = -1
         self.under_way = False
@@ -74,7 +74,7 @@ class StillCommunicator:
 
     rank = 0
 
-    def __init__(self, recorder: Recorder, size: int):
+    def __init__(self, recorder: EventLog, size: int):
         self.recorder, self.size = recorder, size
 
     @contextmanager
@@ -97,7 +97,7 @@ class StillCommunicator:
 class VectorLayer(nn.Module):
     """A layer of as many elements as ranks divide evenly."""
 
-    def __init__(self, number: int, size: int, recorder: Recorder):
+    def __init__(self, number: int, size: int, recorder: EventLog):
         super().__init__()
         self.number, self.recorder = number, recorder
         self.weight = nn.Parameter(torch.ones(BLOCK * size))
@@ -114,7 +114,7 @@ class VectorLayer(nn.Module):
         output.register_hook(lambda gradient: self.recorder.event("backward", self.number))
 
 
-class Recorder:
+class EventLog:
     """The events of a step, each with what a rank holds then, and what it has sent."""
 
     def __init__(self, zero_stage: int, size: int):
@@ -152,7 +152,7 @@ class Recorder:
 
 def trace(zero_stage: int, size: int, num_micro_batches: int) -> list[tuple[str, int, Held, int]]:
     """Run a step by ZeRO's code on a model of some layers, and return its events."""
-    recorder = Recorder(zero_stage, size)
+    recorder = EventLog(zero_stage, size)
     comm: Any = StillCommunicator(recorder, size)
     modules = [VectorLayer(number, size, recorder) for number in range(LAYERS)]
     for layer in modules:
@@ -173,7 +173,7 @@ def trace(zero_stage: int, size: int, num_micro_batches: int) -> list[tuple[str,
     return recorder.rows
 
 
-def name_plans(module: Sharded, recorder: Recorder) -> None:
+def name_plans(module: Sharded, recorder: EventLog) -> None:
     """Tell each plan which layer it moves."""
     replica: Any = module.replica
     layer_of = {param: int(name.split(".")[0]) for name, param in replica.params.items()}
@@ -188,7 +188,7 @@ def name_plans(module: Sharded, recorder: Recorder) -> None:
     recorder.replica = None
 
 
-def step(module: Sharded, recorder: Recorder, num_micro_batches: int) -> None:
+def step(module: Sharded, recorder: EventLog, num_micro_batches: int) -> None:
     for number in range(num_micro_batches):
         last = number == num_micro_batches - 1
         module.sync = last
