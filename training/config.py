@@ -103,6 +103,8 @@ class Config:
     log_interval: int = flag(1, "steps from one that is printed and recorded to the next", range=ranges.COUNT)
     tensorboard: str = flag("", "folder of TensorBoard's files, which get the records, too; none if empty")
     wandb: str = flag("", "project of Weights & Biases, which gets the records, too; none if empty")
+    prometheus: str = flag("", "file of the latest record's numbers, *.prom, for node exporter's textfile collector")
+    report: str = flag("", "HTML file of charts and tables of the run; some steps are timed for it on every rank")
     optimizer: str = flag("adamw", "muon is of blocks' matrices, beside adamw", choices=OPTIMIZERS)
     lr: float = flag(None, f"learning rate after warm-up: depth's, or {presets.LR}", range=ranges.LEARNING_RATE)
     muon_lr: float = flag(0.02, "that of the matrices that muon updates", range=ranges.LEARNING_RATE)

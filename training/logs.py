@@ -1,4 +1,4 @@
-"""A run's records for TensorBoard and for Weights & Biases, where these are installed."""
+"""Who takes a run's records: TensorBoard and Weights & Biases, if these are installed, Prometheus, and the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from collectives.charts.page import write
+from collectives.runtime.surroundings import surroundings
+from collectives.schedule.draw import refuse
+from training.announcement import announcement
 from training.config import Config
+from training.measured_sections import conditions_section, measured_sections
+from training.prometheus import TextFile
+from training.report import report
 
 if TYPE_CHECKING:
     from training.run import TrainingRun
@@ -36,12 +43,18 @@ def log_sinks(run: TrainingRun) -> Iterator[list[Sink]]:
     Raises: InputError for what does not begin.
     """
     config, sinks = run.config, list[Sink]()
+    around = conditions(run) if config.report else {}
     with ExitStack() as closing:
         with run.mesh.comm.agreed("logs"):
             if run.mesh.comm.rank == 0 and config.tensorboard:
                 sinks.append(closing.enter_context(tensorboard(config)))
             if run.mesh.comm.rank == 0 and config.wandb:
                 sinks.append(closing.enter_context(wandb(config)))
+            if run.mesh.comm.rank == 0 and config.prometheus:
+                tokens = run.sampler.batch_size * config.block_size
+                sinks.append(TextFile(config.prometheus, run.out_dir or "", tokens))
+            if run.mesh.comm.rank == 0 and config.report:
+                sinks.append(closing.enter_context(html(run, around)))
         yield sinks
 
 
@@ -69,6 +82,39 @@ def wandb(config: Config) -> Iterator[Sink]:
         raise ValueError(f"wandb={config.wandb} does not begin ({words}): log in, or leave it out") from None
     with run:
         yield lambda record: run.log(numbers(record), step=record["iter"])
+
+
+@contextmanager
+def html(run: TrainingRun, around: dict[str, Any]) -> Iterator[Sink]:
+    """Write the report on leaving, also after an error or an interrupt, of what there is by then."""
+    records: list[dict[str, Any]] = []
+    settings = vars(run.config)
+    try:
+        yield records.append
+    finally:
+        sections = [*measured_sections(run.profiler), conditions_section(settings, around, announcement(run))]
+        try:
+            write(run.config.report, report({run.out_dir or "this run": records}, sections))
+        except OSError as error:
+            print(f"{run.config.report} can't be written ({error.strerror}): the run goes on without it", flush=True)
+
+
+def conditions(run: TrainingRun) -> dict[str, Any]:
+    """What the run depends on, beside its settings.  Collective."""
+    return surroundings(run.mesh.comm, run.config.device.partition(":")[0])
+
+
+def check_files(config: Config, rank: int) -> None:
+    """Raise ValueError on rank 0 for files that can't be written, once the run's folder is there."""
+    for name in ("report", "prometheus"):
+        path = getattr(config, name)
+        if path and config.eval_only:
+            raise ValueError(f"{name}={path} is of training: leave it out with eval_only")
+        if path and rank == 0:
+            try:
+                refuse(path)
+            except ValueError as error:
+                raise ValueError(f"{name}={error}") from None
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Generator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from collectives.job.errors import LoneInputError
 from models.data import TokenWindows
 from models.mixture import balance, routers, scale_losses
 from models.model import Model
+from parallelism.buffers.exposed_time import ExposedTime
 from parallelism.buffers.transfer import read_back, to_device
 from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
@@ -34,9 +35,11 @@ from parallelism.sequence.sequence_parallel import SequenceParallel
 from training.checks import check
 from training.config import TRACED, Config, learning_rate_of, make_model
 from training.device import memory_mib, own_device, set_matrix_precision
+from training.logs import check_files
 from training.optimizing import make_optimizer
 from training.out_dir import prepare_out_dir, take_out_dir
 from training.pending import PendingStep
+from training.profile import INPUT, OPTIMIZER, StepProfiler
 from training.samples import Samples
 from training.saving import Saving, load_weights
 from training.staged import divide, staged
@@ -60,6 +63,7 @@ class TrainingRun:
             inputs = check(config, comm.topology, comm.rank)
         with comm.agreed():
             prepare_out_dir(config, comm.rank)
+            check_files(config, comm.rank)
         self.matrix_precision = torch.get_float32_matmul_precision()  # of before
         set_matrix_precision(config.dtype)
         self.config, self.gpt, self.source = config, inputs.gpt, config.init_from  # of the weights
@@ -74,7 +78,7 @@ class TrainingRun:
         count = config.micro_batch_size, inputs.num_micro_batches
         self.samples = Samples(self.windows, self.sampler, *count, positions, config.document_end, config.device)
         self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
-        divide(self.gpt, config, self.mesh, self.sp, place, self.exchange)
+        self.tp_collectives = divide(self.gpt, config, self.mesh, self.sp, place, self.exchange)
         self.routers = [router for _, router in routers(self.gpt)]
         tied = tied_names(self.gpt)
         self.model = staged(
@@ -93,6 +97,7 @@ class TrainingRun:
         self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
         self.ended_s = 0.0  # when the last step that was reported had ended
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
+        self.sum_time, self.profiler = ExposedTime(), StepProfiler(self)
         try:
             parts = model_parts(self.gpt, self.mesh, tied)
             if config.eval_only and config.resume:
@@ -134,20 +139,28 @@ class TrainingRun:
 
     def inputs(self) -> Generator[list[Batch], None, None]:
         """Yield this rank's micro-batches of each step from the first one on.  To be closed at the end."""
-        return self.samples.micro_batches(self.first)
+        return self.profiler.inputs(self.samples.micro_batches(self.first))
 
     def step(self, iteration: int, inputs: list[Batch]) -> PendingStep:
         """One update of the weights.  The host does not wait for its device.  Collective."""
-        config = self.config
+        is_shown = self.config.trace or (self.config.report and self.mesh.pp.size > 1)
+        tracing: AbstractContextManager[None] = nullcontext()
+        if is_shown and iteration == min(self.first + TRACED - 1, self.config.max_iters):
+            tracing = traced(self.model.pipeline, self.mesh, self.config.trace, self.profiler.keep)
+        with tracing, self.profiler.profiling(iteration):
+            return self.begun(iteration, inputs)
+
+    def begun(self, iteration: int, inputs: list[Batch]) -> PendingStep:
+        config, timing = self.config, self.profiler.timing
         begin_s, waited_s = time.perf_counter(), self.model.exposed_s
         lr = learning_rate_of(config, iteration)
-        batches = [batch.to(config.device) for batch in inputs]
+        with timing(INPUT):
+            batches = [batch.to(config.device) for batch in inputs]
         weight = self.scale.value / len(batches)
         scale_losses(self.routers, weight)
-        is_traced = config.trace and iteration == min(self.first + TRACED - 1, config.max_iters)
-        with traced(self.model.pipeline, self.mesh, config.trace) if is_traced else nullcontext():
-            loss = self.model.step(batches, [weight] * len(batches)) / self.scale.value
-        norm, verdict = self.update(lr, loss)
+        loss = self.model.step(batches, [weight] * len(batches)) / self.scale.value
+        with timing(OPTIMIZER):
+            norm, verdict = self.update(lr, loss)
         computed_s = time.perf_counter()
         mean_loss = self.add(loss / self.mesh.dp.size)[0]
         numbers = torch.cat([torch.stack([mean_loss, loss, norm]), verdict.numbers])
@@ -160,7 +173,8 @@ class TrainingRun:
         """Their sums over the ranks of dp and pp.  Collective."""
         for index, number in enumerate(numbers):
             self.sums[index] = number
-        self.add_up()
+        with self.sum_time.waiting():
+            self.add_up()
         return self.sums
 
     def update(self, lr: float, loss: torch.Tensor) -> tuple[torch.Tensor, Verdict]:

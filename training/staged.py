@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from models.model import Model
+from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition
@@ -34,16 +35,20 @@ if TYPE_CHECKING:
 
 def divide(
     gpt: Model, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition, ep: ExpertExchange | None
-) -> None:
-    """Divide a model over tp, sp and ep; let it recompute, and be compiled or have its passes fused."""
+) -> TensorCollectives:
+    """Divide a model over tp, sp and ep; let it recompute, and be compiled or have its passes fused.
+
+    Returns its collectives over tp.
+    """
     sp = sequences if mesh.sp.size > 1 else None
-    parallelize(gpt, plan_of(gpt.config), mesh.tp, sp, config.sequence_parallel, place, ep)
+    ranks = parallelize(gpt, plan_of(gpt.config), mesh.tp, sp, config.sequence_parallel, place, ep)
     if config.compile:
         compile_model(gpt, config)
     else:
         fuse(gpt)
     if config.recompute != "none":
         recompute_model(gpt, config.recompute, place)
+    return ranks
 
 
 def staged(

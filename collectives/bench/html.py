@@ -32,8 +32,8 @@ COLUMNS = (
 BANDS = [["min, µs", "quartile 3, µs"], ["quartile 1, µs", "quartile 3, µs"]]
 LEGEND = (
     "; bands reach from the first to the third quartile, and fainter ones down to the minimum. Thin dotted lines are "
-    "what the cost model predicts; the limit is what copying, or sending between nodes, takes for as many bytes. The bar "
-    "on top has the fastest."
+    "what the cost model predicts; the limit is what copying, or sending between nodes, takes for as many bytes. The "
+    "bar on top has the fastest."
 )
 INK = 7  # the limit's color; contestants have those before
 RUN = (Column("run"),)  # where there are several

@@ -1,7 +1,7 @@
 "use strict";
 // Draws each figure from the table it names, at the width that there is, and sorts tables by their headings.
 
-const PALETTE = 8, TICK = 5, LABEL_HEIGHT = 14;
+const PALETTE = 11, TICK = 5, LABEL_HEIGHT = 14;
 const color = (number) => `var(--c${number % PALETTE})`;
 
 function svg(parent, name, attributes = {}, text) {
@@ -25,7 +25,8 @@ function html(parent, name, text, style = "") {
 function valueOf(cell) {
   const text = cell.dataset.v ?? cell.textContent;
   if (cell.className === "text") return text;
-  return text === "" ? null : Number(text);
+  const number = Number(text);
+  return text === "" || !Number.isFinite(number) ? null : number; // a loss may be NaN
 }
 
 function rowsOf(key) {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from collectives.arrays.views import to_torch
+from parallelism.buffers.exposed_time import ExposedTime
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
@@ -24,17 +25,18 @@ class BoundCollective(NamedTuple):
 class CollectiveWork:
     """A collective under way; `wait()` gives the result, a tensor of its own."""
 
-    def __init__(self, bound: BoundCollective, free_plans: list[BoundCollective]):
-        self.bound, self.free_plans = bound, free_plans
+    def __init__(self, bound: BoundCollective, free_plans: list[BoundCollective], clock: ExposedTime):
+        self.bound, self.free_plans, self.clock = bound, free_plans, clock
 
     def wait(self) -> Tensor:
-        self.bound.plan.wait()
+        with self.clock.waiting():
+            self.bound.plan.wait()
         result = self.bound.result.clone()
         self.free_plans.append(self.bound)
         return result
 
 
-class TensorCollectives:
+class TensorCollectives(ExposedTime):
     """The collectives of `comm` on tensors, which stay as they are.
 
     Every rank must ask for the same collectives of the same shapes in the same order: the first of a shape binds a
@@ -68,8 +70,9 @@ class TensorCollectives:
 
     def run(self, collective: str, x: Tensor, **arguments: Any) -> Tensor:
         pending = self._given(collective, x, arguments)
-        pending.bound.plan.begin()  # not started: no thread need move it on, as this one waits
-        return pending.wait()
+        with self.waiting():
+            pending.bound.plan.begin()  # not started: no thread need move it on, as this one waits
+            return pending.wait()
 
     def start(self, collective: str, x: Tensor, **arguments: Any) -> CollectiveWork:
         """Begin a collective, which goes on while this process computes."""
@@ -86,7 +89,7 @@ class TensorCollectives:
         free = self._free_plans[collective, x.shape, x.dtype, x.device, *arguments.values()]
         bound = free.pop() if free else self._bind(collective, x, arguments)
         bound.given.copy_(x)
-        return CollectiveWork(bound, free)
+        return CollectiveWork(bound, free, self)
 
     def _bind(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> BoundCollective:
         given = self._empty(x.shape, x)

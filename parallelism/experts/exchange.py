@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from collectives.arrays.views import to_torch
 from parallelism.buffers.autograd import Conjugate
+from parallelism.buffers.exposed_time import ExposedTime
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.experts.route import Route, make_route
 
@@ -36,7 +38,7 @@ class HostBuffer:
         return [part[:nbytes].view(like.dtype).view(count, width) for part in self.parts]
 
 
-class ExpertExchange:
+class ExpertExchange(ExposedTime):
     """The ranks of `comm`, of which each has as many experts, in the order of the ranks.  Making one is collective.
 
     Calls are collective: routes, and each dispatch and combine of theirs, forwards and backwards, in the same order on
@@ -55,10 +57,12 @@ class ExpertExchange:
 
         Shapes: experts (tokens, choices).
         """
-        lengths = self.ranks.all_gather(torch.tensor([len(experts)])).tolist()
+        with self.waiting():
+            lengths = self.ranks.all_gather(torch.tensor([len(experts)])).tolist()
         padded = experts.new_full((max(lengths), experts.shape[1]), -1, dtype=torch.int16)
         padded[: len(experts)] = experts
-        every = self.ranks.all_gather(padded).cpu().view(self.comm.size, *padded.shape)
+        with self.waiting():
+            every = self.ranks.all_gather(padded).cpu().view(self.comm.size, *padded.shape)
         route = make_route(self.comm.rank, every.numpy(), lengths, num_experts, self.comm.topology.nodes)
         return ExchangeRouting(self, route, len(experts), experts.device)
 
@@ -71,7 +75,13 @@ class ExpertExchange:
         """Wait until all ranks of the host have written theirs."""
         if x.is_cuda:
             torch.cuda.current_stream(x.device).synchronize()
-        self.host.barrier()
+        with self.waiting():
+            self.host.barrier()
+
+    def wait_for(self, messages: Iterable[Any]) -> None:
+        with self.waiting():
+            for message in messages:
+                message.wait()
 
     def free(self) -> None:
         """Give the communicator of the host back.  Collective."""
@@ -108,8 +118,7 @@ class ExchangeRouting:
         packed = [(peer, x.index_select(0, rows)) for peer, rows in self.sends if len(rows)]
         messages += [exchange.comm.send(part, peer, blocking=False) for peer, part in packed]
         own[: self.num_tokens] = x
-        for message in messages:
-            message.wait()
+        exchange.wait_for(messages)
         exchange.meet(x)
         result = x.new_empty((self.num_slots, x.shape[1]))
         for table, rows, slots in self.reads:
@@ -131,8 +140,7 @@ class ExchangeRouting:
         messages = [exchange.comm.recv(part, peer, blocking=False) for peer, _, part in arriving]
         leaving = [(peer, sums[rows].to(y.dtype)) for peer, rows in self.receives]
         messages += [exchange.comm.send(part, peer, blocking=False) for peer, part in leaving]
-        for message in messages:
-            message.wait()
+        exchange.wait_for(messages)
         for _, rows, part in arriving:
             total.index_add_(0, rows, part.to(wide))
         return total.to(y.dtype)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from parallelism.buffers.exposed_time import ExposedTime
 from parallelism.placement import shards_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 BLOCK = 128  # elements of a parameter, from its first one on, whose squares are added up together; ZeRO cuts none
 
 
-class GradientClip:
+class GradientClip(ExposedTime):
     """Scales the gradients of `masters` so that their global norm is at most `limit`, without a look at it on the host.
 
     They are those of `model`, of which the ranks of `mesh` hold what its parameters' placements say, each stage its
@@ -66,7 +67,8 @@ class GradientClip:
         """Scale the gradients; returns the norm before, on their device.  Collective."""
         gradients = [piece.grad for piece in self.masters.pieces.values() if piece.grad is not None]
         self.sums.zero_().index_copy_(0, self.slots, self.squares(gradients)[self.counted])
-        self.add_up()
+        with self.waiting():
+            self.add_up()
         norm = square_root(self.sums.cumsum(0)[-1])
         if gradients and self.limit < math.inf:
             scale = torch.full_like(norm, self.limit) / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
@@ -80,7 +82,8 @@ class GradientClip:
         if norms:
             self.blocks.index_copy_(0, self.own_blocks, torch.cat(norms).double().square_())
         if self.join:
-            self.join()
+            with self.waiting():
+                self.join()
         return torch.segment_reduce(self.blocks, "sum", lengths=self.lengths, unsafe=True)  # one after the other
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from collectives import InputError
+from parallelism.buffers.exposed_time import ExposedTime
 from parallelism.buffers.gradients import gradient_of
 from parallelism.numerics.loss_scale import LossScale
 from parallelism.pipeline.events import Listener
@@ -53,7 +54,7 @@ class Verdict(NamedTuple):
     names: list[str]  # of the gradients of this rank
 
 
-class StepGuard:
+class StepGuard(ExposedTime):
     """Says whether a step may update the weights, the same on all ranks of `comm`, and tells a loss scale.  Collective.
 
     Where a loss or gradient is not finite, by `policy` the run is stopped, or the step is skipped, and `say` is given
@@ -90,7 +91,8 @@ class StepGuard:
         are_finite = torch.stack([loss.isfinite(), finite.all(), norm.isfinite()])
         own = are_finite.long().cumprod(0).sum()  # how many before the first that is not: LOSS, ..., NOTHING
         self._first[0] = own * self.comm.size + self.comm.rank
-        self._agree()
+        with self.waiting():
+            self._agree()
         kind = self._first[0] // self.comm.size
         is_good = kind == NOTHING
         by_scale = ~is_good & (kind != LOSS) & self.scale.can_fall

@@ -6,34 +6,24 @@ and so do what times a step, records its trace, or looks at its gradients.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
+from parallelism.buffers.exposed_time import ExposedTime
 from parallelism.pipeline.schedule.actions import Action
 from parallelism.pipeline.schedule.messages import StageMessage
 
 SHARED = -1  # instead of a layer's number, before all of these: of several layers, or of none
 
 
-class Listener:
+class Listener(ExposedTime):
     """Hears what happens in a step, in its order; does nothing about it.
 
-    Ranks that hold the same stages hear the same events of their schedule in the same order.  `exposed_s` are the
-    seconds for which the listener itself has waited for the network, added up.
+    Ranks that hold the same stages hear the same events of their schedule in the same order.
     """
-
-    exposed_s = 0.0
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Where the network is waited for; one such place within another is counted once."""
-        before, begin = self.exposed_s, time.perf_counter()
-        yield
-        self.exposed_s = before + time.perf_counter() - begin
 
     def before_passes(self) -> None:
         """This rank begins its part of a schedule."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from parallelism.buffers.exposed_time import ExposedTime
 from parallelism.buffers.gradients import with_gradients_apart
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def tied_names(model: nn.Module) -> Tied:
     return [tuple(group) for group in names.values() if len(group) > 1]
 
 
-class TiedGradients:
+class TiedGradients(ExposedTime):
     """Sums up the gradients of parameters that are tied in the whole model, but lie on several ranks of `pp`.
 
     `names` are theirs in the whole model, `model` is what this rank has of it.  Collective.
@@ -55,8 +56,9 @@ class TiedGradients:
         ]
 
     def sum_up(self) -> None:
-        for plan in self.plans:
-            plan()
+        with self.waiting():
+            for plan in self.plans:
+                plan()
 
     def free(self) -> None:
         """Give its communicators back to MPI.  Collective."""

@@ -57,6 +57,11 @@ class SequenceParallel:
         in_groups = f" in groups of {parts}, {self.ring.order} rings of {self.ring.members.size}"
         return f"head exchange{in_groups}" if parts > 1 else f"{self.ring.order} ring attention"
 
+    @property
+    def exposed_s(self) -> float:
+        """The time that this rank has waited for others, in seconds, added up."""
+        return self.all.exposed_s + self.heads.exposed_s + self.ring.members.exposed_s
+
     def shards(self, length: int) -> TokenShards:
         """Raises: ValueError for a length that the ranks cannot divide evenly."""
         shards = TokenShards(length, self.ring.members.size, self.heads.size, self.ring.order)

@@ -189,8 +189,8 @@ def parallelize(
     sequence: bool = False,
     place: BatchPosition | None = None,
     ep: ExpertExchange | None = None,
-) -> None:
-    """Divide a plain model, the same on all ranks, as a plan says.  Collective.
+) -> TensorCollectives:
+    """Divide a plain model, the same on all ranks, as a plan says; returns its collectives over `tp`.  Collective.
 
     Over `tp`, parameters become the rank's shards, as their placements say; with `sequence`, what lies between split
     layers is divided, too.  Over `sp`, the model is given the rank's tokens, and their positions.  Over `ep`, mixtures
@@ -201,7 +201,8 @@ def parallelize(
     """
     with tp.agreed("parallelize"):
         strategy_of = strategies(model, plan, {"tp": tp.size, "heads": sp.heads.size if sp else 1})
-    axes = Axes(Axis(TensorCollectives(tp), sequence), sp, ep, place or BatchPosition(), parts={})
+    ranks = TensorCollectives(tp)
+    axes = Axes(Axis(ranks, sequence), sp, ep, place or BatchPosition(), parts={})
     numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
     with_parameters = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
     for name, strategy in strategy_of.items():
@@ -212,6 +213,7 @@ def parallelize(
     replicated = [name for name in with_parameters if not f"{name}.".startswith(names)]
     if replicated and tp.rank == 0:
         print(f"whole on every rank, as the plan leaves them out: {', '.join(replicated)}", flush=True)
+    return ranks
 
 
 def strategies(model: nn.Module, plan: ShardingPlan, sizes: Sizes) -> dict[str, Strategy]:

@@ -1,0 +1,138 @@
+"""Where the time of a step goes, by kind: for some steps of a run, on every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from parallelism.pipeline.events import Listener
+from training.config import TRACED
+from training.device import memory_mib
+
+if TYPE_CHECKING:
+    from parallelism.pipeline.schedule.actions import Action
+    from parallelism.pipeline.schedule.price import Span, Timeline
+    from parallelism.pipeline.stage import Batch
+    from training.run import TrainingRun
+
+NUMBER = 5  # of a run's steps, after the one that is traced
+AXES = ("tp", "sp", "ep", "dp", "pp")
+COMPUTING, ALL_RANKS, BUBBLE, OPTIMIZER, INPUT, OTHER = "computing", "all", "bubble", "optimizer", "input", "other"
+KINDS = (COMPUTING, *AXES, ALL_RANKS, BUBBLE, OPTIMIZER, INPUT, OTHER)
+
+
+class ProfiledStep(NamedTuple):
+    """A rank's step: its seconds, those of each of `KINDS`, and the most memory that the rank has had so far."""
+
+    iteration: int
+    rank: int
+    step_s: float
+    seconds: dict[str, float]
+    memory_mib: float
+
+
+class StepProfiler(Listener):
+    """Profiles some steps of a run on this rank, by the host's clock; rank 0 gathers all ranks' in `steps`.
+
+    Waits for other ranks count for their axis, and in nothing else.  What a device was given is waited for where a kind
+    begins and ends, in those steps only.
+    """
+
+    def __init__(self, run: TrainingRun):
+        self.run, self.is_on = run, False
+        self.steps: list[ProfiledStep] = []
+        self.planned: Timeline | None = None  # of the step that was traced
+        self.happened: list[Span] = []
+        self.seconds: dict[str, float] = {}
+        self.input_s = 0.0  # for which the latest step's input was waited for
+
+    def inputs(self, batches: Generator[list[Batch], None, None]) -> Generator[list[Batch], None, None]:
+        """Yield batches, and time how long each is waited for."""
+        with closing(batches):
+            while True:
+                begin_s = time.perf_counter()
+                batch = next(batches, None)
+                self.input_s = time.perf_counter() - begin_s
+                if batch is None:
+                    return
+                yield batch
+
+    def wants(self, iteration: int) -> bool:
+        """Whether a step is to be profiled: some after the one that is traced, or else the last of a short run."""
+        config, number = self.run.config, iteration - self.run.first + 1
+        is_early = number <= TRACED
+        return bool(config.report) and (iteration == config.max_iters if is_early else number <= TRACED + NUMBER)
+
+    @contextmanager
+    def profiling(self, iteration: int) -> Iterator[None]:
+        """Profile the step that is done in this context, where it is to be.  Collective."""
+        if not self.wants(iteration):
+            yield
+            return
+        before, self.seconds, self.is_on = self.exposed(), dict.fromkeys(KINDS, 0.0), True
+        begin_s = self.now()
+        with self.run.model.pipeline.listeners.adding(self):
+            yield
+        step_s, self.is_on = self.input_s + self.now() - begin_s, False
+        self.seconds |= {axis: after - before[axis] for axis, after in self.exposed().items()}
+        self.seconds[INPUT] += self.input_s
+        self.seconds[OTHER] = step_s - sum(self.seconds.values())
+        comm, device = self.run.mesh.comm, self.run.config.device
+        own = ProfiledStep(iteration, comm.rank, step_s, self.seconds, memory_mib(device))
+        self.steps += comm.gather_object(own) or []
+
+    @contextmanager
+    def timing(self, kind: str) -> Iterator[None]:
+        """Count what is done in this context as one kind."""
+        begin = self.mark() if self.is_on else None
+        yield
+        if begin:
+            self.seconds[kind] += self.since(begin)
+
+    def before_passes(self) -> None:
+        self._passes, self._computed_s = self.mark(), self.seconds[COMPUTING]
+
+    def before(self, action: Action, following: Action | None) -> None:
+        self._action = self.mark()
+
+    def after(self, action: Action) -> None:
+        self.seconds[COMPUTING] += self.since(self._action)
+
+    def after_passes(self) -> None:
+        if self.run.mesh.pp.size > 1:
+            self.seconds[BUBBLE] += self.since(self._passes) - (self.seconds[COMPUTING] - self._computed_s)
+
+    def mark(self) -> tuple[float, float]:
+        """The time, and how much of it others have been waited for."""
+        return self.now(), sum(self.exposed().values())
+
+    def since(self, mark: tuple[float, float]) -> float:
+        """The seconds since a mark, without the waits for others."""
+        now_s, exposed_s = self.mark()
+        return now_s - mark[0] - (exposed_s - mark[1])
+
+    def now(self) -> float:
+        if self.run.config.device != "cpu":
+            torch.cuda.synchronize(self.run.config.device)
+        return time.perf_counter()
+
+    def exposed(self) -> dict[str, float]:
+        """The seconds for which this rank has waited for others since the run began, by axis."""
+        run = self.run
+        own = run.replica.own
+        axes: dict[str, Any] = {
+            "tp": run.tp_collectives,
+            "sp": run.sp,
+            "ep": run.exchange,
+            "dp": run.replica,
+            "pp": own.tied,
+        }
+        of_all = run.clip.exposed_s + run.guard.exposed_s + run.sum_time.exposed_s
+        return {axis: each.exposed_s if each else 0.0 for axis, each in axes.items()} | {ALL_RANKS: of_all}
+
+    def keep(self, planned: Timeline, happened: list[Span]) -> None:
+        self.planned, self.happened = planned, happened

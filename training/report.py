@@ -1,0 +1,165 @@
+"""A training run, or two side by side, as one HTML page: charts, tables, the machine and the command.
+
+mpirun -n 2 python train.py --report out/report.html
+python -m training.report out out-2 --html both.html
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from collectives.charts.page import Chart, Column, Section, Table, page, pairs, write
+from collectives.job.settings import Parser
+from collectives.schedule import draw
+from models.report import smoothed
+from training.out_dir import METRICS, SETTINGS
+
+Record = dict[str, Any]
+MOST_ROWS = 1000  # of records
+SMOOTHED_FROM = 80  # losses
+FIELDS = {
+    "step": "iter", "loss": "loss", "loss, smoothed": "smoothed", "validation loss": "val_loss",
+    "gradient norm": "grad_norm", "learning rate": "lr", "tokens/s": "tokens_per_s", "compute, ms": "compute_ms",
+    "exposed communication, ms": "comm_ms", "bubble": "bubble", "memory, MiB": "memory_mib",
+}  # fmt: skip
+
+
+def main() -> int:
+    """Write a page from the metrics of one run or two."""
+    parser = Parser("python -m training.report", __doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"one or two folders with {METRICS}")
+    parser.add_argument("--html", type=Path, required=True, metavar="FILE", help="where the page goes")
+    try:
+        flags = parser.parse_args()
+        if len(flags.runs) > 2 or len({*map(Path.resolve, flags.runs)}) < len(flags.runs):
+            raise ValueError("pass one run, or two to compare")
+        draw.refuse(str(flags.html))
+        records = {str(run): read(run) for run in flags.runs}
+        write(flags.html, report(records, [settings_of(i, run) for i, run in enumerate(flags.runs)]))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def read(run: Path) -> list[Record]:
+    """Read a run's records.
+
+    Raises: ValueError with the remedy.
+    """
+    path = run / METRICS
+    try:
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}: pass the folder that a run has written to") from None
+    except ValueError:
+        records = [None]
+    if not all(isinstance(record, dict) and isinstance(record.get("iter"), int) for record in records):
+        raise ValueError(f"{path}: has a line that is no record of a run: pass another folder")
+    return records
+
+
+def settings_of(number: int, run: Path) -> Section:
+    path = run / SETTINGS
+    text = path.read_text() if path.exists() else ""
+    entries = {name: value for name, mark, value in (line.partition(" = ") for line in text.splitlines()) if mark}
+    return Section(f"Settings of {run}", tables=[pairs(f"settings{number}", f"{SETTINGS} of {run}", entries)])
+
+
+def report(runs: Mapping[str, Sequence[Record]], more: Sequence[Section] = ()) -> str:
+    """Write the page of one run or two, which have names, with more sections behind the records."""
+    return page(f"Training: {', '.join(runs)}", [records_section(runs), *more])
+
+
+def records_section(runs: Mapping[str, Sequence[Record]]) -> Section:
+    """Draw and list what runs have recorded."""
+    texts = ["Times and memory are of rank 0, by the host's clock; memory is the most that it has had so far."]
+    rows: list[tuple] = []
+    for name, records in runs.items():
+        steps = by_step(records)
+        every = -(-len(steps) // MOST_ROWS) or 1
+        if every > 1:
+            texts.append(f"{name}: every {every}th of {len(steps)} records, the last one, and those with a validation.")
+        kept = [s for i, s in enumerate(steps) if i % every == 0 or "val_loss" in s or i == len(steps) - 1]
+        rows += [(name, *(step.get(field) for field in FIELDS.values())) for step in kept]
+    first = int(len(runs) == 1)
+    columns = [Column("run"), *map(Column, FIELDS)][first:]
+    tables = [Table("records", "What was recorded, by step", columns, [row[first:] for row in rows])]
+    if len(runs) > 1:
+        texts.append("Solid lines are of {}, dashed ones of {}.".format(*runs))
+        tables.append(comparison(runs))
+    return Section("Losses, speed, time and memory", texts, charts_of(runs), tables)
+
+
+def by_step(records: Sequence[Record]) -> list[Record]:
+    """Join the records of a step, of which a validation has its own; a resumed run's come instead of those before."""
+    steps: dict[int, Record] = {}
+    for record in records:
+        steps.setdefault(record["iter"], {}).update(record)
+    losses = [step for _, step in sorted(steps.items()) if "loss" in step]
+    if len(losses) >= SMOOTHED_FROM:
+        for step, value in zip(losses, smoothed([step["loss"] for step in losses]), strict=True):
+            step["smoothed"] = value
+    return [step for _, step in sorted(steps.items())]
+
+
+def charts_of(runs: Mapping[str, Sequence[Record]]) -> list[Chart]:
+    """Draw losses, tokens/s, times and memory over the steps."""
+    names = list(runs)
+    is_smoothed = any(sum("loss" in record for record in records) >= SMOOTHED_FROM for records in runs.values())
+
+    def chart(title: str, unit: str, *lines: tuple[str, str, int], zero: bool = True) -> Chart:
+        described = [
+            {
+                "name": label + (f" ({run})" if len(names) > 1 else ""),
+                "where": {"run": run} if len(names) > 1 else {},
+                "column": column,
+                "color": color,
+                "dash": number,
+                **({"marker": color} if color else {}),
+                **({"thin": True} if is_smoothed and column == "loss" else {}),
+            }
+            for number, run in enumerate(names)
+            for label, column, color in lines
+        ]
+        x = {"column": "step", "unit": "", "label": "step", "name": "step"}
+        y = {"unit": unit, "zero": zero}
+        return {"kind": "lines", "title": title, "table": "records", "x": x, "y": y, "lines": described}
+
+    training = [("training, smoothed", "loss, smoothed", 0)] if is_smoothed else []
+    losses = ("training", "loss", 6 if is_smoothed else 0), *training, ("validation", "validation loss", 1)
+    bubbles = any(record.get("bubble") is not None for records in runs.values() for record in records)
+    return [
+        chart("Loss, nats a token", "", *losses, zero=False),
+        chart("Tokens a second, all ranks", "", ("tokens/s", "tokens/s", 0)),
+        chart(
+            "Time of a step",
+            "ms",
+            ("compute", "compute, ms", 0),
+            ("exposed communication", "exposed communication, ms", 1),
+        ),
+        chart("Memory of rank 0", "MiB", ("memory", "memory, MiB", 0)),
+        *([chart("Pipeline bubble, part of a step", "", ("bubble", "bubble", 0))] if bubbles else []),
+    ]
+
+
+def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
+    """List two runs' losses side by side, at the steps that both have recorded."""
+    first, second = ({step["iter"]: step for step in by_step(records)} for records in runs.values())
+    rows = []
+    for step in sorted(first.keys() & second.keys()):
+        for field, name in (("loss", "training"), ("val_loss", "validation")):
+            a, b = first[step].get(field), second[step].get(field)
+            if a is not None and b is not None:
+                rows.append((step, name, a, b, b - a))
+    every = -(-len(rows) // MOST_ROWS) or 1
+    columns = [Column("step"), Column("loss"), *map(Column, runs), Column("difference")]
+    return Table("comparison", "Losses side by side; difference: the second less the first", columns, rows[::every])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
