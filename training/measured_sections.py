@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from collectives.charts.page import Column, Section, Table, pairs
@@ -40,17 +40,17 @@ def measured_sections(profiler: StepProfiler) -> list[Section]:
 
 def times_section(steps: Sequence[ProfiledStep]) -> Section:
     iterations = sorted({step.iteration for step in steps})
-    text = f"Medians of {len(iterations)} steps alone, {iterations[0]} to {iterations[-1]}, on each rank{MEANING}"
-    ranks = sorted({step.rank for step in steps})
+    text = f"Means of {len(iterations)} steps alone, {iterations[0]} to {iterations[-1]}, on each rank{MEANING}"
+    kinds = [kind for kind in KINDS if any(step.seconds[kind] for step in steps)]
     rows = []
-    for rank in ranks:
+    for rank in sorted({step.rank for step in steps}):
         own = [step for step in steps if step.rank == rank]
-        times = [1e3 * median(step.seconds[kind] for step in own) for kind in KINDS]
-        rows.append((rank, 1e3 * median(step.step_s for step in own), *times, max(step.memory_mib for step in own)))
-    columns = [Column("rank"), Column("step, ms"), *(Column(NAMES[kind]) for kind in KINDS), Column("memory, MiB")]
+        times = [1e3 * fmean(step.seconds[kind] for step in own) for kind in kinds]
+        rows.append((rank, 1e3 * fmean(step.step_s for step in own), *times, max(step.memory_mib for step in own)))
+    columns = [Column("rank"), Column("step, ms"), *(Column(NAMES[kind]) for kind in kinds), Column("memory, MiB")]
     axis = {"unit": "ms", "label": "time of a step"}
     common = {"kind": "bars", "table": "times", "row": "rank", "name": "rank"}
-    parts = [{"column": NAMES[kind], "color": COLORS[kind]} for kind in KINDS]
+    parts = [{"column": NAMES[kind], "color": COLORS[kind]} for kind in kinds]
     charts = [
         {**common, "title": "Time by kind", "x": axis, "parts": parts},
         {
@@ -60,9 +60,9 @@ def times_section(steps: Sequence[ProfiledStep]) -> Section:
             "parts": [{"column": "memory, MiB", "color": 0}],
         },
     ]
-    each = [(s.iteration, s.rank, 1e3 * s.step_s, *(1e3 * s.seconds[kind] for kind in KINDS)) for s in steps]
+    each = [(s.iteration, s.rank, 1e3 * s.step_s, *(1e3 * s.seconds[kind] for kind in kinds)) for s in steps]
     every = Table("steps", "Each step and rank, ms", [Column("step"), *columns[:-1]], each)
-    return Section("Where the time goes", [text], charts, [Table("times", "Medians by rank, ms", columns, rows), every])
+    return Section("Where the time goes", [text], charts, [Table("times", "Means by rank, ms", columns, rows), every])
 
 
 def pipeline_section(profiler: StepProfiler) -> Section:
@@ -74,9 +74,9 @@ def pipeline_section(profiler: StepProfiler) -> Section:
     busy_s = sum(span.end_s - span.begin_s for span in happened if action_of(span))
     bubble = 1 - busy_s / (planned.schedule.num_ranks * max(span.end_s for span in happened))
     text = (
-        f"One step alone, of the ranks of rank 0's pipeline, by schedule {planned.schedule.name}: predicted from the "
-        f"medians of its own actions and messages, with a bubble of {planned.bubble:.1%}, and as it happened, with "
-        f"{bubble:.1%}."
+        f"One step alone, of rank 0's pipeline, whose ranks are counted along pp, by schedule {planned.schedule.name}: "
+        f"predicted from the medians of its own actions and messages, with a bubble of {planned.bubble:.1%}, and as it "
+        f"happened, with {bubble:.1%}."
     )
     rows = [(name, *cells) for name, spans in timelines.items() for cells in map(cells_of, spans[:MOST_SPANS])]
     if any(len(spans) > MOST_SPANS for spans in timelines.values()):

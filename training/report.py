@@ -86,9 +86,8 @@ def records_section(runs: Mapping[str, Sequence[Record]]) -> Section:
             texts.append(f"{name}: every {every}th of {len(steps)} records, the last one, and those with a validation.")
         kept = [s for i, s in enumerate(steps) if i % every == 0 or "val_loss" in s or i == len(steps) - 1]
         rows += [(name, *(step.get(field) for field in FIELDS.values())) for step in kept]
-    first = int(len(runs) == 1)
-    columns = [Column("run"), *map(Column, FIELDS)][first:]
-    tables = [Table("records", "What was recorded, by step", columns, [row[first:] for row in rows])]
+    table = Table("records", "What was recorded, by step", [Column("run"), *map(Column, FIELDS)], rows)
+    tables = [table.without(table.empty | ({"run"} if len(runs) == 1 else set()))]
     if len(runs) > 1:
         texts.append("Solid lines are of {}, dashed ones of {}.".format(*runs))
         tables.append(comparison(runs))
@@ -140,7 +139,7 @@ def charts_of(runs: Mapping[str, Sequence[Record]]) -> list[Chart]:
             "Time of a step",
             "ms",
             ("compute", "compute, ms", 0),
-            ("exposed communication", "exposed communication, ms", 1),
+            ("waiting", "exposed communication, ms", 1),
         ),
         chart("Memory of rank 0", "MiB", ("memory", "memory, MiB", 0)),
         *([chart("Pipeline bubble, part of a step", "", ("bubble", "bubble", 0))] if bubbles else []),

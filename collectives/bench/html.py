@@ -7,7 +7,7 @@ python -m collectives.bench.html before.json after.json --html both.html
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ PARTS = {"schema", "command", "started", "environment", "ranks", "nodes", "links
 FIELDS = {*CASE, "name", "algorithm", "bytes", "samples_us", "min_us", "median_us", "p99_us", "model_us", "busbw_gbps"}
 TIMES = ("min", "quartile 1", "median", "quartile 3", "p99", "model", "limit")
 COLUMNS = (
-    Column("size", "bytes"), Column("name"), Column("algorithm"), *(Column(f"{t}, µs") for t in TIMES),
+    Column("run"), Column("size", "bytes"), Column("name"), Column("algorithm"), *(Column(f"{t}, µs") for t in TIMES),
     Column("busbw, GB/s"), Column("of limit, %"), Column("wrong"),
 )  # fmt: skip
 BANDS = [["min, µs", "quartile 3, µs"], ["quartile 1, µs", "quartile 3, µs"]]
@@ -36,7 +36,6 @@ LEGEND = (
     "bar on top has the fastest."
 )
 INK = 7  # the limit's color; contestants have those before
-RUN = (Column("run"),)  # where there are several
 
 
 class Measured(NamedTuple):
@@ -130,7 +129,10 @@ def section(number: int, case: tuple, rows: Sequence[Measured], runs: Sequence[s
     place = "in place" if in_place else "out of place"
     has_sizes = collective != "barrier"
     heading = f"{collective}, {where}, {place}: {' '.join(more)}" if has_sizes else collective
-    table = Table(f"t{number}", f"{heading}; times of the slowest rank", *with_runs(runs, COLUMNS, map(line, rows)))
+    table = Table(f"t{number}", f"{heading}; times of the slowest rank", COLUMNS, [line(each) for each in rows])
+    one_run = {"run"} if len(runs) == 1 else set()
+    no_choice = {"algorithm"} if all(row["name"] == row["algorithm"] for _, _, row in rows) else set()
+    table = table.without(one_run | no_choice)
     if not has_sizes:
         return Section(heading, tables=[table])
     ranges = [crossovers(medians([row for name, _, row in rows if name == run])) for run in runs]
@@ -140,17 +142,12 @@ def section(number: int, case: tuple, rows: Sequence[Measured], runs: Sequence[s
         text += f" Solid lines are of {runs[0]}, dashed ones of {runs[1]}; the bar is of {runs[0]}."
     charts = list(charts_of(f"t{number}", rows, runs, ranges[0]))
     fastest = [(run, *each) for run, of_run in zip(runs, ranges, strict=True) for each in of_run]
-    columns = with_runs(runs, (Column("fastest"), Column("from", "bytes"), Column("to", "bytes")), fastest)
-    tables = [Table(f"f{number}", "Fastest by size; between two sizes measured, where the lines cross", *columns)]
+    columns = Column("run"), Column("fastest"), Column("from", "bytes"), Column("to", "bytes")
+    caption = "Fastest by size; between two sizes measured, where the lines cross"
+    tables = [table, Table(f"f{number}", caption, columns, fastest).without(one_run)]
     if len(runs) > 1:
         tables.append(comparison(number, rows, runs))
-    return Section(heading, [text], charts, [table, *tables])
-
-
-def with_runs(runs: Sequence[str], columns: Sequence[Column], rows: Iterable[tuple]) -> tuple[Sequence[Column], list]:
-    """Leave out the run, which comes first in each row, where there is one only."""
-    first = int(len(runs) == 1)
-    return (*RUN, *columns)[first:], [row[first:] for row in rows]
+    return Section(heading, [text], charts, tables)
 
 
 def line(measured: Measured) -> tuple:
@@ -168,19 +165,21 @@ def charts_of(
 ) -> Iterator[Chart]:
     """Draw bandwidth and time against size."""
     names = list(dict.fromkeys(row["name"] for _, _, row in rows))
-    (_, document, first), *_ = rows
+    rates = {run: bus_factor(row["collective"], document["ranks"]) for run, document, row in rows}
     looks = {name: {"color": i % INK, "marker": i + i // INK} for i, name in enumerate(names)}
-    predicted = ["auto"] if "auto" in names else list(dict.fromkeys(each.name for each in ranges))
-    lines = [each for run in runs for each in lines_of(run, runs, names, looks)]
-    lines += predictions([name for name in predicted if name not in PEERS], names[0], looks, where(runs, runs[0]))
+    times = medians([row for run, _, row in rows if run == runs[0]])
+    ours = {name: of_name for name, of_name in times.items() if name not in PEERS}
+    predicted = ["auto"] if "auto" in names else list(dict.fromkeys(each.name for each in crossovers(ours)))
+    lines = [{**each, "rate": rates[run]} for run in rates for each in lines_of(run, runs, names, looks)]
+    of_model = predictions(predicted, names[0], looks, where(runs, runs[0]))
+    lines += [{**each, "rate": rates.get(runs[0])} for each in of_model]
     strip = [
         {"name": each.name, "from": each.begin, "to": each.end, "color": looks[each.name]["color"]} for each in ranges
     ]
     x = {"column": "size", "log": True, "unit": "B", "label": "size of the vector", "name": "size"}
     both = {"kind": "lines", "table": table, "x": x, "lines": lines, "ranges": strip}
-    rate = bus_factor(first["collective"], document["ranks"])
-    if rate:
-        yield {**both, "title": "Bus bandwidth, GB/s", "rate": rate, "y": {"log": True, "unit": "GB/s"}}
+    if all(rates.values()):
+        yield {**both, "title": "Bus bandwidth", "y": {"log": True, "unit": "GB/s", "rate": True}}
     yield {**both, "title": "Time", "y": {"log": True, "unit": "µs"}}
 
 

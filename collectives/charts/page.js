@@ -163,7 +163,7 @@ const DASHES = ["", "6 4", "2 3"];
 function pointsOf(line, rows, spec) {
   // A rate is what a time is drawn as: so many bytes a microsecond, times a factor, in GB/s.
   const value = (row, name) => row[name] === null || row[name] === undefined ? null
-    : spec.rate ? (spec.rate * row[spec.x.column]) / row[name] * 1e-3 : row[name];
+    : spec.y.rate ? (line.rate * row[spec.x.column]) / row[name] * 1e-3 : row[name];
   return rows
     .filter((row) => Object.entries(line.where ?? {}).every(([name, wanted]) => row[name] === wanted))
     .map((row) => ({

@@ -6,7 +6,7 @@ at the width that there is: what is drawn stands in a table, which is also what 
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,17 @@ class Table(NamedTuple):
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
     wraps: bool = False  # whether long texts go over several lines
+
+    def without(self, names: Collection[str]) -> "Table":
+        """Leave columns out."""
+        kept = [i for i, column in enumerate(self.columns) if column.name not in names]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return self._replace(columns=[self.columns[i] for i in kept], rows=rows)
+
+    @property
+    def empty(self) -> set[str]:
+        """The names of columns in which no row has anything."""
+        return {column.name for i, column in enumerate(self.columns) if all(row[i] is None for row in self.rows)}
 
 
 class Section(NamedTuple):
@@ -72,8 +83,8 @@ def section_html(key: str, section: Section) -> str:
 
 def figure_html(chart: Chart) -> str:
     """Describe a chart to page.js, which draws it above its caption."""
-    text = escape(json.dumps(chart, separators=(",", ":")))
-    return f'<figure data-chart="{text}"><figcaption>{escape(chart["title"])}</figcaption></figure>'
+    text = escape(json.dumps(chart, separators=(",", ":")), quote=False).replace("'", "&#39;")  # as it has many "
+    return f"<figure data-chart='{text}'><figcaption>{escape(chart['title'])}</figcaption></figure>"
 
 
 def table_html(table: Table) -> str:

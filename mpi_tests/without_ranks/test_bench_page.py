@@ -1,0 +1,189 @@
+"""The benchmark's results as a page: its numbers, crossovers, and what it is given wrongly."""
+
+import json
+from argparse import Namespace
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from collectives.bench import html, run
+from collectives.bench.crossovers import crossing, crossovers
+from collectives.runtime.choose.auto import network_to_json
+from collectives.schedule.cost import NETWORK
+from mpi_tests.helpers.pages import Page, check_charts, check_fetches_nothing
+
+SIZES = tuple(8 * 4**i for i in range(12))
+
+
+def row(name="ring", nbytes=1024, seed=0, number=20, **more):
+    """A row as bench --json writes it."""
+    samples = np.random.default_rng(seed).lognormal(3, 0.2, number).round(3) + nbytes * 1e-4
+    median = float(np.median(samples))
+    times = {"min_us": samples.min(), "median_us": median, "p99_us": np.percentile(samples, 99)}
+    return {
+        "collective": "all_reduce", "name": name, "algorithm": name, "memory": "symmetric", "device": "cpu",
+        "dtype": "float32", "op": "sum", "root": None, "bytes": nbytes, "count": nbytes // 4, "in_place": False,
+        "samples_us": samples.tolist(), **times, "cv_percent": 1.0, "algbw_gbps": nbytes / median * 1e-3,
+        "busbw_gbps": nbytes / median * 1e-3, "model_us": None if name == "mpi" else 0.9 * median,
+        "bound_percent": 50.0, "wrong": 0, **more,
+    }  # fmt: skip
+
+
+def document(rows, **environment):
+    return {
+        "schema": 1, "command": ["python", "-m", "collectives.bench"], "started": "2026-01-01T00:00:00+00:00",
+        "environment": {"mpi": "Open MPI", "hosts": ["a", "a"], **environment}, "ranks": 2, "nodes": [2],
+        "links": network_to_json(NETWORK), "results": rows,
+    }  # fmt: skip
+
+
+ROWS = [row(name, size, seed) for seed, size in enumerate(SIZES) for name in ("ring", "two_shot", "mpi")]
+
+
+def test_the_table_has_the_numbers_measured():
+    page = Page(html.report({"a": document(ROWS)}))
+    check_charts(page)
+    shown = page.tables["t0"]
+    assert [(each["size"], each["name"]) for each in shown] == [(each["bytes"], each["name"]) for each in ROWS]
+    for each, given in zip(shown, ROWS, strict=True):
+        ordered = sorted(given["samples_us"])
+        quartiles = [ordered[i] + 0.25 * f * (ordered[i + 1] - ordered[i]) for i, f in ((4, 3), (14, 1))]  # of 20
+        expected = [ordered[0], quartiles[0], (ordered[9] + ordered[10]) / 2, quartiles[1], given["p99_us"]]
+        names = ("min", "quartile 1", "median", "quartile 3", "p99")
+        assert [each[f"{name}, µs"] for name in names] == pytest.approx(expected, rel=1e-5)
+        assert each["limit, µs"] == pytest.approx(given["median_us"] / 2, rel=1e-5)
+        assert each["busbw, GB/s"] == pytest.approx(given["busbw_gbps"], rel=1e-5)
+        assert each["model, µs"] == (given["model_us"] and pytest.approx(given["model_us"], rel=1e-5))
+
+
+def test_bandwidth_and_time_are_drawn_with_the_model_and_the_limit():
+    page = Page(html.report({"a": document(ROWS)}))
+    bandwidth, time = page.charts
+    assert [line["name"] for line in time["lines"]][:3] == ["ring", "two_shot", "mpi"]
+    assert time["lines"][-1]["column"] == "limit, µs"
+    assert {line["column"] for line in bandwidth["lines"]} == {"median, µs", "model, µs", "limit, µs"}
+    at = page.tables["t0"][0]
+    assert bandwidth["y"]["rate"]
+    assert bandwidth["lines"][0]["rate"] * at["size"] / at["median, µs"] * 1e-3 == pytest.approx(
+        at["busbw, GB/s"], rel=1e-4
+    )
+
+
+def test_lines_cross_where_both_take_the_same_time():
+    times = {"tree": {8: 1.0, 64: 3.0, 512: 30.0}, "ring": {8: 4.0, 64: 5.0, 512: 10.0}}
+    (first, second) = crossovers(times)
+    assert (first.name, first.begin, second.name, second.end) == ("tree", 8, "ring", 512)
+    at = (np.log(first.end) - np.log(64)) / (np.log(512) - np.log(64))
+    of = {name: np.exp((1 - at) * np.log(each[64]) + at * np.log(each[512])) for name, each in times.items()}
+    assert of["tree"] == pytest.approx(of["ring"])
+    assert 64 < first.end == second.begin < 512
+
+
+def test_a_contestant_that_lacks_a_size_crosses_half_way():
+    assert crossing({8: 1.0}, {32: 1.0}, 8, 32) == 16
+    assert crossovers({}) == []
+
+
+def test_who_is_fastest_is_drawn_over_the_sizes():
+    page = Page(html.report({"a": document(ROWS)}))
+    strip, table = page.charts[0]["ranges"], page.tables["f0"]
+    assert [each["name"] for each in strip] == [each["fastest"] for each in table]
+    assert (strip[0]["from"], strip[-1]["to"]) == (SIZES[0], SIZES[-1])
+    for before, after in pairwise(strip):
+        assert before["to"] == after["from"]
+        assert before["name"] != after["name"]
+
+
+def test_two_documents_are_side_by_side():
+    later = [row(each["name"], each["bytes"], 100 + i) for i, each in enumerate(ROWS[:-1])]
+    page = Page(html.report({"a": document(ROWS), "b": document(later)}))
+    check_charts(page)
+    assert len(page.tables["t0"]) == len(ROWS) + len(later)
+    assert {line["where"].get("run") for line in page.charts[0]["lines"]} == {"a", "b"}
+    both, last = page.tables["c0"], ROWS[-1]
+    for each, a, b in zip(both, ROWS, later, strict=False):
+        assert (each["a, µs"], each["b, µs"]) == pytest.approx((a["median_us"], b["median_us"]), rel=1e-5)
+        assert each["ratio"] == pytest.approx(b["median_us"] / a["median_us"], rel=1e-5)
+    assert (both[-1]["size"], both[-1]["b, µs"], both[-1]["ratio"]) == (last["bytes"], None, None)
+
+
+def test_bandwidths_are_by_each_run_s_own_ranks():
+    page = Page(html.report({"two": document(ROWS), "four": {**document(ROWS), "ranks": 4, "nodes": [4]}}))
+    rates = {line["where"]["run"]: line["rate"] for line in page.charts[0]["lines"]}
+    assert rates == {"two": 1.0, "four": 1.5}
+
+
+def test_barriers_have_a_table_alone():
+    page = Page(html.report({"a": document([row("direct", 0, collective="barrier", op=None, bound_percent=None)])}))
+    assert page.charts == []
+    assert page.tables["t0"][0]["limit, µs"] is None
+
+
+def test_all_of_a_large_run_is_below_half_a_megabyte():
+    rows = [row(f"algorithm_{i}", size) for size in SIZES for i in range(10)]
+    several = [{**each, "collective": f"collective_{i}"} for i in range(12) for each in rows]
+    text = html.report({"a": document(several)})
+    assert len(text.encode()) < 500_000
+    check_fetches_nothing(text)
+
+
+def test_names_are_escaped():
+    evil = "<script>alert(1)</script>\"'&"
+    page = Page(html.report({evil: document([row(evil)], hosts=[evil])}))
+    assert page.tags.count("script") == 1
+    assert page.tables["t0"][0]["name"] == evil
+    assert page.charts[0]["lines"][0]["name"] == evil
+    assert evil in dict(each.values() for each in page.tables["m0"])["hosts"].replace('\\"', '"')
+
+
+def main(monkeypatch, capsys, *words):
+    monkeypatch.setattr("sys.argv", ["html", *map(str, words)])
+    return html.main(), capsys.readouterr().err
+
+
+def test_files_become_a_page(monkeypatch, capsys, tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.json").write_text(json.dumps(document(ROWS)))
+    words = tmp_path / "a.json", tmp_path / "b.json", "--html", tmp_path / "both.html"
+    assert main(monkeypatch, capsys, *words) == (0, "")
+    assert {each["run"] for each in Page((tmp_path / "both.html").read_text()).tables["t0"]} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["none.json"], "none.json: No such file or directory: pass a file that collectives.bench --json has written"),
+        (["text"], "text: no results of collectives.bench: pass a file that its --json has written"),
+        (["list.json"], "list.json: no results of collectives.bench"),
+        (["half.json"], "half.json: no results of collectives.bench"),
+        (["a.json", "a.json"], "a.json is named twice"),
+        (["a.json", "half.json", "text"], "3 files: pass one, or two to compare"),
+        (["a.json", "--html", "none/x.html"], "none/x.html can't be written: pass a path in a folder that is there"),
+    ],
+)
+def test_bad_input_is_one_line(monkeypatch, capsys, tmp_path, words, message):
+    monkeypatch.chdir(tmp_path)
+    half = document([{"collective": "all_reduce"}])
+    texts = {"text": "no JSON", "list.json": "[]", "half.json": json.dumps(half), "a.json": json.dumps(document(ROWS))}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    status, error = main(monkeypatch, capsys, "--html", "x.html", *words)
+    assert status == 2
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_an_interrupt_leaves_what_was_measured(monkeypatch, tmp_path):
+    def results(*_):
+        yield ROWS[:3]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "results", results)
+    flags = Namespace(json=tmp_path / "r.json", html=tmp_path / "r.html")
+    with pytest.raises(KeyboardInterrupt):
+        run.measured(SimpleNamespace(rank=0), flags, NETWORK, {}, document([]))
+    assert json.loads(flags.json.read_text())["results"] == ROWS[:3]
+    assert len(Page(flags.html.read_text()).tables["t0"]) == 3
