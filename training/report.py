@@ -60,6 +60,8 @@ def read(run: Path) -> list[Record]:
         records = [None]
     if not all(isinstance(record, dict) and isinstance(record.get("iter"), int) for record in records):
         raise ValueError(f"{path}: has a line that is no record of a run: pass another folder")
+    if not records:
+        raise ValueError(f"{path}: has no record: pass another folder")
     return records
 
 

@@ -1,5 +1,6 @@
-"""Records for TensorBoard and Weights & Biases, by stand-ins and by a reader; and lines before the first step."""
+"""Records for TensorBoard, Weights & Biases and Prometheus, by stand-ins and readers; lines before the first step."""
 
+import math
 import re
 import subprocess
 import sys
@@ -13,9 +14,12 @@ from numba.core import event
 from collectives.runtime import kernels
 from models.report import Metrics, TrainingReport
 from mpi_tests.helpers.launch import ROOT, environment
+from mpi_tests.helpers.pages import Page
+from training import logs
 from training.config import Config
-from training.logs import check_logs, log_sinks
+from training.logs import check_files, check_logs, log_sinks
 from training.progress import tell_compiling
+from training.prometheus import TextFile
 
 RECORDS = [{"iter": 1, "max_iters": 2, "loss": 4.0, "mfu": None}, {"iter": 2, "val_loss": 3.5}]
 
@@ -98,6 +102,91 @@ def test_wandb_that_does_not_begin_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     with pytest.raises(ValueError, match=r"wandb=gpt does not begin \(no key is set\): log in, or leave it out"):
         give(wandb="gpt")
+
+
+# Of a line of Prometheus's text format: a name, labels, a number.
+SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)\{run="((?:[^"\\\n]|\\["\\n])*)"\} (\S+)')
+METRICS = {"loss": 2.5, "lr": 1e-3, "mfu": None, "compute_ms": 20.0, "memory_mib": 3.0, "bubble": 0.25}
+
+
+def written(path, run="out"):
+    """Write two records; returns the file's samples, and what HELP and TYPE say, by name."""
+    sink = TextFile(str(path), run, tokens_per_step=64)
+    sink({"iter": 7, "max_iters": 9, **METRICS})
+    sink({"iter": 7, "val_loss": math.nan})
+    text = path.read_text()
+    assert text.endswith("\n")
+    lines = text.splitlines()
+    samples = {}
+    for head, kind, sample in zip(*[iter(lines)] * 3, strict=True):
+        name, label, number = SAMPLE.fullmatch(sample).groups()
+        assert re.fullmatch(rf"# HELP {name} \S.*", head)
+        (word,) = re.fullmatch(rf"# TYPE {name} (counter|gauge)", kind).groups()
+        assert (word == "counter") == name.endswith("_total")
+        samples[name] = (label, float(number))
+    return samples
+
+
+def test_prometheus_has_the_latest_numbers_in_base_units(tmp_path):
+    samples = {name: number for name, (_, number) in written(tmp_path / "run.prom").items()}
+    assert math.isnan(samples.pop("training_validation_loss_nats"))
+    assert samples == {
+        "training_steps_total": 7,
+        "training_planned_steps": 9,
+        "training_tokens_total": 7 * 64,
+        "training_loss_nats": 2.5,
+        "training_learning_rate": 1e-3,
+        "training_compute_seconds": pytest.approx(0.02),
+        "training_peak_memory_bytes": 3 << 20,
+        "training_pipeline_bubble_ratio": 0.25,
+    }
+    assert [*tmp_path.iterdir()] == [tmp_path / "run.prom"]
+
+
+def test_prometheus_s_own_parser_reads_them(tmp_path):
+    parser = pytest.importorskip("prometheus_client.parser")
+    samples = written(tmp_path / "run.prom", 'a "b"\\c\n')
+    families = [*parser.text_string_to_metric_families((tmp_path / "run.prom").read_text())]
+    read = {sample.name: sample for family in families for sample in family.samples}
+    assert read.keys() == samples.keys()
+    assert {sample.labels["run"] for sample in read.values()} == {'a "b"\\c\n'}
+    assert read["training_tokens_total"].value == 7 * 64
+    assert {family.type for family in families if family.name in ("training_steps", "training_tokens")} == {"counter"}
+
+
+def test_a_metrics_file_that_cannot_be_written_is_said_once(tmp_path, capsys):
+    sink = TextFile(str(tmp_path / "none" / "run.prom"), "out", 1)
+    sink({"iter": 1})
+    sink({"iter": 2})
+    assert capsys.readouterr().out.count("can't be written (No such file or directory): the run goes on") == 1
+
+
+@pytest.mark.parametrize("name", ["report", "prometheus"])
+def test_files_of_a_run_are_refused_ahead_of_it(tmp_path, name):
+    path = tmp_path / "none" / "file"
+    with pytest.raises(ValueError, match=re.escape(f"{name}={path} can't be written: pass a path in a folder")):
+        check_files(Config(**{name: str(path)}), rank=0)
+    check_files(Config(**{name: str(path)}), rank=1)
+    with pytest.raises(ValueError, match=re.escape(f"{name}=x is of training: leave it out with eval_only")):
+        check_files(Config(**{name: "x"}, eval_only=True, resume="y"), rank=1)
+
+
+def test_an_interrupt_leaves_the_report_of_what_there_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "announcement", lambda run: "announced")
+    path = tmp_path / "report.html"
+    profiler = SimpleNamespace(steps=[], planned=None, happened=[])
+    run = SimpleNamespace(config=Config(report=str(path)), out_dir="out", profiler=profiler)
+
+    def interrupted():
+        with logs.html(run, {}) as sink:
+            sink(RECORDS[0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    page = Page(path.read_text())
+    assert [row["loss"] for row in page.tables["records"]] == [4.0]
+    assert {row["what"]: row["value"] for row in page.tables["machine"]}["run"] == "announced"
 
 
 def test_every_third_iteration_is_reported_and_the_last(tmp_path, capsys):

@@ -1,0 +1,81 @@
+"""Runs that write a report: its points are the run's records, and the time of a step is all in its kinds."""
+
+from pathlib import Path
+
+import pytest
+
+from mpi_tests.helpers.folders import shared_folder
+from mpi_tests.helpers.pages import Page, check_charts
+from mpi_tests.helpers.trained import check_same, on
+from parallelism.mesh import AXES
+from training.profile import KINDS
+from training.run import TrainingRun
+
+LAYOUTS = {
+    "dp": {},
+    "ZeRO 3": {"zero_stage": 3},
+    "tp 2, pp 2": {"tp": 2, "pp": 2, "num_micro_batches": 2},
+    "sp 2": {"sp": 2},
+    "ep 2": {"num_experts": 4, "ep": 2},
+}
+STEPS = 6
+
+
+@pytest.fixture
+def folder(mpi_comm):
+    with shared_folder(mpi_comm) as folder:
+        yield folder
+
+
+def page_in(folder):
+    return Page(Path(folder, "report.html").read_text())
+
+
+@pytest.fixture
+def profilers(monkeypatch):
+    """Those of the runs of a test."""
+    kept, close = [], TrainingRun.close
+
+    def keeping(run):
+        kept.append(run.profiler)
+        close(run)
+
+    monkeypatch.setattr(TrainingRun, "close", keeping)
+    return kept
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.sizes(4)
+def test_the_kinds_of_a_step_are_all_of_it(comm, folder, profilers, layout):
+    outcome = on(comm, report=f"{folder}/report.html", max_iters=STEPS, **layout)
+    steps = profilers[0].steps
+    if comm.rank:
+        assert steps == []
+        return
+    assert [(step.iteration, step.rank) for step in steps] == [(i, r) for i in (4, 5, 6) for r in range(comm.size)]
+    for step in steps:
+        assert set(step.seconds) == {*KINDS}
+        assert sum(step.seconds.values()) == pytest.approx(step.step_s)
+        assert min(step.seconds.values()) > -1e-6, step  # nothing is counted twice
+        assert step.seconds["computing"] > 0
+        assert step.seconds["optimizer"] > 0
+        used = {axis for axis in AXES if layout.get(axis, 1) > 1} | ({"ep"} if "ep" in layout else set())
+        assert all(step.seconds[axis] > 0 for axis in used - {"pp", "dp"})
+        assert all(step.seconds[axis] == 0 for axis in {"tp", "ep"} - used)
+        assert (step.seconds["bubble"] > 0) == ("pp" in layout)
+    page = page_in(folder)
+    check_charts(page)
+    assert [row["loss"] for row in page.tables["records"]] == pytest.approx(outcome.losses, rel=1e-5)
+    assert ("pipeline" in page.tables) == ("pp" in layout)
+
+
+@pytest.mark.sizes(2)
+def test_a_report_changes_no_result_and_a_pipeline_s_has_all_actions(comm, folder):
+    layout = {"pp": 2, "num_micro_batches": 3}
+    check_same(on(comm, report=f"{folder}/report.html", **layout), on(comm, **layout))
+    if comm.rank == 0:
+        rows = page_in(folder).tables["pipeline"]
+        for timeline in ("predicted", "happened"):
+            own = [row for row in rows if row["timeline"] == timeline and row["kind"] != "wait"]
+            done = [(row["rank"], row["what"]) for row in own]
+            assert sorted(done) == sorted((rank, f"{kind}{i}") for rank in (0, 1) for kind in "FB" for i in range(3))
