@@ -211,7 +211,7 @@ def bench_case(draws: random.Random) -> Case:
     own = {**runs, "factor": bench.FACTORS, "min-bw": bench.BANDWIDTHS}
     words, absurd = flags(draws, own, {*runs, "factor"})
     words += [f"--dtype={draws.choice(('float', 'half', 'double', 'int8'))}"] * (draws.random() < 0.3)
-    words += [f"--json={draws.choice(PATHS)}"] * (draws.random() < 0.2)
+    words += [f"--{draws.choice(('json', 'html'))}={draws.choice(PATHS)}"] * (draws.random() < 0.2)
     for name, values in (("dtype", NAMES), ("op", NAMES), ("end", ("x", "-1", "9" * 40)), ("device", ("", "tpu"))):
         if draws.random() < 0.1:
             words.append(f"--{name}={draws.choice(values)}")

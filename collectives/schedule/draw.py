@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 COLORS = {"wait": "0.85", "fold": "C3", "work": "C2"}
 LABELS = {"wait": "at its messages", "fold": "reduces", "work": "copies, reads, barriers"}
 NARROW, WIDE = 4.0, 9.0  # inches
+LONGEST_NAME = 240  # bytes, of the 255 that file systems allow: more is added while a file is written
 
 
 class Bar(NamedTuple):
@@ -64,8 +65,10 @@ def figure(diagrams: Sequence[Diagram]) -> Any:
 
 
 def refuse(path: str) -> None:
-    """Refuse a path where no picture can be put, by a ValueError."""
-    if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
+    """Refuse a path where no file can be put, by a ValueError: a folder, too, or a device, which would be replaced."""
+    is_other = os.path.exists(path) and not os.path.isfile(path)
+    is_long = len(os.fsencode(os.path.basename(path))) > LONGEST_NAME
+    if not os.access(os.path.dirname(path) or ".", os.W_OK) or is_other or is_long:
         raise ValueError(f"{path} can't be written: pass a path in a folder that is there and can be written to")
 
 

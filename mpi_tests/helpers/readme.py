@@ -19,6 +19,7 @@ PREPARING = next(command for command in COMMANDS if "training.prepare" in comman
 TUNING = [command for command in COMMANDS if "tuning.json" in command]
 PREDICTING = [command for command in COMMANDS if "simulate" in command or "space-time" in command]
 MEASURING = [command for command in COMMANDS if "results.json" in command]
+REPORTING = [command for command in COMMANDS if "--html" in command]
 PLANNING = "python -m parallelism.planner --config configs/small.toml --hosts 8 --gpus 8"
 DRAWING, SEARCHING = (command for command in COMMANDS if "pipeline.schedule" in command)
 EXAMINING = "mpirun -n 4 python -m collectives.doctor"
@@ -28,7 +29,7 @@ ADDING = "mpirun -n 3 python examples/sum.py"
 FACING = "COLLECTIVES_MPI4PY=report mpirun -n 4 python -m collectives.mpi4py -m mpi4py.bench helloworld"
 SPLITTING = "mpirun -n 2 python examples/split.py"
 # Each is run by a test.
-TRIED = [*SEVERAL_MACHINES, *TRAINING, *SAMPLING, *TUNING, *PREDICTING, *MEASURING, *ON_GPUS]
+TRIED = [*SEVERAL_MACHINES, *TRAINING, *SAMPLING, *TUNING, *PREDICTING, *MEASURING, *REPORTING, *ON_GPUS]
 TRIED += [TEACHING, PREPARING, PLANNING, DRAWING, SEARCHING, EXAMINING, HANGING, ADDING, FACING, SPLITTING]
 
 

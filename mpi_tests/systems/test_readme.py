@@ -4,6 +4,7 @@ import json
 import platform
 import re
 import shlex
+import shutil
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from mpi_tests.helpers.readme import (
     PLANNING,
     PREDICTING,
     PREPARING,
+    REPORTING,
     SAMPLING,
     SEARCHING,
     TRAINING,
@@ -50,10 +52,12 @@ def tokens(tmp_path_factory):
 def test_training_commands(command, tmp_path, tokens):
     here = command.replace("trace.json", shlex.quote(f"{tmp_path}/trace.json"))
     here = here.replace(" saved", f" {shlex.quote(str(tmp_path / 'saved'))}")
+    here = here.replace("out/report.html", shlex.quote(f"{tmp_path}/report.html"))
     here = here.replace("--data tokens", f"--data {shlex.quote(str(tokens))}")
     output = run(f"{here} {IN_SMALL} --out_dir {shlex.quote(str(tmp_path))}").stdout
     assert "iter 2/2" in output
     assert (tmp_path / "loss.png").exists()
+    assert (tmp_path / "report.html").exists() == ("--report" in command)
     assert (tmp_path / "trace.json").exists() == (tmp_path / "trace.png").exists() == ("--trace" in command)
 
 
@@ -93,6 +97,23 @@ def test_measuring_commands(tmp_path):
     output = run(f"{measure.replace('results.json', shlex.quote(str(file)))} -b 1K -e 1K -n 2").stdout
     assert "# Wrong elements    : 0 OK" in output
     assert {row["name"] for row in json.loads(file.read_text())["results"]} == {"auto", "mpi", "gloo"}
+
+
+def test_reporting_commands(tmp_path):
+    measure, both, of_runs = (
+        re.sub(r"\b(before|after|report|both)\.(json|html)", rf"{shlex.quote(str(tmp_path))}/\g<0>", command)
+        for command in REPORTING
+    )
+    run(f"{measure} -b 1K -e 1K -n 2 --json {shlex.quote(str(tmp_path / 'before.json'))}")
+    shutil.copy(tmp_path / "before.json", tmp_path / "after.json")
+    run(both)
+    assert "Medians side by side; ratio: after over before" in (tmp_path / "both.html").read_text()
+    for name in ("out", "out-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"iter": 1, "loss": 2.0}\n')
+        of_runs = of_runs.replace(f" {name} ", f" {shlex.quote(str(tmp_path / name))} ")
+    run(of_runs)
+    assert "Losses side by side" in (tmp_path / "both.html").read_text()
 
 
 def test_predicting_commands(tmp_path):

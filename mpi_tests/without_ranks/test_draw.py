@@ -38,7 +38,7 @@ def test_a_picture_replaces_another_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["no/such/folder/x.png", "."])
+@pytest.mark.parametrize("name", ["no/such/folder/x.png", ".", "/dev/null", "a" * 250])
 def test_a_path_that_cannot_be_written_is_refused(name):
     with pytest.raises(ValueError, match="can't be written"):
         draw.refuse(name)
