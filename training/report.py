@@ -21,6 +21,7 @@ from training.out_dir import METRICS, SETTINGS
 Record = dict[str, Any]
 MOST_ROWS = 1000  # of records
 SMOOTHED_FROM = 80  # losses
+SECOND = 3  # after the first run's colors
 FIELDS = {
     "step": "iter", "loss": "loss", "loss, smoothed": "smoothed", "validation loss": "val_loss",
     "gradient norm": "grad_norm", "learning rate": "lr", "tokens/s": "tokens_per_s", "compute, ms": "compute_ms",
@@ -39,7 +40,8 @@ def main() -> int:
             raise ValueError("pass one run, or two to compare")
         draw.refuse(str(flags.html))
         records = {str(run): read(run) for run in flags.runs}
-        write(flags.html, report(records, [settings_of(i, run) for i, run in enumerate(flags.runs)]))
+        settings = [settings_of(i, run) for i, run in enumerate(flags.runs) if (run / SETTINGS).exists()]
+        write(flags.html, report(records, settings))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -66,9 +68,8 @@ def read(run: Path) -> list[Record]:
 
 
 def settings_of(number: int, run: Path) -> Section:
-    path = run / SETTINGS
-    text = path.read_text() if path.exists() else ""
-    entries = {name: value for name, mark, value in (line.partition(" = ") for line in text.splitlines()) if mark}
+    lines = (line.partition(" = ") for line in (run / SETTINGS).read_text().splitlines())
+    entries = {name: value for name, mark, value in lines if mark}
     return Section(f"Settings of {run}", tables=[pairs(f"settings{number}", f"{SETTINGS} of {run}", entries)])
 
 
@@ -81,8 +82,13 @@ def records_section(runs: Mapping[str, Sequence[Record]]) -> Section:
     """Draw and list what runs have recorded."""
     texts = ["Times and memory are of rank 0, by the host's clock; memory is the most that it has had so far."]
     rows: list[tuple] = []
+    are_smoothed = any(sum("loss" in record for record in records) >= SMOOTHED_FROM for records in runs.values())
+    if are_smoothed:
+        texts.append("Smoothed losses are centred means over 1/20 of a run.")
     for name, records in runs.items():
         steps = by_step(records)
+        if are_smoothed:
+            smooth(steps)
         every = -(-len(steps) // MOST_ROWS) or 1
         if every > 1:
             texts.append(f"{name}: every {every}th of {len(steps)} records, the last one, and those with a validation.")
@@ -90,10 +96,12 @@ def records_section(runs: Mapping[str, Sequence[Record]]) -> Section:
         rows += [(name, *(step.get(field) for field in FIELDS.values())) for step in kept]
     table = Table("records", "What was recorded, by step", [Column("run"), *map(Column, FIELDS)], rows)
     tables = [table.without(table.empty | ({"run"} if len(runs) == 1 else set()))]
+    has_bubble = "bubble" not in table.empty
+    charts = charts_of([*runs], are_smoothed, has_bubble)
     if len(runs) > 1:
         texts.append("Solid lines are of {}, dashed ones of {}.".format(*runs))
         tables.append(comparison(runs))
-    return Section("Losses, speed, time and memory", texts, charts_of(runs), tables)
+    return Section("Losses, speed, time and memory", texts, charts, tables)
 
 
 def by_step(records: Sequence[Record]) -> list[Record]:
@@ -101,51 +109,46 @@ def by_step(records: Sequence[Record]) -> list[Record]:
     steps: dict[int, Record] = {}
     for record in records:
         steps.setdefault(record["iter"], {}).update(record)
-    losses = [step for _, step in sorted(steps.items()) if "loss" in step]
-    if len(losses) >= SMOOTHED_FROM:
-        for step, value in zip(losses, smoothed([step["loss"] for step in losses]), strict=True):
-            step["smoothed"] = value
     return [step for _, step in sorted(steps.items())]
 
 
-def charts_of(runs: Mapping[str, Sequence[Record]]) -> list[Chart]:
+def smooth(steps: Sequence[Record]) -> None:
+    """Add what loss.png has, too: means over 1/20 of the run."""
+    losses = [step for step in steps if "loss" in step]
+    for step, value in zip(losses, smoothed([step["loss"] for step in losses]), strict=True):
+        step["smoothed"] = value
+
+
+def charts_of(runs: Sequence[str], are_smoothed: bool, has_bubble: bool) -> list[Chart]:
     """Draw losses, tokens/s, times and memory over the steps."""
-    names = list(runs)
-    is_smoothed = any(sum("loss" in record for record in records) >= SMOOTHED_FROM for records in runs.values())
-
-    def chart(title: str, unit: str, *lines: tuple[str, str, int], zero: bool = True) -> Chart:
-        described = [
-            {
-                "name": label + (f" ({run})" if len(names) > 1 else ""),
-                "where": {"run": run} if len(names) > 1 else {},
-                "column": column,
-                "color": color,
-                "dash": number,
-                **({"marker": color} if color else {}),
-                **({"thin": True} if is_smoothed and column == "loss" else {}),
-            }
-            for number, run in enumerate(names)
-            for label, column, color in lines
-        ]
-        x = {"column": "step", "unit": "", "label": "step", "name": "step"}
-        y = {"unit": unit, "zero": zero}
-        return {"kind": "lines", "title": title, "table": "records", "x": x, "y": y, "lines": described}
-
-    training = [("training, smoothed", "loss, smoothed", 0)] if is_smoothed else []
-    losses = ("training", "loss", 6 if is_smoothed else 0), *training, ("validation", "validation loss", 1)
-    bubbles = any(record.get("bubble") is not None for records in runs.values() for record in records)
-    return [
-        chart("Loss, nats a token", "", *losses, zero=False),
-        chart("Tokens a second, all ranks", "", ("tokens/s", "tokens/s", 0)),
-        chart(
-            "Time of a step",
-            "ms",
-            ("compute", "compute, ms", 0),
-            ("waiting", "exposed communication, ms", 1),
-        ),
-        chart("Memory of rank 0", "MiB", ("memory", "memory, MiB", 0)),
-        *([chart("Pipeline bubble, part of a step", "", ("bubble", "bubble", 0))] if bubbles else []),
+    training = [("training", "loss, smoothed", 0)] if are_smoothed else [("training", "loss", 0)]
+    if are_smoothed and len(runs) == 1:
+        training.insert(0, ("training, each step", "loss", 6))
+    times = ("compute", "compute, ms", 0), ("waiting", "exposed communication, ms", 1)
+    linear: dict[str, Any] = {"unit": "", "zero": True}
+    charts = [
+        chart(runs, "Loss, nats a token", {"unit": ""}, *training, ("validation", "validation loss", 1)),
+        chart(runs, "Tokens a second, all ranks", linear, ("tokens/s", "tokens/s", 0)),
+        chart(runs, "Time of a step", {"unit": "ms", "log": True}, *times),
+        chart(runs, "Memory of rank 0", {**linear, "unit": "MiB"}, ("memory", "memory, MiB", 0)),
     ]
+    if has_bubble:
+        charts.append(chart(runs, "Pipeline bubble, part of a step", linear, ("bubble", "bubble", 0)))
+    return charts
+
+
+def chart(runs: Sequence[str], title: str, y: Mapping[str, Any], *lines: tuple[str, str, int]) -> Chart:
+    """Describe a chart over the steps, of lines with a name, a column and a color; the second run has other colors."""
+    described = []
+    for number, run in enumerate(runs):
+        of_run = {"dash": number, "where": {"run": run} if len(runs) > 1 else {}}
+        for name, column, color in lines:
+            look = {"color": color + SECOND * number, "thin": column == "loss" and len(lines) > 2}
+            if column == "validation loss":
+                look["marker"] = number
+            described.append({"name": f"{name} ({run})" if len(runs) > 1 else name, "column": column, **look, **of_run})
+    x = {"column": "step", "unit": "", "label": "step", "name": "step"}
+    return {"kind": "lines", "title": title, "table": "records", "x": x, "y": y, "lines": described}
 
 
 def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:

@@ -246,8 +246,9 @@ function drawLines(figure, spec) {
   }
   apart(labels, box.top + 4, box.bottom + 4);
   for (const {line, from, y: at} of labels) {
-    const end = box.right + 14;
-    svg(picture, "path", {class: "line", style: "stroke-width:1", stroke: color(line.color), d: path([from, [end - 6, at - 4], [end, at - 4]])});
+    const end = box.right + 14, ends = from[0] > box.right - 20 ? "" : "1 5"; // faint, where the line ends earlier
+    svg(picture, "path", {class: "line", style: "stroke-width:1", stroke: color(line.color), "stroke-dasharray": ends,
+      d: path([from, [end - 6, at - 4], [end, at - 4]])});
     const text = svg(picture, "text", {x: end + 4, y: at}, shortened(picture, line.name, margin - 22));
     svg(text, "title", {}, line.name);
     text.addEventListener("pointerenter", () => groups.forEach((group, other) => { group.style.opacity = other === line ? 1 : 0.12; }));
