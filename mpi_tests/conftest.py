@@ -4,7 +4,9 @@ import pytest
 
 from mpi_tests.rig import Rig, UnavailableError
 
-NEED_RIG = tuple(f"mpi_tests/systems/test_{name}.py" for name in ("rig", "slurm", "hostfiles"))
+# Tests that one worker runs one after the other: those of the rig, of which there is one, and of one page.
+TOGETHER = {"rig": ("rig", "slurm", "hostfiles"), "page": ("page",)}
+GROUPS = {f"mpi_tests/systems/test_{name}.py": group for group, names in TOGETHER.items() for name in names}
 pytest_plugins = ["mpi_tests.helpers.ranks", "mpi_tests.helpers.progress", "mpi_tests.helpers.cuda_arrays"]
 collect_ignore = ["helpers/cuda_on_host/site"]  # whose import has CuPy work on the stand-in
 os.environ["COLLECTIVES_LINKS"] = "0"  # what is kept of this machine's links would decide what `auto` takes
@@ -23,13 +25,13 @@ def rig():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Let one worker have all tests that need the rig; xdist's own groups do not reach it from pytest 9.1 on."""
+    """Let one worker have all tests of a group; xdist's own groups do not reach it from pytest 9.1 on."""
     if config.getoption("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return "rig" if nodeid.startswith(NEED_RIG) else nodeid
+            return GROUPS.get(nodeid.partition("::")[0], nodeid)
 
     return Groups(config, log)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 from contextlib import contextmanager
 
@@ -20,8 +21,9 @@ from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import num_alive
 from parallelism.pipeline.schedule.price import Costs, price
 
-pytestmark = [pytest.mark.shares_cores, pytest.mark.xdist_group("page"), needs_chromium]
+pytestmark = [pytest.mark.shares_cores, needs_chromium]
 
+MOST_BYTES = 700_000
 SCENES = ("collectives", "pipelines", "attention", "zero")
 AT_COLLECTIVES = "scene=collectives&collective={}&algorithm={}&ranks={}&hosts={}&step=0"
 KEYS = {"ArrowRight": "\ue014", "ArrowLeft": "\ue012", "Home": "\ue011", "End": "\ue010", "space": " "}
@@ -32,6 +34,16 @@ def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(reference.whole_page(), encoding="utf-8")
     return path
+
+
+def test_the_file_is_small_and_whole(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) <= MOST_BYTES
+    assert not re.findall(r"(?:src|href)=[\"'](?!data:)|@import|url\((?!#)|fetch\(", text)  # it needs nothing else
+    names = re.findall(r'id="data-([^"]+)"', text)
+    assert {f"collectives.{row.collective}.{row.name}" for row in REGISTRY} < set(names)
+    assert {name.partition(".")[0] for name in names} == {"collectives", "pipelines", "attention", "zero"}
+    assert "<!-- " not in text.replace("<!-- data", "")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import pytest
 from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
 from mpi_tests.helpers.launch import launch, refused
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.shares_cores, needs_chromium]
 SMALL = "--max_iters 6 --eval_interval 3 --n_layer 2 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2"
 SMALL += " --sample_tokens 2 --val_fraction 0.002 --pp 2 --num_micro_batches 2"
 LEAST_CONTRAST = 4.5  # of text: WCAG 2.2, success criterion 1.4.3
