@@ -109,6 +109,10 @@ class LlamaConfig(TransformerConfig):
                 f"n_embd={self.n_embd} and n_head={self.n_head} make heads of {self.head_size}, whose halves can't be "
                 f"rotated: use n_embd={self.n_head * (self.head_size + 1)}"
             )
+        if self.rope_factor == 1 and self.rope_original_length != type(self).rope_original_length:
+            raise ValueError(
+                f"rope_original_length={self.rope_original_length} has no effect with rope_factor=1: set both, or none"
+            )
 
     @property
     def hidden_width(self) -> int:

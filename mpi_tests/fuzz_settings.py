@@ -65,7 +65,7 @@ ABSURD = (
     "None",
     "[]",
 )
-PATHS = ("", "no-such", "/dev/null", "/dev/null/x", "a" * 300, "/", "README.md", "no/such/folder/file")
+PATHS = ("", "no-such", "/dev/null", "/dev/null/x", "a" * 300, "/", "README.md", "README.md/no/file")
 NAMES = ("", "foo", "Sum", "none ", "-", "0", "*")
 PAIRS = ("within", "between", "nic")
 COMMANDS = {

@@ -36,8 +36,10 @@ def main() -> int:
     parser.add_argument("--html", type=Path, required=True, metavar="FILE", help="where the page goes")
     try:
         flags = parser.parse_args()
-        if len(flags.runs) > 2 or len({*map(Path.resolve, flags.runs)}) < len(flags.runs):
-            raise ValueError("pass one run, or two to compare")
+        if len({*map(Path.resolve, flags.runs)}) < len(flags.runs):
+            raise ValueError(f"{flags.runs[0]} is named twice: pass one run, or two to compare")
+        if len(flags.runs) > 2:
+            raise ValueError(f"{len(flags.runs)} runs can't be compared: pass one, or two")
         draw.refuse(str(flags.html))
         records = {str(run): read(run) for run in flags.runs}
         settings = [settings_of(i, run) for i, run in enumerate(flags.runs) if (run / SETTINGS).exists()]

@@ -113,6 +113,9 @@ def check_op(op: str | Op, dtype: np.dtype) -> None:
         op.check(sum_dtype(dtype, op))
         return
     if op not in OPS:
+        if callable(op):
+            name = getattr(op, "__name__", type(op).__name__)
+            raise ValueError(f"op {name} is a function: wrap it, as collectives.Op({name})")
         raise ValueError(f"op {op!r} is unknown: use one of {', '.join(OPS)}")
     if remedy := OPS[op].refused.get(kind_of(dtype)):
         raise ValueError(f"op {op!r} of {dtype}: {remedy}")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from collectives.exercise.apart import judge_apart
 from collectives.exercise.catalogue import catalogue
 from collectives.exercise.exercise import COMMAND, Exercise
 from collectives.exercise.student import FileError
@@ -61,7 +62,7 @@ def work_on(exercise: Exercise, file: Path | None, stub: bool) -> int:
     if file is None:
         print(exercise.task())
         return 0
-    judgement = exercise.judge(file)
+    judgement = judge_apart(exercise, file)
     print(judgement.text)
     return 0 if judgement.is_right else 1
 

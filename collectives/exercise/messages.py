@@ -1,5 +1,6 @@
 """What a round of messages must be: moves between ranks that there are, each message with both its ends."""
 
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -21,18 +22,28 @@ def as_round(value: Any) -> Round:
         raise ValueError(f"yields {type(value).__name__}(...) by itself: {ROUND}")
     if not isinstance(value, tuple | list):
         raise ValueError(f"yields {shortened(value)}: {ROUND}")
-    for move in value:
-        if not isinstance(move, MOVES):
-            known = ", ".join(kind.__name__ for kind in MOVES)
-            raise ValueError(f"{shortened(move)} is no move of this exercise: use {known}")
-        for name, part in move._asdict().items():
-            is_run = name == "run" or isinstance(move, Copy)
-            if is_run and not (isinstance(part, range) and part.step == 1):
+    return tuple(as_move(move) for move in value)
+
+
+def as_move(value: Any) -> Move:
+    """Return what a student puts into a round as a move, with ranks as Python's integers.
+
+    Raises: ValueError for what is none.
+    """
+    if not isinstance(value, MOVES):
+        known = ", ".join(kind.__name__ for kind in MOVES)
+        raise ValueError(f"{shortened(value)} is no move of this exercise: use {known}")
+    ranks: dict[str, Any] = {}
+    for name, part in value._asdict().items():
+        if name == "run" or isinstance(value, Copy):
+            if not (isinstance(part, range) and part.step == 1):
                 remedy = "a range of consecutive chunks, as chunk(0, size)"
-                raise ValueError(f"{type(move).__name__}'s {name} is {shortened(part)}: use {remedy}")
-            if not is_run and not isinstance(part, int):
-                raise ValueError(f"{type(move).__name__}'s {name} is {shortened(part)}: use the number of a rank")
-    return tuple(value)
+                raise ValueError(f"{type(value).__name__}'s {name} is {shortened(part)}: use {remedy}")
+        elif isinstance(part, bool) or not hasattr(part, "__index__"):
+            raise ValueError(f"{type(value).__name__}'s {name} is {shortened(part)}: use the number of a rank")
+        else:
+            ranks[name] = operator.index(part)
+    return value._replace(**ranks)
 
 
 def peer_of(move: Move) -> int | None:

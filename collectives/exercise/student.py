@@ -5,6 +5,7 @@ What is wrong with the file as a program, rather than as a schedule, raises a `F
 
 import inspect
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 LIMIT_S = 10.0  # for a call of the student's code, imports included; a schedule takes milliseconds
 END_S = 20.0  # of computing, or after the limit, until a signal ends the process, whatever the code catches
 MOST_ROUNDS = 1000
+MODULE = "exercise_file"
 
 T = TypeVar("T")
 
@@ -40,7 +42,7 @@ class Student:
 
     def __init__(self, path: Path, name: str, parameters: str):
         self.path, self.line = path, 1
-        module = ModuleType(path.stem)
+        module = sys.modules[MODULE] = ModuleType(MODULE)  # dataclasses look there for it
         module.__file__ = str(path)
         code = self._compiled()
         self._run(lambda: exec(code, module.__dict__))
@@ -88,10 +90,10 @@ class Student:
         except OutOfTimeError as error:
             why = f"is endless: it has not ended after {LIMIT_S:g} s"
             raise self.error(why, self._line_of(error)) from None
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             if isinstance(error, FileError):
                 raise
-            why = " ".join(f"{type(error).__name__}: {error}".split())
+            why = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
             raise self.error(why, self._line_of(error)) from error
 
     def _line_of(self, error: BaseException) -> int:

@@ -4,12 +4,14 @@
 """
 
 import sys
+from pathlib import Path
 
 from mpi4py.run import run_command_line
 
 from collectives.job import environment
 from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import end_job, start_mpi
+from collectives.job.settings import __version__
 
 USAGE = "usage: python -m collectives.mpi4py [-m module | -c code | program.py] [arguments]"
 
@@ -19,6 +21,13 @@ def main() -> None:
     if not words or (words[0] in ("-m", "-c") and len(words) < 2) or words[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if words and words[0] in ("-h", "--help") else sys.stderr)
         sys.exit(0 if words and words[0] in ("-h", "--help") else 2)
+    if words[0] == "--version":
+        print(f"handwritten-collectives {__version__}")
+        sys.exit(0)
+    if words[0] not in ("-m", "-c") and not Path(words[0]).exists():
+        if environment.launched_rank() == 0:
+            print(f"error: {words[0]}: no such program; {USAGE}", file=sys.stderr)
+        sys.exit(2)
     sys.excepthook = end_job
     mpi = start_mpi()
     from collectives.mpi4py.start import install

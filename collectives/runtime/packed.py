@@ -72,13 +72,21 @@ def contiguous(array: Any) -> Any:
 
 
 def check_result(view: Any, name: str) -> None:
-    """Refuse an array that is read-only, or has several elements in one place, as an expanded tensor.
+    """Refuse an array that is read-only, or has several elements in one place, as an expanded tensor; and one that
+    seems to, as its axes reach into each other.
 
     Raises: ValueError.
     """
     check_writable(view, name)
-    if any(stride == 0 and length > 1 for stride, length in zip(view.strides, view.shape, strict=True)):
-        raise ValueError(f"{name} has several elements in one place (strides {view.strides}): pass a copy of it")
+    if not view.size:
+        return
+    extent = view.itemsize
+    for stride, length in sorted(
+        (abs(stride), length) for stride, length in zip(view.strides, view.shape, strict=True)
+    ):
+        if stride < extent and length > 1:
+            raise ValueError(f"{name} has several elements in one place (strides {view.strides}): pass a copy of it")
+        extent += stride * (length - 1)
 
 
 def pack_fused(request: Request, rank: int) -> PackedCall:

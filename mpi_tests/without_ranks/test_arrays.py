@@ -152,3 +152,8 @@ def test_cupy_and_torch_are_imported_only_when_asked_for():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"
+
+
+def test_a_function_is_no_op_until_it_is_wrapped():
+    with pytest.raises(ValueError, match=r"op hypot is a function: wrap it, as collectives.Op\(hypot\)"):
+        views.check_op(np.hypot, np.dtype("float32"))

@@ -1,6 +1,5 @@
 """Exercises: what is right, with its price beside the textbook's, what can't be judged, and the command."""
 
-import signal
 import subprocess
 import sys
 import tomllib
@@ -253,6 +252,11 @@ REFUSED = {
         "\ndef all_gather(rank):\n    yield ()\n",
         "my.py:2: TypeError: all_gather() takes 1 positional argument but 2 were given",
     ),
+    "another end": ("raise GeneratorExit\n", "my.py:1: GeneratorExit"),
+    "a rank that is a truth": (
+        "def all_gather(rank, size):\n    yield (Send(True, range(1)),)\n",
+        "my.py:2: Send's to is True: use the number of a rank",
+    ),
     "the end of the process": ("import sys\nsys.exit('bye')\n", "my.py:2: SystemExit: bye"),
     "no rounds": (
         "def all_gather(rank, size):\n    x = rank\n",
@@ -310,19 +314,59 @@ def test_what_cannot_be_judged_is_refused_in_a_line(judge, monkeypatch, code, wh
     assert text == f"error: {why}\n"
 
 
+SLOW = """
+import time
+from collectives.algorithms import ring
+
+def all_gather(rank, size):
+    time.sleep(0.09)
+    return ring.all_gather(rank, size)
+"""
+
+
 @pytest.mark.parametrize(
-    ("loop", "number"),
+    ("code", "why"),
     [
-        ("import time\nwhile True:\n    try: time.sleep(60)\n    except: pass\n", signal.SIGALRM),
-        ("sum(range(10**15))\n", signal.SIGVTALRM),
+        ("import time\nwhile True:\n    try: time.sleep(60)\n    except: pass\n", "is endless, and catches what would"),
+        ("sum(range(10**15))\n", "is endless, and catches what would end it"),
+        ("import os\nos._exit(0)\n", "ends the process that judges it, with status 0"),
+        ("import ctypes\nctypes.string_at(0)\n", "ends the process that judges it, by SIGSEGV"),
+        (SLOW, "takes too long: it is not"),
     ],
+    ids=["waits", "computes", "ends", "crashes", "slow"],
 )
-def test_code_that_does_not_heed_the_limit_is_ended(loop, number, tmp_path):
-    (tmp_path / "my.py").write_text(loop)
-    limits = "from collectives.exercise import __main__, student; student.LIMIT_S, student.END_S = 0.1, 0.3"
-    program = f"{limits}; __main__.main(['ring', 'my.py'])"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), timeout=60)
-    assert ended.returncode == -number
+def test_code_is_judged_apart(code, why, tmp_path):
+    """Whatever it does, there is a line, and the status of what can't be judged."""
+    (tmp_path / "my.py").write_text(code)
+    limits = "from collectives.exercise import __main__, apart, student; student.LIMIT_S, student.END_S = 0.1, 0.3"
+    program = f"import sys; {limits}; apart.JUDGE_S = 1.0; sys.exit(__main__.main(['ring', 'my.py']))"
+    words = [sys.executable, "-c", program]
+    ended = subprocess.run(words, cwd=tmp_path, env=environment(), timeout=60, text=True, capture_output=True)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith(f"error: my.py {why}")
+
+
+def test_a_file_is_a_module_with_a_folder(judge, tmp_path):
+    """It may have dataclasses, neighbours, and ranks of NumPy's integers."""
+    (tmp_path / "neighbour.py").write_text("from collectives.schedule.moves import Recv, Send, chunk\n")
+    code = """from __future__ import annotations
+import dataclasses
+import numpy as np
+from neighbour import Recv, Send, chunk
+
+@dataclasses.dataclass
+class Ring:
+    rank: int
+    size: int
+
+def all_gather(rank, size):
+    ring = Ring(rank, size)
+    for step in range(size - 1):
+        to, source = np.int64((ring.rank + 1) % size), np.int64((ring.rank - 1) % size)
+        yield Send(to, chunk(rank - step, size)), Recv(source, chunk(rank - step - 1, size))
+"""
+    status, text = judge("ring", code)
+    assert (status, text[:5]) == (0, "right"), text
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,12 @@ def test_another_model_is_not_initialized(tmp_path):
         initialize(GPT(GPTConfig(**SHAPE)), tmp_path)
 
 
+def test_a_length_without_a_factor_is_refused():
+    words = "rope_original_length=8 has no effect with rope_factor=1: set both, or none"
+    with pytest.raises(ValueError, match=words):
+        LlamaConfig(rope_original_length=8)
+
+
 def test_heads_of_odd_sizes_are_refused():
     with pytest.raises(ValueError, match=r"n_embd=20 and n_head=4 make heads of 5, .*: use n_embd=24"):
         LlamaConfig(n_embd=20, n_head=4)
