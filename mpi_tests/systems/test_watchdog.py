@@ -1,7 +1,9 @@
 """Jobs whose ranks wait for each other in vain: each ends, non-zero, with a report of where every rank is."""
 
 import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -322,6 +324,10 @@ while True:
     ended = watched([find_mpirun(), "--with-ft", "ulfm", "-n", 3, sys.executable, script], environment(), 60)
     assert ended.returncode != 0
     assert re.search(r"rank [02]: rank 1 has died \(MPI_ERR.*\); this ends the job", ended.stderr)
+    deadline = time.monotonic() + 10
+    while left := subprocess.run(["pgrep", "-f", str(script)], text=True, capture_output=True).stdout.split():
+        assert time.monotonic() < deadline, f"ranks go on after mpirun has ended: processes {left}"
+        time.sleep(0.2)
 
 
 def test_without_checks_a_rank_that_is_refused_ends_the_job(tmp_path):

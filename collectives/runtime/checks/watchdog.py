@@ -120,8 +120,9 @@ class Watchdog:
             if not self.alone:
                 self.leave()
         except MPI.Exception as error:
-            if dead := dead_ranks():  # for which ranks that read shared memory would wait for ever
-                self.last_words(f"rank {self.rank}: {show_dead(dead)} ({error}); this ends the job")
+            # Ranks that read shared memory would wait for ever.
+            what = show_dead(dead) if (dead := dead_ranks()) else "MPI has failed"
+            self.last_words(f"rank {self.rank}: {what} ({error}); this ends the job")
 
     def look(self) -> None:
         """Answer who asks; and sound the alarm, if it is time."""
@@ -255,11 +256,14 @@ class Watchdog:
         """Write the last calls, print the words and where they are, and end the job."""
         failures = {**(others or {}), self.rank: self.recorder.write(begins)}
         failure = next(filter(None, failures.values()), "")
-        print(words, failure or self.recorder.remedy(len(failures) == self.size), sep="\n", file=sys.stderr, flush=True)
-        time.sleep(LAST_WORDS_S)
-        if self.alone:
+        remedy = failure or self.recorder.remedy(len(failures) == self.size)
+        try:  # where another rank has ended mpirun before, nobody reads this, and Abort may return
+            print(words, remedy, sep="\n", file=sys.stderr, flush=True)
+            time.sleep(LAST_WORDS_S)
+            if not self.alone:
+                self.comm.Abort(1)
+        finally:
             os._exit(1)
-        self.comm.Abort(1)
 
     def leave(self) -> None:
         """Answer until every rank has ended its program."""
