@@ -4,8 +4,8 @@ import pytest
 
 from mpi_tests.rig import Rig, UnavailableError
 
-# Tests that one worker runs one after the other: those of the rig, of which there is one, and of one page.
-TOGETHER = {"rig": ("rig", "slurm", "hostfiles"), "page": ("page",)}
+# Tests that one worker runs one after the other: those of the rig, of which there is one, and of the same pages.
+TOGETHER = {"rig": ("rig", "slurm", "hostfiles"), "page": ("page",), "pages": ("pages",)}
 GROUPS = {f"mpi_tests/systems/test_{name}.py": group for group, names in TOGETHER.items() for name in names}
 pytest_plugins = ["mpi_tests.helpers.ranks", "mpi_tests.helpers.progress", "mpi_tests.helpers.cuda_arrays"]
 collect_ignore = ["helpers/cuda_on_host/site"]  # whose import has CuPy work on the stand-in

@@ -21,6 +21,7 @@ def test_models_may_be_compiled(tmp_path, monkeypatch, layout):
     np.testing.assert_allclose(left_in(tmp_path / "out").losses, plain_training().losses, rtol=1e-5)
 
 
+@pytest.mark.shares_cores
 def test_the_first_run_says_that_it_compiles_kernels(tmp_path):
     """A folder of its own for Numba's cache stands for a new machine."""
     cached = {"NUMBA_CACHE_DIR": str(tmp_path)}

@@ -93,6 +93,7 @@ def test_pipelines_are_drawn_as_shown_and_searched(tmp_path):
     )
 
 
+@pytest.mark.shares_cores
 def test_the_page_is_written(tmp_path):
     file = tmp_path / "page.html"
     assert "without a network" in run(PAGE.replace("page.html", shlex.quote(str(file)))).stdout
