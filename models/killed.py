@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 WAITING = """
-import sys
+import signal, sys
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # which Slurm sends to all processes of a step
 if not sys.stdin.buffer.read(1):  # the run has ended without a word
     from models.report import draw_recorded
     draw_recorded(sys.argv[1], int(sys.argv[2]))
@@ -23,18 +24,15 @@ def drawn_if_killed(out_dir: str | None, vocab_size: int) -> Iterator[None]:
     if out_dir is None:
         yield
         return
-    with subprocess.Popen(
+    waiting = subprocess.Popen(
         [sys.executable, "-c", WAITING, str(Path(out_dir).absolute()), str(vocab_size)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # which neither a terminal's signals nor mpirun's reach
-    ) as waiting:
-        try:
-            yield
-        finally:
-            assert waiting.stdin is not None
-            with suppress(BrokenPipeError):  # it has been killed, too
-                waiting.stdin.write(b".")
-                waiting.stdin.flush()
+    )
+    try:
+        yield
+    finally:
+        waiting.communicate(b".")  # also if it has been killed, too

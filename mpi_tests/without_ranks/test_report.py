@@ -3,6 +3,8 @@ import io
 import json
 import math
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import matplotlib.image
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from models import killed
 from models.files import replacing
 from models.report import Metrics, TrainingReport, iteration_line, loss_figure, peak_memory_mib, smoothed
 
@@ -163,3 +166,17 @@ def test_peak_memory_is_what_the_kernel_shows():
     kib = int(status["VmHWM"].removesuffix("kB"))
     # getrusage also counts what the parent held when it started this process.
     assert 0.95 * kib / 1024 <= peak_memory_mib() <= 20 * kib / 1024
+
+
+def test_a_run_ends_well_without_the_process_that_would_draw(tmp_path, monkeypatch):
+    """A batch system may have sent its signal to that, too."""
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        killed.subprocess, "Popen", lambda *words, **named: started.append(popen(*words, **named)) or started[0]
+    )
+    with killed.drawn_if_killed(str(tmp_path), 256):
+        started[0].kill()
+        started[0].wait()
+    assert started[0].returncode == -signal.SIGKILL
+    assert not list(tmp_path.iterdir())
