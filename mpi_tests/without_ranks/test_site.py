@@ -1,0 +1,117 @@
+"""What the pages of the site say of the code is so; ../systems/test_site.py builds the site and runs its commands."""
+
+import os
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from collectives.bench.report import bus_factor
+from collectives.job import environment
+from collectives.schedule.spec import COLLECTIVES
+from mpi_tests.helpers.launch import ROOT
+from mpi_tests.helpers.launch import environment as without_launcher
+from mpi_tests.helpers.site import DOCS, PAGES, PLACE, blocks, code, is_defined, table, texts_in
+
+PACKAGES = ("collectives", "parallelism", "models", "training")
+
+
+def in_order(names):
+    return sorted(names, key=str.casefold)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if PLACE.search(page.read_text())], ids=lambda page: page.stem)
+def test_every_file_and_function_that_is_named_is_there(page):
+    places = PLACE.findall(page.read_text())
+    assert [f"{path}:{name}" for path, name in places if not is_defined(path, name)] == []
+
+
+def test_each_step_of_a_life_names_a_file_and_a_function():
+    for page in ("all_reduce", "gradient", "micro_batch"):
+        text = (DOCS / "architecture" / f"{page}.md").read_text()
+        steps = re.findall(r"^\d+\. .*?(?=^\d+\. |^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+        assert len(steps) > 10
+        last = "The method returns", "What is bound is of one"  # what the caller sees, and a list of such places
+        assert [step for step in steps if "→ `" not in step and not any(words in step for words in last)] == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(kind == "python" for kind, _ in blocks(page))], ids=lambda page: page.stem
+)
+def test_the_python_of_a_page_runs_and_prints_what_is_shown(page):
+    every = blocks(page)
+    program = "\n".join(text for kind, text in every if kind == "python")
+    env = without_launcher() | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    for before, (kind, text) in pairwise(every):
+        if before[0] == "python" and kind == "text":
+            assert text in ended.stdout
+
+
+def test_the_table_of_our_variables_is_that_of_the_code(monkeypatch):
+    rows = table(DOCS / "environment.md", "Ours")
+    names = [code(name)[0] for name, *_ in rows]
+    assert names == in_order(environment.SETTINGS)
+    for name, (_, _, values, default) in zip(names, rows, strict=True):
+        read = environment.SETTINGS[name]
+        monkeypatch.delenv(name, raising=False)
+        unset = read()
+        for value in code(values):
+            monkeypatch.setenv(name, value)
+            read()  # raises for a value that will not do
+        for value in code(default):
+            monkeypatch.setenv(name, value)
+            assert read() == unset, name
+
+
+def test_the_tables_of_others_variables_are_those_that_are_read():
+    page = DOCS / "environment.md"
+    rows = [*table(page, "Of others, that we read"), *table(page, "Of others, that we set")]
+    shown = {name for cell, *_ in rows for name in code(cell)}
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    read = {name for path in files for name in read_in(path)} - set(environment.SETTINGS)
+    assert shown == read
+
+
+def read_in(path: Path) -> set[str]:
+    """Return the variables that a file reads or sets: by name, or from a tuple of names."""
+    text = path.read_text()
+    if "os.environ" not in text:
+        return set()
+    direct = re.findall(r'environ(?:\.get|\.setdefault)?[(\[]"(\w+)"', text) + re.findall(
+        r'"(\w+)" in os\.environ', text
+    )
+    direct += re.findall(r'\b(?:whole|choice)\("(\w+)"', text)
+    tuples = re.findall(r"^(?:LAUNCHED_\w+|LOCAL_RANKS|SET_BY_HAND) = \((.*)\)$", text, re.MULTILINE)
+    return {*direct, *re.findall(r'"(\w+)"', " ".join(tuples))}
+
+
+def test_factors_of_bus_bandwidth_are_those_of_the_code():
+    rows = {code(name)[0]: code(factor)[0] for name, _, factor in table(DOCS / "benchmarking.md", "What busbw is")}
+    assert rows.keys() == COLLECTIVES.keys() - {"barrier", "scan", "exscan"}
+    for name, factor in rows.items():
+        for p in range(2, 9):
+            assert eval(factor, {"p": p}) == pytest.approx(bus_factor(name, p)), name
+
+
+def test_the_glossary_is_in_order():
+    terms = re.findall(r"^(\w.*)\n:   ", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    assert len(terms) > 30
+    assert terms == in_order(terms)
+
+
+def test_errors_that_are_explained_are_in_the_code():
+    texts = list(texts_in("collectives"))
+    for message, *_ in table(DOCS / "troubleshooting.md", "Errors"):
+        for words in re.findall(r"`([^`]+)`", message):
+            assert any(words.strip() in text for text in texts), words
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_to_files_lead_somewhere(name):
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / name).read_text())
+    assert [target for target in targets if "://" not in target and not (ROOT / target).exists()] == []
