@@ -1,4 +1,4 @@
-"""The pages of the site as their tests read them: blocks of code, tables, places in the sources, what they fetch."""
+"""The pages of the site as their tests read them: tables, places in the sources, what they fetch."""
 
 from __future__ import annotations
 
@@ -11,31 +11,7 @@ from pathlib import Path
 from mpi_tests.helpers.launch import ROOT
 
 DOCS = ROOT / "docs"
-BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 PLACE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
-# Its other pages have tests of their own: ../with_ranks/test_coming_from.py and test_features.py, ../systems.
-PAGES = sorted(
-    [
-        *(
-            DOCS / f"{name}.md"
-            for name in ("index", "glossary", "environment", "benchmarking", "troubleshooting", "limits")
-        ),
-        *(DOCS / "architecture").glob("*.md"),
-        *(DOCS / "reference").glob("*.md"),
-    ]
-)
-
-
-def blocks(page: Path) -> list[tuple[str, str]]:
-    """Return the kind and the text of each block of code on a page, less its indentation."""
-    found = BLOCK.findall(page.read_text())
-    return [(kind, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE)) for indent, kind, text in found]
-
-
-def commands(page: Path) -> list[str]:
-    """Return the commands on a page, less comments."""
-    lines = [line for kind, text in blocks(page) if kind == "bash" for line in text.splitlines()]
-    return [line.split("  #")[0].strip() for line in lines]
 
 
 def table(page: Path, heading: str) -> list[list[str]]:

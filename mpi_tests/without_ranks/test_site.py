@@ -12,9 +12,10 @@ import pytest
 from collectives.bench.report import bus_factor
 from collectives.job import environment
 from collectives.schedule.spec import COLLECTIVES
+from mpi_tests.helpers.documents import PAGES, blocks
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as without_launcher
-from mpi_tests.helpers.site import DOCS, PAGES, PLACE, blocks, code, is_defined, table, texts_in
+from mpi_tests.helpers.site import DOCS, PLACE, code, is_defined, table, texts_in
 
 PACKAGES = ("collectives", "parallelism", "models", "training")
 
@@ -23,9 +24,9 @@ def in_order(names):
     return sorted(names, key=str.casefold)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if PLACE.search(page.read_text())], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if PLACE.search(text)])
 def test_every_file_and_function_that_is_named_is_there(page):
-    places = PLACE.findall(page.read_text())
+    places = PLACE.findall(PAGES[page])
     assert [f"{path}:{name}" for path, name in places if not is_defined(path, name)] == []
 
 
@@ -38,18 +39,25 @@ def test_each_step_of_a_life_names_a_file_and_a_function():
         assert [step for step in steps if "→ `" not in step and not any(words in step for words in last)] == []
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(kind == "python" for kind, _ in blocks(page))], ids=lambda page: page.stem
-)
-def test_the_python_of_a_page_runs_and_prints_what_is_shown(page):
-    every = blocks(page)
-    program = "\n".join(text for kind, text in every if kind == "python")
+def printing(page):
+    """Return what a page's Python prints, as blocks of text right after it show."""
+    return [text.text for code, text in pairwise(blocks(page)) if (code.language, text.language) == ("python", "text")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if printing(page)])
+def test_the_python_of_a_page_prints_what_is_shown(page):
+    program = "\n".join(block.text for block in blocks(page) if block.language == "python")
     env = without_launcher() | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
-    for before, (kind, text) in pairwise(every):
-        if before[0] == "python" and kind == "text":
-            assert text in ended.stdout
+    assert [text for text in printing(page) if text not in ended.stdout] == []
+
+
+def test_the_report_of_a_hang_that_is_quoted_is_the_one_that_is_shown():
+    (report,) = [block.text for block in blocks("docs/guide/collectives.md") if "not arrived at" in block.text]
+    quoted = re.findall(r"`(rank 0 has waited .*|not arrived .*)`", PAGES["docs/troubleshooting.md"])
+    assert len(quoted) == 2
+    assert set(quoted) <= set(report.splitlines())
 
 
 def test_the_table_of_our_variables_is_that_of_the_code(monkeypatch):
@@ -109,9 +117,3 @@ def test_errors_that_are_explained_are_in_the_code():
     for message, *_ in table(DOCS / "troubleshooting.md", "Errors"):
         for words in re.findall(r"`([^`]+)`", message):
             assert any(words.strip() in text for text in texts), words
-
-
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_links_to_files_lead_somewhere(name):
-    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / name).read_text())
-    assert [target for target in targets if "://" not in target and not (ROOT / target).exists()] == []
