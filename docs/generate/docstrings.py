@@ -15,6 +15,12 @@ class Docstrings(griffe.Extension):
         if obj.docstring:
             obj.docstring.value = markdown(obj.docstring.value)
 
+    def on_class_members(self, *, cls: griffe.Class, **more: Any) -> None:
+        """Add the fields of a NamedTuple, which are its signature."""
+        if "NamedTuple" in map(str, cls.bases) and cls.docstring:
+            fields = [f"`{name}: {field.annotation}`" for name, field in cls.attributes.items() if field.annotation]
+            cls.docstring.value += f"\n\n**Fields:** {', '.join(fields)}"
+
 
 def markdown(docstring: str) -> str:
     """Fence each doctest, up to the next empty line, and set labels in bold."""

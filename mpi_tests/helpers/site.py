@@ -52,7 +52,7 @@ def texts_in(folder: str) -> Iterator[str]:
 
 
 class Fetched(HTMLParser):
-    """What a page has the browser fetch: of links only style sheets and icons, not those that a reader follows."""
+    """The URLs that a page has the browser fetch: style sheets and icons, not links that a reader follows."""
 
     def __init__(self, text: str):
         super().__init__()
