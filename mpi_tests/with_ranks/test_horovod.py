@@ -733,3 +733,41 @@ def test_before_init(mpi_comm):
     assert hvd.size() == mpi_comm.size
     hvd.shutdown()
     assert not hvd.is_initialized()
+
+
+# --- batch normalization ---
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 2)])
+def test_batches_are_normalized_together(hvd, shape, momentum):
+    """Losses, gradients and running statistics, of batches of different sizes, beside torch's on all of them."""
+    rank, rows = hvd.rank(), [2 + rank for rank in range(hvd.size())]
+    dims = len(shape)
+    norm = getattr(nn, f"BatchNorm{max(dims - 1, 1)}d")(3, momentum=momentum, dtype=torch.float64)
+    nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
+    ours = hvd.SyncBatchNorm(3, momentum=momentum, dtype=torch.float64)
+    ours.load_state_dict(norm.state_dict())
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        batches = [1000 + torch.randn(n, *shape, generator=generator, dtype=torch.float64) for n in rows]
+        weights = [torch.randn(n, *shape, generator=generator, dtype=torch.float64) for n in rows]
+        whole, own = torch.cat(batches).requires_grad_(), batches[rank].clone().requires_grad_()
+        norm.zero_grad()
+        ours.zero_grad()
+        (norm(whole) * torch.cat(weights)).sum().backward()
+        (ours(own) * weights[rank]).sum().backward()
+        begin = sum(rows[:rank])
+        assert torch.allclose(own.grad, whole.grad[begin : begin + rows[rank]], atol=1e-10)
+        for mine, its in zip(ours.parameters(), norm.parameters(), strict=True):
+            assert torch.allclose(hvd.allreduce(mine.grad, op=hvd.Sum), its.grad, atol=1e-9)
+    for name, value in norm.state_dict().items():
+        assert torch.allclose(ours.state_dict()[name], value, atol=1e-10), name
+    ours.eval()
+    norm.eval()
+    assert torch.allclose(ours(own), norm(own), atol=1e-10)
+
+
+def test_a_batch_without_channels_is_refused(hvd):
+    with pytest.raises(ValueError, match=r"SyncBatchNorm of a tensor of 1 dims: pass \(batch, channels, ...\)"):
+        hvd.SyncBatchNorm(3)(torch.ones(3))
