@@ -8,9 +8,9 @@ within groups and across them; and the stages of ZeRO share the optimizer's stat
 Before anything is timed, the parameters after two steps are compared with those of plain training on the whole batch.
 
 All go by messages, as between machines.  "busiest" are the bytes that a rank sends and receives in a step, where these
-are most, counted by the schedules that run; formulas are in `benchmarks/held_bytes.py`.  ZeRO's stage 3 keeps some
-parameters from the forward to the backward pass, and so sends less than its formula.  "out of a group" is what leaves
-one half of the ranks, as if that were a node.
+are most, counted by the schedules that run; formulas are in `benchmarks/held_bytes.py`.  ZeRO's stage 3 keeps the
+last two blocks from the forward to the backward pass, and so sends less than its formula.  "out of a group" is what
+leaves one half of the ranks, as if that were a node.
 
 "held" are parameters, gradients and the optimizer's states between steps, "peak" is how much more memory than before
 the model was made a rank has at one moment of a step: of the ranks that have most.  Linux with glibc only.

@@ -64,15 +64,16 @@ def held(parameters: Any, gradients: Any, optimizer: Optimizer, masters: MasterW
     return HeldBytes(parameters.nbytes, gradients.nbytes, sum(tensor.nbytes for tensor in (*tensors, *weights)))
 
 
-def sent_by_formula(zero_stage: int, num_bytes: float, num_ranks: int) -> float:
-    """What each rank sends in a step of one micro-batch, whose parameters are so many bytes, as are their gradients.
+def sent_by_formula(zero_stage: int, num_bytes: float, num_ranks: int, kept_bytes: float = 0.0) -> float:
+    """Return the bytes that a rank sends in a step of one micro-batch, with `num_bytes` of parameters and of gradients.
 
-    That is 2 Psi, with stage 3 it is 3 Psi, if the chunk that a rank need not send to itself is counted.
+    That is 2 Psi, with stage 3 it is 3 Psi, if the chunk that a rank need not send to itself is counted.  Stage 3 does
+    not gather `kept_bytes` again: those of the last two layers, which the backward pass begins with.
 
-    >>> [sent_by_formula(stage, 100, num_ranks=4) for stage in range(4)]
-    [150.0, 150.0, 150.0, 225.0]
+    >>> [sent_by_formula(stage, 100, num_ranks=4, kept_bytes=20) for stage in range(4)]
+    [150.0, 150.0, 150.0, 210.0]
     """
-    return (3 if zero_stage == 3 else 2) * num_bytes * (num_ranks - 1) / num_ranks
+    return (3 * num_bytes - kept_bytes if zero_stage == 3 else 2 * num_bytes) * (num_ranks - 1) / num_ranks
 
 
 class CountingCommunicator:

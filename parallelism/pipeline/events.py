@@ -46,9 +46,6 @@ class Listener(ExposedTime):
     def parameters_needed(self, layer: int) -> None:
         """A layer is about to compute, forward or backward."""
 
-    def parameters_done(self, layer: int) -> None:
-        """A layer has computed, and need not keep its parameters.  The driver of a schedule does not tell."""
-
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
         """A backward pass has added the gradient of a micro-batch, numbered within the global batch, to a parameter."""
 

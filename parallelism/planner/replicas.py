@@ -85,7 +85,10 @@ class Replicas:
         return self.reduce_s(counts.layer_params(model, tp, ep, range(1)))
 
     def by_blocks(self, cost: np.ndarray, layers: range) -> tuple[float, float]:
-        """What shows of stage 3, forward and backward: a block comes, and its gradients go, while another computes."""
+        """What shows of stage 3, forward and backward: a block comes, and its gradients go, while another computes.
+
+        The backward pass begins with a block that is there.
+        """
         model, (tp, ep), hidden = self.setting.job.model, self.split, len(layers) - 1
         each = counts.block_params(model, tp, ep)
         rest = counts.stage_params(model, tp, ep, layers) - len(layers) * each
@@ -93,7 +96,7 @@ class Replicas:
         forward_s, backward_s = (cost[list(kinds)].sum() / len(layers) for kinds in ((FORWARD,), (INPUTS, WEIGHTS)))
         return (
             gather_s + hidden * max(0.0, gather_s - forward_s) + self.gather_s(rest),
-            both_s + hidden * max(0.0, both_s - backward_s) + self.reduce_s(rest),
+            both_s - gather_s + hidden * max(0.0, both_s - backward_s) + self.reduce_s(rest),
         )
 
     def shown_in_s(self, cost: np.ndarray, layers: range) -> float:

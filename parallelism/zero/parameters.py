@@ -105,9 +105,6 @@ class ShardedParameters(ReducedGradients):
         for layer in layers:
             self.layers[layer].fetch()
 
-    def parameters_done(self, layer: int) -> None:
-        self.layers[layer].release()
-
     def step_done(self) -> None:
         super().step_done()
         self._forget()
