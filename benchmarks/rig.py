@@ -16,7 +16,7 @@ HEADING = ("bytes", "auto took", "auto, us", "best", "auto / best", "MPI's / aut
 
 
 def rows(document: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """One for each size, of results in place."""
+    """Yield a row for each size of in-place results."""
     sizes: dict[int, dict[str, Any]] = defaultdict(dict)
     for result in document["results"]:
         if result["in_place"]:

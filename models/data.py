@@ -208,7 +208,7 @@ def windows(ids: TokenSequence | np.ndarray, starts: np.ndarray, block_size: int
 
 
 def documents(ids: np.ndarray, end: int) -> np.ndarray:
-    """Number each token's document, where each document ends with token `end`.
+    """Return the number of each token's document, where each document ends with token `end`.
 
     Shapes: ids and result (batch, seq).
 

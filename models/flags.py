@@ -52,7 +52,7 @@ def add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field, hint: An
 
 
 def from_toml(path: Path, kind: type, strict: bool = True) -> dict[str, Any]:
-    """A file's settings.  Unless `strict`, there may be others than `kind` has fields for.
+    """Read settings from a TOML file.  Unless `strict`, it may have others than `kind` has fields for.
 
     Raises: ValueError that names the file.
     """
@@ -71,7 +71,7 @@ def from_toml(path: Path, kind: type, strict: bool = True) -> dict[str, Any]:
 
 
 def to_toml(settings: Any) -> str:
-    """A dataclass as a file that `from_toml` reads; what is None is left out.
+    """Format a dataclass as a file that `from_toml` reads; fields that are None are omitted.
 
     >>> import types
     >>> print(to_toml(types.SimpleNamespace(lr=3e-05, data=["a b"], bias=True, seed=None)), end="")

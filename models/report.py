@@ -58,7 +58,7 @@ def scaled(value: float) -> tuple[float, str]:
 
 
 def peak_memory_mib() -> float:
-    """The most physical memory that this process has held (Linux, where the kernel counts KiB)."""
+    """Return this process's peak resident memory in MiB (Linux, where the kernel counts KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
 
 def elsewhere(name: str, packages: str, command: str, python: str = "python3") -> Check:
-    """A check in an environment of its own."""
+    """Return a check that runs in an environment of its own."""
     folder = f"build/{name.replace(' ', '-')}"
     install = f"{folder}/bin/pip install --quiet --editable '.[train]' pytest pytest-mpi pytest-xdist {packages}"
     make = f"test -e {folder}/made || {{ {python} -m venv {folder} && {install} && touch {folder}/made; }}"

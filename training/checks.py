@@ -144,7 +144,7 @@ def check_zero_group(config: Config, mesh: MeshShape, topology: Topology) -> Non
 
 
 def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
-    """How many micro-batches a rank computes a step: as set, what makes up the global batch, or the depth's.
+    """Return a rank's micro-batches of a step: as set, from the global batch, or by the pipeline's depth.
 
     A depth's batch is the nearest that the ranks can share, and no more than the samples there are.
     """
@@ -164,7 +164,7 @@ def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
 
 
 def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
-    """The pipeline's schedule, for which there must be as many ranks, micro-batches and layers.
+    """Make the pipeline's schedule; raise ValueError where ranks, micro-batches or layers do not fit it.
 
     Where one is to be searched, another of as many stages.
     """

@@ -74,12 +74,12 @@ class Launch(NamedTuple):
 
 
 def cast(out: Any, source: Any, stream: Any = None) -> None:
-    """out = source, two arrays of floats, rounded to nearest; or of one dtype."""
+    """Cast floats to another dtype, rounding to nearest, or copy an array of the same dtype."""
     folding("max" if out.dtype == bool else "sum", out, [source])(stream)
 
 
 def divide(x: Any, divisor: int, stream: Any = None) -> None:
-    """x /= divisor, in place; 16-bit floats in float32, integers toward zero."""
+    """Divide x in place: 16-bit floats in float32, integers toward zero."""
     folding("avg", x, [x], divisor)(stream)
 
 

@@ -281,7 +281,7 @@ def array(lease: Lease, count: int, dtype: np.dtype) -> np.ndarray:
 
 
 class IoVector(ctypes.Structure):
-    """struct iovec"""
+    """C's `struct iovec`."""
 
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 

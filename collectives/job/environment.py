@@ -228,7 +228,7 @@ def mpi_reads_device_memory() -> bool | None:
 
 
 def device_barriers() -> bool | None:
-    """COLLECTIVES_DEVICE_BARRIERS: 1, devices wait for each other in kernels; 0, the hosts order their streams.
+    """Read COLLECTIVES_DEVICE_BARRIERS: 1, devices wait for each other in kernels; 0, hosts order their streams.
 
     None where it is not set: they wait where each rank of a node has a device of its own.
     """

@@ -104,7 +104,7 @@ class Context:
 
     @property
     def compares_in_memory(self) -> bool:
-        """Whether ranks meet in shared memory to compare their calls: in one node, by compiled programs."""
+        """Whether ranks compare their calls in shared memory: in one node, by compiled programs."""
         return self.has_numba and len(self.topology.nodes) == 1
 
     def host_names(self) -> list[str]:

@@ -283,7 +283,7 @@ def signed_quotient(a, divisor):
 
 @njit
 def fold_apart(op, total, a, b):
-    """total = a op b"""
+    """Compute total = a op b."""
     if op == SUM:
         for i in range(len(total)):
             total[i] = plus(a[i], b[i])
@@ -318,7 +318,7 @@ def fold_apart(op, total, a, b):
 
 @njit
 def fold_left(op, total, b):
-    """total = total op b"""
+    """Compute total = total op b."""
     if op == SUM:
         for i in range(len(total)):
             total[i] = plus(total[i], b[i])
@@ -353,7 +353,7 @@ def fold_left(op, total, b):
 
 @njit
 def fold_right(op, total, a):
-    """total = a op total"""
+    """Compute total = a op total."""
     if op == SUM:
         for i in range(len(total)):
             total[i] = plus(a[i], total[i])
@@ -400,7 +400,7 @@ def address(code, registers, at):
 
 @njit
 def reduce(code, at, registers, like, work):
-    """target = source0 op source1 op ..., in this order, block by block; the target may be one of the sources."""
+    """Compute target = source0 op source1 op ..., in order, block by block; the target may be one of the sources."""
     target = address(code, registers, at + 2)
     count, op, divisor = code[at + 4], code[at + 5], code[at + 6]
     first, num_sources = at + 8, (code[at + 1] - 8) // 2
@@ -593,8 +593,7 @@ def take_over(frame, channel, slots, registers):
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def run(frame_address, like, number, array, out):
-    """Run a program on arrays at two addresses, or go on with a run, until a pause or its end, or until it has waited
-    for as long as it may.
+    """Start or continue a run of a program on arrays at two addresses until it pauses, ends or has waited too long.
 
     `like`: a number of the dtype to be reduced.  `number` is compared with that of the other ranks.  Returns
 

@@ -222,7 +222,7 @@ class Plan:
 
     @property
     def device_run(self) -> tuple[int, Event | None]:
-        """How many runs were left to the device, and the event after the latest."""
+        """The number of runs left to the device, and the event after the latest."""
         return self.only.device_run if self.only else (self._num_runs, self._event)
 
     def free(self) -> None:

@@ -39,7 +39,7 @@ class Waitable(Protocol):
 
     @property
     def num_barriers(self) -> int:
-        """Grows when it has moved on."""
+        """A counter that grows with each barrier passed."""
 
 
 class Wait(NamedTuple):

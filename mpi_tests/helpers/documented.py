@@ -17,7 +17,7 @@ SMALLER = (
 
 
 def rows(name: str) -> list[tuple[str, list[str]]]:
-    """The rows of a page's tables, as cells, and the heading that they are under."""
+    """Return the rows of a page's tables as cells, and the heading above them."""
     table, heading = [], ""
     for line in (ROOT / "docs" / name).read_text().splitlines():
         if line.startswith("#"):

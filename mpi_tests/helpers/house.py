@@ -155,7 +155,7 @@ class House:
 
     @cached_property
     def neighbours(self) -> set[str]:
-        """What can be imported from the top of the tree: the packages, the tests, scripts."""
+        """The names that can be imported from the top of the tree: the packages, the tests, scripts."""
         folders = {path.parent.name for path in self.tree.glob("*/*.py")}
         return folders | {path.stem for path in self.tree.glob("*.py")}
 

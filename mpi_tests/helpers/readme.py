@@ -49,7 +49,7 @@ TRIED += [
 
 
 def example(name: str) -> str:
-    """What the README shows as the output of an example; its code must be the file's."""
+    """Return the README's output of an example, after checking that its code is the file's."""
     index = next(i for i, (_, text) in enumerate(BLOCKS) if text.startswith(f"# {name}"))
     code = BLOCKS[index][1]
     assert (ROOT / name).read_text() == code.partition("\n")[2]

@@ -17,7 +17,7 @@ TINY = ("-b", 64, "-e", "1K", "-f", 16, "-n", 3, "-w", 1)
 
 @pytest.fixture(scope="module")
 def run_of_all(tmp_path_factory):
-    """Every collective by auto and its peers, on a root that is not 0: output and document."""
+    """Run every collective by auto and its peers, on a root that is not 0; return output and document."""
     folder = tmp_path_factory.mktemp("bench")
     files = "--json", folder / "r.json"
     ended = bench(3, "all", *TINY, "-r", 2, "--peers", "mpi,gloo,nccl", "-d", "float64", "-o", "max", *files)

@@ -99,7 +99,7 @@ def test_a_training_run_leaves_its_metrics_and_their_picture(tmp_path, launcher)
 
 
 def wait_for(path: Path) -> bytes:
-    """The content of a file that another process may still be writing."""
+    """Return the content of a file that another process may still be writing."""
     deadline = time.monotonic() + 60
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -142,7 +142,7 @@ def color_of(driver, selector, name):
 
 
 def contrasts(driver):
-    """The contrast of every pair of a text's color and what it stands on."""
+    """Return the contrast of every pair of a text's color and its background."""
     on_page = ("body", "p", "a", "caption", "td", "svg text", "svg .soft")
     paper = color_of(driver, "body", "backgroundColor")
     pairs = {each: (color_of(driver, each, "fill" if "svg" in each else "color"), paper) for each in on_page}

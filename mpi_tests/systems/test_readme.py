@@ -44,7 +44,7 @@ def test_commands_for_gpus_say_what_there_lacks():
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory):
-    """The folder that preparing writes."""
+    """Return the folder that preparing writes."""
     folder = tmp_path_factory.mktemp("prepared") / "tokens"
     run(PREPARING.replace("--out tokens", f"--out {shlex.quote(str(folder))}"))
     return folder

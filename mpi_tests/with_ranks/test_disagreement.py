@@ -9,7 +9,7 @@ pytestmark = pytest.mark.sizes(2, 3, proof=(5, 8))
 
 
 def refused(comm, call):
-    """The words in which all ranks refuse a call together; the communicator works afterwards."""
+    """Return the message with which all ranks refuse a call; check that the communicator works afterwards."""
     with pytest.raises(InputError) as caught:
         call()
     texts = comm.mpi.allgather(str(caught.value))

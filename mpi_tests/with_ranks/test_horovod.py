@@ -28,13 +28,13 @@ def hvd(mpi_comm):
 
 
 def tensors(size, shape, dtype="float32", op="sum"):
-    """What every rank gives."""
+    """Return every rank's input."""
     count = int(np.prod(shape))
     return [torch.from_numpy(x).reshape(shape) for x in inputs(size, count, dtype, op)]
 
 
 def refused(hvd, begin):
-    """The words with which all ranks refuse a call; the next one works."""
+    """Return the message with which all ranks refuse a call; check that the next one works."""
     with pytest.raises(hvd.HorovodInternalError) as caught:
         begin()
     texts = hvd.allgather_object(str(caught.value))
@@ -326,7 +326,7 @@ def loss_of(model, step, rank=0, size=1):
 
 
 def trained_alone(num_passes=1, clip=None):
-    """The parameters after steps on whole batches."""
+    """Return the parameters after steps on whole batches."""
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(STEPS):
@@ -533,7 +533,7 @@ def test_losses_are_those_of_ddp(hvd, mpi_comm):
 
 
 def adasum(vectors):
-    """By pairs, in a tree."""
+    """Combine vectors by Adasum, pairwise in a tree."""
     if len(vectors) == 1:
         return vectors[0]
     a, b = adasum(vectors[: len(vectors) // 2]), adasum(vectors[len(vectors) // 2 :])

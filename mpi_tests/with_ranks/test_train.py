@@ -155,7 +155,7 @@ def test_the_same_layout_gives_the_same_bits_and_leaves_nothing_behind(comm, fol
 
 
 def left(comm):
-    """What a run could leave in the process: communicators, shared memory, threads, signals, torch's settings.
+    """Return what a run could leave in the process: communicators, shared memory, threads, signals, settings.
 
     What the communicator needs for its first call is not the run's, nor its thread.
     """
@@ -196,7 +196,7 @@ def saved(mpi_comm):
 
 @pytest.fixture
 def copied(comm, saved, folder):
-    """A copy of the checkpoints."""
+    """Return a copy of the checkpoints."""
     path = folder / "checkpoints"
     if comm.rank == 0:
         shutil.copytree(saved[0], path)
@@ -296,7 +296,7 @@ def test_what_a_run_cannot_go_on_from(comm, folder):
 
 
 def forged(comm, folder):
-    """The checkpoint of a run, less what is needed of it, with a checksum that is right."""
+    """Return a run's checkpoint without a part that is needed, with a valid checksum."""
     (path,) = folder.glob("*/index.json")
     if comm.rank == 0:
         values = json.loads(path.read_text())["index"]

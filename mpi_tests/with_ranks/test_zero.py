@@ -121,7 +121,7 @@ class Run:
         self.masters, self.whole, self.shard = self.zero.masters, self.zero.whole, ranks.shard
 
     def step(self, *inputs, clip=None, micro_batches=1, **options):
-        """Returns the loss of the rank's samples."""
+        """Train a step; return the loss of the rank's samples."""
         self.model.zero_grad()
         total = 0.0
         for number, part in enumerate(zip(*(x.chunk(micro_batches) for x in inputs), strict=True), 1):
@@ -144,7 +144,7 @@ class Run:
             self.masters.give_parameters()
 
     def train(self, num_steps, **options):
-        """Returns the mean losses of all ranks' samples."""
+        """Train; return the mean losses of all ranks' samples."""
         losses = [self.step(share(self.comm, batch(seed)), **options) for seed in range(num_steps)]
         return self.comm.all_reduce(np.array(losses), op="avg")
 

@@ -53,7 +53,7 @@ def test_numbers_are_exact_in_any_order(dtype):
 
 
 def of_parts(given: list[np.ndarray], op: str) -> np.ndarray:
-    """As a reduction should be; NumPy divides complex numbers with a rounding more than it takes."""
+    """Reduce exactly; NumPy divides complex numbers with a rounding more than needed."""
     if given[0].dtype.kind != "c" or op == "prod":
         return reduced(given, op)
     return (reduced([x.real for x in given], op) + 1j * reduced([x.imag for x in given], op)).astype(given[0].dtype)

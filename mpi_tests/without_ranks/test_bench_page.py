@@ -19,7 +19,7 @@ SIZES = tuple(8 * 4**i for i in range(12))
 
 
 def row(name="ring", nbytes=1024, seed=0, number=20, **more):
-    """A row as bench --json writes it."""
+    """Return a row as bench --json writes it."""
     samples = np.random.default_rng(seed).lognormal(3, 0.2, number).round(3) + nbytes * 1e-4
     median = float(np.median(samples))
     times = {"min_us": samples.min(), "median_us": median, "p99_us": np.percentile(samples, 99)}

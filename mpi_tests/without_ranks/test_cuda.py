@@ -18,7 +18,7 @@ def device(cuda):
 
 
 def late(cuda, stream, value):
-    """An array of numbers that are there when the stream comes to it, in the end."""
+    """Return an array that a busy stream fills late."""
     with cuda.cupy.cuda.Device(cuda.index):
         x = cuda.cupy.empty(1000, np.float32)
         cuda.cupy.cuda.Device().synchronize()

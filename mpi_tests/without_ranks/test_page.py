@@ -24,7 +24,7 @@ from parallelism.pipeline.schedule.actions import parse
 
 
 def decoded(data, size):
-    """All ranks' vectors before each round and at last, as the page's collectives.js decodes them."""
+    """Return all ranks' vectors before each round and at the end, as the page's collectives.js decodes them."""
 
     def absolute(number, rank):
         return number - number % size + (number + rank) % size
@@ -86,7 +86,7 @@ def test_the_goal_is_reached_and_costs_are_counted(row):
 
 
 def weight(move):
-    """How many chunks a move reduces."""
+    """Return the number of chunks that a move reduces."""
     return len(move.run) * len(getattr(move, "sources", "1")) if isinstance(move, RecvReduce | GetReduce) else 0
 
 

@@ -83,7 +83,7 @@ def same(value):
 
 
 def parted(model, config, tp):
-    """The model, of whose parameters each is as long as a rank's part of it: what `parallelize` makes."""
+    """Return the model with each parameter as long as a rank's shard of it, as `parallelize` makes it."""
     treated = {name: kind for pattern, kind in plan_of(config).items() for name in matching(model, pattern)}
     for name, kind in treated.items():
         module, kind = model.get_submodule(name), type(kind).__name__
@@ -142,7 +142,7 @@ def test_mixed_precision_is_as_published(zero_stage, per_param):
 
 
 def saved_bytes(function, module):
-    """Of what autograd keeps of a module's pass, by memory, without parameters."""
+    """Return the bytes that autograd saves of a module's pass, by memory, without parameters."""
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
     storages = {}
 
@@ -524,7 +524,7 @@ def test_sequences_that_ranks_cannot_share():
 
 
 def every_time(job, machine):
-    """Of all layouts that fit: what the search must have found the best of."""
+    """Return the times of all layouts that fit, the best of which the search must find."""
     times = {}
     for mesh in meshes(machine.world_size, {}):
         plan = search(job, machine, {axis: getattr(mesh, axis) for axis in AXES})

@@ -26,7 +26,7 @@ def test_torch_s_own_suite_runs_on_as_many_ranks_as_its_tests_tell_apart():
 
 @pytest.fixture
 def checks(monkeypatch, tmp_path):
-    """Three checks, of which one fails and one needs what is not there."""
+    """Define three checks, of which one fails and one lacks a requirement."""
     monkeypatch.setattr(release, "LOGS", tmp_path)
     made = (
         Check("good", "echo '3 passed in 1 s'; echo $FUZZ_S"),

@@ -36,7 +36,7 @@ def parquet(path, texts, field="text"):
 
 @pytest.fixture
 def tokenizer_json(tmp_path):
-    """A tokenizer of words, written by its own library."""
+    """Return a tokenizer of words, written by its own library."""
     tokenizers = pytest.importorskip("tokenizers")
     words = {
         word: number for number, word in enumerate(["[UNK]", "<|endoftext|>", "The", "ring", "goes", "round", "."])

@@ -118,7 +118,7 @@ class DataParallel(LoopModule):
 
 
 def tensors(output: Any) -> Iterator[Tensor]:
-    """Those of what a module gives."""
+    """Yield the tensors of a module's output."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):

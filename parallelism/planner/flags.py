@@ -112,7 +112,7 @@ class PlanRequest(NamedTuple):
 
 
 def asked(arguments: Sequence[str] | None, description: str | None) -> PlanRequest:
-    """Raises: ValueError for what makes no sense, with the remedy."""
+    """Parse the request; raise ValueError for inconsistent flags, with the remedy."""
     flags = parser(description).parse_args(arguments)
     settings, fixed, given, written = settings_of(flags)
     nodes, network, links = place(flags)
@@ -128,7 +128,7 @@ def asked(arguments: Sequence[str] | None, description: str | None) -> PlanReque
 
 
 def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], dict[str, Any], list[str]]:
-    """Those of the flags, else of the file; those of them that a layout must have; the flags'; what the file names.
+    """Return the merged settings, those fixed for layouts, those of the flags, and the names in the file.
 
     A micro_batch_size in the file, which train.py needs, makes the samples of a step; layouts may have another.
     """
@@ -170,7 +170,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def job_of(settings: Settings, world_size: int) -> TrainingJob:
-    """With the samples of a step that data parallelism alone would have, unless they are given."""
+    """Return the training job; the samples of a step default to those of data parallelism alone."""
     alone = world_size * settings.micro_batch_size * settings.num_micro_batches
     model = presets.shape_of(settings, settings.vocab_size)
     rest = {name: getattr(settings, name) for name in TrainingJob._fields if name not in ("model", "global_batch_size")}
@@ -178,7 +178,7 @@ def job_of(settings: Settings, world_size: int) -> TrainingJob:
 
 
 def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
-    """The ranks of each node, the speeds of links, and whose they are."""
+    """Return the ranks of each node, the speeds of links, and their origin."""
     if flags.fabric == "measured":
         nodes, network, words = measured_topology(None)
         hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))
@@ -191,7 +191,7 @@ def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
 
 
 def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, network: Network) -> tuple[Machine, str]:
-    """With ranks that are given, measured, or the fabric's devices, in this order; and these in words."""
+    """Return the machine, with ranks from flags, measurement or the fabric's devices in this order, and its origin."""
     peak, memory, least_s, efficiency = None, None, LEAST_PASS_US * 1e-6, flags.efficiency
     if device := DEVICES.get(flags.fabric):
         peak, memory = device.peak_flops_per_s[job.dtype], device.memory_bytes
