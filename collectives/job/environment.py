@@ -189,6 +189,24 @@ def calls_folder() -> Path | None:
     return None if text == "0" else Path(text)
 
 
+def writable_calls_folder() -> Path | None:
+    """Read the same, and look whether it can be written, before ranks hang.
+
+    The default need not be writable: a job that can write nothing where it runs loses only its last calls.
+
+    Raises: ValueError for a folder that is named and cannot be written.
+    """
+    folder = no_file("COLLECTIVES_CALLS", calls_folder)
+    if folder and os.environ.get("COLLECTIVES_CALLS"):
+        path = os.path.abspath(folder)
+        while not os.path.exists(path):  # what will be made
+            path = os.path.dirname(path)
+        if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
+            words = "cannot be written: name a folder that can be, or write 0 to keep nothing"
+            raise ValueError(f"COLLECTIVES_CALLS={str(folder)!r} {words}")
+    return folder
+
+
 def no_file(name: str, read: Callable[[], Path | None]) -> Path | None:
     """Read the folder that a variable names.
 
@@ -258,7 +276,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "COLLECTIVES_TIMEOUT_S": timeout_s,
     "COLLECTIVES_CORES": stated_cores,
     "COLLECTIVES_LINKS": partial(no_file, "COLLECTIVES_LINKS", links_folder),
-    "COLLECTIVES_CALLS": partial(no_file, "COLLECTIVES_CALLS", calls_folder),
+    "COLLECTIVES_CALLS": writable_calls_folder,
     "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
     "COLLECTIVES_DEVICE_BARRIERS": device_barriers,
     "COLLECTIVES_DEVICE_BLOCKS": device_blocks,

@@ -203,6 +203,7 @@ def settings(agreement: Agreement, check: bool | None, timeout_s: float | None) 
     try:
         check = environment.check() if check is None else check
         timeout_s = environment.timeout_s() if timeout_s is None else timeout_s
+        environment.writable_calls_folder()
         if check not in (True, False):
             raise ValueError(f"check={check!r} must be True or False")
         if not timeout_s >= 0:

@@ -101,6 +101,10 @@ class Plan:
         self.in_background = False  # left to the thread that moves plans on
         self._is_inside = False  # the thread that moves the run on gives the device work
 
+    def __repr__(self) -> str:
+        state = ", freed" if self._freed else ", under way" if self.is_under_way else ""
+        return f"{type(self).__name__}({self.words or self.name}{state})"
+
     def enclose(self, before: Iterable[CopyPair], after: Iterable[CopyPair], result: Any) -> None:
         """Add copies ahead of all else and after it; runs return `result` then."""
         self.before, self.after = [*before, *self.before], [*self.after, *after]

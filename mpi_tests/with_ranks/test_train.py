@@ -70,7 +70,14 @@ LAYOUTS = {
 @pytest.mark.sizes(4, proof=(8,))
 def test_layers_and_sequences_may_be_split(comm, capsys, layout):
     check_same(on(comm, **layout), by_torch(comm))
-    assert f"layers over tp {layout.get('tp', 1)}, sequences over sp {layout['sp']} by" in capsys.readouterr().out
+    layers = f"layers over tp {layout['tp']}, " if "tp" in layout else ""
+    assert f"\n{layers}sequences over sp {layout['sp']} by" in capsys.readouterr().out
+
+
+@pytest.mark.sizes(2)
+def test_layers_alone_may_be_split(comm, capsys):
+    check_same(on(comm, tp=2), by_torch(comm))
+    assert "\nlayers over tp 2\n" in capsys.readouterr().out
 
 
 PIPELINES = {
