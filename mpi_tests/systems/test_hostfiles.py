@@ -1,4 +1,4 @@
-"""Hostfiles, as the mpirun at hand reads them, on the hosts of the rig; test_readme.py runs the one of this machine."""
+"""Hostfiles, as the mpirun at hand reads them, on the hosts of the rig; test_documents.py runs this machine's."""
 
 import pytest
 

@@ -8,7 +8,6 @@ import pytest
 
 from mpi_tests import mpi4py_programs, mpi4py_suite
 from mpi_tests.helpers.launch import environment, find_mpirun, launch, watched
-from mpi_tests.helpers.readme import FACING, run
 
 UNDER_OURS = ("python", "-m", "collectives.mpi4py")
 PROGRAM = """
@@ -42,10 +41,6 @@ def test_a_program_that_knows_mpi4py_only(program, how):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == ["['a', '-b'] True True [0, 1, 2]"] * 3
     assert re.search(r"^Allreduce +4 +0 +[\d.]+ ms$", ended.stderr, re.MULTILINE), ended.stderr
-
-
-def test_the_readmes_command():
-    assert run(FACING).stdout.count("Hello, World!") == 4
 
 
 def test_what_a_program_raises_ends_the_job():

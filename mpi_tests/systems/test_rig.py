@@ -1,7 +1,6 @@
 """The rig comes up over whatever is there, goes down whole, and says in a line why it can't be made."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpi_tests import rig
+from mpi_tests.helpers.documents import command_with
 from mpi_tests.helpers.launch import ROOT, watched
 from mpi_tests.rig import Rig, RigError, UnavailableError, is_hydra, job_environment, on
 
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.shares_cores
 # Where a process ends at once, Open MPI's daemon may lose the news, and mpirun waits for ever.
 SLOWLY = "sleep 1; "
 COMMAND = (sys.executable, "-m", "mpi_tests.rig")
-README = (ROOT / "README.md").read_text()
 NETNS = Path("/run/netns")
 
 
@@ -123,16 +122,17 @@ def test_up_and_down(allowed):
     assert all_gone()
 
 
-def test_the_command_of_the_readme(allowed):
-    (command,) = re.findall(r"^python (-m mpi_tests.rig run .*)", README, re.MULTILINE)
-    ended = watched([sys.executable, *shlex.split(command)], job_environment(), 60)
+def test_the_command_of_the_guide(allowed):
+    program, *words = shlex.split(command_with("python -m mpi_tests.rig run"))
+    assert program == "python"
+    ended = watched([sys.executable, *words], job_environment(), 60)
     shown = sorted(ended.stdout.splitlines())
     assert shown == [f"rank {rank} of 8 has [36. 36. 36. 36.]" for rank in range(8)], ended.stderr
 
 
 def test_64_ranks_on_eight_hosts(allowed, tmp_path):
     """The hostfile that is an example to edit, edited."""
-    assert "mpirun --hostfile hostfiles/8x8.txt -np 64 python train.py\n" in README
+    assert command_with("8x8") == "mpirun --hostfile hostfiles/8x8.txt -np 64 python train.py"
     example = ROOT / "hostfiles" / f"8x8{'.mpich' if is_hydra() else ''}.txt"
     (tmp_path / "hosts").write_text(example.read_text().replace("node", "rig"))
     with Rig(hosts=8, slots=8) as made:

@@ -7,8 +7,8 @@ from collectives import algorithms
 from collectives.runtime.choose.auto import Case, parse_tuning
 from collectives.schedule.cost import Network
 from collectives.schedule.spec import COLLECTIVES
+from mpi_tests.helpers.documents import COMMANDS, run
 from mpi_tests.helpers.launch import ROOT, launch, refused
-from mpi_tests.helpers.readme import TUNING, run
 
 EXPLAIN = """
 if comm.rank == 0:
@@ -29,9 +29,10 @@ def rows(output: str) -> list[list[str]]:
 
 
 def test_bench_tunes_and_a_script_follows(tmp_path):
-    """By the README's commands."""
+    """By the commands of the guide."""
     file, script = tmp_path / "tuning.json", tmp_path / "script.py"
-    measure, follow = (command.replace("tuning.json", shlex.quote(str(file))) for command in TUNING)
+    commands = dict.fromkeys(command.text for command in COMMANDS if "tuning.json" in command.text)
+    measure, follow = (text.replace("tuning.json", shlex.quote(str(file))) for text in commands)
     ended = run(f"{measure} {shlex.join(TINY)}")
     tuning = parse_tuning(file.read_text(), str(file))
     assert tuning.environment["ranks"] == 4

@@ -1,4 +1,4 @@
-"""What the README says of commands, files and figures is so; ../systems/test_readme.py runs the commands."""
+"""What the pages say of commands, files and figures is so; ../systems/test_documents.py runs the commands."""
 
 import json
 import re
@@ -10,16 +10,48 @@ from importlib.util import find_spec
 import pytest
 
 import train
+from mpi_tests.helpers.documents import (
+    COMMANDS,
+    ELSEWHERE,
+    FENCED,
+    LANGUAGES,
+    PAGES,
+    PROGRAMS,
+    TRAINING,
+    blocks,
+    commands,
+)
 from mpi_tests.helpers.launch import ROOT
-from mpi_tests.helpers.readme import COMMANDS, README, TRAINING, TRIED
 from mpi_tests.release import CHECKS
 
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-def test_every_command_is_run_by_a_test():
-    others = ["make train", "make test", "source .venv/bin/activate"]
-    assert sorted(COMMANDS) == sorted([*others, *TRIED])
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_is_run_by_a_test(page):
+    """By that of ELSEWHERE, or by test_documents.py, which starts none but PROGRAMS."""
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+    for command in commands(page):
+        assert command.elsewhere or PROGRAMS.match(command.text), f"{page} has `{command.text}`, which no test runs"
+
+
+@pytest.mark.parametrize("place", sorted({*ELSEWHERE.values()}))
+def test_the_tests_that_run_commands_exist(place):
+    path, _, name = place.partition("::")
+    assert f"def {name}(" in (ROOT / "mpi_tests" / path).read_text()
+
+
+def test_no_line_of_the_table_is_left_over():
+    for pattern in ELSEWHERE:
+        assert any(re.match(pattern, command.text) for command in COMMANDS), pattern
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_are_shown_as_they_are(page):
+    for block in blocks(page):
+        if block.language == "python" and block.text.startswith("# examples/"):
+            title, _, code = block.text.partition("\n")
+            assert (ROOT / title.removeprefix("# ")).read_text() == code, title
 
 
 @pytest.mark.parametrize(
@@ -27,12 +59,17 @@ def test_every_command_is_run_by_a_test():
     [
         ("--assume-old=.venv/installed train ARGS='--max_iters 2'", "mpirun -n 2 python train.py --max_iters 2"),
         ("test", "--with-mpi"),
+        *((command.text.removeprefix("make "), "") for command in COMMANDS if command.text.startswith("make ")),
     ],
 )
-def test_make_runs_what_the_readme_says(words, line):
+def test_make_runs_what_the_pages_say(words, line):
     ended = subprocess.run(["make", "--dry-run", *shlex.split(words)], cwd=ROOT, capture_output=True, text=True)
-    assert line in ended.stdout, ended.stderr
-    assert "`mpirun -n 2 python train.py`" in README
+    assert ended.returncode == 0, ended.stderr
+    assert line in ended.stdout
+
+
+def test_the_readme_is_short():
+    assert len(PAGES["README.md"].split()) <= 900
 
 
 def test_make_ci_and_the_checks_of_a_release_run_files_that_exist():
@@ -59,9 +96,11 @@ def test_a_config_begins_with_the_command_that_runs_it(config):
     assert command in TRAINING or "--device cuda" in command  # those are for GPUs: test_presets.py trains smaller ones
 
 
-def test_its_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_files_lead_somewhere(page):
+    text = FENCED.sub("", PAGES[page])
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert ((ROOT / page).parent / target).exists(), target
 
 
 def test_its_figures_are_those_of_the_results():
@@ -69,6 +108,18 @@ def test_its_figures_are_those_of_the_results():
     assert len(runs) == 4
     table = runpy.run_path(str(ROOT / "benchmarks" / "table.py"))["table"]
     assert "\n".join(table(runs)) in (RESULTS / "README.md").read_text()
+
+
+def test_the_ratios_of_the_readme_are_those_of_the_results():
+    lines = (RESULTS / "README.md").read_text().splitlines()
+    cells = {tuple(row[:3]): row[3:] for row in ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)}
+    columns = ["from 64 KiB", "from 1 MiB", "to 16 KiB"]
+    shown = re.findall(rf"^\| (\w+), \w+ \w+, ({'|'.join(columns)}) \| (.*) \|$", PAGES["README.md"], re.MULTILINE)
+    assert len(shown) == 5
+    runs = [(mpi, ranks) for mpi in ("Open MPI v5.0.11", "MPICH 5.0.2") for ranks in ("2", "4")]
+    for collective, sizes, ratios in shown:
+        means = [cells[(*run, collective)][columns.index(sizes)].split()[0] for run in runs]
+        assert ratios.split(" | ") == means, collective
 
 
 def test_its_times_of_calls_are_those_of_the_results():
@@ -82,7 +133,8 @@ def test_its_times_of_calls_are_those_of_the_results():
         sizes = {min(times): f"{min(times)} B", 1 << 14: "16 KiB", 1 << 20: "1 MiB", 1 << 26: "64 MiB"}
         for nbytes, size in sizes.items():
             plan, call, _, symmetric, native, _ = times[nbytes]
-            assert f"| {mpi} | {ranks} | {size} | {call} | {plan} | {native} | {symmetric} |" in README
+            row = f"| {mpi} | {ranks} | {size} | {call} | {plan} | {native} | {symmetric} |"
+            assert row in PAGES["docs/guide/tools.md"]
 
 
 def test_tables_of_the_rig_are_those_of_the_results():

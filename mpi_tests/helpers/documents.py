@@ -1,0 +1,112 @@
+"""The pages of the documentation: their blocks of code, the commands in them, and which test runs each.
+
+README.md and every page of docs/ are read.  A command is a line of a ```bash block; a block without a language right
+after it shows its output.  `systems/test_documents.py` runs the commands of each page from top to bottom, but those
+that `ELSEWHERE` gives to another test.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+from mpi_tests.helpers.launch import ROOT, environment
+
+FENCED = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"", "bash", "python", "text", "toml", "yaml", "mermaid"}  # a command in any other block would not be run
+PROGRAMS = re.compile(r"([A-Z0-9_]+=\S+ )*(mpirun|python|source|torchfrtrace) ")  # what test_documents.py runs
+
+FILES = r"--(data|config|checkpoint_dir|resume|init_from|report|trace|tensorboard|prometheus)\b"
+# Commands, as patterns, and the test that runs those.
+ELSEWHERE = {
+    r"make [\w-]+$": "without_ranks/test_readme.py::test_make_runs_what_the_pages_say",
+    rf"mpirun -n [1248] python train\.py(?! --layout auto)(?!.* {FILES}).*": (
+        "with_ranks/test_features.py::test_every_command_of_the_tables_trains"
+    ),
+    r".*python sample\.py ": "systems/test_documents.py::test_text_from_what_was_trained",
+    r".*--device cuda|python -m mpi_tests\.gpu_check ": (
+        "systems/test_documents.py::test_commands_for_gpus_say_what_is_missing"
+    ),
+    r".*tuning\.json": "systems/test_tuning.py::test_bench_tunes_and_a_script_follows",
+    r".*examples/hang\.py": "systems/test_documents.py::test_a_hanging_job_ends_as_shown",
+    r"mpirun -n 4 python -m collectives\.doctor$": "systems/test_documents.py::test_the_doctor_says_what_is_shown",
+    r"(COMMAND=.* )?sbatch ": "systems/test_slurm.py::test_the_guide_submits_it",
+    r"mpirun --hostfile hostfiles/8x8": "systems/test_rig.py::test_64_ranks_on_eight_hosts",
+    r"python -m mpi_tests\.rig run ": "systems/test_rig.py::test_the_command_of_the_guide",
+    r"mpirun -n \d python benchmarks/data_parallelism\.py": "systems/test_benchmarks.py::test_data_parallelism",
+}
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    page: str
+    language: str
+    text: str
+
+
+class Command(NamedTuple):
+    """A command of a page, and what the page shows as its output."""
+
+    page: str
+    text: str
+    output: str | None
+
+    @property
+    def elsewhere(self) -> str | None:
+        """The test that runs it, unless that is `test_documents.test_commands`."""
+        return next((test for pattern, test in ELSEWHERE.items() if re.match(pattern, self.text)), None)
+
+
+def blocks(page: str) -> list[Block]:
+    return [Block(page, language, textwrap.dedent(text)) for _, language, text in FENCED.findall(PAGES[page])]
+
+
+def commands(page: str) -> list[Command]:
+    """Return the commands of a page in their order; an output belongs to the last of its block."""
+    listed = []
+    of_page = blocks(page)
+    for block, following in zip_longest(of_page, of_page[1:]):
+        if block.language == "bash":
+            lines = [line.split(" #")[0].strip() for line in block.text.replace("\\\n", "").splitlines()]
+            *others, last = [line for line in lines if line and not line.startswith("#")]
+            listed += [Command(page, line, None) for line in others]
+            is_output = following is not None and following.language in ("", "text")
+            listed.append(Command(page, last, following.text if is_output else None))
+    return listed
+
+
+PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in PATHS}
+COMMANDS = [command for page in PAGES for command in commands(page)]
+TRAINING = [command.text for command in COMMANDS if "train.py" in command.text]
+
+
+def command_with(words: str) -> str:
+    """Return the one command of all pages that has these words."""
+    (text,) = {command.text for command in COMMANDS if words in command.text}
+    return text
+
+
+def checkout(folder: Path) -> Path:
+    """Make a folder that looks like a checkout, in which commands write without a change to this one."""
+    for path in ROOT.iterdir():
+        if path.name in ("docs", "benchmarks"):  # commands write there
+            shutil.copytree(path, folder / path.name)
+        elif not path.name.startswith((".git", "out")):
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def run(command: str, folder: Path = ROOT, fails: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a command of a page in bash, in the environment that the pages say to activate."""
+    env = environment() | {"PATH": f"{Path(sys.executable).parent}:{environment()['PATH']}"}
+    ended = subprocess.run(["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode != 0) == fails, f"{command}\n{ended.stdout}{ended.stderr}"
+    return ended

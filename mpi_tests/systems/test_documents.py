@@ -1,0 +1,136 @@
+"""The commands and the code of the documentation run: in small where they would take minutes."""
+
+import platform
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from mpi_tests.helpers.documents import COMMANDS, PAGES, Command, blocks, checkout, command_with, commands, run
+from mpi_tests.helpers.launch import ROOT, launch
+
+# Flags that make a command small; of a flag that comes twice, the last counts.
+TINY_MODEL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
+IN_SMALL = {
+    r"train\.py": f"{TINY_MODEL} --val_fraction 0.002",
+    r"schedule\.simulate": "--algorithms binomial hierarchical -b 1M -e 1M",
+    r"collectives\.bench ": "-b 1K -e 1K -n 2",
+    r"mpi_tests\.fuzz": "--seconds 1",
+}
+WRITES = r"--(?:html|json|out|output|picture|png|report|space-time|trace|prometheus) (\S+)"
+SAYS = {  # what the output of a command has, beside what its page shows
+    r"train\.py": "iter 2/2",
+    r"collectives\.bench (?!.*--space-time)": "# Wrong elements    : 0 OK",
+    r"parallelism\.planner": "layouts fit, ",
+    r"pipeline\.schedule search": "known:",
+    r"collectives\.exercise .*/ring\.py": "right on 1 to 16 ranks",
+    r"mpi4py\.bench helloworld": "Hello, World!",
+    r"collectives\.page": "without a network",
+    r"schedule\.simulate": "65536 ranks of 8192 nodes",
+    r"--space-time": ": planned, ",
+}
+PYTHON_ELSEWHERE = {"docs/torch.md": "systems/test_torch_backend.py"}
+NUM_RANKS = 2  # of a page's Python
+
+
+def own(page: str) -> list[Command]:
+    """Return the commands of a page that are run here; an example that several pages start belongs to the first."""
+    first = {command.text: command.page for command in reversed(COMMANDS)}
+    here = [command for command in commands(page) if command.elsewhere is None]
+    return [command for command in here if "examples/" not in command.text or first[command.text] == page]
+
+
+def small(command: str) -> str:
+    return " ".join([command, *(flags for words, flags in IN_SMALL.items() if re.search(words, command))])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if own(page)])
+def test_commands(page, tmp_path):
+    """Run the commands of a page from top to bottom, in one folder: later ones read what earlier ones have written."""
+    folder = checkout(tmp_path)
+    for command in own(page):
+        printed = run(small(command.text), folder).stdout
+        for words, line in SAYS.items():
+            assert not re.search(words, command.text) or line in printed, f"{command.text}\n{printed}"
+        for file in re.findall(WRITES, command.text):
+            assert (folder / file).exists(), f"{command.text} has not written {file}"
+        if command.output is not None:  # ranks print in any order
+            assert sorted(printed.splitlines()) == sorted(command.output.splitlines()), command.text
+
+
+def python_of(page: str) -> str:
+    """Return the Python of a page as one program; examples are run by their commands."""
+    code = [block.text for block in blocks(page) if block.language == "python"]
+    return "\n".join(text for text in code if not text.startswith("# examples/"))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_of(page) and page not in PYTHON_ELSEWHERE])
+def test_python(page):
+    ended = launch(NUM_RANKS, sys.executable, "-c", python_of(page))
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_text_from_what_was_trained(tmp_path):
+    folder = checkout(tmp_path)
+    trained = run(small("mpirun -n 2 python train.py"), folder).stdout
+    assert trained.splitlines()[-1] == "for more: python sample.py --from out"
+    sampling = {command.text for command in COMMANDS if "sample.py" in command.text}
+    texts = {command: run(f"{command} --num_tokens 9", folder).stdout for command in sampling}
+    for command, text in texts.items():
+        num_samples = int((re.findall(r"--num_samples (\d+)", command) or ["1"])[0])
+        assert (text.count("def "), text.count("\n---\n")) == (num_samples, num_samples - 1), command
+    whole = run("python sample.py --from out --num_tokens 9 --prompt 'def '", folder).stdout
+    assert texts['mpirun -n 2 python sample.py --from out --prompt "def "'] == whole
+
+
+def test_commands_for_gpus_say_what_is_missing():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: they would take long")
+    checking, *others = [command.text for command in COMMANDS if re.search("gpu_check|--device cuda", command.text)]
+    assert run(checking).stdout.startswith("skipped: ")
+    assert others
+    for command in others:
+        assert re.search("needs CuPy|no CUDA device|sees no CUDA device", run(command, fails=True).stderr), command
+
+
+def test_what_pip_is_told_to_install_is_there():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = {extra for text in PAGES.values() for extra in re.findall(r"pip install '\.\[(\w+)\]'", text)}
+    assert told
+    assert told <= extras.keys()
+
+
+def test_a_hanging_job_ends_as_shown():
+    command = command_with("examples/hang.py")
+    shown = output_of(command).splitlines()
+    ended = run(command, fails=True)
+    begin = ended.stderr.index(shown[0])
+    lines = ended.stderr[begin:].splitlines()[: len(shown)]
+    *lines, where = [re.sub(r"\b\d+ s\b", "5 s", line) for line in lines]
+    *report, shown_where = shown
+    assert lines == report
+    words, folder = where.rsplit(" ", 1)
+    assert words == shown_where.rsplit(" ", 1)[0]
+    assert {path.name for path in Path(folder).iterdir()} == {"rank_0", "rank_1", "rank_2"}
+
+
+def test_the_doctor_says_what_is_shown():
+    """Its first line, and others on the same topics, of the same ranks; their facts are this machine's."""
+    command = "mpirun -n 4 python -m collectives.doctor"
+    shown = output_of(command).replace("node1", platform.node()).splitlines()
+    printed = run(command).stdout.splitlines()
+    assert printed[0] == shown[0]
+    assert {topic(line) for line in shown} <= {topic(line) for line in printed}
+
+
+def topic(line: str) -> str:
+    return re.sub(r"^\w+ +|: .*", "", line)
+
+
+def output_of(text: str) -> str:
+    """Return what the pages show as the output of a command."""
+    (output,) = {command.output for command in COMMANDS if command.text == text and command.output}
+    return output
