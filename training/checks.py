@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from collectives.algorithms.groups import Topology
+from collectives.job import system
 from collectives.schedule.draw import refuse, refuse_picture
 from models.data import Tokens, TokenWindows, split
 from models.hf import initialize
@@ -90,7 +91,7 @@ def check_memory(config: Config, vocab_size: int, topology: Topology) -> None:
     (num_params,) = rank_params(TrainingJob(shape_of(config, vocab_size), 1), ParallelLayout())
     ranks = max(map(len, topology.nodes))
     needed = num_params * 4 * ranks  # it is made of float32
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = system.total_memory_bytes()
     if needed > there:
         raise ValueError(
             f"n_layer={config.n_layer} and n_embd={config.n_embd} make {num_params:,} parameters, {in_bytes(needed)} "

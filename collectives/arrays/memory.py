@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.views import pointer
+from collectives.job import system
 from collectives.job.errors import InputError
 
 PAGE_BYTES = 4096
@@ -299,7 +300,7 @@ def reads_processes(probes: list[list[int]]) -> bool:
 def read_process(pid: int, address: int) -> int | None:
     """Return an integer in another process's memory, None where the system does not let us."""
     here = np.zeros(1, np.int64)
-    call = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    call = system.function("process_vm_readv")
     if call is None:
         return None
     call.restype = ctypes.c_ssize_t

@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from collectives.bench.report import Document, Row
 from collectives.bench.trial import PEERS, Trial, element_counts, places
 from collectives.charts import page
 from collectives.communicator import Communicator
+from collectives.job import system
 from collectives.job.errors import InputError
 from collectives.job.settings import size_in_words
 from collectives.runtime.choose import auto
@@ -91,15 +91,10 @@ def refuse_too_large(comm: Communicator, flags: Namespace) -> None:
     """Raise InputError on every rank if a node lacks memory for arrays, and an algorithm's copies.  Collective."""
     ranks, vectors = max(map(len, comm.topology.nodes)), 2 * max(map(len, flags.names.values())) + CHECKED_ARRAYS
     with comm.agreed():
-        free = available() // (vectors * ranks)
+        free = system.available_memory_bytes() // (vectors * ranks)
         if flags.device == "cpu" and flags.end > free:
             words = f"{vectors} vectors for each of a node's {ranks} ranks don't fit into its memory"
             raise ValueError(f"--end {size_in_words(flags.end)}: {words}: use --end {free >> 10}K at most")
-
-
-def available() -> int:
-    """Read how many bytes this machine has left."""
-    return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) << 10
 
 
 def results(comm: Communicator, flags: Namespace, network: Network, missing: Any) -> Iterator[list[Row]]:

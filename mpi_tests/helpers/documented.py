@@ -5,8 +5,8 @@ import shlex
 
 from models.flags import parse
 from mpi_tests.helpers.launch import ROOT
-from train import train
 from training.config import Config
+from training.main import train
 
 COMMAND = re.compile(r"mpirun -n (\d+) python train\.py ?(.*)")
 # A flag that comes again overrides the one before: of the commands', those that set a size lose.

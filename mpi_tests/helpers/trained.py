@@ -18,8 +18,8 @@ from models.hf import to_hugging_face
 from models.learning_rate import learning_rate
 from models.mixture import balance, routers
 from parallelism.data.sampler import DistributedSampler
-from train import train
 from training.config import Config, make_model
+from training.main import train
 
 GLOBAL_BATCH = 24
 SMALL = Config(

@@ -13,8 +13,8 @@ from models.flags import parse
 from models.hf import save_hugging_face
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.trained import GLOBAL_BATCH, SMALL, config, loss_of, on
-from train import train
 from training.config import Config
+from training.main import train
 
 
 @pytest.fixture

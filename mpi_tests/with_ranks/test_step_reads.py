@@ -11,7 +11,7 @@ from collectives import InputError
 from models.report import TrainingReport
 from mpi_tests.helpers.trained import config
 from parallelism.checkpoint import Checkpoints
-from train import train
+from training.main import train
 from training.pending import LateReport
 from training.run import TrainingRun
 

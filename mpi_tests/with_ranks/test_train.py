@@ -37,9 +37,9 @@ from mpi_tests.helpers.trained import (
 from parallelism.checkpoint.index import sealed
 from parallelism.checkpoint.stop import SIGNALS
 from parallelism.pipeline.schedule.search import search
-from train import train
 from training.config import Config
 from training.fused import FusedGate, FusedGELU, FusedRotaryHeads
+from training.main import train
 from training.run import TrainingRun
 
 LAST, HALF = SMALL.max_iters, SMALL.max_iters // 2

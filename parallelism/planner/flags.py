@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from collectives.job.settings import Parser, Range, check
@@ -21,7 +20,7 @@ from collectives.schedule.fabrics import (
     with_flags,
 )
 from models import presets, ranges
-from models.flags import add_flag, from_toml
+from models.flags import add_flag, config_file, config_help, from_toml
 from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
 from parallelism.planner.counts import STATES
@@ -123,7 +122,7 @@ def asked(arguments: Sequence[str] | None, description: str | None) -> PlanReque
         words.append(f"{flags.config}: {', '.join(others)} have no part in this")
     own = {"config": flags.config} if flags.config else {}
     own |= {name: value for name, value in given.items() if name not in (*ParallelLayout._fields, "vocab_size")}
-    train = ["mpirun", "-n", str(machine.world_size), "python train.py", *(as_flag(*each) for each in own.items())]
+    train = ["mpirun", "-n", str(machine.world_size), "python -m training", *(as_flag(*each) for each in own.items())]
     return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), written)
 
 
@@ -144,7 +143,7 @@ def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], di
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     made = Parser("python -m parallelism.planner", description, allow_abbrev=False)
-    made.add_argument("--config", type=Path, help="a TOML file of train.py's settings; flags come before it")
+    made.add_argument("--config", type=config_file, help=f"{config_help()}; flags come before it")
     add = made.add_argument
     add("--number", type=Range(1, 1000).whole, default=5, help="of meshes that are shown, the best ones (5)")
     fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from collectives.job import system
 from models.config import LlamaConfig, ModelConfig
 from models.model import make
 from parallelism.planner.layout import TrainingJob
@@ -85,7 +85,7 @@ def now(device: str) -> float:
 
 
 def memory_bytes(device: str = "cpu", ranks: int = 1) -> float:
-    """Return the bytes of a device, or of a host's free memory for each of its ranks (Linux)."""
+    """Return the bytes of a device, or of a host's free memory for each of its ranks."""
     if device != "cpu":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / ranks
+    return system.available_memory_bytes() / ranks
