@@ -16,10 +16,11 @@ from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import render
 from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
-from parallelism.page import attention, zero
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import num_alive
 from parallelism.pipeline.schedule.price import Costs, price
+from parallelism.sequence import scene as attention
+from parallelism.zero import scene as zero
 
 pytestmark = [pytest.mark.shares_cores, needs_chromium]
 

@@ -20,7 +20,9 @@ FILES = {  # what programs read beside their code
     "collectives/page": "*.[chj][st]*",
     "models/configs": "*.toml",
     "collectives/job/hostfiles": "*",
-    "parallelism/page": "*.js",
+    "parallelism/pipeline": "*.js",
+    "parallelism/sequence": "*.js",
+    "parallelism/zero": "*.js",
 }
 HELP = [line for line in training.main.__doc__.splitlines() if line.startswith("mpirun")]
 SMALL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
