@@ -23,7 +23,7 @@ test: .venv/kernels
 	$(RUN) $(ON_RANKS) mpi_tests/with_ranks
 	$(RUN) python -m pytest mpi_tests/systems/test_end_to_end.py
 
-# Whole systems: several hosts, Slurm, kills, other programs, README's commands.  Tests that take all cores run one after
+# Whole systems: several hosts, Slurm, kills, other programs, commands of the documentation.  Tests that take all cores run one after
 # the other; those that wait, or compute in one process, three at a time.
 test-system: .venv/kernels
 	$(RUN) python -m pytest --numprocesses 3 --dist loadgroup -m shares_cores mpi_tests/systems
