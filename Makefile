@@ -9,7 +9,7 @@ RUN := source .venv/bin/activate &&
 PYTEST := python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 ON_RANKS := timeout --kill-after 10 1800 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi
 
-.PHONY: train test test-system test-all proof mutants lint bench
+.PHONY: train test test-system test-all proof mutants lint bench docs
 .DELETE_ON_ERROR:
 
 train: .venv/kernels
@@ -54,6 +54,10 @@ lint: .venv/installed
 
 bench: .venv/kernels
 	$(RUN) for ranks in 2 4; do timeout 600 mpirun -n $$ranks python benchmarks/peers.py $(ARGS); done
+
+# The site of docs/, in build/site, to be opened from disk; warnings are errors.
+docs: .venv/installed
+	$(RUN) NO_MKDOCS_2_WARNING=1 python -m mkdocs build
 
 # The kernels of every dtype, compiled on all cores and kept beside their source: otherwise ranks wait for the first use.
 .venv/kernels: .venv/installed collectives/runtime/kernels.py parallelism/numerics/pointwise_kernels.py

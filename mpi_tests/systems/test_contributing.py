@@ -34,6 +34,6 @@ def test_commands(command):
 def test_targets_of_make():
     assert COMMANDS[0] == "source .venv/bin/activate"
     targets = re.findall(r"^    make (\S+)", TEXT, re.MULTILINE)
-    assert targets == ["test", "test-system", "lint", "mutants", "bench"]
+    assert targets == ["test", "test-system", "lint", "mutants", "bench", "docs"]
     for target in [*targets, "test-all"]:
         assert run(f"make --dry-run --assume-old=.venv/installed --assume-old=.venv/kernels {target}")

@@ -19,6 +19,7 @@ IN_SMALL = {
     r"schedule\.simulate": "--algorithms binomial hierarchical -b 1M -e 1M",
     r"collectives\.bench ": "-b 1K -e 1K -n 2",
     r"mpi_tests\.fuzz": "--seconds 1",
+    r"benchmarks/peers\.py": "--repeats 1 --end 64",
 }
 WRITES = r"--(?:html|json|out|output|picture|png|report|space-time|trace|prometheus) (\S+)"
 SAYS = {  # what the output of a command has, beside what its page shows

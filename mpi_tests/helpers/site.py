@@ -1,0 +1,65 @@
+"""The pages of the site as their tests read them: tables, places in the sources, what they fetch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+from mpi_tests.helpers.launch import ROOT
+
+DOCS = ROOT / "docs"
+PLACE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """Return the rows, as cells, of the table beneath a heading."""
+    _, _, below = page.read_text().partition(f"## {heading}\n")
+    rows = [line for line in below.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[2:]]
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def is_defined(path: str, name: str) -> bool:
+    """Return whether a file defines a function, class, method, attribute or constant, by its dotted name."""
+    body = ast.parse((ROOT / path).read_text()).body
+    for part in name.split("."):
+        found = [node for node in body if part in names_of(node)]
+        if not found:
+            return False
+        body = getattr(found[-1], "body", [])
+    return True
+
+
+def names_of(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def texts_in(folder: str) -> Iterator[str]:
+    """Yield every string in the sources of a package; those of f-strings between what is filled in."""
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+class Fetched(HTMLParser):
+    """What a page has the browser fetch: of links only style sheets and icons, not those that a reader follows."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.urls: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        if tag != "a":
+            self.urls += [value for name, value in attributes if name in ("src", "href", "srcset") and value]

@@ -1,0 +1,119 @@
+"""What the pages of the site say of the code is so; ../systems/test_site.py builds the site and runs its commands."""
+
+import os
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from collectives.bench.report import bus_factor
+from collectives.job import environment
+from collectives.schedule.spec import COLLECTIVES
+from mpi_tests.helpers.documents import PAGES, blocks
+from mpi_tests.helpers.launch import ROOT
+from mpi_tests.helpers.launch import environment as without_launcher
+from mpi_tests.helpers.site import DOCS, PLACE, code, is_defined, table, texts_in
+
+PACKAGES = ("collectives", "parallelism", "models", "training")
+
+
+def in_order(names):
+    return sorted(names, key=str.casefold)
+
+
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if PLACE.search(text)])
+def test_every_file_and_function_that_is_named_is_there(page):
+    places = PLACE.findall(PAGES[page])
+    assert [f"{path}:{name}" for path, name in places if not is_defined(path, name)] == []
+
+
+def test_each_step_of_a_life_names_a_file_and_a_function():
+    for page in ("all_reduce", "gradient", "micro_batch"):
+        text = (DOCS / "architecture" / f"{page}.md").read_text()
+        steps = re.findall(r"^\d+\. .*?(?=^\d+\. |^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+        assert len(steps) > 10
+        last = "The method returns", "What is bound is of one"  # what the caller sees, and a list of such places
+        assert [step for step in steps if "→ `" not in step and not any(words in step for words in last)] == []
+
+
+def printing(page):
+    """Return what a page's Python prints, as blocks of text right after it show."""
+    return [text.text for code, text in pairwise(blocks(page)) if (code.language, text.language) == ("python", "text")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if printing(page)])
+def test_the_python_of_a_page_prints_what_is_shown(page):
+    program = "\n".join(block.text for block in blocks(page) if block.language == "python")
+    env = without_launcher() | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert [text for text in printing(page) if text not in ended.stdout] == []
+
+
+def test_the_report_of_a_hang_that_is_quoted_is_the_one_that_is_shown():
+    (report,) = [block.text for block in blocks("docs/guide/collectives.md") if "not arrived at" in block.text]
+    quoted = re.findall(r"`(rank 0 has waited .*|not arrived .*)`", PAGES["docs/troubleshooting.md"])
+    assert len(quoted) == 2
+    assert set(quoted) <= set(report.splitlines())
+
+
+def test_the_table_of_our_variables_is_that_of_the_code(monkeypatch):
+    rows = table(DOCS / "environment.md", "Ours")
+    names = [code(name)[0] for name, *_ in rows]
+    assert names == in_order(environment.SETTINGS)
+    for name, (_, _, values, default) in zip(names, rows, strict=True):
+        read = environment.SETTINGS[name]
+        monkeypatch.delenv(name, raising=False)
+        unset = read()
+        for value in code(values):
+            monkeypatch.setenv(name, value)
+            read()  # raises for a value that will not do
+        for value in code(default):
+            monkeypatch.setenv(name, value)
+            assert read() == unset, name
+
+
+def test_the_tables_of_others_variables_are_those_that_are_read():
+    page = DOCS / "environment.md"
+    rows = [*table(page, "Of others, that we read"), *table(page, "Of others, that we set")]
+    shown = {name for cell, *_ in rows for name in code(cell)}
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    read = {name for path in files for name in read_in(path)} - set(environment.SETTINGS)
+    assert shown == read
+
+
+def read_in(path: Path) -> set[str]:
+    """Return the variables that a file reads or sets: by name, or from a tuple of names."""
+    text = path.read_text()
+    if "os.environ" not in text:
+        return set()
+    direct = re.findall(r'environ(?:\.get|\.setdefault)?[(\[]"(\w+)"', text) + re.findall(
+        r'"(\w+)" in os\.environ', text
+    )
+    direct += re.findall(r'\b(?:whole|choice)\("(\w+)"', text)
+    tuples = re.findall(r"^(?:LAUNCHED_\w+|LOCAL_RANKS|SET_BY_HAND) = \((.*)\)$", text, re.MULTILINE)
+    return {*direct, *re.findall(r'"(\w+)"', " ".join(tuples))}
+
+
+def test_factors_of_bus_bandwidth_are_those_of_the_code():
+    rows = {code(name)[0]: code(factor)[0] for name, _, factor in table(DOCS / "benchmarking.md", "What busbw is")}
+    assert rows.keys() == COLLECTIVES.keys() - {"barrier", "scan", "exscan"}
+    for name, factor in rows.items():
+        for p in range(2, 9):
+            assert eval(factor, {"p": p}) == pytest.approx(bus_factor(name, p)), name
+
+
+def test_the_glossary_is_in_order():
+    terms = re.findall(r"^(\w.*)\n:   ", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    assert len(terms) > 30
+    assert terms == in_order(terms)
+
+
+def test_errors_that_are_explained_are_in_the_code():
+    texts = list(texts_in("collectives"))
+    for message, *_ in table(DOCS / "troubleshooting.md", "Errors"):
+        for words in re.findall(r"`([^`]+)`", message):
+            assert any(words.strip() in text for text in texts), words
