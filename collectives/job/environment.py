@@ -97,7 +97,9 @@ def oversubscribed(local_ranks: int = 1) -> bool:
 
 
 def before_mpi() -> None:
-    """Set what the MPI library reads when it starts.  Call before mpi4py.MPI is imported."""
+    """Set what the MPI library and Numba read when they start.  Call before mpi4py.MPI is imported."""
+    # Where colorama is installed, Numba has it write an escape sequence when the process ends.
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     if oversubscribed():
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 

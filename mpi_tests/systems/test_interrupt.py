@@ -55,7 +55,7 @@ def check_ended(ended, launcher: str) -> None:
 def test_the_benchmark_leaves_what_it_has_measured(tmp_path, launcher):
     """It is in the middle of the second size."""
     file = tmp_path / "r.json"
-    words = ["-m", "collectives.bench", "-a", "ring", "-b", "8", "-e", "64M", "-f", str(1 << 23), "--json", str(file)]
+    words = ["-m", "collectives.bench", "-A", "ring", "-b", "8", "-e", "64M", "-f", str(1 << 23), "--json", str(file)]
     ended = interrupted(LAUNCHERS[launcher], [*words, "-n", "300"], lambda shown: file.exists())
     check_ended(ended, launcher)
     (row, *_) = json.loads(file.read_text())["results"]

@@ -20,7 +20,7 @@ def pages(tmp_path_factory):
     sizes = ["-b", "64", "-e", "64K", "-f", "8", "-n", "5", "-w", "1", "--peers", "mpi"]
     bench, training = folder / "bench.html", folder / "training.html"
     for command in (
-        ["-m", "collectives.bench", "all_reduce", "-a", "all", *sizes, "--html", bench],
+        ["-m", "collectives.bench", "all_reduce", "-A", "all", *sizes, "--html", bench],
         ["train.py", *SMALL.split(), "--out_dir", folder / "out", "--report", training],
     ):
         ended = launch(2, "python", *command)
