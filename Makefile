@@ -19,7 +19,7 @@ train: .venv/kernels
 test: .venv/kernels
 	$(RUN) $(PYTEST) --doctest-modules collectives models parallelism training benchmarks/held_bytes.py \
 		mpi_tests/fuzz.py mpi_tests/fuzz_settings.py mpi_tests/mutants.py mpi_tests/mutants_list.py \
-		mpi_tests/release.py mpi_tests/stranger.py mpi_tests/helpers mpi_tests/without_ranks
+		mpi_tests/release.py mpi_tests/stranger.py mpi_tests/container.py mpi_tests/helpers mpi_tests/without_ranks
 	$(RUN) $(ON_RANKS) mpi_tests/with_ranks
 	$(RUN) python -m pytest mpi_tests/systems/test_end_to_end.py
 

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Set what mpirun and its ranks need.  A checkout's .venv/bin/activate ends with it; beside a wheel:
 #     source "$(collectives-hostfiles)/activate.sh"
 if [ -n "${BASH_SOURCE:-}" ]; then hostfiles=$(dirname "${BASH_SOURCE[0]}"); else hostfiles=$(dirname "$VIRTUAL_ENV")/hostfiles; fi

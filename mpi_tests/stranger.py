@@ -11,21 +11,18 @@ Commands that need a cluster or a GPU are not run.  `SHORTER` says how long ones
 """
 
 import argparse
-import os
 import re
-import shlex
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from mpi_tests.helpers.debian import check_possible, make_root, run_inside
 from mpi_tests.helpers.launch import ROOT
 
 BUILD = ROOT / "build" / "stranger"
-PACKAGES = "ca-certificates,make,python3,python3-venv"
+PACKAGES = ("ca-certificates", "make", "python3", "python3-venv")
 HOME = "/root/project"  # the clone's folder, within the new root
 NOT_RUN = {
     r"\b(sbatch|qsub|bsub|srun|salloc)\b|8x8": "needs a cluster",
@@ -44,7 +41,6 @@ SHORTER = (  # a command, and what is run in its place
     (r"(.*mpirun .*(?:train\.py|-m training)\b(?!\.).*)", rf"\1 {SMALL} --val_fraction 0.002"),
     (r"(.*-m collectives\.bench\b(?!\.).*)", r"\1 -b 1K -e 64K -n 5"),
 )
-LIMIT_S = 3600
 
 
 class Step(NamedTuple):
@@ -94,59 +90,6 @@ def step_of(command: str, whole: bool) -> Step:
     return Step(command, shorter[0] if shorter else command, reason)
 
 
-def mirror() -> str:
-    """Return where apt finds Debian's packages."""
-    lines = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI)"], capture_output=True, text=True)
-    found = [line for line in lines.stdout.split() if line.rstrip("/").endswith("/debian")]
-    if not found:
-        sys.exit("error: apt has no mirror of Debian, whose address ends in /debian: add one to its sources")
-    return found[0]
-
-
-def make_root(root: Path, suite: str) -> None:
-    """Make a fresh Debian with what README asks for, this machine's configuration of pip, and a clone."""
-    if root.exists():
-        shutil.rmtree(root)  # nothing is mounted in it: mounts are those of ended processes
-    root.mkdir(parents=True)
-    recipe = Path("/usr/share/debootstrap/scripts", suite)
-    script = [] if recipe.exists() else [str(recipe.with_name("sid"))]  # of a suite newer than debootstrap
-    options = ["--variant=minbase", f"--include={PACKAGES}"]
-    subprocess.run(
-        ["debootstrap", *options, suite, str(root), mirror(), *script], check=True, stdout=subprocess.DEVNULL
-    )
-    for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf"):
-        if Path(path).exists():
-            Path(f"{root}{path}").unlink(missing_ok=True)
-            shutil.copy(path, f"{root}{path}")
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), f"{root}{HOME}"], check=True)
-
-
-def pip_folders() -> Iterator[str]:
-    """Yield the folders that pip's configuration names, of wheels and of packages."""
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
-    for word in sorted(set(re.findall(r"(?:(?<=file://)|(?<![\w/:]))/[^\s'\"/][^\s'\"]*", listed))):
-        folder = Path(word).parent if Path(word).name == "simple" else Path(word)
-        if folder.is_dir():
-            yield str(folder)
-
-
-def run_inside(root: Path, command: str, log: Path, limit_s: float = LIMIT_S) -> int:
-    """Run a command of the shell in the clone, with processes and mounts that end with it; return its status."""
-    binds = [f"mkdir -p {root}{folder} && mount --rbind {folder} {root}{folder}" for folder in ["/dev", *pip_folders()]]
-    inside = shlex.quote(f"cd {HOME} && {command}")
-    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={root}/proc"]
-    words += ["bash", "-ec", "\n".join([*binds, f"exec chroot {root} bash -c {inside}"])]
-    own = {name: value for name, value in os.environ.items() if re.match("PIP_|.*_proxy$", name, re.IGNORECASE)}
-    env = own | {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/root", "LANG": "C.UTF-8"}
-    with log.open("a") as file:
-        print(f"\n$ {command}", file=file, flush=True)
-        try:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
-            return subprocess.run(words, env=env, timeout=limit_s, **streams).returncode
-        except subprocess.TimeoutExpired:
-            return 124
-
-
 def follow(root: Path, text: str, whole: bool, log: Path) -> Iterator[Row]:
     """Run the commands of a README, one after the other, as in one shell, and yield a row for each."""
     before: list[str] = []  # what changes the shell
@@ -156,7 +99,7 @@ def follow(root: Path, text: str, whole: bool, log: Path) -> Iterator[Row]:
             yield Row(step, f"not run: {step.reason}")
             continue
         begin = time.monotonic()
-        status = run_inside(root, " && ".join([*before, step.run]), log)
+        status = run_inside(root, HOME, " && ".join([*before, step.run]), log)
         if re.match(r"(source|\.|cd|export) ", command):
             before.append(command)
         yield Row(step, "passed" if status == 0 else f"FAILED ({status})", time.monotonic() - begin)
@@ -172,13 +115,11 @@ def main() -> int:
     parser.add_argument("suite", help="of Debian, as in bookworm")
     parser.add_argument("--whole", action="store_true", help="run `make test` whole, not some of its tests")
     args = parser.parse_args()
-    if os.geteuid() or not shutil.which("debootstrap"):
-        print("error: this takes root and debootstrap: apt-get install debootstrap", file=sys.stderr)
-        return 2
+    check_possible()
     root, log, out = (BUILD / f"{args.suite}{end}" for end in ("", ".log", ".md"))
-    make_root(root, args.suite)
+    make_root(root, args.suite, PACKAGES, HOME)
     log.write_text("")
-    run_inside(root, "(. /etc/os-release; echo $PRETTY_NAME; python3 --version) > /root/system", log)
+    run_inside(root, HOME, "(. /etc/os-release; echo $PRETTY_NAME; python3 --version) > /root/system", log)
     system = ", ".join(Path(f"{root}/root/system").read_text().split("\n")[:2])
     rows = []
     for row in follow(root, Path(f"{root}{HOME}/README.md").read_text(), args.whole, log):

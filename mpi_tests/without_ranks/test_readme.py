@@ -73,7 +73,7 @@ def test_the_readme_is_short():
 
 def test_make_ci_and_the_checks_of_a_release_run_files_that_exist():
     text = (ROOT / "Makefile").read_text() + (ROOT / ".ci" / "run").read_text()
-    text += "".join(check.command for check in CHECKS)
+    text += "\n".join(check.command for check in CHECKS)
     files = set(re.findall(r"\b[\w/]+\.py\b", text))
     modules = set(re.findall(r"-m (mpi_tests\.[\w.]+)", text))
     assert len(files) > 10
