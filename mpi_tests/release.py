@@ -88,8 +88,8 @@ def elsewhere(name: str, packages: str, command: str, python: str = "python3", f
 TORCH_FILES = " ".join(f"mpi_tests/with_ranks/test_torch_{name}.py" for name in ("backend", "groups", "arrays"))
 TORCH_TESTS = f"{ON_RANKS} {TORCH_FILES}"
 DOCUMENTED = "mpi_tests/with_ranks/test_coming_from.py mpi_tests/with_ranks/test_features.py"
-PROGRAMS = "mpi_tests/systems/test_readme.py mpi_tests/systems/test_torch_backend.py"
-EXAMPLES = f"python -m pytest {PROGRAMS} -k 'examples or guide' && {ON_RANKS} {DOCUMENTED}"
+PROGRAMS = "mpi_tests/systems/test_documents.py mpi_tests/systems/test_torch_backend.py"
+EXAMPLES = f"python -m pytest {PROGRAMS} -k 'examples or test_commands or test_python' && {ON_RANKS} {DOCUMENTED}"
 DEBIAN = "test $(id -u) = 0 && debootstrap --version"
 CHECKS = (
     Check("proof", "make proof"),

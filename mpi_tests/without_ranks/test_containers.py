@@ -34,7 +34,7 @@ def directive(declared):
 
 @pytest.fixture
 def recipe(monkeypatch):
-    """What Spack's recipe declares, by the name of the directive: with a stand-in for Spack that takes it down."""
+    """Return what the recipe for Spack declares, by the name of the directive, as a stand-in for Spack records it."""
     declared = {}
     spack, systems = ModuleType("spack.package"), ModuleType("spack_repo.builtin.build_systems.python")
     systems.PythonPackage = object
