@@ -19,11 +19,11 @@ train: .venv/kernels
 test: .venv/kernels
 	$(RUN) $(PYTEST) --doctest-modules collectives models parallelism training benchmarks/held_bytes.py \
 		mpi_tests/fuzz.py mpi_tests/fuzz_settings.py mpi_tests/mutants.py mpi_tests/mutants_list.py \
-		mpi_tests/release.py mpi_tests/helpers mpi_tests/without_ranks
+		mpi_tests/release.py mpi_tests/stranger.py mpi_tests/container.py mpi_tests/helpers mpi_tests/without_ranks
 	$(RUN) $(ON_RANKS) mpi_tests/with_ranks
 	$(RUN) python -m pytest mpi_tests/systems/test_end_to_end.py
 
-# Whole systems: several hosts, Slurm, kills, other programs, README's commands.  Tests that take all cores run one after
+# Whole systems: several hosts, Slurm, kills, other programs, commands of the documentation.  Tests that take all cores run one after
 # the other; those that wait, or compute in one process, three at a time.
 test-system: .venv/kernels
 	$(RUN) python -m pytest --numprocesses 3 --dist loadgroup -m shares_cores mpi_tests/systems

@@ -58,7 +58,7 @@ def main() -> None:
 
 @contextmanager
 def neighbours(number: int) -> Iterator[None]:
-    """Processes that compute all the time."""
+    """Run processes that compute all the time."""
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
     try:
         yield
@@ -84,7 +84,7 @@ def ways(comm: collectives.Communicator, gloo: dist.ProcessGroup, nbytes: int) -
 
 
 def measure(ways: Ways, num_rounds: int, limit_s: float) -> dict[str, list[float]]:
-    """Seconds a call of each, round by round."""
+    """Return the seconds of a call of each way, round by round."""
     quickest = {name: min(timed(way, 3) for _ in range(9)) for name, way in ways.items()}
     counts = {name: max(1, int(limit_s / seconds)) for name, seconds in quickest.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -99,7 +99,7 @@ def shown(times: list[float]) -> str:
 
 
 def timed(way: Callable[[], object], count: int) -> float:
-    """Seconds a call, of the slowest rank."""
+    """Return the slowest rank's seconds of a call."""
     mpi = start_mpi()
     way()
     mpi.COMM_WORLD.Barrier()

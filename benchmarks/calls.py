@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def ways(comm: collectives.Communicator, collective: str, nbytes: int) -> list[Callable[[], Any]]:
-    """The collective in each of `WAYS`, on arrays of its own."""
+    """Return a call of the collective in each of `WAYS`, on arrays of its own."""
     sets = [arrays(collective, nbytes, comm.size, ordinary) for _ in range(NUM_SETS)]
     plan_sets = arrays(collective, nbytes, comm.size, ordinary)
     call = getattr(comm, collective)
@@ -78,7 +78,7 @@ def ordinary(count: int) -> np.ndarray:
 
 
 def measure(comm: collectives.Communicator, calls: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """Seconds of one call of each, of the slowest rank."""
+    """Return the slowest rank's seconds of one call of each."""
     clock, largest = MPI.Wtime, MPI.COMM_WORLD.allreduce
     numbers = []
     for call in calls:
@@ -100,7 +100,7 @@ def measure(comm: collectives.Communicator, calls: list[Callable[[], Any]], roun
 
 
 def document(rows: list[list[str]], size: int) -> str:
-    """A table of the times, and what it comes to."""
+    """Return a table of the times, and a summary of it."""
     on = f"{machine()['cores']} cores, {machine()['processor']}"
     lines = [f"Calls, plans and {library_name(MPI)}'s own collectives on {size} ranks on {on}; times in us.", ""]
     lines += [f"| collective | bytes | {' | '.join(WAYS)} |", "|---|---:|" + "---:|" * len(WAYS)]

@@ -8,9 +8,9 @@ within groups and across them; and the stages of ZeRO share the optimizer's stat
 Before anything is timed, the parameters after two steps are compared with those of plain training on the whole batch.
 
 All go by messages, as between machines.  "busiest" are the bytes that a rank sends and receives in a step, where these
-are most, counted by the schedules that run; formulas are in `benchmarks/held_bytes.py`.  ZeRO's stage 3 keeps some
-parameters from the forward to the backward pass, and so sends less than its formula.  "out of a group" is what leaves
-one half of the ranks, as if that were a node.
+are most, counted by the schedules that run; formulas are in `benchmarks/held_bytes.py`.  ZeRO's stage 3 keeps the
+last two blocks from the forward to the backward pass, and so sends less than its formula.  "out of a group" is what
+leaves one half of the ranks, as if that were a node.
 
 "held" are parameters, gradients and the optimizer's states between steps, "peak" is how much more memory than before
 the model was made a rank has at one moment of a step: of the ranks that have most.  Linux with glibc only.
@@ -82,7 +82,7 @@ class Entry:
             return {name: p.detach().clone() for name, p in self.gpt.named_parameters()}
 
     def figures(self) -> dict[str, Any]:
-        """Of the busiest rank, or that holds most.  Collective."""
+        """Return the figures of the busiest rank, or of the one with the most memory.  Collective."""
         comm, num_params = self.contest.comm, self.contest.num_params
         groups = np.zeros(comm.size)
         groups[self.wire.group[0]] = self.traffic.beyond
@@ -116,11 +116,11 @@ class Contest:
         self.num_params = sum(p.numel() for p in self.wanted.values())
 
     def share(self) -> tuple[Tensor, ...]:
-        """The rank's samples."""
+        """Return the rank's samples."""
         return tuple(x.chunk(self.comm.size)[self.comm.rank] for x in self.batch)
 
     def plain(self) -> dict[str, Tensor]:
-        """The parameters of training on the whole batch."""
+        """Return the parameters after training on the whole batch."""
         gpt = GPT(self.config)
         optimizer = adamw(gpt.parameters())
         for _ in range(CHECKED):
@@ -146,7 +146,7 @@ def off(got: Tensor, wanted: Tensor, start: Tensor) -> float:
 
 
 def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
-    """Flags, and the model.
+    """Parse the flags; return them and the model's config.
 
     Raises: ValueError for what cannot be measured.
     """

@@ -24,7 +24,7 @@ FORMULAS = {
 
 
 def picture(figures: Figures) -> Any:
-    """A panel for each of what is measured."""
+    """Draw a panel for each quantity."""
     from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
 
     shown = {name: {**values, "working_mib": working(values)} for name, values in figures.items()}
@@ -46,7 +46,7 @@ def working(values: Mapping[str, float]) -> float:
 
 
 def bars(axes: Any, figures: Figures, parts: Mapping[str, str]) -> None:
-    """One for each way, of parts, one after the other."""
+    """Draw a bar for each way, with its parts stacked."""
     left = [0.0] * len(figures)
     for part, label in parts.items():
         widths = [max(0.0, values[part]) for values in figures.values()]

@@ -25,7 +25,7 @@ LR, EPS, WEIGHT_DECAY = 1e-3, 1e-3, 1e-2
 
 
 def adamw(params: Iterable[nn.Parameter]) -> AdamW:
-    """With an `eps` that is not small beside gradients: their scale matters, and noise in small ones does not."""
+    """Make an AdamW with a large `eps`, so that the scale of gradients matters and noise in small ones does not."""
     return AdamW([{"params": list(params), "weight_decay": WEIGHT_DECAY}], lr=LR, eps=EPS)
 
 
@@ -88,7 +88,7 @@ def replicated(gpt: GPT, wire: Wire | Communicator, bucket_mb: float = 4.0, **re
 
 
 def at_the_end(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
-    """The only bucket is full when the last gradient has appeared."""
+    """Reduce a single bucket, which is full when the last gradient has appeared."""
     return replicated(gpt, wire, EVERYTHING_MB)
 
 
@@ -122,7 +122,7 @@ def through_server(num_bytes: float, num_ranks: int) -> float:
 
 
 def through_each(zero_stage: int, num_bytes: float, num_ranks: int) -> float:
-    """What each rank sends, and receives."""
+    """Return the bytes that each rank sends and receives."""
     return 2 * sent_by_formula(zero_stage, num_bytes, num_ranks)
 
 

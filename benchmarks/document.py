@@ -17,7 +17,7 @@ PACKAGES = ("numpy", "torch", "deepspeed")
 
 
 def output(text: str) -> Path:
-    """The path of a file that can be written, of a flag."""
+    """Return the path of a flag's file after checking that its folder exists."""
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {path.parent}, so make it first")

@@ -83,7 +83,7 @@ def gloo(x: Tensor, send_counts: list[int], recv_counts: list[int]) -> Tensor:
 
 
 def choices(args: argparse.Namespace, rank: int, size: int, skewed: bool) -> Tensor:
-    """A rank's tokens' choices, drawn one after the other without repetition.  Shapes: (tokens, choices)."""
+    """Return the choices of a rank's tokens, drawn without repetition.  Shapes: (tokens, choices)."""
     odds = torch.ones(args.num_experts)
     if skewed:
         odds[: args.num_experts // size] = SKEW
@@ -104,7 +104,7 @@ def check(name: str, way: Any, x: Tensor, experts: Tensor) -> int:
 
 
 def timed(way: Any, x: Tensor, experts: Tensor) -> float:
-    """Seconds of the slowest rank."""
+    """Return the slowest rank's seconds."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()
     way(x, experts)
@@ -112,7 +112,7 @@ def timed(way: Any, x: Tensor, experts: Tensor) -> float:
 
 
 def parse(size: int) -> argparse.Namespace:
-    """Flags.
+    """Parse the flags.
 
     Raises: ValueError for what cannot be timed.
     """

@@ -49,7 +49,7 @@ class Ours:
         self.report = LateReport(lambda metrics: self.losses.append(metrics.loss))
 
     def steps(self, number: int) -> float:
-        """The last one's loss."""
+        """Run steps; return the last one's loss."""
         for _ in range(number):
             self.iteration += 1
             self.report.add(self.run.step(self.iteration, next(self.inputs)))
@@ -109,7 +109,7 @@ def timed(steps: Callable[[int], float], number: int, device: str) -> float:
 
 
 def matrix_flops_per_s(length: int, dtype: torch.dtype, device: str) -> float:
-    """In a product of square matrices: on a device by its events, on the CPU by the clock."""
+    """Measure the FLOP/s of a product of square matrices: on a device by its events, on the CPU by the clock."""
     a, b = (torch.randn(length, length, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     times = [multiplied(a, b, out) for _ in range(MATRIX_REPEATS + 2)]
@@ -172,7 +172,7 @@ def make_data(args: argparse.Namespace, path: Path) -> None:
 
 
 def measured(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Of each contestant, after a turn in which what is needed is loaded and compiled, and losses compared."""
+    """Measure each contestant, after a turn that loads and compiles what it needs and compares losses."""
     contestants = {"ours": Ours(run), "plain loop": Plain(run)}
     device, config = run.config.device, run.config
     losses = {name: one.steps(args.steps) for name, one in contestants.items()}
@@ -189,7 +189,7 @@ def measured(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, 
 
 
 def figures(step_s: float, num_tokens: int, flops: int, rate: float) -> dict[str, float]:
-    """What a step's time makes, with so many FLOP a token and the matrix rate.
+    """Return the figures that follow from a step's time, FLOPs a token and the rate of matrix products.
 
     >>> figures(0.5, 1000, 10**9, 4e12)["share"]
     0.5

@@ -41,7 +41,7 @@ def held_by_formula(
     gradient_bytes: int = 4,
     state_bytes: int = 8,
 ) -> HeldBytes:
-    """Of so many parameters; bytes are of one: K, `state_bytes`, is 8 for Adam's two moments, in float32.
+    """Return the bytes of `num_params` parameters; K, `state_bytes`, is 8 for Adam's two float32 moments.
 
     In mixed precision the float32 parameters are of the states, too, and K is 12; as in the source's figure 1, in GB:
 
@@ -58,21 +58,22 @@ def held_by_formula(
 
 
 def held(parameters: Any, gradients: Any, optimizer: Optimizer, masters: MasterWeights | None = None) -> HeldBytes:
-    """Of arrays, and the states that an optimizer has by now, to which float32 weights beside 16-bit ones belong."""
+    """Return the bytes of arrays and of an optimizer's states, with the float32 weights beside 16-bit ones."""
     tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     weights = [] if masters is None or masters.weights is None else [masters.weights]
     return HeldBytes(parameters.nbytes, gradients.nbytes, sum(tensor.nbytes for tensor in (*tensors, *weights)))
 
 
-def sent_by_formula(zero_stage: int, num_bytes: float, num_ranks: int) -> float:
-    """What each rank sends in a step of one micro-batch, whose parameters are so many bytes, as are their gradients.
+def sent_by_formula(zero_stage: int, num_bytes: float, num_ranks: int, kept_bytes: float = 0.0) -> float:
+    """Return the bytes that a rank sends in a step of one micro-batch; parameters and gradients have `num_bytes`.
 
-    That is 2 Psi, with stage 3 it is 3 Psi, if the chunk that a rank need not send to itself is counted.
+    That is 2 Psi, with stage 3 it is 3 Psi, if the chunk that a rank need not send to itself is counted.  Stage 3 does
+    not gather `kept_bytes` again: those of the last two layers, which the backward pass begins with.
 
-    >>> [sent_by_formula(stage, 100, num_ranks=4) for stage in range(4)]
-    [150.0, 150.0, 150.0, 225.0]
+    >>> [sent_by_formula(stage, 100, num_ranks=4, kept_bytes=20) for stage in range(4)]
+    [150.0, 150.0, 150.0, 210.0]
     """
-    return (3 if zero_stage == 3 else 2) * num_bytes * (num_ranks - 1) / num_ranks
+    return (3 * num_bytes - kept_bytes if zero_stage == 3 else 2 * num_bytes) * (num_ranks - 1) / num_ranks
 
 
 class CountingCommunicator:
@@ -104,7 +105,7 @@ class CountingCommunicator:
 
 
 def counting(ranks: ShardGroups) -> tuple[ShardGroups, list[CountingCommunicator]]:
-    """The same ranks, whose communication is counted."""
+    """Return the same groups of ranks with communicators that count their traffic."""
     counters = [CountingCommunicator(comm) for comm in (ranks.shard, ranks.replicate) if comm]
     return ShardGroups(ranks.every, *counters), counters  # type: ignore[arg-type]
 

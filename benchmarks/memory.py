@@ -57,20 +57,20 @@ class Kept:
 
 
 def of_process(field: str) -> float:
-    """MiB of VmRSS, the memory of this process, or VmHWM, its highest."""
+    """Return VmRSS, the memory of this process, or VmHWM, its peak, in MiB."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) / 1024
 
 
 def of_others() -> float:
-    """MiB of the memory that processes share, and this one has touched, less its part of it."""
+    """Return the shared memory that this process has touched, less its proportional part, in MiB."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     part_kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss_Shmem"))
     return of_process("RssShmem") - part_kib / 1024
 
 
 def settled() -> float:
-    """MiB of this process, with what is free given back; the highest is counted from here."""
+    """Return this process's memory in MiB after freeing unused memory, and reset its peak."""
     gc.collect()
     LIBC.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -78,7 +78,7 @@ def settled() -> float:
 
 
 def measured(module: nn.Module, forward: Callable[[], Tensor]) -> dict[str, float]:
-    """MiB kept by a forward pass, and at the peak of it and the backward pass."""
+    """Return the MiB that a forward pass keeps, and the peak of it and the backward pass."""
     before, kept = settled(), Kept(module)
     with kept.hooks:
         result = forward()
@@ -88,7 +88,7 @@ def measured(module: nn.Module, forward: Callable[[], Tensor]) -> dict[str, floa
 
 
 def attention(comm: collectives.Communicator, args: argparse.Namespace, mode: str) -> dict[str, float]:
-    """Of the attention of one layer, with its projections."""
+    """Measure the attention of one layer, with its projections."""
     module = CausalSelfAttention(GPTConfig(n_head=args.n_head, n_embd=args.n_embd))
     sp = SequenceParallel(comm, mode, "contiguous" if mode == "ulysses" else "zigzag")
     module.attend = SequenceAttention(sp)
@@ -99,7 +99,7 @@ def attention(comm: collectives.Communicator, args: argparse.Namespace, mode: st
 
 
 def parameters(comm: collectives.Communicator, args: argparse.Namespace) -> dict[str, float]:
-    """Of a GPT, after a backward pass."""
+    """Measure a GPT after a backward pass."""
     config = GPTConfig(vocab_size=args.vocab_size, n_head=8, n_embd=args.model_n_embd)
     before = settled()
     model = GPT(config)
@@ -123,7 +123,7 @@ class Head(nn.Module):
 
 
 def loss(comm: collectives.Communicator | None, args: argparse.Namespace) -> dict[str, float]:
-    """Of the logits and their loss, split, or by the plain modules."""
+    """Measure the logits and their loss, split or by the plain modules."""
     module = Head(args.n_embd, args.vocab_size)
     if comm:
         parallelize(module, {"lm_head": Vocabulary(args.vocab_size), "loss": Loss(args.vocab_size)}, comm)
@@ -141,7 +141,7 @@ def parts(world: collectives.Communicator) -> Iterator[tuple[int, collectives.Co
 
 
 def most(comm: collectives.Communicator, figures: dict[str, float]) -> dict[str, float]:
-    """Of the rank that holds most."""
+    """Return the figures of the rank with the most memory."""
     highest = comm.all_reduce(np.array(list(figures.values())), op="max")
     return dict(zip(figures, highest.tolist(), strict=True))
 
@@ -151,7 +151,7 @@ def over_sizes(world: collectives.Communicator, axis: str, measure: Callable) ->
 
 
 def parse(size: int) -> argparse.Namespace:
-    """Raises: ValueError for what cannot be measured."""
+    """Parse the flags; raise ValueError for what cannot be measured."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--seq", type=positive, default=32768, help="tokens of the sequence that attention is about")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["ring"])

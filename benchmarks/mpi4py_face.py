@@ -34,13 +34,13 @@ METHODS += "Exscan Barrier Iallreduce Allreduce_init"
 
 
 def methods(comm: MPI.Intracomm) -> SimpleNamespace:
-    """A communicator's methods as they are now, whatever takes their places later."""
+    """Return a communicator's methods as they are now, before they are replaced."""
     found = {name: partial(getattr(MPI.Intracomm, name), comm) for name in METHODS.split()}
     return SimpleNamespace(size=comm.size, rank=comm.rank, **found)
 
 
 def calls(comm: SimpleNamespace, nbytes: int) -> dict[str, Call]:
-    """The calls of one size on a communicator, each on arrays of its own."""
+    """Return the calls of one size on a communicator, each on arrays of its own."""
     size, rank = comm.size, comm.rank
     count = max(nbytes // 8 // size, 1)
     x, out, part = np.ones(count * size), np.empty(count * size), np.empty(count)
@@ -74,7 +74,7 @@ def calls(comm: SimpleNamespace, nbytes: int) -> dict[str, Call]:
 
 
 def medians(both: list[Call], comm: MPI.Comm) -> list[float]:
-    """The slowest rank's times of two calls that take turns, each begun by all ranks together."""
+    """Return the slowest rank's medians of two calls that take turns, each begun by all ranks together."""
     times: list[list[float]] = [[], []]
     trials = FEWEST_TRIALS
     for trial in range(MOST_TRIALS):

@@ -33,7 +33,7 @@ WARM_UP, STEPS = 2, 8  # of a turn
 
 
 def trained(run: TrainingRun) -> Callable[[], float]:
-    """What does the next step of a run, and returns its loss."""
+    """Return a function that runs the next step of a run and returns its loss."""
     steps = enumerate(run.inputs(), run.first)
 
     def step() -> float:

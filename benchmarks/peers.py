@@ -49,7 +49,7 @@ def ours(comm: collectives.Communicator, collective: str, x: Any, out: Any, algo
 
 
 def copy(collective: str, nbytes: int, size: int) -> Callable:
-    """A rank's share of the least that must be read and written."""
+    """Return a copy of a rank's share of the least memory that the collective must read and write."""
     share = {"reduce_scatter": (size + 1) / (2 * size), "broadcast": (size - 1) / size}.get(collective, 1)
     source = np.ones(max(1, int(nbytes * share) // 4), "float32")
     target = np.ones_like(source)
@@ -61,7 +61,7 @@ def fill(collective: str, x: Any, rank: int) -> None:
 
 
 def is_right(collective: str, out: Any, rank: int, size: int) -> bool:
-    """Whether the result is what small whole numbers give exactly."""
+    """Return whether the result is exact, which small whole numbers allow."""
     n = len(out)
     match collective:
         case "all_reduce":
@@ -97,7 +97,7 @@ class Contestant:
             self.x[:] = 0  # sums of sums overflow
 
     def time(self) -> float:
-        """Seconds a call takes on the slowest rank."""
+        """Return the slowest rank's seconds of a call."""
         self.mpi.Barrier()
         begin = time.perf_counter()
         for _ in range(self.calls):

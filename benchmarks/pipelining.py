@@ -85,7 +85,7 @@ class Match:
         self.rounds.append(Round(price_s, **{name: timed(each) for name, each in self.contestants.items()}))
 
     def costs(self) -> Costs:
-        """Of each stage's actions.  In schedules of whole backward passes, those of inputs stand for all of it."""
+        """Measure each stage's actions; in schedules of whole backward passes these count as those of inputs."""
         parts = any(action.kind == WEIGHTS for order in self.schedule.orders for action in order)
         MPI.COMM_WORLD.Barrier()
         stages = self.contestants["ours"].stages
@@ -94,7 +94,7 @@ class Match:
         return Costs(*zip(*times.values(), strict=True))
 
     def rehearsed(self, number: int, stage: Passes, parts: bool) -> list[float]:
-        """Seconds of a stage's forward pass, and of its backward pass: in parts, or whole and 0."""
+        """Return the seconds of a stage's forward pass, and of its backward pass: in parts, or whole and 0."""
         x = self.model.activation if number else None
         times = [rehearse(stage, x, self.model.batches[0], parts) for _ in range(REHEARSALS)]
         return [median(seconds) for seconds in zip(*times, strict=True)]
@@ -138,14 +138,14 @@ def taken(act: Callable[[], Any]) -> float:
 
 
 def timed(contestant: Any) -> float:
-    """Seconds of the slowest rank."""
+    """Return the slowest rank's seconds."""
     contestant.zero_grad()
     MPI.COMM_WORLD.Barrier()
     return MPI.COMM_WORLD.allreduce(taken(contestant.step), MPI.MAX)
 
 
 def parse(size: int) -> tuple[argparse.Namespace, list[Schedule]]:
-    """Flags, and schedules.
+    """Parse the flags; return them and the schedules.
 
     Raises: ValueError for what cannot be timed.
     """

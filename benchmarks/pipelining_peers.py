@@ -56,7 +56,7 @@ class TorchPipeline:
         self.tied = distributed.new_group(sorted(set(tied))) if tied else None
 
     def step(self) -> float:
-        """Returns the loss on the rank of the last stage, 0 on others."""
+        """Return the loss on the rank of the last stage, 0 on others."""
         tokens, targets = self.batch
         losses: list[Tensor] = []
         self.running.step(

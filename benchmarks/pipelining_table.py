@@ -30,7 +30,7 @@ def number(milliseconds: float | None) -> str:
 
 
 def compared(ours: float | None, theirs: float | None) -> tuple[str, str, str]:
-    """Both, and their ratio, where the one of theirs makes sense."""
+    """Return both numbers and their ratio, where the peer's is positive."""
     ratio = "" if ours is None or theirs is None or theirs <= 0 else f"{ours / theirs:.2f}"
     return number(ours), number(theirs), ratio
 

@@ -72,7 +72,7 @@ class Figures(NamedTuple):
 
 
 def sized(layout: ParallelLayout, samples: int) -> ParallelLayout:
-    """With micro-batches, of all samples at once, or as many as there are samples for a pipeline."""
+    """Return the layout with one micro-batch of all samples, or one sample a micro-batch for a pipeline."""
     own = samples // layout.dp
     return layout._replace(
         micro_batch_size=own if layout.pp == 1 else 1, num_micro_batches=1 if layout.pp == 1 else own
@@ -80,13 +80,13 @@ def sized(layout: ParallelLayout, samples: int) -> ParallelLayout:
 
 
 def planned(name: str, config: Config, samples: int, found: Machine) -> PlannedLayout:
-    """The only layout with all of the values that a name stands for."""
+    """Plan the only layout with all of the values that a name stands for."""
     job = TrainingJob(shape_of(config, load_tokens(config.data).vocab_size), samples)
     return best(job, found._replace(memory_bytes=float("inf")), sized(LAYOUTS[name], samples)._asdict())
 
 
 def measured(config: Config, world: collectives.Communicator, num_steps: int) -> tuple[float, float]:
-    """MiB of the rank that has most, and median seconds of the slowest one.  Collective."""
+    """Return the largest rank's MiB, and the slowest rank's median seconds.  Collective."""
     MPI.COMM_WORLD.Barrier()
     before = settled() - of_others()
     run = TrainingRun(config, world.split(0))  # whose memory is its own
@@ -98,7 +98,7 @@ def measured(config: Config, world: collectives.Communicator, num_steps: int) ->
 
 
 def timed(run: TrainingRun, iteration: int, batches: list[Batch]) -> float:
-    """Seconds of the slowest rank."""
+    """Return the slowest rank's seconds."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()
     run.step(iteration, batches)
@@ -106,13 +106,13 @@ def timed(run: TrainingRun, iteration: int, batches: list[Batch]) -> float:
 
 
 def correlation(predicted: list[float], measured: list[float]) -> float:
-    """Spearman's, of values without ties."""
+    """Return Spearman's correlation of values without ties."""
     orders = [np.argsort(np.argsort(values)) for values in (predicted, measured)]
     return float(np.corrcoef(orders)[0, 1])
 
 
 def parse(size: int) -> argparse.Namespace:
-    """Raises: ValueError for what cannot be measured."""
+    """Parse the flags; raise ValueError for what cannot be measured."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     parser.add_argument("--n_layer", type=positive, default=8)

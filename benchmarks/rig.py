@@ -1,6 +1,6 @@
 """What a benchmark on the rig shows, as a table: what `auto` took beside the best, the wire's share, and the model.
 
-python -m mpi_tests.rig run -- python -m collectives.bench all_reduce -a all auto mpi -f 8 -e 16M --json rig.json
+python -m mpi_tests.rig run -- python -m collectives.bench all_reduce -A all auto mpi -f 8 -e 16M --json rig.json
 python benchmarks/rig.py rig.json
 """
 
@@ -16,7 +16,7 @@ HEADING = ("bytes", "auto took", "auto, us", "best", "auto / best", "MPI's / aut
 
 
 def rows(document: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """One for each size, of results in place."""
+    """Yield a row for each size of in-place results."""
     sizes: dict[int, dict[str, Any]] = defaultdict(dict)
     for result in document["results"]:
         if result["in_place"]:

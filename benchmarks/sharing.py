@@ -54,11 +54,11 @@ class Contest:
         }
 
     def way(self, name: str) -> Way:
-        """One of the ways, with this rank's batch.  Collective."""
+        """Make one of the ways, with this rank's batch.  Collective."""
         return self.given(self.ways[name](GPT(self.config)))
 
     def alone(self, name: str) -> Way:
-        """The computing of that."""
+        """Make the computation of a way without its communication."""
         shares_update = name.startswith(("ZeRO", "FSDP2"))
         return self.given(Alone(GPT(self.config), self.comm.size if shares_update else 1))
 
@@ -67,18 +67,18 @@ class Contest:
         return way
 
     def losses(self) -> list[float]:
-        """Of the first steps of one process that has all batches."""
+        """Return the first steps' losses of one process that has all batches."""
         one = Alone(GPT(self.config))
         one.batch = self.tokens.flatten(0, 1), self.targets.flatten(0, 1)
         return [float(trained(one)) for _ in range(NUM_CHECKED)]
 
     def memory(self) -> dict[str, float]:
-        """MiB of each way."""
+        """Return the MiB of each way."""
         wanted = self.losses()
         return {name: self.memory_of(name, wanted) for name in self.ways}
 
     def memory_of(self, name: str, wanted: list[float]) -> float:
-        """In first steps that are compared with those of one process.
+        """Measure the memory of first steps, and compare their losses with those of one process.
 
         Raises: SystemExit with what differs.
         """
@@ -93,12 +93,12 @@ class Contest:
 
 
 def not_counted() -> float:
-    """MiB of this process that are others' or files'."""
+    """Return the MiB of this process that belong to others or to files."""
     return of_others() + of_process("RssFile")
 
 
 def trained(way: Way) -> Tensor:
-    """The loss of a step, from cleared gradients."""
+    """Run a step from cleared gradients; return its loss."""
     way.model.zero_grad()
     return way.step()
 
@@ -121,7 +121,7 @@ class Alone(Way):
 
 
 def parse() -> tuple[argparse.Namespace, GPTConfig]:
-    """Flags, and the model."""
+    """Parse the flags; return them and the model's config."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--n_layer", type=positive, default=6)
     parser.add_argument("--n_head", type=positive, default=5)

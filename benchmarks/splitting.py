@@ -58,7 +58,7 @@ class Ours:
         return loss.detach()
 
     def gradients(self) -> dict[str, Tensor]:
-        """The rank's parts, or means over the ranks that share sequences."""
+        """Return the rank's shards of gradients, or their means over the ranks that split sequences."""
         mean = splitting_peers.averaged if self.sp else (lambda x: x)
         return {name: mean(p.grad) for name, p in self.model.named_parameters()}
 
@@ -159,7 +159,7 @@ def same(what: str, got: Tensor, wanted: Tensor) -> None:
 
 
 def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
-    """Flags, and the model.
+    """Parse the flags; return them and the model's config.
 
     Raises: ValueError for what cannot be timed.
     """

@@ -30,7 +30,7 @@ SEQ = 1  # the dim of (batch, seq, n_embd)
 
 
 def groups() -> tuple[Any, Any]:
-    """All ranks in a group that talks, and in one that does not."""
+    """Return a group of all ranks that communicates, and one that does not."""
     return distributed.new_group(), distributed.new_group(backend="fake")
 
 
@@ -69,7 +69,7 @@ class TorchTensorParallel:
         return loss.detach().to_local()
 
     def gradients(self) -> dict[str, Tensor]:
-        """The rank's parts."""
+        """Return the rank's shards of gradients."""
         return {name: local(p.grad, p) for name, p in self.model.named_parameters()}
 
 
@@ -81,7 +81,7 @@ def reorder(weight: Tensor, shares: tuple[int, ...], size: int) -> None:
 
 
 def local(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A rank's part, as its parameter is placed: sums over the ranks may still be to be done."""
+    """Return a rank's shard of a gradient, placed as its parameter, summing over the ranks where due."""
     if not isinstance(gradient, DTensor):
         return gradient
     return gradient.redistribute(placements=parameter.placements).to_local()
@@ -137,7 +137,7 @@ def averaged(gradient: Tensor) -> Tensor:
 
 
 def start_deepspeed() -> bool:
-    """Whether DeepSpeed is there, and ready to talk by torch's process groups."""
+    """Start DeepSpeed on torch's process groups; return whether it is installed."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     logging.disable(logging.WARNING)  # it has much to say about a CPU, and prints what it compiles
     with redirect_stdout(io.StringIO()):

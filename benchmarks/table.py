@@ -26,7 +26,7 @@ class Ratios(NamedTuple):
 
 
 def best_peers(runs: Iterable[dict]) -> dict[tuple[int, str, int], float]:
-    """Seconds of the fastest peer, by ranks, collective and bytes."""
+    """Return the fastest peer's seconds by ranks, collective and bytes."""
     best: dict[tuple[int, str, int], float] = {}
     for run in runs:
         for result in run["results"]:
@@ -37,7 +37,7 @@ def best_peers(runs: Iterable[dict]) -> dict[tuple[int, str, int], float]:
 
 
 def ratios(run: dict, best: dict, collective: str, name: str, sizes: range) -> Ratios:
-    """How many times as fast as the best peer `name` is."""
+    """Return the speedups of `name` over the best peer."""
     found = {
         r["bytes"]: best[run["ranks"], collective, r["bytes"]] / r["seconds"][name]
         for r in run["results"]
@@ -48,7 +48,7 @@ def ratios(run: dict, best: dict, collective: str, name: str, sizes: range) -> R
 
 
 def of_copy(run: dict, collective: str) -> float:
-    """The least part of the speed of a copy, at 16 MiB and up."""
+    """Return the lowest fraction of a copy's speed, at 16 MiB and up."""
     results = [r["seconds"] for r in run["results"] if r["collective"] == collective and r["bytes"] >= HUGE]
     return min(seconds["copy"] / seconds["auto symmetric"] for seconds in results)
 
@@ -60,7 +60,7 @@ def bfloat16_rate(run: dict) -> float:
 
 
 def show(nbytes: int) -> str:
-    """A size in words.
+    """Format a size.
 
     >>> show(8), show(65536), show(1 << 24)
     ('8 B', '64 KiB', '16 MiB')

@@ -49,7 +49,7 @@ def measure(groups: dict, nbytes: int, rounds: int, seconds: float) -> dict[str,
 
 
 def time_of(x: torch.Tensor, group: dist.ProcessGroup, calls: int) -> float:
-    """Seconds a call."""
+    """Return the seconds of a call."""
     dist.barrier()
     start = time.perf_counter()
     for _ in range(calls):

@@ -84,7 +84,7 @@ def read(lines: Path) -> Outcomes:
 
 
 def behind(outcomes: Outcomes, backend: str) -> list[str]:
-    """The tests that a backend fails, but for those that gloo fails too; and which it skips and gloo passes."""
+    """Return the tests that a backend fails and gloo does not, or that it skips and gloo passes."""
     tests = []
     for test, of in outcomes.items():
         ours, gloos = (of[name]["outcome"] if name in of else "" for name in (backend, "gloo"))
@@ -104,7 +104,7 @@ def summary(outcomes: Outcomes, backends: list[str]) -> str:
 
 
 def table(outcomes: Outcomes, backends: list[str]) -> str:
-    """In Markdown: what failed comes first, what was skipped last."""
+    """Format the outcomes as Markdown: failures first, skipped tests last."""
     place = ("hung", "failed", "passed", "skipped", "").index
     rows = []
     for test, of in outcomes.items():
@@ -116,7 +116,7 @@ def table(outcomes: Outcomes, backends: list[str]) -> str:
 
 
 def reason(said: list[dict]) -> str:
-    """Of each backend that has one, once if they have the same."""
+    """Format the backends' reasons, once if they are the same."""
     whys = [(row["backend"], row["why"].replace("|", "/")) for row in said if row["why"]]
     if len({why for _, why in whys}) == 1 and len(whys) == len(said):
         return whys[0][1]

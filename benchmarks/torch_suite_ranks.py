@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def run_all(args: argparse.Namespace, world) -> None:
-    """All tests that are asked for and have no outcome yet."""
+    """Run all selected tests that have no outcome yet."""
     outcomes = create_store(world)
     known = read(args.lines)
     tests = unittest.TestLoader().getTestCaseNames(load(NAMES[0]).DistributedTest._DistTestBase)
@@ -66,7 +66,7 @@ def run_all(args: argparse.Namespace, world) -> None:
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False) -> None:
-    """torch's, less its check that the group is of gloo."""
+    """Call torch's monitored_barrier without its check that the group is gloo's."""
     if group is not dist.GroupMember.NON_GROUP_MEMBER:
         limit = timedelta(seconds=timeout) if isinstance(timeout, float) else timeout
         (group or dist.group.WORLD).monitored_barrier(limit, wait_all_ranks)
@@ -74,7 +74,7 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks=False) -> None:
 
 @functools.cache
 def load(name: str) -> ModuleType:
-    """The tests, as for a backend of that name."""
+    """Load the tests as for a backend of that name."""
     os.environ["BACKEND"] = name
     spec = importlib.util.find_spec(SUITE)
     module = importlib.util.module_from_spec(spec)
@@ -104,7 +104,7 @@ def go_through(test: str, num_left: int, args: argparse.Namespace, world, outcom
 
 
 def choose(test: str) -> tuple[ModuleType, str]:
-    """The tests as for a backend that runs this one, and why there is none, if so."""
+    """Return the tests of a backend that runs this one, or the reason why there is none."""
     whys = []
     for suite in map(load, NAMES):
         function = getattr(suite.DistributedTest._DistTestBase, test)
@@ -115,14 +115,14 @@ def choose(test: str) -> tuple[ModuleType, str]:
 
 
 def run(test: str, suite: ModuleType, args: argparse.Namespace, world) -> tuple[str, str]:
-    """One test on one rank, in a new default group; returns its outcome, and why."""
+    """Run one test on one rank, in a new default group; return its outcome and the reason."""
     from torch.testing._internal.common_utils import TestCase  # which looks at the command line
 
     faulthandler.dump_traceback_later(2 * args.limit, exit=True)  # where rank 0 itself is stuck
     turns, store = itertools.count(), create_store(world)
 
     def meet(_=None, wait_for=None, timeout=args.limit) -> None:
-        """A barrier, of the backend or not."""
+        """Wait for all ranks, through the store rather than the backend."""
         over = f"meeting {next(turns)}"
         if store.add(f"at {over}", 1) == world.size:
             store.set(over, "")
@@ -163,7 +163,7 @@ def result_of(case: unittest.TestCase) -> tuple[str, str]:
 
 
 def verdict(outcomes: dist.Store, test: str, num_ranks: int, limit_s: float) -> dict[str, str]:
-    """What the ranks say together; the worst counts."""
+    """Combine the ranks' outcomes; the worst counts."""
     said = []
     for rank in range(num_ranks):
         try:

@@ -97,7 +97,7 @@ def start(ranks: int, words: list[str]) -> dict[str, Times]:
 
 
 def own(words: list[str]) -> list[str]:
-    """The flags without those of the table.
+    """Return the flags without those of the table.
 
     >>> own(["--ranks", "2", "4", "--rounds", "3", "--out", "a.md"])
     ['--rounds', '3']
@@ -110,7 +110,7 @@ def own(words: list[str]) -> list[str]:
 
 
 def table(jobs: dict[int, dict[str, Times]]) -> str:
-    """In Markdown.
+    """Format the times as Markdown.
 
     >>> print(table({2: {"DDP": Times(10, 12, 14, 1, 4)}}).splitlines()[-3])
     | 2 | DDP | 10.0 | 12.0 | 14.0 | 1.0 | 4.0 | 0.25 |
@@ -144,7 +144,7 @@ def wrap_ddp(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Modul
 
 
 def silent_ddp(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Module:
-    """All that DDP does, its copies of gradients to buckets and back too, but the all_reduce."""
+    """Wrap a model in a DDP that does all but the all_reduce, its copies to and from buckets included."""
     made = wrap_ddp(model, group)
     made.register_comm_hook(None, as_it_is)
     return made
@@ -181,7 +181,7 @@ class Training:
         self.steps_s.append(slowest(time.perf_counter() - start))
 
     def median_s(self, less: "Training | None" = None) -> float:
-        """Of the steps but the first, less what the same round's took of another."""
+        """Return the median of the steps but the first, less the same round's time of another training."""
         others_s = less.steps_s if less else [0.0] * len(self.steps_s)
         return statistics.median(own - other for own, other in list(zip(self.steps_s, others_s, strict=True))[1:])
 

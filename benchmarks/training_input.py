@@ -40,7 +40,7 @@ def mebibytes(field: str) -> float:
 
 
 def measure(comm: collectives.Communicator, data: str, steps: int) -> dict[str, float]:
-    """Train; return the memory that a rank has in the end, and the longest time that steps waited."""
+    """Train; return a rank's final memory, and the longest wait of a step."""
     config = Config(data=[data], n_layer=1, n_head=2, n_embd=32, max_iters=steps, out_dir="")
     waits, durations = [], []
     with TrainingRun(config, comm) as run, closing(run.inputs()) as inputs:

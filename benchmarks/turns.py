@@ -31,7 +31,7 @@ class Contestant:
 
 
 def timed(way: Any) -> float:
-    """Seconds of the slowest rank."""
+    """Return the slowest rank's seconds."""
     way.model.zero_grad()
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()

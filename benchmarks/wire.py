@@ -57,7 +57,7 @@ class Wire:
         return self.comm.broadcast(x, root, algorithm=BY_MESSAGES["broadcast"])
 
     def traffic_of(self, collective: str, algorithm: str, counts: list[float], itemsize: int) -> Traffic:
-        """Of one run, whose chunks have so many elements."""
+        """Return the traffic of one run with these numbers of elements a chunk."""
         row, traffic = algorithms.find(collective, algorithm), Traffic()
         for moves in row.rounds(self.comm.rank, self.comm.size, 0, self.comm.topology.nodes):
             for move in moves:
@@ -69,7 +69,7 @@ class Wire:
 
     @contextmanager
     def silence(self) -> Iterator[None]:
-        """Within it, plans are over at once, and change nothing."""
+        """Make plans finish at once and change nothing, while within it."""
         self.is_silent = True
         yield
         self.is_silent = False

@@ -8,6 +8,7 @@
 The pure half (schedules, algorithms, contract) imports neither MPI nor an array library; the rest is loaded on use.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collectives.job.errors import CommunicationError, InputError
     from collectives.job.launch import world
     from collectives.runtime.plan import Plan
+
+if os.name != "posix":
+    raise ImportError("collectives needs POSIX (mpirun, signals, shared memory): on Windows, install it in WSL")
 
 __all__ = ["CommunicationError", "Communicator", "InputError", "Op", "Plan", "algorithms", "world"]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from collectives.algorithms.groups import Topology
 from collectives.arrays import views
 from collectives.arrays.ops import Op
 from collectives.job.errors import InputError, LoneInputError
@@ -27,6 +28,15 @@ from collectives.schedule.spec import spec_of
 LARGEST_ARRAY_BYTES = 1 << 46
 
 os.register_at_fork(after_in_child=after_fork)
+
+
+class Freed:
+    """Stand in for the parts of a freed communicator, and refuse any use of them."""
+
+    def __call__(self, *_: Any) -> Any:
+        raise RuntimeError("this communicator has been freed: make another one, or free it later")
+
+    __getattr__ = __call__
 
 
 class Communicator:
@@ -57,12 +67,37 @@ class Communicator:
 
     def _use(self, context: Context) -> None:
         self._context, self._resolver = context, Resolver(context)
-        self.mpi, self.rank, self.size = context.mpi, context.rank, context.size
-        self.topology, self.segment_bytes = context.topology, context.segment_bytes
-        self.check, self.timeout_s = context.check, context.timeout_s
+        self._mpi, self._rank, self._size, self._topology = context.mpi, context.rank, context.size, context.topology
+        self.segment_bytes, self.check, self.timeout_s = context.segment_bytes, context.check, context.timeout_s
         self._run: Callable[..., Any] = self._resolver.run
         self._start: Callable[..., Any] = self._resolver.start
         self._requests: list[Any] | None = None  # of a group
+
+    def __repr__(self) -> str:
+        num_nodes = len(self.topology.nodes)
+        nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
+        state = "freed" if isinstance(self._context, Freed) else nodes
+        return f"Communicator(rank {self.rank} of {self.size}, {state})"
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the ranks, from 0 on."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._size
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks of each node, and each rank's node."""
+        return self._topology
+
+    @property
+    def mpi(self) -> MPI.Comm:
+        """The mpi4py communicator beneath, a duplicate of the caller's."""
+        return self._mpi
 
     @property
     def network(self) -> Network:
@@ -95,7 +130,7 @@ class Communicator:
             self.free()
 
     def free(self) -> None:
-        """Give the communicator back to MPI.  Collective; its plans cannot be run after.
+        """Give the communicator back to MPI, and refuse any use of it.  Collective; its plans cannot be run after.
 
         Memory from `empty` goes when no array uses it any more; that of devices is not reached by other ranks after,
         not even in plans of parts that came from this one by `split`.  Those are no longer watched, either.
@@ -104,6 +139,8 @@ class Communicator:
             self._resolver.free()
             self._context.memory.free()
         self._context.free()
+        freed: Any = Freed()
+        self._context = self._resolver = self._run = self._start = freed
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: str = "cpu") -> Any:
         """Return a new array, uninitialised, in memory that every rank of the node reaches.  Collective.

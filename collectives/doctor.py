@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from collectives.job import cuda_aware, environment, launch
+from collectives.job import cuda_aware, environment, launch, system
 from collectives.job.settings import Parser
 from collectives.schedule.moves import name_ranks, show_ranks
 
@@ -316,7 +316,7 @@ def collect(of_host: Sequence[Finding]) -> list[RankReport] | None:
     node = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
     reads = memory.reads_processes(node.allgather(memory.probe_address()))
     node.Barrier()  # until then, every rank's number must be there
-    place = mpi.COMM_WORLD.rank, platform.node(), sorted(os.sched_getaffinity(0)), environment.cores()
+    place = mpi.COMM_WORLD.rank, platform.node(), system.affinity(), environment.cores()
     return mpi.COMM_WORLD.gather(RankReport(*place, environment.threads_per_rank(), reads, of_host))
 
 

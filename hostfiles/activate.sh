@@ -1,5 +1,7 @@
-# The end of .venv/bin/activate: what mpirun and its ranks need.
-hostfiles="$(dirname "$VIRTUAL_ENV")/hostfiles"
+# shellcheck shell=bash
+# Set what mpirun and its ranks need.  A checkout's .venv/bin/activate ends with it; beside a wheel:
+#     source "$(collectives-hostfiles)/activate.sh"
+if [ -n "${BASH_SOURCE:-}" ]; then hostfiles=$(dirname "${BASH_SOURCE[0]}"); else hostfiles=$(dirname "$VIRTUAL_ENV")/hostfiles; fi
 set -a
 . "$hostfiles/mpi.env"
 if [ "$(getconf _NPROCESSORS_ONLN)" -le 8 ] || [ -e /.dockerenv ] || [ -e /run/.containerenv ] || [ -n "${APPTAINER_NAME:-}" ]; then

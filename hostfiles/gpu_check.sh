@@ -31,8 +31,7 @@ set -a
 PYTHONPATH=$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}
 PATH=$TARGET/bin:$PATH
 LD_LIBRARY_PATH=$TARGET/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-OPAL_PREFIX=$TARGET # Open MPI finds its own files where pip has put them
-PMIX_PREFIX=$TARGET
-PRTE_PREFIX=$TARGET
+# Open MPI finds its own files where pip has put them.
+export OPAL_PREFIX=$TARGET PMIX_PREFIX=$TARGET PRTE_PREFIX=$TARGET
 set +a
 "$PYTHON" -m mpi_tests.gpu_check "$@"

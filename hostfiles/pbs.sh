@@ -4,13 +4,13 @@
 #     qsub hostfiles/pbs.sh
 #     qsub -v COMMAND="python -m collectives.bench" hostfiles/pbs.sh
 #
-# Two minutes before the time limit train.py writes a checkpoint and ends; the job submits itself again and resumes.
+# Two minutes before the time limit the training writes a checkpoint and ends; the job submits itself again and resumes.
 #PBS -N train
 #PBS -l select=8:ncpus=8:mpiprocs=8
 #PBS -l walltime=01:00:00
 #PBS -j oe
 # With GPUs, a rank each: -l select=8:ncpus=8:mpiprocs=8:ngpus=8, and add --device cuda to COMMAND.
-COMMAND=${COMMAND:-python train.py --checkpoint_dir saved --resume auto}
+COMMAND=${COMMAND:-python -m training --checkpoint_dir saved --resume auto}
 SIGNAL_AFTER_S=${SIGNAL_AFTER_S:-3480} # the walltime less two minutes, since PBS sends no signal ahead of it
 
 set -euo pipefail
@@ -21,13 +21,19 @@ cd "$PBS_O_WORKDIR"
 source .venv/bin/activate
 source hostfiles/run_and_requeue.sh
 
-# Network: Open MPI and MPICH take InfiniBand and RoCE by UCX, where they find it.  To insist on that, or to name the
-# interface where there is only Ethernet (Open MPI):
-# export OMPI_MCA_pml=ucx UCX_NET_DEVICES=mlx5_0:1
-# export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm,tcp OMPI_MCA_btl_tcp_if_include=eth0
+# Network: Open MPI and MPICH find InfiniBand and RoCE by themselves, through UCX.  To have a job fail where it would
+# otherwise run over a slower network, remove a # and name the device that `ucx_info -d` or `ip link` shows:
+# export OMPI_MCA_pml=ucx UCX_NET_DEVICES=mlx5_0:1 # InfiniBand and RoCE
+# export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm,tcp OMPI_MCA_btl_tcp_if_include=eth0 # Ethernet, Open MPI
+# export UCX_TLS=self,sm,tcp UCX_NET_DEVICES=eth0 # Ethernet, MPICH
+
+# Binding: Open MPI's mpirun keeps each rank on a core of its own, on whole nodes.
+export PRTE_MCA_hwloc_default_binding_policy=${PRTE_MCA_hwloc_default_binding_policy:-core} # Open MPI 5
+export OMPI_MCA_hwloc_base_binding_policy=${OMPI_MCA_hwloc_base_binding_policy:-core}       # Open MPI 4
 
 (sleep "$SIGNAL_AFTER_S" && kill -USR1 $$) >/dev/null 2>&1 &
 timer=$!
 trap 'pkill -P "$timer" || true; kill "$timer" 2>/dev/null || true' EXIT
 ranks=$(wc -l <"$PBS_NODEFILE") # the file has a line a rank
-run_and_requeue "qsub -v COMMAND,SIGNAL_AFTER_S hostfiles/pbs.sh" mpirun --hostfile "$PBS_NODEFILE" -np "$ranks" $COMMAND
+read -ra command <<<"$COMMAND"
+run_and_requeue "qsub -v COMMAND,SIGNAL_AFTER_S hostfiles/pbs.sh" mpirun --hostfile "$PBS_NODEFILE" -np "$ranks" "${command[@]}"

@@ -1,9 +1,10 @@
+# shellcheck shell=bash
 # For batch scripts: run a job's command, and put the job back into the queue if its time ran out.
 #
-#     run_and_requeue "REQUEUE COMMAND" mpirun python train.py ...
+#     run_and_requeue "REQUEUE COMMAND" mpirun python -m training ...
 #
 # The batch system sends SIGUSR1 to the script ahead of the time limit.  The command gets it, too; srun and mpirun pass it on
-# to the ranks, and train.py ends with a checkpoint and status 0.  Then the job is requeued.  A command that fails ends the job.
+# to the ranks, and the training ends with a checkpoint and status 0.  Then the job is requeued.  A command that fails ends the job.
 run_and_requeue() {
     local requeue=$1 child status signals=0 seen=-1
     shift

@@ -4,7 +4,7 @@
 #     sbatch hostfiles/slurm.sh
 #     COMMAND="python -m collectives.bench" sbatch --nodes=2 --time=10 hostfiles/slurm.sh
 #
-# Two minutes before the time limit train.py writes a checkpoint and ends; the job goes back into the queue and resumes.
+# Two minutes before the time limit the training writes a checkpoint and ends; the job goes back into the queue and resumes.
 #SBATCH --job-name=train
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=8
@@ -17,7 +17,7 @@
 #SBATCH --signal=B:USR1@120
 # With GPUs, a rank each (remove a #, and add --device cuda to COMMAND):
 ##SBATCH --gpus-per-node=8
-COMMAND=${COMMAND:-python train.py --checkpoint_dir saved --resume auto}
+COMMAND=${COMMAND:-python -m training --checkpoint_dir saved --resume auto}
 
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
@@ -26,10 +26,11 @@ cd "$SLURM_SUBMIT_DIR"
 source .venv/bin/activate
 source hostfiles/run_and_requeue.sh
 
-# Network: Open MPI and MPICH take InfiniBand and RoCE by UCX, where they find it.  To insist on that, or to name the
-# interface where there is only Ethernet (Open MPI):
-# export OMPI_MCA_pml=ucx UCX_NET_DEVICES=mlx5_0:1
-# export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm,tcp OMPI_MCA_btl_tcp_if_include=eth0
+# Network: Open MPI and MPICH find InfiniBand and RoCE by themselves, through UCX.  To have a job fail where it would
+# otherwise run over a slower network, remove a # and name the device that `ucx_info -d` or `ip link` shows:
+# export OMPI_MCA_pml=ucx UCX_NET_DEVICES=mlx5_0:1 # InfiniBand and RoCE
+# export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm,tcp OMPI_MCA_btl_tcp_if_include=eth0 # Ethernet, Open MPI
+# export UCX_TLS=self,sm,tcp UCX_NET_DEVICES=eth0 # Ethernet, MPICH
 
 # Launcher: srun, which binds each rank to its cores, where Slurm speaks the MPI's interface; else mpirun.
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
@@ -42,4 +43,6 @@ if srun --mpi=list 2>&1 | grep -qw "$interface"; then
 else
     launcher=mpirun
 fi
-run_and_requeue "scontrol requeue $SLURM_JOB_ID" ${LAUNCHER:-$launcher} $COMMAND
+read -ra command <<<"$COMMAND"
+read -ra launcher <<<"${LAUNCHER:-$launcher}"
+run_and_requeue "scontrol requeue $SLURM_JOB_ID" "${launcher[@]}" "${command[@]}"

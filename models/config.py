@@ -81,7 +81,7 @@ class GPTConfig(TransformerConfig):
 
     @property
     def hidden_width(self) -> int:
-        """Of the MLP."""
+        """The width of the MLP."""
         return 4 * self.n_embd
 
 
@@ -116,7 +116,7 @@ class LlamaConfig(TransformerConfig):
 
     @property
     def hidden_width(self) -> int:
-        """Of the MLP.
+        """The width of the MLP.
 
         >>> LlamaConfig(n_embd=192, n_head=4).hidden_width, LlamaConfig(n_embd=4096, n_head=32).hidden_width
         (512, 10944)

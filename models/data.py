@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +27,16 @@ class Tokens(NamedTuple):
 
 
 def language_reference() -> bytes:
-    """Return the parts of Python's language reference that every CPython carries for `help()`."""
+    """Return the parts of Python's language reference that CPython carries for `help()`.
+
+    Raises: ValueError where this Python was installed without them.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise ValueError(
+            "this Python lacks its language reference (pydoc_data), the default data: pass --data with a text file"
+        ) from None
     return "\n".join(topics[key] for key in sorted(topics)).encode()
 
 
@@ -208,7 +216,7 @@ def windows(ids: TokenSequence | np.ndarray, starts: np.ndarray, block_size: int
 
 
 def documents(ids: np.ndarray, end: int) -> np.ndarray:
-    """Number each token's document, where each document ends with token `end`.
+    """Return the number of each token's document, where each document ends with token `end`.
 
     Shapes: ids and result (batch, seq).
 

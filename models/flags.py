@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 from collectives.job.settings import Parser, refusal, value_type
 
 C = TypeVar("C")
+CONFIGS = Path(__file__).parent / "configs"  # those of the repository, and of its wheel
 
 
 def parse(kind: type[C], description: str, arguments: Sequence[str] | None = None) -> C:
@@ -23,7 +25,7 @@ def parse(kind: type[C], description: str, arguments: Sequence[str] | None = Non
     Raises: ValueError for an unknown flag or key, or a value that can't be.
     """
     parser = Parser(description=description, allow_abbrev=False)
-    parser.add_argument("--config", type=Path, help="a TOML file of these settings; flags come before it")
+    parser.add_argument("--config", type=config_file, help=f"{config_help()}; flags come before it")
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         add_flag(parser, field, hints[field.name])
@@ -34,6 +36,23 @@ def parse(kind: type[C], description: str, arguments: Sequence[str] | None = Non
         if field.name in given:
             values = {name: value for name, value in values.items() if name not in field.metadata.get("sets", ())}
     return kind(**{**values, **given})
+
+
+def config_file(text: str) -> Path:
+    """Return the file of settings that a command line names, by its path or, of those in `CONFIGS`, by its name.
+
+    >>> config_file("small").name, config_file("my/small.toml").as_posix()
+    ('small.toml', 'my/small.toml')
+    """
+    return Path(text) if os.path.isfile(text) else named_configs().get(text, Path(text))
+
+
+def named_configs() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(CONFIGS.glob("*.toml"))}
+
+
+def config_help() -> str:
+    return f"TOML file of settings, or one of {', '.join(named_configs())}"
 
 
 def add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field, hint: Any) -> None:
@@ -52,7 +71,7 @@ def add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field, hint: An
 
 
 def from_toml(path: Path, kind: type, strict: bool = True) -> dict[str, Any]:
-    """A file's settings.  Unless `strict`, there may be others than `kind` has fields for.
+    """Read settings from a TOML file.  Unless `strict`, it may have others than `kind` has fields for.
 
     Raises: ValueError that names the file.
     """
@@ -71,7 +90,7 @@ def from_toml(path: Path, kind: type, strict: bool = True) -> dict[str, Any]:
 
 
 def to_toml(settings: Any) -> str:
-    """A dataclass as a file that `from_toml` reads; what is None is left out.
+    """Format a dataclass as a file that `from_toml` reads; fields that are None are omitted.
 
     >>> import types
     >>> print(to_toml(types.SimpleNamespace(lr=3e-05, data=["a b"], bias=True, seed=None)), end="")

@@ -15,7 +15,7 @@ def block_flops(config: ModelConfig) -> int:
 
 
 def matrix_flops(config: ModelConfig) -> int:
-    """Twice the elements of a block's matrices that a token meets."""
+    """Return twice the number of elements of a block's matrices that a token is multiplied with."""
     width, kv_width = config.n_embd, config.head_size * config.num_kv_heads
     mlps = config.experts_per_token if config.num_experts else 1
     attention = width * (width + 2 * kv_width) + width * width
@@ -28,7 +28,7 @@ def mlp_params(config: ModelConfig) -> int:
 
 
 def attention_flops(config: ModelConfig) -> int:
-    """4 d T for scores and values of T tokens."""
+    """Return the FLOPs of attention a token: 4 d T for scores and values of T tokens."""
     return 4 * config.n_embd * config.block_size
 
 
@@ -37,12 +37,12 @@ def head_flops(config: ModelConfig) -> int:
 
 
 def layer_flops(config: ModelConfig) -> list[int]:
-    """Of each block, and of the head."""
+    """Return the FLOPs of each block and of the head."""
     return [block_flops(config)] * config.n_layer + [head_flops(config)]
 
 
 def muon_flops(config: ModelConfig, ep: int = 1) -> int:
-    """Of a block's matrices and a step: Muon's iterations, on the experts of one rank of `ep`."""
+    """Return Muon's FLOPs of a block's matrices in a step, on the experts of one rank of `ep`."""
     width, kv_width, hidden = config.n_embd, config.head_size * config.num_kv_heads, config.hidden_width
     mlp = (3 if config.is_gated else 2) * orthogonal_flops(width, hidden)
     attention = 2 * orthogonal_flops(width, width) + 2 * orthogonal_flops(width, kv_width)
@@ -51,6 +51,6 @@ def muon_flops(config: ModelConfig, ep: int = 1) -> int:
 
 
 def orthogonal_flops(rows: int, columns: int) -> int:
-    """Of `models.muon.orthogonal`: each iteration has two products with the matrix, one of squares."""
+    """Return the FLOPs of `models.muon.orthogonal`: two products with the matrix and one of squares an iteration."""
     short, long = sorted((rows, columns))
     return NEWTON_SCHULZ_STEPS * (4 * short**2 * long + 2 * short**3)

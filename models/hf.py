@@ -101,7 +101,7 @@ def initialize(model: Model, directory: str | Path) -> None:
 
 
 def read_tensors(directory: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """The file of weights, and what is in there, or in the files that it names."""
+    """Read a directory's file of weights, or the files that it names; return its path and the tensors."""
     paths = [directory / name for name in WEIGHTS]
     path = existing(next((path for path in paths if path.is_file()), paths[0]))
     if path.suffix != ".json":

@@ -62,12 +62,12 @@ def to_ours(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
 
 
 def transposed(name: str, weight: Tensor) -> Tensor:
-    """A weight as theirs, or theirs as ours; those of experts are (in, out) in both."""
+    """Convert a weight between our layout and Conv1D's; those of experts are (in, out) in both."""
     return weight.t() if name.endswith(CONV1D) and weight.dim() == 2 else weight
 
 
 def config_file(config: GPTConfig) -> dict[str, Any]:
-    """What config.json has."""
+    """Return the contents of config.json."""
     grouped = {} if config.n_kv_head is None else {"n_kv_head": config.n_kv_head}  # which is no GPT-2 of theirs
     mixture = {name: getattr(config, name) for name in MIXTURE} if config.num_experts else {}
     return {
@@ -86,19 +86,19 @@ def config_file(config: GPTConfig) -> dict[str, Any]:
 
 
 def read_config(values: Mapping[str, Any]) -> GPTConfig:
-    """Raises: ValueError for values that no GPT can have."""
+    """Return the config of config.json's values; raise ValueError for values that no GPT can have."""
     fields = {ours: values[theirs] for theirs, ours in FIELDS.items()}
     return GPTConfig(**fields, **{name: values[name] for name in ("n_kv_head", *MIXTURE) if name in values})
 
 
 def fitted(config: GPTConfig, tensors: Mapping[str, Tensor]) -> GPTConfig:
-    """The model has biases if any in the file is not 0."""
+    """Return the config with biases if any bias in the file is not 0."""
     biases = (tensor for name, tensor in tensors.items() if name.endswith(".bias") and "router" not in name)
     return replace(config, bias=any(bool(tensor.any()) for tensor in biases))
 
 
 def weights_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of a file by the names of today: GPT2Model's lack "transformer."; older files have masks of attention."""
+    """Return a file's weights by today's names: GPT2Model omits "transformer."; older files have attention masks."""
     return {named(name): tensor for name, tensor in tensors.items() if not MASK.search(name)}
 
 
@@ -107,6 +107,6 @@ def named(name: str) -> str:
 
 
 def sizes(config: GPTConfig) -> dict[str, Any]:
-    """What two models must have in common for one to begin with the other's weights, by the names of flags."""
+    """Return the sizes, by flag, that two models must share for one to load the other's weights."""
     names = "vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "num_experts"
     return {**{name: getattr(config, name) for name in names}, "n_kv_head": config.num_kv_heads}

@@ -61,7 +61,7 @@ FIXED = {
 
 
 def names_of(config: LlamaConfig) -> dict[str, tuple[str, ...]]:
-    """Their names of each weight."""
+    """Return Hugging Face's names of each weight."""
     names = {name: theirs for name, theirs in MODEL.items() if not (config.tied and name == "lm_head.weight")}
     for number in range(config.n_layer):
         for name, theirs in BLOCK.items():
@@ -86,7 +86,7 @@ def to_ours(tensors: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Ten
 
 
 def config_file(config: LlamaConfig) -> dict[str, Any]:
-    """What config.json has."""
+    """Return the contents of config.json."""
     return {
         **FIXED,
         **{theirs: getattr(config, ours) for theirs, ours in (FIELDS | OPTIONAL).items()},
@@ -109,7 +109,7 @@ def rope_scaling(config: LlamaConfig) -> dict[str, Any] | None:
 
 
 def read_config(values: Mapping[str, Any]) -> LlamaConfig:
-    """Raises: ValueError for values that no Llama of models/llama.py can have."""
+    """Return the config of config.json's values; raise ValueError for values that models/llama.py does not support."""
     fields = {ours: values[theirs] for theirs, ours in (FIELDS | OPTIONAL).items() if values.get(theirs) is not None}
     config = LlamaConfig(**{**fields, **rope_fields(values)})
     if values.get("head_dim") not in (None, config.head_size):
@@ -142,12 +142,12 @@ def fitted(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> LlamaConfig:
 
 
 def weights_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of a file."""
+    """Return the weights of a file, without buffers."""
     return {name: tensor for name, tensor in tensors.items() if not SPEEDS.search(name)}
 
 
 def sizes(config: LlamaConfig) -> dict[str, Any]:
-    """What two models must have in common for one to begin with the other's weights, by the names of flags."""
+    """Return the sizes, by flag, that two models must share for one to load the other's weights."""
     names = ("vocab_size", "n_layer", "n_head", "n_embd", *ROPE, "norm_eps", "tied")
     own = {name: getattr(config, name) for name in names}
     return {**own, "n_kv_head": config.num_kv_heads, "n_hidden": config.hidden_width}

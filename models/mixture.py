@@ -117,14 +117,14 @@ class Router(nn.Module):
         return self.within_capacity(experts) if limited else experts, weights
 
     def sequence_loss(self, scores: Tensor, experts: Tensor) -> Tensor:
-        """The mean over sequences of the product of chosen and preferred fractions, summed over the experts."""
+        """Return the balance loss: chosen times preferred fractions, summed over experts, averaged over sequences."""
         num_tokens, num_choices = experts.shape[1:]
         chosen = self.per_expert(experts).sum((1, 2)) * (self.num_experts / (num_choices * num_tokens))
         preferred = (scores / scores.sum(-1, keepdim=True)).mean(1)  # (batch, num_experts)
         return self.balance_loss * (chosen * preferred).sum(-1).mean()
 
     def within_capacity(self, experts: Tensor) -> Tensor:
-        """The choices, dropped where as many as an expert takes come before in the sequence."""
+        """Drop the choices that exceed their expert's capacity, in the order of the sequence."""
         assert self.capacity is not None
         most = math.ceil(self.capacity * experts[0].numel() / self.num_experts)
         taken = self.per_expert(experts).flatten(1, 2).cumsum(1).view(*experts.shape, self.num_experts)
@@ -132,7 +132,7 @@ class Router(nn.Module):
         return experts.masked_fill(place > most, DROPPED)
 
     def per_expert(self, experts: Tensor) -> Tensor:
-        """1 for the expert of each choice, 0 for others: (batch, seq, experts_per_token, num_experts)."""
+        """Return a one-hot encoding of choices.  Shapes: (batch, seq, experts_per_token, num_experts)."""
         return F.one_hot(experts, self.num_experts)
 
     def count(self, experts: Tensor) -> None:

@@ -53,7 +53,7 @@ class Muon(GroupedOptimizer):
 
     @torch.no_grad()
     def step(self, skipped: Tensor | None = None) -> None:
-        """As of every optimizer.  Where `apply` is collective, so is this, be there gradients on this rank or none."""
+        """Update the parameters.  Where `apply` is collective, this is collective even on ranks without gradients."""
         (group,) = self.param_groups
         rate, momentum = group["lr"], group["momentum"]
         directions = {}
@@ -68,14 +68,14 @@ class Muon(GroupedOptimizer):
             replace(param, param * (1 - rate * group["weight_decay"]) - rate * direction, skipped)
 
     def direction(self, name: str, matrix: Tensor) -> Tensor:
-        """What a whole matrix, or a stack of matrices, changes by at a rate of 1."""
+        """Return the update of a matrix, or a stack of matrices, at a learning rate of 1."""
         lengths = self.rows.get(name, (1,))
         parts = matrix.split([len(matrix) * length // sum(lengths) for length in lengths])
         return torch.cat([scaled(part) for part in parts])
 
 
 def replace(old: Tensor, new: Tensor, skipped: Tensor | None) -> None:
-    """In place, unless `skipped` is 1."""
+    """Copy `new` to `old`, unless `skipped` is 1."""
     old.copy_(new if skipped is None else torch.where(skipped.bool(), old, new))
 
 

@@ -17,7 +17,7 @@ class Optimizer(Protocol):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Each with "params" and "lr", which may be changed between steps."""
+        """The parameter groups, each with "params" and "lr", which may be changed between steps."""
 
     @property
     def state(self) -> MutableMapping[Any, Any]:
@@ -53,7 +53,7 @@ class GroupedOptimizer:
         raise NotImplementedError
 
     def momentum_buffer(self, param: nn.Parameter) -> Tensor:
-        """The momentum of a parameter, at first 0."""
+        """Return the momentum of a parameter, initially 0."""
         state = self.state[param]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(param)
@@ -129,7 +129,7 @@ def adamw(
     betas: tuple[float, float] = BETAS,
     eps: float = 1e-8,
 ) -> AdamW:
-    """That of a GPT.
+    """Make the AdamW of a GPT.
 
     It reads and writes each number once, on a GPU by few kernels: parameters in an arena begin where those want them.
     """

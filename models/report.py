@@ -2,7 +2,6 @@
 
 import json
 import math
-import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 from tqdm import tqdm
 
+from collectives.job import system
 from models.files import replacing
 
 
@@ -58,8 +58,8 @@ def scaled(value: float) -> tuple[float, str]:
 
 
 def peak_memory_mib() -> float:
-    """The most physical memory that this process has held (Linux, where the kernel counts KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Return the most resident memory that this process has had, in MiB."""
+    return system.peak_memory_bytes() / 2**20
 
 
 class TrainingReport:

@@ -93,7 +93,7 @@ class TokenSequence:
         return whole if dtype is None else whole.astype(dtype)
 
     def _pieces(self) -> Iterator[tuple[TokenFile | np.ndarray, int, int]]:
-        """The parts that this view spans, and which of their tokens."""
+        """Yield the parts that this view spans, each with its range of tokens."""
         first = bisect_right(self.ends, self.start)
         for part, end in zip(self.parts[first:], self.ends[first:], strict=True):
             begin = end - len(part)
@@ -102,13 +102,13 @@ class TokenSequence:
             yield part, max(self.start - begin, 0), min(self.stop - begin, len(part))
 
     def blocks(self, length: int = 1 << 22) -> Iterator[np.ndarray]:
-        """All tokens, some at a time."""
+        """Yield all tokens, `length` at a time."""
         for start in range(0, len(self), length):
             yield np.asarray(self[start : start + length])
 
 
 def looks_like_uint32(sample: np.ndarray) -> bool:
-    """Whether what begins a file, read as uint16, are the lower and upper halves of uint32 tokens.
+    """Return whether the uint16 `sample` of a file consists of the lower and upper halves of uint32 tokens.
 
     Upper halves of tokens are 0 to 2 in any vocabulary; of uint16 tokens, no other of 64 are all that small.
     """

@@ -39,7 +39,7 @@ class Tokenizer(NamedTuple):
         return np.dtype(np.uint8 if self.vocab_size <= 256 else "<u2" if self.vocab_size <= 1 << 16 else "<u4")
 
     def tokens(self, text: str, document_end: bool) -> np.ndarray:
-        """A document's tokens, with the end's after them where that is asked for and there is one."""
+        """Return a document's tokens, followed by the end token if requested and available."""
         ids = np.asarray(self.encode(text), self.dtype)
         return np.append(ids, self.dtype.type(self.end)) if document_end and self.end is not None else ids
 
@@ -126,7 +126,7 @@ def tokenizer_json(path: str) -> Tokenizer:
 
 
 def tiktoken(path: str) -> Tokenizer:
-    """A tokenizer of ranks in tiktoken's format; which text goes together is that of the encoding it is named by."""
+    """Read a tokenizer of ranks in tiktoken's format; the file's name selects the encoding's splitting pattern."""
     library, public = import_module("tiktoken"), import_module("tiktoken_ext.openai_public")
     name = Path(path).stem
     known = [each for each, make in public.ENCODING_CONSTRUCTORS.items() if each != "gpt2"]

@@ -14,7 +14,7 @@ os.environ["COLLECTIVES_LINKS"] = "0"  # what is kept of this machine's links wo
 
 @pytest.fixture(scope="module")
 def rig():
-    """4 hosts of 2 slots, at 1 Gbit/s."""
+    """Yield a rig of 4 hosts of 2 slots, at 1 Gbit/s."""
     try:
         made = Rig().__enter__()
     except UnavailableError as error:

@@ -101,7 +101,7 @@ def draw_case(seed: int, number: int, accesses: dict[tuple[str, int], Access]) -
 
 
 def draw_counts(draws: random.Random, collective: str, size: int, are_passed: bool) -> tuple[tuple[int, ...], ...]:
-    """Each rank's row: the chunks that it gives, or, of a gather, the one."""
+    """Draw each rank's row of counts: the chunks of its input, or its only chunk for a gather."""
     longest = int(2 ** draws.uniform(0, 16))
     if collective in ("all_gather", "gather"):
         equal = draws.randrange(longest)
@@ -117,7 +117,7 @@ def draw_counts(draws: random.Random, collective: str, size: int, are_passed: bo
 
 
 def inputs(case: Case) -> list[np.ndarray]:
-    """Every rank's x: whole numbers so small that no dtype rounds a sum or a product of them on 8 ranks."""
+    """Return every rank's x: integers so small that no dtype rounds a sum or a product of them on 8 ranks."""
     largest = 2 if case.op == "prod" else 15
     numbers = [int(part) for part in case.seed.split("-")]
     return [
@@ -127,7 +127,7 @@ def inputs(case: Case) -> list[np.ndarray]:
 
 
 def expected(case: Case, xs: list[np.ndarray], rank: int) -> np.ndarray | None:
-    """What the collective returns on a rank; None where nothing."""
+    """Return the expected result of the collective on a rank, or None."""
     is_root = rank == case.root
     match case.collective:
         case "all_reduce":
@@ -185,7 +185,7 @@ def arrays(comm: collectives.Communicator, case: Case, x: np.ndarray, want: np.n
 
 
 def gets(comm: collectives.Communicator, case: Case) -> bool:
-    """Whether a rank gets a result, in `out` if it has one."""
+    """Return whether a rank gets a result, in `out` if it has one."""
     on = {"broadcast": False, "reduce": is_root(comm, case), "exscan": comm.rank > 0}
     return on.get(case.collective, True)
 
@@ -201,7 +201,7 @@ def shaped(x: np.ndarray, form: str) -> np.ndarray:
 
 
 def arguments(case: Case, rank: int, out: Any) -> dict[str, Any]:
-    """What is passed beside x."""
+    """Return the arguments other than x."""
     passed: dict[str, Any] = {"algorithm": case.algorithm}
     if case.collective in REDUCING:
         passed |= {"op": case.op, "reproducible": case.reproducible}
@@ -275,7 +275,7 @@ def faulty(case: Case, values: np.ndarray, out_count: int) -> tuple[np.ndarray, 
 
 
 def communicators(comm: collectives.Communicator) -> dict[tuple[str, int], collectives.Communicator | None]:
-    """For each layout and number of ranks, a communicator of so many of the first ones; None on the others."""
+    """Return a communicator of the first ranks for each layout and number of ranks; None on other ranks."""
     whole = {"one node": comm}
     for name, nodes in (("two nodes", 2), ("a rank a node", comm.size)):
         if comm.size % nodes == 0:

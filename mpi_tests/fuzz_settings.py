@@ -127,7 +127,7 @@ def of_field(draws: random.Random, field: Any, hint: Any) -> Draw:
 
 
 def settings(draws: random.Random, kind: type, base: dict[str, Any]) -> tuple[list[str], str, list[str]]:
-    """Some fields of a dataclass, as flags or in a TOML file; and those that are absurd."""
+    """Draw fields of a dataclass as flags or a TOML file; return both, and the fields with absurd values."""
     hints, in_file = get_type_hints(kind), draws.random() < 0.4
     chosen = draws.sample(fields(kind), draws.randint(1, 4))  # type: ignore[arg-type]
     drawn = {field.name: of_field(draws, field, hints[field.name]) for field in chosen}
@@ -152,7 +152,7 @@ def settings(draws: random.Random, kind: type, base: dict[str, Any]) -> tuple[li
 
 
 def toml(draw: Draw, kind: type) -> str:
-    """A value in a file: a number or word where it can be one there."""
+    """Format a value for a TOML file: a number or word where it can be one there."""
     if kind is list:
         return json.dumps([draw.text])
     return draw.text if kind is not str and draw.text.strip() else json.dumps(draw.text)
@@ -285,7 +285,7 @@ def ended(status: int) -> None:
 
 
 def outcome(case: Case, limit_s: float) -> tuple[int, str]:
-    """The status that the command ends with, and what it says then."""
+    """Return the command's exit status and its output."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(case.file)
         file.flush()
@@ -326,7 +326,7 @@ def alarm(limit_s: float) -> Iterator[None]:
 
 
 def wrong(case: Case, limit_s: float = LIMIT_S) -> tuple[str, str]:
-    """What is wrong with how a command takes a case, or nothing; and what it has done."""
+    """Return what is wrong with a command's handling of a case, or "", and its output."""
     begin = time.monotonic()
     try:
         status, errors = outcome(case, limit_s)

@@ -404,9 +404,9 @@ TOOLS = [
         ("test_bench.py", "bus_bandwidth"),
     ),
     mutant(
-        "collectives/bench/constants.py",
-        'comm.all_reduce(times, op="max")',
-        'comm.all_reduce(times, op="min")',
+        "collectives/bench/trial.py",
+        '"slowest rank": "max"',
+        '"slowest rank": "min"',
         ("test_bench.py", "slowest", 2),
     ),
     mutant(
@@ -1043,7 +1043,7 @@ TRAINING = [
         ("test_train.py", "cannot_go_on and 1-ranks", 1),
     ),
     mutant(
-        "train.py",
+        "training/main.py",
         "if iteration == config.max_iters or iteration % config.eval_interval == 0:",
         "if iteration % config.eval_interval == 0:",
         ("test_train.py", "those_of_one_process and 2-ranks", 2),

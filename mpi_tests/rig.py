@@ -110,19 +110,19 @@ class Rig:
         return [f"rig{number}" for number in range(1, self.hosts + 1)]
 
     def launch(self, *command, env=None, timeout=240, hostfile=HOSTFILE):
-        """As `launch.launch`, on all slots of the rig."""
+        """Launch on all slots of the rig, as `launch.launch`."""
         env = job_environment() | (env or {})
         return watched(self.mpirun(*command, env=env, hostfile=hostfile), env, timeout)
 
     def mpirun(self, *command, env, hostfile=HOSTFILE):
-        """The command line that runs `command` on all slots; our variables in `env` travel to all hosts."""
+        """Return the command line that runs `command` on all slots; our variables in `env` are sent to all hosts."""
         ours = [name for name in env if name.startswith("COLLECTIVES_")]
         flags = [] if is_hydra() else [word for name in ours for word in ("-x", name)]
         return on("rig1", find_mpirun(), "--hostfile", hostfile, "-n", self.hosts * self.slots, *flags, *command)
 
 
 def on(host, *command):
-    """The command line that runs `command` on one host."""
+    """Return the command line that runs `command` on one host."""
     return [str(AGENT), host, shlex.join(map(str, command))]
 
 
@@ -137,7 +137,7 @@ def is_hydra():
 
 
 def refuse():
-    """Raises: UnavailableError where there can't be a rig."""
+    """Raise UnavailableError where the rig cannot run."""
     if os.geteuid() != 0:
         raise UnavailableError("the rig needs root, to make network namespaces")
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
@@ -156,7 +156,7 @@ def limit(namespace, device, rate):
 
 
 def run(*command):
-    """Raises: RigError with what the command complains of."""
+    """Run a command; raise RigError with its message if it fails."""
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         complaint = " ".join((ended.stderr or ended.stdout).split())

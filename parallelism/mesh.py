@@ -29,12 +29,12 @@ class MeshShape(NamedTuple):
     made_of: dict[str, tuple[str, ...]]
 
     def along(self, *axes: str) -> tuple[str, ...]:
-        """The disjoint axes that make these, without those of one rank; an axis that the mesh lacks has one."""
+        """Return the disjoint axes that make up these, without those of length 1; a missing axis has length 1."""
         chosen = {part for axis in axes for part in self.made_of.get(axis, ())}
         return tuple(axis for axis, length in self.disjoint.items() if axis in chosen and length > 1)
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """The ranks of each group that differ in some axes only, such as "dp" and "sp".
+        """Return the groups of ranks that differ only in some axes, such as "dp" and "sp".
 
         >>> mesh_shape(4, dp=2, tp=2).groups("dp")
         [[0, 2], [1, 3]]
@@ -46,7 +46,7 @@ class MeshShape(NamedTuple):
         return np.moveaxis(ranks, last, range(-len(last), 0)).reshape(-1, size).tolist()
 
     def coords(self, rank: int) -> dict[str, int]:
-        """Where a rank is along each axis."""
+        """Return a rank's coordinate along each axis."""
         position = dict(zip(self.disjoint, np.unravel_index(rank, tuple(self.disjoint.values())), strict=True))
         return {
             axis: int(np.ravel_multi_index([position[part] for part in parts], [self.disjoint[part] for part in parts]))
@@ -76,7 +76,7 @@ class Mesh:
             self.along(*names)
 
     def along(self, *axes: str) -> Communicator:
-        """The ranks that differ from this one in some axes only, such as "dp" and "sp".  Collective."""
+        """Return the communicator of ranks that differ from this one only in some axes.  Collective."""
         chosen = self.layout.along(*axes)
         if chosen not in self._parts:
             first, *_ = next(ranks for ranks in self.layout.groups(*chosen) if self.comm.rank in ranks)
@@ -100,18 +100,18 @@ class Mesh:
 
 
 def axes_of(layout: Any) -> dict[str, int | Within | None]:
-    """The axes of train.py's settings, or of a planner's layout, as `Mesh` takes them."""
+    """Return the axes of train.py's settings, or of a planner's layout, as `Mesh` takes them."""
     outer = {axis: getattr(layout, axis) for axis in AXES}
     return outer if layout.ep == 1 else {**outer, "ep": Within("dp", layout.ep)}
 
 
 def replica_axes(axes: Iterable[str]) -> tuple[str, ...]:
-    """Those of a mesh along which ranks hold the same shards of every parameter: dp and sp, but for ep inside dp."""
+    """Return the axes along which ranks hold the same shards of every parameter: dp and sp, without ep inside dp."""
     return "dp/ep" if "ep" in axes else "dp", "sp"
 
 
 def mesh_shape(world_size: int, **axes: int | Within | None) -> MeshShape:
-    """The axes of a mesh of so many ranks, as of `Mesh`.
+    """Return the shape of a mesh of `world_size` ranks, with the axes that `Mesh` takes.
 
     >>> mesh_shape(8, sp=2, tp=2).lengths
     {'dp': 2, 'sp': 2, 'tp': 2}
@@ -138,7 +138,7 @@ def mesh_shape(world_size: int, **axes: int | Within | None) -> MeshShape:
 
 
 def outer_lengths(world_size: int, axes: Mapping[str, int | None]) -> dict[str, int]:
-    """The lengths of axes of which one may be None."""
+    """Return the lengths of axes, computing the one that may be None."""
     given = {name: length for name, length in axes.items() if length is not None}
     for name, length in given.items():
         if length < 1:

@@ -36,7 +36,7 @@ class Shard(NamedTuple):
         return [length * piece // sum(self.pieces) for piece in self.pieces]
 
     def local(self, whole: Tensor, rank: int, size: int) -> Tensor:
-        """What one of `size` ranks holds."""
+        """Return the shard that one of `size` ranks holds."""
         missing = self.local_length(size) * size - self.length
         if missing:
             whole = F.pad(whole.movedim(self.dim, -1), (0, missing)).movedim(-1, self.dim)
@@ -44,7 +44,7 @@ class Shard(NamedTuple):
         return torch.cat([piece.chunk(size, self.dim)[rank] for piece in pieces], self.dim)
 
     def whole(self, shards: Sequence[Tensor]) -> Tensor:
-        """What all ranks hold together, in their order."""
+        """Join the shards of all ranks, in rank order."""
         pieces = [shard.split(self.piece_lengths(shard.shape[self.dim]), self.dim) for shard in shards]
         ordered = [piece for same in zip(*pieces, strict=True) for piece in same]
         return torch.cat(ordered, self.dim).narrow(self.dim, 0, self.length)
@@ -67,10 +67,10 @@ def placement_of(parameter: Tensor) -> Placement:
 
 
 def shards_of(parameter: Tensor) -> dict[str, Shard]:
-    """By the axes along which a parameter is sharded, the outermost first."""
+    """Return a parameter's shards by axis, the outermost first."""
     return {axis: shard for axis, shard in placement_of(parameter).items() if isinstance(shard, Shard)}
 
 
 def shard_of(parameter: Tensor, axis: str) -> Shard | None:
-    """How the ranks along an axis hold a parameter, if not each the whole."""
+    """Return how the ranks along an axis shard a parameter, or None if each has the whole."""
     return shards_of(parameter).get(axis)

@@ -23,8 +23,10 @@ def announcement(run: TrainingRun) -> str:
         lines.append(f"weights of {run.source}" + (f", after step {run.first - 1}" if run.first > 1 else ""))
     if run.out_dir and run.out_dir != config.out_dir:
         lines.append(f"out_dir {run.out_dir}, as {config.out_dir} has what another run has left")
-    if mesh.tp.size * mesh.sp.size > 1:
-        lines.append(f"layers over tp {mesh.tp.size}, sequences over sp {mesh.sp.size} by {run.sp}")
+    layers = [f"layers over tp {mesh.tp.size}"] * (mesh.tp.size > 1)
+    sequences = [f"sequences over sp {mesh.sp.size} by {run.sp}"] * (mesh.sp.size > 1)
+    if layers or sequences:
+        lines.append(", ".join(layers + sequences))
     if mesh.pp.size > 1:
         lines.append(f"{schedule.num_stages} stages over pp {mesh.pp.size} by {schedule.name}")
     return "\n".join(lines)

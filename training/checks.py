@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from collectives.algorithms.groups import Topology
+from collectives.job import system
 from collectives.schedule.draw import refuse, refuse_picture
 from models.data import Tokens, TokenWindows, split
 from models.hf import initialize
@@ -90,7 +91,7 @@ def check_memory(config: Config, vocab_size: int, topology: Topology) -> None:
     (num_params,) = rank_params(TrainingJob(shape_of(config, vocab_size), 1), ParallelLayout())
     ranks = max(map(len, topology.nodes))
     needed = num_params * 4 * ranks  # it is made of float32
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = system.total_memory_bytes()
     if needed > there:
         raise ValueError(
             f"n_layer={config.n_layer} and n_embd={config.n_embd} make {num_params:,} parameters, {in_bytes(needed)} "
@@ -144,7 +145,7 @@ def check_zero_group(config: Config, mesh: MeshShape, topology: Topology) -> Non
 
 
 def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
-    """How many micro-batches a rank computes a step: as set, what makes up the global batch, or the depth's.
+    """Return a rank's micro-batches of a step: as set, from the global batch, or by the pipeline's depth.
 
     A depth's batch is the nearest that the ranks can share, and no more than the samples there are.
     """
@@ -164,7 +165,7 @@ def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
 
 
 def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
-    """The pipeline's schedule, for which there must be as many ranks, micro-batches and layers.
+    """Make the pipeline's schedule; raise ValueError where ranks, micro-batches or layers do not fit it.
 
     Where one is to be searched, another of as many stages.
     """

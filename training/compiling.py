@@ -14,7 +14,7 @@ WHOLE = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute
 
 
 def compiles_whole(config: Config) -> bool:
-    """Whether a rank computes the whole model, with no collective in between, so that it is compiled as one."""
+    """Return whether a rank computes the whole model without collectives in between, so that it compiles as one."""
     return config.compile and all(getattr(config, name) in values for name, values in WHOLE.items())
 
 

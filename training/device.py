@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def own_device(name: str, comm: Communicator) -> str:
-    """The device of this rank, which becomes the current one of torch and CuPy: for "cuda" a node's, in turn.
+    """Return this rank's device and make it current in torch and CuPy; "cuda" takes a node's devices in turn.
 
     Raises: ValueError for a device that there isn't.
     """
@@ -33,12 +33,12 @@ def own_device(name: str, comm: Communicator) -> str:
 
 
 def memory_mib(device: str) -> float:
-    """The most memory that this rank has had so far: its own, or its device's."""
+    """Return the peak memory of this rank in MiB: its process's, or its device's."""
     return peak_memory_mib() if device == "cpu" else torch.cuda.max_memory_allocated(device) / 2**20
 
 
 def set_matrix_precision(dtype: str) -> None:
-    """Beside 16-bit computing, products of float32 may be rounded to TF32; else they are exact to float32.
+    """Allow TF32 products of float32 beside 16-bit computing; otherwise they are exact to float32.
 
     Source: nanoGPT, train.py, which allows TF32.
     """

@@ -31,7 +31,7 @@ MODES = ("full", "selective")  # of recomputation
 def gpt2_plan(
     vocab_size: int, n_head: int, n_kv_head: int | None = None, has_experts: bool = False
 ) -> dict[str, Strategy]:
-    """A GPT-2, modules named as Hugging Face names them: one sum over the ranks for attention, one for the MLP.
+    """Plan a GPT-2 by Hugging Face's module names: one sum over the ranks for attention, one for the MLP.
 
     With `has_experts`, MLPs are mixtures.
     """
@@ -55,7 +55,7 @@ def gpt2_plan(
 
 
 def gpt2_layers(model: GPT) -> list[Layer]:
-    """One for each block of a GPT, plain or divided, the first with the embeddings, and one of the head and the loss.
+    """Return a layer for each block of a GPT, the first with the embeddings, and one of the head and the loss.
 
     Costs are counted: floating-point operations of one token's forward pass.
     """
@@ -65,7 +65,7 @@ def gpt2_layers(model: GPT) -> list[Layer]:
 def model_layers(
     model: Model, embedding: tuple[str, ...], run: Callable[[nn.Module, Tensor | None, Batch], Tensor]
 ) -> list[Layer]:
-    """The layers of a model of any family: its embeddings are the modules `embedding`, and `run` calls a block."""
+    """Return the layers of a model of any family; `embedding` names its embeddings, and `run` calls a block."""
     config = model.config
 
     def embed(x: Tensor | None, batch: Batch) -> Tensor:
@@ -86,7 +86,7 @@ def model_layers(
 
 
 def whole_layer(model: Model) -> Layer:
-    """The whole model as one layer, called as such: what is compiled is its call."""
+    """Return the whole model as one layer that calls it, as the call is what is compiled."""
 
     def run(x: Tensor | None, batch: Batch) -> Tensor:
         return model(batch.tokens, batch.targets, batch.positions, batch.documents)[1]

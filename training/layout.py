@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def laid_out(config: Config, comm: Communicator) -> Config:
-    """The settings with the layout found, at the same global batch; what the ranks can do is measured.  Collective.
+    """Return the settings with the planned layout, at the same global batch; the ranks are measured.  Collective.
 
     Raises: InputError where none fits.
     """
@@ -35,7 +35,7 @@ def laid_out(config: Config, comm: Communicator) -> Config:
 
 
 def job_of(config: Config, world_size: int) -> TrainingJob:
-    """What the planner is to find a layout for.
+    """Return the training job for which the planner searches a layout.
 
     Raises: ValueError for what fits no layout.
     """

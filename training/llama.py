@@ -18,7 +18,7 @@ from training.gpt import model_layers
 
 
 def llama_plan(config: LlamaConfig) -> dict[str, Strategy]:
-    """One sum over the ranks for attention, one for the MLP: each has gates and what they let pass side by side."""
+    """Plan a Llama: one sum over the ranks for attention, one for the MLP, whose gates are beside its inputs."""
     n_head, kv, hidden = config.n_head, config.num_kv_heads, config.hidden_width
     vocabulary, between = Vocabulary(config.vocab_size), SequenceRegion()
     return {
@@ -36,5 +36,5 @@ def llama_plan(config: LlamaConfig) -> dict[str, Strategy]:
 
 
 def llama_layers(model: Llama) -> list[Layer]:
-    """As `gpt2_layers`: each block rotates by the positions of the batch."""
+    """Return the layers of a Llama as `gpt2_layers` does; each block rotates by the positions of the batch."""
     return model_layers(model, ("transformer.wte",), lambda block, x, batch: block(x, batch.positions, batch.documents))

@@ -38,7 +38,7 @@ def check_logs(config: Config, rank: int = 0) -> None:
 
 @contextmanager
 def log_sinks(run: TrainingRun) -> Iterator[list[Sink]]:
-    """What takes the run's records, on rank 0.  Collective.
+    """Open the sinks of the run's records, on rank 0.  Collective.
 
     Raises: InputError for what does not begin.
     """
@@ -100,7 +100,7 @@ def html(run: TrainingRun, around: dict[str, Any]) -> Iterator[Sink]:
 
 
 def conditions(run: TrainingRun) -> dict[str, Any]:
-    """What the run depends on, beside its settings.  Collective."""
+    """Return the conditions of the run other than its settings.  Collective."""
     return surroundings(run.mesh.comm, run.config.device.partition(":")[0])
 
 
@@ -118,5 +118,5 @@ def check_files(config: Config, rank: int) -> None:
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:
-    """What of a record is drawn over its iterations."""
+    """Return the numbers of a record that are drawn over its iterations."""
     return {name: value for name, value in record.items() if value is not None and name not in ("iter", "max_iters")}

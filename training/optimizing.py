@@ -89,7 +89,7 @@ def muon(config: Config, replica: Replica, mesh: Mesh, shape: ModelConfig) -> Mu
 
 
 def rows_of(name: str, shape: ModelConfig) -> Sequence[int]:
-    """The relative numbers of rows of the matrices that a parameter is stacked of."""
+    """Return the relative numbers of rows of the matrices that a parameter stacks."""
     if name.endswith("attn.c_attn.weight"):
         return shape.n_head, shape.num_kv_heads, shape.num_kv_heads
     is_gated = isinstance(shape, LlamaConfig) and name.endswith("mlp.c_fc.weight")

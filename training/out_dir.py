@@ -34,7 +34,7 @@ def writes(settings: Config) -> bool:
 
 
 def take_out_dir(settings: Config, before: str = "") -> str | None:
-    """The folder of a run, as of `own_out_dir`, in which its settings are left, as `--config` takes them; or none."""
+    """Create a run's folder and save its settings there, as `--config` reads them; return it, or None."""
     if not writes(settings):
         return None
     folder = own_out_dir(settings.out_dir, before)
@@ -43,7 +43,7 @@ def take_out_dir(settings: Config, before: str = "") -> str | None:
 
 
 def own_out_dir(asked: str, before: str = "") -> str:
-    """The folder asked for, or, where another run's metrics are, the first free one of `out-2`, `out-3`, ...
+    """Return the requested folder, or the first free one of `out-2`, `out-3`, ... if it has another run's metrics.
 
     A run that goes on with one that wrote to `before`, of the same series, adds to what is there.
     """
@@ -63,7 +63,7 @@ def has_metrics(folder: str) -> bool:
 
 
 def stem(folder: str) -> str:
-    """What a number can follow: `out` of `out/`, and a whole path of `.`."""
+    """Return the folder's name to which a number can be appended: `out` of `out/`, and a whole path of `.`."""
     return (
         os.path.abspath(folder)
         if os.path.basename(os.path.normpath(folder)) in (".", "..")

@@ -1,7 +1,7 @@
 """Make .bin files of tokens from text, on all cores.
 
 python -m training.prepare corpus/ --tokenizer tokenizer.json --val held_back.jsonl --out tokens
-python train.py --data tokens
+python -m training --data tokens
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def prepare(args: Namespace) -> str:
         shutil.rmtree(args.out)
         raise
     end = "" if tokenizer.end is None else f" --document_end {tokenizer.end}"
-    return f"{counts['train']:,} tokens, and {counts['val']:,} to validate on: train.py --data {args.out}{end}"
+    counted = f"{counts['train']:,} tokens, and {counts['val']:,} to validate on"
+    return f"{counted}: python -m training --data {args.out}{end}"
 
 
 def start(name: str) -> None:

@@ -62,7 +62,7 @@ class StepProfiler(Listener):
                 yield batch
 
     def wants(self, iteration: int) -> bool:
-        """Whether a step is to be profiled: some after the one that is traced, or else the last of a short run."""
+        """Return whether to profile a step: some after the traced ones, or else the last of a short run."""
         config, number = self.run.config, iteration - self.run.first + 1
         is_early = number <= TRACED
         return bool(config.report) and (iteration == config.max_iters if is_early else number <= TRACED + NUMBER)
@@ -107,11 +107,11 @@ class StepProfiler(Listener):
             self.seconds[BUBBLE] += self.since(self._passes) - (self.seconds[COMPUTING] - self._computed_s)
 
     def mark(self) -> tuple[float, float]:
-        """The time, and how much of it others have been waited for."""
+        """Return the time, and the part of it spent waiting for others, in seconds."""
         return self.now(), sum(self.exposed().values())
 
     def since(self, mark: tuple[float, float]) -> float:
-        """The seconds since a mark, without the waits for others."""
+        """Return the seconds since a mark, without the waits for others."""
         now_s, exposed_s = self.mark()
         return now_s - mark[0] - (exposed_s - mark[1])
 
@@ -121,7 +121,7 @@ class StepProfiler(Listener):
         return time.perf_counter()
 
     def exposed(self) -> dict[str, float]:
-        """The seconds for which this rank has waited for others since the run began, by axis."""
+        """Return the seconds that this rank has waited for others since the run began, by axis."""
         run = self.run
         own = run.replica.own
         axes: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """A training run, or two side by side, as one HTML page: charts, tables, the machine and the command.
 
-mpirun -n 2 python train.py --report out/report.html
+mpirun -n 2 python -m training --report out/report.html
 python -m training.report out out-2 --html both.html
 """
 

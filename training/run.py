@@ -142,7 +142,7 @@ class TrainingRun:
         return self.profiler.inputs(self.samples.micro_batches(self.first))
 
     def step(self, iteration: int, inputs: list[Batch]) -> PendingStep:
-        """One update of the weights.  The host does not wait for its device.  Collective."""
+        """Update the weights once.  The host does not wait for its device.  Collective."""
         is_shown = self.config.trace or (self.config.report and self.mesh.pp.size > 1)
         tracing: AbstractContextManager[None] = nullcontext()
         if is_shown and iteration == min(self.first + TRACED - 1, self.config.max_iters):
@@ -170,7 +170,7 @@ class TrainingRun:
         return PendingStep(self, verdict.names, read_back(numbers), begin_s, comm_s, known)
 
     def add(self, *numbers: Any) -> torch.Tensor:
-        """Their sums over the ranks of dp and pp.  Collective."""
+        """Return the sums of these numbers over the ranks of dp and pp.  Collective."""
         for index, number in enumerate(numbers):
             self.sums[index] = number
         with self.sum_time.waiting():
@@ -203,7 +203,7 @@ class TrainingRun:
         return total / (count / self.mesh.pp.size)
 
     def whole(self) -> Model:
-        """The plain model with the weights trained.  Collective."""
+        """Gather the plain model with the trained weights.  Collective."""
         gpt = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
         with self.replica.whole(), self.masters.exact(self.gpt, self.replica.shard):
             fill(gpt, wholes(self.gpt, self.mesh), self.mesh.pp)

@@ -37,7 +37,7 @@ class Samples:
         self.positions, self.document_end, self.device = positions, document_end, device
 
     def shares(self, first: int) -> Iterator[np.ndarray]:
-        """This rank's sample indices of each step from the `first` one on, epoch after epoch."""
+        """Yield this rank's sample indices of each step from the `first` one on, epoch after epoch."""
         return islice(self._from_epoch((first - 1) // len(self.sampler)), (first - 1) % len(self.sampler), None)
 
     def _from_epoch(self, first: int) -> Iterator[np.ndarray]:
@@ -56,11 +56,11 @@ class Samples:
             yield [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
 
     def first_batch(self) -> Batch:
-        """A micro-batch to measure with."""
+        """Return a micro-batch to measure with."""
         return self.batch(self.windows, np.arange(self.micro_batch_size)).to(self.device)
 
     def batch(self, windows: TokenWindows, indices: np.ndarray, first_sample: int = 0) -> Batch:
-        """This rank's tokens of some samples, which have numbers from `first_sample` on, by which dropout draws.
+        """Return this rank's tokens of some samples; dropout draws by their numbers, from `first_sample` on.
 
         They are on the host.
         """

@@ -58,7 +58,7 @@ class Saving:
             self.taken = refused.pop_all()
 
     def state(self) -> Iterator[TensorShard]:
-        """What this rank has of the weights that are updated, and of the optimizer's states."""
+        """Yield this rank's shards of the master weights and of the optimizer's states."""
         pieces = self.run.masters.pieces
         for name, part in own_weights(self.run.masters, self.parts).items():
             yield part
@@ -124,7 +124,7 @@ def model_settings(config: Config) -> dict[str, Any]:
 
 
 def own_weights(masters: MasterWeights, parts: Mapping[str, TensorShard]) -> dict[str, TensorShard]:
-    """What this rank has of the weights that are updated, by the parameters' names in its model."""
+    """Return this rank's shards of the master weights, by the parameters' names in the model."""
     return {name: parts[name].within(masters.spans[name], piece.detach()) for name, piece in masters.pieces.items()}
 
 
@@ -135,7 +135,7 @@ def router_biases(gpt: Model) -> Iterator[TensorShard]:
 
 
 def loss_scale(path: Any, whole: Mapping[str, Any]) -> tuple[float, int]:
-    """Raises: ValueError for what is none."""
+    """Return a checkpoint's loss scale; raise ValueError if it is invalid."""
     match whole.get("loss_scale"):
         case [float(value), int(good_steps)] if 0 < value < math.inf:
             return value, good_steps

@@ -60,7 +60,7 @@ def staged(
     place: BatchPosition,
     make_batch: Callable[[], Batch],
 ) -> PipelineParallel:
-    """A model that is divided over the other axes, in stages over pp, and over dp.  `make_batch` gives one to measure.
+    """Make a pipeline of a model that is split over the other axes.  `make_batch` returns one to measure.
 
     Collective.
     """
@@ -99,7 +99,7 @@ def measured(
     batch: Batch,
     prepare: Callable[[Batch], None],
 ) -> tuple[list[Layer], Schedule]:
-    """The layers with the times that they take as costs; by these a schedule is searched, if that is asked for."""
+    """Return the layers with their measured times as costs, and the schedule, searched by these if requested."""
     times = agreed(measure(gpt, layers, batch, prepare), mesh.comm)
     layers = [layer._replace(cost=sum(each)) for layer, each in zip(layers, times, strict=True)]
     if config.schedule == SEARCH:
@@ -113,7 +113,7 @@ def measured(
 
 
 def searched(schedule: Schedule, costs: Costs, limit: int, comm: Communicator) -> Schedule:
-    """The best schedule of as many ranks, stages and micro-batches as another has: rank 0 searches.  Collective."""
+    """Return the best schedule with the ranks, stages and micro-batches of another; rank 0 searches.  Collective."""
     found = None
     with comm.agreed("search"):
         if comm.rank == 0:

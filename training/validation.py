@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def spread(count: int, limit: int) -> np.ndarray:
-    """The indices of `limit` of `count` samples, evenly spread; of all where there are no more, or there is no limit.
+    """Return the indices of `limit` of `count` samples, evenly spread; all if there are no more or no limit.
 
     >>> spread(10, 4).tolist(), spread(3, 0).tolist()
     ([0, 2, 5, 7], [0, 1, 2])
@@ -27,7 +27,7 @@ def spread(count: int, limit: int) -> np.ndarray:
 def validate(
     pipeline: Pipeline, samples: Samples, windows: TokenWindows, chosen: np.ndarray, dp: Communicator
 ) -> np.ndarray:
-    """The sum of losses, in nats a token, of this dp rank's share of the samples `chosen`, and their number.
+    """Return the sum of losses, in nats a token, and the number of this dp rank's share of the `chosen` samples.
 
     Ranks of a pipeline that have no loss give the same number, and 0.  Collective.
     """

@@ -62,7 +62,7 @@ def all_to_all(rank: int, size: int) -> Iterator[Round]:
 
 
 def barrier(rank: int, size: int) -> Iterator[Round]:
-    """Dissemination: tell the rank 2^k to the right all that you have heard, that is, who has started.
+    """Send the rank 2^k to the right the news of all ranks known to have started: a dissemination barrier.
 
     No rank ends before every rank has started.  The messages are empty.
 

@@ -11,7 +11,7 @@ from collectives.schedule.moves import Move, Recv, RecvReduce, Round, Send, chun
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """The root starts with the vector; every rank ends with it.  For large vectors.
+    """Pass the root's vector from rank to rank, chunk by chunk.  For large vectors.
 
     Cost: 2(p-1) (alpha + n/p beta).
 
@@ -31,7 +31,7 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 def all_reduce(rank: int, size: int) -> Iterator[Round]:
-    """Sums climb from rank 0 to the last, each rank adding its own, and come down again.  In the order of the ranks.
+    """Reduce along the chain from rank 0 to the last rank, and pass the sums back.  In the order of the ranks.
 
     Cost: 3(p-1) alpha + n(4p-5)/p beta + 2n(p-1)/p gamma.
 
@@ -52,7 +52,7 @@ def all_reduce(rank: int, size: int) -> Iterator[Round]:
 
 
 def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
-    """Sums climb from rank 0 to the last, which sends chunk r to rank r.  In the order of the ranks.
+    """Reduce along the chain from rank 0 to the last rank, which sends chunk r to rank r.  In the order of the ranks.
 
     Cost: 2(p-1) alpha + 2n(p-1)/p (beta + gamma).
 
@@ -68,7 +68,9 @@ def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 
 
 def reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """Sums climb from rank 0 to the last, which sends them to the root.  In the order of the ranks.
+    """Reduce along the chain from rank 0 to the last rank, which sends the sums to the root.
+
+    In the order of the ranks.
 
     Cost: (2p-1) alpha + n(2p-1)/p beta + 2n(p-1)/p gamma; to the last rank, one round less.
 

@@ -19,7 +19,7 @@ from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put,
 
 
 def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
-    """All-reduce: rank r reduces chunk r of all, then everyone reads all the results.  For large vectors.
+    """Reduce chunk r of all ranks on rank r, then read all the results: an all-reduce for large vectors.
 
     Cost: 3 alpha + n(p-1)/p beta + n gamma.
 
@@ -39,7 +39,7 @@ def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
 
 
 def two_shot_put(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
-    """All-reduce: rank r reduces chunk r of all, and writes the result to all the others.
+    """Reduce chunk r of all ranks on rank r, and write the result to all the others: an all-reduce.
 
     Cost: 2 alpha + n(p-1)/p beta + n gamma.
 
@@ -58,7 +58,7 @@ def two_shot_put(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
 
 
 def staged_two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
-    """All-reduce: the two shots by way of two staging buffers, one for the inputs and one for the results.
+    """All-reduce in two shots by way of two staging buffers, one for the inputs and one for the results.
 
     Cost: 2 alpha + 2n beta + n gamma.
 
@@ -80,7 +80,7 @@ def staged_two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round
 
 
 def one_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
-    """All-reduce: everyone reads and reduces everything, staged.  For small vectors.
+    """Read and reduce the staged vectors of all ranks on each rank: an all-reduce for small vectors.
 
     Cost: alpha + n beta + np gamma.
 
@@ -151,7 +151,7 @@ def all_to_all(rank: int, size: int, staged: bool = False) -> Iterator[Round]:
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """Everyone reads the root's vector, but for one chunk, which the root writes: all move as much.
+    """Read the root's vector, but for one chunk, which the root writes, so that all ranks move as much.
 
     Cost: 2 alpha + n(p-1)/p beta.
 
@@ -168,7 +168,7 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 def staged_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """Everyone reads the root's vector from a staging buffer.
+    """Read the root's vector from a staging buffer.
 
     Cost: alpha + 2n beta.
 
@@ -219,7 +219,7 @@ def gather(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator
 
 
 def scatter(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator[Round]:
-    """The root starts with all chunks; rank r reads chunk r.
+    """Read chunk r of the root's vector on rank r.
 
     Cost: 2 alpha + n/p beta.
 
@@ -235,7 +235,7 @@ def scatter(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterato
 
 
 def barrier(rank: int, size: int) -> Iterator[Round]:
-    """Every rank waits for all the others.
+    """Wait for all the other ranks.
 
     Cost: alpha.
 

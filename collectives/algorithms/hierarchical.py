@@ -50,7 +50,7 @@ def all_reduce(
     across: Scheduler = ring.all_reduce,
     gather: Scheduler = ring.all_gather,
 ) -> Iterator[Round]:
-    """Reduce-scatter inside the nodes, all-reduce across them, all-gather inside the nodes.
+    """Reduce-scatter inside the nodes, all-reduce across them, and all-gather inside the nodes.
 
     Cost: with rings, 2(l+k-2) alpha + 2n(p-1)/p beta + n(p-1)/p gamma; direct inside,
     4 mu + 2(k-1) alpha + (2n(k-1)/p + n(l-1)/l) beta + (n + n(k-1)/p) gamma.
@@ -147,7 +147,7 @@ def broadcast(
     within: Scheduler = tree.broadcast,
     across: Scheduler = tree.broadcast,
 ) -> Iterator[Round]:
-    """The root starts with the vector: its counterparts get it across, and are the roots inside their nodes.
+    """Broadcast from the root to its counterparts across the nodes, which are the roots inside their nodes.
 
     Cost: (ceil(log2 k) + ceil(log2 l)) (alpha + n beta); direct inside,
     2 mu + ceil(log2 k) (alpha + n beta) + n(l-1)/l beta.

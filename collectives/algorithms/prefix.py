@@ -15,7 +15,7 @@ from collectives.schedule.moves import Barrier, Copy, GetReduce, Recv, RecvReduc
 
 
 def linear(rank: int, size: int) -> Iterator[Round]:
-    """Sums climb from rank 0 to the last, chunk by chunk, and stay with each rank.  In the order of the ranks.
+    """Reduce along the chain from rank 0, chunk by chunk; each rank keeps its sums.  In the order of the ranks.
 
     Cost: 2(p-1) alpha + 2n(p-1)/p (beta + gamma).
 
@@ -31,7 +31,7 @@ def linear(rank: int, size: int) -> Iterator[Round]:
 
 
 def doubling(rank: int, size: int) -> Iterator[Round]:
-    """In round k, send the sum of the 2^k ranks up to this one to the rank 2^k above.
+    """Send the sum of the 2^k ranks up to this one to the rank 2^k above, in round k.
 
     Cost: ceil(log2 p) (alpha + n beta + n gamma).
 
@@ -71,7 +71,7 @@ def exclusive(rank: int, size: int, scan: Callable[[int, int], Schedule]) -> Ite
 
 
 def staged(rank: int, size: int, apart: bool = False, inclusive: bool = True) -> Iterator[Round]:
-    """Every rank reads and reduces what the ranks below have, in staging buffers.
+    """Read and reduce the staging buffers of the ranks below.
 
     Cost: alpha + n beta + np gamma; exclusive, n(p-1) gamma.
 

@@ -17,7 +17,7 @@ from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, 
 
 
 def exchanges(rank: int, size: int) -> Iterator[Round]:
-    """All-reduce of the whole vector among a power of two of ranks."""
+    """All-reduce the whole vector among a power of two of ranks."""
     everything = range(size)
     for bit in range(size.bit_length() - 1):
         peer = rank ^ (1 << bit)
@@ -25,7 +25,7 @@ def exchanges(rank: int, size: int) -> Iterator[Round]:
 
 
 def halving(rank: int, size: int) -> Iterator[Round]:
-    """Reduce-scatter among a power of two of ranks: each keeps the half that its own chunk is in."""
+    """Reduce-scatter among a power of two of ranks: each keeps the half that contains its own chunk."""
     for bit in reversed(range(size.bit_length() - 1)):
         peer = rank ^ (1 << bit)
         yield Send(peer, block(peer, bit)), RecvReduce(peer, block(rank, bit))
@@ -88,7 +88,7 @@ def whole(rank: int, size: int) -> range:
 
 
 def all_reduce(rank: int, size: int) -> Schedule:
-    """Every rank ends with the whole sum, paired as a balanced tree over neighbours.  For small vectors.
+    """All-reduce the whole vector, paired as a balanced tree over neighbours.  For small vectors.
 
     Cost: log2 p (alpha + n beta + n gamma); off the power of two log2 q + 2 rounds, no gamma in the last.
 
@@ -105,7 +105,7 @@ def all_reduce(rank: int, size: int) -> Schedule:
 
 
 def rabenseifner(rank: int, size: int) -> Schedule:
-    """All-reduce as a reduce-scatter by halving and an all-gather by doubling.  For large vectors.
+    """Reduce-scatter by halving, then all-gather by doubling: an all-reduce for large vectors.
 
     Cost: 2 log2 p alpha + 2n(p-1)/p beta + n(p-1)/p gamma; off the power of two, two rounds of n beta more, of
     which one has n gamma, and h for p-1, as in `reduce_scatter`.

@@ -16,7 +16,7 @@ from collectives.schedule.moves import Move, Recv, RecvReduce, Round, Schedule, 
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """The root starts with the vector; every rank ends with it.  For small vectors.
+    """Broadcast the vector down a binomial tree.  For small vectors.
 
     Cost: ceil(log2 p) (alpha + n beta).
 
@@ -39,7 +39,7 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 def reduce(rank: int, size: int, root: int = 0) -> Schedule:
-    """The root ends with the sum of all: the broadcast, backwards.
+    """Reduce to the root: the broadcast, backwards.
 
     Cost: ceil(log2 p) (alpha + n beta + n gamma).
 
@@ -69,7 +69,7 @@ def all_reduce(rank: int, size: int) -> Iterator[Round]:
 
 
 def scatter(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """The root starts with all chunks; rank r ends with chunk r.  What is sent on is for a whole subtree.
+    """Scatter down a binomial tree: each message carries the chunks of a whole subtree.
 
     Cost: ceil(log2 p) alpha + n(p-1)/p beta.
 
@@ -174,7 +174,7 @@ class TreeEdge(NamedTuple):
 
 
 def reduce_up(rank: int, size: int) -> Iterator[Round]:
-    """The trees' roots end with the sum of their chunks."""
+    """Reduce the chunks of each tree to its root."""
     first, second = shares(size, 2)
     turn, shift = (1, 1) if size % 2 else (-1, -1)
     trees = Tree(size, 1, 0, first), Tree(size, turn, shift, second)

@@ -74,12 +74,12 @@ class Launch(NamedTuple):
 
 
 def cast(out: Any, source: Any, stream: Any = None) -> None:
-    """out = source, two arrays of floats, rounded to nearest; or of one dtype."""
+    """Cast floats to another dtype, rounding to nearest, or copy an array of the same dtype."""
     folding("max" if out.dtype == bool else "sum", out, [source])(stream)
 
 
 def divide(x: Any, divisor: int, stream: Any = None) -> None:
-    """x /= divisor, in place; 16-bit floats in float32, integers toward zero."""
+    """Divide x in place: 16-bit floats in float32, integers toward zero."""
     folding("avg", x, [x], divisor)(stream)
 
 
@@ -181,7 +181,11 @@ def kernel(name: str, device: int, *more: Path) -> Any:
 
 @contextmanager
 def once_per_node(name: str) -> Iterator[None]:
-    """Let one process of the user compile an instance: the others then find it in CuPy's cache."""
-    with open(f"{tempfile.gettempdir()}/collectives-{os.getuid()}-{crc32(name.encode()):x}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    """Let one process of the user compile an instance: the others then find it in CuPy's cache.
+
+    All instances share one file, of which each locks a byte of its own: a file that one process removed, while another
+    waits for it, would lock out nobody.
+    """
+    with open(f"{tempfile.gettempdir()}/collectives-{os.getuid()}.lock", "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, crc32(name.encode()))
         yield

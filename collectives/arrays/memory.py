@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.views import pointer
+from collectives.job import system
 from collectives.job.errors import InputError
 
 PAGE_BYTES = 4096
@@ -281,7 +282,7 @@ def array(lease: Lease, count: int, dtype: np.dtype) -> np.ndarray:
 
 
 class IoVector(ctypes.Structure):
-    """struct iovec"""
+    """C's `struct iovec`."""
 
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
@@ -299,7 +300,7 @@ def reads_processes(probes: list[list[int]]) -> bool:
 def read_process(pid: int, address: int) -> int | None:
     """Return an integer in another process's memory, None where the system does not let us."""
     here = np.zeros(1, np.int64)
-    call = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    call = system.function("process_vm_readv")
     if call is None:
         return None
     call.restype = ctypes.c_ssize_t

@@ -76,7 +76,10 @@ def dtype_of(name: Any) -> np.dtype:
 
 
 def check_dtype(dtype: np.dtype) -> None:
-    if not (dtype in DTYPES or is_pair(dtype)) or not dtype.isnative:
+    if not dtype.isnative:
+        native = f'x.astype("{dtype.newbyteorder("=")}")'
+        raise ValueError(f"dtype {dtype} has another machine's byte order: pass {native}")
+    if not (dtype in DTYPES or is_pair(dtype)):
         raise ValueError(f"dtype {dtype} cannot be sent; {usable_dtypes()}")
 
 

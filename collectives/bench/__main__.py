@@ -1,9 +1,9 @@
 """Measure collectives, as nccl-tests does, and how near they come to what a model predicts and the machine allows.
 
 mpirun -n 4 python -m collectives.bench all_reduce all_gather -b 1K -e 16M --peers gloo --json results.json
-mpirun -n 2 python -m collectives.bench all_reduce -a all --html report.html
+mpirun -n 2 python -m collectives.bench all_reduce -A all --html report.html
 mpirun -n 4 python -m collectives.bench --tune tuning.json
-mpirun -n 4 python -m collectives.bench all_reduce -a ring -b 1M --space-time ring.png
+mpirun -n 4 python -m collectives.bench all_reduce -A ring -b 1M --space-time ring.png
 
 Sizes are of the whole vector: what all_reduce, reduce_scatter and all_to_all take, what all_gather gives.  A bound is
 the time for copying, or sending between nodes, as much at the rates that are measured first.
@@ -13,12 +13,13 @@ import argparse
 import sys
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from collectives import algorithms
 from collectives.arrays import views
-from collectives.bench.trial import PEERS, Workload
+from collectives.bench.trial import PEERS, RANK_TIMES, Workload
 from collectives.job.settings import Parser, Range, ladder, num_bytes
 from collectives.runtime.choose.auto import MEMORIES
 from collectives.schedule import draw
@@ -29,6 +30,33 @@ ALL = "all"
 # In nccl-tests' spelling, where that is another.
 NCCL_DTYPES = {"half": "float16", "float": "float32", "double": "float64"}
 RUNS, FACTORS, BANDWIDTHS = Range(1, 10**6), Range(2, 2**30), Range(0, 10**9, unit="GB/s")
+GROUPS = Range(1, 1000)
+
+
+class ForeignFlag(NamedTuple):
+    """A flag of nccl-tests for what is not here: the value at which nothing is asked, if any, and what to do."""
+
+    short: str
+    name: str
+    neutral: str
+    remedy: str
+
+    def value(self, text: str) -> str:
+        if text != self.neutral:
+            raise argparse.ArgumentTypeError(f"{text!r} is not available here: {self.remedy}")
+        return text
+
+
+FOREIGN = (
+    ForeignFlag("-t", "--nthreads", "1", "a rank is one thread, so start more ranks by mpirun -n"),
+    ForeignFlag("-g", "--ngpus", "1", "a rank has one GPU, so start a rank for each GPU by mpirun -n"),
+    ForeignFlag("-p", "--parallel_init", "0", "ranks are processes, which start at once, so leave it out"),
+    ForeignFlag("-y", "--stream_null", "0", "calls follow CuPy's current stream, so leave it out"),
+    ForeignFlag("-T", "--timeout", "0", "set COLLECTIVES_TIMEOUT_S to the seconds after which a hang ends the job"),
+    ForeignFlag("-G", "--cudagraph", "0", "calls are not captured in CUDA graphs, so leave it out"),
+    ForeignFlag("-C", "--report_cputime", "0", "times are of the wall clock, so leave it out"),
+    ForeignFlag("-F", "--output_file", "", "use --json FILE or --html FILE"),
+)
 
 
 def main() -> int:
@@ -48,24 +76,31 @@ def parser() -> Parser:
     parser = Parser("python -m collectives.bench", __doc__)
     add, count = parser.add_argument, RUNS._replace(least=0).whole
     add("names", nargs="*", type=collective, metavar="COLLECTIVE", help="all_reduce, ..., or all (all_reduce)")
-    add("-a", "--algorithms", nargs="+", metavar="NAME", help='or all; "mpi" is the MPI library\'s own (auto mpi)')
-    add("-b", "--begin", type=num_bytes, default="8", help="smallest vector, as in 8, 64K, 1M (8)")
-    add("-e", "--end", type=num_bytes, default="64M", help="largest vector (64M)")
-    add("-f", "--factor", type=FACTORS.whole, default=4, help="from one size to the next (4)")
-    add("-n", "--iters", type=RUNS.whole, default=20, help="timed runs (20)")
-    add("-w", "--warmup_iters", type=count, default=3, help="runs before those (3)")
-    add("-c", "--check", type=count, default=1, help="runs whose results are checked (1)")
-    add("-d", "--dtype", default="float32", type=dtype, help="as in NumPy or nccl-tests (float32)")
+    add("-A", "--algorithms", nargs="+", metavar="NAME", help='or all; "mpi" is the MPI library\'s own (auto mpi)')
+    add("-b", "--begin", "--minbytes", type=num_bytes, default="8", metavar="BYTES", help="smallest vector (8)")
+    add("-e", "--end", "--maxbytes", type=num_bytes, default="64M", metavar="BYTES", help="largest vector (64M)")
+    add("-f", "--factor", "--stepfactor", type=FACTORS.whole, default=4, metavar="N", help="between sizes (4)")
+    add("-i", "--stepbytes", type=num_bytes, metavar="BYTES", help="between sizes, in place of a factor")
+    add("-n", "--iters", type=RUNS.whole, default=20, metavar="N", help="timed runs (20)")
+    add("-m", "--agg_iters", type=GROUPS.whole, default=1, metavar="N", help="calls of a run, in one comm.group() (1)")
+    add("-w", "--warmup_iters", type=count, default=3, metavar="N", help="runs before those (3)")
+    add("-z", "--blocking", type=blocking, default="1", metavar="0/1", help="0: time all runs in a row, 1: each (1)")
+    add("-a", "--average", type=average, default="3", metavar="0/1/2/3", help="time of rank 0, mean, least or most (3)")
+    add("-c", "--check", type=count, default=1, metavar="N", help="calls whose results are checked (1)")
+    add("-d", "--dtype", "--datatype", default="float32", type=dtype, help="as in NumPy or nccl-tests (float32)")
     add("-o", "--op", default="sum", help=f"{', '.join(OPS)} (sum)")
-    add("-r", "--root", type=count, default=0, help="of collectives that have one (0)")
+    add("-r", "--root", type=count, default=0, metavar="RANK", help="of collectives that have one (0)")
     add("--device", default="cpu", help="cpu or cuda (cpu)")
     add("--memory", choices=[*MEMORIES, "both"], help="arrays from comm.empty, or others (symmetric)")
     add("--peers", type=peers, default=[], metavar="NAMES", help="to time as well: mpi,gloo,nccl")
+    add("--wide", action="store_true", help="print noise, and the share of what the model and the machine allow, too")
     add("--min-bw", type=BANDWIDTHS.number, metavar="GB/s", help="fail if the average bus bandwidth is below")
     add("--json", type=Path, metavar="FILE", help="write everything, every iteration included, after each size")
     add("--html", type=Path, metavar="FILE", help="write charts and tables, with the machine and the command")
     add("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING, of all there is")
     add("--space-time", metavar="FILE", help="draw one run as planned and as it happened, of one algorithm and size")
+    for foreign in FOREIGN:
+        add(foreign.short, foreign.name, type=foreign.value, metavar=foreign.neutral or "FILE", help=foreign.remedy)
     return parser
 
 
@@ -94,6 +129,25 @@ def dtype(text: str) -> np.dtype:
     return views.dtype_of(name)
 
 
+def blocking(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise argparse.ArgumentTypeError(f"{text!r}: write 1 to time each run by itself, or 0 to time all in a row")
+    return text == "1"
+
+
+def average(text: str) -> str:
+    """Parse which rank's time counts, as nccl-tests numbers them.
+
+    >>> average("1"), average("3")
+    ('mean of ranks', 'slowest rank')
+    """
+    names = dict(zip("0123", RANK_TIMES, strict=True))
+    if text not in names:
+        words = ", ".join(f"{number} for {name}" for number, name in names.items())
+        raise argparse.ArgumentTypeError(f"{text!r}: write {words}; algorithms are named by -A")
+    return names[text]
+
+
 def peers(text: str) -> list[str]:
     names = text.split(",")
     if strange := [name for name in names if name not in PEERS]:
@@ -112,11 +166,12 @@ def parse(size: int) -> argparse.Namespace:
     flags.algorithms = flags.algorithms or ([ALL] if flags.tune else QUICK)
     check(flags, size)
     check_algorithms(flags, size)
-    flags.sizes = ladder(flags.begin, flags.end, flags.factor)
+    step = flags.stepbytes
+    flags.sizes = range(flags.begin, flags.end + 1, step) if step else ladder(flags.begin, flags.end, flags.factor)
     flags.workloads = workloads(flags)
     flags.names = {name: names_of(name, size, flags) for name in flags.collectives}
     if flags.space_time and (len(flags.workloads), *map(len, flags.names.values())) != (1, 1):
-        raise ValueError("--space-time draws one algorithm of one collective: name it by -a")
+        raise ValueError("--space-time draws one algorithm of one collective: name it by -A")
     return flags
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays import views
+from collectives.bench.trial import RANK_TIMES
 from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.launch import library_name
@@ -26,8 +27,10 @@ Action = Callable[[], Any]
 Timer = Callable[[Action], float]
 
 
-def samples(comm: Communicator, actions: Sequence[Action], repeats: int, warmups: int) -> np.ndarray:
-    """Measure the slowest rank's seconds, by repeat and action.  Collective.
+def samples(
+    comm: Communicator, actions: Sequence[Action], repeats: int, warmups: int, rank_time: str = "slowest rank"
+) -> np.ndarray:
+    """Measure seconds by repeat and action, those of all ranks reduced to one as `RANK_TIMES` has it.  Collective.
 
     Actions take turns, so that a change of the machine's speed hits all alike, each after a barrier.
     """
@@ -40,8 +43,8 @@ def samples(comm: Communicator, actions: Sequence[Action], repeats: int, warmups
             action()
             turn[place] = time.perf_counter() - begin
     barrier.free()
-    comm.all_reduce(times, op="max")
-    return times[warmups:]
+    op = RANK_TIMES[rank_time]
+    return (comm.all_reduce(times, op=op) if op else comm.broadcast(times))[warmups:]
 
 
 def medians(comm: Communicator, actions: Sequence[Action], repeats: int, warmups: int) -> list[float]:

@@ -129,15 +129,15 @@ def section(number: int, case: tuple, rows: Sequence[Measured], runs: Sequence[s
     place = "in place" if in_place else "out of place"
     has_sizes = collective != "barrier"
     heading = f"{collective}, {where}, {place}: {' '.join(more)}" if has_sizes else collective
-    table = Table(f"t{number}", f"{heading}; times of the slowest rank", COLUMNS, [line(each) for each in rows])
+    table = Table(f"t{number}", heading, COLUMNS, [line(each) for each in rows])
     one_run = {"run"} if len(runs) == 1 else set()
     no_choice = {"algorithm"} if all(row["name"] == row["algorithm"] for _, _, row in rows) else set()
     table = table.without(one_run | no_choice)
     if not has_sizes:
         return Section(heading, tables=[table])
     ranges = [crossovers(medians([row for name, _, row in rows if name == run])) for run in runs]
-    repeats = sorted({len(row["samples_us"]) for _, _, row in rows})
-    text = f"Lines are medians of {' and '.join(map(str, repeats))} runs, of the slowest rank{LEGEND}"
+    times = dict.fromkeys(document.get("times", "medians, slowest rank") for _, document, _ in rows)
+    text = f"Lines are {' and '.join(times)}{LEGEND}"
     if len(runs) > 1:
         text += f" Solid lines are of {runs[0]}, dashed ones of {runs[1]}; the bar is of {runs[0]}."
     charts = list(charts_of(f"t{number}", rows, runs, ranges[0]))

@@ -3,8 +3,8 @@
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from collectives.bench.trial import PEERS
 from collectives.communicator import Communicator
@@ -15,16 +15,51 @@ from collectives.schedule.cost import Network
 SCHEMA = 1  # of the document
 NOISE = 0.03  # of a time
 
-HEAD = "{:>9} {:>8} {:>8} {:>5} {:>4} {:<20}"
-PLACE = "{:>8} {:>6} {:>6} {:>6}"
-TAIL = "{:>7} {:>8} {:>3} {:>8} {:>5}"
-NAMES = ("size", "count", "type", "redop", "root", "algorithm"), ("min", "p99", "cv", "model", "of")
-UNITS = ("(B)", *[""] * 5), ("(us)", "(us)", "%", "(us)", "bound")
-PLACE_NAMES, PLACE_UNITS = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)", "")
-EMPTY = ("-",) * 4
-
 Row = dict[str, Any]  # a line of the document
 Document = dict[str, Any]
+
+
+class TableColumn(NamedTuple):
+    """A column of the table that is printed; of `is_wide` ones only under --wide."""
+
+    title: str
+    unit: str
+    form: str  # of str.format
+    cell: Callable[[Row], Any]
+    is_wide: bool = False
+
+
+def number(microseconds: float | None) -> str:
+    """Format a time, without digits that say nothing.
+
+    >>> number(1.234), number(12345.6), number(None)
+    ('1.2', '12346', '-')
+    """
+    return "-" if microseconds is None else f"{microseconds:.{1 if microseconds < 1e4 else 0}f}"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0f}"
+
+
+# nccl-tests' in 80 columns, but for the type, which the heading has; and what a model, the machine and noise say.
+COLUMNS = (
+    TableColumn("size", "(B)", "{:>9}", lambda row: row["bytes"]),
+    TableColumn("count", "(elem)", "{:>8}", lambda row: row["count"]),
+    TableColumn("type", "", "{:>8}", lambda row: row["dtype"], is_wide=True),
+    TableColumn("redop", "", "{:>5}", lambda row: row["op"] or "none"),
+    TableColumn("root", "", "{:>4}", lambda row: -1 if row["root"] is None else row["root"]),
+    TableColumn("time", "(us)", "{:>8}", lambda row: number(row["median_us"])),
+    TableColumn("algbw", "(GB/s)", "{:>6}", lambda row: f"{row['algbw_gbps']:.2f}"),
+    TableColumn("busbw", "(GB/s)", "{:>6}", lambda row: f"{row['busbw_gbps']:.2f}"),
+    TableColumn("#wrong", "(elem)", "{:>6}", lambda row: "N/A" if row["wrong"] is None else row["wrong"]),
+    TableColumn("algorithm", "", "{:<20}", lambda row: row["algorithm"] + row["mark"]),
+    TableColumn("min", "(us)", "{:>8}", lambda row: number(row["min_us"]), is_wide=True),
+    TableColumn("p99", "(us)", "{:>8}", lambda row: number(row["p99_us"]), is_wide=True),
+    TableColumn("cv", "(%)", "{:>4}", lambda row: percent(row["cv_percent"]), is_wide=True),
+    TableColumn("model", "(us)", "{:>8}", lambda row: number(row["model_us"]), is_wide=True),
+    TableColumn("limit", "(%)", "{:>5}", lambda row: percent(row["bound_percent"]), is_wide=True),
+)
 
 
 def bus_factor(collective: str, size: int) -> float:
@@ -67,50 +102,25 @@ def gbps(seconds_per_byte: float) -> str:
     return f"{1e-9 / seconds_per_byte:.1f} GB/s"
 
 
-def heading(row: Row) -> list[str]:
-    """Format what stands above the rows of one collective and kind of memory."""
-    where, times = f"{row['memory']} memory" if row["device"] == "cpu" else row["device"], len(row["samples_us"])
-    over, width = len(HEAD.format(*[""] * 6)), len(PLACE.format(*EMPTY))
-    return [
-        "#",
-        f"# {row['collective']}, {where}; time: median of {times}, slowest rank; *: by auto, <: our fastest",
-        f"#{'':{over}}{'out-of-place':^{width}} {'in-place':^{width}}".rstrip(),
-        "#" + line(NAMES[0], PLACE_NAMES, PLACE_NAMES, NAMES[1])[1:],
-        "#" + line(UNITS[0], PLACE_UNITS, PLACE_UNITS, UNITS[1])[1:],
-    ]
+def heading(row: Row, times: str, is_wide: bool) -> list[str]:
+    """Format what stands above the rows of one collective, place of the result and kind of memory."""
+    where = f"{row['memory']} memory" if row["device"] == "cpu" else row["device"]
+    place = "in place" if row["in_place"] else "out of place"
+    what = f"{row['collective']} of {row['dtype']}, {place}, {where}" if row["bytes"] else row["collective"]
+    titles, units = (
+        " ".join(column.form.format(getattr(column, field)) for column in COLUMNS if is_wide or not column.is_wide)
+        for field in ("title", "unit")
+    )
+    above = ["#", f"# {what}", f"# time: {times}", "# algorithm: * is chosen by auto, < is the fastest of ours"]
+    return [*above, *(f"#{line[1:]}".rstrip() for line in (titles, units))]
 
 
-def line(head: Sequence[Any], apart: Sequence[str], in_place: Sequence[str], tail: Sequence[str]) -> str:
-    return " ".join([HEAD.format(*head), PLACE.format(*apart), PLACE.format(*in_place), TAIL.format(*tail)]).rstrip()
-
-
-def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Format a line for each contestant; what is after the places is of the first of them."""
-    best = fastest(rows)
-    for name in dict.fromkeys(row["name"] for row in rows):
-        apart, in_place = (
-            next((row for row in rows if (row["name"], row["in_place"]) == (name, place)), None)
-            for place in (False, True)
-        )
-        row: Row = apart or in_place or {}
-        root, algorithm = -1 if row["root"] is None else row["root"], row["algorithm"] + "*" * (name == "auto")
-        head = row["bytes"], row["count"], row["dtype"], row["op"] or "none", root, algorithm
-        percent = "-" if row["bound_percent"] is None else f"{row['bound_percent']:.0f}%"
-        model = "-" if row["model_us"] is None else number(row["model_us"])
-        tail = number(row["min_us"]), number(row["p99_us"]), f"{row['cv_percent']:.0f}", model, percent
-        yield line(head, cells(apart), cells(in_place), tail) + " <" * (name == best)
-
-
-def cells(row: Row | None) -> Sequence[str]:
-    if row is None:
-        return EMPTY
-    wrong = "N/A" if row["wrong"] is None else str(row["wrong"])
-    return number(row["median_us"]), f"{row['algbw_gbps']:.2f}", f"{row['busbw_gbps']:.2f}", wrong
-
-
-def number(microseconds: float) -> str:
-    """Format a time, without digits that say nothing."""
-    return f"{microseconds:.{1 if microseconds < 1e4 else 0}f}"
+def lines(rows: Sequence[Row], is_wide: bool) -> Iterator[str]:
+    """Format a line for each contestant of one size."""
+    columns, best = [column for column in COLUMNS if is_wide or not column.is_wide], fastest(rows)
+    for row in rows:
+        marked = row | {"mark": "*" if row["name"] == "auto" else "<" if row["name"] == best else ""}
+        yield " ".join(column.form.format(column.cell(marked)) for column in columns).rstrip()
 
 
 def footer(rows: Sequence[Row]) -> str:
@@ -119,7 +129,7 @@ def footer(rows: Sequence[Row]) -> str:
     return f"# Wrong elements    : {words}\n# Avg bus bandwidth : {average_gbps(rows):.4f} GB/s"
 
 
-def conditions(comm: Communicator, started: str, network: Network, device: str) -> Document:
+def conditions(comm: Communicator, started: str, network: Network, device: str, times: str) -> Document:
     """Collect what a document says ahead of its results.  Collective; every rank gets the same."""
     return {
         "schema": SCHEMA,
@@ -128,6 +138,7 @@ def conditions(comm: Communicator, started: str, network: Network, device: str) 
         "environment": surroundings(comm, device),
         "ranks": comm.size,
         "nodes": [len(node) for node in comm.topology.nodes],
+        "times": times,
         "links": network_to_json(network),
     }
 

@@ -6,8 +6,8 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +16,12 @@ from collectives import algorithms
 from collectives.algorithms import Algorithm
 from collectives.bench import constants, html, peers, report
 from collectives.bench.report import Document, Row
-from collectives.bench.trial import PEERS, Trial, element_counts, places
+from collectives.bench.trial import PEERS, Trial, Workload, element_counts, places
 from collectives.charts import page
 from collectives.communicator import Communicator
+from collectives.job import system
 from collectives.job.errors import InputError
+from collectives.job.progress_bar import progress_bar, show
 from collectives.job.settings import size_in_words
 from collectives.runtime.choose import auto
 from collectives.runtime.plan import Plan, Step
@@ -29,11 +31,20 @@ from collectives.schedule.cost import Network
 from collectives.schedule.draw import Bar, Diagram, MessageLine
 from collectives.schedule.events import simulate
 from collectives.schedule.moves import Send
-from collectives.schedule.spec import COLLECTIVES
+from collectives.schedule.spec import COLLECTIVES, Chunks
 
 LINK_REPEATS = 10
+WIDTH = 80  # of a terminal
 CHECKED_ARRAYS = 6  # in and out of place, and to fill and compare them
 DIRECT = -1  # for the number of a round: a program of several, in shared memory
+
+
+class Measurement(NamedTuple):
+    """What is measured at a time, by all contestants."""
+
+    workload: Workload
+    in_place: bool
+    num_elements: int
 
 
 class Contestant(NamedTuple):
@@ -42,8 +53,12 @@ class Contestant(NamedTuple):
     name: str
     algorithm: str
     trial: Trial
-    run: Callable[[], Any]
+    call: constants.Action  # which a device may still be at when it returns
     free: Callable[[], None]
+
+    @property
+    def run(self) -> constants.Action:
+        return with_device_sync(self.call, self.trial)
 
 
 def run(comm: Communicator, flags: Namespace) -> int:
@@ -58,8 +73,9 @@ def run(comm: Communicator, flags: Namespace) -> int:
         draw_space_time(comm, flags, network)
         return 0
     missing = peers.start(comm, flags)
-    print(*missing.values(), report.describe(network, comm.topology.nodes), sep="\n", flush=True)
-    document = report.conditions(comm, started, network, flags.device)
+    speeds = fill(report.describe(network, comm.topology.nodes), WIDTH, subsequent_indent="# ")
+    print(*missing.values(), speeds, sep="\n", flush=True)
+    document = report.conditions(comm, started, network, flags.device, timed_as(flags))
     rows = measured(comm, flags, network, missing, document)
     print(report.footer(rows))
     if flags.tune:
@@ -75,10 +91,14 @@ def measured(comm: Communicator, flags: Namespace, network: Network, missing: An
     """Measure and print, and write the files after each size, as an interrupt leaves no time.  Collective."""
     sizes: list[list[Row]] = []
     document["results"] = []
-    for rows in results(comm, flags, network, missing):
-        if not sizes or any(sizes[-1][0][name] != rows[0][name] for name in ("collective", "memory")):
-            print("\n".join(report.heading(rows[0])))
-        print("\n".join(report.lines(rows)), flush=True)
+    planned = list(measurements(comm, flags))
+    measuring = results(comm, flags, planned, network, missing)
+    for rows in progress_bar(measuring, "size", comm.rank, len(planned)):
+        if not rows:
+            continue
+        if not sizes or any(sizes[-1][0][name] != rows[0][name] for name in ("collective", "memory", "in_place")):
+            show(*report.heading(rows[0], document["times"], flags.wide))
+        show(*report.lines(rows, flags.wide))
         sizes.append(rows)
         document["results"] += rows
         write(comm, flags, document, network, sizes)
@@ -91,33 +111,36 @@ def refuse_too_large(comm: Communicator, flags: Namespace) -> None:
     """Raise InputError on every rank if a node lacks memory for arrays, and an algorithm's copies.  Collective."""
     ranks, vectors = max(map(len, comm.topology.nodes)), 2 * max(map(len, flags.names.values())) + CHECKED_ARRAYS
     with comm.agreed():
-        free = available() // (vectors * ranks)
+        free = system.available_memory_bytes() // (vectors * ranks)
         if flags.device == "cpu" and flags.end > free:
             words = f"{vectors} vectors for each of a node's {ranks} ranks don't fit into its memory"
             raise ValueError(f"--end {size_in_words(flags.end)}: {words}: use --end {free >> 10}K at most")
 
 
-def available() -> int:
-    """Read how many bytes this machine has left."""
-    return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) << 10
-
-
-def results(comm: Communicator, flags: Namespace, network: Network, missing: Any) -> Iterator[list[Row]]:
-    """Measure the rows of one size after the other, and say which peers can't.  Collective."""
-    say = cache(print)  # each line once
+def measurements(comm: Communicator, flags: Namespace) -> Iterator[Measurement]:
+    """List the workloads, places and lengths to be measured, in order."""
     for workload in flags.workloads:
-        names = [name for name in flags.names[workload.collective] if name not in missing]
-        for count in element_counts(workload, comm.size, flags.sizes) if names else ():
-            both = (COLLECTIVES[workload.collective].in_place,) if flags.tune else places(workload.collective)
-            trials = [Trial(comm, workload, count, in_place) for in_place in both]
-            contestants = [one for name in names for one in able(comm, trials, name, flags, say)]
-            if contestants:
-                yield measure(comm, contestants, flags, network)
+        both = (COLLECTIVES[workload.collective].in_place,) if flags.tune else places(workload.collective)
+        for in_place in both:
+            for count in element_counts(workload, comm.size, flags.sizes):
+                yield Measurement(workload, in_place, count)
+
+
+def results(
+    comm: Communicator, flags: Namespace, planned: Sequence[Measurement], network: Network, missing: Any
+) -> Iterator[list[Row]]:
+    """Make one measurement after the other, and say which peers can't.  Collective."""
+    say = cache(show)  # each line once
+    for each in planned:
+        trial = Trial(comm, each.workload, each.num_elements, each.in_place)
+        names = [name for name in flags.names[trial.collective] if name not in missing]
+        contestants = [one for name in names if (one := able(comm, trial, name, flags, say))]
+        yield measure(comm, contestants, flags, network) if contestants else []
 
 
 def measure(comm: Communicator, contestants: Sequence[Contestant], flags: Namespace, network: Network) -> list[Row]:
-    """Time the contestants of one size, in turns, and check what they give.  Collective."""
-    times = constants.samples(comm, [one.run for one in contestants], flags.iters, flags.warmup_iters)
+    """Time the contestants of one measurement, in turns, and check what they give.  Collective."""
+    times = samples_s(comm, contestants, flags)
     wrong = num_wrong(comm, contestants, flags.check)
     for one in contestants:
         one.free()
@@ -128,6 +151,48 @@ def measure(comm: Communicator, contestants: Sequence[Contestant], flags: Namesp
             bound_s = constants.bound_s(workload.collective, nbytes, comm.topology.nodes, network)
         rows.append(row_of(one, times[:, i], model_s(comm, one, network), bound_s, wrong[i] if flags.check else None))
     return rows
+
+
+def samples_s(comm: Communicator, contestants: Sequence[Contestant], flags: Namespace) -> np.ndarray:
+    """Measure seconds of a call, by repeat and contestant.  Collective."""
+    trial = contestants[0].trial
+    calls = [one.call if flags.agg_iters == 1 else grouped(comm, one, flags.agg_iters) for one in contestants]
+    in_a_row = 1 if flags.blocking else flags.iters
+    constants.samples(comm, [with_device_sync(call, trial) for call in calls], 0, flags.warmup_iters)
+    actions = [with_device_sync(repeated(call, in_a_row) if in_a_row > 1 else call, trial) for call in calls]
+    times = constants.samples(comm, actions, flags.iters // in_a_row, 0, flags.average)
+    return times / (in_a_row * flags.agg_iters)
+
+
+def timed_as(flags: Namespace) -> str:
+    """Say what the times are of, as in "medians of 20 calls, slowest rank"."""
+    calls = "calls" if flags.agg_iters == 1 else f"groups of {flags.agg_iters} calls"
+    words = f"medians of {flags.iters} {calls}" if flags.blocking else f"means of {flags.iters} {calls} in a row"
+    return f"{words}, {flags.average}"
+
+
+def repeated(call: constants.Action, times: int) -> constants.Action:
+    def run() -> None:
+        for _ in range(times):
+            call()
+
+    return run
+
+
+def grouped(comm: Communicator, one: Contestant, times: int) -> constants.Action:
+    """Return so many calls that begin together; a peer's come one after the other."""
+    if one.name in PEERS:
+        return repeated(one.call, times)
+    trial = one.trial
+    arrays = () if trial.spec.gives is Chunks.NONE else (trial.x,)
+    call = partial(getattr(comm, trial.collective), *arrays, algorithm=one.name, **trial.arguments)
+
+    def run() -> None:
+        with comm.group():
+            for _ in range(times):
+                call()
+
+    return run
 
 
 def row_of(
@@ -166,30 +231,28 @@ def row_of(
 
 
 def able(
-    comm: Communicator, trials: Sequence[Trial], name: str, flags: Namespace, say: Callable[[str], None]
-) -> list[Contestant]:
-    """Bind the contestants of a name, which may not work in all places; under `all`, or for a peer, in none.
+    comm: Communicator, trial: Trial, name: str, flags: Namespace, say: Callable[[str], None]
+) -> Contestant | None:
+    """Bind the contestant of a name; under `all`, or for a peer, it may not work in this place.
 
     Collective.  Raises: InputError where an algorithm was asked for by name.
     """
-    contestants, refusal = [], ""
-    for trial in trials:
-        try:
-            contestants.append(contestant(comm, trial, name))
-        except InputError as error:
-            if name in flags.algorithms and name not in PEERS:
-                raise
-            refusal = refusal or str(error)
-    if name in PEERS and not contestants:
-        say(f"# {name} does no {trials[0].collective} of {trials[0].dtype}: {refusal}")
-    return contestants
+    try:
+        return contestant(comm, trial, name)
+    except InputError as error:
+        if name in flags.algorithms and name not in PEERS:
+            raise
+        if name in PEERS:
+            place = "in place" if trial.in_place else "out of place"
+            say(f"# {name} does no {trial.collective} of {trial.dtype} {place}: {error}")
+    return None
 
 
 def contestant(comm: Communicator, trial: Trial, name: str) -> Contestant:
     if name in PEERS:
-        return Contestant(name, name, trial, with_device_sync(peers.peer_call(comm, trial, name), trial), lambda: None)
+        return Contestant(name, name, trial, peers.peer_call(comm, trial, name), lambda: None)
     plan = comm.plan(trial.collective, trial.x, algorithm=name, **trial.arguments)
-    return Contestant(name, plan.name.split()[1], trial, with_device_sync(plan, trial), plan.free)
+    return Contestant(name, plan.name.split()[1], trial, plan, plan.free)
 
 
 def with_device_sync(call: Callable[[], Any], trial: Trial) -> Callable[[], Any]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 PEERS = ("mpi", "gloo", "nccl")  # names in an algorithm's place: others' collectives
+# Which time of all ranks counts, in the order of nccl-tests' --average: an op, or rank 0's own.
+RANK_TIMES = {"rank 0": None, "mean of ranks": "avg", "fastest rank": "min", "slowest rank": "max"}
 GIVERS, PERIOD = 6, 7  # a product's 2^6, and unlike the lengths of chunks, so that one in another's place shows
 MOVED = 113  # different numbers where nothing is reduced
 NUM_BITS, EVERY_BIT = 6, 2**6 - 1

@@ -29,10 +29,19 @@ class Instance(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A cost in words: its verb and noun make a sentence around the number."""
+    """A cost in words: its verb and noun make a sentence around the number.
+
+    >>> rounds = Measure("takes", "rounds", "round")
+    >>> rounds.sentence(1), rounds.sentence(2)
+    ('takes 1 round', 'takes 2 rounds')
+    """
 
     verb: str
     noun: str
+    one: str = ""  # the noun after a 1, where it is another
+
+    def sentence(self, cost: float) -> str:
+        return f"{self.verb} {cost:g} {self.one if self.one and cost == 1 else self.noun}"
 
 
 class Judgement(NamedTuple):
@@ -86,7 +95,7 @@ class Exercise(ABC):
 
     def task(self) -> str:
         file = f"my_{self.name}.py"
-        costs = [f"{m.verb} {cost:g} {m.noun}" for m, cost in zip(self.measures, self.costs(self.book()), strict=True)]
+        costs = [m.sentence(cost) for m, cost in zip(self.measures, self.costs(self.book()), strict=True)]
         rule = f"It is proved on {self.tried}, and priced beside {self.textbook}, which on {self.priced.words}"
         paragraphs = (
             f"{self.name}: {self.title}",
@@ -142,15 +151,11 @@ class Exercise(ABC):
     def _price(self, schedules: list[list[Any]]) -> str:
         """Return the verdict on a schedule that is right: its cost beside the textbook's."""
         rows = list(zip(self.measures, self.costs(schedules), self.costs(self.book()), strict=True))
-        above = [
-            f"{verb} {own:g} {noun} where {self.textbook} {verb} {book:g}"
-            for (verb, noun), own, book in rows
-            if own > book
-        ]
+        above = [f"{m.sentence(own)} where {self.textbook} {m.verb} {book:g}" for m, own, book in rows if own > book]
         verdict = f"right on {self.tried}" + (f", but {'; '.join(above)}" if above else "")
-        width = max(len(self.priced.words), *(len(noun) for (_, noun), _, _ in rows))
+        width = max(len(self.priced.words), *(len(m.noun) for m in self.measures))
         table = [f"{self.priced.words:{width}}  yours  {self.textbook}"]
-        table += [f"{noun:{width}}  {own:>5g}  {book:>{len(self.textbook)}g}" for (_, noun), own, book in rows]
+        table += [f"{m.noun:{width}}  {own:>5g}  {book:>{len(self.textbook)}g}" for m, own, book in rows]
         return "\n".join([verdict, *table])
 
 

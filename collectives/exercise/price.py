@@ -9,10 +9,10 @@ from collectives.schedule.moves import Round
 Programs = Sequence[Sequence[Round]]
 
 MEASURES = (
-    Measure("takes", "rounds"),
-    Measure("sends", "messages one after another"),
+    Measure("takes", "rounds", "round"),
+    Measure("sends", "messages one after another", "message"),
     Measure("sends", "MiB one after another"),
-    Measure("connects a rank with", "others"),
+    Measure("connects a rank with", "others", "other"),
 )
 BETWEEN = Measure("sends", "MiB out of a node")
 

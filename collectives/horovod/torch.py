@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from collectives.horovod.batch_norm import SyncBatchNorm
 from collectives.horovod.compression import Compression
 from collectives.horovod.functions import (
     Adasum,
@@ -71,7 +72,6 @@ from collectives.job.launch import start_mpi
 TRACE = "use torch.profiler, or python -m collectives.bench --space-time"
 MISSING = {
     "elastic": "write checkpoints, and start again from the last with as many ranks as there are",
-    "SyncBatchNorm": "use torch.nn.SyncBatchNorm with import collectives.torch_backend",
     "start_timeline": TRACE,
     "stop_timeline": TRACE,
     "sparse_allreduce_async": "use allreduce_async on tensor.to_dense(), or allgather_async on indices and values",

@@ -97,7 +97,9 @@ def oversubscribed(local_ranks: int = 1) -> bool:
 
 
 def before_mpi() -> None:
-    """Set what the MPI library reads when it starts.  Call before mpi4py.MPI is imported."""
+    """Set what the MPI library and Numba read when they start.  Call before mpi4py.MPI is imported."""
+    # Where colorama is installed, Numba has it write an escape sequence when the process ends.
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     if oversubscribed():
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
@@ -189,6 +191,24 @@ def calls_folder() -> Path | None:
     return None if text == "0" else Path(text)
 
 
+def writable_calls_folder() -> Path | None:
+    """Read the same, and look whether it can be written, before ranks hang.
+
+    The default need not be writable: a job that can write nothing where it runs loses only its last calls.
+
+    Raises: ValueError for a folder that is named and cannot be written.
+    """
+    folder = no_file("COLLECTIVES_CALLS", calls_folder)
+    if folder and os.environ.get("COLLECTIVES_CALLS"):
+        path = os.path.abspath(folder)
+        while not os.path.exists(path):  # what will be made
+            path = os.path.dirname(path)
+        if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
+            words = "cannot be written: name a folder that can be, or write 0 to keep nothing"
+            raise ValueError(f"COLLECTIVES_CALLS={str(folder)!r} {words}")
+    return folder
+
+
 def no_file(name: str, read: Callable[[], Path | None]) -> Path | None:
     """Read the folder that a variable names.
 
@@ -228,7 +248,7 @@ def mpi_reads_device_memory() -> bool | None:
 
 
 def device_barriers() -> bool | None:
-    """COLLECTIVES_DEVICE_BARRIERS: 1, devices wait for each other in kernels; 0, the hosts order their streams.
+    """Read COLLECTIVES_DEVICE_BARRIERS: 1, devices wait for each other in kernels; 0, hosts order their streams.
 
     None where it is not set: they wait where each rank of a node has a device of its own.
     """
@@ -258,7 +278,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "COLLECTIVES_TIMEOUT_S": timeout_s,
     "COLLECTIVES_CORES": stated_cores,
     "COLLECTIVES_LINKS": partial(no_file, "COLLECTIVES_LINKS", links_folder),
-    "COLLECTIVES_CALLS": partial(no_file, "COLLECTIVES_CALLS", calls_folder),
+    "COLLECTIVES_CALLS": writable_calls_folder,
     "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
     "COLLECTIVES_DEVICE_BARRIERS": device_barriers,
     "COLLECTIVES_DEVICE_BLOCKS": device_blocks,

@@ -7,6 +7,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,11 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     print(f"rank {rank}{of} failed and ends the job:\n{lines}", file=sys.__stderr__, flush=True)
     if started:
         MPI.COMM_WORLD.Abort(1)
+
+
+def print_hostfiles() -> None:
+    """Print the folder of hostfiles, batch scripts and what mpirun needs: `collectives-hostfiles`."""
+    print(Path(__file__).parent.joinpath("hostfiles").resolve())
 
 
 def end_interrupted(rank: int, mpi: Any) -> None:

@@ -64,12 +64,18 @@ class Range(NamedTuple):
 positive = Range(1, 1_000_000).whole
 
 
+def program() -> str | None:
+    """Name the module that runs, as argparse does from Python 3.14 on; None for a script, which argparse names."""
+    spec = sys.modules["__main__"].__spec__
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises where argparse would end the process, so that ranks can agree on the error first."""
 
     def __init__(self, prog: str | None = None, description: str | None = None, allow_abbrev: bool = True):
         form = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog, description=description, allow_abbrev=allow_abbrev, formatter_class=form)
+        super().__init__(prog or program(), description=description, allow_abbrev=allow_abbrev, formatter_class=form)
         version = f"handwritten-collectives {__version__}"
         self.add_argument("--version", action="version", version=version, help="print the version and exit")
 

@@ -186,7 +186,7 @@ class Area:
 
 @cache
 def to_itself() -> MPI.Comm:
-    """A communicator of this process that no program knows."""
+    """Duplicate the communicator of this process alone, for our own messages."""
     return MPI.Comm(MPI.COMM_SELF).Dup()
 
 

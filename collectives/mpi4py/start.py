@@ -64,7 +64,7 @@ def agree(comm: MPI.Comm) -> CallPolicy:
 
 
 def answer_of_first(comm: MPI.Comm, tag: int, has_threads: Any, deadline_s: float) -> bytearray:
-    """Hear of all other ranks, and tell them what holds for all."""
+    """Collect the answers of all other ranks, and send them the result."""
     for source in range(1, comm.Get_size()):
         theirs = bytearray(1)
         receive(comm, theirs, source, tag, deadline_s)

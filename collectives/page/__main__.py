@@ -6,7 +6,7 @@ python -m collectives.page --out page.html
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 
 from collectives.job.settings import Parser
@@ -14,7 +14,7 @@ from collectives.page import schedules
 from collectives.page.assemble import Scene, page
 
 GROUP = "collectives.page"  # of entry points
-Source = Callable[[], Iterable[Scene]]
+Source = Callable[[], Scene]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    text = page([schedules.scene(), *(scene for source in sources for scene in source())])
+    text = page([schedules.scene(), *(source() for source in sources)])
     with open(f"{flags.out}.part", "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(f"{flags.out}.part", flags.out)

@@ -42,7 +42,7 @@ class YieldWatch:
         self._latest: tuple[Any, FrameType | None, Frames] = NOTHING  # a round, the frame it goes to, its way so far
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
-        """Hear that a call ends: that a generator yields a round, or has no more."""
+        """Record the end of a call, or of a generator's round."""
         if event != "return" or not frame.f_code.co_flags & inspect.CO_GENERATOR:
             return
         if value is None:

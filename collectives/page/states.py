@@ -111,7 +111,7 @@ class RecordingWorld(World):
 
 
 def record(row: Algorithm, size: int, groups: Groups, root: int = 0) -> RecordedRun:
-    """RecordedRun an algorithm symbolically, and return every round of it.
+    """Run an algorithm symbolically, and return every round of it.
 
     A barrier moves no chunks: there, chunk 0 stands for the ranks of which a rank has heard.
 

@@ -62,7 +62,7 @@ class Arguments:
 
     @property
     def holds_x(self) -> bool:
-        """Whether this rank has an `x`, be it for the result only; a scatter's receivers do not."""
+        """Whether this rank passes an `x`, even if only for the result; a scatter's receivers do not."""
         return self.spec.in_place or self.spec.reads(self.rank, self.root)
 
     @property
@@ -72,7 +72,7 @@ class Arguments:
 
     @property
     def total(self) -> int:
-        """How many elements the call is about, the same on every rank."""
+        """The number of elements of the call, the same on every rank."""
         if self.x is not None:
             return len(self.flat)
         return sum(self.counts) if self.counts is not None else self.size * len(self.flat)
@@ -97,7 +97,7 @@ class Arguments:
 
     @property
     def demands(self) -> list[str]:
-        """What is asked of the algorithm besides, in the caller's words."""
+        """The caller's other requirements of the algorithm, as written in the call."""
         wire = [] if self.wire_dtype is None else [f"wire_dtype={self.wire_dtype}"]
         op = [f"op={self.op}"] * self.is_reduced_by_numpy
         return op + wire + ["reproducible=True"] * bool(self.reproducible)

@@ -110,7 +110,7 @@ class Headers:
 
     @property
     def agree(self) -> bool:
-        """Whether the node's leader has found that all ranks run the same."""
+        """Whether the node's leader found that all ranks make the same call."""
         highest, negated = self.verdict.tolist()
         return highest == -negated
 

@@ -104,7 +104,7 @@ class Context:
 
     @property
     def compares_in_memory(self) -> bool:
-        """Whether ranks meet in shared memory to compare their calls: in one node, by compiled programs."""
+        """Whether ranks compare their calls in shared memory: in one node, by compiled programs."""
         return self.has_numba and len(self.topology.nodes) == 1
 
     def host_names(self) -> list[str]:
@@ -203,6 +203,7 @@ def settings(agreement: Agreement, check: bool | None, timeout_s: float | None) 
     try:
         check = environment.check() if check is None else check
         timeout_s = environment.timeout_s() if timeout_s is None else timeout_s
+        environment.writable_calls_folder()
         if check not in (True, False):
             raise ValueError(f"check={check!r} must be True or False")
         if not timeout_s >= 0:

@@ -9,6 +9,7 @@ It runs without Python's lock and gives control back when it waits long, to be c
 dtype when that is first used, and keeps the result on disk.
 """
 
+import time
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
+from collectives.job import system
 from collectives.runtime.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHARED, OUT
 
 BARRIER, COPY, STREAM, REDUCE, REDUCE16, READ, WRITE, PAUSE = range(8)
@@ -67,8 +69,7 @@ sched_yield = types.ExternalFunction("sched_yield", types.int32())
 usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 VM = types.intp(types.int32, types.intp, types.uintp, types.intp, types.uintp, types.uintp)
-process_vm_readv = types.ExternalFunction("process_vm_readv", VM)
-process_vm_writev = types.ExternalFunction("process_vm_writev", VM)
+MONOTONIC = np.int32(time.CLOCK_MONOTONIC)
 
 
 @intrinsic
@@ -283,7 +284,7 @@ def signed_quotient(a, divisor):
 
 @njit
 def fold_apart(op, total, a, b):
-    """total = a op b"""
+    """Compute total = a op b."""
     if op == SUM:
         for i in range(len(total)):
             total[i] = plus(a[i], b[i])
@@ -318,7 +319,7 @@ def fold_apart(op, total, a, b):
 
 @njit
 def fold_left(op, total, b):
-    """total = total op b"""
+    """Compute total = total op b."""
     if op == SUM:
         for i in range(len(total)):
             total[i] = plus(total[i], b[i])
@@ -353,7 +354,7 @@ def fold_left(op, total, b):
 
 @njit
 def fold_right(op, total, a):
-    """total = a op total"""
+    """Compute total = a op total."""
     if op == SUM:
         for i in range(len(total)):
             total[i] = plus(a[i], total[i])
@@ -400,7 +401,7 @@ def address(code, registers, at):
 
 @njit
 def reduce(code, at, registers, like, work):
-    """target = source0 op source1 op ..., in this order, block by block; the target may be one of the sources."""
+    """Compute target = source0 op source1 op ..., in order, block by block; the target may be one of the sources."""
     target = address(code, registers, at + 2)
     count, op, divisor = code[at + 4], code[at + 5], code[at + 6]
     first, num_sources = at + 8, (code[at + 1] - 8) // 2
@@ -488,14 +489,24 @@ def reduce16(code, at, registers, work):
         narrow_down(form, carray(pointer_to(target + here, bits), length), total)
 
 
-@njit
-def through_system(pid, here, there, nbytes, vectors, write):
-    """Copy from, or to, another process's memory; returns whether all of it was."""
-    vectors[0], vectors[1], vectors[2], vectors[3] = here, nbytes, there, nbytes
-    at = address_of(vectors)
-    if write:
-        return process_vm_writev(np.int32(pid), at, np.uintp(1), at + 16, np.uintp(1), np.uintp(0)) == nbytes
-    return process_vm_readv(np.int32(pid), at, np.uintp(1), at + 16, np.uintp(1), np.uintp(0)) == nbytes
+if system.function("process_vm_readv"):
+    process_vm_readv = types.ExternalFunction("process_vm_readv", VM)
+    process_vm_writev = types.ExternalFunction("process_vm_writev", VM)
+
+    @njit
+    def through_system(pid, here, there, nbytes, vectors, write):
+        """Copy from, or to, another process's memory; return whether all of it was."""
+        vectors[0], vectors[1], vectors[2], vectors[3] = here, nbytes, there, nbytes
+        at = address_of(vectors)
+        if write:
+            return process_vm_writev(np.int32(pid), at, np.uintp(1), at + 16, np.uintp(1), np.uintp(0)) == nbytes
+        return process_vm_readv(np.int32(pid), at, np.uintp(1), at + 16, np.uintp(1), np.uintp(0)) == nbytes
+else:  # code that names a missing function cannot be linked
+
+    @njit
+    def through_system(pid, here, there, nbytes, vectors, write):
+        """Copy nothing: no program reads other processes, since none was read when it was bound."""
+        return False
 
 
 @njit
@@ -534,7 +545,7 @@ def leave_core(frame, channel):
 
 @njit
 def now_ns(scratch):
-    clock_gettime(np.int32(1), address_of(scratch))  # the monotonic one
+    clock_gettime(MONOTONIC, address_of(scratch))
     return scratch[0] * 1_000_000_000 + scratch[1]
 
 
@@ -593,8 +604,7 @@ def take_over(frame, channel, slots, registers):
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def run(frame_address, like, number, array, out):
-    """Run a program on arrays at two addresses, or go on with a run, until a pause or its end, or until it has waited
-    for as long as it may.
+    """Start or continue a run of a program on arrays at two addresses until it pauses, ends or has waited too long.
 
     `like`: a number of the dtype to be reduced.  `number` is compared with that of the other ranks.  Returns
 

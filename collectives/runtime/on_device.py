@@ -190,7 +190,7 @@ class KernelProgram:
 
     @property
     def device_run(self) -> tuple[int, Event | None]:
-        """How often it was launched, and the event after the latest."""
+        """The number of launches, and the event after the latest."""
         return self.num_runs, self.kernel.event
 
     def run(self, device: Device) -> Iterator[Waitable]:

@@ -72,8 +72,7 @@ def contiguous(array: Any) -> Any:
 
 
 def check_result(view: Any, name: str) -> None:
-    """Refuse an array that is read-only, or has several elements in one place, as an expanded tensor; and one that
-    seems to, as its axes reach into each other.
+    """Refuse a read-only result, or one whose elements overlap or seem to, as those of an expanded tensor.
 
     Raises: ValueError.
     """

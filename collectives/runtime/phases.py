@@ -207,7 +207,7 @@ class BufferPlan(NamedTuple):
 
     @property
     def turn_bytes(self) -> int:
-        """How far turns are apart."""
+        """The stride in bytes between turns."""
         return -(-sum(self.steps) // LINE_BYTES) * LINE_BYTES
 
 

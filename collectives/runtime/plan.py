@@ -101,6 +101,10 @@ class Plan:
         self.in_background = False  # left to the thread that moves plans on
         self._is_inside = False  # the thread that moves the run on gives the device work
 
+    def __repr__(self) -> str:
+        state = ", freed" if self._freed else ", under way" if self.is_under_way else ""
+        return f"{type(self).__name__}({self.words or self.name}{state})"
+
     def enclose(self, before: Iterable[CopyPair], after: Iterable[CopyPair], result: Any) -> None:
         """Add copies ahead of all else and after it; runs return `result` then."""
         self.before, self.after = [*before, *self.before], [*self.after, *after]
@@ -222,7 +226,7 @@ class Plan:
 
     @property
     def device_run(self) -> tuple[int, Event | None]:
-        """How many runs were left to the device, and the event after the latest."""
+        """The number of runs left to the device, and the event after the latest."""
         return self.only.device_run if self.only else (self._num_runs, self._event)
 
     def free(self) -> None:

@@ -1,7 +1,6 @@
 """The waiting for plans: in the thread that asks, which moves the other started plans on, or in one of its own."""
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from mpi4py import MPI
 
+from collectives.job import system
 from collectives.job.errors import CommunicationError
 from collectives.job.launch import at_exit
 
@@ -39,7 +39,7 @@ class Waitable(Protocol):
 
     @property
     def num_barriers(self) -> int:
-        """Grows when it has moved on."""
+        """A counter that grows with each barrier passed."""
 
 
 class Wait(NamedTuple):
@@ -118,7 +118,7 @@ class Progress:
             time.sleep(NAP_S)
             return
         begin_s = time.monotonic()
-        os.sched_yield()
+        system.yield_core()
         self._naps = MOST_NAPS * (time.monotonic() - begin_s > LATE_S)
 
 

@@ -1,6 +1,5 @@
 """What measurements depend on: the machine, the libraries, and the version of this project."""
 
-import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectives.arrays import views
-from collectives.job import environment
+from collectives.job import environment, system
 from collectives.job.launch import library_name
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def surroundings(comm: "Communicator", device: str) -> dict[str, Any]:
     if device == "cuda":
         runtime = views.device(device).xp.cuda.runtime
         gpu = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
-    here = sorted(os.sched_getaffinity(0)), environment.cores(), gpu
+    here = system.affinity(), environment.cores(), gpu
     binding, cores, gpus = zip(*comm.mpi.allgather(here), strict=True)
     return {
         "mpi": library_name(MPI),

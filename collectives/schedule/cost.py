@@ -50,7 +50,7 @@ class Network(NamedTuple):
 
     @property
     def gate(self) -> Link:
-        """What a message keeps others from its node's way out, or in, for."""
+        """The link that a message occupies on its node's way out and in."""
         return self.nic or Link(0.0, self.between.beta_s_per_byte)
 
     def folding_s(self, nbytes: float) -> float:

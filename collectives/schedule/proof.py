@@ -41,7 +41,7 @@ class Value(NamedTuple):
 
     @property
     def counts(self) -> dict[int, int]:
-        """How often each rank is in it, of those that are."""
+        """The number of contributions of each rank that contributes."""
         counts = [self.ranks >> BITS * r & (1 << BITS) - 1 for r in range(self.ranks.bit_length() // BITS + 1)]
         return {rank: count for rank, count in enumerate(counts) if count}
 

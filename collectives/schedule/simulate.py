@@ -10,11 +10,10 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
-from tqdm import tqdm
-
 from collectives import algorithms
 from collectives.algorithms import Access, Algorithm
 from collectives.job.errors import INTERRUPTED
+from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, Range, ladder, num_bytes, size_in_words
 from collectives.schedule.cost import Nodes, predict
 from collectives.schedule.events import simulate
@@ -103,7 +102,7 @@ def choose_algorithms(collective: str, names: Sequence[str] | None, nodes: Nodes
 def predict_times(flags: argparse.Namespace, times: Times) -> None:
     """Predict the seconds of each algorithm at each size, and show how far that is."""
     nodes, network = flags.nodes, flags.network
-    with tqdm(total=len(flags.rows) * len(flags.sizes), leave=False, disable=None) as progress:
+    with progress_bar(len(flags.rows) * len(flags.sizes), "time") as bar:
         for row in flags.rows:
             for nbytes in flags.sizes:
                 if flags.exact:
@@ -111,7 +110,7 @@ def predict_times(flags: argparse.Namespace, times: Times) -> None:
                 else:
                     seconds = predict(row, nbytes, flags.ranks, nodes, flags.root, network)
                 times[row.name].append(seconds)
-                progress.update()
+                bar.update()
 
 
 def table(sizes: Sequence[int], times: Times) -> Iterator[str]:

@@ -85,12 +85,12 @@ class Collective(NamedTuple):
 
     @property
     def exchanges(self) -> bool:
-        """Whether chunk d of rank s becomes chunk s of rank d, in chunks of the result's own, p to 2p-1."""
+        """Whether chunk d of rank s becomes chunk s of rank d; the result has chunks of its own, p to 2p-1."""
         return "send_counts" in self.takes
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What it takes besides arrays, in the order in which calls pass it."""
+        """The options that calls take besides arrays, in their order."""
         return (*(name for name in self.takes if name != "out"), "algorithm")
 
     def reads(self, rank: int, root: int) -> bool:

@@ -89,7 +89,7 @@ class TorchCall:
 
     @property
     def words(self) -> str:
-        """What ranks must agree in besides the arguments, in words."""
+        """The facts that ranks must agree on besides the arguments, in words."""
         return self.note and f", {self.note}"
 
 

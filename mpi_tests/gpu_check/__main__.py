@@ -69,7 +69,7 @@ def chosen(flags: argparse.Namespace) -> list[str]:
 
 
 def absent(device: str) -> str:
-    """What there lacks for the checks; nothing for the CPU."""
+    """Return what the checks lack on the device; "" for the CPU."""
     if device == "cpu":
         return ""
     try:
@@ -80,7 +80,7 @@ def absent(device: str) -> str:
 
 
 def title(device: str) -> str:
-    """The date, the device, and versions."""
+    """Return the date, the device, and versions."""
     installed = {dist.name.lower(): dist.version for dist in metadata.distributions()}
     named = [name for name in sorted(installed) if name in PACKAGES or name.startswith("cupy")]
     versions = ", ".join(f"{name} {installed[name]}" for name in named)

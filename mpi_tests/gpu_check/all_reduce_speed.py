@@ -34,7 +34,7 @@ def check(setting: Setting) -> Iterator[Row]:
 
 
 def rows(setting: Setting, size: int, found: dict[str, Any]) -> list[Row]:
-    """2 p n bytes at the rate of a copy, which reads and writes n bytes: as long as p copies."""
+    """Compare with a copy: 2 p n bytes at its rate, which reads and writes n bytes, take as long as p copies."""
     limit_s = size * found["copy_s"]
     name = min(found["ours_s"], key=lambda name: found["ours_s"][name])
     ours_s = found["ours_s"][name]
@@ -50,7 +50,7 @@ def rows(setting: Setting, size: int, found: dict[str, Any]) -> list[Row]:
 
 
 def copy_s(comm: collectives.Communicator, device: str, nbytes: int) -> float:
-    """The median of rank 0's copies from array to array, while others wait.  Collective."""
+    """Return the median seconds of rank 0's copies from array to array, while others wait.  Collective."""
     times, memory = np.zeros(REPEATS + WARMUPS), views.device(device)
     if comm.rank == 0:
         source, target = (memory.empty(nbytes, np.dtype(np.uint8)) for _ in range(2))
@@ -64,7 +64,7 @@ def copy_s(comm: collectives.Communicator, device: str, nbytes: int) -> float:
 
 
 def able(comm: collectives.Communicator, trial: Trial) -> tuple[dict[str, Callable[[], Any]], str]:
-    """The runs of ours that reach into others' memory, and of MPI; and why there is none of that.  Collective."""
+    """Return the runs of our algorithms and of MPI that work here, and why MPI's is missing.  Collective."""
     direct = [row.name for row in algorithms.rows("all_reduce") if row.access]
     runs, why = {}, ""
     for name in ("auto", *direct, "mpi"):

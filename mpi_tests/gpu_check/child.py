@@ -45,7 +45,7 @@ def last_line(text: str) -> str:
 
 
 def run_child(name: str, place: str, setting: Setting, path: Path) -> None:
-    """In the child: do the check that is there, and write each of its rows as soon as it is known."""
+    """Run a check in the child, and write each of its rows as soon as it is complete."""
     with path.open("w", buffering=1) as file:
         try:
             for row in resolve_name(place)(setting):

@@ -74,7 +74,7 @@ class Ranks:
         return x, plan
 
     def differs(self, got: Any, want: np.ndarray | None) -> bool:
-        """Whether any rank's result is another than it must be.  Collective."""
+        """Return whether any rank's result is wrong.  Collective."""
         own = got is not None if want is None else not np.array_equal(fetched(got), want)
         return bool(self.comm.all_reduce(np.array([own]), op="max")[0])
 

@@ -7,7 +7,7 @@ from mpi_tests.gpu_check.rows import Row, Setting, verdict
 
 
 def check(setting: Setting) -> list[Row]:
-    """The device adds up numbers."""
+    """Check that the device adds numbers."""
     if setting.device == "cpu":
         raise CannotRunError("it looks at GPUs")
     from collectives.doctor import cuda

@@ -62,7 +62,7 @@ def cases(size: int, is_small: bool) -> Iterator[Case]:
 
 
 def wrong(comm: collectives.Communicator, case: Case, put: Put) -> bool:
-    """Whether any rank's result of any op is another than it must be.  Collective.
+    """Return whether any rank's result of any op is wrong.  Collective.
 
     Raises: InputError where the algorithm can't do it in this memory.
     """

@@ -17,7 +17,7 @@ Put = Callable[[np.ndarray], Any]
 
 
 def kinds(comm: collectives.Communicator, device: str) -> Mapping[str, Put]:
-    """The device's own arrays, torch's if there is torch, and those that other ranks reach."""
+    """Return the kinds of memory: the device's own arrays, torch's if it is installed, and symmetric ones."""
     memory = views.device(device)
 
     def own(values: np.ndarray) -> Any:
@@ -31,7 +31,7 @@ def kinds(comm: collectives.Communicator, device: str) -> Mapping[str, Put]:
 
 
 def knows(device: str) -> bool:
-    """Whether there is a torch that has arrays there."""
+    """Return whether torch is installed and has arrays on the device."""
     if find_spec("torch") is None:
         return False
     import torch
@@ -52,7 +52,7 @@ def of_torch(values: np.ndarray) -> Any:
 
 
 def fetched(x: Any) -> np.ndarray | None:
-    """A copy on the host."""
+    """Return a copy on the host."""
     if x is None:
         return None
     if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):

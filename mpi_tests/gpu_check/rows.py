@@ -32,7 +32,7 @@ class Setting(NamedTuple):
         return self.device == "cpu"
 
     def speed(self, reached: bool) -> str:
-        """The verdict on a speed."""
+        """Return the verdict on a speed."""
         return NO_GOAL if self.is_small else verdict(reached)
 
 
@@ -41,7 +41,7 @@ def verdict(good: bool) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """In Markdown.
+    """Format the rows as Markdown.
 
     >>> print(table([Row("sum", "equal", "5 cases", "passed")]))
     | check | goal | measured | verdict |

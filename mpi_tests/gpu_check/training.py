@@ -47,20 +47,20 @@ TINY = "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 -
 
 
 def need(setting: Setting) -> None:
-    """Raises: CannotRunError where this torch has no arrays on the device."""
+    """Raise CannotRunError where this torch has no arrays on the device."""
     if not knows(setting.device):
         raise CannotRunError("this torch sees no CUDA device")
 
 
 def parity(setting: Setting) -> list[Row]:
-    """Of one rank on the device and one on the CPU."""
+    """Compare the losses of one rank on the device with those on the CPU."""
     need(setting)
     there, here = (losses(setting, device) for device in (setting.device, "cpu"))
     return [row(f"{len(here)} iterations, one rank", "the CPU's losses", there, here)]
 
 
 def mixes(setting: Setting) -> Iterator[Row]:
-    """Of layouts of 4 ranks and one rank, each on the device."""
+    """Compare the losses of layouts of 4 ranks with those of one rank, each on the device."""
     need(setting)
     ranks, chosen = (2, SMALL_MIXES) if setting.is_small else (4, MIXES)
     alone = losses(setting, setting.device)
@@ -75,7 +75,7 @@ def row(check: str, goal: str, found: np.ndarray, wanted: np.ndarray) -> Row:
 
 @cache  # on the CPU, a training there and one here are the same
 def losses(setting: Setting, device: str, ranks: int = 1, mix: Mix = ALONE) -> np.ndarray:
-    """Of a training's iterations, which have the same batches on any layout."""
+    """Return the losses of a training's iterations, which have the same batches on any layout."""
     size, iterations = BATCH // mix.dp // mix.num_micro_batches, 3 if setting.is_small else 50
     with tempfile.TemporaryDirectory() as folder:
         flags: list[Any] = ["--device", device, "--out_dir", folder, "--max_iters", iterations, *MODEL.split()]
@@ -86,7 +86,7 @@ def losses(setting: Setting, device: str, ranks: int = 1, mix: Mix = ALONE) -> n
 
 
 def speed(setting: Setting) -> list[Row]:
-    """Of GPT-2 124M, by benchmarks/gpt2.py."""
+    """Measure GPT-2 124M by benchmarks/gpt2.py."""
     need(setting)
     words = [*TINY.split(), "--no_compile"] if setting.is_small else []
     with tempfile.TemporaryDirectory() as folder:

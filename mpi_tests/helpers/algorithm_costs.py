@@ -35,7 +35,7 @@ def is_power(p):
 
 
 def halves(p):
-    """The h of the cost lines off the power of two; p-1 on it."""
+    """Return the h of the cost lines off the power of two; p-1 on it."""
     extras = p - (1 << floor_log2(p))
     return sum(m + min(m, extras) for m in (1 << k for k in range(floor_log2(p))))
 
@@ -141,12 +141,12 @@ class Count(NamedTuple):
 
 
 def tally(schedules, nodes):
-    """What the model makes of the rounds of some ranks."""
+    """Count the rounds of some ranks by the model."""
     return merged({rank: stretches(rounds, rank, nodes) for rank, rounds in schedules.items()}, nodes)
 
 
 def count(rounds):
-    """What an algorithm's cost line says in words."""
+    """Count the quantities of an algorithm's cost line."""
 
     def busiest(chunks):
         return sum(times * int(max(chunks(load.work) for load in loads)) for loads, times in rounds)
@@ -161,7 +161,7 @@ def count(rounds):
 
 
 def cost(algorithm, size):
-    """Rounds with messages, or meetings; and the chunks that each round's busiest rank sends, or copies, and folds."""
+    """Return rounds with messages, or barriers, and the chunks that each round's busiest rank moves and reduces."""
     schedules = {rank: list(algorithm(rank, size)) for rank in range(size)}
     counted = count(tally(schedules, nodes_of(size)))
     if counted.meets:

@@ -50,7 +50,7 @@ class Caller:
         return self
 
     def put(self, values):
-        """A new array that this stream will fill."""
+        """Return a new array that this stream will fill."""
         with self.cupy.cuda.Device(self.index):
             x = self.cupy.empty(values.shape, values.dtype)
         return self.fill(x, values)
@@ -69,7 +69,7 @@ class Caller:
         return x
 
     def get(self, x):
-        """What this stream has in an array in the end."""
+        """Return an array's final values on this stream."""
         with self.cupy.cuda.Device(self.index):
             return x.get(self.stream)
 
@@ -80,7 +80,7 @@ class Caller:
 
 @pytest.fixture
 def cuda(monkeypatch) -> Iterator[Caller]:
-    """A caller of CuPy; the test is skipped where the stand-in can't be had, and fails where CUDA was misused."""
+    """Yield a caller of CuPy; skip the test without the stand-in, and fail it where CUDA was misused."""
     from collectives.arrays import cuda
 
     monkeypatch.setenv("CUDA_ON_HOST_DEVICES", str(NUM_DEVICES))

@@ -5,8 +5,8 @@ import shlex
 
 from models.flags import parse
 from mpi_tests.helpers.launch import ROOT
-from train import train
 from training.config import Config
+from training.main import train
 
 COMMAND = re.compile(r"mpirun -n (\d+) python train\.py ?(.*)")
 # A flag that comes again overrides the one before: of the commands', those that set a size lose.
@@ -17,7 +17,7 @@ SMALLER = (
 
 
 def rows(name: str) -> list[tuple[str, list[str]]]:
-    """The rows of a page's tables, as cells, and the heading that they are under."""
+    """Return the rows of a page's tables as cells, and the heading above them."""
     table, heading = [], ""
     for line in (ROOT / "docs" / name).read_text().splitlines():
         if line.startswith("#"):

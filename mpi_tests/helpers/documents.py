@@ -23,12 +23,11 @@ LANGUAGES = {"", "bash", "python", "text", "toml", "yaml", "mermaid"}  # a comma
 PROGRAMS = re.compile(r"([A-Z0-9_]+=\S+ )*(mpirun|python|source|torchfrtrace) ")  # what test_documents.py runs
 
 FILES = r"--(data|config|checkpoint_dir|resume|init_from|report|trace|tensorboard|prometheus)\b"
+IN_RANKS = "with_ranks/test_features.py::test_every_command_trains"
 # Commands, as patterns, and the test that runs those.
 ELSEWHERE = {
     r"make [\w-]+$": "without_ranks/test_readme.py::test_make_runs_what_the_pages_say",
-    rf"mpirun -n [1248] python train\.py(?! --layout auto)(?!.* {FILES}).*": (
-        "with_ranks/test_features.py::test_every_command_of_the_tables_trains"
-    ),
+    rf"mpirun -n [1248] python train\.py(?!.* {FILES}).*": IN_RANKS,
     r".*python sample\.py ": "systems/test_documents.py::test_text_from_what_was_trained",
     r".*--device cuda|python -m mpi_tests\.gpu_check ": (
         "systems/test_documents.py::test_commands_for_gpus_say_what_is_missing"

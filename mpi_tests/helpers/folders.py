@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 @contextmanager
 def shared_folder(mpi_comm):
-    """One that the first rank makes, and removes: ranks that all remove pytest's own get in each other's way."""
+    """Yield a folder that the first rank makes and removes, as ranks that all remove pytest's own conflict."""
     own = TemporaryDirectory() if mpi_comm.rank == 0 else None
     try:
         yield Path(mpi_comm.bcast(own and own.name))

@@ -34,7 +34,7 @@ class Guarded:
 
 
 def draw(rng, count, dtype):
-    """Any bits; of floats, half are near each other instead, and some infinite."""
+    """Draw random bits; of floats, half are near each other instead, and some infinite."""
     values = rng.integers(0, 256, count * dtype.itemsize, np.uint8)
     if dtype.kind == "b":
         return values % 2 == 1
@@ -49,7 +49,7 @@ def draw(rng, count, dtype):
 
 
 def folded(op, xs, divisor=1):
-    """By the host, one after the other: 16-bit floats in float32, rounded once."""
+    """Reduce on the host from left to right: 16-bit floats in float32, rounded once."""
     host, dtype = views.host(), xs[0].dtype
     with np.errstate(all="ignore"):
         wide = [x.astype(np.float32) if dtype in HALVES else x.copy() for x in xs]
@@ -75,7 +75,7 @@ def canonical(x, op):
 
 
 def fold(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> None:
-    """out = (sources[0] op sources[1] op ...) / divisor, on the current stream."""
+    """Compute out = (sources[0] op sources[1] op ...) / divisor on the current stream."""
     cuda_kernels.folding(op, out, sources, divisor)()
 
 

@@ -25,7 +25,7 @@ ROUNDS = 20
 
 
 def names(nums_sources: Iterable[int], divisor: int = 2) -> Iterator[str]:
-    """All instances, of every dtype and op, for these numbers of sources each."""
+    """Yield all instances, of every dtype and op, for these numbers of sources each."""
     for dtype, num in itertools.product(map(dtype_of, DTYPES), nums_sources):
         for op in ops_of(str(dtype)):
             yield cuda_kernels.plan(op, dtype, dtype, 1, num, divisor if op == "avg" else 1).name
@@ -52,7 +52,7 @@ def check(counts: tuple[int, ...] = COUNTS, limit_s: float = math.inf) -> str:
 
 
 def speed() -> list[tuple[str, float, float]]:
-    """What, bytes read and written in GB/s, and that over the rate of a copy in the device's memory: medians."""
+    """Return rows of name, GB/s read and written, and that over the rate of a copy in the device's memory: medians."""
     import cupy
 
     copied = [cupy.zeros(NBYTES, np.uint8) for _ in range(2)]

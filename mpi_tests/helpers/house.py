@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=20_700, files=128, entries=14)}
+LIMITS = {"collectives": Limits(lines=21_070, files=131, entries=14)}
 
 
 class Floor(NamedTuple):
@@ -57,7 +57,7 @@ FLOORS = {
     "pure": Floor(("collectives.algorithms", *PURE), without=MPI_AND_ARRAYS),
     "choice": Floor(("collectives.runtime.choose",), imports=BELOW, without=MPI_AND_ARRAYS),
     "simulation": Floor(("collectives.schedule",), imports=(*BELOW, "choice"), without=("mpi4py", "cupy", "torch")),
-    "settings": Floor(("collectives.job.settings",), without=MPI_AND_ARRAYS),
+    "settings": Floor(("collectives.job.settings", "collectives.job.system"), without=MPI_AND_ARRAYS),
     "job": Floor(("collectives.job",), imports=("settings", "face"), without=("numpy", "cupy", "torch")),
     "arrays": Floor(("collectives.arrays",), imports=BELOW),
     "runtime": Floor(("collectives.runtime",), imports=(*BELOW, "choice", "arrays", "face")),
@@ -155,7 +155,7 @@ class House:
 
     @cached_property
     def neighbours(self) -> set[str]:
-        """What can be imported from the top of the tree: the packages, the tests, scripts."""
+        """The names that can be imported from the top of the tree: the packages, the tests, scripts."""
         folders = {path.parent.name for path in self.tree.glob("*/*.py")}
         return folders | {path.stem for path in self.tree.glob("*.py")}
 

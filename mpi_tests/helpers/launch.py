@@ -28,7 +28,7 @@ def launch(num_ranks, *command, env=None, timeout=180) -> subprocess.CompletedPr
 
 
 def refused(ended: subprocess.CompletedProcess) -> str:
-    """The one line that rank 0 wrote."""
+    """Return the one error line that rank 0 wrote."""
     assert ended.returncode != 0, ended.stdout
     assert "Traceback" not in ended.stderr, ended.stderr
     errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]

@@ -19,7 +19,7 @@ def random_tokens(batch, seq, seed=0):
 
 
 def randomized(config):
-    """A float64 model whose biases and norms matter, unlike freshly initialised ones."""
+    """Make a float64 model whose biases and norms matter, unlike freshly initialised ones."""
     model = make(config).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

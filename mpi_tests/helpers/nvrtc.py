@@ -14,14 +14,14 @@ from pathlib import Path
 
 
 def library() -> Path | None:
-    """The one that the wheel nvidia-cuda-nvrtc-cu12 brings, if it is installed."""
+    """Return the library of the wheel nvidia-cuda-nvrtc-cu12, if it is installed."""
     found = find_spec("nvidia.cuda_nvrtc") if find_spec("nvidia") else None
     places = found.submodule_search_locations if found else None
     return next((path for place in places or () for path in Path(place).glob("lib/libnvrtc.so.*")), None)
 
 
 def ptx(source: str, names: Sequence[str], options: Sequence[str]) -> str:
-    """The PTX of template instances; machine code has been made of it, too, where `options` ask for an sm_ of a device.
+    """Return the PTX of template instances; where `options` name an sm_ of a device, machine code is made, too.
 
     Raises: ValueError with the compiler's messages.
     """

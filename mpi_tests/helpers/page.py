@@ -2,7 +2,7 @@
 
 python -m mpi_tests.helpers.page
 
-Draws docs/page.png, the picture of the page in the README; needs Chromium and Selenium.
+Draws docs/page.png, the picture of the page in the guide; needs Chromium and Selenium.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from collectives.schedule.moves import shares
 from collectives.schedule.proof import Rerun, World, before, contributions
 from collectives.schedule.spec import COLLECTIVES, Chunks
 from mpi_tests.helpers.launch import ROOT
-from parallelism.page import scenes
+from parallelism.pipeline import scene as pipelines
+from parallelism.sequence import scene as attention
+from parallelism.zero import scene as zero
 
 NOTHING = "-1"
 
@@ -39,7 +41,7 @@ class AnyResult(World):
 
 @lru_cache(maxsize=1)
 def whole_page() -> str:
-    return page([scene(), *scenes()])
+    return page([scene(), pipelines.scene(), attention.scene(), zero.scene()])
 
 
 def nodes(size: int, hosts: int) -> tuple[tuple[int, ...], ...]:

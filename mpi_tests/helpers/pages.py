@@ -63,7 +63,7 @@ class Page(HTMLParser):
 
 
 def check_charts(page: Page) -> None:
-    """Each chart names a table and columns that are there."""
+    """Check that each chart names a table and columns of the page."""
     for chart in page.charts:
         columns = page.tables[chart["table"]][0].keys()
         used = {chart["x"]["column"]} if "column" in chart["x"] else set()

@@ -67,7 +67,7 @@ class Names(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def moved(self, x: torch.Tensor, func, args, kwargs) -> torch.Tensor:
-        """What `x.to` gives."""
+        """Return the result of `x.to`."""
         named = [arg for arg in (*args, kwargs.get("device")) if isinstance(arg, str | torch.device)]
         if not named:
             return func(x, *args, **kwargs)
@@ -125,7 +125,7 @@ class Generator(torch.Generator):
 
 @contextlib.contextmanager
 def pretending(monkeypatch) -> Iterator[Placement]:
-    """Where "cuda" is a device; collectives work on its memory as on the host's."""
+    """Make "cuda" a device here; collectives treat its memory as the host's."""
     placement, noted = Placement(), []
     memory, own_empty, own_device, to_torch = Memory(noted), Communicator.empty, views.device, views.to_torch
 

@@ -10,7 +10,7 @@ from models.optimizer import BETAS, decay_groups
 
 @contextmanager
 def in_full_precision():
-    """Where torch.optim.Muon does not round to bfloat16."""
+    """Keep torch.optim.Muon from rounding to bfloat16."""
     bfloat16 = torch.Tensor.bfloat16
     torch.Tensor.bfloat16 = lambda x: x.clone()
     try:

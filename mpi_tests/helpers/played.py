@@ -25,7 +25,7 @@ IGNORED = -100
 
 
 def loss_weights(batches, ignored, sum_up=torch.clone):
-    """What each micro-batch's loss counts in that of all: as many as its targets are, of those that aren't `ignored`.
+    """Return each micro-batch's weight in the mean loss: its share of the targets that aren't `ignored`.
 
     Where ranks share sequences, `sum_up` adds up the numbers of all.
     """
@@ -34,7 +34,7 @@ def loss_weights(batches, ignored, sum_up=torch.clone):
 
 
 def batch_of(num_samples, seq=6):
-    """Samples of several documents, some of whose targets don't count: other numbers in each sample."""
+    """Return samples of several documents, some of whose targets are ignored: other numbers in each sample."""
     positions, samples = torch.arange(seq), torch.arange(num_samples)
     targets = random_tokens(num_samples, seq, seed=1)
     targets[positions < samples[:, None] % seq] = IGNORED
@@ -48,7 +48,7 @@ def micro_batches(batch, number):
 
 
 def needs(action, num_stages):
-    """What must be done before an action: each inner tuple is one thing, or another that does as well."""
+    """Return the prerequisites of an action: each inner tuple lists alternatives."""
     stage, kind, micro_batch = action
     before = [] if kind == FORWARD else [(Action(stage, INPUTS if kind == WEIGHTS else FORWARD, micro_batch),)]
     if kind == FORWARD and stage:
@@ -59,7 +59,7 @@ def needs(action, num_stages):
 
 
 def merged(schedule, seed=0):
-    """All actions, with their ranks, in an order drawn of those in which they can be done."""
+    """Return all actions with their ranks, in a random order that respects their dependencies."""
     draw, done = random.Random(seed), set()
     ahead = {rank: list(order) for rank, order in enumerate(schedule.orders) if order}
     while ahead:
@@ -93,7 +93,7 @@ class Players:
             self.place.samples = batch.samples
 
     def play(self, batches, sum_up=torch.clone):
-        """The loss; no rank ever keeps more activations than the schedule states."""
+        """Return the loss, checking that no rank ever keeps more activations than the schedule states."""
         weights = loss_weights(batches, IGNORED, sum_up)
         last, loss, passed = self.schedule.num_stages - 1, 0.0, {}
         for rank, (number, kind, micro_batch) in merged(self.schedule):
@@ -115,7 +115,7 @@ class Players:
         return loss
 
     def gradients(self):
-        """By the whole model's names; of the tied head and embedding, the sum over the ranks."""
+        """Return the gradients by the whole model's names; those of the tied head and embedding are summed."""
         found = {}
         for model in self.models:
             for name, p in model.named_parameters():
@@ -137,7 +137,7 @@ ALONE = Alone()
 
 
 def model_of(config, place=None, tp=ALONE, sp=None, sequence=False):
-    """A GPT, divided and with dropout that draws by place; without one, plain."""
+    """Make a GPT, split and with dropout that draws by place; without a place, a plain one."""
     model = randomized(config)
     if place:
         parallelize(model, gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), tp, sp, sequence, place)

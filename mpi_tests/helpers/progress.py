@@ -95,7 +95,7 @@ def file_of(item):
 
 
 def is_whole(config):
-    """Whether no item was deselected by hand, and this is the one process that writes."""
+    """Return whether no item was deselected by hand, and this is the one process that writes."""
     ranks = config.pluginmanager.get_plugin("ranks")
     return not config.option.keyword and (ranks is None or ranks.world.rank == 0)
 

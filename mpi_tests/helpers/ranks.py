@@ -85,19 +85,19 @@ def sizes_of(marker):
 
 @pytest.fixture(scope="session")
 def mpi_comm(request) -> MPI.Intracomm:
-    """The communicator of the ranks that run this variant of the test; a fixture of any scope may use it."""
+    """Return the communicator of the ranks that run this variant of the test; fixtures of any scope may use it."""
     return request.config.pluginmanager.get_plugin("ranks").comms[request.param]
 
 
 @pytest.fixture
 def comm(request, mpi_comm) -> Communicator:
-    """The library's communicator of the test's ranks: one for the session, as new until a test fails on it."""
+    """Return the library's communicator of the test's ranks, one for the session until a test fails on it."""
     return request.config.pluginmanager.get_plugin("ranks").communicator(mpi_comm)
 
 
 @pytest.fixture
 def new_comm(mpi_comm) -> Iterator[Communicator]:
-    """A communicator of the test's own, where the session's would have what earlier tests have left in it."""
+    """Yield a communicator of the test's own, where the session's has the state of earlier tests."""
     from collectives import Communicator  # here, because a run without ranks does without MPI
 
     comm = Communicator(mpi_comm)

@@ -36,7 +36,7 @@ def ops_of(dtype: str) -> tuple[str, ...]:
 
 
 def inputs(size: int, count: int, dtype: str = "float32", op: str = "sum") -> list[np.ndarray]:
-    """Every rank's input: whole numbers so small that no dtype rounds a sum or a product of them on 8 ranks."""
+    """Return every rank's input: integers so small that no dtype rounds a sum or a product of them on 8 ranks."""
     largest = 2 if op == "prod" else 15
     return [draw(np.random.default_rng([rank, count]), count, dtype, largest) for rank in range(size)]
 
@@ -63,7 +63,7 @@ def reduced(xs: list[np.ndarray], op: str) -> np.ndarray:
 
 
 def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", root: int = 0) -> np.ndarray | None:
-    """What a collective returns on `rank`, for flat inputs of one length."""
+    """Return the expected result of a collective on `rank`, for flat inputs of one length."""
     match collective:
         case "all_reduce":
             return reduced(xs, op)

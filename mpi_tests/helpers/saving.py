@@ -16,7 +16,7 @@ LENGTH = 1 << 19  # elements a rank: 2 MiB
 
 
 def state(step, rank=0, size=1, parts=1):
-    """What one of `size` ranks has at a step, of a parameter as long as `parts` are."""
+    """Return the shard of one of `size` ranks at a step, of a parameter whose length is that of `parts` shards."""
     length = LENGTH * parts
     extent = Extent((length * size,), length * rank, length)
     numbers = torch.arange(float(extent.begin), extent.end)

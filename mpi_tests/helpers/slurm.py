@@ -35,7 +35,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=YES
 
 
 def missing():
-    """The programs that there aren't."""
+    """Return the programs that are not installed."""
     return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
@@ -74,7 +74,7 @@ class Slurm:
         (FOLDER / "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n")
 
     def start_munge(self):
-        """A munged of its own, that knows nothing of the machine's."""
+        """Start a munged separate from the machine's."""
         key = FOLDER / "munge.key"
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))

@@ -49,7 +49,7 @@ def ddp() -> list[float]:
 
 
 def power_sgd() -> list[float]:
-    """Its hook waits, in continuations of futures, for reductions that it makes there."""
+    """Train with PowerSGD, whose hook waits for reductions that it starts in continuations of futures."""
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
     made = nn.parallel.DistributedDataParallel(model())
@@ -58,7 +58,7 @@ def power_sgd() -> list[float]:
 
 
 def compiled() -> list[float]:
-    """Its buffers are broadcast amid the forward pass."""
+    """Train a compiled model with buffers, which are broadcast amid the forward pass."""
     made = nn.Sequential(model(), nn.BatchNorm1d(WIDTH))
     losses = train(torch.compile(nn.parallel.DistributedDataParallel(made), backend="eager"))
     torch.compiler.reset()
@@ -132,7 +132,7 @@ PROGRAMS = (ddp, power_sgd, compiled, fsdp2, tensor_parallel, gpipe, one_f_one_b
 
 
 def lacking(program: Callable) -> str:
-    """Why this version of torch cannot run a program on the CPU over any backend, or nothing."""
+    """Return why this version of torch cannot run a program on the CPU over any backend, or ""."""
     from torch.distributed import pipelining
 
     first_messages = getattr(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", None)

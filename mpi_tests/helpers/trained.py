@@ -18,8 +18,8 @@ from models.hf import to_hugging_face
 from models.learning_rate import learning_rate
 from models.mixture import balance, routers
 from parallelism.data.sampler import DistributedSampler
-from train import train
 from training.config import Config, make_model
+from training.main import train
 
 GLOBAL_BATCH = 24
 SMALL = Config(
@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 
 
 def config(dp_size: int, **changes) -> Config:
-    """That of this file with changes, at the same global batch where so many ranks share it."""
+    """Return this file's config with changes, at the same global batch on `dp_size` ranks."""
     micro_batch_size = GLOBAL_BATCH // dp_size // changes.get("num_micro_batches", 1)
     return replace(SMALL, **{"micro_batch_size": micro_batch_size, **changes})
 
@@ -71,7 +71,7 @@ def flags(config: Config) -> list[str]:
 
 
 def left_in(out_dir: Path) -> Outcome:
-    """What the files of a run say."""
+    """Return the outcome that a run's files record."""
     records = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
     return Outcome(records, load_file(out_dir / "model.safetensors"))
 
@@ -88,7 +88,7 @@ def plain_adamw(model: GPT) -> torch.optim.Optimizer:
 
 
 def by_torch(comm, make_optimizer=plain_adamw, **changes) -> Outcome:
-    """What training is to come to; it is computed on one rank.  Collective."""
+    """Return the expected outcome, trained on one rank by torch alone.  Collective."""
     return comm.mpi.bcast(plain_training(make_optimizer, **changes) if comm.rank == 0 else None)
 
 
@@ -98,7 +98,7 @@ class PlainStep(NamedTuple):
 
 
 def plain_steps(config: Config, model: GPT, make_optimizer=plain_adamw) -> Iterator[PlainStep]:
-    """The same training without any of our parallel code: one process, whole batches, torch alone."""
+    """Train without any of our parallel code: one process, whole batches, torch alone."""
     train_ids, _ = split(load_tokens([]), config.val_fraction, config.block_size)
     windows = TokenWindows(train_ids, config.block_size, config.seed)
     sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=config.seed)
@@ -118,7 +118,7 @@ def plain_steps(config: Config, model: GPT, make_optimizer=plain_adamw) -> Itera
 
 @cache
 def plain_training(make_optimizer=plain_adamw, **changes) -> Outcome:
-    """What the training of `SMALL` with some changes comes to."""
+    """Return the outcome of training `SMALL` with some changes."""
     config = replace(SMALL, **changes)
     model = make_model(config, 256)
     _, val_ids = split(load_tokens([]), config.val_fraction, config.block_size)

@@ -38,14 +38,14 @@ UNSKIPPED = 2.0**12  # a loss scale by which no gradient here overflows
 
 
 def samples(step):
-    """Of a step's whole batch, the same on every rank."""
+    """Return the samples of a step's whole batch, the same on every rank."""
     ids = torch.randint(CONFIG.vocab_size, (SAMPLES, 1), generator=torch.Generator().manual_seed(step))
     ids = (ids * 3 ** torch.arange(CONFIG.block_size + 1)) % CONFIG.vocab_size  # so that there is something to learn
     return ids[:, :-1], ids[:, 1:]
 
 
 def parts(step, dp):
-    """This rank's micro-batches."""
+    """Return this rank's micro-batches."""
     tokens, targets = (x.chunk(dp.size)[dp.rank].chunk(MICRO_BATCHES) for x in samples(step))
     return [Batch(*pair) for pair in zip(tokens, (t.contiguous() for t in targets), strict=True)]
 
@@ -78,7 +78,7 @@ class Training:
         return self.precision.computing("cpu")
 
     def step(self, step):
-        """The whole batch's loss."""
+        """Train a step; return the whole batch's loss."""
         loss = self.gradients(parts(step, self.mesh.dp))
         self.masters.take_gradients(self.scale.inverse)
         norm = self.clip()

@@ -31,7 +31,7 @@ def test_64_ranks_in_all_dimensions(tmp_path):
 def test_64_ranks_end_with_right_results(tmp_path):
     """A hostfile starts more ranks than cores; training on them is the same command with more patience."""
     file = tmp_path / "r.json"
-    flags = ("-a", "auto", "mpi", "ring", "-b", "1K", "-e", "4K", "-n", 1, "-w", 0)
+    flags = ("-A", "auto", "mpi", "ring", "-b", "1K", "-e", "4K", "-n", 1, "-w", 0)
     words = "-np", 64, "python", "-m", "collectives.bench", "all_reduce", *flags
     command = find_mpirun(), "--hostfile", Path("hostfiles", "local.txt"), *words, "--json", file
     ended = watched(command, environment(), timeout=300)

@@ -17,7 +17,7 @@ TINY = ("-b", 64, "-e", "1K", "-f", 16, "-n", 3, "-w", 1)
 
 @pytest.fixture(scope="module")
 def run_of_all(tmp_path_factory):
-    """Every collective by auto and its peers, on a root that is not 0: output and document."""
+    """Run every collective by auto and its peers, on a root that is not 0; return output and document."""
     folder = tmp_path_factory.mktemp("bench")
     files = "--json", folder / "r.json"
     ended = bench(3, "all", *TINY, "-r", 2, "--peers", "mpi,gloo,nccl", "-d", "float64", "-o", "max", *files)
@@ -32,7 +32,8 @@ def bench(num_ranks: int, *words, **more):
 def test_a_document_says_all(run_of_all):
     _, data = run_of_all
     assert list(data) == [
-        "schema", "command", "started", "environment", "ranks", "nodes", "links", "results", "average_busbw_gbps"
+        "schema", "command", "started", "environment", "ranks", "nodes", "times", "links", "results",
+        "average_busbw_gbps",
     ]  # fmt: skip
     assert (data["schema"], data["ranks"], data["nodes"]) == (1, 3, [3])
     around = data["environment"]
@@ -63,17 +64,29 @@ def test_results_are_complete_and_right(run_of_all):
     assert sorted({r["bytes"] for r in rows if r["collective"] == "all_reduce"}) == [64, 1024]
 
 
-def test_the_table_has_a_line_for_each_contestant(run_of_all):
+def test_the_table_has_a_line_for_each_contestant_and_place(run_of_all):
     output, data = run_of_all
     lines = [line.split() for line in output.splitlines() if not line.startswith(("#", "--peers"))]
-    assert len(lines) == len({(r["collective"], r["bytes"], r["name"]) for r in data["results"]})
+    assert len(lines) == len(data["results"])
     first = lines[0]
-    assert first[:5] == ["64", "8", "float64", "max", "-1"]
-    assert first[5].endswith("*")
-    assert [first[9], first[13]] == ["0", "0"]
+    assert first[:4] == ["64", "8", "max", "-1"]
+    assert first[7] == "0"
+    assert first[8].endswith("*")
+    assert "# all_reduce of float64, in place, symmetric memory\n" in output
+    assert "# time: medians of 3 calls, slowest rank\n" in output
     assert "--peers nccl: left out: it is not for --device cpu" in output
     assert "# Wrong elements    : 0 OK" in output
-    assert max(map(len, output.splitlines())) <= 160
+    assert max(len(line) for line in output.splitlines() if " does no " not in line) <= 80
+    assert "\x1b" not in output  # no bar, and no colors, off a terminal
+
+
+def test_a_table_may_be_wide_and_of_calls_in_a_row():
+    ended = bench(2, *TINY, "--wide", "-z", 0, "-m", 2, "-a", 1, "-A", "ring", "mpi")
+    assert ended.returncode == 0, ended.stderr
+    assert "# time: means of 3 groups of 2 calls in a row, mean of ranks\n" in ended.stdout
+    lines = [line.split() for line in ended.stdout.splitlines() if not line.startswith("#")]
+    assert [(line[2], line[9]) for line in lines] == [("float32", "ring<"), ("float32", "mpi")] * 4
+    assert {len(line) for line in lines} == {15}
 
 
 def test_a_process_alone_works(tmp_path):
@@ -96,7 +109,7 @@ def test_too_little_bandwidth_fails():
         (["--html", "{tmp}/none/r.html"], "none/r.html can't be written: pass a path in a folder that is there"),
         (["--html", "/dev/null"], "/dev/null can't be written: pass a path in a folder that is there"),
         (["-e", "100000G"], "--end 100000G: 10 vectors for each of a node's 2 ranks don't fit into its memory: use "),
-        (["-a", "two_shot", "-e", "8"], "algorithm 'two_shot' needs ranks of one node, but there are 2 nodes"),
+        (["-A", "two_shot", "-e", "8"], "algorithm 'two_shot' needs ranks of one node, but there are 2 nodes"),
     ],
 )
 def test_bad_input_ends_all_ranks_with_a_line(tmp_path, words, message):

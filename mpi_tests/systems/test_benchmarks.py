@@ -204,8 +204,8 @@ def test_data_parallelism(tmp_path):
     for name, figures in results.items():
         assert name in output
         counted = [figures[f"{what}_mib"] / mib for what in ("busiest", "out_of_group", "held")]
-        if name == "ZeRO stage 3":  # some parameters stay from the forward to the backward pass
-            assert 4 < counted[0] < 4.5
+        if name == "ZeRO stage 3":  # two of four blocks stay from the forward to the backward pass
+            assert 3.7 < counted[0] < 3.9
             assert counted[1] == pytest.approx(counted[0] / 2, rel=1e-3)  # chunks end between blocks of 128
             counted[:2] = expected[name][:2]
         assert counted == pytest.approx(expected[name], rel=0.02)

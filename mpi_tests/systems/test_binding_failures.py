@@ -64,7 +64,7 @@ comm.mpi.Abort(7)
 
 
 def said(body, *arguments, **env):
-    """What each of three ranks says."""
+    """Return the output line of each of three ranks."""
     env |= {"PYTHONPATH": f"{SITE}:{ROOT}", "CUDA_ON_HOST_DEVICES": "3", "COLLECTIVES_CUDA_AWARE": "0"}
     ended = launch(3, "python", "-c", BEGIN + body + CALL, *arguments, env=env, timeout=60)
     lines = sorted(ended.stdout.splitlines())

@@ -17,7 +17,7 @@ THREADS = 4  # of a block, and at most 4 blocks: so few that each takes several 
 
 @pytest.fixture
 def launches(cuda, monkeypatch):
-    """The names, grids and streams of what has been launched, of instances that are compiled together."""
+    """Record the names, grids and streams of launches of instances that are compiled together."""
     cupy, launches = cuda.cupy, []
     expressions = tuple(dict.fromkeys(names(range(1, 9))))
     code = cuda_kernels.SOURCE.read_text()
@@ -69,7 +69,7 @@ def test_two_halves_are_folded_as_the_device_does(cupy):
 
 @np.errstate(all="ignore")
 def near_ties(into, given):
-    """What is rounded to `into`: its own numbers, what is half-way between two, and what is next to that."""
+    """Return values to round to `into`: its own numbers, the midpoints of neighbours, and those next to them."""
     of_16_bits = np.arange(1 << 16, dtype=np.uint16).view(into if into in HALVES else np.float16).astype(into)
     numbers = np.concatenate([of_16_bits, draw(np.random.default_rng(2), 1000, into)])
     ties = numbers.astype(np.float64) / 2 + np.nextafter(numbers, into.type(np.inf)).astype(np.float64) / 2

@@ -32,7 +32,7 @@ def test_a_device(cuda, monkeypatch, tmp_path):
 
 
 def examined(ended: subprocess.CompletedProcess) -> dict[str, str]:
-    """The lines of a run by topic, after a look at each, and at the exit status."""
+    """Return the lines of a run by topic, after checking each of them and the exit status."""
     assert "Traceback" not in ended.stdout + ended.stderr, ended.stderr
     lines = [match for line in ended.stdout.splitlines() if (match := GRAMMAR.fullmatch(line))]
     counts = [sum(line["verdict"] == verdict for line in lines) for verdict in VERDICTS]

@@ -59,7 +59,7 @@ def test_one_rank_tells_a_terminal_from_a_file():
 
 
 def on_a_terminal(ranks, *program):
-    """What a program shows there."""
+    """Return a program's output on a terminal."""
     command = [find_mpirun(), "-n", str(ranks), sys.executable, *program]
     screen, terminal = os.openpty()
     ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
@@ -116,7 +116,7 @@ def test_a_signal_while_ranks_start_waits_until_they_can_save(tmp_path, saves):
 
 
 def ranks_with(words):
-    """The processes that run train.py with these words."""
+    """Return the processes that run train.py with these words."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended

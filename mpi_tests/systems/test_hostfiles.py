@@ -50,7 +50,7 @@ def script(tmp_path):
 
 
 def suited(name):
-    """The hostfile in the form that the mpirun at hand reads."""
+    """Return the hostfile in the format of the installed mpirun."""
     return FOLDER / f"{name}{'.mpich' if is_hydra() else ''}.txt"
 
 

@@ -55,7 +55,7 @@ def check_ended(ended, launcher: str) -> None:
 def test_the_benchmark_leaves_what_it_has_measured(tmp_path, launcher):
     """It is in the middle of the second size."""
     file = tmp_path / "r.json"
-    words = ["-m", "collectives.bench", "-a", "ring", "-b", "8", "-e", "64M", "-f", str(1 << 23), "--json", str(file)]
+    words = ["-m", "collectives.bench", "-A", "ring", "-b", "8", "-e", "64M", "-f", str(1 << 23), "--json", str(file)]
     ended = interrupted(LAUNCHERS[launcher], [*words, "-n", "300"], lambda shown: file.exists())
     check_ended(ended, launcher)
     (row, *_) = json.loads(file.read_text())["results"]
@@ -99,7 +99,7 @@ def test_a_training_run_leaves_its_metrics_and_their_picture(tmp_path, launcher)
 
 
 def wait_for(path: Path) -> bytes:
-    """The content of a file that another process may still be writing."""
+    """Return the content of a file that another process may still be writing."""
     deadline = time.monotonic() + 60
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -16,10 +16,11 @@ from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import render
 from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
-from parallelism.page import attention, zero
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import num_alive
 from parallelism.pipeline.schedule.price import Costs, price
+from parallelism.sequence import scene as attention
+from parallelism.zero import scene as zero
 
 pytestmark = [pytest.mark.shares_cores, needs_chromium]
 
@@ -48,7 +49,7 @@ def test_the_file_is_small_and_whole(path):
 
 @contextmanager
 def opened(path, **window):
-    """A browser with the page, at its first scene; in the end nothing was logged, as errors are."""
+    """Yield a browser with the page at its first scene, and check at the end that it logged no error."""
     with browser(**window) as driver:
         driver.set_script_timeout(120)
         open_file(driver, path)
@@ -89,7 +90,7 @@ def click(driver, selector):
 
 
 def shown_state(driver):
-    """The values of all cells, as `prover_states` has them."""
+    """Return the values of all cells, in the format of `prover_states`."""
     cells = driver.execute_script(
         "return [...document.querySelectorAll('#board [data-chunk]')].map(c => "
         "[Number(c.dataset.rank), Number(c.dataset.chunk), c.dataset.value])"

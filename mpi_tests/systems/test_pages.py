@@ -20,7 +20,7 @@ def pages(tmp_path_factory):
     sizes = ["-b", "64", "-e", "64K", "-f", "8", "-n", "5", "-w", "1", "--peers", "mpi"]
     bench, training = folder / "bench.html", folder / "training.html"
     for command in (
-        ["-m", "collectives.bench", "all_reduce", "-a", "all", *sizes, "--html", bench],
+        ["-m", "collectives.bench", "all_reduce", "-A", "all", *sizes, "--html", bench],
         ["train.py", *SMALL.split(), "--out_dir", folder / "out", "--report", training],
     ):
         ended = launch(2, "python", *command)
@@ -142,7 +142,7 @@ def color_of(driver, selector, name):
 
 
 def contrasts(driver):
-    """The contrast of every pair of a text's color and what it stands on."""
+    """Return the contrast of every pair of a text's color and its background."""
     on_page = ("body", "p", "a", "caption", "td", "svg text", "svg .soft")
     paper = color_of(driver, "body", "backgroundColor")
     pairs = {each: (color_of(driver, each, "fill" if "svg" in each else "color"), paper) for each in on_page}

@@ -54,7 +54,7 @@ def run(folder: Path, body: str, num_ranks: int = 3, check: bool = True, **env: 
 
 
 def folder_of(ended, tmp_path: Path) -> Path:
-    """The one folder of files, which the report names."""
+    """Return the only folder of files, which the report names."""
     (folder,) = (tmp_path / "calls").iterdir()
     assert re.search(
         f"^the last calls of each rank: torchfrtrace (--allow-incomplete-ranks )?{folder}$", ended.stderr, re.M
@@ -63,7 +63,7 @@ def folder_of(ended, tmp_path: Path) -> Path:
 
 
 def analyzed(folder: Path, *words: str):
-    """What torch's analyzer finds wrong, each as a `Collective` of its table."""
+    """Return what torch's analyzer finds wrong, each as a `Collective` of its table."""
     flags = JobConfig().parse_args([str(folder), *words])
     try:
         found = build_db(*read_dir(flags)[:1], flags, "2.10").collectives
@@ -85,7 +85,7 @@ def by_torch(folder: Path) -> list[Culprits]:
 
 
 def is_collective(one) -> bool:
-    """Whether our own name follows the analyzer's."""
+    """Return whether our own name follows the analyzer's."""
     return not one.collective_name.startswith(("nccl:send ", "nccl:recv "))
 
 
@@ -270,7 +270,7 @@ while True:
 
 
 def missed(folder: Path, caplog) -> set[int]:
-    """The ranks without which the analyzer cannot decide."""
+    """Return the ranks without which the analyzer cannot decide."""
     with caplog.at_level(logging.INFO):
         analyzed(folder, "--allow-incomplete-ranks")
     return {

@@ -28,7 +28,7 @@ SHOWN = (
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Build the site, where a warning is an error, and return its folder."""
+    """Build the site, with MkDocs' warnings as errors, and return its folder."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900)

@@ -10,13 +10,13 @@ from mpi_tests.helpers.torch_programs import INIT, fsdp2, lacking
 
 
 def guide():
-    """The programs in the guide, by what they are about."""
+    """Return the programs in the guide by their headings."""
     text = (ROOT / "docs" / "torch.md").read_text()
     return dict(re.findall(r"^## ([^\n]*)\n+```python\n(.*?)```", text, re.DOTALL | re.MULTILINE))
 
 
 def shown(program):
-    """What 2 ranks print."""
+    """Return the sorted output lines of 2 ranks."""
     done = launch(2, sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
     return sorted(done.stdout.splitlines())

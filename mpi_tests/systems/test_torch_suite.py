@@ -12,7 +12,7 @@ SCRIPT = ROOT / "benchmarks" / "torch_suite.py"
 
 
 def run(path, *words):
-    """Returns how the script ended, and the outcomes in its table."""
+    """Run the script; return how it ended, and the outcomes in its table."""
     ended = watched([sys.executable, SCRIPT, "--ranks", 2, "--out", path, *words], environment(), 300)
     rows = re.findall(r"^\| (test_\w+) \| (.*) \|$", path.read_text(), re.MULTILINE)
     return ended, {test: cells.split(" | ") for test, cells in rows}

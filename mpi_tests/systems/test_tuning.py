@@ -18,7 +18,7 @@ TINY = ("-b", "8", "-e", "1K", "-f", "128", "-n", "1", "-w", "0")
 
 
 def rows(output: str) -> list[list[str]]:
-    """Collective, memory, bytes and algorithm of each line of the tables."""
+    """Return collective, memory, bytes and algorithm of each line of the tables."""
     found, heading = [], []
     for line in output.splitlines():
         if heading_of := re.match(r"# (\w+), (\w+) memory; time: ", line):

@@ -38,14 +38,14 @@ def run(folder: Path, body: str, check: bool = True, **env: str):
 
 
 def line_of(folder: Path, text: str) -> str:
-    """As reports name the script's line that has `text` in it."""
+    """Return a pattern of the position that reports name for the script's line containing `text`."""
     lines = (folder / "script.py").read_text().splitlines()
     (number,) = [number for number, line in enumerate(lines, 1) if text in line]
     return re.escape(f"{folder / 'script.py'}:{number}")
 
 
 def report(ended) -> list[str]:
-    """The lines of the one report, less its head."""
+    """Return the lines of the only report, without its head."""
     assert ended.returncode != 0, ended.stdout
     lines = ended.stderr.splitlines()
     heads = [number for number, line in enumerate(lines) if re.fullmatch(HEAD, line)]

@@ -33,13 +33,13 @@ def axis(comm):
 
 
 def parts(axis):
-    """The parts of all ranks, which each rank has: so gradcheck does the same on all of them."""
+    """Return the shards of all ranks on each rank, so that gradcheck does the same on all of them."""
     generator = torch.Generator().manual_seed(axis.size)
     return torch.randn(axis.size, 2, 2 * axis.size, dtype=torch.float64, generator=generator, requires_grad=True)
 
 
 def weighed(y, axis):
-    """A sum over the ranks, of which each has weights of its own for what it has."""
+    """Return a sum over the ranks in which each weights its own tensor."""
     generator = torch.Generator().manual_seed(axis.rank)
     weights = torch.rand(y.shape, dtype=y.dtype, generator=generator)
     return autograd.reduce((weights * y**3).sum(), axis)

@@ -1,10 +1,15 @@
 """Times of collectives, as `collectives.bench` takes them on ranks."""
 
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from collectives.bench.constants import samples
+from collectives.bench.run import contestant, grouped
+from collectives.bench.trial import RANK_TIMES, Trial, Workload, element_counts, places
+from collectives.schedule.spec import COLLECTIVES
 
 
 @pytest.mark.sizes(2, 3)
@@ -15,3 +20,35 @@ def test_times_are_the_slowest_ranks(comm):
     times = samples(comm, [act], repeats=3, warmups=1)
     assert times.shape == (3, 1)
     assert (times >= 0.02).all()
+
+
+@pytest.mark.sizes(3)
+def test_times_may_be_of_other_ranks(comm, monkeypatch):
+    """By a clock of which rank r's action takes r + 1 seconds."""
+    now = iter(range(0, 1000, comm.rank + 1))
+    monkeypatch.setattr("collectives.bench.constants.time", SimpleNamespace(perf_counter=lambda: next(now)))
+    times = {name: samples(comm, [lambda: None], 2, 0, name).tolist() for name in RANK_TIMES}
+    seconds = {"rank 0": 1, "mean of ranks": 2, "fastest rank": 1, "slowest rank": 3}
+    assert times == {name: [[s], [s]] for name, s in seconds.items()}
+
+
+@pytest.mark.sizes(1, 2, 3)
+@pytest.mark.parametrize("name", ["auto", "ring", "mpi"])
+def test_calls_of_a_group_come_one_after_the_other(comm, name):
+    one = contestant(comm, Trial(comm, Workload("all_reduce", dtype=np.dtype("float64")), 5, in_place=True), name)
+    one.trial.x[:] = 1
+    grouped(comm, one, 3)()
+    assert (one.trial.x == comm.size**3).all()
+    one.free()
+
+
+@pytest.mark.sizes(3)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_may_be_grouped(comm, collective):
+    workload = Workload(collective, root=comm.size - 1)
+    trial = Trial(comm, workload, element_counts(workload, comm.size, [64])[0], in_place=places(collective)[0])
+    one = contestant(comm, trial, "auto")
+    trial.fill()
+    grouped(comm, one, 1)()
+    assert trial.num_wrong() == 0
+    one.free()

@@ -25,7 +25,7 @@ def put(comm, memory, values):
 
 
 def only_once(comm, monkeypatch):
-    """From now on, ranks that had to agree anew would fail."""
+    """Fail from now on where ranks agree on a call anew."""
 
     def refuse(*given, **named):
         raise AssertionError("the ranks agree anew")
@@ -88,7 +88,7 @@ def test_later_calls_that_are_not_waited_for_do_not_agree_anew(comm, collective,
 
 
 def check_started_calls(comm, collective, memory, monkeypatch):
-    """Several are under way at once, with one that is waited for among them."""
+    """Start several calls before they are waited for, with one that is waited for among them."""
     for count in (0, 24 * comm.size, 30_000 * comm.size):
         xs = inputs(comm.size, count)
         arrays = [put(comm, memory, xs[comm.rank]) for _ in range(3)]
@@ -155,7 +155,7 @@ def test_started_calls_that_ranks_find_bound_or_not(comm):
 
 
 def check_that_they_are_bound_again(comm):
-    """Who has bound the call of its memory begins at once, and binds it again with who has not."""
+    """Check that a call bound on some ranks only is bound again by all of them."""
     shared = [put(comm, "symmetric", np.zeros(1000, np.float32)) for _ in range(8)]
     works, results = [], []
     for turn, in_shared in enumerate((0, 1, -1, 0, 2, -1, 1, 0)):  # on which rank, or on all
@@ -280,7 +280,7 @@ NODES = {4: ("2x2", "4x1"), 6: ("3x2",), 8: ("4x2",)}
 
 @pytest.fixture(params=[0, 1])
 def between_nodes(request, mpi_comm, monkeypatch):
-    """A communicator of ranks that are taken to be on several nodes."""
+    """Yield a communicator of ranks that are taken to be on several nodes."""
     choices = NODES[mpi_comm.size]
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", choices[request.param % len(choices)])
     comm = Communicator(mpi_comm)
@@ -371,7 +371,7 @@ def test_arrays_are_as_they_were_where_ranks_of_other_nodes_call_something_else(
 
 
 def count_messages(monkeypatch):
-    """The partners of messages that leave from now on, in their order."""
+    """Record the destinations of messages sent from now on, in order."""
     started = []
     run = HeadedRound.run
 
@@ -384,7 +384,7 @@ def count_messages(monkeypatch):
 
 
 def messages_of(comm, collective):
-    """To whom the schedule that calls take has this rank send, each once in a round."""
+    """Return the destinations to which the calls' schedule has this rank send, each once in a round."""
     topology = comm.topology
     row = algorithms.find(collective, "leaders" if topology.has_groups_in_nodes else "recursive_doubling")
     rounds = row.rounds(comm.rank, comm.size, 0, topology.nodes)

@@ -29,7 +29,7 @@ LAYOUTS = {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 4: [(1, 1), (4, 1), (1, 4),
 
 @pytest.fixture
 def folder(comm):
-    """One that all ranks share, made by the first: ranks that all clean up pytest's own get in each other's way."""
+    """Yield a folder shared by all ranks that the first makes, as ranks that all clean up pytest's own conflict."""
     own = TemporaryDirectory() if comm.rank == 0 else None
     yield Path(comm.all_gather_object(own.name if own else "")[0]) / "checkpoints"
     comm.barrier()
@@ -116,7 +116,7 @@ def test_a_rank_with_nothing_to_write_writes_no_file(comm, checkpoints, folder):
 
 
 def ramp(comm, length=12, name="x"):
-    """A parameter of which each rank has a range."""
+    """Return this rank's range of a parameter."""
     extent = Extent((comm.size * length,), comm.rank * length, length)
     return TensorShard(
         name, "parameter", extent, torch.arange(float(comm.size * length))[extent.begin : extent.end].clone()

@@ -15,7 +15,7 @@ SHAPES = {"embedding": (61, 30), "norm": (30,), "projection": (30, 120), "expert
 
 
 def gradients(names=tuple(SHAPES)):
-    """The same on every rank, over many magnitudes."""
+    """Draw the same gradients on every rank, over many magnitudes."""
     drawn = {}
     for seed, (name, shape) in enumerate(SHAPES.items()):
         generator = torch.Generator().manual_seed(seed)
@@ -24,7 +24,7 @@ def gradients(names=tuple(SHAPES)):
 
 
 def norm_of(grads, mesh, placements=None, limit=math.inf, **options):
-    """That of parameters which have these gradients; and the parameters."""
+    """Return the norm of parameters which have these gradients, and the parameters."""
     model = nn.ParameterDict({name: nn.Parameter(torch.zeros_like(grad)) for name, grad in grads.items()})
     for name, p in model.items():
         p.grad = grads[name].clone()

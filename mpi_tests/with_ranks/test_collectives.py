@@ -42,7 +42,7 @@ def counts_of(collective, size):
 
 
 def awkward(size, count, dtype):
-    """Every rank's input, of all magnitudes, and with signed zeros, NaN and infinities at some places."""
+    """Return every rank's input, of all magnitudes, and with signed zeros, NaN and infinities at some places."""
     rng = np.random.default_rng(count)
     xs = rng.standard_normal((size, count)) * 10.0 ** rng.integers(-3, 3, (size, count))
     special = rng.choice([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf], (size, count))

@@ -14,7 +14,7 @@ MISSING = "✗"
 
 
 def arrays(comm):
-    """What the page calls them, of a rank."""
+    """Return a rank's arrays by the names that the page uses."""
     x = np.arange(COUNT) + 100.0 * comm.rank
     names = {"x": x, "y": np.zeros(COUNT), "part": x[: COUNT // comm.size].copy()}
     names |= {
@@ -28,7 +28,7 @@ def arrays(comm):
 
 
 def largest(given, into, datatype):
-    """What MPI.Op.Create takes."""
+    """Reduce by the maximum, with the signature that MPI.Op.Create takes."""
     a, b = (np.frombuffer(memory) for memory in (given, into))
     b[:] = np.fmax(a, b)
 
@@ -39,7 +39,7 @@ def model():
 
 @pytest.fixture
 def names(comm, mpi_comm, monkeypatch):
-    """What the page's code finds, but for arrays."""
+    """Return the names that the page's code uses, without arrays."""
     import collectives
     import collectives.horovod.torch as hvd
     from parallelism.data.loop import DataParallel

@@ -2,6 +2,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,36 @@ def test_a_plan_runs_once_at_a_time(comm):
     plan.free()
     with pytest.raises(RuntimeError, match=r"barrier \w+ has been freed: make a new plan"):
         plan.start()
+
+
+def test_communicators_and_plans_show_what_they_are(new_comm):
+    nodes = f"{len(new_comm.topology.nodes)} node{'s' * (len(new_comm.topology.nodes) > 1)}"
+    assert repr(new_comm) == f"Communicator(rank {new_comm.rank} of {new_comm.size}, {nodes})"
+    plan = new_comm.plan("barrier", algorithm="dissemination")
+    assert repr(plan) == "Plan(barrier dissemination)"
+    if new_comm.size > 1 and new_comm.rank == 0:
+        plan.start()
+        assert repr(plan) == "Plan(barrier dissemination, under way)"
+    new_comm.mpi.Barrier()
+    if new_comm.size == 1 or new_comm.rank > 0:
+        plan.start()
+    plan.wait()
+    plan.free()
+    assert repr(plan) == "Plan(barrier dissemination, freed)"
+
+
+@pytest.mark.sizes(1, 2)
+def test_a_freed_communicator_refuses_all_use(comm):
+    part, x = comm.split(0), np.ones(3)
+    part.all_reduce(x)
+    part.free()
+    assert repr(part) == f"Communicator(rank {comm.rank} of {comm.size}, freed)"
+    uses = [partial(part.all_reduce, x), partial(part.all_reduce, x, blocking=False), partial(part.send, x, 0)]
+    uses += [partial(part.plan, "all_reduce", x), partial(part.split, 0), partial(part.empty, 3), part.free]
+    uses += [part.barrier, part.probe, part.host_names, partial(part.broadcast_object, 1)]
+    for use in [*uses, partial(part.explain, "barrier")]:
+        with pytest.raises(RuntimeError, match="this communicator has been freed: make another one, or free it later"):
+            use()
 
 
 def test_auto_says_what_it_chose(comm):

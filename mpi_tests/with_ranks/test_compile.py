@@ -9,8 +9,8 @@ import pytest
 
 from collectives import InputError
 from mpi_tests.helpers.trained import by_torch, check_same, config, on
-from train import train
 from training import compiling
+from training.main import train
 
 LAYOUTS = {
     "tp 2, recomputed": {"tp": 2, "sequence_parallel": True, "recompute": "full"},

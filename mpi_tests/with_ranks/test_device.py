@@ -154,7 +154,7 @@ def test_send_and_recv(new_comm, cuda, mpi_reads):
 
 
 def after_a_round(comm, cuda, mode, values, moves):
-    """What three chunks of five hold after a round of moves in segments of two."""
+    """Return three chunks of five after a round of moves in segments of two."""
     from collectives.arrays.views import host
     from collectives.runtime.messages import RequestBinder, Vector
     from collectives.runtime.plan import Plan

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sizes(2, 3)
 
 @pytest.fixture
 def comm(mpi_comm):
-    """One for each test, which gives its memory on devices back."""
+    """Yield a communicator of the test's own, and free its device memory."""
     made = Communicator(mpi_comm)
     yield made
     gc.collect()
@@ -30,7 +30,7 @@ def comm(mpi_comm):
 
 
 def only_once(comm, monkeypatch):
-    """From now on, ranks that had to agree anew would fail."""
+    """Fail from now on where ranks agree on a call anew."""
 
     def refuse(*given, **named):
         raise AssertionError("the ranks agree anew")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.sizes(1, 2, 3, proof=(4,))
 
 @pytest.fixture
 def comm(mpi_comm):
-    """One for each test, as what it has of the devices is looked at."""
+    """Yield a communicator of the test's own, as tests look at its device memory."""
     from collectives import Communicator
 
     made = Communicator(mpi_comm)
@@ -40,7 +40,7 @@ PLACES = (symmetric, ordinary)
 
 
 def direct(collective, place=symmetric):
-    """The names of the direct algorithms within reach of arrays that lie there."""
+    """Return the names of the direct algorithms that can use arrays in this memory."""
     rows = algorithms.rows(collective)
     return [row.name for row in rows if row.access and (place is symmetric or row.access < algorithms.Access.DIRECT)]
 

@@ -40,7 +40,7 @@ class Ranks:
         return self.comm.all_reduce(self.x)
 
     def check(self):
-        """A sum is right."""
+        """Check that a sum is right."""
         xs = inputs(self.comm.size, 600)
         self.cuda.fill(self.x, xs[self.comm.rank])
         same(self.cuda.get(self.sum()), reduced(xs, "sum"))
@@ -52,12 +52,12 @@ class Ranks:
         self.sum()
 
     def look_on_the_host(self, call):
-        """The same by a call in which hosts meet."""
+        """Make the call, then another in which the hosts synchronize."""
         call()
         self.comm.all_reduce(self.numbers)
 
     def refused(self, usual, odd, look=None):
-        """The words in which all ranks raise, where the last one makes another call; both are made before."""
+        """Return the message that all ranks raise when the last one makes another call; both ran before."""
         for call in (usual, odd, lambda: self.comm.all_reduce(self.numbers), usual):
             call()
         with pytest.raises(InputError) as caught:

@@ -20,7 +20,7 @@ DIRECT = [
 
 @pytest.fixture
 def comm(mpi_comm, cuda):
-    """A communicator of ranks that use a device each."""
+    """Yield a communicator of ranks with a device each."""
     cuda.use(mpi_comm.rank)
     made = Communicator(mpi_comm)
     yield made

@@ -16,7 +16,7 @@ DIRECT = ("one_shot", "two_shot", "staged_two_shot")
 
 
 def in_turn(comm, get):
-    """This rank's result, when it is its turn: nobody has waited for more of the other devices by then."""
+    """Get this rank's result when it is its turn: nobody has waited for more of the other devices by then."""
     for rank in range(comm.size):
         if comm.rank == rank:
             result = get()
@@ -25,7 +25,7 @@ def in_turn(comm, get):
 
 
 def check_in_turn(comm, cuda, collective, x, **options):
-    """Three runs of a plan on new numbers, each following the caller's stream, and followed by it."""
+    """Check three runs of a plan on new numbers, each ordered after the caller's stream, and before its next work."""
     cuda.stream.synchronize()
     plan = comm.plan(collective, x, **options)
     cuda.lag(LATE_US)

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.sizes(2, 3, proof=(5, 8))
 
 
 def refused(comm, call):
-    """The words in which all ranks refuse a call together; the communicator works afterwards."""
+    """Return the message with which all ranks refuse a call; check that the communicator works afterwards."""
     with pytest.raises(InputError) as caught:
         call()
     texts = comm.mpi.allgather(str(caught.value))
@@ -121,7 +121,7 @@ NO_ARRAYS = {
     "a list": (lambda: [1.0] * 6, "list is no array: pass a NumPy or CuPy array or a torch tensor"),
     "None": (lambda: None, "NoneType is no array: pass a NumPy or CuPy array or a torch tensor"),
     "objects": (lambda: np.zeros(6, object), "dtype object cannot be sent; use one of bfloat16, bool, complex128, "),
-    "another byte order": (lambda: np.zeros(6, ">f8"), "dtype >f8 cannot be sent; use one of bfloat16, bool, "),
+    "another byte order": (lambda: np.zeros(6, ">f8"), "dtype >f8 has another machine's byte order: pass x.astype"),
     "long double": (lambda: np.zeros(6, np.longdouble), "cannot be sent; use one of bfloat16, bool, "),
 }
 

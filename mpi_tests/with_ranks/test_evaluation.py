@@ -13,8 +13,8 @@ from models.flags import parse
 from models.hf import save_hugging_face
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.trained import GLOBAL_BATCH, SMALL, config, loss_of, on
-from train import train
 from training.config import Config
+from training.main import train
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def folder(mpi_comm):
 
 @torch.no_grad()
 def plain_validation(gpt, num_batches=None):
-    """By a plain loop: of samples as far apart as so many batches let them be."""
+    """Return the validation loss of a plain loop over samples spread as evenly as the batches allow."""
     _, ids = split(load_tokens([]), SMALL.val_fraction, SMALL.block_size)
     windows = TokenWindows(ids, SMALL.block_size, None)
     count = num_batches * GLOBAL_BATCH if num_batches else len(windows)

@@ -21,7 +21,7 @@ CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, 
 
 @pytest.fixture(params=["one host", "several"])
 def ranks(mpi_comm, monkeypatch, request):
-    """A communicator whose ranks are on one host, or play several."""
+    """Yield a communicator whose ranks are on one host, or simulate several."""
     if request.param == "several":
         monkeypatch.setenv("COLLECTIVES_FAKE_NODES", NODES[mpi_comm.size])
     comm = Communicator(mpi_comm)
@@ -57,7 +57,7 @@ def routed(size, step, lengths):
 
 
 def worked(routing, x, factors):
-    """What experts that scale rows, each by numbers of its own, and by the choice's number, make of tokens."""
+    """Apply experts that scale rows, each by its own factors and by the choice's number, to tokens."""
     rows = routing.dispatch(x)
     numbers = torch.arange(1.0, CHOICES + 1, dtype=x.dtype).repeat(len(x), 1)
     scales = routing.dispatch(numbers).gather(1, routing.choices[:, None])

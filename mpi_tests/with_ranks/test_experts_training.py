@@ -59,7 +59,7 @@ def test_losses_and_weights_are_those_of_the_plain_mixture(comm, number):
 
 
 def drawn(number):
-    """The settings of a run on 8 ranks: layout, schedule and mixture at random, and hosts that the ranks play."""
+    """Draw a run on 8 ranks: random layout, schedule and mixture, and hosts that the ranks simulate."""
     draw = random.Random(SEED + number)
     pp, tp = draw.choice([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
     dp = 8 // (pp * tp)
@@ -82,7 +82,7 @@ def drawn(number):
 
 
 def plain(mpi_comm, settings):
-    """Each step's loss, and the first steps' gradients, of the plain mixture.  Collective."""
+    """Return each step's loss, and the first steps' gradients, of the plain mixture.  Collective."""
     steps = []
     if mpi_comm.rank == 0:
         for step in plain_steps(settings, make_model(settings, 256)):

@@ -1,21 +1,25 @@
-"""The training commands of docs/features.md and docs/coming-from.md, on smaller models, in ranks that run already."""
+"""The training commands of the documentation, in tables and in blocks, on smaller models, in ranks that run already."""
 
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
+from mpi_tests.helpers import documents
 from mpi_tests.helpers.documented import COMMAND, code, losses, rows
 
 CELLS = [cell for page in ("features.md", "coming-from.md") for _, (_, *cells) in rows(page) for cell in cells]
-COMMANDS = sorted({match.groups() for cell in CELLS for part in code(cell)[:1] if (match := COMMAND.match(part))})
+IN_CELLS = {match.groups() for cell in CELLS for part in code(cell)[:1] if (match := COMMAND.match(part))}
+IN_BLOCKS = {COMMAND.match(each.text).groups() for each in documents.COMMANDS if each.elsewhere == documents.IN_RANKS}
+COMMANDS = sorted(IN_CELLS | IN_BLOCKS)
 
 
 @pytest.mark.sizes(1, 2, 4, 8)
-def test_every_command_of_the_tables_trains(mpi_comm, tmp_path, monkeypatch):
+def test_every_command_trains(mpi_comm, tmp_path, monkeypatch):
     from collectives import Communicator
 
-    assert len(COMMANDS) > 40
+    assert len(IN_CELLS) > 40
+    assert len(IN_BLOCKS) > 8
     monkeypatch.chdir(tmp_path)  # of rank 0 for what all write
     folder = mpi_comm.bcast(str(tmp_path))
     comm = Communicator(mpi_comm)

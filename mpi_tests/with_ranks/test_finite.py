@@ -20,7 +20,7 @@ EARLIER = "transformer.h.0.mlp.c_fc.weight"  # in the forward pass: its gradient
 
 
 def spoil(training, name, value):
-    """From now on, a gradient of this rank has a value in it."""
+    """Put a value into one of this rank's gradients from now on."""
 
     def spoilt(gradient):
         gradient = gradient.clone()
@@ -69,7 +69,7 @@ def test_gradients_of_stages(comm, layout):
 
 
 def spoil_product(monkeypatch, weight, value):
-    """From now on, the gradient of a weight that is put off has a value in it, and those of inputs have not."""
+    """Put a value into a deferred weight gradient from now on, but not into the inputs' gradients."""
     put_off = WeightGradients.put_off
 
     def spoilt(self, given, bias, x, gradient):
@@ -107,7 +107,7 @@ class Monitor:
 
 
 def passes(guard, step, loss, norm):
-    """Whether the step may update the weights, by the device and then in words."""
+    """Return whether the step may update the weights, by the device and then in words."""
     loss, norm = (torch.tensor(x, dtype=torch.float64) for x in (loss, norm))
     verdict = guard.judge(loss, norm)
     guard.tell(step, verdict.names, verdict.numbers.tolist(), loss.item(), norm.item())

@@ -13,7 +13,7 @@ LENGTHS = [int(np.prod(shape)) for shape in SHAPES]
 
 
 def cut(x):
-    """A flat array's numbers in arrays of those shapes."""
+    """Split a flat array into arrays of those shapes."""
     parts = np.split(x, np.cumsum(LENGTHS)[:-1])
     return [part.reshape(shape).copy() for part, shape in zip(parts, SHAPES, strict=True)]
 

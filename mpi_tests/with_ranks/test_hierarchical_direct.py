@@ -19,7 +19,7 @@ in_groups = pytest.mark.sizes(*NODES)
 
 @pytest.fixture
 def over_groups(mpi_comm, monkeypatch):
-    """A communicator whose ranks play nodes."""
+    """Yield a communicator whose ranks simulate nodes."""
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", NODES[mpi_comm.size])
     comm = Communicator(mpi_comm)
     yield comm

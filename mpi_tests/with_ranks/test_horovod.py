@@ -28,13 +28,13 @@ def hvd(mpi_comm):
 
 
 def tensors(size, shape, dtype="float32", op="sum"):
-    """What every rank gives."""
+    """Return every rank's input."""
     count = int(np.prod(shape))
     return [torch.from_numpy(x).reshape(shape) for x in inputs(size, count, dtype, op)]
 
 
 def refused(hvd, begin):
-    """The words with which all ranks refuse a call; the next one works."""
+    """Return the message with which all ranks refuse a call; check that the next one works."""
     with pytest.raises(hvd.HorovodInternalError) as caught:
         begin()
     texts = hvd.allgather_object(str(caught.value))
@@ -326,7 +326,7 @@ def loss_of(model, step, rank=0, size=1):
 
 
 def trained_alone(num_passes=1, clip=None):
-    """The parameters after steps on whole batches."""
+    """Return the parameters after steps on whole batches."""
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(STEPS):
@@ -533,7 +533,7 @@ def test_losses_are_those_of_ddp(hvd, mpi_comm):
 
 
 def adasum(vectors):
-    """By pairs, in a tree."""
+    """Combine vectors by Adasum, pairwise in a tree."""
     if len(vectors) == 1:
         return vectors[0]
     a, b = adasum(vectors[: len(vectors) // 2]), adasum(vectors[len(vectors) // 2 :])
@@ -733,3 +733,41 @@ def test_before_init(mpi_comm):
     assert hvd.size() == mpi_comm.size
     hvd.shutdown()
     assert not hvd.is_initialized()
+
+
+# --- batch normalization ---
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 2)])
+def test_batches_are_normalized_together(hvd, shape, momentum):
+    """Losses, gradients and running statistics, of batches of different sizes, beside torch's on all of them."""
+    rank, rows = hvd.rank(), [2 + rank for rank in range(hvd.size())]
+    dims = len(shape)
+    norm = getattr(nn, f"BatchNorm{max(dims - 1, 1)}d")(3, momentum=momentum, dtype=torch.float64)
+    nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
+    ours = hvd.SyncBatchNorm(3, momentum=momentum, dtype=torch.float64)
+    ours.load_state_dict(norm.state_dict())
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        batches = [1000 + torch.randn(n, *shape, generator=generator, dtype=torch.float64) for n in rows]
+        weights = [torch.randn(n, *shape, generator=generator, dtype=torch.float64) for n in rows]
+        whole, own = torch.cat(batches).requires_grad_(), batches[rank].clone().requires_grad_()
+        norm.zero_grad()
+        ours.zero_grad()
+        (norm(whole) * torch.cat(weights)).sum().backward()
+        (ours(own) * weights[rank]).sum().backward()
+        begin = sum(rows[:rank])
+        assert torch.allclose(own.grad, whole.grad[begin : begin + rows[rank]], atol=1e-10)
+        for mine, its in zip(ours.parameters(), norm.parameters(), strict=True):
+            assert torch.allclose(hvd.allreduce(mine.grad, op=hvd.Sum), its.grad, atol=1e-9)
+    for name, value in norm.state_dict().items():
+        assert torch.allclose(ours.state_dict()[name], value, atol=1e-10), name
+    ours.eval()
+    norm.eval()
+    assert torch.allclose(ours(own), norm(own), atol=1e-10)
+
+
+def test_a_batch_without_channels_is_refused(hvd):
+    with pytest.raises(ValueError, match=r"SyncBatchNorm of a tensor of 1 dims: pass \(batch, channels, ...\)"):
+        hvd.SyncBatchNorm(3)(torch.ones(3))

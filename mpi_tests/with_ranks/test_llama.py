@@ -20,10 +20,10 @@ from mpi_tests.helpers.models import close, random_tokens, randomized
 from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.trained import check_same, on, on_first
 from parallelism.data.sampler import DistributedSampler
-from sample import split as split_blocks
-from train import train
 from training.config import Config, make_model
+from training.main import train
 from training.run import TrainingRun
+from training.sample import split as split_blocks
 
 RANKS, GLOBAL_BATCH = 8, 16
 AXES = "dp", "tp", "sp", "pp", "zero_stage"
@@ -36,7 +36,7 @@ TINY = {
 
 
 def drawn(seed):
-    """A layout of 8 ranks, of which at least two axes have several."""
+    """Draw a layout of 8 ranks, of which at least two axes have several."""
     draw = random.Random(seed)
     axes = {}
     while sum(size > 1 for size in axes.values()) < 2:
@@ -62,7 +62,7 @@ LAYOUTS = [drawn(seed) for seed in range(12 if IS_PROOF else 4)]
 
 
 def plain_results(config):
-    """The first step's loss and gradients: whole batches, torch alone."""
+    """Return the first step's loss and gradients: whole batches, torch alone."""
     tokens = load_tokens([])
     windows = TokenWindows(split(tokens, config.val_fraction, config.block_size)[0], config.block_size, config.seed)
     sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=config.seed)

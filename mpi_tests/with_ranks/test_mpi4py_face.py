@@ -15,7 +15,7 @@ LENGTHS = (1, 7, 5000)  # of a block, in elements
 
 @pytest.fixture
 def both(mpi_comm):
-    """Two duplicates: one of which every call is ours that can be, and one of the library's."""
+    """Yield two duplicates: one whose calls are ours where possible, and one of the library's."""
     ours, library = mpi_comm.Dup(), mpi_comm.Dup()
     communicators().add(ours, CallPolicy("report,ours", has_threads=True))
     yield ours, library
@@ -40,7 +40,7 @@ def nothing(length, dtype="i4"):
 
 
 def strided(length):
-    """A datatype of every second of so many integers, and how many integers that spans."""
+    """Return a datatype of every second of `length` integers, and the number of integers that it spans."""
     return MPI.INT.Create_vector(length, 1, 2).Commit(), 2 * length
 
 
@@ -50,7 +50,7 @@ def bcast(comm, n, root):
 
 
 def bcast_of_other_types(comm, n, root):
-    """The root's integers do not lie as the others' do: each rank packs and unpacks on its own."""
+    """Broadcast from integers of another layout on the root: each rank packs and unpacks on its own."""
     kind, span = strided(n)
     x = block(comm, span)
     yield "Bcast", ([x, 1, kind] if comm.rank == root else [x, n, MPI.INT], root), x

@@ -15,7 +15,7 @@ COUNTS = (1, 40, 3000)
 
 
 def wanted(collective, xs, rank, function):
-    """What a rank gets where `function` reduces two arrays."""
+    """Return a rank's expected result where `function` reduces two arrays."""
     ranks = {"scan": rank + 1, "exscan": rank}.get(collective, len(xs))
     if ranks == 0 or (collective == "reduce" and rank):
         return xs[rank]
@@ -57,7 +57,7 @@ PAIRS = (
 
 
 def pairs(size, count, dtype):
-    """Every rank's: few values, so that some are equal."""
+    """Return every rank's pairs, of few values, so that some are equal."""
     xs = [np.zeros(count, dtype) for _ in range(size)]
     for rank, x in enumerate(xs):
         rng = np.random.default_rng([rank, count])
@@ -67,7 +67,7 @@ def pairs(size, count, dtype):
 
 
 def located(xs, op):
-    """The pair that Python's min finds, element by element."""
+    """Return the pairs that Python's min finds, element by element."""
     sign = 1 if op == "minloc" else -1
     rows = zip(*(x.tolist() for x in xs), strict=True)
     return np.array([min(row, key=lambda pair: (sign * pair[0], pair[1])) for row in rows], xs[0].dtype)

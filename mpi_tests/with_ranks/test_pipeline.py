@@ -30,7 +30,7 @@ each_schedule = pytest.mark.parametrize("name", registry.names())
 
 
 def batches_of(count, samples=2):
-    """Micro-batches of a batch."""
+    """Return the micro-batches of a batch."""
     ids = torch.randint(CONFIG.vocab_size, (count * samples, SEQ + 1), generator=torch.Generator().manual_seed(0))
     numbers = torch.arange(count * samples).chunk(count)
     return [
@@ -53,7 +53,7 @@ def plain_gradients(batches, dtype=torch.float64):
 
 @cache
 def plain_results(count, dtype=torch.float64):
-    """Those of so many micro-batches, which no test changes."""
+    """Return the plain results of `count` micro-batches, which no test changes."""
     return plain_gradients(batches_of(count), dtype)
 
 
@@ -64,7 +64,7 @@ def check(model, want, tolerance=1e-10):
 
 @pytest.fixture
 def piped(comm):
-    """Makes a model and its pipeline; gives their communicators back in the end, of which an MPI may have few."""
+    """Yield a function that makes a model and its pipeline; free their communicators, of which an MPI may have few."""
     made = []
 
     def make(name, count, dtype=torch.float64, model=None, prepare=lambda batch: None, **axes):

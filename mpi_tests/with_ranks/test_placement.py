@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mpi_tests.helpers.placement import pretending
-from train import train
 from training.config import Config
+from training.main import train
 
 pytestmark = [
     pytest.mark.sizes(1),

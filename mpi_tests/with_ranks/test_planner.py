@@ -77,7 +77,7 @@ def test_memory_with_experts_is_what_a_run_holds(comm, axes):
 
 
 def predict(comm, settings, run):
-    """The memory of a run's own layout, by the planner."""
+    """Return the memory that the planner predicts for a run's own layout."""
     layout = {name: getattr(settings, name) for name in ParallelLayout._fields if name not in ("dp", "virtual_stages")}
     layout |= {"dp": run.mesh.dp.size, "virtual_stages": 1}
     machine = Machine(comm.topology.nodes, comm.network, 1e10, float("inf"))

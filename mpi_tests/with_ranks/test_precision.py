@@ -30,7 +30,7 @@ def exact_in_float32(size, count, dtype):
 
 
 def ulp(x, dtype):
-    """The distance between the numbers of a 16-bit type about `x`."""
+    """Return the distance between the numbers of a 16-bit type about `x`."""
     return 2.0 ** (np.floor(np.log2(np.maximum(abs(x), 1e-4))) - MANTISSA_BITS[dtype])
 
 

@@ -27,7 +27,7 @@ each_mode = pytest.mark.parametrize("precision", MODES.values(), ids=MODES)
 
 @pytest.fixture(scope="module")
 def plain():
-    """The losses of one process in float32, by torch alone."""
+    """Return the losses of one process in float32, by torch alone."""
     model, losses = GPT(CONFIG), []
     matrices = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() == 1]
@@ -207,7 +207,7 @@ def test_float32_weights_are_their_own_masters(comm):
 
 
 def pieces_of(arena, own):
-    """What of each parameter lies in a slice of an arena, what all were rounded from, and which elements, by name."""
+    """Yield each parameter's part of an arena's slice: its name, values before rounding, and elements."""
     pieces, spans = {}, {}
     for name, place in arena.slices.items():
         start, stop = max(place.start, own.start), min(place.stop, own.stop)

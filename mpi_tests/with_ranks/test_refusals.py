@@ -18,7 +18,7 @@ INSIDE_A_FILE = f"{__file__}/out"
 
 
 def refusal(comm, begin, **settings):
-    """The words of all ranks, whose communicator works afterwards."""
+    """Return the message of all ranks; check that the communicator works afterwards."""
     with pytest.raises(InputError) as caught:
         begin(Config(**{"out_dir": "", **SMALL, **settings}), comm)
     texts = comm.mpi.allgather(str(caught.value))

@@ -17,7 +17,7 @@ def in_order(collective, *, by_messages=False):
 
 
 def wild(size, count, dtype):
-    """Every rank's numbers, of all magnitudes, with some zeros of both signs: no two orders give the same sums."""
+    """Return numbers of all magnitudes with zeros of both signs, so that no two orders give the same sums."""
     rng, known, shape = np.random.default_rng([size, count]), dtype_of(dtype), (size, count)
     if known.kind == "b":
         return list(rng.random(shape) < 0.5)
@@ -38,7 +38,7 @@ def fold(op, left, right):
 
 
 def left_to_right(xs, op):
-    """((x0 + x1) + x2) + ..., rounded once."""
+    """Compute ((x0 + x1) + x2) + ..., rounded once."""
     wide = [x.astype(np.float32) if x.dtype in HALVES else x for x in xs]
     total = wide[0]
     with np.errstate(all="ignore"):

@@ -8,7 +8,7 @@ from mpi_tests.helpers.reference import DTYPES, HALVES, SCANS, algorithms_of, ex
 
 
 def with_identity_aside(collective, comm, want, out):
-    """What is in `out` after a call: on rank 0 of an exclusive scan, what was there."""
+    """Return the expected `out`: on rank 0 of an exclusive scan, its initial value."""
     return np.full_like(out, 9) if collective == "exscan" and comm.rank == 0 else want
 
 

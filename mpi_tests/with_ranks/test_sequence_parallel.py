@@ -50,7 +50,7 @@ def plain_results(config, documents=None, dtype=torch.float64):
 
 
 def split_results(config, tp, sp, sequence=False, documents=None, place=None, dtype=torch.float64):
-    """The loss, and gradients averaged over the ranks that share the sequence."""
+    """Return the loss, and gradients averaged over the ranks that split the sequence."""
     model = randomized(config).to(dtype)
     parallelize(model, plan_of(config), tp, sp, sequence, place)
     tokens, targets = (sp.own(x) for x in batch_of())

@@ -80,7 +80,7 @@ def traffic(monkeypatch):
 
 @pytest.fixture
 def far_comm(mpi_comm, monkeypatch, traffic):
-    """A communicator of ranks on as many nodes, all of whose messages are counted."""
+    """Yield a communicator with each rank on a node of its own, and all of its messages counted."""
     from collectives import Communicator
 
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"{mpi_comm.size}x1")
@@ -90,7 +90,7 @@ def far_comm(mpi_comm, monkeypatch, traffic):
 
 
 def layer(tp, sp=None, sequence=False, n_kv_head=None):
-    """One transformer layer, split."""
+    """Make one transformer layer, split."""
     config = GPTConfig(vocab_size=8, block_size=SEQ, n_layer=1, n_head=N_HEAD, n_embd=N_EMBD, n_kv_head=n_kv_head)
     model = GPT(config)
     parallelize(model, gpt2_plan(config.vocab_size, N_HEAD, n_kv_head), tp, sp, sequence)
@@ -98,7 +98,7 @@ def layer(tp, sp=None, sequence=False, n_kv_head=None):
 
 
 def passes(traffic, block, seq):
-    """What a forward and a backward pass through a layer begin, on so many of the tokens."""
+    """Return the traffic of a forward and a backward pass through a layer on `seq` tokens."""
     x = torch.randn(BATCH, seq, N_EMBD, requires_grad=True)
     block(x).sum().backward()  # binds the plans, which ranks agree on by messages, too
     traffic.forget()
@@ -110,7 +110,7 @@ def passes(traffic, block, seq):
 
 
 def least_bytes(done):
-    """What a rank must send at least, where all send as much."""
+    """Return the bytes that a rank must send at least, where all send as much."""
     others = done.size - 1
     match done.collective:
         case "shift":
@@ -124,7 +124,7 @@ def least_bytes(done):
 
 
 def check(counted, wanted):
-    """The collectives are those, and the messages carry what these must send: no more."""
+    """Check that the collectives are the expected ones, and that messages carry no more bytes than these need."""
     collectives, messages = counted
     assert collectives == wanted
     assert sum(messages) == sum(number * least_bytes(done) for done, number in wanted.items())

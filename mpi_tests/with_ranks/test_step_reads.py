@@ -11,7 +11,7 @@ from collectives import InputError
 from models.report import TrainingReport
 from mpi_tests.helpers.trained import config
 from parallelism.checkpoint import Checkpoints
-from train import train
+from training.main import train
 from training.pending import LateReport
 from training.run import TrainingRun
 
@@ -48,7 +48,7 @@ class Reads(TorchDispatchMode):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Reads of tensors, lists made of them as well."""
+    """Record reads of tensors, including lists made of them."""
     reads, tolist = Reads(), torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.names.append("tolist") or tolist(tensor))
     return reads
@@ -97,7 +97,7 @@ class LateReadback:
 
 @pytest.fixture
 def events(monkeypatch):
-    """What becomes of the numbers of a run on a device, in order."""
+    """Record the reads of a run's numbers on a device, in order."""
     events = []
     monkeypatch.setattr("training.run.read_back", lambda x: LateReadback(x, events))
     return events

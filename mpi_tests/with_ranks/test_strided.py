@@ -22,7 +22,7 @@ LAYOUTS = {  # views of as many elements as asked for, a multiple of 4, and the 
 
 
 def filled(layout, values):
-    """An array of that layout with these values, and the one in which it lies."""
+    """Return an array of that layout with these values, and the one that contains it."""
     base, view = LAYOUTS[layout](len(values), values.dtype)
     view[...] = values.reshape(view.shape)
     return base, view

@@ -21,7 +21,7 @@ each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def models(config, comm, sequence, seed_targets=1):
-    """A plain model and a split one of the same weights."""
+    """Make a plain model and a split one of the same weights."""
     plain, split = randomized(config), randomized(config)
     plan = gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head)
     parallelize(split, plan, comm, sequence=sequence)

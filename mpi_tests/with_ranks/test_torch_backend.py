@@ -23,7 +23,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @pytest.fixture(scope="module")
 def size(mpi_comm):
-    """The size of the default group, which all tests of this file share: to make one takes longer than most of them."""
+    """Yield the size of the default group, which all tests of this file share, as it is slow to make."""
     with world(mpi_comm):
         yield mpi_comm.size
 
@@ -107,7 +107,7 @@ def test_sums_of_products(size, dtype):
 
 
 def sparse(rank, size):
-    """Of other places on each rank, some of them twice, and none on the last one."""
+    """Return a sparse tensor with different indices on each rank, some of them twice, and none on the last rank."""
     places = [] if rank == size - 1 and size > 1 else [[i % 4, rank] for i in range(rank + 5)]
     values = torch.arange(3.0 * len(places)).view(-1, 3) + rank
     return torch.sparse_coo_tensor(

@@ -41,7 +41,7 @@ def test_groups_within(size):
 
 @pytest.fixture
 def bind_device(size, monkeypatch):
-    """What init_process_group does with a device_id, where the CPU is an accelerator to torch."""
+    """Return a function that binds a device_id as init_process_group does, where the CPU is an accelerator."""
     if not hasattr(dist.ProcessGroup, "split_group"):
         pytest.skip(f"torch {torch.__version__} splits NCCL's groups only")
     for module in torch.accelerator, torch.cuda:
@@ -51,7 +51,7 @@ def bind_device(size, monkeypatch):
 
 
 def alike(group, other):
-    """Whether groups have the same ranks and sums, and the first one's ranks are in torch's order."""
+    """Return whether groups have the same ranks and sums, and the first one's ranks are in torch's order."""
     ranks = dist.get_process_group_ranks(group)
     assert ranks[group.rank()] == dist.get_rank()
     xs = [of(dist.get_rank()) for _ in range(2)]

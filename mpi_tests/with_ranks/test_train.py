@@ -37,9 +37,9 @@ from mpi_tests.helpers.trained import (
 from parallelism.checkpoint.index import sealed
 from parallelism.checkpoint.stop import SIGNALS
 from parallelism.pipeline.schedule.search import search
-from train import train
 from training.config import Config
 from training.fused import FusedGate, FusedGELU, FusedRotaryHeads
+from training.main import train
 from training.run import TrainingRun
 
 LAST, HALF = SMALL.max_iters, SMALL.max_iters // 2
@@ -70,7 +70,14 @@ LAYOUTS = {
 @pytest.mark.sizes(4, proof=(8,))
 def test_layers_and_sequences_may_be_split(comm, capsys, layout):
     check_same(on(comm, **layout), by_torch(comm))
-    assert f"layers over tp {layout.get('tp', 1)}, sequences over sp {layout['sp']} by" in capsys.readouterr().out
+    layers = f"layers over tp {layout['tp']}, " if "tp" in layout else ""
+    assert f"\n{layers}sequences over sp {layout['sp']} by" in capsys.readouterr().out
+
+
+@pytest.mark.sizes(2)
+def test_layers_alone_may_be_split(comm, capsys):
+    check_same(on(comm, tp=2), by_torch(comm))
+    assert "\nlayers over tp 2\n" in capsys.readouterr().out
 
 
 PIPELINES = {
@@ -155,7 +162,7 @@ def test_the_same_layout_gives_the_same_bits_and_leaves_nothing_behind(comm, fol
 
 
 def left(comm):
-    """What a run could leave in the process: communicators, shared memory, threads, signals, torch's settings.
+    """Return what a run could leave in the process: communicators, shared memory, threads, signals, settings.
 
     What the communicator needs for its first call is not the run's, nor its thread.
     """
@@ -196,7 +203,7 @@ def saved(mpi_comm):
 
 @pytest.fixture
 def copied(comm, saved, folder):
-    """A copy of the checkpoints."""
+    """Return a copy of the checkpoints."""
     path = folder / "checkpoints"
     if comm.rank == 0:
         shutil.copytree(saved[0], path)
@@ -296,7 +303,7 @@ def test_what_a_run_cannot_go_on_from(comm, folder):
 
 
 def forged(comm, folder):
-    """The checkpoint of a run, less what is needed of it, with a checksum that is right."""
+    """Return a run's checkpoint without a part that is needed, with a valid checksum."""
     (path,) = folder.glob("*/index.json")
     if comm.rank == 0:
         values = json.loads(path.read_text())["index"]

@@ -33,7 +33,7 @@ def page_in(folder):
 
 @pytest.fixture
 def profilers(monkeypatch):
-    """Those of the runs of a test."""
+    """Record the profilers of a test's runs."""
     kept, close = [], TrainingRun.close
 
     def keeping(run):

@@ -63,7 +63,7 @@ def made(dtype, frozen, seed=0):
 
 
 def tokens(step, count):
-    """Of so many samples."""
+    """Return the tokens of `count` samples."""
     drawn = torch.Generator().manual_seed(step)
     ids = torch.randint(CONFIG.vocab_size, (count, CONFIG.block_size + 1), generator=drawn)
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -113,7 +113,7 @@ class Run:
         return self.mesh.dp.size * COUNT * SAMPLES
 
     def train(self):
-        """Returns the losses of all samples, and the norms."""
+        """Train; return the losses of all samples, and the norms."""
         losses, norms = np.zeros(STEPS), []
         clip = GradientClip(CLIP, self.model, self.zero.masters, self.mesh, TIED, self.zero.ranks.shard)
         for step in range(STEPS):
@@ -124,7 +124,7 @@ class Run:
         return self.mesh.along("dp", "pp").all_reduce(losses), norms
 
     def state(self):
-        """What a checkpoint has of it."""
+        """Yield the shards that a checkpoint saves of it."""
         parts = model_parts(self.model, self.mesh, TIED)
         masters = self.zero.masters
         for name, piece in masters.pieces.items():
@@ -139,7 +139,7 @@ class Run:
 
 @pytest.fixture
 def started(comm):
-    """Makes runs; gives their communicators back in the end."""
+    """Yield a function that starts runs; free their communicators."""
     runs = []
 
     def start(
@@ -253,7 +253,7 @@ def test_validation_may_have_batches_that_differ_between_replicas(started, zero_
 
 
 def gathered(run):
-    """Of all stages."""
+    """Gather the parameters of all stages."""
     model = made(run.dtype, "none")
     fill(model, run.parameters(), run.mesh.pp)
     return model.state_dict()

@@ -19,7 +19,7 @@ SIZES = tuple(8 * 4**i for i in range(12))
 
 
 def row(name="ring", nbytes=1024, seed=0, number=20, **more):
-    """A row as bench --json writes it."""
+    """Return a row as bench --json writes it."""
     samples = np.random.default_rng(seed).lognormal(3, 0.2, number).round(3) + nbytes * 1e-4
     median = float(np.median(samples))
     times = {"min_us": samples.min(), "median_us": median, "p99_us": np.percentile(samples, 99)}
@@ -36,7 +36,7 @@ def document(rows, **environment):
     return {
         "schema": 1, "command": ["python", "-m", "collectives.bench"], "started": "2026-01-01T00:00:00+00:00",
         "environment": {"mpi": "Open MPI", "hosts": ["a", "a"], **environment}, "ranks": 2, "nodes": [2],
-        "links": network_to_json(NETWORK), "results": rows,
+        "times": "medians of 20 calls, slowest rank", "links": network_to_json(NETWORK), "results": rows,
     }  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def test_an_interrupt_leaves_what_was_measured(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "results", results)
-    flags = Namespace(json=tmp_path / "r.json", html=tmp_path / "r.html", tune=None)
+    flags = Namespace(json=tmp_path / "r.json", html=tmp_path / "r.html", tune=None, workloads=[], wide=False)
     with pytest.raises(KeyboardInterrupt):
         run.measured(SimpleNamespace(rank=0, agreed=nullcontext), flags, NETWORK, {}, document([]))
     assert json.loads(flags.json.read_text())["results"] == ROWS[:3]

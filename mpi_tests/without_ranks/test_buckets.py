@@ -28,7 +28,7 @@ class PlayedPlan:
 
 @pytest.fixture
 def played():
-    """A queue of three buckets, the second of which goes nowhere else; their plans, and what these write down."""
+    """Return a queue of three buckets, the second without a replica's plan; their plans; and the recorded events."""
     events = []
     plans = {name: PlayedPlan(name, events) for name in ("a", "b", "c", "a across", "c across")}
     queue = BucketQueue([Bucket(plans[name], [name], plans.get(f"{name} across")) for name in "abc"])

@@ -72,7 +72,7 @@ def shard_of(name, kind, rank, size):
 
 
 def arena_parts(parts, slices, kind, flat, begin):
-    """What of each parameter lies in `flat`, the elements from `begin` on of an arena of these slices."""
+    """Yield each parameter's part of `flat`, the elements from `begin` on of an arena of these slices."""
     for name, place in slices.items():
         low, high = max(place.start, begin), min(place.stop, begin + flat.numel())
         if low < high:
@@ -116,7 +116,7 @@ def ranks_of(layout, fill=True):
 
 
 def save(directory, ranks, number=1, step=10):
-    """As `Checkpoints.save`, for all ranks."""
+    """Save for all ranks, as `Checkpoints.save`."""
     offers = [{identity(part): part for part in rank.parts if part.name not in rank.copies} for rank in ranks]
     sizes = [{key: part.tensor.nbytes for key, part in offer.items()} for offer in offers]
     folder = directory / f"{number:05}-step-{step}{UNFINISHED}"
@@ -429,7 +429,7 @@ def test_broken_ones_do_not_count_among_those_kept(tmp_path):
 
 
 def forged(*keys, value=None, remove=False):
-    """An index in which what the keys lead to is another value."""
+    """Return an edit of an index that replaces the value at the keys."""
 
     def forge(values):
         for key in keys[:-1]:

@@ -22,7 +22,7 @@ def same(seconds: float):
 
 
 def seconds(name: str, nbytes: int, *lengths: int, collective: str = "all_reduce", root: int = 0, **changes) -> float:
-    """A row of the registry on nodes of so many ranks."""
+    """Return the predicted seconds of a row of the registry on nodes of so many ranks."""
     nodes = nodes_of(*lengths)
     return predict(find(collective, name), nbytes, sum(lengths), nodes, root, NETWORK._replace(**changes))
 
@@ -95,7 +95,7 @@ def test_a_root_may_be_anywhere():
 
 
 def shared(rank: int, size: int) -> Iterator[Round]:
-    """A round of every move of shared memory, and of a copy."""
+    """Return a round of every move of shared memory, and of a copy."""
     everyone = tuple(range(size))
     yield (Barrier(everyone),)
     yield (GetReduce(everyone, range(rank, rank + 1), range(rank, rank + 1)),)

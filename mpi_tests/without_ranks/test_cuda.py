@@ -1,5 +1,8 @@
 """What Cuda asks of CUDA, and in which order, where that shows in what arrays hold."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +21,7 @@ def device(cuda):
 
 
 def late(cuda, stream, value):
-    """An array of numbers that are there when the stream comes to it, in the end."""
+    """Return an array that a busy stream fills late."""
     with cuda.cupy.cuda.Device(cuda.index):
         x = cuda.cupy.empty(1000, np.float32)
         cuda.cupy.cuda.Device().synchronize()
@@ -96,3 +99,25 @@ def test_a_process_may_not_open_its_own_handles(device):
 def test_a_handle_is_of_a_whole_allocation(device):
     memory = device.allocate(1 << 21)
     assert device.export_memory(memory.ptr + 512) == device.export_memory(memory.ptr)
+
+
+def test_ranks_compile_an_instance_one_after_the_other_and_leave_one_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    try_lock = """if True:
+        import fcntl, sys
+        from unittest import mock
+        from collectives.arrays import cuda_kernels
+        at_once = mock.patch("fcntl.LOCK_EX", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with at_once, cuda_kernels.once_per_node(sys.argv[1]):
+            pass
+    """
+    with cuda_kernels.once_per_node("a"):
+        tried = {
+            name: subprocess.run(
+                [sys.executable, "-c", try_lock, name], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True
+            )
+            for name in "ab"
+        }
+    assert b"BlockingIOError" in tried["a"].stderr
+    assert tried["b"].returncode == 0, tried["b"].stderr
+    assert len([*tmp_path.iterdir()]) == 1

@@ -31,7 +31,7 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def build(tmp_path):
-    """A function that compiles a library of C, and returns its path."""
+    """Return a function that compiles a library of C, and returns its path."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
 
@@ -45,7 +45,7 @@ def build(tmp_path):
 
 @pytest.fixture
 def answers(monkeypatch, build):
-    """A function that has the loaded library be one of the given source."""
+    """Return a function that makes a library of the given source the loaded one."""
 
     def use(source):
         path = build(source)
@@ -152,7 +152,7 @@ def test_nothing_is_kept_where_that_is_said(monkeypatch, folder):
 
 @pytest.fixture
 def doctor(monkeypatch):
-    """A function that has the child end so, and returns how often one was started."""
+    """Return a function that has the child end so, and returns how often one was started."""
     started = []
 
     def run_child(program, limit_s, launcher=()):

@@ -20,7 +20,7 @@ def runtime(cuda):
 
 
 def refusals(cuda):
-    """The errors of CUDA's runtime and of its driver."""
+    """Return the error types of CUDA's runtime and of its driver."""
     return cuda.cupy.cuda.runtime.CUDARuntimeError, cuda.cupy.cuda.driver.CUDADriverError
 
 
@@ -132,7 +132,7 @@ def test_priorities(cuda):
 
 
 def elsewhere(cuda):
-    """A stream of another device than the current one."""
+    """Return a stream of another device than the current one."""
     return cuda.streams[1]
 
 
@@ -186,7 +186,7 @@ def test_new_and_freed_memory_holds_no_number(cuda, runtime):
 
 
 def run(program, **more):
-    """A program of a process of its own, which finds the stand-in."""
+    """Run a program in a process of its own, which finds the stand-in."""
     paths = {"PYTHONPATH": f"{SITE}:{ROOT}"}
     command = [sys.executable, "-c", program]
     return subprocess.run(command, env=environment() | paths | more, capture_output=True, text=True, timeout=120)

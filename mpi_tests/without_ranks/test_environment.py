@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,8 @@ PROGRAMS = {
         ("COLLECTIVES_CORES", "9" * 9, f"COLLECTIVES_CORES='{'9' * 9}' must be a whole number from 1 to 65536: write"),
         ("OMP_NUM_THREADS", "banana", "OMP_NUM_THREADS='banana' must be a whole number from 1 to 65536: write threads"),
         ("COLLECTIVES_LINKS", "/dev/null", "COLLECTIVES_LINKS='/dev/null' is no folder: name one, or write 0 to keep"),
+        ("COLLECTIVES_CALLS", "/dev/null", "COLLECTIVES_CALLS='/dev/null' is no folder: name one, or write 0 to keep"),
+        ("COLLECTIVES_CALLS", "/dev/null/x", "COLLECTIVES_CALLS='/dev/null/x' cannot be written: name a folder that"),
         ("COLLECTIVES_TIMEOUT_S", "nan", "COLLECTIVES_TIMEOUT_S='nan': write seconds, as in 600, or 0 for no limit"),
         ("COLLECTIVES_TIMEOUT_S", "1e300", "COLLECTIVES_TIMEOUT_S='1e300': write seconds, as in 600, or 0 for no"),
         ("COLLECTIVES_CHECK", "maybe", "COLLECTIVES_CHECK='maybe': write 1"),
@@ -45,6 +48,18 @@ def test_what_cannot_be_is_refused(monkeypatch, name, value, why):
     assert environment.refusal().startswith(why)
     assert environment.cores() >= 1
     assert environment.threads_per_rank() >= 1
+
+
+def test_calls_go_to_a_folder_that_can_be_made(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) == tmp_path)  # root may write anywhere
+    for folder, refusal in ((tmp_path / "a" / "b", ""), (tmp_path.parent / "c", "cannot be written: name a folder")):
+        monkeypatch.setenv("COLLECTIVES_CALLS", str(folder))
+        assert refusal in environment.refusal()
+        assert bool(refusal) == bool(environment.refusal())
+        assert not folder.exists()
+    monkeypatch.delenv("COLLECTIVES_CALLS")
+    monkeypatch.chdir(tmp_path.parent)  # the default may be in a folder that cannot be written
+    assert environment.refusal() == ""
 
 
 @pytest.mark.parametrize("program", ["world", "bench", "train"])

@@ -107,8 +107,9 @@ def test_the_task_says_what_to_write_and_the_cost_to_keep(name, capsys):
     assert main([name], list(EXERCISES.values())) == 0
     task = " ".join(capsys.readouterr().out.split())
     assert f"Write {exercise.function}({exercise.parameters})." in task
-    for (verb, noun), cost in zip(exercise.measures, exercise.costs(exercise.book()), strict=True):
-        assert f"{verb} {cost:g} {noun}" in task
+    for measure, cost in zip(exercise.measures, exercise.costs(exercise.book()), strict=True):
+        noun = measure.one or measure.noun if cost == 1 else measure.noun
+        assert f"{measure.verb} {cost:g} {noun}" in task
 
 
 def test_the_task_shows_what_ranks_hold(capsys):

@@ -622,7 +622,7 @@ def zero3(rank, size, num_blocks):
     yield "release 0"
 """,
         1,
-        "2 ranks and 1 block: rank 1 takes part in 1 gathers and reduce-scatters, rank 0 in 2: deadlock",
+        "2 ranks and 1 block: rank 1 takes part in 1 collective, rank 0 in 2: deadlock",
     ),
 }
 

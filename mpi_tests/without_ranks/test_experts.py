@@ -22,7 +22,7 @@ each_hosts = pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
 
 
 def choices_of(num_ranks, num_tokens, num_experts, num_choices, skew=0.0, dropped=0.0, seed=0):
-    """Each rank's tokens' choices, different experts: the first quarter preferred by `skew`, some dropped."""
+    """Draw the choices of each rank's tokens: the first quarter of experts preferred by `skew`, some dropped."""
     draws = np.random.default_rng(seed)
     scores = draws.random((num_ranks, num_tokens, num_experts))
     scores[..., : max(1, num_experts // 4)] += skew

@@ -12,7 +12,7 @@ from parallelism.pipeline.deferred import WeightGradients
 
 
 def first(monitor):
-    """The first gradient that was not finite."""
+    """Return the first gradient that was not finite."""
     names, finite = monitor.take(torch.device("cpu"))
     return first_of(names, finite.tolist())
 

@@ -13,7 +13,7 @@ SMALL: dict[str, Any] = {"vocab_size": 29, "block_size": 12, "n_layer": 2, "n_he
 
 
 def numpy_logits(model, tokens, positions=None, documents=None):
-    """GPT-2 written out head by head, position by position, from the paper's formulas."""
+    """Compute GPT-2 head by head, position by position, from the paper's formulas."""
     positions = np.arange(len(tokens)) if positions is None else positions
     documents = np.zeros(len(tokens)) if documents is None else documents
     weights = {name: p.detach().numpy() for name, p in model.named_parameters()}

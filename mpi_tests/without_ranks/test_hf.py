@@ -190,7 +190,7 @@ TOKENS = torch.randint(29, (2, 12), generator=torch.Generator().manual_seed(2))
 
 
 def small_weights(bias):
-    """As large as those of a trained model."""
+    """Make a model with weights as large as those of a trained one."""
     model = GPT(GPTConfig(**SMALL, bias=bias))
     with torch.no_grad():
         for p, random in zip(model.parameters(), randomized(bias).parameters(), strict=True):
@@ -223,7 +223,7 @@ def test_logits_are_those_of_transformers(tmp_path, bias):
 
 
 def old_names(tensors):
-    """As in the first files of GPT-2: without the prefix, with masks."""
+    """Rename tensors as in the first files of GPT-2: without the prefix, with masks."""
     masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 12, 12) for i in range(2)}
     masks |= {f"h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in range(2)}
     return {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()} | masks

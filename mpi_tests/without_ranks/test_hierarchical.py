@@ -45,7 +45,7 @@ def holds(collective, algorithm, size):
 
 
 def most_messages(schedules):
-    """From one rank to another in a round."""
+    """Return the largest number of messages from one rank to another in a round."""
     sends = [Counter(m.to for m in moves if isinstance(m, Send)) for rounds in schedules for moves in rounds]
     return max((max(to.values()) for to in sends if to), default=0)
 

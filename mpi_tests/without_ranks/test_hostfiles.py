@@ -1,6 +1,7 @@
 """Hostfiles in both of their forms, and the lines of batch scripts that are to be edited."""
 
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -20,10 +21,17 @@ def test_batch_scripts_begin_with_what_is_to_be_edited(script, mark):
     """Batch systems read no further than the first command, which is what every rank runs."""
     lines = (FOLDER / script).read_text().splitlines()
     first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    assert lines[first] == "COMMAND=${COMMAND:-python train.py --checkpoint_dir saved --resume auto}"
+    assert lines[first] == "COMMAND=${COMMAND:-python -m training --checkpoint_dir saved --resume auto}"
     assert len([line for line in lines[:first] if line.startswith(mark)]) >= 4
     assert not [line for line in lines[first:] if line.startswith(mark)]
     subprocess.run(["bash", "-n", FOLDER / script], check=True)
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="there is no shellcheck: apt-get install shellcheck")
+@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.sh")), ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(script):
+    ended = subprocess.run(["shellcheck", "--exclude=SC1091", script], text=True, capture_output=True)
+    assert ended.stdout == ""
 
 
 SAVES = 'trap "echo saved; sleep 0.1; exit 0" USR1; for i in $(seq 600); do sleep 0.05; done'

@@ -50,7 +50,7 @@ SHAPES = {
 
 
 def small_weights(config):
-    """As large as those of a trained model."""
+    """Make a model with weights as large as those of a trained one."""
     model = Llama(config)
     with torch.no_grad():
         for p, random in zip(model.parameters(), randomized(config).parameters(), strict=True):

@@ -14,7 +14,7 @@ CONFIG = GPTConfig(**SHAPE, num_experts=6, experts_per_token=2)
 
 
 def mixture_of(config=CONFIG, seed=0, bias=False):
-    """A mixture in float64 of weights large enough for experts to differ."""
+    """Make a mixture in float64 of weights large enough for experts to differ."""
     generator = torch.Generator().manual_seed(seed)
     mixture = Mixture(config).double()
     for p in mixture.parameters():
@@ -29,7 +29,7 @@ def tokens_of(batch=3, seq=8, seed=1):
 
 
 def by_token(mixture, config, x):
-    """The same by one token after the other, from the formulas: the result, and the sequences' balance loss."""
+    """Compute a mixture token by token from the formulas: the result, and the sequences' balance loss."""
     router, rows, losses = mixture.router, [], []
     most = math.inf
     if config.expert_capacity is not None:

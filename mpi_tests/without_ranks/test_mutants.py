@@ -76,7 +76,7 @@ def test_how_tests_ended(status, output, word):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A tree of one file and its test."""
+    """Make a tree of one file and its test."""
     folder = tmp_path / "mpi_tests"
     folder.mkdir()
     (tmp_path / "a.py").write_text(A_PY)

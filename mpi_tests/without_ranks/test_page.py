@@ -18,13 +18,15 @@ from collectives.schedule.moves import GetReduce, RecvReduce, Send
 from collectives.schedule.proof import ContractError
 from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.algorithm_costs import each_algorithm
-from parallelism.page import attention, pipelines, zero
+from parallelism.pipeline import scene as pipelines
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import parse
+from parallelism.sequence import scene as attention
+from parallelism.zero import scene as zero
 
 
 def decoded(data, size):
-    """All ranks' vectors before each round and at last, as the page's collectives.js decodes them."""
+    """Return all ranks' vectors before each round and at the end, as the page's collectives.js decodes them."""
 
     def absolute(number, rank):
         return number - number % size + (number + rank) % size
@@ -86,7 +88,7 @@ def test_the_goal_is_reached_and_costs_are_counted(row):
 
 
 def weight(move):
-    """How many chunks a move reduces."""
+    """Return the number of chunks that a move reduces."""
     return len(move.run) * len(getattr(move, "sources", "1")) if isinstance(move, RecvReduce | GetReduce) else 0
 
 
@@ -172,9 +174,9 @@ def test_prices_are_the_cost_model_s():
         (["--out", "no/such/folder/page.html"], "no/such/folder/page.html can't be written"),
         (["--out", "."], "can't be written"),
         (["--out", "page.html", "--color", "red"], "unrecognized arguments: --color red"),
-        (["--out", "page.html", "--scenes", "parallelism.page"], "'parallelism.page' is not there"),
-        (["--out", "page.html", "--scenes", "no.such:scenes"], "'no.such:scenes' is not there"),
-        (["--out", "page.html", "--scenes", "json:scenes"], "'json:scenes' is not there"),
+        (["--out", "page.html", "--scenes", "parallelism.zero"], "'parallelism.zero' is not there"),
+        (["--out", "page.html", "--scenes", "no.such:scene"], "'no.such:scene' is not there"),
+        (["--out", "page.html", "--scenes", "json:scene"], "'json:scene' is not there"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch):
@@ -191,7 +193,7 @@ def test_bad_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch
 def test_the_command_writes_the_page(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command.schedules, "scene", lambda: pipelines.scene())
     out = tmp_path / "page.html"
-    assert command.main(["--out", str(out), "--scenes", "parallelism.page:scenes"]) == 0
+    assert command.main(["--out", str(out), "--scenes", "parallelism.zero.scene:scene"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert 'id="data-zero.3"' in out.read_text()
     assert f"{len(out.read_bytes()) / 1000:.0f} kB" in capsys.readouterr().out
@@ -237,7 +239,8 @@ def test_zero_holds_and_sends_what_the_papers_say(zero_stage, size, count):
     events = zero.trace(zero_stage, size, count)
     psi = zero.LAYERS * zero.BLOCK * size
     sent = events[-1][3] * size / (size - 1) / psi
-    assert sent == {0: 2, 1: 2, 2: count + 1, 3: 3 * count}[zero_stage]
+    kept = 2 * (2 * count - 1) / zero.LAYERS  # between passes, of which the next begins with the last one's two layers
+    assert sent == {0: 2, 1: 2, 2: count + 1, 3: 3 * count - kept}[zero_stage]
     held = [held for _, _, held, _ in events]
     own = zero.WHOLE if zero_stage == 0 else zero.SHARD
     assert all(each.optimizer == [own] * zero.LAYERS for each in held)

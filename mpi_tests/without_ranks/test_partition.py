@@ -57,7 +57,7 @@ def test_more_stages_than_layers(num_stages):
 
 
 def flops(layers, batch):
-    """By layer, of a batch's forward pass, as torch counts them."""
+    """Return the FLOPs of each layer's forward pass on a batch, as torch counts them."""
     x, counted = None, []
     for layer in layers:
         with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):

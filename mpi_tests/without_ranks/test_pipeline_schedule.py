@@ -35,12 +35,12 @@ def written(*orders, peaks=None):
 
 
 def changed(schedule, rank, order):
-    """The schedule with another order of a rank."""
+    """Return the schedule with another order on one rank."""
     return replace(schedule, orders=(*schedule.orders[:rank], tuple(order), *schedule.orders[rank + 1 :]))
 
 
 def play(schedule, **lengths):
-    """When each action ends if all begin as early as they can, in units; None if some never do."""
+    """Return when each action ends if all begin as early as they can, in units; None if some never do."""
     lengths = {"F": 1, "B": 2, "I": 1, "W": 1} | lengths
     made, ends, at, free = {}, {}, [0] * schedule.num_ranks, [0] * schedule.num_ranks
     goes_on = True
@@ -309,7 +309,7 @@ def test_any_order_is_refused_if_and_only_if_it_cannot_be_played():
 
 
 def left_out(kind, nth):
-    """What a damaged rank does: all but the n-th operation of a kind."""
+    """Return an edit that removes a rank's n-th operation of a kind."""
 
     def damaged(ops):
         at = [i for i, op in enumerate(ops) if isinstance(op, kind)][nth]

@@ -83,7 +83,7 @@ def same(value):
 
 
 def parted(model, config, tp):
-    """The model, of whose parameters each is as long as a rank's part of it: what `parallelize` makes."""
+    """Return the model with each parameter as long as a rank's shard of it, as `parallelize` makes it."""
     treated = {name: kind for pattern, kind in plan_of(config).items() for name in matching(model, pattern)}
     for name, kind in treated.items():
         module, kind = model.get_submodule(name), type(kind).__name__
@@ -142,7 +142,7 @@ def test_mixed_precision_is_as_published(zero_stage, per_param):
 
 
 def saved_bytes(function, module):
-    """Of what autograd keeps of a module's pass, by memory, without parameters."""
+    """Return the bytes that autograd saves of a module's pass, by memory, without parameters."""
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
     storages = {}
 
@@ -524,7 +524,7 @@ def test_sequences_that_ranks_cannot_share():
 
 
 def every_time(job, machine):
-    """Of all layouts that fit: what the search must have found the best of."""
+    """Return the times of all layouts that fit, the best of which the search must find."""
     times = {}
     for mesh in meshes(machine.world_size, {}):
         plan = search(job, machine, {axis: getattr(mesh, axis) for axis in AXES})
@@ -647,7 +647,7 @@ def test_without_mpi_and_torch():
     assert "8 x 8 ranks: InfiniBand NDR" in run.stdout
     assert "max_iters, eval_interval, lr have no part in this" in run.stdout
     assert re.search(r"\n +\d.* dp \d+", run.stdout)
-    assert "\nmpirun -n 64 python train.py --config configs/small.toml --dp" in run.stdout
+    assert "\nmpirun -n 64 python -m training --config configs/small.toml --dp" in run.stdout
 
 
 @pytest.mark.parametrize(
@@ -709,7 +709,7 @@ def test_what_a_file_says_of_layouts_stands(tmp_path):
 @pytest.mark.parametrize("command", re.findall(r"^python -m parallelism.planner (.*)", described, re.MULTILINE))
 def test_commands_that_help_shows(command, capsys):
     assert main(shlex.split(command)) == 0
-    assert re.search(r"\nmpirun -n \d+ python train.py .*--dp", capsys.readouterr().out)
+    assert re.search(r"\nmpirun -n \d+ python -m training .*--dp", capsys.readouterr().out)
 
 
 def test_the_command_at_the_end_can_be_pasted(capsys, tmp_path):
@@ -718,9 +718,10 @@ def test_the_command_at_the_end_can_be_pasted(capsys, tmp_path):
     file.write_text("schedule = 'zb_v'\nsequence_parallel = true\nn_layer = 2\nglobal_batch_size = 24\nlr = 0.1\n")
     flags = ["--config", str(file), "--gpus", "2", "--tp", "1", "--n_embd", "64", "--bias", "--no-sequence_parallel"]
     assert main(flags) == 0
-    mpirun, option, ranks, python, script, *words = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert (mpirun, option, ranks, python, script) == ("mpirun", "-n", "2", "python", "train.py")
-    config = parse(Config, "", words)
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    program = ["mpirun", "-n", "2", "python", "-m", "training"]
+    assert words[: len(program)] == program
+    config = parse(Config, "", words[len(program) :])
     assert (config.n_layer, config.n_embd, config.bias, config.lr, config.sequence_parallel) == (
         2,
         64,

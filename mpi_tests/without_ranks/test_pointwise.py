@@ -25,7 +25,7 @@ def fused(module: nn.Module) -> nn.Module:
 
 
 def passes(module, x, *args, gradients):
-    """The results of a module, and the gradient of its input."""
+    """Return the results of a module, and the gradient of its input."""
     x = x.detach().requires_grad_()
     results = module(x, *args)
     results = results if isinstance(results, tuple) else (results,)
@@ -34,7 +34,7 @@ def passes(module, x, *args, gradients):
 
 
 def compare(module, x, *args, shapes):
-    """What is fused is within 2e-6 of float64."""
+    """Check that the fused module is within 2e-6 of float64."""
     gradients = [torch.randn(shape) for shape in shapes]
     exact = passes(module, x.double(), *args, gradients=gradients)
     for one, other in zip(passes(fused(module), x, *args, gradients=gradients), exact, strict=True):

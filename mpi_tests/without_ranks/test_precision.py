@@ -32,7 +32,7 @@ def rounded(value):
 
 
 def results(algorithm, size):
-    """What each rank ends with."""
+    """Return the final vector of each rank."""
     before = [{c: proof.Value(c, Term((rank,))) for c in range(size)} for rank in range(size)]
     world = RoundingWorld("", [list(algorithm(rank, size)) for rank in range(size)], before, before, in_order=False)
     world.run()

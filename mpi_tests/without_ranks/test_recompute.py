@@ -56,7 +56,7 @@ def test_blocks_run_again_and_gradients_stay_the_same():
 
 
 def num_saved(model):
-    """How many tensors a forward pass keeps for the backward pass, but parameters."""
+    """Count the tensors that a forward pass keeps for the backward pass, without parameters."""
     saved = []
 
     def pack(x):
@@ -96,7 +96,7 @@ class Storages(TorchDispatchMode):
 
 
 def cost(mode, dropout):
-    """What a forward pass through a block keeps, in tensors as large as its input, and the backward pass's FLOPs."""
+    """Return what a block's forward pass keeps, in tensors as large as its input, and the backward pass's FLOPs."""
     place, shape = BatchPosition(samples=torch.arange(2)), (2, 64, 64)
     model = GPT(GPTConfig(vocab_size=8, block_size=64, n_layer=1, n_head=4, n_embd=64, dropout=dropout))
     parallelize(model, gpt2_plan(8, 4), ALONE, place=place)

@@ -19,7 +19,7 @@ def shown(record):
 
 
 def ran_the_short_way(call, times):
-    """As a plan does."""
+    """Count calls as a plan's fast path does."""
     for _ in range(times):
         call.number = call.calls.number = call.calls.number + 1
 
@@ -68,7 +68,7 @@ def test_runs_that_are_only_counted_appear_where_they_belong():
 
 
 def entered_from(path):
-    """Where a collective was called, as the log has it, when a function of the file `path` has called it."""
+    """Return the logged caller of a collective that a function of the file `path` calls."""
     code = compile("def enter():\n    return caller(sys._getframe())", str(path), "exec")
     names = {"caller": caller, "sys": sys}
     exec(code, names)

@@ -32,7 +32,7 @@ def recorder(record: Record, folder: Path | None = None) -> Recorder:
 
 
 def called(calls: Calls, name: str, length: int = 0) -> Call:
-    """A collective that has been called, and is over."""
+    """Return a completed call of a collective."""
     call = Call(calls, name)
     if length:
         call.describe(name, name, np.zeros(length, "float32"), [length])

@@ -70,7 +70,7 @@ def begin(words, nodes=(0, 0)):
 
 
 def refusal(folder, flags, nodes=(0, 0)):
-    """The message, once it is sure that nothing was written."""
+    """Return the error message, after checking that nothing was written."""
     before = sorted(folder.rglob("*"))
     out_dir = [] if "--out_dir" in flags else ["--out_dir", folder / "out"]
     with pytest.raises(ValueError) as caught:  # noqa: PT011
@@ -210,7 +210,7 @@ PIPELINES = [
 
 
 def cases(*groups):
-    """Each named by its flags."""
+    """Name each case by its flags."""
     rows = [row for group in groups for row in group]
     words = [[Path(str(word)).name.lstrip("-") or "{tmp}" for word in flags] for flags, _ in rows]
     return [pytest.param(*row, id=" ".join(word)) for row, word in zip(rows, words, strict=True)]

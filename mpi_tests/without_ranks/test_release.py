@@ -26,12 +26,12 @@ def test_torch_s_own_suite_runs_on_as_many_ranks_as_its_tests_tell_apart():
 
 @pytest.fixture
 def checks(monkeypatch, tmp_path):
-    """Three checks, of which one fails and one needs what is not there."""
+    """Define three checks, of which one fails and one lacks a requirement."""
     monkeypatch.setattr(release, "LOGS", tmp_path)
     made = (
         Check("good", "echo '3 passed in 1 s'; echo $FUZZ_S"),
         Check("bad", "false; echo not reached"),
-        Check("other", "true", "python0.1"),
+        Check("other", "true", "python0.1 --version"),
     )
     monkeypatch.setattr(release, "CHECKS", made)
 
@@ -51,7 +51,7 @@ def test_parts_make_one_table(monkeypatch, tmp_path, checks):
     assert [row[:3] for row in rows] == [
         ["good", "passed", "2001-02-03"],
         ["bad", "FAILED (1)", day],
-        ["other", "not run: no python0.1", "2001-02-03"],
+        ["other", "not run: python0.1 --version fails", "2001-02-03"],
     ]
     assert rows[0][4] == "3 passed in 1 s"
 
@@ -62,3 +62,18 @@ def test_fuzzing_ends_at_the_first_failure_and_may_be_shorter(monkeypatch, tmp_p
     programs = "timeout() { echo $1; }; python() { [ $4 = $FUZZ_S ]; };"
     assert release.run(Check("fuzz", programs + fuzz), fuzz_s=7).last.startswith("7 s of collectives")
     assert release.run(Check("fuzz", f"timeout() {{ false; }}; {fuzz}")).outcome == "FAILED (1)"
+
+
+def test_pyenv_s_interpreter_is_found_where_its_name_on_the_path_runs_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert release.interpreter("3.99") == "python3.99"
+    path = tmp_path / "versions" / "3.99.1" / "bin" / "python3.99"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert release.interpreter("3.99") == str(path)
+
+
+def test_examples_run_on_the_oldest_and_the_newest_torch():
+    folders = {check.name: check.command.split()[2] for check in CHECKS if "bin/activate" in check.command}
+    assert folders["examples, torch 2.6"] == folders["torch 2.6"]
+    assert folders["examples, newest torch"] == folders["newest torch"]

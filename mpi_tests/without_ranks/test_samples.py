@@ -14,7 +14,7 @@ BLOCK = 8
 
 
 def steps(first, number):
-    """Micro-batches of some steps of the second of two ranks, over 24 windows of tokens that count up."""
+    """Return micro-batches of the second of two ranks, over 24 windows of tokens that count up."""
     windows = TokenWindows(np.arange(25 * BLOCK), BLOCK, seed=3)
     sampler = DistributedSampler(len(windows), 8, rank=1, size=2, seed=3)
     samples = Samples(windows, sampler, 2, 2, torch.arange(BLOCK), None, "cpu")

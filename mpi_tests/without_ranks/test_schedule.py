@@ -38,7 +38,7 @@ ALL_ROOTS_UP_TO = 9
 
 
 def roots(row, size):
-    """The keywords under which an algorithm is tried: every root, or some."""
+    """Return the keywords with which an algorithm is tried: every root, or some."""
     if not COLLECTIVES[row.collective].rooted:
         return [{}]
     some = range(size) if size <= ALL_ROOTS_UP_TO else {0, 1, size // 2, size - 1} if size <= 33 else {size // 2}
@@ -100,7 +100,7 @@ def run(first, last=None):
 
 
 def mutant(algorithm, ranks, edit):
-    """`algorithm` with the rounds of `ranks` edited."""
+    """Return `algorithm` with the rounds of `ranks` edited."""
 
     def edited(rank, size, **root):
         rounds = [list(moves) for moves in algorithm(rank, size, **root)]
@@ -301,7 +301,7 @@ def test_the_cost_line_is_what_the_schedule_does(row):
 
 
 def written(row):
-    """The function in the source: of an algorithm that is another one with other parts, that one's."""
+    """Return the function in the source, also of an algorithm that is another one with other parts."""
     return getattr(row.schedule, "func", row.schedule)
 
 

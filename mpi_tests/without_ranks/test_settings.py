@@ -1,5 +1,6 @@
 """Command lines: spelling of flags, the version, and what dir() lists."""
 
+import pydoc
 import re
 import tomllib
 from pathlib import Path
@@ -50,9 +51,15 @@ def test_every_command_prints_the_version(capsys):
 
 
 def test_the_public_names_are_listed():
-    assert {"Communicator", "world", "algorithms", "__version__"} <= set(dir(collectives))
+    assert {*collectives.__all__, "__version__"} <= set(dir(collectives))
     for name in dir(collectives):
         assert getattr(collectives, name) is not None
+
+
+def test_help_lists_what_a_communicator_has():
+    text = pydoc.plain(pydoc.render_doc(collectives.Communicator))
+    for name in ("rank", "size", "topology", "mpi", "network"):
+        assert re.search(rf"^ \|  {name}\n \|      \w", text, re.MULTILINE)
 
 
 def test_scripts_and_packages_are_there():

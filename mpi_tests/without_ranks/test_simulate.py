@@ -195,7 +195,7 @@ def test_by_round_is_not_faster_and_not_much_slower(row):
 
 
 def shift_by_4(rank, size):
-    """All ranks of 2 nodes of 4 send to the other node."""
+    """Send from all ranks of 2 nodes of 4 to the other node."""
     peer = (rank + 4) % 8
     yield Send(peer, range(8)), Recv(peer, range(8))
 

@@ -36,7 +36,7 @@ def parquet(path, texts, field="text"):
 
 @pytest.fixture
 def tokenizer_json(tmp_path):
-    """A tokenizer of words, written by its own library."""
+    """Return a tokenizer of words, written by its own library."""
     tokenizers = pytest.importorskip("tokenizers")
     words = {
         word: number for number, word in enumerate(["[UNK]", "<|endoftext|>", "The", "ring", "goes", "round", "."])
@@ -232,7 +232,7 @@ def test_prepare_writes_what_training_reads(tmp_path, tokenizer_json):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
-        f"1,230 tokens, and 4 to validate on: train.py --data {tmp_path / 'tokens'} --document_end 1\n"
+        f"1,230 tokens, and 4 to validate on: python -m training --data {tmp_path / 'tokens'} --document_end 1\n"
     )
     (tmp_path / "tokenizer.json").unlink()  # there is a copy
     names = sorted(file.name for file in (tmp_path / "tokens").iterdir())

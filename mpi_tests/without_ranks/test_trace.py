@@ -70,7 +70,7 @@ def test_an_arrow_for_each_message():
 
 
 def action_at(event, timeline):
-    """What the event's rank did then."""
+    """Return what the event's rank did at its time."""
     return next(
         span.what
         for span in timeline.spans

@@ -13,7 +13,7 @@ TWO_NODES = SimpleNamespace(nodes=((0, 2, 4), (1, 3)), node_of=(0, 1, 0, 1, 0))
 
 @pytest.fixture
 def used(monkeypatch):
-    """The devices that became current, of torch and of CuPy, on a node of two GPUs."""
+    """Record the devices that become current, of torch and of CuPy, on a node of two GPUs."""
     used = {"torch": [], "cupy": []}
 
     def cupy_device(number):

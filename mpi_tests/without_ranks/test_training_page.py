@@ -14,7 +14,7 @@ from training.profile import KINDS, ProfiledStep
 
 
 def records(number, val_every=4, loss=3.0):
-    """As metrics.jsonl has them."""
+    """Return records as metrics.jsonl has them."""
     lines = []
     for step in range(1, number + 1):
         numbers = {"loss": loss / step, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 1000.0 + step}

@@ -12,7 +12,7 @@ GPU = "cuda:1"
 
 @pytest.fixture
 def events(monkeypatch):
-    """What is asked of the device, in order."""
+    """Record the requests to the device, in order."""
     events = []
     empty = torch.empty
 

@@ -96,7 +96,7 @@ def test_explanations():
 
 
 def change(*path, to):
-    """TUNING's file with one value changed, or left out."""
+    """Return an edit of TUNING's file that changes or removes one value."""
     data = json.loads(to_json(TUNING))
     place = data
     for key in path[:-1]:

@@ -81,7 +81,7 @@ def line_length(dtype: torch.dtype) -> int:
 
 
 def lay_out(params: Mapping[str, nn.Parameter], line: int) -> tuple[dict[str, slice], int]:
-    """Where each begins and ends in a flat array, and how long that is: so many whole lines.
+    """Return each parameter's slice of a flat array, in whole lines of `line` elements, and the array's length.
 
     Frozen ones come last, so that gradients are neighbours.
 
@@ -96,7 +96,7 @@ def lay_out(params: Mapping[str, nn.Parameter], line: int) -> tuple[dict[str, sl
 
 
 def allocate(comm: Communicator, count: int, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
-    """A flat array of zeros, and torch's view of it.  Collective."""
+    """Allocate a flat array of zeros; return it and torch's view of it.  Collective."""
     array = comm.empty(count, str(dtype).removeprefix("torch."), device)
     tensor = to_torch(array)
     tensor.zero_()

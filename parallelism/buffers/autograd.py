@@ -33,32 +33,32 @@ class Conjugate(torch.autograd.Function):
 
 
 def copy(x: Tensor, axis: TensorCollectives) -> Tensor:
-    """The same tensor, as every rank has it; gradients are summed up over the ranks."""
+    """Return x, which every rank holds in full; the gradients are summed over the ranks."""
     return Conjugate.apply(x, same, axis.all_reduce)
 
 
 def reduce(x: Tensor, axis: TensorCollectives) -> Tensor:
-    """The sum over the ranks; the gradient, the same on every rank, is each addend's."""
+    """Return the sum over the ranks; its gradient, the same on every rank, is that of each addend."""
     return Conjugate.apply(x, axis.all_reduce, same)
 
 
 def split(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
-    """This rank's part of what every rank has; parts of the gradient are gathered."""
+    """Return this rank's shard of a tensor that every rank holds; the gradient's shards are gathered."""
     return Conjugate.apply(x, parted(axis, dim), gathered(axis, dim))
 
 
 def gather(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
-    """All ranks' parts; the gradient, the same on every rank, is split."""
+    """Gather the shards of all ranks; the gradient, the same on every rank, is split."""
     return Conjugate.apply(x, gathered(axis, dim), parted(axis, dim))
 
 
 def reduce_scatter(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
-    """This rank's part of the sum over the ranks; parts of the gradient are gathered."""
+    """Return this rank's shard of the sum over the ranks; the gradient's shards are gathered."""
     return Conjugate.apply(x, summed(axis, dim), gathered(axis, dim))
 
 
 def all_to_all(x: Tensor, axis: TensorCollectives, split_dim: int, join_dim: int) -> Tensor:
-    """Part d along `split_dim` goes to rank d; what comes is joined along `join_dim`, in the order of the ranks."""
+    """Send shard d along `split_dim` to rank d, and join the received shards along `join_dim` in rank order."""
     return Conjugate.apply(x, exchanged(axis, split_dim, join_dim), exchanged(axis, join_dim, split_dim))
 
 
@@ -74,7 +74,7 @@ def parted(axis: TensorCollectives, dim: int) -> Function:
 
 
 def part_of(x: Tensor, axis: TensorCollectives, dim: int) -> Tensor:
-    """This rank's part along a dim.
+    """Return this rank's shard along a dim.
 
     Raises: ValueError where the parts would not be equal.
     """
@@ -92,7 +92,7 @@ def summed(axis: TensorCollectives, dim: int) -> Function:
 
 
 def along(dim: int, collective: Function) -> Function:
-    """A collective on the first dim, as one on another."""
+    """Return a function that applies a first-dim collective along another dim."""
 
     def function(x: Tensor) -> Tensor:
         return collective(x.movedim(dim, 0)).movedim(0, dim)

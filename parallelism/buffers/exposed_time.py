@@ -14,7 +14,7 @@ class ExposedTime:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Where the network is waited for; one such place within another is counted once."""
+        """Time a wait for the network; a wait within another one counts once."""
         before, begin = self.exposed_s, time.perf_counter()
         yield
         self.exposed_s = before + time.perf_counter() - begin

@@ -26,12 +26,12 @@ def widen(param: Tensor) -> None:
 
 
 def gradient_of(param: Tensor) -> Tensor | None:
-    """Where a parameter's gradients are added up."""
+    """Return the tensor that accumulates a parameter's gradients."""
     return getattr(param, "wide_grad", param.grad)
 
 
 def with_gradients_apart(param: nn.Parameter) -> Tensor:
-    """A tensor of the parameter's memory whose gradients are added up apart; the same hooks are told of them."""
+    """Return an alias of the parameter's memory whose gradients are accumulated separately; hooks run for both."""
     use, home = param.detach().requires_grad_(), gradient_of(param)
     assert home is not None
     if home is param.grad:

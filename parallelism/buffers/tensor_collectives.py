@@ -85,7 +85,7 @@ class TensorCollectives(ExposedTime):
         self._free_plans.clear()
 
     def _given(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> CollectiveWork:
-        """A free plan, with its input in place."""
+        """Return a free plan with its input copied in; bind a new plan if all are busy."""
         free = self._free_plans[collective, x.shape, x.dtype, x.device, *arguments.values()]
         bound = free.pop() if free else self._bind(collective, x, arguments)
         bound.given.copy_(x)

@@ -44,7 +44,7 @@ Readback = HostReadback | CudaReadback
 
 
 def to_device(x: Tensor, device: str | torch.device) -> Tensor:
-    """A tensor of the host on a device, to where it may still be on its way."""
+    """Return a host tensor on a device; the copy may still be in flight."""
     return x if torch.device(device).type == "cpu" else x.pin_memory().to(device, non_blocking=True)
 
 

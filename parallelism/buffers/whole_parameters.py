@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def wholes(model: nn.Module, mesh: Mesh) -> dict[str, Tensor]:
-    """A model's parameters and buffers by name, each gathered along the axes over which it is sharded.  Collective."""
+    """Return a model's parameters and buffers by name, each gathered along the axes that shard it.  Collective."""
     gathered = {}
     for name, p in tensors_of(model).items():
         whole = p.detach()

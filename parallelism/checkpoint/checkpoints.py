@@ -72,7 +72,7 @@ class Checkpoints(CheckpointLoader):
         return Lock(self.directory, self.say)
 
     def _first_number(self) -> int:
-        """Of the checkpoints to come, which is above all that there have been."""
+        """Return the next checkpoint's number, which is above every existing one."""
         said = f"{self._lock.text}\n{next_number(self.directory)}" if self._lock else ""
         text, number = self.comm.broadcast_object(said).splitlines()
         with self.comm.agreed("Checkpoints"):
@@ -149,7 +149,7 @@ class Checkpoints(CheckpointLoader):
         self.release()
 
     def release(self) -> None:
-        """As `close`, but leave what is not whole; not collective, for a run that fails."""
+        """Close without removing incomplete checkpoints; not collective, for a run that fails."""
         self._thread.shutdown()
         self._release_lock()
 
@@ -166,7 +166,7 @@ def as_json(values: Any) -> str:
 
 
 def shared_out(comm: Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:
-    """Of the parts that each rank has, those that it is to write.  Collective."""
+    """Return the parts that this rank writes, of those that several ranks hold.  Collective."""
     offers = {identity(part): part for part in parts}
     rows = np.array([[key, part.extent.length * part.tensor.element_size()] for key, part in offers.items()], np.int64)
     counts = comm.all_gather_object(rows.size)
@@ -176,13 +176,13 @@ def shared_out(comm: Communicator, parts: Iterable[TensorShard]) -> list[TensorS
 
 
 def identity(part: TensorShard) -> int:
-    """A number that two parts have in common if, but for the odds of 2^-63, they are the same part of the same."""
+    """Return a 63-bit hash that two ranks compute equally for the same part of the same tensor."""
     text = json.dumps([part.name, part.kind, part.extent])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def writers(offers: Sequence[Mapping[int, int]]) -> list[list[int]]:
-    """Which of the parts that ranks have each of them writes: each part by one rank, all of them about as much.
+    """Assign each part to one of the ranks that hold it, balancing bytes; return the parts of each rank.
 
     `offers` are the sizes of each rank's parts, by what identifies them.
 

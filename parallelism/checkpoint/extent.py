@@ -18,11 +18,11 @@ class LocalShard(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Of its dim, with the padding."""
+        """Local length of the dim, with the padding."""
         return self.shard.local_length(self.size)
 
     def runs(self, length: int) -> np.ndarray:
-        """Indices of a dim of some length that are side by side both here and there: here, there, how many, in rows.
+        """Return the runs of indices contiguous both locally and globally, in rows: local start, global start, count.
 
         Raises: ValueError for a dim that ranks can't hold such shards of.
         """
@@ -69,7 +69,7 @@ class Extent(NamedTuple):
         return self.begin + self.length
 
     def _shard_runs(self) -> tuple[np.ndarray, int]:
-        """Those of the whole shard, and how long it is."""
+        """Return the runs of the whole shard, and its length."""
         runs, length, whole = np.array([[0, 0, 1]]), 1, 1
         for dim in reversed(range(len(self.shape))):
             of_dim, dim_length = self._dim_runs(dim)
@@ -83,7 +83,7 @@ class Extent(NamedTuple):
         return runs, length
 
     def _dim_runs(self, dim: int) -> tuple[np.ndarray, int]:
-        """The indices of a dim that are here, as of `LocalShard.runs`, and how many there are with the padding."""
+        """Return the local indices of a dim as `LocalShard.runs` does, and their number with the padding."""
         runs, length = np.array([[0, 0, self.shape[dim]]]), self.shape[dim]
         for local in self.shards:
             if local.shard.dim == dim:
@@ -92,7 +92,7 @@ class Extent(NamedTuple):
 
 
 def joined(runs: np.ndarray) -> np.ndarray:
-    """The same with runs made one that follow one another both here and there."""
+    """Merge runs that follow one another both locally and in the whole."""
     if len(runs) == 0:
         return runs
     ends = runs[:-1, :2] + runs[:-1, 2:]
@@ -101,12 +101,12 @@ def joined(runs: np.ndarray) -> np.ndarray:
 
 
 def packed(runs: np.ndarray) -> np.ndarray:
-    """The runs as they lie here without what is between them."""
+    """Renumber the local side of the runs as if they were stored without gaps."""
     return np.column_stack([np.cumsum(runs[:, 2]) - runs[:, 2], runs[:, 1:]])
 
 
 def meet(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """What two have in common of a whole, in rows: place in `a`, place in `b`, how many.
+    """Return the intersection of two extents of one whole, in rows: place in `a`, place in `b`, count.
 
     >>> meet(np.array([[0, 2, 6]]), np.array([[0, 0, 3], [3, 5, 9]])).tolist()
     [[0, 2, 1], [3, 3, 3]]
@@ -118,7 +118,7 @@ def meet(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def located(runs: np.ndarray, there: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which places of the whole the runs reach, and where these are here."""
+    """Return which places of the whole the runs cover, and the local index of each."""
     if len(runs) == 0:
         return np.zeros(len(there), bool), there
     number = np.searchsorted(runs[:, 1], there, side="right") - 1

@@ -43,7 +43,7 @@ def commit(unfinished: Path, index: Index) -> Path:
 
 
 def found(directory: Path) -> list[Path]:
-    """The checkpoints in a directory, if there is one, whole by their names, from the first to the last."""
+    """Return the complete checkpoints of a directory in order, judged by their names."""
     if not directory.is_dir():
         return []
     numbers = {path: NAME.fullmatch(path.name) for path in directory.iterdir()}
@@ -56,7 +56,7 @@ def newest(
     check: Callable[[Path], None] = lambda path: Checkpoint(path).verify(),
     say: Callable[[str], None] = print,
 ) -> Path | None:
-    """The last one of `paths` that is whole, by `check`; says of the others why they are passed over."""
+    """Return the last of `paths` that passes `check`; report why the others are skipped."""
     for path in reversed([*paths]):
         try:
             check(path)

@@ -56,7 +56,7 @@ class Index(NamedTuple):
 
 
 def sealed(values: Any) -> str:
-    """JSON with a checksum, in which no byte can be another."""
+    """Return JSON with a checksum that detects a change of any byte."""
     text = json.dumps(values, separators=(",", ":"))
     return f'{{"crc32":{crc32(text.encode())},"index":{text}}}\n'
 

@@ -38,7 +38,7 @@ class CheckpointLoader:
         self._broken: set[Path] = set()  # that have been passed over
 
     def newest(self) -> Path | None:
-        """The last whole checkpoint, each shard of which some rank has read; None if there is none."""
+        """Return the newest checkpoint of which some rank has verified each shard, or None."""
         with self.comm.agreed("newest"):
             names = "\n".join(path.name for path in found(self.directory)) if self.comm.rank == 0 else ""
         names = self.comm.broadcast_object(names)
@@ -69,7 +69,7 @@ class CheckpointLoader:
         return LoadedState(checkpoint.folder, index.step, index.whole)
 
     def _check_all_asked(self, checkpoint: Checkpoint, parts: Sequence[TensorShard]) -> None:
-        """Of the kinds that are asked for, ranks together must ask for the parts of every parameter."""
+        """Check that the ranks together request every part of every parameter, for each requested kind."""
         asked = {(part.kind, part.name) for part in parts}
         there = sorted(checkpoint.pieces)
         by_some = self.comm.all_reduce(np.array([key in asked for key in there], np.int64), op="max").tolist()
@@ -80,7 +80,7 @@ class CheckpointLoader:
 
 
 def fingerprint(ids: Any) -> str:
-    """What tells a sequence of tokens from another: their number, type, and a sum of them, or of some if they are many.
+    """Identify a token sequence by its length, dtype and a checksum, which samples long sequences.
 
     >>> fingerprint(np.arange(3, dtype=np.uint16))
     '3 of uint16 with CRC-32 3b48a444'

@@ -50,7 +50,7 @@ class Lock:
             ) from None
 
     def _holder(self) -> str:
-        """Who has, or had it last and didn't give it back."""
+        """Describe the process that holds the lock, or that held it last without releasing it."""
         self.file.seek(0)
         try:
             values = json.loads(self.file.read())

@@ -47,12 +47,12 @@ class TensorShard(NamedTuple):
             raise ValueError(f"{self}: a tensor with gaps between its elements: save a contiguous one")
 
     def within(self, span: slice, tensor: Tensor, kind: str = "parameter") -> TensorShard:
-        """Some elements of this part, flat, which `tensor` has."""
+        """Return the shard of some flat elements of this one, which are stored in `tensor`."""
         extent = self.extent._replace(begin=self.extent.begin + span.start, length=span.stop - span.start)
         return self._replace(kind=kind, extent=extent, tensor=tensor)
 
     def compact(self) -> Tensor:
-        """A copy, on the host, of the elements without the padding, flat."""
+        """Return a flat copy on the host, without the padding."""
         runs = self.extent.runs()
         if runs[:, 2].sum() == self.extent.length:
             return self.flat.to("cpu", copy=True)
@@ -62,7 +62,7 @@ class TensorShard(NamedTuple):
 def model_parts(
     model: nn.Module, mesh: Mesh | None = None, tied: Iterable[Sequence[str]] = ()
 ) -> dict[str, TensorShard]:
-    """The parameters of a model, by their names in it, of which ranks of a mesh hold what their placements say.
+    """Return this rank's shards of a model's parameters by name, as their placements on the mesh say.
 
     `tied` are the names in the whole model of each parameter that has several there, of which this may have another
     than the first.
@@ -80,7 +80,7 @@ def model_parts(
 
 
 def state_parts(part: TensorShard, states: Mapping[str, Tensor]) -> Iterator[TensorShard]:
-    """An optimizer's states of a parameter by their kinds: each as large as the part, or one number."""
+    """Yield an optimizer's states of a parameter by kind, each as large as the shard or a single number."""
     for kind, tensor in states.items():
         extent = part.extent if tensor.dim() else Extent((), 0, 1)
         yield part._replace(kind=kind, extent=extent, tensor=tensor)

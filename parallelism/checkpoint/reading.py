@@ -61,7 +61,7 @@ class Checkpoint:
                 raise ValueError(f"{self.folder}: {part} is {there[0]} of {there[1]}, but here {here[0]} of {here[1]}")
 
     def _alternative(self, part: TensorShard) -> str:
-        """What there is instead of a part."""
+        """Describe what the checkpoint holds instead of a missing part."""
         kinds = sorted(kind for kind, name in self.pieces if name == part.name)
         if kinds:
             return f"it has {', '.join(kinds)}"

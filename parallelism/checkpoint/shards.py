@@ -85,7 +85,7 @@ class Piece(NamedTuple):
             raise ValueError(f"{self.key}: {self.length} elements, but its extent has others")
 
     def blocks(self, flat: Tensor) -> list[int]:
-        """The checksums of a tensor's blocks."""
+        """Return the checksums of a tensor's blocks."""
         return [crc32(memoryview(block.view(torch.uint8).numpy())) for block in flat.split(self.block_length)]
 
 

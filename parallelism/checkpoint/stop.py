@@ -30,7 +30,7 @@ class Stop:
         self.noted = number
 
     def asked(self) -> str:
-        """The name of the signal that some rank got, the same on all; "" if none did."""
+        """Return the name of a signal that some rank received, the same on all ranks, or ""."""
         self.highest[0] = self.noted
         number = int(self._agree()[0])
         return signal.Signals(number).name if number else ""

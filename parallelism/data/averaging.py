@@ -40,7 +40,7 @@ class Averaging(Replica):
             self._passes |= others
 
     def _units(self) -> list[FlatParam]:
-        """In the order in which their gradients are whole, and appear."""
+        """Return the units in the order in which their gradients become complete."""
         own, slices = self.own, self.arena.slices
         across = own.tied.across
 

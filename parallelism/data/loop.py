@@ -37,7 +37,7 @@ class LoopModule(nn.Module):
         super().__init__()
         self.module, self.replica = module, replica
         self.sync = True
-        self._in_backward, self._micro_batch, self._open = False, 0, SHARED
+        self._in_backward, self._micro_batch = False, 0
         for param in module.parameters():
             if param.requires_grad:
                 param.register_post_accumulate_grad_hook(self._gradient_appeared)
@@ -84,16 +84,13 @@ class LoopModule(nn.Module):
         if self.sync:
             self.replica.step_done()
             self._micro_batch = 0
-        elif self._open != SHARED:
-            self.replica.parameters_done(self._open)
-        self._open = SHARED
 
     def _action(self, kind: str) -> Action:
         return Action(0, kind, self._micro_batch)
 
     def _before_forward(self, number: int, module: nn.Module, args: Any) -> None:
         if number == SHARED:
-            self.replica.before(self._action(FORWARD), None)
+            self.replica.before(self._action(FORWARD), self._action(BACKWARD) if torch.is_grad_enabled() else None)
         else:
             self.replica.parameters_needed(number)
 
@@ -103,14 +100,9 @@ class LoopModule(nn.Module):
         for tensor in tensors(output):
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._before_backward, number))
-        if number != SHARED or not torch.is_grad_enabled():
-            self.replica.parameters_done(number)
 
     def _before_backward(self, number: int, gradient: Tensor) -> None:
         self._begin_backward()
-        if self._open not in (SHARED, number):
-            self.replica.parameters_done(self._open)
-        self._open = number
         self.replica.parameters_needed(number)
 
 
@@ -126,7 +118,7 @@ class DataParallel(LoopModule):
 
 
 def tensors(output: Any) -> Iterator[Tensor]:
-    """Those of what a module gives."""
+    """Yield the tensors of a module's output."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):

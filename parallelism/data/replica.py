@@ -68,7 +68,7 @@ class Replica(Listener):
         raise NotImplementedError
 
     def groups(self, unit: FlatParam) -> ShardGroups:
-        """The ranks over which the gradients of a unit are averaged: those of each of its parameters."""
+        """Return the ranks that average a unit's gradients, which are the same for each of its parameters."""
         return self.ranks.averaging(self.params[next(iter(unit.slices))])
 
     @property
@@ -103,12 +103,12 @@ class Replica(Listener):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Where the module has all its parameters, to be read.  Collective."""
+        """Hold all parameters in the module while they are read.  Collective."""
         yield
 
 
 def run(plans: Sequence[Plan]) -> None:
-    """All at once."""
+    """Run all plans concurrently."""
     for plan in plans:
         plan.start()
     for plan in plans:

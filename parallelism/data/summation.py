@@ -29,7 +29,7 @@ class TiedSums:
         self._owner: dict[Tensor, nn.Parameter] = {use: param for param, others in uses.items() for use in others}
 
     def owner(self, tensor: Tensor) -> Tensor:
-        """The parameter of whose gradient that of `tensor` is a summand, or itself."""
+        """Return the parameter to whose gradient `tensor` contributes, or `tensor` itself."""
         return self._owner.get(tensor, tensor)
 
     def complete(self, param: Tensor) -> None:

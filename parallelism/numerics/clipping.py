@@ -76,7 +76,7 @@ class GradientClip(ExposedTime):
         return norm
 
     def squares(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Of each parameter that this rank, or its `shard`, has."""
+        """Return the sum of squares of each parameter that this rank, or its `shard`, has."""
         norms = [norm for gradient in gradients for norm in block_norms(gradient.reshape(-1))]
         self.blocks.zero_()
         if norms:
@@ -88,7 +88,7 @@ class GradientClip(ExposedTime):
 
 
 def blocks_of(span: slice, first: int) -> range:
-    """The numbers of the blocks that some elements of a parameter make, whose first one has a number."""
+    """Return the numbers of the blocks that a span covers, in a parameter whose first block is number `first`."""
     assert span.start % BLOCK == 0
     return range(first + span.start // BLOCK, first - (-span.stop // BLOCK))
 
@@ -109,7 +109,7 @@ def keys(params: Mapping[str, nn.Parameter], mesh: Mesh, tied: Iterable[Sequence
 
 
 def counted_once(comm: Communicator, keys: np.ndarray) -> tuple[list[int], list[int], int]:
-    """Which of a rank's parameters it is to count, as the first that has them, and their places among all ranks'.
+    """Choose which of this rank's parameters it counts, as the first rank that has them, and their global slots.
 
     Parameters are the same where their keys are.  Collective.
     """
@@ -122,7 +122,10 @@ def counted_once(comm: Communicator, keys: np.ndarray) -> tuple[list[int], list[
 
 
 def square_root(x: Tensor) -> Tensor:
-    """In place, and rounded to nearest: torch's own on the CPU, MKL's, may be the neighbour, as the CPU has it."""
+    """Compute the square root in place, rounded to nearest.
+
+    Torch's own on the CPU, MKL's, may round to a neighbour, depending on the CPU.
+    """
     if x.is_cuda:
         return x.sqrt_()
     np.sqrt(x.numpy(), out=x.numpy())

@@ -57,7 +57,7 @@ class Dropout(nn.Module):
         return DropFunction.apply(x, rows, self.p)
 
     def of_attention(self, q: Tensor) -> AttentionDropout | None:
-        """What drops the probabilities of this batch's attention.  Shapes: q (batch, n_head, ...)."""
+        """Return the dropout of this batch's attention probabilities, or None.  Shapes: q (batch, n_head, ...)."""
         if not self.training or self.p == 0:
             return None
         heads = torch.arange(q.shape[1], device=q.device) + self.rank * q.shape[1]
@@ -98,11 +98,11 @@ class AttentionDropout(NamedTuple):
     p: float
 
     def between(self, queries: Tensor, keys: Tensor) -> Drop:
-        """What drops the probabilities with which tokens at some places attend to others; (queries) and (keys)."""
+        """Return the dropout of the probabilities between tokens at some positions.  Shapes: (queries) and (keys)."""
         return Drop(mix(self.of_heads[..., None], queries), keys, self.p)
 
     def among(self, length: int) -> Drop:
-        """The same for all tokens of a sequence."""
+        """Return the dropout of the probabilities between all tokens of a sequence."""
         places = torch.arange(length, device=self.of_heads.device)
         return self.between(places, places)
 
@@ -133,7 +133,7 @@ class Drop(NamedTuple):
         return int(self.p * (1 << 32))
 
     def numbers(self, number: type) -> tuple:
-        """What the kernels take."""
+        """Return the arguments of the compiled kernels."""
         return self.rows.reshape(-1).numpy(), self.columns.numpy(), self.least, number(1 / (1 - self.p))
 
 
@@ -143,7 +143,7 @@ def has_numba() -> bool:
 
 
 def mix(key: Tensor, number: Tensor) -> Tensor:
-    """A hash of both: 64 bits, of which each depends on all of theirs."""
+    """Return a 64-bit hash of a key and a number."""
     x = key * signed(GAMMA, 64) + number
     x = (x ^ shifted(x, 30, 64)) * signed(FIRST, 64)
     x = (x ^ shifted(x, 27, 64)) * signed(SECOND, 64)
@@ -151,7 +151,7 @@ def mix(key: Tensor, number: Tensor) -> Tensor:
 
 
 def short_hash(rows: Tensor, columns: Tensor) -> Tensor:
-    """32 bits for each row's key and column; those of `pointwise_kernels.stays`."""
+    """Return a 32-bit hash of each row's key and column, equal to that of `pointwise_kernels.stays`."""
     low, high = (part.to(torch.int32)[..., None] for part in (rows, rows >> 32))
     x = columns.to(torch.int32) * signed(SHORT_GAMMA, 32) + low
     x = (x ^ shifted(x, 16, 32)) * signed(SHORT_FIRST, 32) ^ high
@@ -160,7 +160,7 @@ def short_hash(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def shifted(x: Tensor, bits: int, width: int) -> Tensor:
-    """To the right, zeros coming in."""
+    """Shift right, filling with zeros."""
     return (x >> bits) & ((1 << (width - bits)) - 1)
 
 

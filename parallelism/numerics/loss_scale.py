@@ -42,16 +42,16 @@ class LossScale:
 
     @property
     def inverse(self) -> Tensor | None:
-        """By what gradients are multiplied, None where they stay as they are."""
+        """The factor that unscales gradients; None where they are not scaled."""
         return None if self.growth_interval is None else self.value.reciprocal()
 
     @property
     def can_fall(self) -> Tensor:
-        """Whether gradients that are not finite may be so by the scale alone."""
+        """Whether a smaller scale alone may make non-finite gradients finite."""
         return self.value > (math.inf if self.growth_interval is None else self.lowest)
 
     def state(self) -> tuple[float, int]:
-        """Its value and its good steps, read from the device."""
+        """Read the scale and the number of good steps from the device."""
         return float(self.value), int(self.good_steps)
 
     def load(self, value: float, good_steps: int) -> None:

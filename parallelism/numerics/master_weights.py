@@ -57,7 +57,7 @@ class MasterWeights:
 
     @classmethod
     def of(cls, model: nn.Module, arena: Arena) -> MasterWeights:
-        """Of a whole arena, whose originals go."""
+        """Make the master weights of a whole arena, and drop the arena's originals."""
         masters = cls(dict(model.named_parameters()), arena.originals)
         arena.originals = {}
         return masters
@@ -90,7 +90,7 @@ class MasterWeights:
 
     @contextmanager
     def exact(self, model: nn.Module, shard: Communicator | None = None) -> Iterator[None]:
-        """Where the parameters of a model are what they are rounded from, to be read: not to compute with them.
+        """Put the unrounded master weights into the model while they are read: do not compute with them.
 
         Ranks of `shard` have pieces of them.  Collective.
         """
@@ -112,12 +112,12 @@ class MasterWeights:
 
 
 def is_rounded(param: Tensor) -> bool:
-    """Whether it has fewer bits than what an optimizer updates."""
+    """Return whether a parameter has fewer bits than the master weight that an optimizer updates."""
     return param.dtype.itemsize < torch.float32.itemsize
 
 
 def like(param: nn.Parameter, value: Tensor) -> nn.Parameter:
-    """A parameter of that value, placed as another is."""
+    """Return a parameter with this value and another one's placement."""
     piece = nn.Parameter(value)
     place(piece, **placement_of(param))
     return piece

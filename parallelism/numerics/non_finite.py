@@ -38,8 +38,9 @@ class GradientMonitor(Listener):
         self._sums[name] = self._sums[name] + total if name in self._sums else total
 
     def take(self, device: torch.device) -> tuple[list[str], Tensor]:
-        """The parameters whose gradients have appeared since this was asked last, in the order of the backward pass,
-        and whether each gradient was finite.
+        """Return the parameters with new gradients since the last call, and whether each gradient is finite.
+
+        The parameters are in the order of the backward pass.
         """
         sums, self._sums = self._sums, {}
         finite = torch.stack(list(sums.values())).isfinite() if sums else torch.ones(0, dtype=torch.bool, device=device)
@@ -124,5 +125,5 @@ class StepGuard(ExposedTime):
 
 
 def first_of(names: Sequence[str], finite: Sequence[float]) -> str:
-    """The first of the names whose gradient is not finite."""
+    """Return the first name whose gradient is not finite, or ""."""
     return next((name for name, is_finite in zip(names, finite, strict=True) if not is_finite), "")

@@ -19,7 +19,7 @@ MOST_THREADS = 4  # torch divides its own kernels among more of them, and is ahe
 
 
 def takes(x: Tensor) -> bool:
-    """Whether compiled code takes such a tensor."""
+    """Return whether the compiled code supports a tensor."""
     fits = x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
     return fits and has_numba() and torch.get_num_threads() <= MOST_THREADS
 

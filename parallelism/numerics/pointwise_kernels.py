@@ -35,7 +35,7 @@ def float_of(typing, bits):
 
 @numba.njit(inline="always")
 def exp(x):
-    """The exponential of a number that is not positive, to 2e-7 of itself; NaN stays."""
+    """Compute the exponential of x <= 0 with a relative error of 2e-7; NaN stays NaN."""
     x = LEAST if x < LEAST else x
     n = np.floor(x * PER_LN2 + F(0.5))
     r = x - n * LN2 - n * LN2_REST
@@ -46,7 +46,7 @@ def exp(x):
 
 @numba.njit(inline="always")
 def stays(row, column, bound):
-    """Whether dropout keeps an element: the hash is that of `parallelism.numerics.dropout.short_hash`."""
+    """Return whether dropout keeps an element, by the hash of `parallelism.numerics.dropout.short_hash`."""
     h = np.uint32(np.uint32(column) * GAMMA + np.uint32(row))
     h = np.uint32(np.uint32((h ^ (h >> np.uint32(16))) * FIRST) ^ np.uint32(row >> 32))
     h = np.uint32((h ^ (h >> np.uint32(13))) * SECOND)
@@ -112,7 +112,7 @@ def softmax_backward(s, d, rows, columns, least, scale, slope, num_causal, log, 
 
 @numba.njit(inline="always")
 def sigmoid(x):
-    """The sigmoid of x, and its derivative."""
+    """Compute the sigmoid of x and its derivative."""
     e = exp(x if x < F(0) else -x)
     larger = ONE / (ONE + e)
     return (larger if x >= F(0) else e * larger), e * larger * larger

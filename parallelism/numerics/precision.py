@@ -63,18 +63,18 @@ class Precision:
 
     @property
     def grad_dtypes(self) -> tuple[str, ...]:
-        """In which gradients may be reduced, the default first."""
+        """The dtypes in which gradients may be reduced, the default first."""
         if self.dtype == "float64":
             return ("float64",)
         return "float32", self.dtype if self.master_weights else "bfloat16"
 
     @property
     def wire_dtype(self) -> str | None:
-        """In which float32 gradients travel, if in another."""
+        """The dtype in which float32 gradients are sent, if it is another one."""
         return "bfloat16" if self.grad_dtype == "bfloat16" and not self.master_weights else None
 
     def computing(self, device: str) -> Any:
-        """What forward passes are enclosed in."""
+        """Return the context in which forward passes run."""
         import torch
 
         enabled = self.dtype in HALVES and not self.master_weights
@@ -82,7 +82,7 @@ class Precision:
 
     @property
     def arena_dtypes(self) -> dict[str, Any]:
-        """In what a model's parameters and gradients are held, if not in the parameters' own: as `Arena` takes it."""
+        """The dtypes of the arena's parameters and gradients, if not the parameters' own, as `Arena` takes them."""
         if not self.master_weights:
             return {}
         import torch

@@ -35,7 +35,7 @@ def recompute(module: nn.Module, place: BatchPosition | None = None, method: str
 
 
 def contexts(place: BatchPosition) -> tuple[AbstractContextManager, AbstractContextManager]:
-    """That of the pass, and that of the same pass done again."""
+    """Return the contexts of the forward pass and of its recomputation."""
     return nullcontext(), as_before(place, place.samples, place.positions, CURRENT.get())
 
 

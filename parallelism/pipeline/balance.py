@@ -8,7 +8,7 @@ from itertools import accumulate
 
 
 def balance(costs: Sequence[float], num_stages: int) -> list[range]:
-    """The layers of each stage, at least one, in order: with the dearest stage as cheap as can be, all as even.
+    """Divide layers into consecutive stages of at least one layer: minimize the costliest, then even out the rest.
 
     Raises: ValueError for more stages than layers, or none.
 
@@ -25,7 +25,7 @@ def balance(costs: Sequence[float], num_stages: int) -> list[range]:
 def cheapest(
     costs: Sequence[float], num_stages: int, add: Callable[[float, float], float], limit: float = math.inf
 ) -> tuple[float, list[range]]:
-    """The cheapest parts of which none costs more than `limit`, where `add` gives what one more part makes of a sum."""
+    """Return the cheapest division with no stage above `limit`; `add` accumulates the stages' costs."""
     sums = [0, *accumulate(costs)]
     best: dict[int, tuple[float, list[range]]] = {0: (0, [])}  # of the layers before some
     for _ in range(num_stages):

@@ -40,7 +40,7 @@ class WeightGradients:
             self._products.update([weight] if bias is None else [weight, bias])
 
     def puts_off(self, parameter: Tensor) -> bool:
-        """Whether some of a parameter's gradient is still to be computed."""
+        """Return whether a part of a parameter's gradient is still deferred."""
         return self._products[parameter] > 0
 
     @torch.no_grad()
@@ -110,7 +110,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def current(*weights: Tensor | None) -> WeightGradients | None:
-    """To what a layer leaves the gradients of its weights, if that is asked for and they are parameters in training."""
+    """Return where a layer defers its weight gradients, or None if they are computed at once."""
     trained = all(weight is None or (weight.is_leaf and weight.requires_grad) for weight in weights)
     return CURRENT.get() if trained else None
 
@@ -131,7 +131,7 @@ class LinearFunction(torch.autograd.Function):
 
 
 def autocast(x: Tensor) -> Tensor:
-    """In the dtype that linear layers compute in."""
+    """Cast x to the dtype that linear layers compute in."""
     kind = x.device.type
     if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
         return x

@@ -25,10 +25,10 @@ class Passes(Protocol):
     """A stage: its passes of a micro-batch, between which it keeps what the next one needs."""
 
     def forward(self, micro_batch: int, x: Tensor | None, batch: Any) -> Tensor:
-        """What the next stage is given, or of the last stage the loss."""
+        """Return the input of the next stage, or the loss on the last stage."""
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        """The gradient of what it was given; gradients of weights are added up."""
+        """Return the gradient of the input, and accumulate the gradients of the weights."""
 
     def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None: ...
 
@@ -74,7 +74,7 @@ class Pipeline:
         self.forms: dict[Any, dict[int, Form]] = {}  # of what each stage is given, by the shapes of a batch
 
     def step(self, batches: Sequence[Any], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
-        """A step's passes: each batch is a micro-batch, and every rank is given the same ones.  Collective.
+        """Run a step's passes; each batch is a micro-batch, and all ranks pass the same ones.  Collective.
 
         The loss is the sum of the micro-batches' by their `weights`, by default their mean.  Returns it on the rank of
         the last stage, 0 on others, in float64 on the device; gradients are added up in each stage.
@@ -107,13 +107,13 @@ class Pipeline:
 
     @torch.no_grad()
     def losses(self, batches: Sequence[Any]) -> list[float]:
-        """Each batch's loss, by forward passes alone: on the rank of the last stage; zeros on others.  Collective."""
+        """Return each batch's loss by forward passes alone, on the last stage's rank; zeros on others.  Collective."""
         run = Pass(self, forward_only(self.schedule, len(batches)), batches, [0.0] * len(batches))
         run.run()
         return [float(loss) for loss in run.losses]
 
     def form(self, batch: Any) -> dict[int, Form]:
-        """Of what each stage is given: learnt once for each shape of batch.
+        """Return the form of each stage's input, which is exchanged once for each shape of batch.
 
         One rank sends nothing, and need not know.
         """
@@ -184,7 +184,7 @@ class Pass:
         return self.pipeline.comm.send(x, message.dest, self.tag(message), blocking=False)
 
     def tag(self, message: StageMessage) -> int:
-        """Of its own within a step."""
+        """Return the message's tag, unique within a step."""
         return (2 * message.stage + message.is_gradient) * len(self.batches) + message.micro_batch
 
     def act(self, action: Action, following: Action | None) -> None:
@@ -208,7 +208,7 @@ class Pass:
                 self.held[True, stage - 1, micro_batch] = gradient
 
     def keep_result(self, action: Action, y: Tensor) -> None:
-        """Of a forward pass, for the next stage; of the last one, for its own backward pass."""
+        """Store the output of a forward pass for the next stage, or for the last stage's own backward pass."""
         stage, _, micro_batch = action
         if stage < self.schedule.num_stages - 1:
             self.held[False, stage + 1, micro_batch] = y.detach()
@@ -230,7 +230,7 @@ def check_home(stages: Mapping[int, Any], schedule: Schedule, comm: Communicator
 
 
 def forward_only(schedule: Schedule, num_micro_batches: int) -> Schedule:
-    """The forward passes of some micro-batches, one after the other, on the same stages."""
+    """Return the schedule that runs the forward passes of some micro-batches in order, on the same stages."""
     orders = tuple(
         tuple(Action(stage, FORWARD, m) for m in range(num_micro_batches) for stage in schedule.stages(rank))
         for rank in range(schedule.num_ranks)

@@ -26,34 +26,31 @@ class Listener(ExposedTime):
     """
 
     def before_passes(self) -> None:
-        """This rank begins its part of a schedule."""
+        """Prepare for this rank's part of a schedule."""
 
     def after_passes(self) -> None:
-        """This rank has done its part, and what it has sent is gone."""
+        """Finish this rank's part of a schedule, all of whose sends are complete."""
 
     def before(self, action: Action, following: Action | None) -> None:
-        """An action begins; `following` is this rank's next one, or None."""
+        """Prepare for an action; `following` is this rank's next one, or None."""
 
     def after(self, action: Action) -> None:
-        """An action has ended."""
+        """Handle the end of an action."""
 
     def before_wait(self, message: StageMessage) -> None:
-        """This rank begins to wait for a message from another stage's."""
+        """Handle the beginning of a wait for a message from another rank's stage."""
 
     def after_wait(self, message: StageMessage) -> None:
-        """The message has come."""
+        """Handle the arrival of a message."""
 
     def parameters_needed(self, layer: int) -> None:
-        """A layer is about to compute, forward or backward."""
-
-    def parameters_done(self, layer: int) -> None:
-        """A layer has computed, and need not keep its parameters.  The driver of a schedule does not tell."""
+        """Provide a layer's parameters before it computes, forward or backward."""
 
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
-        """A backward pass has added the gradient of a micro-batch, numbered within the global batch, to a parameter."""
+        """Handle a gradient that a backward pass has accumulated; micro-batches are numbered in the global batch."""
 
     def step_done(self) -> None:
-        """All micro-batches have been computed: from here on gradients are those of all ranks."""
+        """Make the gradients those of all ranks, after all micro-batches have been computed."""
 
 
 class Listeners:

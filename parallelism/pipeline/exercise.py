@@ -43,8 +43,8 @@ class PipelineExercise(Exercise):
     priced = of_size(4, 8)
     measures = (
         Measure("takes", "forward passes' time"),
-        Measure("keeps", "activations on a rank"),
-        Measure("keeps", "activations on all ranks"),
+        Measure("keeps", "activations on a rank", "activation on a rank"),
+        Measure("keeps", "activations on all ranks", "activation on all ranks"),
     )
 
     def contract(self) -> str:

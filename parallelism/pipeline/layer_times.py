@@ -32,7 +32,7 @@ def measure(
     prepare: Callable[[Batch], None] = nothing,
     repeats: int = 3,
 ) -> list[LayerTimes]:
-    """The shortest times of each layer on a batch.  Gradients stay as they are.
+    """Measure each layer's shortest times on a batch.  Gradients stay as they are.
 
     Collective where ranks share layers; each then has times of its own.
     """
@@ -51,13 +51,13 @@ def measure(
 
 
 def agreed(times: Sequence[LayerTimes], comm: Communicator) -> list[LayerTimes]:
-    """Their means over the ranks, the same on all.  Collective."""
+    """Return the means over the ranks, the same on all ranks.  Collective."""
     means = comm.broadcast(comm.all_reduce(np.array(times), op="avg"))
     return [LayerTimes(*row) for row in means.tolist()]
 
 
 def message_s(x: Tensor, comm: Communicator, repeats: int = 5) -> float:
-    """How long such a tensor takes from rank 0 to rank 1, on all ranks.  Collective."""
+    """Measure the seconds that such a tensor takes from rank 0 to rank 1, the same on all ranks.  Collective."""
     x, shortest = x.detach().contiguous(), np.full(1, np.inf)
     for _ in range(repeats if comm.rank < 2 else 0):
         begin = time.perf_counter()
@@ -68,7 +68,7 @@ def message_s(x: Tensor, comm: Communicator, repeats: int = 5) -> float:
 
 
 def stage_costs(times: Sequence[LayerTimes], parts: Sequence[range], message: float) -> Costs:
-    """Of the stages that have these layers each.
+    """Return the costs of stages that consist of these layers.
 
     >>> times = [LayerTimes(1, 2, 3), LayerTimes(1, 1, 1), LayerTimes(4, 4, 4)]
     >>> stage_costs(times, [range(0, 2), range(2, 3)], message=0.5)
@@ -90,7 +90,7 @@ def passes(stage: Stage, x: Tensor | None, batch: Batch) -> LayerTimes:
 
 
 def now(x: Tensor) -> float:
-    """Once all is done that was asked of the device where `x` is."""
+    """Return the time in seconds, after the work queued on the device of x has ended."""
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     return time.perf_counter()

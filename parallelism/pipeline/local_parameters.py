@@ -55,29 +55,29 @@ class LocalParameters:
         self._last = {action.stage: index for index, action in enumerate(order) if action.kind != FORWARD}
 
     def layers(self, param: Tensor) -> set[int]:
-        """The layers that use a parameter, by number."""
+        """Return the numbers of the layers that use a parameter."""
         return self._users[param]
 
     def home(self, param: Tensor) -> int:
-        """The layer that uses it alone, or SHARED."""
+        """Return the only layer that uses a parameter, or SHARED."""
         layers = self.layers(param)
         return next(iter(layers)) if len(layers) == 1 else SHARED
 
     def users(self, layers: set[int]) -> set[int]:
-        """The stages that have some of these layers; of no layer, all."""
+        """Return the stages that have some of these layers, or all stages if there are no layers."""
         return {stage for stage, part in self.stages.items() if not layers or layers.intersection(part)}
 
     def end(self, name: str) -> int:
-        """The number, in this rank's order, of the action after which a parameter's gradient is whole."""
+        """Return the number, in this rank's order, of the action that completes a parameter's gradient."""
         return max(self._last[stage] for stage in self.users(self.layers(self.params[name])))
 
     def num_passes(self, *names: str) -> int:
-        """How many backward passes of a step reach parameters."""
+        """Count the backward passes of a step that contribute to these parameters."""
         layers = set().union(*(self._layers[name] for name in names))
         return len(self.users(layers)) * self.num_micro_batches
 
     def trained(self, names: Iterable[str] | None = None) -> list[str]:
-        """The names of those that get gradients, in their order."""
+        """Return the names of the parameters that get gradients, in their order."""
         return [name for name in (self.params if names is None else names) if self.params[name].requires_grad]
 
     def runs(self, slices: Mapping[str, slice], key: Callable[[str], object]) -> list[dict[str, slice]]:
@@ -106,5 +106,5 @@ class LocalParameters:
 
 
 def is_inside(name: str, modules: Sequence[str]) -> bool:
-    """Whether a parameter belongs to one of the modules, of which "" is the whole model."""
+    """Return whether a parameter belongs to one of the modules, of which "" is the whole model."""
     return any(not module or name.startswith(f"{module}.") for module in modules)

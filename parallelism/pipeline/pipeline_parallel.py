@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 
 class PipelineParallel:
-    """A model whose layers are shared by the ranks of `mesh.pp`, and whose gradients, after each step, are the average
-    over those of dp and sp.
+    """A model with its layers divided over `mesh.pp`, and its gradients averaged over dp and sp after each step.
 
     Each rank gives the same model; what other ranks' stages have of it goes.  Stages are balanced by the layers' costs.
     `prepare` is called with the micro-batch before each forward pass.
@@ -81,7 +80,7 @@ class PipelineParallel:
             tensor.register_post_accumulate_grad_hook(self.pipeline.gradient_appeared)
 
     def _watched(self, number: int, layer: Layer) -> Layer:
-        """A layer that says when it computes."""
+        """Return a layer that emits events around its computation."""
 
         def run(x: Tensor | None, batch: Batch) -> Tensor:
             self.pipeline.parameters_needed(number)
@@ -118,7 +117,7 @@ class PipelineParallel:
 
     @property
     def groups(self) -> list[TiedGradients | ShardGroups]:
-        """What has communicators of its own."""
+        """The communicators to free, with their owners."""
         return [self._own.tied, self.replica.ranks]
 
     def free(self) -> None:
@@ -128,7 +127,7 @@ class PipelineParallel:
 
 
 def within(context: Callable[[], AbstractContextManager], layer: Layer) -> Layer:
-    """The layer, computed in a context, such as autocast's."""
+    """Return the layer wrapped in a context, such as autocast's."""
 
     def run(x, batch):
         with context():

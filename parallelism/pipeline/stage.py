@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     samples: Tensor | None = None
 
     def to(self, device: str) -> Batch:
-        """On a device, to where it may still be on its way while this process goes on."""
+        """Copy to a device; the copy may still be in flight when this returns."""
         return Batch(*(None if part is None else to_device(part, device) for part in self))  # type: ignore[arg-type]
 
 
@@ -72,7 +72,7 @@ def cut(
     splits: bool = False,
     appeared: Callable[[Tensor], None] = nothing,
 ) -> dict[int, Stage]:
-    """The stages of this rank, by their numbers: `stages` says which layers each has.  Modules of others go.
+    """Cut out this rank's stages, by number; `stages` says which layers each has.  Other modules are deleted.
 
     Parameters keep their names.  A parameter that modules share stays one where all of them are here.  `prepare` is
     called before each forward pass.  With `splits`, backward passes may be done in two parts; `appeared` is called with
@@ -117,7 +117,7 @@ class Stage:
         self._alive: dict[int, SavedForBackward] = {}
 
     def puts_off(self, micro_batch: int, parameter: Tensor) -> bool:
-        """Whether some of a parameter's gradient is left to `backward_weights`."""
+        """Return whether a part of a parameter's gradient is deferred to `backward_weights`."""
         kept = self._alive.get(micro_batch)
         return kept is not None and kept.later is not None and kept.later.puts_off(parameter)
 
@@ -127,7 +127,7 @@ class Stage:
         return len(self._alive)
 
     def forward(self, micro_batch: int, x: Tensor | None, batch: Batch) -> Tensor:
-        """The output for the next stage; of the last one the loss, a scalar.  The first stage's x is None."""
+        """Return the output for the next stage, or the scalar loss on the last one.  The first stage's x is None."""
         self.prepare(batch)
         needs_gradient = torch.is_grad_enabled()
         later = WeightGradients(self.appeared) if self.splits and needs_gradient else None
@@ -141,14 +141,14 @@ class Stage:
         return y.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        """The gradient of the input, given that of the output; of the last stage's, the weight of the loss."""
+        """Return the input's gradient, given the output's; of the last stage, given the weight of the loss."""
         kept = self._alive.pop(micro_batch)
         if kept.later:
             kept.later.at_once = True
         return backward(kept, gradient)
 
     def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        """As `backward`, but the gradients of linear layers' weights are left to `backward_weights`."""
+        """Run the backward pass, but defer the gradients of linear layers' weights to `backward_weights`."""
         kept = self._alive[micro_batch]
         assert kept.later, "the stage was cut without splits=True"
         self._alive[micro_batch] = SavedForBackward(None, None, kept.later)

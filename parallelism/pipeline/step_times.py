@@ -40,7 +40,10 @@ class StepTimes(Listener):
         return self.span_s - self.busy_s
 
     def bubble(self, comm: Communicator) -> float | None:
-        """What part of the last step, 0 to 1, the ranks of `comm` have not computed; None of one rank.  Collective."""
+        """Return the idle fraction of the last step, 0 to 1, over the ranks of `comm`; None for one rank.
+
+        Collective.
+        """
         if comm.size == 1:
             return None
         busy_s, span_s = self.last

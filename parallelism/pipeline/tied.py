@@ -18,7 +18,7 @@ Tied = list[tuple[str, ...]]
 
 
 def tied_names(model: nn.Module) -> Tied:
-    """The names of each parameter that has several."""
+    """Return the names of each parameter that has several."""
     names: dict[nn.Parameter, list[str]] = defaultdict(list)
     for name, param in model.named_parameters(remove_duplicate=False):
         names[param].append(name)

@@ -52,7 +52,7 @@ class SpanRecorder(Listener):
 
 
 def gather(comm: Communicator, spans: Sequence[Span]) -> list[Span]:
-    """All ranks' spans, on rank 0, by its clock and from the first one's begin; nothing on others.  Collective."""
+    """Gather all ranks' spans on rank 0, by its clock and from the first begin; others get none.  Collective."""
     ahead_s = clocks_ahead_s(comm)
     texts = comm.all_gather_object(json.dumps(spans))
     if comm.rank:
@@ -67,7 +67,7 @@ def gather(comm: Communicator, spans: Sequence[Span]) -> list[Span]:
 
 
 def clocks_ahead_s(comm: Communicator) -> list[float]:
-    """By how much each rank's clock is ahead of rank 0's: on rank 0; zeros on others.  Collective.
+    """Measure by how many seconds each rank's clock is ahead of rank 0's; zeros on other ranks.  Collective.
 
     Ranks of one host have one clock.
     """
@@ -78,7 +78,7 @@ def clocks_ahead_s(comm: Communicator) -> list[float]:
 
 
 def clock_ahead_s(comm: Communicator, rank: int) -> float:
-    """By how much one rank's clock is ahead of rank 0's, on rank 0."""
+    """Measure by how many seconds one rank's clock is ahead of rank 0's, on rank 0."""
     theirs, trips = np.zeros(1), []
     for _ in range(ROUNDS):
         begin_s = time.perf_counter()
@@ -103,7 +103,7 @@ class CompletedAction(NamedTuple):
 
 
 def done(spans: Sequence[Span]) -> dict[Action, CompletedAction]:
-    """The actions of a step, by what others need of them."""
+    """Return the actions of a step, by the results that others need."""
     ranked = sorted((span for span in spans if action_of(span)), key=lambda span: (span.rank, span.begin_s))
     known = {}
     for before, span in pairwise([None, *ranked]):
@@ -115,7 +115,7 @@ def done(spans: Sequence[Span]) -> dict[Action, CompletedAction]:
 
 
 def messages(spans: Sequence[Span]) -> Iterator[tuple[CompletedAction, CompletedAction]]:
-    """What is sent from rank to rank: the action that makes it, and the one that needs it."""
+    """Yield each message between ranks as the action that sends and the one that needs it."""
     known = done(spans)
     num_stages = 1 + max((action.stage for action in known), default=-1)
     for reader in known.values():
@@ -126,7 +126,7 @@ def messages(spans: Sequence[Span]) -> Iterator[tuple[CompletedAction, Completed
 
 
 def measured(spans: Sequence[Span]) -> Costs:
-    """What a step's actions and messages took: medians of each stage, and of each pair of stages in a row.
+    """Return the measured costs: medians of each stage's actions, and of messages between consecutive stages.
 
     Of messages those count that were waited for.  Where all backward passes are whole, all is in `inputs`.
     """
@@ -151,7 +151,7 @@ def measured(spans: Sequence[Span]) -> Costs:
 
 
 def happened(name: str, num_ranks: int, spans: Sequence[Span]) -> ScheduleGrid:
-    """As a picture has it; its bubble is the time in which ranks did no action."""
+    """Return the measured spans as a grid to draw; its bubble is the time in which ranks ran no action."""
     grid = ScheduleGrid(name, num_ranks, spans)
     _, unit, scale = time_axis(grid.end_s)
     busy_s = sum(length(span) for span in spans if action_of(span))
@@ -205,7 +205,7 @@ def events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
 
 
 def arrows(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
-    """From the middle of an action, as an arrow must begin within one, to the begin of that which needs its result."""
+    """Yield arrows from the middle of an action, as they must begin within one, to the begin of its reader."""
     for number, (maker, reader) in enumerate(messages(spans)):
         common = {"name": "message", "cat": "message", "id": number, "tid": 0}
         middle_s = (maker.span.begin_s + maker.span.end_s) / 2

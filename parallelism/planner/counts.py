@@ -23,12 +23,12 @@ def precision_of(job: TrainingJob) -> ElementBytes:
 
 
 def widths(model: ModelConfig) -> tuple[int, int]:
-    """Of q, and of k and v each."""
+    """Return the widths of q, and of k and v each."""
     return model.n_embd, model.head_size * model.num_kv_heads
 
 
 def expert_params(model: ModelConfig, tp: int, ep: int) -> int:
-    """Of a rank's experts of a block."""
+    """Count a rank's expert parameters in a block."""
     return 8 * (model.num_experts // ep) * model.n_embd**2 // tp
 
 
@@ -49,7 +49,7 @@ def block_params(model: ModelConfig, tp: int, ep: int = 1) -> int:
 
 
 def state_elements(optimizer: str, params: int, matrices: int) -> int:
-    """What an optimizer keeps of parameters, of which some are blocks' matrices.
+    """Count an optimizer's state elements for parameters of which `matrices` are in blocks' matrices.
 
     >>> state_elements("adamw", 10, 8), state_elements("muon", 10, 8)
     (20, 12)
@@ -59,7 +59,7 @@ def state_elements(optimizer: str, params: int, matrices: int) -> int:
 
 
 def vocabulary_params(model: ModelConfig, tp: int) -> int:
-    """Of the embedding, or the head; where these are tied, a rank that has both has them once."""
+    """Count the parameters of the embedding or the head; a rank that has both stores tied ones once."""
     return -(-model.vocab_size // tp) * model.n_embd
 
 
@@ -68,12 +68,12 @@ def embedding_params(model: ModelConfig, tp: int) -> int:
 
 
 def norm_params(model: ModelConfig) -> int:
-    """Of the last norm."""
+    """Count the parameters of the last norm."""
     return model.n_embd * (2 if model.bias else 1)
 
 
 def stage_params(model: ModelConfig, tp: int, ep: int, layers: range) -> int:
-    """Of some layers, of which the first has the embeddings and the last the norm and the head."""
+    """Count the parameters of some layers; the first has the embeddings, the last the norm and the head."""
     first, last = layers.start == 0, layers.stop == model.n_layer
     found = len(layers) * block_params(model, tp, ep)
     found += embedding_params(model, tp) * first + norm_params(model) * last
@@ -81,13 +81,13 @@ def stage_params(model: ModelConfig, tp: int, ep: int, layers: range) -> int:
 
 
 def layer_params(model: ModelConfig, tp: int, ep: int, layers: range) -> int:
-    """Of the largest of some layers: a block, that with the embeddings, or the norm and the head."""
+    """Count the parameters of the largest of some layers: a block, embeddings with a block, or norm and head."""
     found = block_params(model, tp, ep) + embedding_params(model, tp) * (layers.start == 0)
     return max(found, (norm_params(model) + vocabulary_params(model, tp)) * (layers.stop == model.n_layer))
 
 
 def rank_params(model: ModelConfig, tp: int, ep: int, stages: list[range]) -> int:
-    """Of the stages of a rank."""
+    """Count the parameters of a rank's stages."""
     found = sum(stage_params(model, tp, ep, layers) for layers in stages)
     ends = [layers.start == 0 for layers in stages], [layers.stop == model.n_layer for layers in stages]
     has_both = any(ends[0]) and any(ends[1]) and len(stages) > 1 and model.tied
@@ -108,17 +108,17 @@ class SavedElements(NamedTuple):
 
 
 def tokens(job: TrainingJob, layout: ParallelLayout) -> int:
-    """Of a micro-batch, that a rank has."""
+    """Count a rank's tokens of a micro-batch."""
     return layout.micro_batch_size * job.model.block_size // layout.sp
 
 
 def between_tp(layout: ParallelLayout) -> int:
-    """In how many parts tp ranks have what lies between split layers."""
+    """Return over how many tp ranks activations between split layers are sharded."""
     return layout.tp if layout.sequence_parallel else 1
 
 
 def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
-    """With full recomputation its input, else the inputs of both norms and all that follows.
+    """Count a block's saved elements: its input with full recomputation, else both norms' inputs and all after.
 
     Those are the norms' results, with two numbers a token, q, k and v, attention's result and the log of its sums, the
     inputs of GELU and its results.  Dropout keeps a key for each token; selective recomputation spares GELU's results,
@@ -158,7 +158,7 @@ def norm_numbers(model: ModelConfig) -> int:
 
 
 def mlp_kept(model: ModelConfig, tp: int) -> float:
-    """Of a token, in tp parts: the inputs and results of GELU, or of a gate, both halves of its inputs.
+    """Count the saved elements of a token's MLP over tp shards: inputs and results of GELU, or of a gate.
 
     Of a mixture also rows, before and after, and scores, of which each rank of tp has the whole.
     """
@@ -168,22 +168,22 @@ def mlp_kept(model: ModelConfig, tp: int) -> float:
 
 
 def mlp_inputs(model: ModelConfig) -> int:
-    """The outputs of the MLP's first layer."""
+    """Count the outputs of the MLP's first layer."""
     return (2 if model.is_gated else 1) * model.hidden_width
 
 
 def mlp_gradients(model: ModelConfig) -> int:
-    """Of a token, those on their way between the MLP's two layers."""
+    """Count a token's gradients in flight between the MLP's two layers."""
     return (3 if model.is_gated else 2) * model.hidden_width
 
 
 def spared(model: ModelConfig) -> int:
-    """What selective recomputation does not keep of `mlp_kept`."""
+    """Count the elements of `mlp_kept` that selective recomputation does not save."""
     return model.hidden_width * (model.experts_per_token if model.num_experts else 1)
 
 
 def head_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
-    """The norm's input and result, and the log of the probabilities."""
+    """Count the saved elements of the head: the norm's input and result, and the log-probabilities."""
     between = tokens(job, layout) / between_tp(layout) * job.model.n_embd
     return SavedElements(
         norm_kept(job.model) * between, between, logits(job, layout), vocabulary_params(job.model, layout.tp)

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from collectives.job.settings import Parser, Range, check
@@ -21,7 +20,7 @@ from collectives.schedule.fabrics import (
     with_flags,
 )
 from models import presets, ranges
-from models.flags import add_flag, from_toml
+from models.flags import add_flag, config_file, config_help, from_toml
 from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
 from parallelism.planner.counts import STATES
@@ -112,7 +111,7 @@ class PlanRequest(NamedTuple):
 
 
 def asked(arguments: Sequence[str] | None, description: str | None) -> PlanRequest:
-    """Raises: ValueError for what makes no sense, with the remedy."""
+    """Parse the request; raise ValueError for inconsistent flags, with the remedy."""
     flags = parser(description).parse_args(arguments)
     settings, fixed, given, written = settings_of(flags)
     nodes, network, links = place(flags)
@@ -123,12 +122,12 @@ def asked(arguments: Sequence[str] | None, description: str | None) -> PlanReque
         words.append(f"{flags.config}: {', '.join(others)} have no part in this")
     own = {"config": flags.config} if flags.config else {}
     own |= {name: value for name, value in given.items() if name not in (*ParallelLayout._fields, "vocab_size")}
-    train = ["mpirun", "-n", str(machine.world_size), "python train.py", *(as_flag(*each) for each in own.items())]
+    train = ["mpirun", "-n", str(machine.world_size), "python -m training", *(as_flag(*each) for each in own.items())]
     return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), written)
 
 
 def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], dict[str, Any], list[str]]:
-    """Those of the flags, else of the file; those of them that a layout must have; the flags'; what the file names.
+    """Return the merged settings, those fixed for layouts, those of the flags, and the names in the file.
 
     A micro_batch_size in the file, which train.py needs, makes the samples of a step; layouts may have another.
     """
@@ -144,7 +143,7 @@ def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], di
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     made = Parser("python -m parallelism.planner", description, allow_abbrev=False)
-    made.add_argument("--config", type=Path, help="a TOML file of train.py's settings; flags come before it")
+    made.add_argument("--config", type=config_file, help=f"{config_help()}; flags come before it")
     add = made.add_argument
     add("--number", type=Range(1, 1000).whole, default=5, help="of meshes that are shown, the best ones (5)")
     fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
@@ -170,7 +169,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def job_of(settings: Settings, world_size: int) -> TrainingJob:
-    """With the samples of a step that data parallelism alone would have, unless they are given."""
+    """Return the training job; the samples of a step default to those of data parallelism alone."""
     alone = world_size * settings.micro_batch_size * settings.num_micro_batches
     model = presets.shape_of(settings, settings.vocab_size)
     rest = {name: getattr(settings, name) for name in TrainingJob._fields if name not in ("model", "global_batch_size")}
@@ -178,7 +177,7 @@ def job_of(settings: Settings, world_size: int) -> TrainingJob:
 
 
 def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
-    """The ranks of each node, the speeds of links, and whose they are."""
+    """Return the ranks of each node, the speeds of links, and their origin."""
     if flags.fabric == "measured":
         nodes, network, words = measured_topology(None)
         hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))
@@ -191,7 +190,7 @@ def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
 
 
 def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, network: Network) -> tuple[Machine, str]:
-    """With ranks that are given, measured, or the fabric's devices, in this order; and these in words."""
+    """Return the machine, with ranks from flags, measurement or the fabric's devices in this order, and its origin."""
     peak, memory, least_s, efficiency = None, None, LEAST_PASS_US * 1e-6, flags.efficiency
     if device := DEVICES.get(flags.fabric):
         peak, memory = device.peak_flops_per_s[job.dtype], device.memory_bytes

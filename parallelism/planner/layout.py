@@ -42,7 +42,7 @@ class ParallelLayout(NamedTuple):
         return self.pp * self.virtual_stages
 
     def __str__(self) -> str:
-        """What it sets, as train.py's flags, without what has no part in it."""
+        """Format the layout as train.py's flags, without those that have no effect."""
         said = {name: value for name, value in self._asdict().items() if value != getattr(PLAIN, name)}
         if self.pp > 1:
             said["schedule"] = self.schedule
@@ -77,12 +77,12 @@ def divisors(number: int) -> list[int]:
 
 
 def mesh_of(layout: ParallelLayout) -> ParallelLayout:
-    """The lengths of its axes alone."""
+    """Return a layout with the lengths of the axes alone."""
     return PLAIN._replace(**{axis: getattr(layout, axis) for axis in MESH_AXES})
 
 
 def meshes(world_size: int, fixed: Mapping[str, Any], num_experts: int = 0) -> Iterator[ParallelLayout]:
-    """The lengths of the axes that multiply to the number of ranks, but for those that are `fixed` otherwise.
+    """Yield the axis lengths that multiply to the number of ranks and agree with `fixed`.
 
     In dp lies ep, which divides the experts, if there are any.
     """
@@ -96,7 +96,7 @@ def meshes(world_size: int, fixed: Mapping[str, Any], num_experts: int = 0) -> I
 
 
 def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> Iterator[ParallelLayout]:
-    """The layouts of a mesh, without ZeRO."""
+    """Yield the layouts of a mesh, without ZeRO."""
     sequences = (False, True) if mesh.tp > 1 else (False,)
     samples = job.global_batch_size // mesh.dp
     sizes = [size for size in divisors(samples) if size & (size - 1) == 0]
@@ -118,7 +118,7 @@ def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -
 
 
 def schedules(model: ModelConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """With stages a rank: as few as the schedule needs, or more that share the layers evenly."""
+    """Yield schedules with their stages a rank: the fewest, or more that divide the layers evenly."""
     if pp == 1:
         yield PLAIN.schedule, 1
         return
@@ -132,7 +132,7 @@ def schedules(model: ModelConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator
 
 
 def refused_mesh(job: TrainingJob, mesh: ParallelLayout) -> str:
-    """Why ranks can't share the model or the batch so; empty if they can."""
+    """Return why the mesh cannot divide the model or the batch, or ""."""
     if job.global_batch_size % mesh.dp:
         return f"global_batch_size={job.global_batch_size} can't be shared by dp={mesh.dp}"
     return refused_heads(job, mesh) or refused_sequence(job, mesh) or refused_stages(job.model, mesh)
@@ -152,7 +152,7 @@ def refused_sequence(job: TrainingJob, mesh: ParallelLayout) -> str:
 
 
 def why(check: Callable[[], object]) -> str:
-    """What a check of a run says against it; empty if nothing."""
+    """Return the message of the ValueError that a check raises, or ""."""
     try:
         check()
     except ValueError as error:
@@ -167,7 +167,7 @@ def refused_stages(model: ModelConfig, layout: ParallelLayout) -> str:
 
 
 def refusal(job: TrainingJob, layout: ParallelLayout) -> str:
-    """Why a layout can't be, whose mesh can."""
+    """Return why a layout is refused whose mesh is valid, or ""."""
     samples = job.global_batch_size // layout.dp
     if layout.sequence_parallel and (
         reason := why(lambda: check_between_layers(job.model.block_size, layout.sp, layout.tp))

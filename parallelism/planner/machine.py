@@ -27,7 +27,7 @@ class Machine(NamedTuple):
 
     @property
     def node_of(self) -> tuple[int, ...]:
-        """By rank."""
+        """The node of each rank."""
         homes = {rank: number for number, node in enumerate(self.nodes) for rank in node}
         return tuple(homes[rank] for rank in range(self.world_size))
 

@@ -30,7 +30,7 @@ class Memory(NamedTuple):
         return sum(self)
 
     def __str__(self) -> str:
-        """The total, and its parts, the largest first.
+        """Format the total and its parts, the largest first.
 
         >>> print(Memory(4e9, 4e9, 8e9, 0, 1e6, 0))
         16.0 GB (optimizer 8.0 GB, parameters 4.0 GB, gradients 4.0 GB, working 1.0 MB)
@@ -54,7 +54,7 @@ Alive = tuple[tuple[int, ...], ...]  # of a rank: how many activations of each o
 
 
 def layer_costs(job: TrainingJob) -> list[int]:
-    """Those of a pipeline, the head beside the last block."""
+    """Return the costs of a pipeline's layers, the head counted with the last block."""
     *costs, last, head = layer_flops(job.model)
     return [*costs, last + head]
 
@@ -86,7 +86,7 @@ def outline(schedule: str, pp: int, virtual_stages: int) -> tuple[tuple[tuple[in
 
 
 def steady(pp: int, num_micro_batches: int) -> tuple[int, int]:
-    """A number of micro-batches after which each p more make the same difference, and how often those are to be added.
+    """Return a number of micro-batches after which each p more add equally, and how often these are added.
 
     >>> steady(pp=4, num_micro_batches=101)
     (13, 22)
@@ -97,7 +97,7 @@ def steady(pp: int, num_micro_batches: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=1 << 16)
 def alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> tuple[Alive, ...]:
-    """Of each rank."""
+    """Return the live activations of each rank."""
     few, rounds = steady(pp, num_micro_batches)
     before = most_alive(schedule, pp, few, virtual_stages)
     if not rounds:
@@ -115,7 +115,7 @@ def most_alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: i
 
 
 def peaks(order: Order) -> Alive:
-    """The activations of each stage that are alive at once, without what is less than others in all stages.
+    """Return the maxima of live activations of each stage that no other maximum exceeds in all stages.
 
     >>> from parallelism.pipeline.schedule.actions import parse
     >>> peaks(tuple(map(parse, "0F0 2F0 2B0 0F1 0B0 0B1".split())))
@@ -139,7 +139,7 @@ def highest(moments: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def rank_params(job: TrainingJob, layout: ParallelLayout) -> tuple[int, ...]:
-    """The elements of parameters that each pp rank has."""
+    """Count the parameters of each pp rank."""
     return params_of(job, layout.tp, layout.ep, layout.schedule, layout.pp, layout.virtual_stages)
 
 
@@ -150,7 +150,7 @@ def params_of(job: TrainingJob, tp: int, ep: int, schedule: str, pp: int, virtua
 
 
 def rank_matrices(job: TrainingJob, layout: ParallelLayout) -> list[int]:
-    """The elements of blocks' matrices that each pp rank has."""
+    """Count the elements of blocks' matrices on each pp rank."""
     cut, each = stages(job, layout), counts.block_matrices(job.model, layout.tp, layout.ep)
     return [each * sum(map(len, cut.of(rank))) for rank in range(layout.pp)]
 
@@ -171,7 +171,7 @@ class ModelShard(NamedTuple):
 
 
 def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
-    """Of each pp rank."""
+    """Return the model's shard of each pp rank."""
     cut, precision = stages(job, layout), precision_of(job)
     block = counts.block_kept(job, layout).nbytes(precision)
     head = counts.head_kept(job, layout).nbytes(precision)
@@ -205,7 +205,7 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
 
 
 def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
-    """For what comes from other ranks: activations, and without a pipeline the next block's parameters and buckets."""
+    """Return the bytes of receive buffers: activations, and without a pipeline the next block and the buckets."""
     precision = precision_of(job)
     block = counts.block_params(job.model, layout.tp, layout.ep)
     activations = counts.tokens(job, layout) * job.model.n_embd * precision.activation
@@ -230,7 +230,7 @@ def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
 
 
 def layer_bytes(job: TrainingJob, layout: ParallelLayout) -> float:
-    """What ZeRO needs in a pipeline to work with layers, for each element of the largest.
+    """Return ZeRO's working bytes in a pipeline for each element of the largest layer.
 
     That are gradients of one, and of two that are on their way, and with stage 3 the parameters of two.
     """
@@ -241,7 +241,7 @@ def layer_bytes(job: TrainingJob, layout: ParallelLayout) -> float:
 
 
 def memory(job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], owners: int) -> Memory:
-    """Of the rank that holds most, over so many of which ZeRO shards what it does."""
+    """Return the memory of the rank that needs most, with ZeRO's shards divided over `owners`."""
     stage, precision = layout.zero_stage, precision_of(job)
     parameter = precision.parameter / (owners if stage >= 3 else 1)
     gradient = precision.gradient / (owners if stage >= 2 else 1)
@@ -266,7 +266,7 @@ def memory(job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], o
 
 
 def matrix_buffers(job: TrainingJob, layout: ParallelLayout, shard: ModelShard, owners: int) -> float:
-    """Where Muon's ranks exchange matrices: each of them once on its way to one rank, and each copy on its way back."""
+    """Return the bytes of Muon's exchange: each matrix once on its way to an owner, and each copy on its way back."""
     replicas = layout.dp * layout.sp // layout.ep
     if job.optimizer != "muon" or replicas * layout.tp == 1:
         return 0.0

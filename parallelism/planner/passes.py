@@ -43,22 +43,22 @@ class PassContext(NamedTuple):
         return flops_per_token * self.tokens / self.layout.tp / self.flops_per_s
 
     def gelu_s(self) -> float:
-        """To read what is four times as wide, and write as much; or of a gated MLP, to do what takes as long."""
+        """Return the seconds of GELU, which reads and writes four times the width, or of a gated MLP's equivalent."""
         nbytes = counts.mlp_inputs(self.job.model) / self.job.model.n_embd * self.activation_bytes / self.layout.tp
         return nbytes * self.place.network.copy_s_per_byte
 
     @property
     def activation_bytes(self) -> int:
-        """Of all tokens between split layers."""
+        """Bytes of all tokens' activations between split layers."""
         return self.tokens * self.job.model.n_embd * precision_of(self.job).activation
 
     def sum_s(self) -> float:
-        """To sum up what tp ranks have of activations; of split sequences, each rank a part."""
+        """Return the seconds to sum activations over tp ranks, or to reduce-scatter them when sequences are split."""
         collective = "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
         return self.place.tp.seconds(collective, self.activation_bytes)
 
     def gather_s(self) -> float:
-        """To have the whole of what tp ranks have parts of."""
+        """Return the seconds to gather the activations that tp ranks have shards of."""
         return self.place.tp.seconds("all_gather", self.activation_bytes) if self.layout.sequence_parallel else 0.0
 
 
@@ -67,7 +67,7 @@ def empty() -> np.ndarray:
 
 
 def block(setting: PassContext) -> np.ndarray:
-    """Of one block."""
+    """Return the costs of one block."""
     made, model = empty(), setting.job.model
     matrices, attention = setting.compute_s(matrix_flops(model)), setting.compute_s(attention_flops(model))
     seconds = matrices + attention, matrices + 2 * attention, matrices
@@ -89,7 +89,7 @@ def block(setting: PassContext) -> np.ndarray:
 
 
 def column_backward_s(setting: PassContext, outputs: int) -> float:
-    """What shows of the collectives of a layer split by outputs.
+    """Return the exposed seconds of the collectives of a layer split by outputs.
 
     The gradient of x is summed up while that of the weights is computed, unless that is put off; a split x is gathered
     again while its gradient is computed.
@@ -100,7 +100,7 @@ def column_backward_s(setting: PassContext, outputs: int) -> float:
 
 
 def sequence_s(setting: PassContext, attention_s: float) -> tuple[float, float]:
-    """Of attention's exchanges between sp ranks, forward and backward.
+    """Return the seconds of attention's exchanges between sp ranks, forward and backward.
 
     Rings hide under attention; of what comes home in the end nothing is hidden.
     """
@@ -120,13 +120,13 @@ def sequence_s(setting: PassContext, attention_s: float) -> tuple[float, float]:
 
 
 def rows_s(setting: PassContext) -> float:
-    """Of a dispatch, or a combine: to copy each token, and its rows for experts."""
+    """Return the seconds of a dispatch or a combine: copying each token and its rows for experts."""
     rows = 1 + setting.job.model.experts_per_token
     return rows * setting.activation_bytes * setting.place.network.copy_s_per_byte
 
 
 def crossing_s(setting: PassContext) -> float:
-    """Of a dispatch, or a combine: a barrier in the host, and a row of each token to each host that has its experts."""
+    """Return the seconds of a dispatch or a combine across hosts: a barrier, and each token's row to each host."""
     ep = setting.place.ep
     if len(ep.nodes) == 1:
         return setting.place.network.meet_s * (ep.size > 1)
@@ -135,7 +135,7 @@ def crossing_s(setting: PassContext) -> float:
 
 
 def head(setting: PassContext) -> np.ndarray:
-    """Of the head and the loss, beside the last block."""
+    """Return the costs of the head and the loss, in addition to the last block."""
     made, model, tp = empty(), setting.job.model, setting.place.tp
     made[:, COMPUTE] = setting.compute_s(head_flops(model))
     loss_s = sum(tp.seconds("all_reduce", rows * setting.tokens * 4) for rows in (1, 3))
@@ -145,14 +145,14 @@ def head(setting: PassContext) -> np.ndarray:
 
 
 def embedding(setting: PassContext) -> np.ndarray:
-    """Of the embeddings, beside the first block."""
+    """Return the costs of the embeddings, in addition to the first block."""
     made = empty()
     made[FORWARD, TP], made[INPUTS, TP] = setting.sum_s(), setting.gather_s()
     return made
 
 
 def of_stages(setting: PassContext) -> np.ndarray:
-    """Of each stage, (stages, kinds, parts)."""
+    """Return the costs of each stage.  Shapes: (stages, kinds, parts)."""
     layers = stages(setting.job, setting.layout).layers
     made = np.array([len(part) for part in layers])[:, None, None] * block(setting)
     made[0] += embedding(setting)

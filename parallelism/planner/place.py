@@ -65,7 +65,7 @@ class AxisGroup:
         )
 
     def seconds(self, collective: str, nbytes: float) -> float:
-        """Of the fastest algorithm, on a vector of so many bytes: of all_gather the whole, that ranks get.
+        """Return the fastest algorithm's seconds on a vector of `nbytes`; for all_gather the gathered vector.
 
         On several nodes what can be is done in each of them, and across them with counterparts.
         """
@@ -94,7 +94,7 @@ def fastest(collective: str, nbytes: int, nodes: Nodes, network: Network) -> flo
 
 
 def contended(network: Network, groups: int) -> Network:
-    """The speeds for one of several groups whose ranks do the same on the same nodes.
+    """Return the network as one of several groups sees it that communicate at once on the same nodes.
 
     A message from a node waits for those of the other groups, too: so many times as long at the gate, once more for
     each of them on the way.
@@ -171,7 +171,7 @@ class RankPlacement:
 
     @cached_property
     def owners(self) -> dict[str, tuple[AxisGroup, AxisGroup]]:
-        """By zero_group: the replicas over which ZeRO shards, and those that have the same shards.
+        """The groups by zero_group: replicas over which ZeRO shards, and replicas with the same shards.
 
         Nodes with unlike numbers of them can't be groups.
         """
@@ -185,11 +185,11 @@ class RankPlacement:
         return group_of(self.node_of, tuple(map(self.number, self.mesh.along(*axes))), self.network)
 
     def of_stages(self, ranks: int | list[int]) -> np.ndarray:
-        """The nodes of some ranks of each pipeline."""
+        """Return the nodes of some ranks of each pipeline."""
         return self.node_of.take(ranks, axis=self.number("pp"))
 
     def to_stage(self, source: int, dest: int) -> Hops:
-        """From one rank of each pipeline to another."""
+        """Return the hops from one rank of each pipeline to another."""
         return self.hops(self.of_stages(source), self.of_stages(dest))
 
     def hops(self, source: np.ndarray, dest: np.ndarray) -> Hops:
@@ -202,7 +202,7 @@ def group_of(node_of: np.ndarray, axes: tuple[int, ...], network: Network) -> Ax
 
 
 def spread(node_of: np.ndarray, axes: tuple[int, ...]) -> tuple[Nodes, int]:
-    """The nodes of a group along some axes, of the one on most; and how many groups have ranks on one node, at most.
+    """Return the nodes of the group on most nodes along some axes, and the most groups that use one node.
 
     >>> spread(np.array([[0, 0], [1, 1]]), (0,))
     (((0,), (1,)), 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from collectives.job import system
 from models.config import LlamaConfig, ModelConfig
 from models.model import make
 from parallelism.planner.layout import TrainingJob
@@ -27,7 +27,7 @@ MOST_ROWS = 4096
 def best_layout(
     comm: Communicator, job: TrainingJob, fixed: Mapping[str, Any] = NOTHING_FIXED, device: str = "cpu"
 ) -> PlannedLayout:
-    """The best for the ranks of `comm`, of those with the values that are `fixed`: rank 0 finds it.  Collective.
+    """Return the best layout for the ranks of `comm` with the `fixed` values, computed on rank 0.  Collective.
 
     Raises: InputError on every rank where none fits, and where the model can't be divided.
     """
@@ -38,7 +38,7 @@ def best_layout(
 
 
 def machine(comm: Communicator, job: TrainingJob, device: str = "cpu") -> Machine:
-    """Of the ranks of `comm`, all at work at once, with the speeds of links that it knows.  Collective."""
+    """Measure the ranks of `comm` while all compute at once; the links' speeds are its own.  Collective."""
     ranks = max(map(len, comm.topology.nodes))
     mine = np.array([flops_per_s(job, device), memory_bytes(device, ranks), -least_pass_s(job, device)])
     rate, memory, least = comm.all_reduce(mine, op="min").tolist()
@@ -46,7 +46,7 @@ def machine(comm: Communicator, job: TrainingJob, device: str = "cpu") -> Machin
 
 
 def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
-    """In products as large as those of the model's blocks."""
+    """Measure the floating-point operations per second of products as large as those of the model's blocks."""
     width, rows = job.model.n_embd, job.model.block_size * max(1, MOST_ROWS // job.model.block_size)
     x = torch.ones(rows, width, dtype=getattr(torch, job.dtype), device=device)
     weight = x.new_ones(4 * width, width)
@@ -54,7 +54,7 @@ def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
 
 
 def least_pass_s(job: TrainingJob, device: str = "cpu") -> float:
-    """The time of the model's own block, of nearly nothing: what it takes to launch its kernels."""
+    """Measure the time of a minimal block, which is that of launching its kernels."""
     shape = least_shape(job.model)
     block = make(shape).transformer.h[0].to(device)
     x = torch.ones(1, shape.block_size, shape.n_embd, device=device)
@@ -62,14 +62,14 @@ def least_pass_s(job: TrainingJob, device: str = "cpu") -> float:
 
 
 def least_shape(model: ModelConfig) -> ModelConfig:
-    """Of the same family, and with as many experts; heads are in groups where those of the model are."""
+    """Return a minimal shape of the same family, with as many experts and with grouped heads if the model has them."""
     kv = 1 if model.num_kv_heads < model.n_head else 2
     least = replace(model, vocab_size=1, block_size=2, n_layer=1, n_head=2, n_embd=4, n_kv_head=kv)
     return replace(least, n_hidden=8) if isinstance(least, LlamaConfig) else least
 
 
 def seconds(act: Callable[[], object], device: str) -> float:
-    """The mean of as many times as take a moment."""
+    """Return the mean seconds per call, over at least LEAST_S."""
     act()
     number, begin = 0, now(device)
     while (taken := now(device) - begin) < LEAST_S:
@@ -85,7 +85,7 @@ def now(device: str) -> float:
 
 
 def memory_bytes(device: str = "cpu", ranks: int = 1) -> float:
-    """What a device has; or of a host what is free, for each of so many ranks (Linux)."""
+    """Return the bytes of a device, or of a host's free memory for each of its ranks."""
     if device != "cpu":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / ranks
+    return system.available_memory_bytes() / ranks

@@ -48,7 +48,7 @@ class Replicas:
         return self.owners.seconds("all_gather", num_params * self.precision.parameter) if self.zero_stage else 0.0
 
     def added_to(self, costs: np.ndarray) -> np.ndarray:
-        """To stages' passes: what shows of the reductions of each micro-batch, and of stage 3's gathering."""
+        """Return the stages' passes with the exposed reductions of micro-batches and stage 3's gathers added."""
         if self.zero_stage < 2:
             return costs
         costs = costs.copy()
@@ -64,7 +64,7 @@ class Replicas:
         return costs
 
     def in_pipeline(self, cost: np.ndarray, layers: range) -> np.ndarray:
-        """What shows in a stage's passes of a micro-batch: of all that is sent what takes longer than computing.
+        """Return the exposed seconds in a stage's passes: what communication takes beyond computing.
 
         Layers come before each pass but that of the weights, and their gradients go in the backward pass, or where it
         has two parts in the second.
@@ -80,12 +80,15 @@ class Replicas:
         return np.array((max(0.0, gather_s - computing_s[FORWARD]), max(0.0, gather_s + reduce_s - backward_s), 0.0))
 
     def last_s(self) -> float:
-        """The gradients that are on their way when a pipeline's passes are over: of one layer, the first."""
+        """Return the seconds to reduce the gradients left after a pipeline's passes: those of the first layer."""
         model, (tp, ep) = self.setting.job.model, self.split
         return self.reduce_s(counts.layer_params(model, tp, ep, range(1)))
 
     def by_blocks(self, cost: np.ndarray, layers: range) -> tuple[float, float]:
-        """What shows of stage 3, forward and backward: a block comes, and its gradients go, while another computes."""
+        """Return the exposed seconds of stage 3, forward and backward, where blocks travel while others compute.
+
+        The backward pass begins with a block that is gathered already.
+        """
         model, (tp, ep), hidden = self.setting.job.model, self.split, len(layers) - 1
         each = counts.block_params(model, tp, ep)
         rest = counts.stage_params(model, tp, ep, layers) - len(layers) * each
@@ -93,17 +96,17 @@ class Replicas:
         forward_s, backward_s = (cost[list(kinds)].sum() / len(layers) for kinds in ((FORWARD,), (INPUTS, WEIGHTS)))
         return (
             gather_s + hidden * max(0.0, gather_s - forward_s) + self.gather_s(rest),
-            both_s + hidden * max(0.0, both_s - backward_s) + self.reduce_s(rest),
+            both_s - gather_s + hidden * max(0.0, both_s - backward_s) + self.reduce_s(rest),
         )
 
     def shown_in_s(self, cost: np.ndarray, layers: range) -> float:
-        """How much longer than a stage's backward pass it takes until its gradients are reduced, bucket by bucket."""
+        """Return how long reductions bucket by bucket outlast a stage's backward pass, in seconds."""
         ready = [*self.appearing(cost, layers)]
         bucket = self.setting.job.bucket_mb * 2**20 / self.precision.gradient
         return shown_s(ready, bucket, self.reduce_s) - ready[-1][0]
 
     def appearing(self, cost: np.ndarray, layers: range) -> Iterator[tuple[float, float]]:
-        """When gradients are ready in a backward pass, and of how many parameters: the last norm's, blocks', others'.
+        """Yield when a backward pass completes gradients, and of how many parameters: last norm, blocks, others.
 
         Those of a vocabulary that the embedding has as well as the head come last.
         """
@@ -120,7 +123,7 @@ class Replicas:
 
 
 def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Seconds) -> float:
-    """When the last bucket has been reduced, of gradients that are ready at some time: (seconds, parameters).
+    """Return when the last bucket has been reduced, given pairs of seconds and parameters of ready gradients.
 
     >>> shown_s([(1.0, 10), (2.0, 10), (3.0, 10)], bucket=10, seconds=lambda params: params / 20)
     3.5
@@ -137,7 +140,7 @@ def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Second
 
 
 def one_by_one_s(ready: Iterable[tuple[float, float]], seconds: Seconds) -> float:
-    """When the last gradients have been reduced, of some that are ready at some time: (seconds, parameters).
+    """Return when the last gradients have been reduced one by one, given pairs of seconds and parameters.
 
     >>> one_by_one_s([(1.0, 10), (2.0, 40), (3.0, 10)], seconds=lambda params: params / 20)
     4.5

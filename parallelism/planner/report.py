@@ -50,12 +50,12 @@ def row(planned: PlannedLayout, tokens: int) -> str:
 
 
 def bound(planned: PlannedLayout) -> str:
-    """What takes longest."""
+    """Return the part of the step that takes longest."""
     return max(planned.time._asdict().items(), key=lambda part: part[1])[0]
 
 
 def slower(planned: PlannedLayout, first: PlannedLayout) -> str:
-    """What takes longer than in the first."""
+    """Describe what takes longer than in the first layout."""
     more = {name: part - getattr(first.time, name) for name, part in planned.time._asdict().items()}
     name, part = max(more.items(), key=lambda part: part[1])
     if planned.time.total <= first.time.total:
@@ -80,7 +80,7 @@ def named(layout: ParallelLayout) -> str:
 
 
 def command(layout: ParallelLayout, written: Container[str] = ()) -> str:
-    """A layout as train.py's flags; what goes without saying only where a file has `written` it otherwise."""
+    """Return a layout as train.py's flags; defaults appear only where a file has `written` other values."""
     words = []
     for name, value in layout._asdict().items():
         if name not in written and (
@@ -94,7 +94,7 @@ def command(layout: ParallelLayout, written: Container[str] = ()) -> str:
 
 
 def as_flag(name: str, value: Any) -> str:
-    """A setting of train.py on its command line.
+    """Format a setting as a flag of train.py.
 
     >>> as_flag("bias", False), as_flag("config", "my run.toml")
     ('--no-bias', "--config 'my run.toml'")

@@ -60,7 +60,7 @@ class SearchResult(NamedTuple):
 def search(
     job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED, number: int = 1
 ) -> SearchResult:
-    """So many of the meshes, of all layouts that have the values which are `fixed`, by name."""
+    """Return the best `number` meshes, of all layouts with the `fixed` values."""
     candidates, undivided = [], Counter[str]()
     nearest: list[tuple[ParallelLayout, Memory]] = []
     fitting = too_large = 0
@@ -84,7 +84,7 @@ def search(
 
 
 def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> tuple[str, list[ParallelLayout]]:
-    """Why a mesh can't be, or its layouts without ZeRO."""
+    """Return why a mesh is refused, or its layouts without ZeRO."""
     if why := refused_mesh(job, mesh):
         return why, []
     every = [(refusal(job, layout), layout) for layout in families(job, mesh, fixed)]
@@ -94,7 +94,7 @@ def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) ->
 
 
 def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[ParallelLayout, Memory]]:
-    """Of a layout, with all that ZeRO can do, and what ranks hold."""
+    """Yield a layout with each ZeRO variant, and the memory that ranks need."""
     job, layout, owners = setting.job, setting.layout, setting.place.owners
     held, replicas = model_shards(job, layout), owners["all"][0].size
     stages = [fixed["zero_stage"]] if "zero_stage" in fixed else range(4 if replicas > 1 else 1)
@@ -107,7 +107,7 @@ def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[P
 
 
 def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
-    """The best layout of the best meshes.  Those are left out whose bound is above what has been found."""
+    """Return the best layout of the best meshes, skipping those whose bound exceeds the best times."""
     best: dict[ParallelLayout, PlannedLayout] = {}
     limit_s = math.inf
     for family in sorted(candidates, key=lambda family: family.least_s):
@@ -127,7 +127,7 @@ def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
 
 
 def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED) -> PlannedLayout:
-    """The best of all layouts that have the values which are `fixed`, by name.
+    """Return the best of all layouts with the `fixed` values.
 
     Raises: ValueError where none fits, with those that miss by least, and where the model can't be divided.
     """
@@ -138,7 +138,7 @@ def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_
 
 
 def nothing(found: SearchResult, machine: Machine) -> str:
-    """Why there is no layout."""
+    """Explain why there is no layout."""
     if not found.too_large:
         why, number = found.undivided.most_common(1)[0] if found.undivided else ("none has the values asked for", 0)
         others = f", and {found.undivided.total() - number} others" if found.undivided.total() > number else ""

@@ -68,7 +68,7 @@ class StepModel:
         return self.setting.layout.zero_stage < 2
 
     def undivided_s(self) -> float:
-        """To average over ep what ZeRO's ranks own of parameters but experts; without ZeRO it is reduced in one."""
+        """Return the seconds to average ZeRO's shards of non-expert parameters over ep; 0 without ZeRO."""
         model, (tp, ep) = self.setting.job.model, self.replicas.split
         each = counts.expert_params(model, tp, ep)
         blocks = [sum(map(len, self.cut.of(rank))) for rank in range(len(self.params))]
@@ -76,7 +76,7 @@ class StepModel:
         return self.replicas.undivided_s(most)
 
     def tied_s(self) -> float:
-        """To sum up gradients of the vocabulary, where the first and the last stage are on two ranks."""
+        """Return the seconds to sum the vocabulary's gradients, if the first and the last stage are on two ranks."""
         if self.cut.of_rank[0][-1] == self.setting.layout.num_stages - 1:
             return 0.0
         vocabulary = counts.vocabulary_params(self.setting.job.model, self.setting.layout.tp)
@@ -90,7 +90,7 @@ class StepModel:
         return Time(*map(float, busy), bubble_s, shown_s + self.after_s, self.update_s)  # type: ignore[call-arg]
 
     def least_s(self) -> float:
-        """A bound that is had without the schedule: gradients come after the forward passes."""
+        """Return a lower bound that needs no schedule: gradients follow the forward passes."""
         bound_s = least_s(self.setting, self.costs)
         if self.reduces_at_end:
             for own, params in zip(self.cut.of_rank, self.params, strict=True):
@@ -99,7 +99,7 @@ class StepModel:
         return bound_s + self.after_s + self.update_s
 
     def alone(self) -> tuple[float, float]:
-        """The passes of a model that is not cut, and how much longer it takes until its gradients are reduced."""
+        """Return the seconds of an undivided model's passes, and of the exposed reductions after them."""
         cost = self.costs[0]
         span_s = self.setting.layout.num_micro_batches * float(cost.sum())
         if not self.reduces_at_end:
@@ -107,7 +107,7 @@ class StepModel:
         return span_s, self.replicas.shown_in_s(cost, self.cut.layers[0])
 
     def pipeline(self) -> tuple[float, float]:
-        """The passes of a pipeline, and how much longer it takes until its gradients are reduced.
+        """Return the seconds of a pipeline's passes, and of the exposed reductions after them.
 
         Those of a stage are, after its last pass, while its rank goes on with others.
         """
@@ -151,7 +151,7 @@ def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int
 def played(
     schedule: str, pp: int, num_micro_batches: int, virtual_stages: int, costs: Costs
 ) -> tuple[float, list[float]]:
-    """How long a schedule takes, and when each stage's last pass ends."""
+    """Return a schedule's seconds, and when each stage's last pass ends."""
     made = numbered(schedule, pp, num_micro_batches, virtual_stages)
     known = rules(made.home, num_micro_batches, costs)
     begin_s, span_s = play(made.orders, known)
@@ -159,7 +159,7 @@ def played(
 
 
 def least_s(setting: PassContext, costs: np.ndarray) -> float:
-    """Of each rank its passes, the forward passes that come before, and the backward ones after: none is faster.
+    """Return a lower bound: each rank's passes, the forward passes before and the backward passes after them.
 
     Where weights' parts are put off, a rank does those while it would wait for the last backward passes.
     """
@@ -181,7 +181,7 @@ def update_s(setting: PassContext, params: int, matrices: int, owners: int) -> f
 
 
 def muon_s(setting: PassContext, matrices: int) -> float:
-    """Of blocks' matrices: to bring each to one rank and back, and to make it orthogonal there."""
+    """Return Muon's seconds: each matrix of a block goes to one rank and back, and is orthogonalized there."""
     model, ranks, ep = setting.job.model, setting.place.matrices, setting.layout.ep
     each = counts.block_matrices(model, setting.layout.tp, ep)
     nbytes = matrices / setting.place.replicas.size * precision_of(setting.job).state
@@ -190,7 +190,7 @@ def muon_s(setting: PassContext, matrices: int) -> float:
 
 
 def messages_s(setting: PassContext) -> list[float]:
-    """From each stage to the next."""
+    """Return the seconds of a message from each stage to the next."""
     home = {stage: rank for rank, own in enumerate(stages(setting.job, setting.layout).of_rank) for stage in own}
     nbytes = setting.activation_bytes / counts.between_tp(setting.layout)
     return [

@@ -105,13 +105,13 @@ class Dropping:
 
 
 def numbers(q: Tensor, rules: ScoreRules) -> tuple:
-    """What the kernels of `Dropping` take."""
+    """Return the arguments of the kernels of `Dropping`."""
     assert rules.drop
     return *rules.drop.numbers(np.float32), np.float32(1 / math.sqrt(q.shape[-1])), q.shape[2] if rules.causal else 0
 
 
 def kernel(q: Tensor, k: Tensor, rules: ScoreRules) -> type[OnCPU] | type[OnCUDA] | type[Dropping] | None:
-    """The one that takes these, if there is one."""
+    """Return the kernel that supports these tensors and rules, or None."""
     every: tuple[Any, ...] = OnCPU, OnCUDA, Dropping
     return next((one for one in every if one.takes(q, k, rules)), None)
 

@@ -20,7 +20,7 @@ MASKED = -1e30  # added to what does not attend: finite, so that rows without an
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rules: ScoreRules) -> tuple[Tensor, Tensor]:
-    """The result, and the log of the sum of exponentials.
+    """Return the result of attention, and the log-sum-exp of its scores.
 
     Shapes: q (batch, n_head, queries, head_size), k and v (batch, n_kv_head, keys, head_size), mask (batch, 1, queries,
     keys); result as q, log (batch, n_head, queries).
@@ -59,12 +59,12 @@ def merge(out: Tensor, log: Tensor, more: Tensor, more_log: Tensor) -> None:
 
 
 def like_heads(x: Tensor, q: Tensor) -> Tensor:
-    """As many heads as `q` has."""
+    """Repeat the heads of x to as many as `q` has."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 def of_common_heads(gradient: Tensor, num_heads: int) -> Tensor:
-    """The gradient of heads that are each in common to several."""
+    """Sum the gradients of repeated heads."""
     return gradient if gradient.shape[1] == num_heads else gradient.unflatten(1, (num_heads, -1)).sum(2)
 
 
@@ -85,5 +85,5 @@ def dropped(p: Tensor, drop: Drop | None) -> Tensor:
 
 
 def mask_of(may_attend: Tensor, dtype: torch.dtype) -> Tensor:
-    """What to add to scores.  Shapes: (batch, queries, keys) to (batch, 1, queries, keys)."""
+    """Return the mask to add to scores.  Shapes: (batch, queries, keys) to (batch, 1, queries, keys)."""
     return torch.where(may_attend, 0.0, MASKED).to(torch.promote_types(dtype, torch.float32))[:, None]

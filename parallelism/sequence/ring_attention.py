@@ -26,7 +26,7 @@ class Ring:
         self.members, self.order = members, order
 
     def sources(self) -> Iterator[int]:
-        """Whose keys are here, step by step."""
+        """Yield the rank whose keys are present, step by step."""
         size, rank = self.members.size, self.members.rank
         return ((rank - step) % size for step in range(size))
 
@@ -43,7 +43,7 @@ class GlobalTokens(NamedTuple):
     dropout: AttentionDropout | None
 
     def pair(self, ring: Ring, source: int, dtype: torch.dtype) -> tuple[Pair | None, Tensor | None]:
-        """What attends to what, and with documents a mask that says it."""
+        """Return which queries attend to which keys, and a mask if documents need one."""
         length = self.positions.shape[-1]
         if self.documents is None:
             return ring.pair(source, length), None

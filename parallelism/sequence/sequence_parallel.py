@@ -63,17 +63,17 @@ class SequenceParallel:
         return self.all.exposed_s + self.heads.exposed_s + self.ring.members.exposed_s
 
     def shards(self, length: int) -> TokenShards:
-        """Raises: ValueError for a length that the ranks cannot divide evenly."""
+        """Return the shards of a sequence; raise ValueError for a length that the ranks cannot divide evenly."""
         shards = TokenShards(length, self.ring.members.size, self.heads.size, self.ring.order)
         shards.check()
         return shards
 
     def positions(self, length: int) -> Tensor:
-        """Where in a sequence of so many tokens this rank's stand."""
+        """Return the positions of this rank's tokens in a sequence of `length`."""
         return torch.from_numpy(self.shards(length).positions(self.all.rank))
 
     def own(self, x: Tensor) -> Tensor:
-        """This rank's tokens of (batch, seq)."""
+        """Return this rank's tokens of (batch, seq)."""
         return x[:, to_device(self.positions(x.shape[1]), x.device)]
 
     def free(self) -> None:

@@ -41,7 +41,7 @@ class TokenShards(NamedTuple):
     order: str = "zigzag"
 
     def check(self) -> None:
-        """Raises: ValueError for a length that ranks cannot divide evenly, with the nearest one that they can."""
+        """Raise ValueError for a length that ranks cannot divide evenly, with the nearest one that they can."""
         if self.order not in ORDERS:
             raise ValueError(f"order {self.order!r} is unknown: use {', '.join(ORDERS)}")
         least = 2 * self.ring if self.order == "zigzag" and self.ring > 1 else self.ring
@@ -54,7 +54,7 @@ class TokenShards(NamedTuple):
             )
 
     def positions(self, rank: int) -> np.ndarray:
-        """Where in the sequence the tokens of a rank stand, in the order in which it holds them."""
+        """Return the positions of a rank's tokens in the sequence, in the order in which it holds them."""
         member, part = divmod(rank, self.parts)
         return np.split(self.of_ring(member), self.parts)[part]
 
@@ -70,7 +70,7 @@ class TokenShards(NamedTuple):
         return np.concatenate([chunks[member], chunks[-1 - member]])
 
     def pair(self, member: int, source: int) -> Pair | None:
-        """What of a ring member's tokens attends to what of another's, under a causal mask; None for nothing."""
+        """Return which tokens of a ring member attend to which of another's, under a causal mask; None for none."""
         half, everything = self.length // self.ring // 2, slice(None)
         if member == source:
             return Pair(everything, everything, causal=True)
@@ -86,7 +86,7 @@ class TokenShards(NamedTuple):
 
 
 def shard_tokens(length: int, size: int, mode: str, order: str, head_ranks: int | None) -> TokenShards:
-    """Who of `size` ranks has which tokens of a sequence of so many.
+    """Return which of `size` ranks has which tokens of a sequence of `length`.
 
     Raises: ValueError for an unknown mode or order, a group that does not divide the ranks, or a length that they
     cannot divide evenly.
@@ -98,7 +98,7 @@ def shard_tokens(length: int, size: int, mode: str, order: str, head_ranks: int 
 
 
 def head_ranks_of(mode: str, size: int, head_ranks: int | None) -> int:
-    """How many of the ranks exchange heads; the others are rings across.
+    """Return how many ranks exchange heads; the rings run across these.
 
     >>> head_ranks_of("ring", 8, None), head_ranks_of("ulysses", 8, None), head_ranks_of("hybrid", 8, 4)
     (1, 8, 4)
@@ -117,7 +117,7 @@ def head_ranks_of(mode: str, size: int, head_ranks: int | None) -> int:
 
 
 def check_heads(n_head: int, n_kv_head: int, size: int) -> None:
-    """Raises: ValueError for numbers of heads, of a rank, that `size` ranks cannot exchange evenly."""
+    """Raise ValueError for head counts of a rank that `size` ranks cannot exchange evenly."""
     repeated = size % n_kv_head == 0
     for name, number in (("query heads", n_head), *([] if repeated else [("key and value heads", n_kv_head)])):
         if number % size:
@@ -128,7 +128,7 @@ def check_heads(n_head: int, n_kv_head: int, size: int) -> None:
 
 
 def check_between_layers(length: int, sp: int, tp: int) -> None:
-    """Raises: ValueError for a length of which tp ranks cannot have parts of a rank's tokens between split layers."""
+    """Raise ValueError for a length whose sp shard tp ranks cannot divide between split layers."""
     if rest := length // sp % tp:
         raise ValueError(
             f"block_size={length} leaves {rest} of a rank's {length // sp} tokens over from tp={tp} with "

@@ -31,7 +31,7 @@ class Axis(NamedTuple):
     sequence: bool = False
 
     def local(self, parameter: Tensor, shard: Shard) -> nn.Parameter:
-        """This rank's shard of a parameter."""
+        """Return this rank's shard of a parameter."""
         own = nn.Parameter(shard.local(parameter.detach(), self.ranks.rank, self.ranks.size).clone())
         place(own, **{**placement_of(parameter), "tp": shard})
         return own
@@ -67,7 +67,7 @@ class ColumnFunction(torch.autograd.Function):
 
 
 def column(x: Tensor, weight: Tensor, axis: Axis) -> Tensor:
-    """As `F.linear`, in the dtype that it would compute in."""
+    """Apply a column-split `F.linear`, in the dtype that it would compute in."""
     return ColumnFunction.apply(autocast(x), weight, axis)
 
 
@@ -111,12 +111,12 @@ class RowLinear(nn.Module):
 
 
 def summed(y: Tensor, axis: Axis) -> Tensor:
-    """The sum over the ranks: the whole of it, or a part of the sequence."""
+    """Return the sum over the ranks: the whole of it, or this rank's shard of the sequence."""
     return autograd.reduce_scatter(y, axis.ranks, SEQ) if axis.sequence else autograd.reduce(y, axis.ranks)
 
 
 def of_all(parameter: Tensor, axis: Axis) -> Tensor:
-    """A parameter that every rank has: where each has a part of the sequence, gradients are summed up."""
+    """Return a replicated parameter; its gradients are summed where each rank has a shard of the sequence."""
     return autograd.copy(parameter, axis.ranks) if axis.sequence else parameter
 
 

@@ -59,7 +59,7 @@ class Strategy(Protocol):
         """Raise ValueError where as many ranks cannot divide the module."""
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        """What takes the place of the module that is the model's `number`-th."""
+        """Return the replacement for the model's `number`-th module."""
 
 
 ShardingPlan = Mapping[str, Strategy]
@@ -217,7 +217,7 @@ def parallelize(
 
 
 def strategies(model: nn.Module, plan: ShardingPlan, sizes: Sizes) -> dict[str, Strategy]:
-    """The strategy of each module that a plan means.
+    """Return the strategy of each module that a plan matches.
 
     Raises: ValueError where a pattern names no module, or as many ranks cannot divide one.
     """
@@ -228,7 +228,7 @@ def strategies(model: nn.Module, plan: ShardingPlan, sizes: Sizes) -> dict[str, 
 
 
 def matching(model: nn.Module, pattern: str) -> list[str]:
-    """The names of the modules that a pattern means, `*` standing for any part of a name.
+    """Return the names of the modules that a pattern matches; `*` stands for any part of a name.
 
     Raises: ValueError where there is none, with the names there are.
     """

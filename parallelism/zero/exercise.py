@@ -131,10 +131,10 @@ class ZeroExercise(Exercise):
     tried = f"2 and 3 ranks and 1 to {MOST_BLOCKS} blocks"
     priced = of_size(2, 4)
     measures = (
-        Measure("gathers", "blocks"),
-        Measure("waits for", "gathers"),
-        Measure("holds", "blocks at a time"),
-        Measure("holds", "blocks' gradients at a time"),
+        Measure("gathers", "blocks", "block"),
+        Measure("waits for", "gathers", "gather"),
+        Measure("holds", "blocks at a time", "block at a time"),
+        Measure("holds", "blocks' gradients at a time", "block's gradients at a time"),
     )
 
     def contract(self) -> str:
@@ -181,7 +181,7 @@ def check_same_collectives(schedules: list[list[BlockStep]]) -> None:
                 raise MistakeError(rank, index, why)
         if len(own) != len(numbered[0]):
             others = f"rank 0 in {len(numbered[0])}: deadlock"
-            why = f"rank {rank} takes part in {len(own)} gathers and reduce-scatters, {others}"
+            why = f"rank {rank} takes part in {counted(len(own), 'collective')}, {others}"
             raise MistakeError(rank, len(schedules[rank]), why)
 
 

@@ -107,7 +107,7 @@ class ShardedGradients(ReducedGradients):
         self.masters = masters_in(self.arena, own, units, ranks.shard.rank, self.gradients.own)
 
     def _units(self) -> list[FlatParam]:
-        """From the arena's end to its start: gradients appear in that order."""
+        """Return the units from the arena's end to its start, the order in which gradients appear."""
         own, slices = self.own, self.arena.slices
         names = own.trained(slices)
 

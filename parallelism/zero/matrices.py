@@ -48,7 +48,7 @@ class SplitMatrix(NamedTuple):
     sources: Mapping[int, HeldPart]
 
     def whole(self, parts: Mapping[int, Tensor]) -> Tensor:
-        """The matrix, of what its sources hold."""
+        """Assemble the matrix from the parts of its sources."""
         flat: list[list[Tensor]] = [[] for _ in range(self.num_shards)]
         for rank, part in self.sources.items():
             flat[part.number].append(parts[rank])
@@ -56,7 +56,7 @@ class SplitMatrix(NamedTuple):
         return self.shard.whole(shards) if self.shard else shards[0]
 
     def parts(self, whole: Tensor) -> dict[int, Tensor]:
-        """What each holder has of the matrix, flat."""
+        """Return each holder's flat part of the matrix."""
         numbers = range(self.num_shards)
         shards = [self.shard.local(whole, number, self.num_shards) for number in numbers] if self.shard else [whole]
         flat = [shard.reshape(-1) for shard in shards]
@@ -119,7 +119,7 @@ class MatrixOwners:
                 yield ElementRoute(name, *ends, part.stop - part.start)
 
     def __call__(self, function: Callable[[str, Tensor], Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's parts of what the function gives for matrices, of which each rank has the parts `tensors`.
+        """Apply the function to whole matrices; return this rank's parts, given each rank's parts `tensors`.
 
         They stay until the next call.  Collective.
         """
@@ -138,7 +138,7 @@ class MatrixOwners:
 def split_matrices(
     params: Mapping[str, Tensor], masters: MasterWeights, mesh: Mesh, comm: Communicator
 ) -> dict[str, SplitMatrix]:
-    """How the ranks of `comm` hold parameters, given what this rank has of them.  Collective."""
+    """Return how the ranks of `comm` hold parameters, given this rank's parts.  Collective."""
     shards = {name: shard_of(param, "tp") for name, param in params.items()}
     own = [HeldPart(mesh.tp.rank if shards[name] else 0, *own_span(masters, name)) for name in params]
     holders, owners = all_parts(comm, own), owners_of([param.shape for param in params.values()], comm.size)
@@ -150,12 +150,12 @@ def split_matrices(
 
 
 def own_span(masters: MasterWeights, name: str) -> tuple[int, int]:
-    """The elements of a parameter that this rank updates, from one to another; none where it updates none."""
+    """Return the first and last element of a parameter that this rank updates; (0, 0) for none."""
     return (masters.spans[name].start, masters.spans[name].stop) if name in masters.pieces else (0, 0)
 
 
 def all_parts(comm: Communicator, own: Sequence[HeldPart]) -> list[dict[int, HeldPart]]:
-    """Of each matrix, the ranks that hold a part, given those of this rank.  Collective."""
+    """Return which ranks hold which part of each matrix, given this rank's parts.  Collective."""
     rows = comm.all_gather(np.array(own, np.int64).reshape(-1))
     by_rank = rows.reshape(comm.size, len(own), 3).tolist()
     parts = [[HeldPart(*row) for row in each] for each in by_rank]
@@ -163,7 +163,7 @@ def all_parts(comm: Communicator, own: Sequence[HeldPart]) -> list[dict[int, Hel
 
 
 def nearest(holders: Mapping[int, HeldPart], owner: int) -> dict[int, HeldPart]:
-    """For each part the holder next to the owner, which may be itself.
+    """Return for each part the holder nearest to the owner, which may be the owner itself.
 
     >>> nearest({rank: HeldPart(rank % 2, 0, 8) for rank in range(4)}, owner=2)
     {2: HeldPart(number=0, start=0, stop=8), 1: HeldPart(number=1, start=0, stop=8)}
@@ -175,7 +175,7 @@ def nearest(holders: Mapping[int, HeldPart], owner: int) -> dict[int, HeldPart]:
 
 
 def owners_of(shapes: Sequence[Sequence[int]], size: int) -> list[int]:
-    """A rank for each matrix, so that all have about as much work: that of products with its shorter side.
+    """Assign each matrix to a rank, balancing the work of products with its shorter side.
 
     >>> owners_of([(4, 4), (16, 4), (4, 4), (4, 4)], 2)
     [1, 0, 1, 1]

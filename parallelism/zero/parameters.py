@@ -67,7 +67,7 @@ class ShardedParameters(ReducedGradients):
         self._path: list[int] = []  # the layers that are used in this action, and the next one then
 
     def _units(self, params: Mapping[str, nn.Parameter], line: int) -> list[FlatParam]:
-        """In a layer's slot: what is trained, and what is frozen, of which there are no gradients."""
+        """Return the units of a layer's buffer: the trained parameters, and the frozen ones, without gradients."""
         slices, _ = lay_out(params, line)
         parts = self.own.runs(slices, lambda name: self.ranks.averaging(params[name]))
         return [FlatParam.of(part, line, self.ranks.shard.size) for part in parts]
@@ -82,7 +82,7 @@ class ShardedParameters(ReducedGradients):
             self._open(SHARED)
 
     def _used(self, action: Action) -> list[int]:
-        """The layers whose parameters an action needs, in its order: the part for the weights needs none."""
+        """Return the layers whose parameters an action needs, in order; a WEIGHTS action needs none."""
         part = self.own.stages[action.stage]
         return [] if action.kind == WEIGHTS else [*part] if action.kind == FORWARD else [*reversed(part)]
 
@@ -105,9 +105,6 @@ class ShardedParameters(ReducedGradients):
         for layer in layers:
             self.layers[layer].fetch()
 
-    def parameters_done(self, layer: int) -> None:
-        self.layers[layer].release()
-
     def step_done(self) -> None:
         super().step_done()
         self._forget()
@@ -124,7 +121,7 @@ class ShardedParameters(ReducedGradients):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Where the module has all its parameters, to be read: not to compute with them.  Collective."""
+        """Hold all parameters in the module while they are read: do not compute with them.  Collective."""
         copy_out(self.layers.values())
         try:
             yield
@@ -211,7 +208,7 @@ def copy_out(layers: Iterable[GatheredLayer]) -> None:
 
 
 def own_chunks(units: Sequence[Sequence[FlatParam]], rank: int, new: New) -> tuple[Any, list[list[FlatParamShard]]]:
-    """An array of a rank's chunks, one after the other, and the parts of each layer.  Collective."""
+    """Allocate one array for a rank's chunks, and return it with the shards of each layer.  Collective."""
     counts = [unit.counts[rank] for of_layer in units for unit in of_layer]
     array, flat = new(sum(counts))
     places = iter(offsets(counts))
@@ -220,12 +217,12 @@ def own_chunks(units: Sequence[Sequence[FlatParam]], rank: int, new: New) -> tup
 
 
 def slot_of(index: int) -> int:
-    """One for what is in no layer, and two for the layers by turns: one computes while the next one's comes."""
+    """Return the buffer of a layer: 0 outside layers, else 1 and 2 by turns, to compute and gather at once."""
     return 1 + index % 2 if index else 0
 
 
 def make_slots(units: Sequence[Sequence[FlatParam]], new: New) -> list[GatherBuffer]:
-    """As long as the longest of the layers that use them.  Collective."""
+    """Allocate the gather buffers, each as long as the longest of its layers.  Collective."""
     lengths = [0, 0, 0]
     for index, parts in enumerate(units):
         slot = slot_of(index)

@@ -53,7 +53,7 @@ class Sharded(LoopModule):
 
 
 def check_layers(module: nn.Module, layers: Sequence[str]) -> None:
-    """Raises: ValueError for layers that will not do."""
+    """Raise ValueError for layers that cannot be sharded."""
     known = [name for name, _ in module.named_modules() if name]
     if missing := [layer for layer in layers if layer not in known]:
         raise ValueError(f"layer {missing[0]!r} is no module of the model: it has {', '.join(known)}")

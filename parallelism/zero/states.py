@@ -48,7 +48,7 @@ class ShardedStates(Averaging):
         self._is_reduced = False
 
     def _plans(self, unit: FlatParam, chunk: Any) -> tuple[Plan, Plan | None]:
-        """To reduce a unit to its owners' chunks, and each of these over the ranks that own the same."""
+        """Bind the reduction of a unit to its owners' chunks, and that of a chunk over its replicas."""
         given, replicate = self.arena.gradients[unit.place], self.groups(unit).replicate
         plan = self.ranks.shard.plan("reduce_scatter", given, out=chunk, counts=unit.counts, **self.reduction)
         return plan, replicate.plan("all_reduce", chunk, **self.reduction) if replicate else None
@@ -67,7 +67,7 @@ class ShardedStates(Averaging):
 
 
 def gather_in_place(arena: Arena, units: Sequence[FlatParam], ranks: ShardGroups) -> list[Plan]:
-    """From the owners' chunks of an arena's parameters, all of them."""
+    """Bind the plans that gather an arena's parameters from their owners' chunks."""
     weights, rank = arena.parameters, ranks.shard.rank
     return [
         ranks.shard.plan("all_gather", weights[unit.chunks[rank]], out=weights[unit.place], counts=unit.counts)
@@ -78,7 +78,7 @@ def gather_in_place(arena: Arena, units: Sequence[FlatParam], ranks: ShardGroups
 def masters_in(
     arena: Arena, own: LocalParameters, units: Sequence[FlatParam], rank: int, gradients: Sequence[Tensor]
 ) -> MasterWeights:
-    """Of a rank's chunks of an arena, whose originals go, and of their gradients."""
+    """Return the master weights of a rank's chunks of an arena, and drop the arena's originals."""
     weights = arena.flat_parameters
     owned = [
         pieces(unit, rank, own.params, weights[unit.chunks[rank]], gradient)

@@ -52,7 +52,7 @@ class ShardGroups(NamedTuple):
         return cls(comm, shard, replicate, cls(whole, shard, whole.split(shard.rank)))
 
     def averaging(self, param: Tensor) -> ShardGroups:
-        """The groups over which a parameter's gradients are averaged, by its placement."""
+        """Return the groups that average a parameter's gradients, by its placement."""
         return self if self.undivided is None or shard_of(param, "ep") else self.undivided
 
     def free(self) -> None:
@@ -65,7 +65,7 @@ class ShardGroups(NamedTuple):
 
 
 def groups_of(group: str | int, size: int, nodes: Iterable[Iterable[int]]) -> list[list[int]]:
-    """The ranks of each group.
+    """Return the ranks of each group.
 
     >>> groups_of(2, 4, nodes=[(0, 1, 2, 3)])
     [[0, 1], [2, 3]]
@@ -92,7 +92,7 @@ class FlatParam(NamedTuple):
 
     @classmethod
     def of(cls, slices: Mapping[str, slice], line: int, size: int) -> FlatParam:
-        """Some neighbours in an arena, sharded over `size` ranks between blocks of parameters, as norms need it.
+        """Make a unit of an arena's neighbours, sharded over `size` ranks at block boundaries, as norms need it.
 
         >>> FlatParam.of({"a": slice(16, 600)}, line=16, size=2).chunks
         [slice(16, 272, None), slice(272, 608, None)]
@@ -112,11 +112,11 @@ class FlatParam(NamedTuple):
         return [chunk.stop - chunk.start for chunk in self.chunks]
 
     def relative(self, place: slice) -> slice:
-        """Where that is in the unit."""
+        """Shift a slice of the arena to the unit's origin."""
         return shifted(place.start, place.stop, self.place.start)
 
     def cut(self, rank: int) -> dict[str, tuple[slice, slice]]:
-        """What a rank owns of each parameter that it has a part of: which elements, flat, and where in its chunk.
+        """Return a rank's shards by parameter: the slice of its flat elements, and the slice of the rank's chunk.
 
         >>> FlatParam.of({"a": slice(0, 20), "b": slice(32, 50)}, line=16, size=2).cut(1)
         {'b': (slice(0, 18, None), slice(0, 18, None))}
@@ -130,7 +130,7 @@ class FlatParam(NamedTuple):
 
 
 def between_blocks(place: int, slices: Iterable[slice], line: int) -> int:
-    """The nearest place that cuts no block of a parameter, of those in lines."""
+    """Return the nearest line boundary that cuts no block of a parameter."""
     for param in slices:
         if param.start < place < param.stop:
             end = param.start - (param.start - param.stop) // line * line
@@ -146,14 +146,14 @@ Pieces = dict[str, tuple[slice, nn.Parameter]]  # which elements of a parameter,
 
 
 def pieces(unit: FlatParam, rank: int, params: Mapping[str, nn.Parameter], weights: Tensor, grads: Tensor) -> Pieces:
-    """What a rank owns of a unit, in its chunk of weights and of gradients."""
+    """Return a rank's shards of a unit's parameters, in its chunks of weights and gradients."""
     return {
         name: (span, part(params[name], weights[place], grads[place])) for name, (span, place) in unit.cut(rank).items()
     }
 
 
 def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
-    """A parameter of some elements, which optimizers and norms take for what the whole one is.
+    """Return a parameter of some elements, which optimizers and norms treat as the whole one.
 
     >>> import torch
     >>> tuple(part(nn.Parameter(torch.zeros(4, 5)), torch.zeros(7), torch.zeros(7)).shape)
@@ -166,14 +166,14 @@ def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
 
 
 def masters_of(owned: Iterable[Pieces], originals: Mapping[str, Tensor] | None = None) -> MasterWeights:
-    """Of what a rank owns of units, given what whole parameters were before they were rounded."""
+    """Return the master weights of a rank's shards, given whole parameters before they were rounded."""
     every = {name: piece for of_unit in owned for name, piece in of_unit.items()}
     spans = {name: span for name, (span, _) in every.items()}
     return MasterWeights({name: own for name, (_, own) in every.items()}, originals, spans)
 
 
 def offsets(lengths: Iterable[int]) -> list[slice]:
-    """One after the other.
+    """Return consecutive slices of these lengths.
 
     >>> offsets([2, 3])
     [slice(0, 2, None), slice(2, 5, None)]

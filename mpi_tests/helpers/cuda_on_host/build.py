@@ -20,7 +20,7 @@ class CannotBuildError(Exception):
 
 
 def compiler() -> str:
-    """A C++ compiler that knows float16."""
+    """Return a C++ compiler that supports float16."""
     for name in ("g++", "clang++"):
         if shutil.which(name):
             probe = [name, "-xc++", "-fsyntax-only", "-"]
@@ -30,7 +30,7 @@ def compiler() -> str:
 
 
 def cache_folder(kind: str, sources: Iterable[Path]) -> Path:
-    """A folder for what is made of these very sources."""
+    """Return a cache folder for what is built of exactly these sources."""
     digest = hashlib.sha256()
     for path in sorted(sources):
         digest.update(path.read_bytes())
@@ -41,7 +41,7 @@ def cache_folder(kind: str, sources: Iterable[Path]) -> Path:
 
 
 def kernels_folder() -> Path:
-    """The folder for kernels, which nvrtc.cc fills."""
+    """Return the folder of the kernels that nvrtc.cc compiles."""
     return cache_folder("kernels", [HERE / "runtime/blocks.h", HERE / "nvrtc.cc", *(HERE / "device").rglob("*.h")])
 
 

@@ -23,7 +23,7 @@ class Symbol(NamedTuple):
 
 
 def functions(path: Path) -> Iterator[Symbol]:
-    """The functions that a module has for itself."""
+    """Yield the functions that a module defines."""
     data = path.read_bytes()
     (sections_at,) = struct.unpack_from("<Q", data, 0x28)
     nbytes, count, _ = struct.unpack_from("<HHH", data, 0x3A)
@@ -40,7 +40,7 @@ def functions(path: Path) -> Iterator[Symbol]:
 
 
 def base_of(path: Path) -> int:
-    """Where a module that is loaded begins."""
+    """Return the base address of a loaded module."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, _, offset, *_, name = line.split()
         if name == str(path) and int(offset, 16) == 0:
@@ -53,7 +53,7 @@ def jump_to(address: int) -> bytes:
 
 
 def refuse(name: int, refusal: int) -> bytes:
-    """A call of the refusal with a function's name."""
+    """Return the machine code of a call of the refusal with a function's name."""
     return b"\x48\xbf" + struct.pack("<Q", name) + jump_to(refusal)  # mov rdi, name
 
 

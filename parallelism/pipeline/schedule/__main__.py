@@ -78,7 +78,7 @@ def draw(flags: argparse.Namespace) -> None:
 
 
 def refuse_outputs(flags: argparse.Namespace) -> None:
-    """Before there is any work to lose."""
+    """Refuse outputs that cannot be written, before any work is lost."""
     if flags.png:
         refuse_picture(flags.png)
     if flags.out:
@@ -86,7 +86,7 @@ def refuse_outputs(flags: argparse.Namespace) -> None:
 
 
 def chosen(flags: argparse.Namespace) -> Schedule:
-    """The schedule that flags ask for, from the registry or a file."""
+    """Return the schedule that the flags select, from the registry or a file."""
     if not flags.file:
         name = flags.schedule or "1f1b"
         return registry.make(name, flags.stages or STAGES, flags.micro_batches or MICRO_BATCHES, flags.virtual_stages)
@@ -115,12 +115,12 @@ def alone_or_all(given: list) -> Any:
 
 
 def columns() -> int:
-    """A terminal's width; what goes to a file can be wider."""
+    """Return the width in columns: the terminal's, or a larger one for a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else picture.MOST_COLUMNS
 
 
 def has_colors() -> bool:
-    """Whether standard output is a terminal that has them, and the user wants them (no-color.org)."""
+    """Return whether standard output is a terminal with colors that the user wants (no-color.org)."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 

@@ -30,7 +30,7 @@ class Action(NamedTuple):
 
 
 def parse(word: str) -> Action:
-    """An action of its text.
+    """Parse an action.
 
     Raises: ValueError.
 
@@ -77,12 +77,12 @@ class Schedule:
         return {a.stage: rank for rank, order in enumerate(self.orders) for a in order}
 
     def stages(self, rank: int) -> tuple[int, ...]:
-        """The stages of a rank, first to last."""
+        """Return a rank's stages, first to last."""
         return tuple(sorted({a.stage for a in self.orders[rank]}))
 
 
 def num_alive(order: Iterable[Action]) -> list[int]:
-    """How many activations a rank has alive during each of its actions.
+    """Count a rank's live activations during each of its actions.
 
     >>> num_alive(map(parse, "0F0 0F1 0B0 0I1 0W1".split()))
     [1, 2, 2, 1, 1]
@@ -96,17 +96,17 @@ def num_alive(order: Iterable[Action]) -> list[int]:
 
 
 def count_peaks(orders: Iterable[Iterable[Action]]) -> tuple[int, ...]:
-    """The activations that each rank has alive at most."""
+    """Return the largest number of live activations on each rank."""
     return tuple(max(num_alive(order), default=0) for order in orders)
 
 
 def result(action: Action) -> Action:
-    """What others need of an action; a whole backward pass gives what its inputs' part does."""
+    """Return the result that others need of an action; a whole backward pass yields what its INPUTS part does."""
     return Action(action.stage, INPUTS, action.micro_batch) if action.kind == BACKWARD else action
 
 
 def needs(action: Action, num_stages: int) -> list[Action]:
-    """The results that an action begins with.
+    """Return the results that an action needs before it begins.
 
     >>> [str(need) for need in needs(parse("1B0"), num_stages=3)]
     ['1F0', '2I0']

@@ -17,7 +17,7 @@ def passes(stage: int, kind: str, micro_batches: range) -> list[Action]:
 
 
 def naive(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """One stage at work at a time: a micro-batch goes forward and backward before the next begins."""
+    """Let one stage compute at a time: a micro-batch goes forward and backward before the next one begins."""
     orders = [
         tuple(chain.from_iterable((Action(s, FORWARD, m), Action(s, BACKWARD, m)) for m in range(num_micro_batches)))
         for s in range(num_ranks)
@@ -26,7 +26,7 @@ def naive(num_ranks: int, num_micro_batches: int) -> Schedule:
 
 
 def gpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """All forward passes, then all backward passes.  Bubble (p-1)/(m+p-1), all activations alive."""
+    """Run all forward passes, then all backward passes.  Bubble (p-1)/(m+p-1), all activations live."""
     every = range(num_micro_batches)
     orders = [(*passes(stage, FORWARD, every), *passes(stage, BACKWARD, every)) for stage in range(num_ranks)]
     return Schedule("gpipe", tuple(orders), (num_micro_batches,) * num_ranks)
@@ -47,7 +47,7 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
 
 
 def alternate(forward: list[Action], backward: list[Action], num_ahead: int) -> Order:
-    """So many forward passes, each further one after a backward pass."""
+    """Run `num_ahead` forward passes, then alternate backward and forward passes."""
     later = forward[num_ahead:]
     steady = chain.from_iterable(zip(backward, later, strict=False))
     return (*forward[:num_ahead], *steady, *backward[len(later) :])

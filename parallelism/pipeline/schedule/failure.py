@@ -26,7 +26,7 @@ class ProofError(ValueError):
 
 
 def drawn(schedule: Schedule, places: Sequence[ActionPosition]) -> str:
-    """The steps around the places, as far as ranks get; what they cannot begin follows without a gap.
+    """Draw the steps around the places as far as ranks get; actions that cannot begin follow without a gap.
 
     >>> from parallelism.pipeline.schedule.basic import one_f_one_b
     >>> print(drawn(one_f_one_b(3, 2), [ActionPosition(1, 2)]))
@@ -56,7 +56,7 @@ def table(lanes: Sequence[Mapping[int, str]], steps: range) -> str:
 
 
 def in_steps(schedule: Schedule) -> list[list[int]]:
-    """The step of each action, a step being one action of each rank that can go on; and the step after the last."""
+    """Return each action's step, one action of each rank that can proceed, and the step after the last."""
     steps: list[list[int]] = [[] for _ in schedule.orders]
     done: set[Action] = set()
     step, is_stuck = 0, False

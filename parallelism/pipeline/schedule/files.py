@@ -26,7 +26,7 @@ class FileCell(NamedTuple):
 
 
 def read(path: str | PathLike[str]) -> Schedule:
-    """A schedule that is proved; the activations it states are those counted.
+    """Read and prove a schedule; the activations it states are those counted.
 
     Raises: ValueError with the line, the cell and what is wrong there; OSError.
     """
@@ -49,7 +49,7 @@ def place_in(line: list[FileCell], position: int) -> str:
 
 
 def cells_of(path: Path) -> list[list[FileCell]]:
-    """The actions of each line that has cells."""
+    """Return the actions of each line that is not empty."""
     try:
         text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -78,7 +78,7 @@ def actions_of(path: Path, number: int, line: str) -> list[FileCell]:
 
 
 def write(schedule: Schedule, path: str | PathLike[str]) -> None:
-    """As CSV if that is the file's suffix, else as text."""
+    """Write a schedule, as CSV if the suffix is .csv, else as text."""
     is_csv = Path(path).suffix == ".csv"
     lines = [("," if is_csv else " ").join(map(str, order)) for order in schedule.orders]
     Path(path).write_text("".join(f"{line}\n" for line in lines))

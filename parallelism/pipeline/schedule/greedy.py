@@ -53,7 +53,7 @@ class Policy(NamedTuple):
 
 
 def policies(job: SchedulingProblem) -> Iterator[Policy]:
-    """Many, with caps that are shares of what keeps all ranks at work."""
+    """Yield policies whose caps are fractions of what keeps all ranks busy."""
     is_deep = (True, False) if len(job.home) > job.num_ranks else (True,)
     ideal = under_way(job)
     for share, forward_first, deep_first, patience in product(SHARES, (True, False), is_deep, PATIENCES):
@@ -65,7 +65,7 @@ def policies(job: SchedulingProblem) -> Iterator[Policy]:
 
 
 def under_way(job: SchedulingProblem) -> list[float]:
-    """How many forward passes ahead a rank must be, so that none has to wait: by Little's law.
+    """Return how many forward passes each rank must be ahead to stay busy, by Little's law.
 
     That is the time from each of its stages to the end and back, in turns of the busiest rank.
     """
@@ -108,7 +108,7 @@ class Greedy:
         return self.orders
 
     def choose(self, rank: int, now_s: float) -> Action | None:
-        """What a rank that is free begins, if anything."""
+        """Return the action that an idle rank begins, if any."""
         kinds = (FORWARD, INPUTS) if self.policy.forward_first else (INPUTS, FORWARD)
         best_s = math.inf
         for kind in kinds:
@@ -119,12 +119,12 @@ class Greedy:
         return self.unless(self.weights[rank][0], best_s, now_s) if self.weights[rank] else None
 
     def unless(self, action: Action, better_s: float, now_s: float) -> Action | None:
-        """The action, unless it pays to wait for a better one."""
+        """Return the action, or None if it pays to wait for a better one."""
         waits = better_s < now_s + self.policy.patience * self.takes_s[action.kind][action.stage]
         return None if waits else action
 
     def offer(self, rank: int, kind: str, now_s: float) -> tuple[float, Action | None]:
-        """The best-liked action of a kind that could begin now, else the first one known to come, and when."""
+        """Return the preferred action of a kind that could begin now, else the earliest to come, and its time."""
         soonest: tuple[float, Action | None] = (math.inf, None)
         for stage in self.liked[kind][rank]:
             micro_batch, came_s = self.num_begun[kind][stage], self.came_s[kind][stage]

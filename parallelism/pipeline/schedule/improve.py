@@ -61,7 +61,7 @@ def improve(start: TimedOrders, draws: random.Random, work: int, least_s: float)
 
 
 def moved(order: list[int], position: int, draws: random.Random) -> list[int]:
-    """An order in which the action at a position comes some earlier, or the one before it some later."""
+    """Move the action at a position some places earlier, or the one before it some places later."""
     distance, is_later = draws.choice(DISTANCES), draws.random() < 0.5
     source = position - 1 if is_later else position
     rest = order[:source] + order[source + 1 :]
@@ -80,7 +80,7 @@ def played_if_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) 
 
 
 def is_legal(order: Sequence[int], num_micro_batches: int, limit: int) -> bool:
-    """Whether the activations alive keep the limit, and weights come after inputs."""
+    """Return whether live activations respect the limit, and weights come after inputs."""
     num_alive, begun = 0, set()
     for action in order:
         kind = KINDS[action // num_micro_batches % len(KINDS)]
@@ -93,7 +93,7 @@ def is_legal(order: Sequence[int], num_micro_batches: int, limit: int) -> bool:
 
 
 def critical(orders: Sequence[Sequence[int]], played: SimulatedTimes, known: ActionGraph) -> list[tuple[int, int]]:
-    """Where on the critical path an action follows another of its rank: rank and position."""
+    """Return the ranks and positions at which the critical path goes from an action to its rank's next one."""
     at = {action: (rank, position) for rank, order in enumerate(orders) for position, action in enumerate(order)}
     pairs = []
     action = max(at, key=lambda action: played.begin_s[action] + known.takes_s[action])

@@ -12,7 +12,7 @@ from parallelism.pipeline.schedule.basic import alternate, passes
 
 
 def interleaved(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Schedule:
-    """1F1B in groups of p micro-batches: a group passes all of a rank's stages before the next one enters.
+    """Run 1F1B in groups of p micro-batches: a group passes all of a rank's stages before the next one enters.
 
     Bubble (p-1)/(v m) of the ideal time if p divides m.  Otherwise it is the schedule for the next such m, without the
     micro-batches that are too many; they are taken from the first group, where that costs least.  Their absence cannot
@@ -35,7 +35,7 @@ def interleaved(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> 
 
 
 def breadth_first(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Schedule:
-    """All micro-batches through a rank's first stage, then through its next; and back.
+    """Run all micro-batches through a rank's first stage, then through its next; and back.
 
     Bubble (p-1)/(v m) of the ideal time if m >= p, all activations alive.  Each stage's gradients are complete after
     one run of backward passes, so that their all-reduce goes on under the next stage's.
@@ -51,5 +51,5 @@ def breadth_first(num_ranks: int, num_micro_batches: int, virtual_stages: int) -
 
 
 def rounds(stages: range, kind: str, groups: Iterable[range]) -> list[Action]:
-    """Each group through all the stages."""
+    """Pass each group through all the stages."""
     return [action for group in groups for stage in stages for action in passes(stage, kind, group)]

@@ -55,7 +55,7 @@ Op = PostRecv | WaitRecv | Compute | StartSend
 
 
 def needed(schedule: Schedule, action: Action) -> StageMessage | None:
-    """The message that an action waits for, if another rank has what it needs."""
+    """Return the message that an action waits for, or None if its rank has what it needs."""
     is_gradient = action.kind != FORWARD
     neighbour = action.stage + (1 if is_gradient else -1)
     if action.kind == WEIGHTS or neighbour not in schedule.home:
@@ -65,7 +65,7 @@ def needed(schedule: Schedule, action: Action) -> StageMessage | None:
 
 
 def made(schedule: Schedule, action: Action) -> StageMessage | None:
-    """The message that an action's result goes out by, if another rank needs it."""
+    """Return the message that carries an action's result, or None if no other rank needs it."""
     step = {FORWARD: 1, BACKWARD: -1, INPUTS: -1}.get(action.kind, 0)
     neighbour = action.stage + step
     if not step or neighbour not in schedule.home:
@@ -75,7 +75,7 @@ def made(schedule: Schedule, action: Action) -> StageMessage | None:
 
 
 def program(schedule: Schedule, rank: int, ahead: int = AHEAD) -> Iterator[Op]:
-    """A rank's actions, and its messages between them."""
+    """Yield a rank's actions, with its messages between them."""
     order = schedule.orders[rank]
     awaited = [message for action in order if (message := needed(schedule, action))]
     num_posted = num_taken = 0

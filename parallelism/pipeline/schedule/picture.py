@@ -38,7 +38,7 @@ def planned(timeline: Timeline) -> ScheduleGrid:
 
 
 def title(timeline: Timeline) -> str:
-    """What a schedule costs, on a line."""
+    """Summarize a schedule's cost in one line."""
     _, unit, scale = time_axis(timeline.span_s)
     return (
         f"{timeline.schedule.name}: {timeline.span_s * scale:.4g} {unit}, bubble {timeline.bubble:.1%}, "
@@ -47,7 +47,8 @@ def title(timeline: Timeline) -> str:
 
 
 def alive(peaks: Sequence[int]) -> str:
-    """
+    """Format the peaks of live activations.
+
     >>> alive([4, 3, 2]), alive([4, 4, 4])
     ('4 3 2', '4 on each rank')
     """
@@ -70,7 +71,7 @@ class DrawnAction(NamedTuple):
 
 
 def cells(grid: ScheduleGrid) -> list[DrawnAction]:
-    """The spans that are actions."""
+    """Return the spans that are actions."""
     actions = [(span, action) for span in grid.spans if (action := action_of(span))]
     stages: dict[int, list[int]] = {}
     for rank, stage in sorted({(span.rank, action.stage) for span, action in actions}):
@@ -88,7 +89,7 @@ def cells(grid: ScheduleGrid) -> list[DrawnAction]:
 
 
 def text(grid: ScheduleGrid, columns: int = MOST_COLUMNS, colored: bool = False) -> str:
-    """The grid in letters: each action's name in as many columns as it is long, one letter if that is too narrow.
+    """Return the grid as text: each action's name in as many columns as it is long, or one letter if too narrow.
 
     >>> from parallelism.pipeline.schedule.basic import one_f_one_b
     >>> from parallelism.pipeline.schedule.price import price
@@ -113,7 +114,7 @@ def length(span: Span) -> float:
 
 
 def lane(row: Iterable[DrawnAction], end_s: float, scale: float, colored: bool) -> str:
-    """One rank's cells, in as many columns a second."""
+    """Return one rank's cells, with `scale` columns a second."""
     made, at = "", 0
     for cell in sorted(row, key=lambda cell: cell.span.begin_s):
         begin, end = round(cell.span.begin_s * scale), round(cell.span.end_s * scale)
@@ -124,7 +125,7 @@ def lane(row: Iterable[DrawnAction], end_s: float, scale: float, colored: bool) 
 
 
 def paint(word: str, width: int, action: Action, colored: bool) -> str:
-    """On its kind's color in a terminal, lighter for every other micro-batch, so that neighbours are told apart."""
+    """Color a cell by its kind, lighter for every other micro-batch, so that neighbours can be told apart."""
     if not colored or not width:
         return word.ljust(width, "-")
     light = action.micro_batch % 2
@@ -161,7 +162,7 @@ def inches(grids: Sequence[ScheduleGrid]) -> float:
 
 
 def legend(every: Iterable[Any]) -> tuple[list[Any], list[str]]:
-    """Handles and labels of several axes, each label once."""
+    """Return the handles and labels of several axes, each label once."""
     known = {label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     return [*known.values()], [*known]
 

@@ -41,7 +41,7 @@ class Costs(NamedTuple):
     message: Seconds = 0.0
 
     def of_kinds(self, num_stages: int) -> dict[str, list[float]]:
-        """By kind of action, those of every stage.
+        """Return the seconds of every stage, by kind of action.
 
         Raises: ValueError for times below 0, and lists of other lengths.
         """
@@ -51,7 +51,7 @@ class Costs(NamedTuple):
         return {FORWARD: forward, BACKWARD: whole, INPUTS: inputs, WEIGHTS: weights}
 
     def of_messages(self, num_stages: int) -> list[float]:
-        """Those from each stage to the next one, and back."""
+        """Return the seconds of a message between each stage and the next one."""
         return spread("message", self.message, max(0, num_stages - 1))
 
 
@@ -59,7 +59,7 @@ EQUAL = Costs()  # as zero-bubble schedules are drawn: a backward pass twice as 
 
 
 def spread(name: str, given: Seconds, count: int) -> list[float]:
-    """One number for all, or one for each."""
+    """Return `count` numbers, from one number for all or from one for each."""
     seconds = [float(given)] * count if isinstance(given, float | int) else [float(second) for second in given]
     if len(seconds) != count:
         raise ValueError(f"{name} has {len(seconds)} times: pass one, or {count}")
@@ -128,7 +128,7 @@ class ActionGraph(NamedTuple):
 
 
 def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> ActionGraph:
-    """Those of all actions there can be, each stage on its rank."""
+    """Return the dependencies of all possible actions, with each stage on its rank."""
     num_stages = len(home)
     takes_s, message_s = costs.of_kinds(num_stages), costs.of_messages(num_stages)
     made = ActionGraph(num_micro_batches, [], [], [], [])
@@ -190,7 +190,7 @@ def play(orders: Sequence[Sequence[int]], rules: ActionGraph) -> SimulatedTimes:
 
 
 def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
-    """When each action of a schedule begins and ends.
+    """Return when each action of a schedule begins and ends.
 
     Raises: ValueError for costs that make no sense, and where all ranks wait.
     """

@@ -41,7 +41,7 @@ def prove(schedule: Schedule, programs: Programs = program) -> None:
 
 
 def check_homes(schedule: Schedule) -> None:
-    """Every rank has a stage, and every action is where most of its stage's are."""
+    """Check that every rank has a stage, and that each stage's actions are on one rank."""
     home = homes(schedule)
     if not schedule.orders:
         raise ProofError(schedule, "it has no ranks")
@@ -55,13 +55,13 @@ def check_homes(schedule: Schedule) -> None:
 
 
 def homes(schedule: Schedule) -> dict[int, int]:
-    """The rank of most of each stage's actions."""
+    """Return the rank of most of each stage's actions."""
     counts = Counter((action.stage, rank) for rank, order in enumerate(schedule.orders) for action in order)
     return {stage: rank for (stage, rank), _ in reversed(counts.most_common())}  # the last one stays
 
 
 def check_passes(schedule: Schedule) -> None:
-    """Each micro-batch passes each stage forward once and backward once, in one action or in two parts."""
+    """Check that each micro-batch passes each stage forward once and backward once, in one action or in two parts."""
     places: dict[Action, ActionPosition] = {}
     for rank, order in enumerate(schedule.orders):
         for index, action in enumerate(order):
@@ -80,7 +80,7 @@ def check_passes(schedule: Schedule) -> None:
 def incomplete(
     schedule: Schedule, stage: int, micro_batch: int, there: str, places: dict[Action, ActionPosition]
 ) -> ProofError:
-    """A micro-batch does not pass a stage once: which action is too many or too few."""
+    """Return the error that names the missing or duplicate action of a micro-batch in a stage."""
     whole, part = Action(stage, BACKWARD, micro_batch), Action(stage, there[-1:], micro_batch)
     if whole in places and part.kind in (INPUTS, WEIGHTS):
         return ProofError(schedule, f"{part} is a part of {whole}, which is there too", places[part])
@@ -94,7 +94,7 @@ def incomplete(
 
 
 def check_peaks(schedule: Schedule) -> None:
-    """No rank ever has more activations alive than the schedule states."""
+    """Check that no rank ever has more live activations than the schedule states."""
     if len(schedule.peaks) != schedule.num_ranks:
         raise ProofError(schedule, f"it states peaks of {len(schedule.peaks)} ranks, and has {schedule.num_ranks}")
     for rank, (order, peak) in enumerate(zip(schedule.orders, schedule.peaks, strict=True)):
@@ -182,7 +182,7 @@ class SymbolicRun:
         return ProofError(self.schedule, f"{why} on rank {rank}", ActionPosition(rank, self.num_done[rank]))
 
     def named(self, need: Action) -> Action:
-        """The action of this schedule that gives a result."""
+        """Return the action of this schedule that yields a result."""
         whole = need._replace(kind=BACKWARD)
         return whole if need.kind == INPUTS and any(whole in order for order in self.schedule.orders) else need
 
@@ -199,7 +199,7 @@ class SymbolicRun:
 
 
 def content(message: StageMessage) -> Action:
-    """The result that a message carries."""
+    """Return the result that a message carries."""
     if message.is_gradient:
         return Action(message.stage + 1, INPUTS, message.micro_batch)
     return Action(message.stage - 1, FORWARD, message.micro_batch)

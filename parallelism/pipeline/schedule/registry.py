@@ -36,7 +36,7 @@ def names() -> list[str]:
 
 
 def make(name: str, num_ranks: int, num_micro_batches: int, virtual_stages: int | None = None) -> Schedule:
-    """The schedule of a name; without `virtual_stages`, with the fewest stages a rank that it is made for.
+    """Return the schedule of a name; `virtual_stages` defaults to the fewest stages a rank that it supports.
 
     Raises: ValueError for what does not fit, with what does.
     """

@@ -36,7 +36,7 @@ def search(
     seed: int = 0,
     work: int = WORK,
 ) -> Schedule:
-    """The best schedule found with at most `limit` activations alive on each rank: one number, or one for each.
+    """Search for the best schedule with at most `limit` live activations: one number, or one for each rank.
 
     Raises: ValueError for a limit that no schedule keeps, with one that some do.
     """
@@ -54,7 +54,7 @@ def search(
 
 
 def until(least_s: float, each: Iterable[TimedOrders]) -> Iterator[TimedOrders]:
-    """Up to one that cannot be improved."""
+    """Yield up to the first that cannot be improved."""
     for made in each:
         yield made
         if made.span_s <= least_s:
@@ -62,7 +62,7 @@ def until(least_s: float, each: Iterable[TimedOrders]) -> Iterator[TimedOrders]:
 
 
 def chosen(schedules: Sequence[Schedule], costs: Costs) -> Schedule:
-    """Of those that take least, the one with least alive; the first of several."""
+    """Choose the fastest, of equally fast ones that with fewest live activations, and of these the first."""
     times_s = [price(each, costs).span_s for each in schedules]
     best = [each for each, s in zip(schedules, times_s, strict=True) if s <= (1 + LEAST_GAIN) * min(times_s)]
     return min(best, key=lambda each: sum(each.peaks))
@@ -78,7 +78,7 @@ def home_of(schedule: Schedule) -> tuple[int, ...]:
 def limits_of(
     limit: int | Sequence[int] | None, num_ranks: int, num_micro_batches: int, virtual_stages: int
 ) -> tuple[int, ...]:
-    """A limit for each rank; without one, room for everything."""
+    """Return a limit for each rank; without one, that of all activations."""
     if min(num_ranks, num_micro_batches, virtual_stages) < 1:
         counts = f"{num_ranks} ranks, {num_micro_batches} micro-batches and {virtual_stages} stages a rank"
         raise ValueError(f"a pipeline of {counts}: use 1 or more of each")
@@ -95,7 +95,7 @@ def limits_of(
 
 
 def placements(num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
-    """The rank of each stage: in a row, dealt round the ranks, and to and fro.
+    """Return candidate placements of stages on ranks: consecutive, round-robin, and zigzag.
 
     >>> placements(2, 2)
     [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0)]
@@ -108,7 +108,7 @@ def placements(num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
 
 
 def known(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Iterator[Schedule]:
-    """Every schedule of the registry; one made for a single stage a rank does a rank's stages in a row."""
+    """Yield every schedule of the registry; those for one stage a rank run a rank's stages in a row."""
     for name, row in registry.REGISTRY.items():
         if row.fits(virtual_stages):
             yield registry.make(name, num_ranks, num_micro_batches, virtual_stages)
@@ -117,7 +117,7 @@ def known(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Iterat
 
 
 def finer(schedule: Schedule, parts: int) -> Schedule:
-    """The same with each stage cut into parts."""
+    """Split each stage of a schedule into parts."""
 
     def cut(action: Action) -> list[Action]:
         stages = range(action.stage * parts, (action.stage + 1) * parts)
@@ -132,7 +132,7 @@ def keeps(schedule: Schedule, limits: Sequence[int]) -> bool:
 
 
 def by_policy(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int) -> Iterator[TimedOrders]:
-    """What some policies make of the jobs; all of them, if there is so much work to do."""
+    """Yield the schedules of some random policies, or of all of them if `work` suffices."""
     each = [(job, policy) for job in jobs for policy in policies(job)]
     draws.shuffle(each)
     size = 3 * len(jobs[0].home) * jobs[0].num_micro_batches
@@ -141,7 +141,7 @@ def by_policy(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int
 
 
 def bound_s(job: SchedulingProblem) -> float:
-    """No schedule takes less: a rank's work after its first message has come, or a micro-batch's way there and back."""
+    """Return a lower bound: a rank's work after its first message, or a micro-batch's way there and back."""
     num_stages, home = len(job.home), job.home
     takes_s, message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)
     sent_s = [second * (home[stage] != home[stage + 1]) for stage, second in enumerate(message_s)]
@@ -155,7 +155,7 @@ def bound_s(job: SchedulingProblem) -> float:
 
 
 def finished(best: TimedOrders) -> Schedule:
-    """With micro-batches in turn, as moves may leave them out of it, and whole backward passes where they do as well.
+    """Return the schedule with micro-batches renumbered in order, and with joined backward passes where no slower.
 
     Neither makes the end later.
     """
@@ -169,7 +169,7 @@ def finished(best: TimedOrders) -> Schedule:
 
 
 def joined(order: Sequence[Action], stage: int) -> Iterator[Action]:
-    """One action for two that are a stage's backward pass in parts, the one right after the other."""
+    """Join adjacent INPUTS and WEIGHTS actions of a stage into one backward pass."""
     left = iter(zip(order, [*order[1:], None], strict=True))
     for action, following in left:
         if action.stage == stage and action.kind == INPUTS and following == action._replace(kind=WEIGHTS):

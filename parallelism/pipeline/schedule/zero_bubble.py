@@ -18,7 +18,7 @@ Step = tuple[int, str]  # stage and kind, of a micro-batch that is its turn
 
 
 def zb_h1(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """1F1B, the weights' parts falling so far behind that every rank has as much alive as the first.
+    """Run 1F1B with the weights' parts delayed so far that every rank has as many live activations as the first.
 
     Bubble p-1 forward passes, a third of 1F1B's, if m >= p; at most p activations alive.
     """
@@ -36,7 +36,7 @@ def h1_order(rank: int, num_ranks: int, num_micro_batches: int) -> Order:
 
 
 def zb_v(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """Two stages a rank in a V, r and 2p-1-r, so that a micro-batch turns round on the last rank without a message.
+    """Place stages r and 2p-1-r on rank r, a V, so that a micro-batch turns on the last rank without a message.
 
     No bubble but the p-1 passes before the first micro-batch has reached all ranks and after the last, if m >= 2p-1;
     2p activations alive on every rank, of stages half the size of 1F1B's.  Fewer micro-batches keep the order of 2p-1.
@@ -64,7 +64,7 @@ def v_order(rank: int, num_ranks: int, num_micro_batches: int) -> Order:
 
 
 def in_turn(steps: Iterable[Step], num_micro_batches: int) -> Order:
-    """Each step with the micro-batch whose turn it is; without those of micro-batches that are too many."""
+    """Give each step its next micro-batch, and drop those beyond the number of micro-batches."""
     turns: dict[Step, count[int]] = defaultdict(count)
     actions = [Action(*step, next(turns[step])) for step in steps]
     return tuple(action for action in actions if action.micro_batch < num_micro_batches)

@@ -4,7 +4,7 @@ const STAGE_WORDS = {
   0: "Plain data parallelism: every rank has all parameters, gradients and optimizer's states.",
   1: "Stage 1 shards the optimizer's states: gradients are reduced to their owners, and updated parameters gathered.",
   2: "Stage 2 shards the gradients, too: each bucket of them goes to its owners as soon as it is whole.",
-  3: "Stage 3 shards the parameters, too: a layer's are gathered before its passes, the next one's while it computes.",
+  3: "Stage 3 shards the parameters, too: a layer's are gathered before its passes, the next one's while it computes; two stay from pass to pass.",
 };
 const [SHARD, MOVING, WHOLE] = [1, 2, 3]; // 0 is nothing
 const PARTS = ["parameters", "gradients", "optimizer's states"];

@@ -1,0 +1,47 @@
+"""What the operating system offers, asked in one place.
+
+Linux has all of it.  Elsewhere, as on macOS, what is missing is left out: ranks are not bound to cores, and arrays
+outside of symmetric memory go by way of staging buffers.
+"""
+
+import ctypes
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# Give the core to another process; a sleep of no time does so, too, at some more cost.
+yield_core = getattr(os, "sched_yield", None) or (lambda: time.sleep(0))
+# Linux counts the memory of a process in KiB, macOS in bytes.
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def affinity() -> list[int]:
+    """List the cores on which this process may run: all of them where the system binds no process."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def total_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_memory_bytes() -> int:
+    """Return what this machine has left, or all that it has where the system does not say."""
+    try:
+        return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) << 10
+    except (OSError, IndexError):
+        return total_memory_bytes()
+
+
+def peak_memory_bytes() -> int:
+    """Return the most physical memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
+
+
+def function(name: str) -> Any:
+    """Return a function of the C library, or None where it has none of that name."""
+    return getattr(ctypes.CDLL(None), name, None)

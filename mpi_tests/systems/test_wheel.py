@@ -1,0 +1,108 @@
+"""The wheel has all that its programs read, and they run from it, outside of a checkout."""
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import training.main
+from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, watched
+
+pytestmark = pytest.mark.shares_cores
+PACKAGES = ("collectives", "models", "parallelism", "training")
+FILES = {  # what programs read beside their code
+    "collectives/arrays": "*.cu",
+    "collectives/charts": "*.[cj]s*",
+    "collectives/page": "*.[chj][st]*",
+    "models/configs": "*.toml",
+    "collectives/job/hostfiles": "*",
+    "parallelism/pipeline": "*.js",
+    "parallelism/sequence": "*.js",
+    "parallelism/zero": "*.js",
+}
+HELP = [line for line in training.main.__doc__.splitlines() if line.startswith("mpirun")]
+SMALL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
+SMALL += " --val_fraction 0.002 --out_dir out"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy, since a build leaves files beside its sources, and takes those of earlier builds."""
+    folder = tmp_path_factory.mktemp("wheel")
+    names = [*PACKAGES, "configs", "hostfiles", "pyproject.toml", "README.md", "LICENSE"]
+    for name in names:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / "source" / name, **({"symlinks": True} if copy is shutil.copytree else {}))
+    pip(["wheel", "--no-build-isolation", "--wheel-dir", folder, folder / "source"])
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def site(wheel):
+    """Return a folder in which the wheel alone is installed; other packages are those of this environment."""
+    target = wheel.parent / "site"
+    pip(["install", "--target", target, wheel])
+    return target
+
+
+def pip(words):
+    command = [sys.executable, "-m", "pip", *map(str, words), "--quiet", "--no-deps", "--no-index"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def outside(site, folder, *words):
+    """Run a program from the wheel, in a folder without a checkout."""
+    command = ["env", f"--chdir={folder}", f"PYTHONPATH={site}", *words]
+    ended = watched(command, environment(), 600)  # the first compiles kernels
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_it_holds_what_programs_read(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    for folder, pattern in FILES.items():
+        wanted = {f"{folder}/{path.name}" for path in (ROOT / folder).glob(pattern) if path.is_file()}
+        assert wanted, folder
+        assert wanted <= names
+    assert {f"{package}/__init__.py" for package in PACKAGES} <= names
+    assert not [name for name in names if name.startswith(("mpi_tests", "benchmarks", "train.py"))]
+
+
+def test_its_scripts_and_license_are_named(wheel):
+    archive = zipfile.ZipFile(wheel)
+    texts = {Path(name).name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name}
+    assert "collectives-train = training.__main__:main" in texts["entry_points.txt"]
+    assert "Apache License" in texts["LICENSE"]
+    assert "License-Expression: Apache-2.0" in texts["METADATA"]
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_commands_that_its_help_shows(site, tmp_path, command):
+    words = command.split()[1:]
+    assert "iter 2/2" in outside(site, tmp_path, find_mpirun(), *words, *SMALL.split())
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_text_is_continued_as_training_says(site, tmp_path):
+    printed = outside(site, tmp_path, sys.executable, "-m", "training", *SMALL.split())
+    command = re.search(r"^for more: python (.*)$", printed, re.MULTILINE)[1].split()
+    assert outside(site, tmp_path, sys.executable, *command, "--prompt", "def ").startswith("def ")
+
+
+@pytest.mark.parametrize("module", ["training", "training.sample", "collectives.bench", "parallelism.planner"])
+def test_help_names_the_program_as_it_was_started(site, tmp_path, module):
+    assert f"usage: python -m {module} " in outside(site, tmp_path, sys.executable, "-m", module, "--help")
+
+
+def test_hostfiles_are_where_their_script_says(site, tmp_path):
+    (folder,) = outside(site, tmp_path, sys.executable, site / "bin" / "collectives-hostfiles").splitlines()
+    assert Path(folder) == site / "collectives" / "job" / "hostfiles"
+    shown = outside(site, tmp_path, "bash", "-c", f"source {folder}/activate.sh && echo $OMPI_MCA_mca_base_env_list")
+    assert shown == "PATH\n"
