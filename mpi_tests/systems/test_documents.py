@@ -15,7 +15,7 @@ from mpi_tests.helpers.launch import ROOT, launch
 # Flags that make a command small; of a flag that comes twice, the last counts.
 TINY_MODEL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
 IN_SMALL = {
-    r"train\.py": f"{TINY_MODEL} --val_fraction 0.002",
+    r"train\.py|-m training( |$)": f"{TINY_MODEL} --val_fraction 0.002",
     r"schedule\.simulate": "--algorithms binomial hierarchical -b 1M -e 1M",
     r"collectives\.bench ": "-b 1K -e 1K -n 2",
     r"mpi_tests\.fuzz": "--seconds 1",
@@ -23,10 +23,11 @@ IN_SMALL = {
 }
 WRITES = r"--(?:html|json|out|output|picture|png|report|space-time|trace|prometheus) (\S+)"
 SAYS = {  # what the output of a command has, beside what its page shows
-    r"train\.py": "iter 2/2",
+    r"train\.py|-m training( |$)": "iter 2/2",
     r"collectives\.bench (?!.*--space-time)": "# Wrong elements    : 0 OK",
     r"parallelism\.planner": "layouts fit, ",
     r"pipeline\.schedule search": "known:",
+    r"pipeline\.schedule check": "holds: 4 ranks, 8 stages",
     r"collectives\.exercise .*/ring\.py": "right on 1 to 16 ranks",
     r"mpi4py\.bench helloworld": "Hello, World!",
     r"collectives\.page": "without a network",

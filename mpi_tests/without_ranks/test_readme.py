@@ -53,6 +53,11 @@ def test_examples_are_shown_as_they_are(page):
             assert (ROOT / title.removeprefix("# ")).read_text() == code, title
 
 
+def test_pages_that_have_a_command_in_common_show_the_same_output():
+    shown = {(command.text, command.output) for command in COMMANDS if command.output is not None}
+    assert len(shown) == len({text for text, _ in shown})
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
