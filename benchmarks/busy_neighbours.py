@@ -24,6 +24,7 @@ from document import machine, output
 import collectives
 import collectives.torch_backend  # registers the backend
 from collectives.job.launch import start_mpi
+from collectives.job.progress_bar import progress_bar, show
 
 BUSY = "while True: pass"
 Ways = dict[str, Callable[[], object]]
@@ -44,13 +45,16 @@ def main() -> None:
     gloo = dist.new_group(backend="gloo")
     comm = collectives.world()
     lines = []
+    bar = progress_bar(len(args.neighbours) * len(args.bytes), "size", comm.rank)
     for num_busy in args.neighbours:
         with neighbours(num_busy if comm.rank == 0 else 0):
             for nbytes in args.bytes:
                 times = measure(ways(comm, gloo, nbytes), args.rounds, args.seconds)
                 lines.append([num_busy, nbytes, *(map(shown, times.values()))])
+                bar.update()
                 if comm.rank == 0:
-                    print(*lines[-1], flush=True)
+                    show(" ".join(map(str, lines[-1])))
+    bar.close()
     if comm.rank == 0:
         args.out.write_text(table(lines, list(times)))
     dist.destroy_process_group()

@@ -12,7 +12,7 @@ import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from peers import COLLECTIVES, LONG_ENOUGH_S, arrays, mpi_call
 
 import collectives
 from collectives.job.launch import library_name, start_mpi
+from collectives.job.progress_bar import progress_bar, show
 
 MPI = start_mpi()
 NUM_SETS = 8  # of arrays that take turns
@@ -38,13 +39,12 @@ def main() -> None:
     args = parser.parse_args()
     comm = collectives.world()
     rows = []
-    for collective in args.collectives:
-        for nbytes in args.bytes:
-            nbytes = max(nbytes, 4 * comm.size)
-            times = measure(comm, ways(comm, collective, nbytes), args.rounds)
-            rows.append([collective, str(nbytes), *(f"{1e6 * seconds:.1f}" for seconds in times)])
-            if comm.rank == 0:
-                print(*rows[-1], flush=True)
+    for collective, nbytes in progress_bar([*product(args.collectives, args.bytes)], "size", comm.rank):
+        nbytes = max(nbytes, 4 * comm.size)
+        times = measure(comm, ways(comm, collective, nbytes), args.rounds)
+        rows.append([collective, str(nbytes), *(f"{1e6 * seconds:.1f}" for seconds in times)])
+        if comm.rank == 0:
+            show(" ".join(rows[-1]))
     if comm.rank == 0:
         args.out.write_text(document(rows, comm.size))
 

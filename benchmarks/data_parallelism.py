@@ -38,6 +38,7 @@ from turns import Contestant
 from wire import Traffic, Wire
 
 import collectives
+from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from collectives.schedule import draw
 from models.gpt import GPT, GPTConfig
@@ -181,7 +182,7 @@ def main() -> None:
     LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back at once
     contest = Contest(comm, args, config)
     entries = {name: Entry(name, kind, contest) for name, kind in WAYS.items()}
-    for _ in range(args.repeats + 1):
+    for _ in progress_bar(range(args.repeats + 1), "round", comm.rank):
         for entry in entries.values():
             entry.contestant.round()
     figures = {name: entry.figures() for name, entry in entries.items()}

@@ -17,6 +17,7 @@ import torch
 from document import output, table, write
 
 import collectives
+from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
 from parallelism.numerics.dropout import BatchPosition
@@ -56,7 +57,7 @@ def main() -> None:
     ways = {"none": (0.0, True), "torch's": (args.dropout, False), "ours": (args.dropout, True)}
     steps = {name: step_of(args, *way, comm) for name, way in ways.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(args.repeats + 1):
+    for _ in progress_bar(range(args.repeats + 1), "round", comm.rank):
         for name, step in steps.items():
             begin_s = time.perf_counter()
             step()

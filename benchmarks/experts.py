@@ -26,6 +26,7 @@ from peers import MPI, start_torch
 from torch import Tensor, distributed
 
 import collectives
+from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from parallelism.experts.exchange import ExpertExchange
 
@@ -147,7 +148,8 @@ def main() -> None:
     for kind in ("balanced", "skewed"):
         experts = choices(args, comm.rank, comm.size, kind == "skewed")
         most = {name: check(name, way, x, experts) for name, way in ways.items()}
-        seconds = [[timed(way, x, experts) for way in ways.values()] for _ in range(args.repeats + 1)]
+        rounds = progress_bar(range(args.repeats + 1), "round", comm.rank)
+        seconds = [[timed(way, x, experts) for way in ways.values()] for _ in rounds]
         for name, median in zip(ways, np.median(seconds[1:], axis=0).tolist(), strict=True):
             values = {"ms": 1e3 * median, "rows": most[name], "us_per_row": 1e6 * median / most[name]}
             figures[f"{name}, {kind}"] = values

@@ -25,6 +25,7 @@ import torch
 from document import output, table, write
 
 import collectives
+from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import flops_per_token
 from models.learning_rate import learning_rate
@@ -180,7 +181,7 @@ def measured(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, 
     if not np.isclose(*losses.values(), rtol=rtol):
         raise SystemExit(f"losses differ after {args.steps} steps: {losses}")
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(args.turns):
+    for _ in progress_bar(range(args.turns), "turn"):
         for name, one in contestants.items():
             times[name].append(timed(one.steps, args.steps, device))
     rate = matrix_flops_per_s(args.matrix, getattr(torch, args.dtype), device)

@@ -25,6 +25,7 @@ from document import output, table, write
 from torch import Tensor, nn
 
 import collectives
+from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import GPT, CausalSelfAttention, CrossEntropy, GPTConfig
 from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceParallel
@@ -177,7 +178,7 @@ def main() -> None:
         args = parse(world.size)
     LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back at once
     results: dict[str, Any] = {}
-    for mode in args.modes:
+    for mode in progress_bar(args.modes, "mode", world.rank):
         title = f"attention to {args.seq} tokens, {mode}, MiB"
         results[title] = over_sizes(world, "sp", lambda comm, mode=mode: attention(comm, args, mode))
     results["a GPT's parameters, MiB"] = over_sizes(world, "tp", lambda comm: parameters(comm, args))

@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.job.launch import library_name
+from collectives.job.progress_bar import progress_bar, show
 from collectives.mpi4py import wrap
 
 SIZES = [8 << 2 * power for power in range(12)] + [64 << 20]
@@ -103,16 +104,16 @@ def main() -> None:
     ours = methods(wrap(world.Dup()))
     names = args.only or list(calls(library, 8))
     ratios: dict[str, dict[int, float]] = {name: {} for name in names}
+    bar = progress_bar(len(args.sizes) * len(names), "call", world.rank)
     for nbytes in args.sizes:
         both = [calls(comm, nbytes) for comm in (library, ours)]
         for name in names:
             theirs, own = medians([of[name] for of in both], world)
             ratios[name][nbytes] = theirs / own
+            bar.update()
             if library.rank == 0:
-                print(
-                    f"{name:22}{nbytes:12,} B {theirs * 1e6:12.1f} us {own * 1e6:12.1f} us {theirs / own:8.2f}",
-                    flush=True,
-                )
+                show(f"{name:22}{nbytes:12,} B {theirs * 1e6:12.1f} us {own * 1e6:12.1f} us {theirs / own:8.2f}")
+    bar.close()
     if library.rank == 0:
         args.out.write_text(table(ratios, args.sizes, f"{library_name(MPI)}, {library.size} ranks"))
 

@@ -21,6 +21,7 @@ import torch
 from document import output, table, write
 
 import collectives
+from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.model import Model
 from models.optimizer import adamw, decay_groups
@@ -78,7 +79,7 @@ def measure(config: Config, comm: collectives.Communicator, turns: int) -> dict[
     with ExitStack() as stack:
         steps = ways(config, stack.enter_context(TrainingRun(config, comm)))
         times: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(turns):
+        for _ in progress_bar(range(turns), "turn"):
             for name, step in steps.items():
                 times[name] += [timed(step) for _ in range(WARM_UP + STEPS)][WARM_UP:]
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}

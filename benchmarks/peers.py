@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import numpy as np
 
 import collectives
 from collectives.job.launch import library_name, start_mpi
+from collectives.job.progress_bar import progress_bar, show
+from collectives.job.settings import ladder
 
 MPI = start_mpi()
 from collectives.bench.peers import mpi_call, start_torch, torch_call  # noqa: E402  once MPI is ready
@@ -162,16 +165,13 @@ def main() -> None:
     if "gloo" in args.peers:
         start_torch(mpi, "gloo", alone=True)
     results = []
-    for collective in args.collectives:
-        nbytes = args.begin
-        while nbytes <= args.end:
-            if nbytes // 4 >= comm.size:
-                seconds = contest(comm, mpi, collective, nbytes, args)
-                results.append({"collective": collective, "bytes": nbytes, "seconds": seconds})
-                if comm.rank == 0:
-                    line = "  ".join(f"{name} {s * 1e6:.1f}" for name, s in seconds.items())
-                    print(f"{collective:>14} {nbytes:>9}  {line}", flush=True)
-            nbytes *= 2
+    sizes = [nbytes for nbytes in ladder(args.begin, args.end, 2) if nbytes // 4 >= comm.size]
+    for collective, nbytes in progress_bar([*product(args.collectives, sizes)], "size", comm.rank):
+        seconds = contest(comm, mpi, collective, nbytes, args)
+        results.append({"collective": collective, "bytes": nbytes, "seconds": seconds})
+        if comm.rank == 0:
+            line = "  ".join(f"{name} {s * 1e6:.1f}" for name, s in seconds.items())
+            show(f"{collective:>14} {nbytes:>9}  {line}")
     if args.out and comm.rank == 0:
         header = {"ranks": comm.size, "cores": os.cpu_count(), "mpi": library_name(MPI), "numpy": np.__version__}
         args.out.write_text(json.dumps({**header, "repeats": args.repeats, "results": results}, indent=1) + "\n")

@@ -32,6 +32,7 @@ from pipelining_table import table
 from torch import Tensor
 
 import collectives
+from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import GPTConfig
 from parallelism.pipeline.driver import Passes
@@ -197,7 +198,7 @@ def main() -> None:
     matches = {f"{name}, {schedule.name}": Match(model, schedule) for name, model in chosen for schedule in schedules}
     for match in matches.values():
         match.check()
-    for _ in range(args.repeats + 1):
+    for _ in progress_bar(range(args.repeats + 1), "round", comm.rank):
         for match in matches.values():
             match.round()
     if comm.rank == 0:

@@ -24,6 +24,7 @@ from peers import MPI
 
 import collectives
 from collectives.bench.constants import speeds
+from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.data import load_tokens
 from models.presets import shape_of
@@ -148,7 +149,7 @@ def main() -> None:
     figures = {}
     # What is loaded and compiled at first is no layout's.
     measured(plain, comm, 1)
-    for name, plan in plans.items():
+    for name, plan in progress_bar(plans.items(), "layout", comm.rank):
         mib, seconds = measured(replace(configs[name], **plan.layout._asdict()), comm, args.steps)
         figures[name] = Figures(plan.memory.total / MIB, mib, 1e3 * plan.time.total, 1e3 * seconds)
     if comm.rank == 0:

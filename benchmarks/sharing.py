@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from turns import Contestant
 
 import collectives
+from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
 
@@ -146,7 +147,7 @@ def main() -> None:
     contest = Contest(comm, config, args.batch)
     memory_mib = contest.memory()
     contestants = {name: Contestant(contest.way(name), contest.alone(name)) for name in contest.ways}
-    for _ in range(args.repeats + 1):
+    for _ in progress_bar(range(args.repeats + 1), "round", comm.rank):
         for contestant in contestants.values():
             contestant.round()
     num_tokens = comm.size * args.batch * args.seq

@@ -28,6 +28,7 @@ from torch import Tensor
 from turns import Contestant
 
 import collectives
+from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
 from parallelism.buffers.tensor_collectives import TensorCollectives
@@ -192,7 +193,7 @@ def main() -> None:
         print("DeepSpeed is not here: ours have no peer in sequence parallelism (pip install deepspeed)")
     contestants = contest.tensor_parallel() | contest.sequence_parallel(with_deepspeed)
     contest.check(contestants)
-    for _ in range(args.repeats + 1):
+    for _ in progress_bar(range(args.repeats + 1), "round", comm.rank):
         for contestant in contestants.values():
             contestant.round()
     figures = {name: c.figures(args.batch * args.seq) for name, c in contestants.items()}

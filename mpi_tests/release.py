@@ -20,6 +20,7 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
+from collectives.job.progress_bar import progress_bar, show
 from mpi_tests.helpers.launch import ROOT
 
 LOGS = ROOT / "build" / "release"
@@ -162,11 +163,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=LOGS / "release.md")
     args = parser.parse_args()
     rows = {name: Row(name, "not run") for name in names} | earlier(args.out)
-    for check in CHECKS:
-        if check.name in args.only:
-            rows[check.name] = run(check, args.fuzz_s)
-            args.out.write_text(table(rows[name] for name in names))
-            print(rows[check.name], flush=True)
+    bar = progress_bar([check for check in CHECKS if check.name in args.only], "check")
+    for check in bar:
+        bar.set_description(check.name)
+        rows[check.name] = run(check, args.fuzz_s)
+        args.out.write_text(table(rows[name] for name in names))
+        show(str(rows[check.name]))
     return int(any(rows[name].outcome.startswith("FAILED") for name in names))
 
 

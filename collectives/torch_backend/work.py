@@ -57,6 +57,9 @@ class Finished(Base):
         self.wait()
         return self.tensors
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(ended)"
+
     def get_future(self) -> Future:
         future: Future = Future()
         future.set_result(self.tensors)
@@ -93,6 +96,9 @@ class PlanWork(Finished):
         except FAILURES as error:
             self.error = self.error_of(error, limit_s)
             return True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.plan!r})"
 
     def get_future(self) -> Future:
         if self.queue is None or self.is_success():
@@ -179,6 +185,9 @@ class Pending(Finished):
 
     def is_completed(self) -> bool:
         return self.over.is_set() and is_past(self.after)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'ended' if self.over.is_set() else 'under way'})"
 
     def get_future(self) -> Future:
         HELD.discard(self)

@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from collectives.job.progress_bar import progress_bar, show
 from mpi_tests.gpu_check.child import rows_of, run_child
 from mpi_tests.gpu_check.rows import BAD, Row, Setting, table
 
@@ -114,9 +115,11 @@ def main(words: Sequence[str] | None = None, module: str = "mpi_tests.gpu_check"
         print(f"skipped: {why}")
         return 0
     rows: list[Row] = []
-    for name in chosen(flags):
+    bar = progress_bar(chosen(flags), "check")
+    for name in bar:
+        bar.set_description(name)
         found = rows_of(name, flags.device, CHECKS[name].limit_s, module)
-        print(*("  ".join(row) for row in found), sep="\n", flush=True)
+        show(*("  ".join(row) for row in found))
         rows += found
         if flags.out:  # as far as it goes, should this process be ended
             flags.out.write_text(f"{title(flags.device)}\n\n{table(rows)}\n")

@@ -1,7 +1,8 @@
 """A pytest plug-in that prints a line for each test file, with the time left, and keeps how long each item took.
 
-The time left follows from the seconds that items took in the last run, which pytest's cache keeps; before there was
-one, every item counts alike.  Under xdist a file's line is printed when the last of its items has ended.
+On a terminal the last line counts the items that have ended.  The time left follows from the seconds that items took in
+the last run, which pytest's cache keeps; before there was one, every item counts alike.  Under xdist a file's line is
+printed when the last of its items has ended.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from collectives.job import environment
+
+SHOWN_EVERY_S = 1.0
 CACHE = "seconds"  # folder in pytest's cache: a file for each command line's tests
 
 
@@ -34,6 +38,7 @@ class Progress:
         self.items: list[str] = []
         self.left: Counter[str] = Counter()  # items of each file
         self.begin = time.monotonic()
+        self.count_shown = 0.0  # when
 
     def collect(self, items):
         self.items = items
@@ -67,6 +72,7 @@ class Progress:
             self.left[file] -= 1
             if self.left[file] == 0:
                 self.write(self.line(file, outcomes))
+            self.show_count()
 
     def line(self, file, outcomes):
         counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
@@ -83,7 +89,27 @@ class Progress:
 
     def write(self, line, **markup):
         if reporter := self.config.pluginmanager.get_plugin("terminalreporter"):
+            if self.on_terminal(reporter):
+                self.rewrite(reporter, "")
             reporter.write_line(line, **markup)
+
+    def rewrite(self, reporter, line):
+        """Write a line in the place of the last, and let what is printed next be in its place."""
+        reporter.rewrite(line, erase=True)
+        reporter.rewrite("")
+
+    def show_count(self):
+        """Show how many items have ended in a terminal's last line, once a second, as a file may take minutes."""
+        reporter, num_left = self.config.pluginmanager.get_plugin("terminalreporter"), self.left.total()
+        is_due = time.monotonic() > self.count_shown + SHOWN_EVERY_S
+        if reporter and self.on_terminal(reporter) and (is_due or not num_left):
+            self.count_shown = time.monotonic()
+            count = f"{len(self.items) - num_left} of {len(self.items)} tests, {minutes(self.time_left())} left"
+            self.rewrite(reporter, count if num_left else "")
+
+    def on_terminal(self, reporter):
+        """Say whether a person watches; mpirun may give a rank a terminal of its own, whoever does."""
+        return environment.on_terminal() if environment.launched_size() > 1 else reporter.isatty
 
     def pytest_sessionfinish(self):
         if self.cache and self.seconds and is_whole(self.config):

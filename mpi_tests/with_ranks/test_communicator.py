@@ -123,6 +123,16 @@ def test_communicators_and_plans_show_what_they_are(new_comm):
     assert repr(plan) == "Plan(barrier dissemination, freed)"
 
 
+@pytest.mark.sizes(2)
+def test_a_folder_of_calls_that_one_rank_cannot_write_is_refused_on_all(mpi_comm, monkeypatch):
+    from collectives import Communicator, InputError
+
+    if mpi_comm.rank == 1:
+        monkeypatch.setenv("COLLECTIVES_CALLS", "/dev/null/x")
+    with pytest.raises(InputError, match=r"rank 1: .*COLLECTIVES_CALLS='/dev/null/x' cannot be written: name a folder"):
+        Communicator(mpi_comm)
+
+
 @pytest.mark.sizes(1, 2)
 def test_a_freed_communicator_refuses_all_use(comm):
     part, x = comm.split(0), np.ones(3)

@@ -1,6 +1,7 @@
 """torch.distributed over the collectives: each call against what torch says it does."""
 
 import functools
+import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -231,6 +232,7 @@ def test_async(size):
     futures = [work.get_future() for work in works]
     dist.barrier()  # comes after them
     assert all(work.is_completed() for work in works)
+    assert all(re.fullmatch(r"Pending\(ended\)|PlanWork\(\w+\(all_reduce.*\)\)", repr(work)) for work in works)
     for x, future in zip(xs, futures, strict=True):
         assert torch.equal(future.wait()[0], sum(of(r, len(x)) for r in range(size)))
 

@@ -11,6 +11,7 @@ import pytest
 
 from collectives.bench import html, run
 from collectives.bench.crossovers import crossing, crossovers
+from collectives.bench.trial import PEERS
 from collectives.runtime.choose.auto import network_to_json
 from collectives.schedule.cost import NETWORK
 from mpi_tests.helpers.pages import Page, check_charts, check_fetches_nothing
@@ -64,6 +65,7 @@ def test_bandwidth_and_time_are_drawn_with_the_model_and_the_limit():
     bandwidth, time = page.charts
     assert [line["name"] for line in time["lines"]][:3] == ["ring", "two_shot", "mpi"]
     assert time["lines"][-1]["column"] == "limit, µs"
+    assert all(axis["log"] for chart in (bandwidth, time) for axis in (chart["x"], chart["y"]))
     assert {line["column"] for line in bandwidth["lines"]} == {"median, µs", "model, µs", "limit, µs"}
     at = page.tables["t0"][0]
     assert bandwidth["y"]["rate"]
@@ -95,6 +97,13 @@ def test_who_is_fastest_is_drawn_over_the_sizes():
     for before, after in pairwise(strip):
         assert before["to"] == after["from"]
         assert before["name"] != after["name"]
+
+
+def test_a_peer_may_be_the_fastest():
+    for peer in PEERS:
+        rows = [row(name, size, 1) | {"median_us": us} for name, us in ((peer, 1.0), ("ring", 2.0)) for size in SIZES]
+        page = Page(html.report({"a": document(rows)}))
+        assert [(each["name"], each["to"]) for each in page.charts[0]["ranges"]] == [(peer, SIZES[-1])]
 
 
 def test_two_documents_are_side_by_side():

@@ -1,6 +1,8 @@
 """The lines that pytest prints for test files, and the seconds that it keeps."""
 
+import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -34,3 +36,22 @@ def test_a_line_for_each_file_and_one_for_each_failure(tmp_path, workers):
     assert "1 failed, 2 passed, 1 skipped in" in ended.stdout
     (kept,) = (tmp_path / ".pytest_cache" / "v" / "seconds").iterdir()
     assert len(json.loads(kept.read_text())) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_terminal_shows_how_many_tests_have_ended(tmp_path, workers):
+    (tmp_path / "pytest.ini").write_text("[pytest]\nconsole_output_style = classic\naddopts = -q\n")
+    (tmp_path / "test_a.py").write_text(SAMPLES["test_a.py"])
+    command = [sys.executable, "-m", "pytest", "-p", "mpi_tests.helpers.progress", "-n", str(workers), "--color=no"]
+    screen, terminal = os.openpty()
+    options = ["--rootdir", tmp_path, "-c", tmp_path / "pytest.ini", tmp_path]
+    with subprocess.Popen([*command, *options], cwd=ROOT, stdout=terminal, stderr=terminal):
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # how the end of a terminal reads
+            while part := os.read(screen, 1 << 16):
+                shown += part
+    os.close(screen)
+    lines = re.split(r"[\r\n]+", shown.decode())
+    assert any(re.fullmatch(r"1 of 3 tests, \d+:\d\d left *", line) for line in lines), lines
+    assert any(line.startswith("test_a.py ") for line in lines)
