@@ -44,7 +44,7 @@ def test_help_is_printed_once():
     ended = launch(2, "python", "train.py", "--help")
     assert ended.returncode == 0
     assert ended.stdout.count("usage: train.py") == 1
-    assert "mpirun -n 2 python train.py" in ended.stdout
+    assert "mpirun -n 2 python -m training" in ended.stdout
 
 
 def test_a_progress_bar_is_for_terminals():

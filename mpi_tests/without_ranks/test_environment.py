@@ -90,6 +90,10 @@ def run(program, more):
 
 
 def test_every_setting_is_known():
-    files = [path for folder in ("collectives", "models", "parallelism") for path in (ROOT / folder).rglob("*.py")]
-    text = "".join(path.read_text() for path in [*files, ROOT / "train.py"])
+    files = [
+        path
+        for folder in ("collectives", "models", "parallelism", "training")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    text = "".join(path.read_text() for path in files)
     assert set(re.findall(r"COLLECTIVES_[A-Z]\w*", text)) == set(environment.SETTINGS)

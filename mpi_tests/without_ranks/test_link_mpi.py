@@ -1,6 +1,8 @@
 """The environment loads the MPI library that belongs to the mpirun on the PATH."""
 
 import os
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +47,11 @@ def test_an_mpirun_without_a_known_library_is_refused(tmp_path, version):
     ended, _ = link(tmp_path, version, "libother.so")
     assert ended.returncode != 0
     assert f"no MPI library found beside {tmp_path}/system/bin/mpirun: take it off the PATH" in ended.stderr
+
+
+def test_nothing_is_linked_on_macos(monkeypatch):
+    """There, mpi4py's wheel looks where Homebrew puts an MPI."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(shutil, "which", lambda name: "/opt/homebrew/bin/mpirun")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("mpirun was asked for its version"))
+    runpy.run_path(str(ROOT / "hostfiles" / "link_mpi.py"), run_name="__main__")
