@@ -334,8 +334,10 @@ def all_gather(rank, size):
 def test_code_is_judged_apart(code, why, tmp_path):
     """Whatever it does, there is a line, and the status of what can't be judged."""
     (tmp_path / "my.py").write_text(code)
-    limits = "from collectives.exercise import __main__, apart, student; student.LIMIT_S, student.END_S = 0.1, 0.3"
-    program = f"import sys; {limits}; apart.JUDGE_S = 1.0; sys.exit(__main__.main(['ring', 'my.py']))"
+    call_s, judge_s = (10, 1) if code == SLOW else (0.1, 30)
+    limits = f"student.LIMIT_S, student.END_S, apart.JUDGE_S = {call_s}, 0.3, {judge_s}"
+    program = f"import sys; from collectives.exercise import __main__, apart, student; {limits}"
+    program += "; sys.exit(__main__.main(['ring', 'my.py']))"
     words = [sys.executable, "-c", program]
     ended = subprocess.run(words, cwd=tmp_path, env=environment(), timeout=60, text=True, capture_output=True)
     assert ended.returncode == 2

@@ -31,7 +31,7 @@ class Clock:
         self.now_s, self.done = 0.0, []
         monkeypatch.setattr(waiting.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(waiting.time, "sleep", lambda s: self.done.append(f"sleep {1e3 * s:g} ms"))
-        monkeypatch.setattr(waiting.os, "sched_yield", lambda: self.done.append("yield"))
+        monkeypatch.setattr(waiting.system, "yield_core", lambda: self.done.append("yield"))
 
 
 @pytest.mark.parametrize("is_timed", [False, True])
@@ -53,7 +53,7 @@ def test_who_finds_the_core_taken_sleeps_for_a_while(monkeypatch):
         clock.done.append("yield")
         clock.now_s += 3e-3
 
-    monkeypatch.setattr(waiting.os, "sched_yield", computed_by_others)
+    monkeypatch.setattr(waiting.system, "yield_core", computed_by_others)
     monkeypatch.setattr(waiting, "MOST_NAPS", 2)
     for _ in range(7):
         progress.relax(0.0)
