@@ -106,7 +106,7 @@ def function(code: CodeType) -> Function:
     lines, first = inspect.getsourcelines(code)
     indent = len(lines[0]) - len(lines[0].lstrip())
     numbered = [(first + i, line[indent:].rstrip()) for i, line in enumerate(lines)]
-    return Function(code.co_name, str(Path(code.co_filename).relative_to(PACKAGE)), without_details(numbered))
+    return Function(code.co_name, str(Path(code.co_filename).resolve().relative_to(PACKAGE)), without_details(numbered))
 
 
 def without_details(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
