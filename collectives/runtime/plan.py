@@ -145,7 +145,7 @@ class Plan:
         if self._freed:
             raise RuntimeError(f"{self.name} has been freed: make a new plan")
         if self._steps is not None:
-            raise RuntimeError(f"{self.name} is under way already: wait() before the next start()")
+            raise RuntimeError(f"{self.name} is already running: wait() before the next start()")
         if self.call and not self.call.under_way:
             self.call.enter(depth=3)  # past start() or __call__()
         with self._stepping:  # another thread may still have this plan on a list of its last run
@@ -228,7 +228,7 @@ class Plan:
     def free(self) -> None:
         """Give the persistent requests back to MPI.  The plan cannot be run after."""
         if self._steps is not None:
-            raise RuntimeError(f"{self.name} is under way: wait() before free()")
+            raise RuntimeError(f"{self.name} is running: wait() before free()")
         self._freed, self.only = True, None
         requests = [request for bound in self.rounds for request in bound.requests()]
         if requests and not self.device.mpi_reads:
