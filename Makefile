@@ -50,7 +50,8 @@ mutants: .venv/kernels
 	$(RUN) python -m mpi_tests.mutants --out benchmarks/results/mutants.md $(ARGS)
 
 lint: .venv/installed
-	$(RUN) ruff check . && ruff format --check . && mypy && python -m mpi_tests.helpers.house
+	$(RUN) ruff check . && ruff format --check . && mypy && codespell && python -m mpi_tests.helpers.house && \
+		python -m mpi_tests.helpers.words
 
 bench: .venv/kernels
 	$(RUN) for ranks in 2 4; do timeout 600 mpirun -n $$ranks python benchmarks/peers.py $(ARGS); done

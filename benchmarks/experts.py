@@ -126,7 +126,7 @@ def parse(size: int) -> argparse.Namespace:
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
     if args.num_experts % size:
-        raise ValueError(f"--num_experts {args.num_experts} can't be split over {size} ranks: use a multiple")
+        raise ValueError(f"--num_experts {args.num_experts} is not divisible by {size} ranks: use a multiple")
     if args.experts_per_token > args.num_experts:
         raise ValueError(f"--experts_per_token {args.experts_per_token}: use at most {args.num_experts}")
     return args

@@ -206,8 +206,8 @@ def figures(step_s: float, num_tokens: int, flops: int, rate: float) -> dict[str
     }
 
 
-def goals(found: dict[str, dict[str, float]]) -> list[str]:
-    ours, plain = found["ours"], found["plain loop"]
+def goals(results: dict[str, dict[str, float]]) -> list[str]:
+    ours, plain = results["ours"], results["plain loop"]
     return [
         f"tokens/s {ours['tokens_per_s'] / plain['tokens_per_s']:.3f} times the plain loop's (goal: at least 1)",
         f"model FLOP/s {ours['share']:.1%} of the matrix rate (goal: at least {SHARE_GOAL:.0%})",

@@ -39,7 +39,7 @@ M_MMAP_THRESHOLD = -3  # of mallopt, glibc's malloc.h
 LIBC = ctypes.CDLL(None)
 
 
-class Kept:
+class SavedTensors:
     """Within it, notes the memory of what is saved for the backward pass, but for a module's parameters."""
 
     def __init__(self, module: nn.Module):
@@ -80,7 +80,7 @@ def settled() -> float:
 
 def measured(module: nn.Module, forward: Callable[[], Tensor]) -> dict[str, float]:
     """Return the MiB that a forward pass keeps, and the peak of it and the backward pass."""
-    before, kept = settled(), Kept(module)
+    before, kept = settled(), SavedTensors(module)
     with kept.hooks:
         result = forward()
     kept_mib = kept.mib()

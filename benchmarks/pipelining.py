@@ -167,7 +167,7 @@ def parse(size: int) -> tuple[argparse.Namespace, list[Schedule]]:
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
     if size < 2:
-        raise ValueError("1 rank is no pipeline: start more, as with mpirun -n 2")
+        raise ValueError("1 rank is not a pipeline: start more, as with mpirun -n 2")
     if args.num_micro_batches % size:
         given = f"--num_micro_batches {args.num_micro_batches}"
         raise ValueError(f"{given} can't be interleaved by torch on {size} ranks: use a multiple")

@@ -80,10 +80,10 @@ def sized(layout: ParallelLayout, samples: int) -> ParallelLayout:
     )
 
 
-def planned(name: str, config: Config, samples: int, found: Machine) -> PlannedLayout:
+def planned(name: str, config: Config, samples: int, target: Machine) -> PlannedLayout:
     """Plan the only layout with all of the values that a name stands for."""
     job = TrainingJob(shape_of(config, load_tokens(config.data).vocab_size), samples)
-    return best(job, found._replace(memory_bytes=float("inf")), sized(LAYOUTS[name], samples)._asdict())
+    return best(job, target._replace(memory_bytes=float("inf")), sized(LAYOUTS[name], samples)._asdict())
 
 
 def measured(config: Config, world: collectives.Communicator, num_steps: int) -> tuple[float, float]:
@@ -129,7 +129,7 @@ def parse(size: int) -> argparse.Namespace:
     if len(set(args.layouts)) < 2:
         raise ValueError(f"--layouts {args.layouts[0]} alone has no order: name two or more")
     if args.samples % RANKS:
-        raise ValueError(f"--samples {args.samples} can't be shared by {RANKS} ranks: use a multiple")
+        raise ValueError(f"--samples {args.samples} is not divisible by {RANKS} ranks: use a multiple")
     return args
 
 

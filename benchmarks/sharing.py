@@ -56,14 +56,14 @@ class Contest:
 
     def way(self, name: str) -> Way:
         """Make one of the ways, with this rank's batch.  Collective."""
-        return self.given(self.ways[name](GPT(self.config)))
+        return self.with_batch(self.ways[name](GPT(self.config)))
 
     def alone(self, name: str) -> Way:
         """Make the computation of a way without its communication."""
         shares_update = name.startswith(("ZeRO", "FSDP2"))
-        return self.given(Alone(GPT(self.config), self.comm.size if shares_update else 1))
+        return self.with_batch(Alone(GPT(self.config), self.comm.size if shares_update else 1))
 
-    def given(self, way: Way) -> Way:
+    def with_batch(self, way: Way) -> Way:
         way.batch = self.tokens[self.comm.rank], self.targets[self.comm.rank]
         return way
 

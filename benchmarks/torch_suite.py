@@ -115,10 +115,10 @@ def table(outcomes: Outcomes, backends: list[str]) -> str:
     return "\n".join([summary(outcomes, backends), "", *head, *(row for _, _, row in sorted(rows)), ""])
 
 
-def reason(said: list[dict]) -> str:
+def reason(rows: list[dict]) -> str:
     """Format the backends' reasons, once if they are the same."""
-    whys = [(row["backend"], row["why"].replace("|", "/")) for row in said if row["why"]]
-    if len({why for _, why in whys}) == 1 and len(whys) == len(said):
+    whys = [(row["backend"], row["why"].replace("|", "/")) for row in rows if row["why"]]
+    if len({why for _, why in whys}) == 1 and len(whys) == len(rows):
         return whys[0][1]
     return "; ".join(f"{backend}: {why}" for backend, why in whys)
 

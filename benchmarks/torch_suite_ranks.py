@@ -121,24 +121,24 @@ def run(test: str, suite: ModuleType, args: argparse.Namespace, world) -> tuple[
     faulthandler.dump_traceback_later(2 * args.limit, exit=True)  # where rank 0 itself is stuck
     turns, store = itertools.count(), create_store(world)
 
-    def meet(_=None, wait_for=None, timeout=args.limit) -> None:
+    def barrier(_=None, wait_for=None, timeout=args.limit) -> None:
         """Wait for all ranks, through the store rather than the backend."""
         over = f"meeting {next(turns)}"
         if store.add(f"at {over}", 1) == world.size:
             store.set(over, "")
         store.wait([over], timedelta(seconds=timeout))
 
-    case = type("Case", (TestCase, suite.DistributedTest._DistTestBase), {"_barrier": meet})(test)
+    case = type("Case", (TestCase, suite.DistributedTest._DistTestBase), {"_barrier": barrier})(test)
     case.rank, case.world_size, case.file_name = world.rank, world.size, tempfile.mktemp()
     suite.BACKEND = args.backend if test in OF_THE_NAME else "gloo"
     sys.modules[SUITE] = suite  # where pickle looks for classes
     limit = timedelta(seconds=args.limit / 2)
     try:
         dist.init_process_group(args.backend, store=store, rank=case.rank, world_size=case.world_size, timeout=limit)
-        meet()
+        barrier()
         outcome = result_of(case)
         with suppress(dist.DistStoreError):  # a group that ends early would break off what others still test
-            meet()
+            barrier()
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException as error:

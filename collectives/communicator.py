@@ -153,7 +153,7 @@ class Communicator:
         with self.agreed("empty"):
             view_device, lengths, dtype = views.device(device), views.shape_of(shape), views.dtype_of(dtype)
             if (count := math.prod(lengths)) * dtype.itemsize > LARGEST_ARRAY_BYTES:
-                raise ValueError(f"shape {shape!r} of {dtype} is of more memory than a process can address")
+                raise ValueError(f"shape {shape!r} of {dtype} exceeds the memory that a process can address")
         return self._context.memory.empty(view_device, count, dtype).reshape(lengths)
 
     def peers(self, x: Any) -> list[Any]:

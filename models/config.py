@@ -43,10 +43,10 @@ class TransformerConfig:
         if rest := self.n_embd % self.n_head:
             below, above = self.n_embd - rest, self.n_embd - rest + self.n_head
             sizes = f"{below} or {above}" if below else f"{above}"
-            raise ValueError(f"n_embd={self.n_embd} can't be split over n_head={self.n_head}: use {sizes}")
+            raise ValueError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}: use {sizes}")
         if self.n_head % self.num_kv_heads:
             sizes = ", ".join(str(n) for n in range(1, self.n_head + 1) if self.n_head % n == 0)
-            raise ValueError(f"n_head={self.n_head} can't share n_kv_head={self.n_kv_head} evenly: use one of {sizes}")
+            raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}: use one of {sizes}")
 
     @property
     def num_kv_heads(self) -> int:
@@ -106,7 +106,7 @@ class LlamaConfig(TransformerConfig):
         super().__post_init__()
         if self.head_size % 2:
             raise ValueError(
-                f"n_embd={self.n_embd} and n_head={self.n_head} make heads of {self.head_size}, whose halves can't be "
+                f"n_embd={self.n_embd} and n_head={self.n_head} make heads of {self.head_size}, odd, which can't be "
                 f"rotated: use n_embd={self.n_head * (self.head_size + 1)}"
             )
         if self.rope_factor == 1 and self.rope_original_length != type(self).rope_original_length:

@@ -70,7 +70,7 @@ def load_tokens(
         return tokens
     if vocab_size < tokens.vocab_size:
         raise ValueError(
-            f"vocab_size={vocab_size} is less than the {tokens.vocab_size} of {tokens.name}: use that, or leave it out"
+            f"vocab_size={vocab_size} is less than the {tokens.vocab_size} of {tokens.name}: use that, or omit it"
         )
     return tokens._replace(vocab_size=vocab_size)
 

@@ -25,7 +25,7 @@ def parse(kind: type[C], description: str, arguments: Sequence[str] | None = Non
     Raises: ValueError for an unknown flag or key, or a value that can't be.
     """
     parser = Parser(description=description, allow_abbrev=False)
-    parser.add_argument("--config", type=config_file, help=f"{config_help()}; flags come before it")
+    parser.add_argument("--config", type=config_file, help=f"{config_help()}; flags override it")
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         add_flag(parser, field, hints[field.name])
@@ -57,7 +57,10 @@ def config_help() -> str:
 
 def add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field, hint: Any) -> None:
     default = field.default_factory() if callable(field.default_factory) else field.default
-    settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{field.metadata['help']} ({default})"}
+    settings: dict[str, Any] = {
+        "default": argparse.SUPPRESS,
+        "help": field.metadata["help"] + (f" (default: {default})" if default not in (None, "", []) else ""),
+    }
     kind = value_type(hint)
     if kind is bool:
         settings["action"] = argparse.BooleanOptionalAction
@@ -79,11 +82,11 @@ def from_toml(path: Path, kind: type, strict: bool = True) -> dict[str, Any]:
     values = read_toml(path)
     for key, value in values.items():
         if isinstance(value, dict):
-            raise ValueError(f"{path}: [{key}] is a table, but settings stand in none: write them without its heading")
+            raise ValueError(f"{path}: [{key}] is a table, but settings are not grouped in tables: remove its heading")
         if key not in fields:
             if not strict:
                 continue
-            raise ValueError(f"{path}: {key} is no setting; there are {', '.join(fields)}")
+            raise ValueError(f"{path}: {key} is not a setting; there are {', '.join(fields)}")
         if why := refusal(key, value, hints[key], fields[key].metadata):
             raise ValueError(f"{path}: {why}")
     return values
@@ -107,7 +110,7 @@ def to_toml(settings: Any) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():
-            raise ValueError(f"{path}: no file of settings; check the path")
+            raise ValueError(f"{path}: no such settings file; check the path")
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise ValueError(f"{path}: can't be read ({error.strerror}); check the path") from None

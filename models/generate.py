@@ -105,7 +105,7 @@ def draw(
     """
     if not bool(logits.isfinite().all()):
         raise ValueError(
-            "the model's logits are not finite, so that no token can be drawn: its weights have gone astray"
+            "the model's logits are not finite, so no token can be drawn: the training has diverged, use other weights"
         )
     logits = logits / temperature
     if top_k is not None:

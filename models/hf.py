@@ -134,7 +134,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); get the file again") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: a {type(values).__name__}, but settings by name are wanted; get the file again")
+        raise ValueError(
+            f"{path}: a {type(values).__name__}, but an object of settings is expected; get the file again"
+        )
     return values
 
 

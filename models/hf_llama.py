@@ -122,7 +122,7 @@ def rope_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     name = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
     rope = values.get(name) or {}
     if not isinstance(rope, dict):
-        raise ValueError(f"{name} is {rope!r}; settings by name are wanted")
+        raise ValueError(f"{name} is {rope!r}; an object of settings is expected")
     theta = {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":

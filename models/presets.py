@@ -88,7 +88,7 @@ def refuse_other_family(settings: Any) -> None:
         value = getattr(settings, name, None)
         if value is not None and value not in (defaults[name], getattr(kind, name, None)):
             raise ValueError(
-                f"{name}={value} is no setting of model={settings.model}: leave it out, or use another model"
+                f"{name}={value} is not a setting of model={settings.model}: omit it, or use another model"
             )
 
 

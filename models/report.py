@@ -99,7 +99,7 @@ class TrainingReport:
         )
         self.records: list[dict[str, Any]] = []
         self.file: TextIO | None = None
-        self.said: set[str] = set()
+        self.failed_outputs: set[str] = set()
 
     def __enter__(self):
         if self.out_dir is not None:
@@ -124,9 +124,9 @@ class TrainingReport:
         try:
             yield path
         except OSError as error:
-            if name not in self.said:
-                self.show(f"{path} can't be written ({error.strerror}): the run goes on without it")
-                self.said.add(name)
+            if name not in self.failed_outputs:
+                self.show(f"{path} can't be written ({error.strerror}): the run continues without it")
+                self.failed_outputs.add(name)
 
     def iteration(self, metrics: Metrics):
         is_reported = metrics.iter % self.log_interval == 0 or metrics.iter == self.max_iters

@@ -81,7 +81,7 @@ def read_json_lines(path: str, field: str) -> Iterator[str]:
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}: line {number} is not JSON ({error}); write it again") from None
             if not isinstance(row, dict) or not isinstance(row.get(field), str):
-                there = f"its fields are {', '.join(row)}" if isinstance(row, dict) else "it is no object"
+                there = f"its fields are {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
                 raise ValueError(f"{path}: line {number} has no text in {field!r}, {there}: set text_field")
             yield row[field]
 

@@ -146,7 +146,7 @@ def reading(path: str) -> Iterator[None]:
     """
     try:
         if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
-            raise ValueError(f"{path}: no regular file; pass one that every rank can read from its beginning")
+            raise ValueError(f"{path}: not a regular file; pass one that every rank can read")
         yield
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file; check the path") from None

@@ -266,7 +266,7 @@ def in_process(case: Case, words: list[str]) -> None:
     if case.command == "train.py":
         check(parse(Config, "", words), Topology.from_ids([0] * case.ranks))
     elif case.command == "planner":
-        what = planning.asked(words, "")
+        what = planning.parse_request(words, "")
         model = what.job.model
         if what.machine.world_size <= 16 and model.n_layer <= 4 and what.job.global_batch_size <= 1024:
             ended(planner.main(words))
@@ -332,11 +332,11 @@ def wrong(case: Case, limit_s: float = LIMIT_S) -> tuple[str, str]:
     try:
         status, errors = outcome(case, limit_s)
     except (subprocess.TimeoutExpired, LateError):
-        return f"not over after {limit_s:g} s", ""
+        return f"not finished after {limit_s:g} s", ""
     except Exception as error:
         return f"a traceback: {type(error).__name__}: {error}", ""
     if time.monotonic() - begin > limit_s:
-        return f"not over after {limit_s:g} s", ""
+        return f"not finished after {limit_s:g} s", ""
     if status == 0:
         return (f"takes {', '.join(case.absurd)}" if case.absurd else ""), "ran"
     lines = errors.splitlines()

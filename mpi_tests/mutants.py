@@ -124,7 +124,7 @@ def run(tree: Path, tests: Selection, limit_s: float, test_limit_s: float, kerne
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             end(process)
-            return Ended(LATE, f"not over after {limit_s:.0f} s", time.monotonic() - begin)
+            return Ended(LATE, f"not finished after {limit_s:.0f} s", time.monotonic() - begin)
         output.seek(0)
         word, why = outcome(status, output.read())
     return Ended(word, why, time.monotonic() - begin)
@@ -151,7 +151,7 @@ def outcome(status: int, output: str) -> tuple[str, str]:
     if build := OF_A_BUILD.search(output):
         return BROKEN, build[0]
     if ended := OF_A_TEST.search(output):
-        return (LATE if "not over after" in ended[0] else FAILED), ended[0]
+        return (LATE if "not finished after" in ended[0] else FAILED), ended[0]
     return (FAILED if counts - {"passed"} else BROKEN), reason
 
 

@@ -129,7 +129,9 @@ def mesh_shape(world_size: int, **axes: int | Within | None) -> MeshShape:
         if isinstance(inner, Within):
             around, rest = lengths.get(inner.axis, 1), f"{inner.axis}/{name}"
             if inner.length < 1 or around % inner.length or made_of.get(inner.axis) != (inner.axis,):
-                raise ValueError(f"mesh axis {name}={inner.length} must divide {inner.axis}={around}, which it lies in")
+                raise ValueError(
+                    f"mesh axis {name}={inner.length} must divide {inner.axis}={around}, within which it lies"
+                )
             lengths[name], parts = inner.length, {rest: around // inner.length, name: inner.length}
             replaced = [parts if axis == inner.axis else {axis: length} for axis, length in disjoint.items()]
             disjoint = {axis: length for several in replaced for axis, length in several.items()}
@@ -145,7 +147,7 @@ def outer_lengths(world_size: int, axes: Mapping[str, int | None]) -> dict[str, 
             raise ValueError(f"mesh axis {name}={length} must be at least 1")
     if len(axes) - len(given) > 1:
         raise ValueError(
-            f"mesh axes {', '.join(name for name in axes if name not in given)} are all open: give all but one"
+            f"mesh axes {', '.join(name for name in axes if name not in given)} are all None: give all but one"
         )
     count, product = math.prod(given.values()), " x ".join(f"{name}={length}" for name, length in given.items())
     if len(given) < len(axes) and world_size % count:

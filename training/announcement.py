@@ -22,7 +22,7 @@ def announcement(run: TrainingRun) -> str:
     if run.source:
         lines.append(f"weights of {run.source}" + (f", after step {run.first - 1}" if run.first > 1 else ""))
     if run.out_dir and run.out_dir != config.out_dir:
-        lines.append(f"out_dir {run.out_dir}, as {config.out_dir} has what another run has left")
+        lines.append(f"out_dir {run.out_dir}, as {config.out_dir} has another run's results")
     layers = [f"layers over tp {mesh.tp.size}"] * (mesh.tp.size > 1)
     sequences = [f"sequences over sp {mesh.sp.size} by {run.sp}"] * (mesh.sp.size > 1)
     if layers or sequences:

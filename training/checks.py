@@ -83,7 +83,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
 def check_vocabulary(config: Config, tokens: Tokens) -> None:
     end, last = config.document_end, tokens.vocab_size - 1
     if end is not None and end > last:
-        raise ValueError(f"document_end={end} is no token of {tokens.name}: use one from 0 to {last}")
+        raise ValueError(f"document_end={end} is not a token of {tokens.name}: use one from 0 to {last}")
 
 
 def check_memory(config: Config, vocab_size: int, topology: Topology) -> None:
@@ -105,25 +105,25 @@ def check_mixture(config: Config, num_ranks: int) -> None:
     check_experts(config.num_experts, config.ep, outer.lengths["dp"])
     if config.sp > 1 and config.num_experts and (config.balance_loss or config.expert_capacity is not None):
         raise ValueError(
-            f"expert_capacity and balance_loss count the tokens of whole sequences, which sp={config.sp} divides: use "
+            f"expert_capacity and balance_loss count the tokens of whole sequences, which sp={config.sp} splits: use "
             "sp=1, or neither"
         )
 
 
 def check_saving(config: Config) -> None:
     if config.eval_only and not (config.resume or config.init_from):
-        raise ValueError("eval_only is about weights that are there: set resume or init_from")
+        raise ValueError("eval_only evaluates existing weights: set resume or init_from")
     if config.eval_only and config.resume and config.init_from:
-        raise ValueError(f"eval_only is about resume={config.resume} or init_from={config.init_from}: leave one out")
+        raise ValueError(f"eval_only evaluates either resume={config.resume} or init_from={config.init_from}: omit one")
     if config.checkpoint_dir or (config.eval_only and config.resume != AUTO):
         return
     if config.resume or config.checkpoint_interval:
-        raise ValueError("resume and checkpoint_interval are about checkpoints: set checkpoint_dir")
+        raise ValueError("resume and checkpoint_interval need checkpoints: set checkpoint_dir")
 
 
 def check_trace(config: Config, rank: int) -> None:
     if config.trace and config.pp == 1:
-        raise ValueError(f"trace={config.trace} is of a pipeline: use pp of 2 or more, or leave it out")
+        raise ValueError(f"trace={config.trace} traces a pipeline: use pp of 2 or more, or omit it")
     if config.trace and rank == 0:
         refuse(config.trace)
         refuse_picture(picture_of(config.trace))
@@ -158,7 +158,7 @@ def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
     if config.global_batch_size < 1 or config.global_batch_size % together:
         nearest = max(1, round(config.global_batch_size / together)) * together
         raise ValueError(
-            f"global_batch_size={config.global_batch_size} can't be shared by dp={dp_size} ranks in micro-batches of "
+            f"global_batch_size={config.global_batch_size} is not divisible by dp={dp_size} ranks in micro-batches of "
             f"{config.micro_batch_size}: use a multiple of {together}, such as {nearest}, or another micro_batch_size"
         )
     return config.global_batch_size // together
@@ -180,7 +180,7 @@ def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
     elif os.path.exists(name):
         schedule = read_schedule(config, num_micro_batches)
     else:
-        raise ValueError(f"schedule={name!r} is no file, and none of {', '.join(registry.names())}, {SEARCH}")
+        raise ValueError(f"schedule={name!r} is neither a file nor one of {', '.join(registry.names())}, {SEARCH}")
     if schedule.num_stages > config.n_layer:
         raise ValueError(
             f"pp={config.pp} with schedule={config.schedule} makes {schedule.num_stages} stages of n_layer="

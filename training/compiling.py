@@ -26,7 +26,7 @@ def check_compiler(config: Config) -> None:
 
     names = [name for name in settings.cpp.cxx if name]
     if BACKEND == "inductor" and not any(map(shutil.which, names)):
-        raise ValueError(f"compile starts {' or '.join(names)}, which is not there: install it, or leave compile out")
+        raise ValueError(f"compile starts {' or '.join(names)}, which is not installed: install it, or omit compile")
 
 
 def compile_model(gpt: Model, config: Config) -> None:

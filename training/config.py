@@ -37,148 +37,201 @@ class Config:
 
     data: list[str] = flag(
         list,
-        "files or folders: text, JSON lines, Parquet, or .bin of tokens (nanoGPT's, llm.c's, training.prepare's); "
-        "none: Python's language reference",
+        "training data: files or folders of text, JSON lines, Parquet, or .bin tokens (nanoGPT, llm.c, prepare); "
+        "by default Python's language reference",
     )
-    val_data: list[str] = flag(list, "the same, to validate on; none: the end of the data, or its files named val*.bin")
-    tokenizer: str = flag("bytes", "of text: bytes, a tokenizer.json, or a .tiktoken file named by its encoding")
+    val_data: list[str] = flag(
+        list, "validation data, likewise; by default the end of the training data, or its files named val*.bin"
+    )
+    tokenizer: str = flag(
+        "bytes", "tokenizer of text: bytes, a tokenizer.json, or a .tiktoken file named by its encoding"
+    )
     vocab_size: int | None = flag(
-        None, "kinds of tokens, if more than the data's or the tokenizer's", range=ranges.VOCABULARY
+        None, "vocabulary size, if larger than that of the data or the tokenizer", range=ranges.VOCABULARY
     )
-    text_field: str = flag("text", "the field of JSON lines, or column of Parquet, that has the text")
+    text_field: str = flag("text", "field of JSON lines, or column of Parquet, with the text")
     val_fraction: float = flag(
-        0.1, "part of the data, at its end, that is held back for validation without val_data", range=ranges.FRACTION
+        0.1, "fraction of the data, at its end, reserved for validation if val_data is not set", range=ranges.FRACTION
     )
-    out_dir: str = flag("out", "where metrics.jsonl, loss.png and the weights go; none if empty")
-    seed: int = flag(1337, "of the initial weights and of the order of the samples", range=ranges.SEED)
+    out_dir: str = flag("out", "output folder of metrics.jsonl, loss.png and the weights; nothing is written if empty")
+    seed: int = flag(1337, "random seed of the initial weights and of the order of samples", range=ranges.SEED)
     model: str = flag(
         presets.DEFAULT,
-        "shape by name, which the flags below override",
+        "model shape by name, which the flags below override",
         choices=[*presets.PRESETS],
         sets=presets.SET_BY_MODEL,
     )
     depth: int | None = flag(
         None,
-        "blocks, from which n_embd (64 times as many), n_head, lr and the batch follow, before model",
+        "number of blocks that sets n_embd (64 per block), n_head, lr and the batch size; overrides model",
         range=ranges.LAYERS,
         sets=presets.SET_BY_DEPTH,
     )
-    n_layer: int = flag(None, "blocks: model's", range=ranges.LAYERS)
-    n_head: int = flag(None, "attention heads: model's", range=ranges.HEADS)
+    n_layer: int = flag(None, "number of transformer blocks; by default the model's", range=ranges.LAYERS)
+    n_head: int = flag(None, "number of attention heads; by default the model's", range=ranges.HEADS)
     n_kv_head: int | None = flag(
-        None, "heads of keys and values, each shared by as many of queries: model's, or n_head", range=ranges.HEADS
+        None,
+        "number of key and value heads (grouped-query attention); by default the model's, or n_head",
+        range=ranges.HEADS,
     )
-    n_embd: int = flag(None, "width: model's", range=ranges.WIDTH)
+    n_embd: int = flag(None, "embedding width; by default the model's", range=ranges.WIDTH)
     n_hidden: int | None = flag(
-        None, "width within a llama's MLP: model's, or 8/3 of n_embd, rounded up", range=ranges.WIDTH
+        None, "hidden width of a llama's MLP; by default the model's, or 8/3 of n_embd, rounded up", range=ranges.WIDTH
     )
-    rope_theta: float | None = flag(None, "base of a llama's rotary positions: model's", range=ranges.ROPE_THETA)
+    rope_theta: float | None = flag(
+        None, "base of a llama's rotary embedding; by default the model's", range=ranges.ROPE_THETA
+    )
     rope_factor: float | None = flag(
-        None, "by which a llama's slow rotations are slowed down, for longer texts: model's", range=ranges.ROPE_FACTOR
+        None,
+        "factor that stretches a llama's slow rotations for longer contexts; by default the model's",
+        range=ranges.ROPE_FACTOR,
     )
     rope_original_length: int | None = flag(
-        None, "tokens of the texts before: rotations that turn once or less in them are slow", range=ranges.LENGTH
+        None,
+        "context length in tokens before stretching; rotations that turn at most once in it are slow",
+        range=ranges.LENGTH,
     )
-    norm_eps: float | None = flag(None, "added within a llama's norms: model's", range=ranges.EPSILON)
-    tied: bool | None = flag(None, "a llama's head is its embedding: model's")
-    block_size: int = flag(None, "tokens a sample: model's", range=ranges.LENGTH)
+    norm_eps: float | None = flag(None, "epsilon of a llama's norms; by default the model's", range=ranges.EPSILON)
+    tied: bool | None = flag(None, "tie a llama's head to its embedding; by default the model's")
+    block_size: int = flag(None, "sequence length in tokens; by default the model's", range=ranges.LENGTH)
     document_end: int | None = flag(
-        None, "token that ends a document, whose tokens attend to no other's", range=ranges.TOKEN
+        None, "token that ends a document; tokens attend only within their document", range=ranges.TOKEN
     )
-    num_experts: int = flag(0, "experts of a mixture in place of each MLP; 0: none", range=ranges.EXPERTS)
-    experts_per_token: int = flag(2, "experts that each token goes to", range=ranges.EXPERTS_PER_TOKEN)
+    num_experts: int = flag(0, "number of experts that replace each MLP; 0 for dense MLPs", range=ranges.EXPERTS)
+    experts_per_token: int = flag(2, "number of experts that process each token", range=ranges.EXPERTS_PER_TOKEN)
     expert_capacity: float | None = flag(
         None,
-        "limit of an expert's tokens of a sequence, times the mean; beyond, they are dropped",
+        "capacity of an expert as a multiple of the mean number of tokens of a sequence; tokens beyond it are dropped",
         range=ranges.CAPACITY,
     )
-    balance_loss: float = flag(0.0, "weight of a loss of uneven choices of experts", range=ranges.LOSS_WEIGHT)
+    balance_loss: float = flag(0.0, "weight of the loss that balances the experts' load", range=ranges.LOSS_WEIGHT)
     dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
-    bias: bool | None = flag(None, "biases in linear layers and norms of a GPT-2: model's")
-    micro_batch_size: int = flag(8, "samples a rank computes at once", range=ranges.SAMPLES)
+    bias: bool | None = flag(None, "use biases in linear layers and norms of a GPT-2; by default the model's")
+    micro_batch_size: int = flag(8, "samples in a rank's micro-batch", range=ranges.SAMPLES)
     num_micro_batches: int | None = flag(
-        None, "micro-batches a rank computes before it updates the weights: depth's, or 1", range=ranges.MICRO_BATCHES
+        None,
+        "micro-batches of a rank in each step (gradient accumulation); by default set by depth, or 1",
+        range=ranges.MICRO_BATCHES,
     )
-    global_batch_size: int | None = flag(None, "samples a step: sets num_micro_batches", range=ranges.SAMPLES)
-    max_iters: int = flag(600, "steps", range=ranges.COUNT)
-    eval_interval: int = flag(200, "steps between validations; one follows the last step anyway", range=ranges.COUNT)
+    global_batch_size: int | None = flag(
+        None, "samples in a step over all ranks; sets num_micro_batches", range=ranges.SAMPLES
+    )
+    max_iters: int = flag(600, "number of training steps", range=ranges.COUNT)
+    eval_interval: int = flag(
+        200, "steps between validations; the last step is always followed by one", range=ranges.COUNT
+    )
     eval_iters: int = flag(
-        0, "global batches of a validation, spread over the held-back part; 0: all of it", range=ranges.COUNT_OR_NONE
+        0,
+        "global batches in a validation, spread over the validation data; 0 for all of it",
+        range=ranges.COUNT_OR_NONE,
     )
-    eval_only: bool = flag(False, "print the validation loss of resume's or init_from's weights, and write nothing")
-    log_interval: int = flag(1, "steps from one that is printed and recorded to the next", range=ranges.COUNT)
-    tensorboard: str = flag("", "folder of TensorBoard's files, which get the records, too; none if empty")
-    wandb: str = flag("", "project of Weights & Biases, which gets the records, too; none if empty")
-    prometheus: str = flag("", "file of the latest record's numbers, *.prom, for node exporter's textfile collector")
-    report: str = flag("", "HTML file of charts and tables of the run; some steps are timed for it on every rank")
-    optimizer: str = flag("adamw", "muon is of blocks' matrices, beside adamw", choices=OPTIMIZERS)
-    lr: float = flag(None, f"learning rate after warm-up: depth's, or {presets.LR}", range=ranges.LEARNING_RATE)
-    muon_lr: float = flag(0.02, "that of the matrices that muon updates", range=ranges.LEARNING_RATE)
+    eval_only: bool = flag(False, "print the validation loss of the weights of resume or init_from, and write nothing")
+    log_interval: int = flag(1, "steps between records, which are printed and logged", range=ranges.COUNT)
+    tensorboard: str = flag("", "folder for TensorBoard logs; disabled if empty")
+    wandb: str = flag("", "Weights & Biases project to log to; disabled if empty")
+    prometheus: str = flag(
+        "", "*.prom file of the latest record for node exporter's textfile collector; disabled if empty"
+    )
+    report: str = flag(
+        "",
+        "HTML report of the run with charts and tables, for which every rank times some steps; disabled if empty",
+    )
+    optimizer: str = flag(
+        "adamw", "optimizer; muon updates the matrices of blocks, and adamw the other parameters", choices=OPTIMIZERS
+    )
+    lr: float = flag(
+        None, f"learning rate after warm-up; by default set by depth, or {presets.LR}", range=ranges.LEARNING_RATE
+    )
+    muon_lr: float = flag(0.02, "learning rate of the matrices that muon updates", range=ranges.LEARNING_RATE)
     lr_schedule: str = flag(
-        "cosine", "course of learning rates after warm-up; wsd: stable, then a line down", choices=tuple(COURSES)
+        "cosine", "learning-rate schedule after warm-up; wsd: stable, then linear decay", choices=tuple(COURSES)
     )
-    min_lr: float | None = flag(None, "to which lr falls, and muon_lr in proportion: a tenth", range=ranges.LEAST_RATE)
+    min_lr: float | None = flag(
+        None,
+        "final learning rate of the decay, muon_lr in proportion; by default a tenth of lr",
+        range=ranges.LEAST_RATE,
+    )
     lr_decay_iters: int | None = flag(
-        None, "step at which lr has fallen: max_iters; of wsd the last steps, in which it falls: a fifth",
+        None,
+        "step at which the decay ends: max_iters by default; for wsd the number of decay steps: a fifth by default",
         range=ranges.COUNT,
-    )  # fmt: skip
-    warmup_iters: int = flag(50, "steps of linear warm-up", range=ranges.COUNT_OR_NONE)
-    weight_decay: float = flag(0.1, "of matrices", range=ranges.WEIGHT_DECAY)
-    beta1: float = flag(0.9, "adamw's decay of the gradients' mean", range=ranges.DECAY)
-    beta2: float = flag(0.95, "adamw's decay of the squared gradients' mean", range=ranges.DECAY)
-    eps: float = flag(1e-8, "what adamw adds to the root of that", range=ranges.EPSILON)
-    momentum: float | None = flag(None, "of sgd: 0.9; of muon: 0.95", range=ranges.DECAY)
-    grad_clip: float = flag(1.0, "largest norm of the gradient; 0: no limit", range=ranges.NORM)
-    dtype: str = flag("float32", "of 16 bits: to compute in, with float32 weights", choices=DTYPES)
-    master_weights: bool = flag(False, "parameters are of 16 bits, too, with float32 ones for the optimizer beside")
-    grad_dtype: str | None = flag(None, "in which gradients are reduced: float32, or of 16 bits")
-    non_finite: str = flag("stop", "what becomes of a step whose loss or gradients are not finite", choices=POLICIES)
-    init_from: str = flag("", "folder of a GPT-2 or Llama in Hugging Face's files, whose weights to begin with")
-    device: str = flag("cpu", "cpu, cuda (a node's GPUs in turn), or cuda:<index>")
-    compile: bool = flag(False, "let torch.compile fuse what a rank computes: of a whole model, or of each block")
-    layout: str = flag("given", "by the flags that follow, or as the planner finds best", choices=("given", "auto"))
-    dp: int | None = flag(None, "ranks in data parallel: those that the other axes leave", range=ranges.RANKS)
-    pp: int = flag(
-        1, "ranks in pipeline parallel, which have stages of the model, one after the other", range=ranges.RANKS
     )
-    schedule: str = flag(
-        "1f1b", f"in which order stages compute: {', '.join(registry.names())}, search, or a file of actions"
+    warmup_iters: int = flag(50, "steps of linear learning-rate warm-up", range=ranges.COUNT_OR_NONE)
+    weight_decay: float = flag(0.1, "weight decay of matrices", range=ranges.WEIGHT_DECAY)
+    beta1: float = flag(0.9, "adamw's decay of the mean gradient", range=ranges.DECAY)
+    beta2: float = flag(0.95, "adamw's decay of the mean squared gradient", range=ranges.DECAY)
+    eps: float = flag(1e-8, "adamw's epsilon, added to the root of the mean squared gradient", range=ranges.EPSILON)
+    momentum: float | None = flag(None, "momentum; by default 0.9 for sgd and 0.95 for muon", range=ranges.DECAY)
+    grad_clip: float = flag(
+        1.0, "largest norm of the gradient, by which it is clipped; 0 for no clipping", range=ranges.NORM
     )
-    virtual_stages: int | None = flag(None, "stages on each pp rank, in schedules of several: 2", range=ranges.STAGES)
+    dtype: str = flag(
+        "float32", "dtype of computing; weights stay float32 unless master_weights is set", choices=DTYPES
+    )
+    master_weights: bool = flag(False, "store parameters in 16 bits, and float32 master weights for the optimizer")
+    grad_dtype: str | None = flag(None, "dtype in which gradients are reduced: float32 (the default) or 16 bits")
+    non_finite: str = flag("stop", "action on a step whose loss or gradients are not finite", choices=POLICIES)
+    init_from: str = flag("", "folder of a Hugging Face GPT-2 or Llama with the initial weights")
+    device: str = flag("cpu", "device: cpu, cuda (ranks take the node's GPUs in turn), or cuda:<index>")
+    compile: bool = flag(
+        False, "compile the model by torch.compile: whole where one rank computes it, else block by block"
+    )
+    layout: str = flag(
+        "given", "parallel layout: as set by the following flags, or chosen by the planner", choices=("given", "auto")
+    )
+    dp: int | None = flag(None, "data-parallel ranks; by default all that the other axes leave", range=ranges.RANKS)
+    pp: int = flag(1, "pipeline-parallel ranks, which hold consecutive stages of the model", range=ranges.RANKS)
+    schedule: str = flag("1f1b", f"pipeline schedule: {', '.join(registry.names())}, search, or a file of actions")
+    virtual_stages: int | None = flag(
+        None, "stages on each pp rank; by default 2 in schedules with several", range=ranges.STAGES
+    )
     max_alive: int | None = flag(
-        None, "activations alive on a pp rank in a searched schedule: its stages times pp", range=ranges.COUNT
+        None,
+        "largest number of live activations on a pp rank in a searched schedule; by default its stages times pp",
+        range=ranges.COUNT,
     )
-    balance: str = flag("counted", "by what costs stages are made even", choices=("counted", "measured"))
+    balance: str = flag("counted", "costs by which layers are balanced over stages", choices=("counted", "measured"))
     trace: str = flag(
-        "", f"file for what pp ranks do in the run's step {TRACED} (Chrome's trace format), and beside it a PNG"
+        "",
+        f"trace file of the pipeline in step {TRACED} (Chrome's trace format), with a PNG beside it; disabled if empty",
     )
     recompute: str = flag(
         "none",
-        "what blocks compute again in the backward pass: all, or what is large",
+        "activations to recompute in the backward pass: none, all (full), or large ones (selective)",
         choices=("none", *RECOMPUTATIONS),
     )
     zero_stage: int = flag(
-        0, "sharded over dp ranks: 1: the optimizer's states, 2: and gradients, 3: and parameters", choices=(0, 1, 2, 3)
+        0, "ZeRO over dp ranks: 1 shards optimizer states, 2 also gradients, 3 also parameters", choices=(0, 1, 2, 3)
     )
-    zero_group: str = flag("all", "ranks over which ZeRO shards: all, each node's, or groups of so many")
-    tp: int = flag(1, "ranks in tensor parallel, which split layers", range=ranges.RANKS)
-    ep: int = flag(1, "ranks in expert parallel, out of dp, which divide the experts", range=ranges.RANKS)
-    sequence_parallel: bool = flag(False, "between split layers, tp ranks have parts of the sequence")
-    sp: int = flag(1, "ranks in sequence parallel, which split sequences", range=ranges.RANKS)
-    sp_mode: str = flag("ring", "how sp ranks meet in attention; hybrid: heads in groups, rings across", choices=MODES)
-    sp_order: str = flag("zigzag", "which tokens of a sequence go to which sp rank", choices=ORDERS)
-    sp_heads: int | None = flag(None, "ranks of a group in hybrid mode, which exchange heads: 2", range=ranges.RANKS)
-    bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together", range=ranges.MEBIBYTES)
-    checkpoint_dir: str = flag("", "where checkpoints go, for any layout to go on from; none if empty")
+    zero_group: str = flag(
+        "all", "ranks over which ZeRO shards: all, node (within each node), or a number of ranks in a group"
+    )
+    tp: int = flag(1, "tensor-parallel ranks, which split layers", range=ranges.RANKS)
+    ep: int = flag(1, "expert-parallel ranks within dp, which divide the experts", range=ranges.RANKS)
+    sequence_parallel: bool = flag(False, "shard the sequence over tp ranks between split layers")
+    sp: int = flag(1, "sequence-parallel ranks, which split sequences", range=ranges.RANKS)
+    sp_mode: str = flag(
+        "ring",
+        "attention across sp ranks; hybrid exchanges heads within groups and runs rings across them",
+        choices=MODES,
+    )
+    sp_order: str = flag("zigzag", "order in which tokens of a sequence are assigned to sp ranks", choices=ORDERS)
+    sp_heads: int | None = flag(
+        None, "ranks in a group that exchanges heads in hybrid mode; by default 2", range=ranges.RANKS
+    )
+    bucket_mb: float = flag(4.0, "size of a gradient bucket in MiB", range=ranges.MEBIBYTES)
+    checkpoint_dir: str = flag("", "folder for checkpoints, from which any layout can resume; disabled if empty")
     checkpoint_interval: int = flag(
-        0, "steps from one to the next; one follows the last step, or a signal, anyway", range=ranges.COUNT_OR_NONE
+        0,
+        "steps between checkpoints; the last step, or a signal, is always followed by one",
+        range=ranges.COUNT_OR_NONE,
     )
-    checkpoints_kept: int = flag(3, "of which the oldest go", range=ranges.COUNT)
-    resume: str = flag("", "checkpoint to go on from; auto: the newest whole one in checkpoint_dir, if there is one")
+    checkpoints_kept: int = flag(3, "number of checkpoints to keep", range=ranges.COUNT)
+    resume: str = flag("", "checkpoint to resume from; auto: the newest complete one in checkpoint_dir, if any")
     peak_tflops: float | None = flag(
-        None, "of one device, to report model FLOP/s as a share of it (MFU)", range=ranges.TFLOPS
+        None, "peak TFLOP/s of a device, to report model FLOP/s utilization (MFU)", range=ranges.TFLOPS
     )
-    sample_tokens: int = flag(200, "tokens of text to generate in the end", range=ranges.TEXT)
+    sample_tokens: int = flag(200, "tokens of text to generate at the end", range=ranges.TEXT)
 
     def __post_init__(self):
         presets.fill(self)

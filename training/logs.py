@@ -28,7 +28,7 @@ def check_logs(config: Config, rank: int = 0) -> None:
     for package in ("tensorboard", "wandb"):
         value = getattr(config, package)
         if value and rank == 0 and find_spec(package) is None:
-            raise ValueError(f"{package}={value} needs {package}: pip install '.[logs]', or leave it out")
+            raise ValueError(f"{package}={value} needs {package}: pip install '.[logs]', or omit it")
     if config.tensorboard and rank == 0:
         try:
             Path(config.tensorboard).mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def wandb(config: Config) -> Iterator[Sink]:
         run = library.init(project=config.wandb, config=dict(vars(config)))
     except Exception as error:  # of its own kinds, as where nobody is logged in
         words = " ".join(str(error).split())
-        raise ValueError(f"wandb={config.wandb} does not begin ({words}): log in, or leave it out") from None
+        raise ValueError(f"wandb={config.wandb} does not start ({words}): log in, or omit it") from None
     with run:
         yield lambda record: run.log(numbers(record), step=record["iter"])
 
@@ -96,7 +96,7 @@ def html(run: TrainingRun, around: dict[str, Any]) -> Iterator[Sink]:
         try:
             write(run.config.report, report({run.out_dir or "this run": records}, sections))
         except OSError as error:
-            print(f"{run.config.report} can't be written ({error.strerror}): the run goes on without it", flush=True)
+            print(f"{run.config.report} can't be written ({error.strerror}): the run continues without it", flush=True)
 
 
 def conditions(run: TrainingRun) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def check_files(config: Config, rank: int) -> None:
     for name in ("report", "prometheus"):
         path = getattr(config, name)
         if path and config.eval_only:
-            raise ValueError(f"{name}={path} is of training: leave it out with eval_only")
+            raise ValueError(f"{name}={path} applies to training: omit it with eval_only")
         if path and rank == 0:
             try:
                 refuse(path)

@@ -63,7 +63,7 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
         if config.eval_only:
             return Trained(None, [validated(run)])
         if run.first > config.max_iters:
-            print(f"no step is left: the checkpoint is of step {run.first - 1}, and max_iters is {config.max_iters}")
+            print(f"no steps remain: the checkpoint is of step {run.first - 1}, and max_iters is {config.max_iters}")
         records = iterate(run)
         gpt = run.whole()
         leave(run, gpt)

@@ -22,16 +22,14 @@ USERS = dict.fromkeys(("beta1", "beta2", "eps"), ("adamw", "muon")) | {"muon_lr"
 def check_optimizer(config: Config) -> None:
     """Refuse settings of another optimizer's, and of learning rates that can't fall so."""
     if config.momentum is not None and config.optimizer == "adamw":
-        raise ValueError(f"momentum={config.momentum} is of sgd and muon, not of adamw: leave it out, or set optimizer")
+        raise ValueError(f"momentum={config.momentum} applies to sgd and muon, not to adamw: omit it, or set optimizer")
     for field in fields(config):
         value, users = getattr(config, field.name), USERS.get(field.name)
         if users and config.optimizer not in users and value != field.default:
-            of = f"of {' and '.join(users)}, not of {config.optimizer}"
-            raise ValueError(f"{field.name}={value} is {of}: leave it out, or set optimizer")
+            of = f"applies to {' and '.join(users)}, not to {config.optimizer}"
+            raise ValueError(f"{field.name}={value} {of}: omit it, or set optimizer")
     if config.lr_schedule == "constant" and (config.min_lr is not None or config.lr_decay_iters is not None):
-        raise ValueError(
-            "min_lr and lr_decay_iters are of rates that fall, not of lr_schedule=constant: leave them out"
-        )
+        raise ValueError("min_lr and lr_decay_iters apply to decaying rates, not to lr_schedule=constant: omit them")
     if config.min_lr is not None and config.min_lr > config.lr:
         raise ValueError(f"min_lr={config.min_lr} must be at most lr={config.lr}, from which it falls")
     check_course(config)

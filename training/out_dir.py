@@ -42,18 +42,18 @@ def take_out_dir(settings: Config, before: str = "") -> str | None:
     return folder
 
 
-def own_out_dir(asked: str, before: str = "") -> str:
+def own_out_dir(requested: str, before: str = "") -> str:
     """Return the requested folder, or the first free one of `out-2`, `out-3`, ... if it has another run's metrics.
 
     A run that goes on with one that wrote to `before`, of the same series, adds to what is there.
     """
-    if has_metrics(before) and (before == asked or re.fullmatch(re.escape(stem(asked)) + r"-\d+", before)):
+    if has_metrics(before) and (before == requested or re.fullmatch(re.escape(stem(requested)) + r"-\d+", before)):
         return before
-    if not has_metrics(asked):
-        return asked
+    if not has_metrics(requested):
+        return requested
     for number in count(2):
         with suppress(FileExistsError):
-            os.mkdir(path := f"{stem(asked)}-{number}")
+            os.mkdir(path := f"{stem(requested)}-{number}")
             return path
     raise AssertionError("numbers end")
 

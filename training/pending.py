@@ -21,16 +21,16 @@ class PendingStep(NamedTuple):
     readback: Readback  # of the mean loss, this rank's loss, the norm, and the verdict's numbers
     begin_s: float
     comm_s: float
-    known: dict[str, Any]  # further fields of `Metrics`
+    metrics_so_far: dict[str, Any]  # further fields of `Metrics`
 
     def metrics(self) -> Metrics:
         """Wait for this step, and no later one.  Collective.
 
         Raises: InputError on every rank where the step is not finite, if the run is to stop.
         """
-        run, config, known = self.run, self.run.config, self.known
+        run, config, metrics_so_far = self.run, self.run.config, self.metrics_so_far
         mean_loss, loss, norm, *verdict = self.readback.read().tolist()
-        run.guard.tell(known["iter"], self.names, verdict, loss, norm)
+        run.guard.tell(metrics_so_far["iter"], self.names, verdict, loss, norm)
         step_s = self.readback.ended_s - max(self.begin_s, run.ended_s)  # a device begins when it has ended the last
         run.ended_s = self.readback.ended_s
         tokens_per_s = run.sampler.batch_size * config.block_size / step_s
@@ -44,7 +44,7 @@ class PendingStep(NamedTuple):
             mfu=config.peak_tflops and flops_per_s / (config.peak_tflops * 1e12 * run.mesh.comm.size),
             compute_ms=(step_s - self.comm_s) * 1e3,
             comm_ms=self.comm_s * 1e3,
-            **known,
+            **metrics_so_far,
         )
 
 

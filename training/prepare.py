@@ -30,13 +30,21 @@ tokenizer_of_process: Tokenizer
 
 def main() -> int:
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("text", nargs="+", help="text, JSON lines, Parquet, or folders of these")
-    parser.add_argument("--val", nargs="+", default=[], help="the same, to validate on")
-    parser.add_argument("--out", type=Path, required=True, help="a new folder")
-    parser.add_argument("--tokenizer", default=BYTES, help="bytes, a tokenizer.json, or a .tiktoken file")
-    parser.add_argument("--text_field", default="text", help="the field or column that has the text")
-    parser.add_argument("--shard_tokens", type=int, default=100_000_000, help="tokens a file")
-    parser.add_argument("--workers", type=int, default=environment.cores(), help="processes")
+    parser.add_argument("text", nargs="+", help="files of text, JSON lines or Parquet, or folders of these")
+    parser.add_argument("--val", nargs="+", default=[], help="validation data, likewise")
+    parser.add_argument("--out", type=Path, required=True, help="new output folder")
+    parser.add_argument(
+        "--tokenizer", default=BYTES, help="tokenizer: bytes (the default), a tokenizer.json, or a .tiktoken file"
+    )
+    parser.add_argument(
+        "--text_field", default="text", help="field of JSON lines, or column of Parquet, with the text (default: text)"
+    )
+    parser.add_argument(
+        "--shard_tokens", type=int, default=100_000_000, help="tokens in each output file (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=environment.cores(), help="number of worker processes (default: the cores)"
+    )
     try:
         print(prepare(parser.parse_args()))
     except ValueError as error:

@@ -58,7 +58,7 @@ class TextFile:
                 temporary.write_text(self.text(), encoding="utf-8")
         except OSError as error:
             if not self.is_said:
-                print(f"{self.path} can't be written ({error.strerror}): the run goes on without it", flush=True)
+                print(f"{self.path} can't be written ({error.strerror}): the run continues without it", flush=True)
             self.is_said = True
 
     def text(self) -> str:

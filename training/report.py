@@ -32,12 +32,12 @@ FIELDS = {
 def main() -> int:
     """Write a page from the metrics of one run or two."""
     parser = Parser("python -m training.report", __doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"one or two folders with {METRICS}")
-    parser.add_argument("--html", type=Path, required=True, metavar="FILE", help="where the page goes")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"one or two run folders with {METRICS}")
+    parser.add_argument("--html", type=Path, required=True, metavar="FILE", help="output HTML file")
     try:
         flags = parser.parse_args()
         if len({*map(Path.resolve, flags.runs)}) < len(flags.runs):
-            raise ValueError(f"{flags.runs[0]} is named twice: pass one run, or two to compare")
+            raise ValueError(f"{flags.runs[0]} is given twice: pass one run, or two to compare")
         if len(flags.runs) > 2:
             raise ValueError(f"{len(flags.runs)} runs can't be compared: pass one, or two")
         draw.refuse(str(flags.html))
@@ -63,7 +63,7 @@ def read(run: Path) -> list[Record]:
     except ValueError:
         records = [None]
     if not all(isinstance(record, dict) and isinstance(record.get("iter"), int) for record in records):
-        raise ValueError(f"{path}: has a line that is no record of a run: pass another folder")
+        raise ValueError(f"{path}: has a line that is not a record of a run: pass another folder")
     if not records:
         raise ValueError(f"{path}: has no record: pass another folder")
     return records

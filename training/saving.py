@@ -88,7 +88,7 @@ class Saving:
 
         `before` is called ahead of that.  Collective.
         """
-        signal = self.stop.asked()
+        signal = self.stop.received()
         self.checkpoints.poll()
         if signal or step == self.run.config.max_iters or (self.interval and step % self.interval == 0):
             before()
@@ -110,7 +110,9 @@ def load_weights(run: TrainingRun, parts: Mapping[str, TensorShard]) -> tuple[st
     loader = CheckpointLoader(config.checkpoint_dir, run.mesh.comm)
     path = loader.newest() if config.resume == AUTO else config.resume
     if path is None:
-        raise InputError(f"resume={AUTO}: {config.checkpoint_dir} has no whole checkpoint; name one, or another folder")
+        raise InputError(
+            f"resume={AUTO}: {config.checkpoint_dir} has no complete checkpoint; name one, or another folder"
+        )
     loaded = loader.load(
         [*own_weights(run.masters, parts).values(), *router_biases(run.gpt)], path, model_settings(config)
     )

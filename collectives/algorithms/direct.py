@@ -246,13 +246,13 @@ def barrier(rank: int, size: int) -> Iterator[Round]:
     yield arrival(size)
 
 
-def phase(size: int, apart: bool, staged: bool, given: range | None, *moves: Move) -> Iterator[Round]:
-    """Return a phase on the callers' own arrays, or on staging buffers: run `given` is what the others read."""
+def phase(size: int, apart: bool, staged: bool, source: range | None, *moves: Move) -> Iterator[Round]:
+    """Return a phase on the callers' own arrays, or on staging buffers: run `source` is what the others read."""
     if not staged:
         yield from in_place(size, *moves)
         return
     first = scratch(size, apart).start
-    yield (Copy(given, shift(given, first)),) if given else ()
+    yield (Copy(source, shift(source, first)),) if source else ()
     yield arrival(size)
     yield tuple(m._replace(theirs=shift(m.theirs, first)) if isinstance(m, Get | GetReduce) else m for m in moves)
 

@@ -52,19 +52,19 @@ def with_extras(
     size: int,
     algorithm: Callable[[int, int], Schedule],
     take: type[Recv] | type[RecvReduce],
-    given: Callable[[int, int], range],
-    returned: Callable[[int, int], range],
+    run_before: Callable[[int, int], range],
+    run_after: Callable[[int, int], range],
 ) -> Iterator[Round]:
     """Yield a power of two's schedule on any number of ranks, with what an extra gives, and what is returned to it."""
     power, extras, group, own = proxies(size)
     if extras:
-        yield hand_over(rank, extras, take, given(rank, size), given(rank - 1, size))
+        yield hand_over(rank, extras, take, run_before(rank, size), run_before(rank - 1, size))
     if rank in extras:
         yield from (() for _ in algorithm(0, power))
     else:
         yield from embed(algorithm(group.index(rank), power), group, own)
     if extras:
-        back = hand_over(rank, extras, Recv, returned(rank, size), returned(rank - 1, size))
+        back = hand_over(rank, extras, Recv, run_after(rank, size), run_after(rank - 1, size))
         yield from backwards([back], take=Recv)
 
 
@@ -101,7 +101,7 @@ def all_reduce(rank: int, size: int) -> Schedule:
     round 1:  1->2 [0-2]+   2->1 [0-2]+
     round 2:  1->0 [0-2]
     """
-    return with_extras(rank, size, exchanges, RecvReduce, given=whole, returned=whole)
+    return with_extras(rank, size, exchanges, RecvReduce, run_before=whole, run_after=whole)
 
 
 def rabenseifner(rank: int, size: int) -> Schedule:
@@ -122,7 +122,7 @@ def rabenseifner(rank: int, size: int) -> Schedule:
     round 2:  1->2 [0-1]   2->1 [2]
     round 3:  1->0 [0-2]
     """
-    return with_extras(rank, size, halving_doubling, RecvReduce, given=whole, returned=whole)
+    return with_extras(rank, size, halving_doubling, RecvReduce, run_before=whole, run_after=whole)
 
 
 def reduce_scatter(rank: int, size: int) -> Schedule:
@@ -140,7 +140,7 @@ def reduce_scatter(rank: int, size: int) -> Schedule:
     round 1:  1->2 [2]+   2->1 [0-1]+
     round 2:  1->0 [0]
     """
-    return with_extras(rank, size, halving, RecvReduce, given=whole, returned=chunk)
+    return with_extras(rank, size, halving, RecvReduce, run_before=whole, run_after=chunk)
 
 
 def all_gather(rank: int, size: int) -> Schedule:

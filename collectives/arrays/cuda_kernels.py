@@ -50,7 +50,7 @@ class KernelChoice(NamedTuple):
     """
 
     op: str
-    given: str
+    source: str
     into: str
     at_once: int
     num_elements: int
@@ -58,7 +58,7 @@ class KernelChoice(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"fold<{self.op}, {self.given}, {self.into}, {self.at_once}>"
+        return f"fold<{self.op}, {self.source}, {self.into}, {self.at_once}>"
 
 
 class Launch(NamedTuple):
@@ -116,18 +116,18 @@ def task_of(choice: KernelChoice, outs: Sequence[int], sources: Sequence[int], d
     return task, max(blocks, head + tail)
 
 
-def plan(op: str, into: np.dtype, given: np.dtype, count: int, num_sources: int, divisor: int) -> KernelChoice:
+def plan(op: str, into: np.dtype, source: np.dtype, count: int, num_sources: int, divisor: int) -> KernelChoice:
     """Choose the kernel that folds.  It loads from as many sources at a time as divide all of them, up to 8.
 
     >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
-    KernelChoice(op='Sum', given='float', into='float', at_once=3, num_elements=10, sizes=[4, 4, 4, 4])
+    KernelChoice(op='Sum', source='float', into='float', at_once=3, num_elements=10, sizes=[4, 4, 4, 4])
     """
     parts = 2 if into in views.COMPLEX and op != "prod" else 1  # complex numbers are folded as twice as many real ones
     at_once = max(n for n in range(1, MAX_AT_ONCE + 1) if num_sources % n == 0)
     if op == "avg" and divisor == 1:
         op = "sum"
-    sizes = [into.itemsize // parts, *[given.itemsize // parts] * num_sources]
-    return KernelChoice(op.capitalize(), number(given, op), number(into, op), at_once, count * parts, sizes)
+    sizes = [into.itemsize // parts, *[source.itemsize // parts] * num_sources]
+    return KernelChoice(op.capitalize(), number(source, op), number(into, op), at_once, count * parts, sizes)
 
 
 def number(dtype: np.dtype, op: str) -> str:

@@ -158,7 +158,7 @@ class DeviceMemory(SymmetricMemory):
     def compare(self, window: Window) -> None:
         for place, world in enumerate(self.world_ranks):
             if self.read(window.bases[world]) != self.number(place):
-                raise OSError(f"other numbers than the owner's are read in memory of {self.device.place}")
+                raise OSError(f"a peer reads other values than the owner wrote in memory of {self.device.place}")
 
     @staticmethod
     def number(place: int) -> int:

@@ -141,7 +141,9 @@ def flat(x: Any) -> "tuple[Device, Any]":
     Raises: ValueError for what is none of these, not C-contiguous, or of a dtype that cannot be sent.
     """
     if isinstance(x, np.ma.MaskedArray):
-        raise ValueError("masked array: pass x.filled(...), or x.data with what the mask covers")
+        raise ValueError(
+            "masked arrays are not supported: pass x.filled(...), or x.data to include the masked elements"
+        )
     view_device: Device
     if isinstance(x, np.ndarray):
         view_device, view = host(), np.asarray(x)  # of a subclass, its memory
@@ -152,7 +154,7 @@ def flat(x: Any) -> "tuple[Device, Any]":
     elif hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         return flat(from_dlpack(x))
     else:
-        raise ValueError(f"{type(x).__name__} is no array: pass a NumPy or CuPy array or a torch tensor")
+        raise ValueError(f"{type(x).__name__} is not an array: pass a NumPy or CuPy array or a torch tensor")
     check_dtype(view.dtype)
     if not view.flags.c_contiguous:
         raise ValueError(f"array of shape {x.shape} and strides {x.strides} is not C-contiguous: pass a copy of it")
@@ -169,7 +171,7 @@ def from_dlpack(x: Any) -> Any:
         try:
             return np.from_dlpack(x)
         except (BufferError, RuntimeError) as error:
-            raise ValueError(f"{type(x).__name__} is not to be had by DLPack ({error}): pass a NumPy array") from None
+            raise ValueError(f"{type(x).__name__} cannot be read by DLPack ({error}): pass a NumPy array") from None
     if kind == DLPACK_CUDA:
         return import_cupy(f"{type(x).__name__} on cuda:{number}").from_dlpack(x)
     raise ValueError(f"{type(x).__name__} is on a device of DLPack's kind {int(kind)}: pass one on the CPU or on CUDA")
@@ -256,7 +258,9 @@ def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     try:
         lengths = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
     except TypeError:
-        raise ValueError(f"shape {shape!r} is not of integers: pass an integer, or one for each dimension") from None
+        raise ValueError(
+            f"shape {shape!r} must consist of integers: pass an integer, or one for each dimension"
+        ) from None
     if min(lengths, default=0) < 0:
-        raise ValueError(f"shape {shape!r} is below 0: pass lengths of 0 or more")
+        raise ValueError(f"shape {shape!r} has a negative length: pass lengths of 0 or more")
     return lengths

@@ -113,7 +113,7 @@ def collective(text: str) -> str:
     plain = {name.replace("_", ""): name for name in (*COLLECTIVES, ALL)}
     name = plain.get(text.replace("_", ""))
     if name is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no collective: use all, {', '.join(COLLECTIVES)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a collective: use all, {', '.join(COLLECTIVES)}")
     return name
 
 
@@ -125,7 +125,7 @@ def dtype(text: str) -> np.dtype:
     """
     name, names = NCCL_DTYPES.get(text, text), [*map(str, views.DTYPES)]
     if name not in names:
-        raise argparse.ArgumentTypeError(f"{text!r} is no dtype: use {', '.join([*names, *NCCL_DTYPES])}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype: use {', '.join([*names, *NCCL_DTYPES])}")
     return views.dtype_of(name)
 
 
@@ -151,7 +151,7 @@ def average(text: str) -> str:
 def peers(text: str) -> list[str]:
     names = text.split(",")
     if strange := [name for name in names if name not in PEERS]:
-        raise argparse.ArgumentTypeError(f"{strange[0]!r} is no peer: use {', '.join(PEERS)}")
+        raise argparse.ArgumentTypeError(f"{strange[0]!r} is not a peer: use {', '.join(PEERS)}")
     return names
 
 

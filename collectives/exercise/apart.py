@@ -24,7 +24,7 @@ def judge_apart(exercise: Exercise, path: Path) -> Judgement:
     sender.close()
     try:
         if not answers.poll(JUDGE_S):
-            raise FileError(f"{path} takes too long: it is not judged after {JUDGE_S:g} s")
+            raise FileError(f"{path} takes too long: judging it was stopped after {JUDGE_S:g} s")
         result = answers.recv()
     except EOFError:
         child.join()

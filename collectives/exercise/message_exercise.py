@@ -111,10 +111,10 @@ def in_nodes(nodes: Groups) -> Instance:
 def cells(vector: Vector) -> list[str]:
     """Write what a rank holds: a letter for each rank that is in it, with the chunk's number; a dot for nothing."""
     values = [vector.get(chunk) for chunk in range(1 + max(vector, default=-1))]
-    return [letters(value) if value else "." for value in values]
+    return [symbols(value) if value else "." for value in values]
 
 
-def letters(value: Value) -> str:
+def symbols(value: Value) -> str:
     return "+".join(f"{chr(ord('a') + rank)}{value.chunk}" for rank in value.counts)
 
 

@@ -32,7 +32,7 @@ def as_move(value: Any) -> Move:
     """
     if not isinstance(value, MOVES):
         known = ", ".join(kind.__name__ for kind in MOVES)
-        raise ValueError(f"{shortened(value)} is no move of this exercise: use {known}")
+        raise ValueError(f"{shortened(value)} is not a move of this exercise: use {known}")
     ranks: dict[str, Any] = {}
     for name, part in value._asdict().items():
         if name == "run" or isinstance(value, Copy):

@@ -32,7 +32,7 @@ def refusal_of(op: str, tensors: Tensors, size: int) -> str:
     if op not in OPS:
         return f"op={op!r} is unknown: use hvd.Average, Sum, Adasum, Min, Max or Product"
     if op == Adasum and size & (size - 1):
-        return f"Adasum among {size} ranks: their number is to be a power of two"
+        return f"Adasum among {size} ranks: their number must be a power of two"
     if op == Adasum and any(isinstance(x, Tensor) and not x.is_floating_point() for x in tensors):
         return "Adasum of integers: pass floats"
     return ""

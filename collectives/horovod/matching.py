@@ -151,7 +151,7 @@ class MatchedCalls:
     def wait(self, call: NamedCall) -> Any:
         """Return a call's result.  Raises: HorovodInternalError on every rank where it cannot be done."""
         while not call.is_over:
-            self.meet(call)
+            self.match(call)
         if call.error is not None:
             raise call.error
         return call.result
@@ -163,20 +163,20 @@ class MatchedCalls:
                 self._met_with = self.describe()
                 self._compare.start()
             if self._compare.done():
-                self.meet(None)
+                self.match(None)
         return call.is_over
 
     def join(self) -> int:
         """Take part in the others' calls, with zeros, until all ranks have joined; return the last that did."""
         if self._met_with is not None:
-            self.meet(None)
+            self.match(None)
         self.is_joined = True
         while len(self.joined) < self.comm.size:
-            self.meet(None)
+            self.match(None)
         last, self.joined, self.is_joined = self.joined[-1], [], False
         return last
 
-    def meet(self, awaited: NamedCall | None) -> None:
+    def match(self, awaited: NamedCall | None) -> None:
         """Run the calls that all ranks have made.  Collective."""
         positions = self.positions(awaited.description if awaited else None)
         self.joined += [r for r, each in enumerate(positions) if each.is_joined and r not in self.joined]
@@ -229,7 +229,7 @@ def refusal(sides: dict[int, Description], joined: Sequence[int]) -> str:
     for rank, side in sides.items():
         if side != first:
             words = f"rank {first_rank} calls {first.beside(side)}, rank {rank} calls {side.beside(first)}"
-            return f"ranks disagree: {words}; call the same on all ranks"
+            return f"ranks disagree: {words}; make the same call on every rank"
     op = dict(first.agree).get("op", "sum")
     if joined and (first.kind not in JOINABLE_KINDS or op not in JOINABLE_OPS):
         return f"{first}: rank {joined[0]} has joined, and zeros are no part of it: call join() after it on all ranks"

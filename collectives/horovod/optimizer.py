@@ -63,7 +63,9 @@ class ReducingOptimizer(Base):
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
         if self.reducer is not None and self.reducer.is_under_way:
-            raise AssertionError("zero_grad() between backward() and step() or synchronize(): gradients are under way")
+            raise AssertionError(
+                "zero_grad() between backward() and step() or synchronize(): gradients are being reduced"
+            )
         super().zero_grad(*arguments, **named)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -170,7 +172,7 @@ def refusal(
 ) -> str:
     """Return why the arguments cannot be, or nothing."""
     if not all(isinstance(each, tuple) and len(each) == 2 for each in named):
-        return "named_parameters is to have pairs of a name and a parameter: pass model.named_parameters()"
+        return "named_parameters must contain pairs of a name and a parameter: pass model.named_parameters()"
     names = [name for name, _ in named]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         return f"named_parameters has {repeated[0]!r} more than once: give each parameter a name of its own"
@@ -179,7 +181,7 @@ def refusal(
     if passes < 1:
         return f"backward_passes_per_step={passes}: use 1 or more"
     if predivide != 1 and op != Average:
-        return f"gradient_predivide_factor={predivide} with op={op}: it goes with hvd.Average"
+        return f"gradient_predivide_factor={predivide} with op={op}: it requires op=hvd.Average"
     if why := refusal_of(op, params, process_set.size() or 1):
         return why
     if op == Adasum and process_set is not global_process_set:
@@ -188,5 +190,5 @@ def refusal(
         return f"groups={groups}: use 0 or more, or lists of parameters" if groups < 0 else ""
     grouped = [param for group in groups or () for param in group]
     if not all(isinstance(param, Tensor) for param in grouped) or len({*grouped}) < len(grouped):
-        return "groups is to be lists of parameters, each of which is in one"
+        return "groups must be lists of parameters, each parameter in one of them"
     return ""

@@ -84,7 +84,7 @@ class MissingError(InputError, AttributeError):
 
 def __getattr__(name: str) -> Any:
     if name in MISSING:
-        raise MissingError(f"hvd.{name} is not there: {MISSING[name]}")
+        raise MissingError(f"hvd.{name} is not supported: {MISSING[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -216,7 +216,7 @@ def no_file(name: str, read: Callable[[], Path | None]) -> Path | None:
     """
     folder = read()
     if folder and folder.exists() and not folder.is_dir():
-        raise ValueError(f"{name}={str(folder)!r} is no folder: name one, or write 0 to keep nothing")
+        raise ValueError(f"{name}={str(folder)!r} is not a folder: name one, or write 0 to keep nothing")
     return folder
 
 

@@ -121,7 +121,7 @@ def refusal(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> st
     if numbers and value not in numbers:
         return f"{name}={value!r} must be {numbers}"
     if any(isinstance(text, str) and CONTROL.search(text) for text in texts):
-        return f"{name}={value!r} has characters that are no text: leave them out"
+        return f"{name}={value!r} has characters that are not text: remove them"
     return ""
 
 
@@ -147,7 +147,7 @@ def num_bytes(text: str) -> int:
     nbytes = int(match[1]) << SUFFIXES[match[2]] if match else MOST_BYTES + 1
     if nbytes > MOST_BYTES:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no size: write one like 8, 64K, 1M or 1G, at most {MOST_BYTES >> 30}G"
+            f"{text!r} is not a size: write one like 8, 64K, 1M or 1G, at most {MOST_BYTES >> 30}G"
         )
     return nbytes
 

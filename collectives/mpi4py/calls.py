@@ -27,13 +27,13 @@ class CollectiveCall(NamedTuple):
     out: Any
     options: tuple
     nbytes: int  # of the vector that it is about: the same on all ranks
-    given: Sequence[Area] = ()  # to be loaded before
-    got: Sequence[Area] = ()  # to be stored after
+    to_load: Sequence[Area] = ()  # to be loaded before
+    to_store: Sequence[Area] = ()  # to be stored after
     before: tuple[Any, Any] | None = None  # a copy's target and source
     after: tuple[Any, Any] | None = None
 
     def begin(self) -> None:
-        for area in self.given:
+        for area in self.to_load:
             area.load()
         if self.before is not None:
             self.before[0][:] = self.before[1]
@@ -41,7 +41,7 @@ class CollectiveCall(NamedTuple):
     def end(self) -> None:
         if self.after is not None:
             self.after[0][:] = self.after[1]
-        for area in self.got:
+        for area in self.to_store:
             area.store()
 
 
@@ -189,11 +189,11 @@ def gathered(
     """Describe a gather on a rank that gets it; in place its own block is where it belongs."""
     begin, length = sum(lengths[: ranks.rank]), lengths[ranks.rank]
     own = recv.bytes[begin : begin + length]
-    given = recv if is_in_place(sendbuf) else blocks_of(sendbuf, 1)
-    x = own if is_in_place(sendbuf) else given.bytes
+    to_load = recv if is_in_place(sendbuf) else blocks_of(sendbuf, 1)
+    x = own if is_in_place(sendbuf) else to_load.bytes
     if len(x) != length:
         raise NotOurs
-    return CollectiveCall(collective, x, recv.bytes, options, len(recv.bytes), [given], [recv])
+    return CollectiveCall(collective, x, recv.bytes, options, len(recv.bytes), [to_load], [recv])
 
 
 def scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> CollectiveCall:
@@ -201,7 +201,7 @@ def scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> Collecti
     options = (root, None, "auto")
     if ranks.rank != root:
         recv = blocks_of(recvbuf, 1, writable=True)
-        return CollectiveCall("scatter", None, recv.bytes, options, len(recv.bytes) * ranks.size, got=[recv])
+        return CollectiveCall("scatter", None, recv.bytes, options, len(recv.bytes) * ranks.size, to_store=[recv])
     send = blocks_of(sendbuf, ranks.size)
     length = len(send.bytes) // ranks.size
     own = send.bytes[root * length : (root + 1) * length]
@@ -217,13 +217,13 @@ def alltoall(ranks: Ranks, sendbuf: Any, recvbuf: Any) -> CollectiveCall:
     recv = blocks_of(recvbuf, ranks.size, writable=True)
     if is_in_place(sendbuf):
         x = recv.bytes.copy()
-        given, before = recv, (x, recv.bytes)
+        to_load, before = recv, (x, recv.bytes)
     else:
-        given, before = blocks_of(sendbuf, ranks.size), None
-        x = given.bytes
+        to_load, before = blocks_of(sendbuf, ranks.size), None
+        x = to_load.bytes
     if len(x) != len(recv.bytes):
         raise NotOurs
-    return CollectiveCall("all_to_all", x, recv.bytes, (None, None, "auto"), len(x), [given], [recv], before)
+    return CollectiveCall("all_to_all", x, recv.bytes, (None, None, "auto"), len(x), [to_load], [recv], before)
 
 
 DESCRIBE: dict[str, Callable[..., CollectiveCall]] = {

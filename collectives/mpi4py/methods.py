@@ -32,7 +32,7 @@ class Communicators:
     """What is known of the communicators of a process, by their handles."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Ours] = {}
+        self.by_handle: dict[int, Ours] = {}
         self.policy: CallPolicy | None = None  # of those that are not known yet; None: their calls are the library's
         self.small_bytes = dict.fromkeys(DESCRIBE, NEVER)  # below which a method's calls are the library's
         self.keyval = MPI.Comm.Create_keyval(delete_fn=self.forget)
@@ -48,10 +48,10 @@ class Communicators:
     def add(self, comm: MPI.Comm, policy: CallPolicy) -> Ours:
         """Have a communicator's calls follow a policy."""
         self.heed(policy)
-        if known := self.known.get(comm.handle):
+        if known := self.by_handle.get(comm.handle):
             known.policy, known.saved_s = policy, {}
             return known
-        ours = self.known[comm.handle] = Ours(comm, policy)
+        ours = self.by_handle[comm.handle] = Ours(comm, policy)
         comm.Set_attr(self.keyval, True)  # to be told when it is freed
         return ours
 
@@ -66,11 +66,11 @@ class Communicators:
 
     def ours(self, comm: MPI.Comm) -> Ours | None:
         """Return ours of a communicator, None where all of its calls are the library's."""
-        known = self.known.get(comm.handle)
+        known = self.by_handle.get(comm.handle)
         return self.add(comm, self.policy) if known is None and self.policy and comm else known
 
     def forget(self, comm: MPI.Comm, keyval: int, value: Any) -> None:
-        self.known.pop(comm.handle, None)
+        self.by_handle.pop(comm.handle, None)
 
     # --- methods, in the place of the library's ---
 
@@ -120,7 +120,7 @@ class Communicators:
         """Return a method that frees ours, too, as all ranks have come to do."""
 
         def method(comm: Any) -> None:
-            if ours := self.known.get(comm.handle):
+            if ours := self.by_handle.get(comm.handle):
                 ours.free()
             library(comm)
 

@@ -44,7 +44,7 @@ def parser() -> Parser:
 def refuse(path: str) -> None:
     """Refuse a path where no page can be put, by a ValueError."""
     if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
-        raise ValueError(f"--out {path} can't be written: pass a file in a folder that is there and can be written to")
+        raise ValueError(f"--out {path} can't be written: pass a file in an existing, writable folder")
 
 
 def installed() -> list[Source]:
@@ -60,7 +60,9 @@ def named(text: str) -> Source:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"--scenes {text!r} is not there: write MODULE:FUNCTION, as in the help ({error})") from None
+        raise ValueError(
+            f"--scenes {text!r} cannot be imported: write MODULE:FUNCTION, as in the help ({error})"
+        ) from None
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class RecordingWorld(World):
         super().__init__(name, programs, start, goal, in_order=False)
         self.delivered: dict[tuple[int, int], list[tuple[Message, Message]]] = defaultdict(list)  # by rank and round
         self.written: dict[tuple[int, int], dict[tuple[int, int], Value]] = {}  # then by owner and chunk
-        self.known: dict[tuple[int, int], int] = {}  # the ranks of which a rank has heard, as `heard`
+        self.heard_by_round: dict[tuple[int, int], int] = {}  # the ranks of which a rank has heard, as `heard`
 
     def deliver(self, send: Message, receive: Message) -> None:
         number = self.rounds[receive.rank]
@@ -82,7 +82,7 @@ class RecordingWorld(World):
         super().land(rank)
         places = [(landing.owner, landing.chunk) for landing in landings]
         self.written[rank, number] = {(owner, chunk): self.vectors[owner][chunk] for owner, chunk in places}
-        self.known[rank, number] = self.heard[rank]
+        self.heard_by_round[rank, number] = self.heard[rank]
 
     def rank_round(self, rank: int, number: int) -> RankRound:
         """Return what a rank did in a round."""
@@ -135,7 +135,7 @@ def record(row: Algorithm, size: int, groups: Groups, root: int = 0) -> Recorded
         start = [{0: ranks_known(1 << rank)} for rank in range(size)]
         goal = [{0: ranks_known((1 << size) - 1)} for _ in range(size)]
         rounds = [
-            [barrier_round(each, rank, world.known[rank, number]) for rank, each in enumerate(ranks)]
+            [barrier_round(each, rank, world.heard_by_round[rank, number]) for rank, each in enumerate(ranks)]
             for number, ranks in enumerate(rounds)
         ]
     return RecordedRun(start, goal, programs, rounds)

@@ -45,13 +45,13 @@ class Arguments:
             check_rank("root", self.root, self.size)
         self.device: Device
         self.flat: Any
-        self.device, self.flat = (host(), None) if self.spec.gives is Chunks.NONE else flat(self.given)
+        self.device, self.flat = (host(), None) if self.spec.gives is Chunks.NONE else flat(self.exemplar)
         if self.flat is not None and self.spec.reduces:
             check_op(self.op, self.flat.dtype)
             if self.is_reduced_by_numpy and self.device is not host():
-                raise ValueError(f"op {self.op} is of arrays of the host: copy x there, or use another")
+                raise ValueError(f"op {self.op} reduces only host arrays: copy x to the host, or use another op")
             if self.op == "avg" and self.spec.sources is not everyone:
-                raise ValueError("op 'avg' is of all ranks, but a scan is of some: use 'sum', and divide")
+                raise ValueError("op 'avg' needs all ranks, but a scan reduces only some: use 'sum', and divide")
         if self.wire_dtype is not None:
             self.wire_dtype = checked_wire_dtype(self.wire_dtype, self.flat.dtype)
         self.counts = self.checked_counts("counts", self.counts)
@@ -66,7 +66,7 @@ class Arguments:
         return self.spec.in_place or self.spec.reads(self.rank, self.root)
 
     @property
-    def given(self) -> Any:
+    def exemplar(self) -> Any:
         """The array that says dtype and device: `x`, or what a scatter's receiver passes for it."""
         return self.out if self.x is None and not self.holds_x else self.x
 
@@ -84,15 +84,15 @@ class Arguments:
             return []
         return self.counts or [self.total]
 
-    def checked_counts(self, name: str, given: Sequence[int] | None) -> list[int] | None:
-        if given is None:
+    def checked_counts(self, name: str, values: Sequence[int] | None) -> list[int] | None:
+        if values is None:
             return None
         try:
-            counts = [index(n) for n in given]
+            counts = [index(n) for n in values]
         except TypeError:
             counts = []
         if len(counts) != self.size or min(counts) < 0:
-            raise ValueError(f"{name}={given} must be {self.size} integers, one for each rank, none below 0")
+            raise ValueError(f"{name}={values} must be {self.size} integers, one for each rank, none below 0")
         return counts
 
     @property
@@ -143,7 +143,7 @@ class Arguments:
 
     def lent(self, o: Operands) -> Arguments:
         """Return the same call on the same memory, without the caller's arrays; the result's is its `out`."""
-        views = self.flat if self.x is not None else None, None if o.out is o.given else o.out
+        views = self.flat if self.x is not None else None, None if o.out is o.source else o.out
         x, out = (None if view is None else self.borrow(pointer(view), view) for view in views)
         return replace(self, x=x, out=out)
 
@@ -161,7 +161,7 @@ class Arguments:
     def output(self, count: int, new: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Return the caller's `out`, or a new array: as the caller sees it, and flat."""
         if self.out is None:
-            result = new(self.given)
+            result = new(self.exemplar)
             return result, flat(result)[1]
         device, out = flat(self.out)
         if device.place != self.device.place or out.dtype != self.flat.dtype or len(out) != count:
@@ -183,7 +183,7 @@ def checked_wire_dtype(wire_dtype: Any, dtype: np.dtype) -> np.dtype:
     if str(wire_dtype) != "bfloat16":
         raise ValueError(f"wire_dtype {wire_dtype!r} is not supported: use 'bfloat16', or None")
     if dtype != np.dtype("float32"):
-        raise ValueError(f"wire_dtype 'bfloat16' is for float32, but x is of {dtype}: leave it out, or cast x")
+        raise ValueError(f"wire_dtype 'bfloat16' is for float32, but x is of {dtype}: omit it, or cast x")
     return BFLOAT16
 
 

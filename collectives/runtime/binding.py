@@ -149,12 +149,12 @@ class Binder:
         assert facts is not None
         dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
         fold = phases.Reduction(a.kernel_op, dtype, self.size if a.op == "avg" else 1)
-        chunks = chunks_of(ARRAY, o.given, o.inputs)
+        chunks = chunks_of(ARRAY, o.source, o.inputs)
         if "out" in a.spec.takes:  # else the result is always `x`
             chunks += chunks_of(OUT, o.out, o.outputs)
         segmentation = phases.segmentation(row, facts.chunk_bytes, self.size, facts.on_host)
         rounds = row.rounds(self.rank, self.size, a.root, ())
-        memory = o.given, o.out, None
+        memory = o.source, o.out, None
         bound = self.programs(shared).bind([rounds], memory, chunks, fold, self.rank, segmentation, channel, binding)
         only = bound if bound.is_short else None
         plan = Plan(f"{a.collective} {row.name}", o.result, self.progress, a.device, [bound], only=only)

@@ -147,7 +147,7 @@ class Headers:
         ]
         plan = ComparedPlan(f"{a.collective} {row.name}", self, program, rounds, binding)
         if len(a.flat):
-            plan.given, plan.taken, plan.dtype = bound.before[0][0], bound.after[0][1], a.flat.dtype
+            plan.source, plan.target, plan.dtype = bound.before[0][0], bound.after[0][1], a.flat.dtype
         plan.places = [tuple(map(of, memory[:NUM_SHARED])) for of in (address_of, context.windows.key_of)]
         if a.op == "avg":
             plan.divide = bound.reduced, context.size
@@ -215,8 +215,8 @@ class HeadedRound:
 class ComparedPlan(Plan):
     """A collective between nodes, bound to buffers of its own, whose runs bring arrays of their own."""
 
-    given: Any  # where what a rank gives goes, and what it gets comes from
-    taken: Any
+    source: Any  # where what a rank gives goes, and what it gets comes from
+    target: Any
     dtype: np.dtype  # of the calls' arrays
     places: list[tuple[int, ...]]  # the addresses of its buffers, and their windows
 
@@ -232,8 +232,8 @@ class ComparedPlan(Plan):
         if self.program is not None:
             self.program.use(number, *self.places, binding)
         if addresses:
-            self.before = [(self.given, host().borrow(addresses[0], len(self.given), self.dtype))]
-            self.after = [(host().borrow(addresses[1], len(self.taken), self.dtype), self.taken)]
+            self.before = [(self.source, host().borrow(addresses[0], len(self.source), self.dtype))]
+            self.after = [(host().borrow(addresses[1], len(self.target), self.dtype), self.target)]
 
     def _run(self) -> Iterator[Waitable]:
         for target, source in self.before:

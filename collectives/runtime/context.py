@@ -153,7 +153,7 @@ class Memories:
         """Return each rank's array, on this node, at the place where `view` lies in symmetric memory."""
         window, ranks = self.context.windows.window_of(view), self.of_host.world_ranks
         if window is None or not window.bases.keys() >= set(ranks):
-            raise ValueError("x is in no memory of these ranks: allocate it with their `empty`")
+            raise ValueError("x is not in these ranks' symmetric memory: allocate it with their `empty`")
         offset = pointer(view) - window.address
         return [device.borrow(window.bases[rank] + offset, len(view), view.dtype) for rank in ranks]
 

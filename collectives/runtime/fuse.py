@@ -53,7 +53,7 @@ class Fused:
         if collective not in TAKING:
             raise ValueError(f"takes no fused arrays: use {', '.join(TAKING)}, or call it for each array")
         if out is not None:
-            raise ValueError("takes no out with fused arrays, which get the results themselves: leave it out")
+            raise ValueError("takes no out with fused arrays, which get the results themselves: omit it")
         spec, rank = COLLECTIVES[collective], 0 if is_root else 1
         for index, view in enumerate(self.views if spec.writes(rank, root=0) else ()):
             check_writable(view, f"array {index}")
@@ -89,6 +89,7 @@ def one_of(values: Sequence[Any], what: str, name: Any) -> Any:
     different = [value for value in values if value != values[0]]
     if different:
         raise ValueError(
-            f"arrays of {what} {name(values[0])} and {name(different[0])} do not go together: fuse those of each {what}"
+            f"cannot fuse arrays of different {what}s ({name(values[0])}, {name(different[0])}): "
+            f"fuse those of each {what} separately"
         )
     return values[0]

@@ -94,7 +94,7 @@ def native_call(a: Arguments, o: Operands, mpi: MPI.Comm) -> Callable[[], None]:
     spec, extra = a.spec, ([MPI_OPS[a.kernel_op]] if a.spec.reduces else []) + ([a.root] if a.spec.rooted else [])
     if a.flat is None:
         return partial(getattr(mpi, spec.mpi))
-    x, out = (None if view is None else mpi_view(view) for view in (o.given, o.out))
+    x, out = (None if view is None else mpi_view(view) for view in (o.source, o.out))
     if spec.gets is Chunks.ALL_BUT_ON_FIRST and out is None:  # MPI wants an array there, too
         out = mpi_view(a.device.empty(len(a.flat), a.flat.dtype))
     if "out" not in spec.takes:

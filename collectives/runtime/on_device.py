@@ -96,14 +96,14 @@ class DeviceCompiler(PhaseCompiler):
         return self.registers[place.register] + place.offset
 
 
-class Meeting:
+class HostBarrier:
     """A barrier of a node's ranks, used again and again, at which they compare what they run."""
 
     def __init__(self, device: Cuda, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
         self.device, self.arrival, self.signals = device, arrival, memory.signals
         self.peers = peers  # world ranks
 
-    def meet(self) -> Iterator[Waitable]:
+    def wait(self) -> Iterator[Waitable]:
         """Order what follows on this stream after what the peers have put on theirs before they came."""
         turn = self.arrival.num_barriers % TURNS  # who is slow waits for no later work than that of this meeting
         if self.signals is None:
@@ -121,20 +121,20 @@ class DeviceProgram:
 
     number, moves, is_short = 0, (), False
 
-    def __init__(self, device: Cuda, turns: list[list[Part]], fold: Reduction, meeting: Meeting, keep: Any):
+    def __init__(self, device: Cuda, turns: list[list[Part]], fold: Reduction, barrier: HostBarrier, keep: Any):
         self.parts = [[operations_of(device, step, fold) for step in part] for parts in turns for part in parts]
-        self.meeting, self.keep = meeting, keep
+        self.barrier, self.keep = barrier, keep
         self.next = 0
 
     def use(self, call: Call, is_compared: bool) -> None:
         """Have ranks compare at which call they are."""
-        self.meeting.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
+        self.barrier.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
 
     def run(self, device: Device) -> Iterator[Waitable]:
         """Run a part."""
         for operations in self.parts[self.next]:
             if not operations:
-                yield from self.meeting.meet()
+                yield from self.barrier.wait()
             for operation in operations:
                 operation()
         self.next = (self.next + 1) % len(self.parts)
@@ -143,7 +143,7 @@ class DeviceProgram:
         return []
 
     def awaits(self) -> str:
-        return self.meeting.arrival.awaits()
+        return self.barrier.arrival.awaits()
 
 
 def operations_of(device: Cuda, step: DeviceStep, fold: Reduction) -> list[Operation]:
@@ -280,7 +280,7 @@ class DeviceProgramBinder(DirectBinder):
         )
         lease = self.device_memory.allocate(TURNS * buffers.turn_bytes)
         by_themselves = self.device_memory.has_barriers and self.meanwhile is None  # with no messages in between
-        meeting = None if by_themselves else self.meeting(rounds, rank, channel, binding or 1)
+        barrier = None if by_themselves else self.barrier(rounds, rank, channel, binding or 1)
         own, flags = self.channel(rank) if by_themselves else (None, None)
         rows = self.exchange(arrays, chunks, buffers, buffers.turn_bytes)
         ranks = [rank, *peers_of(rounds, rank)]
@@ -291,7 +291,7 @@ class DeviceProgramBinder(DirectBinder):
             registers[SCRATCH] = address_of(arrays[SCRATCH])
             compiled.append(DeviceCompiler(registers, rank, layouts, buffers, segmentation, fold).compile(parts))
         keep = [lease, flags, *arrays]
-        if meeting is None:
+        if barrier is None:
             assert own is not None
             calls = channel if isinstance(channel, KernelCalls) else None
             shared = calls.channel if calls else own
@@ -299,7 +299,7 @@ class DeviceProgramBinder(DirectBinder):
                 self.device, [part for (part,) in compiled], (fold.op, fold.dtype, fold.divisor), shared, own
             )
             return KernelProgram(self.device, kernel, keep, calls, binding or 1)
-        return DeviceProgram(self.device, compiled, fold, meeting, keep)
+        return DeviceProgram(self.device, compiled, fold, barrier, keep)
 
     def channel(self, rank: int) -> tuple[CudaChannel, Lease]:
         """Make a channel on which all ranks' devices wait for each other, and its memory.  Collective."""
@@ -337,7 +337,7 @@ class DeviceProgramBinder(DirectBinder):
             registers[first : first + TURNS] = pair
         return registers
 
-    def meeting(self, rounds: Sequence[Round], rank: int, channel: Any, binding: int) -> Meeting:
+    def barrier(self, rounds: Sequence[Round], rank: int, channel: Any, binding: int) -> HostBarrier:
         """Make a barrier on the host, by the compiled interpreter.  Collective."""
         from collectives.runtime.channel import Channel
         from collectives.runtime.shared_memory import ProgramBinder
@@ -347,4 +347,6 @@ class DeviceProgramBinder(DirectBinder):
         ways = self.gather_rows, self.agree_max, self.oversubscribed, self.meanwhile
         arrival = ProgramBinder(self.world_ranks, self.memory, *ways).gate(channel, binding)
         arrival.keep.append(channel.lease)
-        return Meeting(self.device, self.device_memory, arrival, [self.world_ranks[peer] for peer in channel.ranks[1:]])
+        return HostBarrier(
+            self.device, self.device_memory, arrival, [self.world_ranks[peer] for peer in channel.ranks[1:]]
+        )

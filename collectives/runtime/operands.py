@@ -23,13 +23,13 @@ NEUTRAL = -(1 << 62)  # a fact that leaves the others' as they are
 
 @dataclass
 class Operands:
-    """Flat arrays of a call on one rank: `given`, and `out` for the result; and where in them each chunk lies.
+    """Flat arrays of a call on one rank: `source`, and `out` for the result; and where in them each chunk lies.
 
     `counts` are the chunks' lengths.  A rank that gives or gets one chunk only has None for the others.
     """
 
     result: Any  # as the caller sees it
-    given: Any
+    source: Any
     out: Any
     counts: list[int]
     inputs: list[Any]
@@ -48,7 +48,7 @@ def operands_of(a: Arguments) -> Operands:
         return Operands(None, None, None, [], [], [])
     counts, incoming = chunk_lengths(a)
     gets = spec.gets.on(a.rank, a.size, a.root)
-    given = a.flat if a.holds_x else None
+    source = a.flat if a.holds_x else None
     new = None
     if spec.in_place and (a.out is None or not gets):
         if spec.writes(a.rank, a.root):
@@ -58,9 +58,9 @@ def operands_of(a: Arguments) -> Operands:
         count = sum(incoming[chunk] for chunk in gets)
         new = partial(like, a.device, count, math.gcd(*incoming))
         result, out = a.output(count, new) if gets else (None, None)
-    o = Operands(result, given, out, counts, chunks_in(given, spec.gives, a, counts), [], new=new)
+    o = Operands(result, source, out, counts, chunks_in(source, spec.gives, a, counts), [], new=new)
     o.outputs = chunks_in(out, spec.gets, a, incoming)
-    if given is not None and out is not None:
+    if source is not None and out is not None:
         check_overlap(a, o)
     return o
 
@@ -79,7 +79,7 @@ def chunk_lengths(a: Arguments) -> tuple[list[int], list[int]]:
     name, counts = "counts", list(a.counts or even(a.total, a.size))
     if a.spec.exchanges:
         if a.send_counts is None and a.total % a.size:
-            raise ValueError(f"x has {a.total} elements, which {a.size} ranks can't share evenly: pass send_counts")
+            raise ValueError(f"x has {a.total} elements, not divisible by {a.size} ranks: pass send_counts")
         name, counts = "send_counts", list(a.send_counts or counts)
     if sum(counts) != a.total:
         raise ValueError(f"{name}={counts} add up to {sum(counts)}, but x has {a.total} elements")
@@ -108,10 +108,10 @@ def chunks_in(array: Any, held: Chunks, a: Arguments, counts: Sequence[int]) -> 
 def check_overlap(a: Arguments, o: Operands) -> None:
     """See whether a call is in place, and refuse an `out` that overlaps `x` otherwise."""
     gives_own, gets_own = a.spec.gives is Chunks.OWN, a.spec.gets is Chunks.OWN
-    x_part = o.inputs[a.rank] if gets_own else o.given
+    x_part = o.inputs[a.rank] if gets_own else o.source
     out_part = o.outputs[a.rank] if gives_own else o.out
     o.in_place = same_memory(x_part, out_part) and not a.spec.exchanges
-    if o.in_place or not overlap(o.given, o.out):
+    if o.in_place or not overlap(o.source, o.out):
         return
     remedy = "an out with memory of its own, or none"
     if a.spec.exchanges:
@@ -155,12 +155,12 @@ def bind(a: Arguments, o: Operands, space: Workspace) -> Binding:
     if a.spec.exchanges:
         out = space.allocate(len(o.out), o.out.dtype) if space.is_shared else o.out  # others may write there
         vector = Vector((work, o.counts), (out, [len(view) for view in o.outputs]))
-        return Binding(vector, o.result, copies(work, o.given), copies(o.out, out))
+        return Binding(vector, o.result, copies(work, o.source), copies(o.out, out))
     vector = Vector((work, o.counts))
     binding = Binding(vector, o.result)
     gives, gets = (chunks.on(a.rank, a.size, a.root) for chunks in (a.spec.gives, a.spec.gets))
     if gives:
-        binding.before = copies(vector.view(gives), o.given)
+        binding.before = copies(vector.view(gives), o.source)
     if gets:
         binding.reduced = vector.view(gets) if a.spec.reduces else None
     if a.spec.writes(a.rank, a.root):
@@ -179,11 +179,11 @@ def caller_array(a: Arguments, o: Operands, space: Workspace) -> Any:
         return None
     if o.out is not None and spec.gets is not Chunks.OWN and not spec.exchanges:
         return o.out
-    if o.given is None or spec.gives is Chunks.OWN:
+    if o.source is None or spec.gives is Chunks.OWN:
         return None
     if spec.reduces and not (o.in_place and len(o.out) and not space.is_shared):
         return None
-    return o.given
+    return o.source
 
 
 def copies(target: Any, source: Any) -> list[tuple[Any, Any]]:

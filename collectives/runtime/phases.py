@@ -299,7 +299,7 @@ class DirectBinder:
             layouts[rank] = addresses
         return layouts
 
-    def mapped(self, rank: int, known: ExportedMemory) -> list[int | None]:
+    def mapped(self, rank: int, exported: ExportedMemory) -> list[int | None]:
         """Return where this process has the windows of a rank's shared arrays; None where it has none."""
-        windows = [self.memory.windows.by_key.get(key) for key in (known.key, known.out_key)]
+        windows = [self.memory.windows.by_key.get(key) for key in (exported.key, exported.out_key)]
         return [window.bases.get(self.world_ranks[rank]) if window else None for window in windows]

@@ -102,7 +102,7 @@ class Plan:
         self._is_inside = False  # the thread that moves the run on gives the device work
 
     def __repr__(self) -> str:
-        state = ", freed" if self._freed else ", under way" if self.is_under_way else ""
+        state = ", freed" if self._freed else ", running" if self.is_under_way else ""
         return f"{type(self).__name__}({self.words or self.name}{state})"
 
     def enclose(self, before: Iterable[CopyPair], after: Iterable[CopyPair], result: Any) -> None:
@@ -149,7 +149,7 @@ class Plan:
         if self._freed:
             raise RuntimeError(f"{self.name} has been freed: make a new plan")
         if self._steps is not None:
-            raise RuntimeError(f"{self.name} is under way already: wait() before the next start()")
+            raise RuntimeError(f"{self.name} is already running: wait() before the next start()")
         if self.call and not self.call.under_way:
             self.call.enter(depth=3)  # past start() or __call__()
         with self._stepping:  # another thread may still have this plan on a list of its last run
@@ -232,7 +232,7 @@ class Plan:
     def free(self) -> None:
         """Give the persistent requests back to MPI.  The plan cannot be run after."""
         if self._steps is not None:
-            raise RuntimeError(f"{self.name} is under way: wait() before free()")
+            raise RuntimeError(f"{self.name} is running: wait() before free()")
         self._freed, self.only = True, None
         requests = [request for bound in self.rounds for request in bound.requests()]
         if requests and not self.device.mpi_reads:

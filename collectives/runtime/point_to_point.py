@@ -64,7 +64,7 @@ class PointToPoint:
     def __init__(self, mailbox: Mailbox, device: Device, view: Any, peer: int, tag: int):
         mailbox.check_tag(tag)
         if view.dtype not in CODES:
-            raise ValueError(f"dtype {view.dtype} has no messages from rank to rank: pass its fields one by one")
+            raise ValueError(f"dtype {view.dtype} cannot be sent point to point: send its fields one by one")
         self.mailbox, self.peer, self.tag = mailbox, peer, tag
         self.dtype, self.code, self.memory = view.dtype, CODES[view.dtype], as_bytes(view)
         self.wire = self.memory if device.mpi_reads else device.host(self.memory.nbytes)

@@ -101,7 +101,7 @@ class Bound:
         self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
         self.has_result = o.result is not None
         self.returns_x = o.result is a.x and a.x is not a.out  # on ranks that get none, whatever out is
-        self.has = o.given is not None, o.out is not None
+        self.has = o.source is not None, o.out is not None
         is_new = self.has_result and o.result is not a.x and o.result is not a.out
         self.new: Callable[[Any], Any] | None = o.new if is_new else None
         self.is_plain = self.has_result and self.new is None and all(self.has)
@@ -235,7 +235,7 @@ class Resolver:
                 bound = self.bind_call(call, signed, resolved)
             call.name = bound.call.name
             o = resolved.operands
-            places = [tuple(map(of, (o.given, o.out))) for of in (address_of, self.windows.key_of)]
+            places = [tuple(map(of, (o.source, o.out))) for of in (address_of, self.windows.key_of)]
             self.execute(bound, places[0], places[1], request.run)
         return o.result
 
@@ -454,7 +454,7 @@ class Resolver:
         with self.context.agreed(f"counts of {a.collective}"):
             if a.recv_counts not in (None, incoming):
                 raise ValueError(
-                    f"{a.collective}: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or leave it out"
+                    f"{a.collective}: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or omit it"
                 )
             a.recv_counts = incoming
             return operands_of(a)

@@ -195,7 +195,7 @@ class Program:
             self.follow()
             answer = kernels.run(*self.arguments)
         if answer == kernels.FAILED:
-            raise CommunicationError("the memory of another rank cannot be reached any more: has it ended?")
+            raise CommunicationError("another rank's memory is no longer accessible: has that rank ended?")
         if answer == kernels.MISMATCH:
             raise MismatchError("ranks run different programs")
         if answer == kernels.WAITING and self.meanwhile:

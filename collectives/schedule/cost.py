@@ -124,7 +124,7 @@ class Work(NamedTuple):
     streamed: int  # of the folded, what comes from beyond
     copied: int
     pulled: int  # of both, what comes from other ranks' memory or goes there
-    meets: int
+    barriers: int
 
 
 NOTHING = Traffic(0, 0)
@@ -205,7 +205,7 @@ def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
     folding += network.folding_s(work.streamed * chunk_bytes)
     copying = work.copied * chunk_bytes * network.copy_s_per_byte
     copying += work.pulled * chunk_bytes * network.pull_s_per_byte
-    return messages + crowd * (folding + copying + work.meets * network.meet_s)
+    return messages + crowd * (folding + copying + work.barriers * network.meet_s)
 
 
 @cache
@@ -332,4 +332,6 @@ def work_of(own: RoundSummary, node: Collection[int]) -> Work:
         folded += message.folded
         streamed += message.folded * far
     (near_in, far_in), (near_out, far_out) = ways
-    return Work(near_out, far_out, near_in, far_in, folded, streamed, own.copied, own.pulled, meets=bool(own.barrier))
+    return Work(
+        near_out, far_out, near_in, far_in, folded, streamed, own.copied, own.pulled, barriers=bool(own.barrier)
+    )

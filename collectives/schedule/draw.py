@@ -70,7 +70,7 @@ def refuse(path: str) -> None:
     is_other = os.path.exists(path) and not os.path.isfile(path)
     is_long = len(os.fsencode(os.path.basename(path))) > LONGEST_NAME
     if not os.access(os.path.dirname(path) or ".", os.W_OK) or is_other or is_long:
-        raise ValueError(f"{path} can't be written: pass a path in a folder that is there and can be written to")
+        raise ValueError(f"{path} can't be written: pass a path in an existing, writable folder")
 
 
 def refuse_picture(path: str) -> None:

@@ -46,7 +46,7 @@ def simulate(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: 
     simulation = Simulation(rounds, nodes, network, nbytes / len(rounds))
     simulation.run()
     if stuck := [rank for rank, own in enumerate(rounds) if simulation.number[rank] < len(own)]:
-        where = f"rank {stuck[0]} waits for ever in round {simulation.number[stuck[0]]}"
+        where = f"rank {stuck[0]} waits forever in round {simulation.number[stuck[0]]}"
         raise AssertionError(f"{row.name} on {len(rounds)} ranks: {where}")
     return Outcome(simulation.clock, [bar for bar in simulation.bars if bar.end > bar.begin], simulation.lines)
 

@@ -88,21 +88,23 @@ def topology(text: str, ranks: int | None) -> tuple[Nodes, Network, str]:
     num_nodes, length = int(match[1]), int(match[2])
     refuse_too_many(num_nodes * length, f"--topology {text}")
     if ranks not in (None, num_nodes * length):
-        raise ValueError(f"--topology {text} has {num_nodes * length} ranks, but --ranks says {ranks}: leave that out")
-    return in_nodes(num_nodes * length, length), NETWORK, "default speeds, but for what flags say"
+        raise ValueError(f"--topology {text} has {num_nodes * length} ranks, but --ranks is {ranks}: omit --ranks")
+    return in_nodes(num_nodes * length, length), NETWORK, "default speeds, except those set by flags"
 
 
 def refuse_too_many(ranks: int, what: str) -> None:
     """Raise ValueError for more ranks than can be simulated."""
     if ranks not in RANKS:
-        raise ValueError(f"{what} makes {ranks} ranks: use {RANKS.most} at most")
+        raise ValueError(f"{what} means {ranks} ranks: use {RANKS.most} at most")
 
 
 def measured_topology(ranks: int | None) -> tuple[Nodes, Network, str]:
     """Read the speeds that were measured last, of the same nodes, or of `ranks` in nodes of that length."""
     latest = links.load_latest()
     if latest is None:
-        raise ValueError("--topology measured: nothing is kept: run python -m collectives.bench on the hosts first")
+        raise ValueError(
+            "--topology measured: no measurements are saved: run python -m collectives.bench on the hosts first"
+        )
     lengths = [length for _, length in latest.place.hosts]
     words = f"measured on {', '.join(dict.fromkeys(name for name, _ in latest.place.hosts))}, {latest.place.mpi}"
     if ranks is None:

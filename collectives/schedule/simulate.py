@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = INTERRUPTED
     print("\n".join(table(flags.sizes, times)), flush=True)
     if status:
-        print("interrupted: what is - has not been predicted", file=sys.stderr)
+        print("interrupted: entries marked - were not predicted", file=sys.stderr)
     return status
 
 
@@ -50,19 +50,27 @@ def parser() -> Parser:
     parser = Parser("python -m collectives.schedule.simulate", __doc__)
     add = parser.add_argument
     fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
-    add("collective", nargs="?", default="all_reduce", choices=list(COLLECTIVES), help="(all_reduce)")
-    add("--ranks", type=RANKS.whole, metavar="N", help="as many as the topology has, by default")
-    words = f"nodes x ranks, as 512x8; measured: of these hosts, and kept; {fabrics} (ndr)"
+    add(
+        "collective",
+        nargs="?",
+        default="all_reduce",
+        choices=list(COLLECTIVES),
+        help="collective to simulate (default: all_reduce)",
+    )
+    add("--ranks", type=RANKS.whole, metavar="N", help="number of ranks (default: those of the topology)")
+    words = f"nodes x ranks, as 512x8; measured: these hosts as saved; {fabrics} (default: ndr)"
     add("--topology", default="ndr", help=words)
-    add("--algorithms", nargs="+", metavar="NAME", help="these only")
-    add("-b", "--begin", type=num_bytes, default="8", help="smallest vector, as in 8, 64K, 1M (8)")
-    add("-e", "--end", type=num_bytes, default="256M", help="largest vector (256M)")
-    add("-f", "--factor", type=FACTOR.whole, default=8, help="from one size to the next (8)")
-    add("--root", type=RANKS._replace(least=0).whole, default=0, help="of collectives that have one (0)")
+    add("--algorithms", nargs="+", metavar="NAME", help="simulate only these algorithms")
+    add("-b", "--begin", type=num_bytes, default="8", help="smallest vector in bytes, as in 8, 64K, 1M (default: 8)")
+    add("-e", "--end", type=num_bytes, default="256M", help="largest vector in bytes (default: 256M)")
+    add("-f", "--factor", type=FACTOR.whole, default=8, help="factor between sizes (default: 8)")
+    add("--root", type=RANKS._replace(least=0).whole, default=0, help="root of rooted collectives (default: 0)")
     add_network_flags(parser)
     ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--exact", action="store_true", help=f"follow every rank: up to {EXACT_RANKS}, by default")
-    ways.add_argument("--by-round", action="store_true", help="a round takes as long as its slowest rank: beyond that")
+    ways.add_argument("--exact", action="store_true", help=f"simulate every rank (default up to {EXACT_RANKS} ranks)")
+    ways.add_argument(
+        "--by-round", action="store_true", help="take each round as long as its slowest rank (default beyond that)"
+    )
     return parser
 
 

@@ -140,10 +140,10 @@ def spec_of(collective: str) -> Collective:
 
 TO_COUNT = "use 'max' for any, 'min' for all, or cast to int32 to count"
 UNORDERED = "complex numbers have no order; use 'sum', 'prod' or 'avg'"
-BITWISE = "it is of integers and bool; use another, or pass a view of integers"
-LOGICAL = "it is of integers and bool; use another, or pass x != 0"
-PAIRED = "pairs of a value and an index have 'minloc' and 'maxloc'; use one of these"
-LOCATING = "it is of pairs; use arrays of dtype [('value', 'f4'), ('index', 'i4')] or alike, or another op"
+BITWISE = "it is defined for integers and bool; use another op, or pass a view of integers"
+LOGICAL = "it is defined for integers and bool; use another op, or pass x != 0"
+PAIRED = "pairs of a value and an index support only 'minloc' and 'maxloc'; use one of these"
+LOCATING = "it is defined for pairs; use arrays of dtype [('value', 'f4'), ('index', 'i4')] or alike, or another op"
 OF_NUMBERS = {"bool": TO_COUNT, "pair": PAIRED}
 OF_ORDERED = {"complex": UNORDERED, "pair": PAIRED}
 OF_BITS = {"float": BITWISE, "complex": BITWISE, "pair": PAIRED}

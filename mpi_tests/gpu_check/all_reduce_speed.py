@@ -33,18 +33,18 @@ def check(setting: Setting) -> Iterator[Row]:
         yield from rows(setting, size, program(setting, size, "all_reduce_speed"))
 
 
-def rows(setting: Setting, size: int, found: dict[str, Any]) -> list[Row]:
+def rows(setting: Setting, size: int, figures: dict[str, Any]) -> list[Row]:
     """Compare with a copy: 2 p n bytes at its rate, which reads and writes n bytes, take as long as p copies."""
-    limit_s = size * found["copy_s"]
-    name = min(found["ours_s"], key=lambda name: found["ours_s"][name])
-    ours_s = found["ours_s"][name]
+    limit_s = size * figures["copy_s"]
+    name = min(figures["ours_s"], key=lambda name: figures["ours_s"][name])
+    ours_s = figures["ours_s"][name]
     share, goal = limit_s / ours_s, f"{LIMIT_GOAL:.0%} of the memory limit"
-    each = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found["ours_s"].items())
+    each = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in figures["ours_s"].items())
     text = f"{share:.1%}: {name}; limit {1e3 * limit_s:.2f} ms; {each}"
     first = Row(f"{NAME}, {size} ranks", f"at least {goal}", text, setting.speed(share >= LIMIT_GOAL))
-    beside, mpi_s = f"at least {MPI_GOAL:g} times as fast as MPI's own", found["mpi_s"]
+    beside, mpi_s = f"at least {MPI_GOAL:g} times as fast as MPI's own", figures["mpi_s"]
     if mpi_s is None:
-        return [first, Row(f"{NAME}, {size} ranks", beside, found["why_no_mpi"], SKIPPED)]
+        return [first, Row(f"{NAME}, {size} ranks", beside, figures["why_no_mpi"], SKIPPED)]
     text = f"{mpi_s / ours_s:.1f} times; MPI's own {1e3 * mpi_s:.2f} ms"
     return [first, Row(f"{NAME}, {size} ranks", beside, text, setting.speed(mpi_s / ours_s >= MPI_GOAL))]
 

@@ -68,8 +68,8 @@ def mixes(setting: Setting) -> Iterator[Row]:
         yield row(f"training, {name}", "one rank's losses", losses(setting, setting.device, ranks, mix), alone)
 
 
-def row(check: str, goal: str, found: np.ndarray, wanted: np.ndarray) -> Row:
-    worst = float(np.max(np.abs(found / wanted - 1)))
+def row(check: str, goal: str, measured: np.ndarray, wanted: np.ndarray) -> Row:
+    worst = float(np.max(np.abs(measured / wanted - 1)))
     return Row(check, f"{goal} within {RTOL:g}", f"within {worst:.1e} of {len(wanted)} losses", verdict(worst < RTOL))
 
 

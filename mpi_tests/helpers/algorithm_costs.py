@@ -137,7 +137,7 @@ class Count(NamedTuple):
     sent: int
     folded: int
     copied: int
-    meets: int
+    barriers: int
 
 
 def tally(schedules, nodes):
@@ -156,7 +156,7 @@ def count(rounds):
         sent=busiest(lambda w: w.near_out.chunks + w.far_out.chunks),
         folded=busiest(lambda w: w.folded),
         copied=busiest(lambda w: w.copied),
-        meets=busiest(lambda w: w.meets),
+        barriers=busiest(lambda w: w.barriers),
     )
 
 
@@ -164,8 +164,8 @@ def cost(algorithm, size):
     """Return rounds with messages, or barriers, and the chunks that each round's busiest rank moves and reduces."""
     schedules = {rank: list(algorithm(rank, size)) for rank in range(size)}
     counted = count(tally(schedules, nodes_of(size)))
-    if counted.meets:
-        return counted.meets, counted.copied, counted.folded
+    if counted.barriers:
+        return counted.barriers, counted.copied, counted.folded
     return counted.messages, counted.sent, counted.folded
 
 

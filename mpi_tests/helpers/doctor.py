@@ -3,7 +3,7 @@
 from collectives.doctor import Finding, findings_of
 
 
-def found(check, limit_s: float = 30) -> list[Finding]:
+def examine(check, limit_s: float = 30) -> list[Finding]:
     return findings_of(check, limit_s)
 
 

@@ -57,7 +57,7 @@ def watched(arguments, env, timeout) -> subprocess.CompletedProcess[str]:
             stdout, stderr = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             output = "".join(end(process))
-            raise AssertionError(f"{output}\n{' '.join(arguments)}: not over after {timeout} s") from None
+            raise AssertionError(f"{output}\n{' '.join(arguments)}: not finished after {timeout} s") from None
     return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
 

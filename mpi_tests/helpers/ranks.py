@@ -229,8 +229,8 @@ class Ranks:
 
         init, leftovers = Context.__init__, []
 
-        def noted(context, *given, **named):
-            init(context, *given, **named)
+        def noted(context, *arguments, **named):
+            init(context, *arguments, **named)
             watchdog = weakref.ref(context.watchdog) if context.watchdog else lambda: None
             leftovers.append((watchdog, (context.mpi, context.mailbox.mpi)))
 
@@ -374,7 +374,7 @@ class World:
             if is_late and self.failure:
                 self.sound_alarm(*self.failure)
             if alarm or is_late:
-                why = alarm.recv() if alarm else f"not over after {self.limit_s:g} s"
+                why = alarm.recv() if alarm else f"not finished after {self.limit_s:g} s"
                 self.abort(f"{self.place}: {why}; here:\n{stacks()}")
 
     def sound_alarm(self, report, grace_s):

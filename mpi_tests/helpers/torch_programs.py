@@ -31,12 +31,12 @@ def batch(step: int) -> torch.Tensor:
     return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
 
 
-def train(made: nn.Module) -> list[float]:
-    optimizer = torch.optim.AdamW(made.parameters(), lr=0.01)
+def train(module: nn.Module) -> list[float]:
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
     losses = []
     for step in range(STEPS):
         x = batch(step)
-        loss = F.mse_loss(made(x), x)
+        loss = F.mse_loss(module(x), x)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

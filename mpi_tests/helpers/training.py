@@ -54,7 +54,7 @@ class Training:
     """As train.py does it."""
 
     def __init__(self, comm, precision, scale=UNSKIPPED, schedule="1f1b", zero_stage=0, **axes):
-        self.mesh, self.said = Mesh(comm, **axes), []
+        self.mesh, self.warnings = Mesh(comm, **axes), []
         self.gpt, self.precision, self.scale = GPT(CONFIG), precision, precision.loss_scale()
         self.scale.value.clamp_(max=scale)
         parallelize(self.gpt, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), self.mesh.tp)
@@ -64,7 +64,7 @@ class Training:
         monitor = GradientMonitor(self.replica.own.names)
         self.model.pipeline.listeners.add(monitor)
         self.masters, self.optimizer, self.shard = self.replica.masters, self.replica.optimizer, self.replica.shard
-        self.guard = StepGuard(comm, "skip", self.scale, monitor, self.said.append)
+        self.guard = StepGuard(comm, "skip", self.scale, monitor, self.warnings.append)
         self.clip = GradientClip(1.0, self.gpt, self.masters, self.mesh, tied, self.shard)
 
     def staged(self, schedule, zero_stage):

@@ -17,7 +17,7 @@ TINY = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_
     ("flags", "message"),
     [
         (["--learning_rate", 1], "unrecognized arguments: --learning_rate 1; see --help"),
-        (["--tp", 2], "n_head=1 can't be split over tp=2: use a tp of 1, or n_head=2"),
+        (["--tp", 2], "n_head=1 is not divisible by tp=2: use a tp of 1, or n_head=2"),
     ],
     ids=["by its flags", "by what they ask for"],
 )

@@ -63,7 +63,7 @@ comm.mpi.Abort(7)
 """
 
 
-def said(body, *arguments, **env):
+def outputs(body, *arguments, **env):
     """Return the output line of each of three ranks."""
     env |= {"PYTHONPATH": f"{SITE}:{ROOT}", "CUDA_ON_HOST_DEVICES": "3", "COLLECTIVES_CUDA_AWARE": "0"}
     ended = launch(3, "python", "-c", BEGIN + body + CALL, *arguments, env=env, timeout=60)
@@ -80,19 +80,19 @@ def check_told(lines, words):
 
 @pytest.mark.parametrize("way", ["call", "plan", "started"])
 def test_programs_that_one_rank_cannot_compile(way):
-    check_told(said(ON_HOST, way), "RuntimeError: no compiler here")
+    check_told(outputs(ON_HOST, way), "RuntimeError: no compiler here")
 
 
 @pytest.mark.parametrize("way", ["call", "plan"])
 def test_kernels_that_one_rank_cannot_compile(cuda, way):
-    check_told(said(ON_DEVICE, way, "each", "kernel"), "CompileException: no such op line 2")
+    check_told(outputs(ON_DEVICE, way, "each", "kernel"), "CompileException: no such op line 2")
 
 
 def test_buffers_that_one_rank_has_no_memory_for(cuda):
     words = "OutOfMemoryError: Out of memory allocating 4,096 bytes.*"
-    check_told(said(ON_DEVICE, "call", "one", "memory", COLLECTIVES_FAKE_NODES="3x1"), words)
+    check_told(outputs(ON_DEVICE, "call", "one", "memory", COLLECTIVES_FAKE_NODES="3x1"), words)
 
 
 def test_a_window_that_one_rank_cannot_open(cuda):
-    lines = said(ON_DEVICE, "call", "each", "window")
+    lines = outputs(ON_DEVICE, "call", "each", "window")
     assert set(lines) == {"InputError: no 4 MiB of device memory that ranks share: rank 1: no address space"}

@@ -12,7 +12,7 @@ import torch
 from mpi_tests.helpers.launch import ROOT, end, environment, find_mpirun, watched
 from mpi_tests.helpers.saving import state
 from parallelism.checkpoint import Checkpoint
-from parallelism.checkpoint.folders import found, newest
+from parallelism.checkpoint.folders import complete_checkpoints, newest
 
 KILLS = int(os.environ.get("KILLS", "3"))
 NUM_RANKS = 2
@@ -39,7 +39,7 @@ def run_until_killed(directory, draw):
         os.kill(draw.choice([*pids.values()]), signal.SIGKILL)
         stdout, _ = end_of(run)
     last = max(int(line.split()[1]) for line in (*said, *stdout.splitlines()) if line.startswith("whole "))
-    return last, any("a run has died that wrote there" in line for line in said)
+    return last, any("a run that wrote there has died" in line for line in said)
 
 
 def end_of(run):
@@ -56,8 +56,8 @@ def test_a_whole_checkpoint_is_always_left(tmp_path):
         last_said, noticed = run_until_killed(tmp_path, draw)
         assert last_said > last
         assert noticed == (last > 0)
-        path = newest(found(tmp_path), say=lambda line: None)
-        assert path == found(tmp_path)[-1]  # what looks whole is whole
+        path = newest(complete_checkpoints(tmp_path), say=lambda line: None)
+        assert path == complete_checkpoints(tmp_path)[-1]  # what looks whole is whole
         checkpoint = Checkpoint(path)
         last = checkpoint.index.step
         assert last_said <= last <= last_said + 1  # what was said to be whole stays

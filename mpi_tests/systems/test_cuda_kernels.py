@@ -68,19 +68,19 @@ def test_two_halves_are_folded_as_the_device_does(cupy):
 
 
 @np.errstate(all="ignore")
-def near_ties(into, given):
+def near_ties(into, source):
     """Return values to round to `into`: its own numbers, the midpoints of neighbours, and those next to them."""
     of_16_bits = np.arange(1 << 16, dtype=np.uint16).view(into if into in HALVES else np.float16).astype(into)
     numbers = np.concatenate([of_16_bits, draw(np.random.default_rng(2), 1000, into)])
     ties = numbers.astype(np.float64) / 2 + np.nextafter(numbers, into.type(np.inf)).astype(np.float64) / 2
-    beside = [np.nextafter(ties.astype(given), given.type(side)) for side in (-np.inf, np.inf)]
-    return np.concatenate([numbers.astype(given), ties.astype(given), *beside])
+    beside = [np.nextafter(ties.astype(source), source.type(side)) for side in (-np.inf, np.inf)]
+    return np.concatenate([numbers.astype(source), ties.astype(source), *beside])
 
 
-@pytest.mark.parametrize(("into", "given"), CASTS)
-def test_casts_round_as_numpy(cupy, into, given):
-    into, given = dtype_of(into), dtype_of(given)
-    x = near_ties(into, given)
+@pytest.mark.parametrize(("into", "source"), CASTS)
+def test_casts_round_as_numpy(cupy, into, source):
+    into, source = dtype_of(into), dtype_of(source)
+    x = near_ties(into, source)
     out = Guarded(cupy, np.zeros(len(x), into), 1)
     cuda_kernels.cast(out.array, Guarded(cupy, x, 1).array)
     with np.errstate(all="ignore"):

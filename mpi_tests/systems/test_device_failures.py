@@ -111,7 +111,7 @@ def test_devices_that_wait_for_one_that_failed_end_the_job(cuda):
     ended = run(FAIL, "two_shot", "cuLaunchKernel")
     assert ended.returncode != 0
     assert "not told" not in ended.stdout
-    words = r"rank [02] cannot go on, as rank 1 has failed in all_reduce two_shot #\d+ .*: cudaErrorLaunchFailure"
+    words = r"rank [02] cannot continue, as rank 1 has failed in all_reduce two_shot #\d+ .*: cudaErrorLaunchFailure"
     assert re.search(words, ended.stderr), ended.stderr
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from collectives import doctor
 from collectives.doctor import VERDICTS
 from mpi_tests.helpers.cuda_on_host.load import SITE
-from mpi_tests.helpers.doctor import found
+from mpi_tests.helpers.doctor import examine
 from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch
 
 DOCTOR = ("python", "-m", "collectives.doctor")
@@ -22,11 +22,11 @@ def test_a_device(cuda, monkeypatch, tmp_path):
     (tmp_path / "dev/nvidia0").touch()
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     monkeypatch.setenv("CUDA_ON_HOST_DEVICES", "2")
-    devices = found(doctor.cuda)
+    devices = examine(doctor.cuda)
     assert [device.verdict for device in devices] == ["ok", "ok"]
     assert [device.text for device in devices] == [f"device {i}: CUDA on the host" for i in range(2)]
     monkeypatch.setenv("CUDA_ON_HOST_MEMORY_MB", "0")
-    (broken,) = found(doctor.cuda)
+    (broken,) = examine(doctor.cuda)
     assert broken.verdict == "problem"
     assert "OutOfMemoryError" in broken.text
 

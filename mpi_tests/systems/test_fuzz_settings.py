@@ -45,4 +45,4 @@ def test_what_takes_too_long_is_told(monkeypatch):
             pass
 
     monkeypatch.setattr(fuzz_settings, "in_process", endless)
-    assert wrong(Case("bench", ()), limit_s=0.1) == ("not over after 0.1 s", "")
+    assert wrong(Case("bench", ()), limit_s=0.1) == ("not finished after 0.1 s", "")

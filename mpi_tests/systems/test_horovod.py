@@ -17,7 +17,7 @@ def test_the_example_learns(ranks):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("hvd.elastic.run", "hvd.elastic is not there: write checkpoints, and start again from the last"),
+        ("hvd.elastic.run", "hvd.elastic is not supported: write checkpoints, and start again from the last"),
         ("hvd.allreduce(torch.ones(1), name='ab'[hvd.rank()])", "ranks disagree: rank 0 waits for allreduce 'a' of"),
         (
             "hvd.allreduce(torch.ones(1 + hvd.rank()))",

@@ -79,7 +79,7 @@ def test_a_simulation_shows_what_it_has_predicted():
     words = ["-m", "collectives.schedule.simulate", "--exact", "--topology", "16x8", "-b", "8", "-e", "1G"]
     ended = interrupted(0, words, lambda shown: "predicted exactly" in shown)
     assert ended.returncode == INTERRUPTED
-    assert ended.stderr.splitlines()[-1] == "interrupted: what is - has not been predicted"
+    assert ended.stderr.splitlines()[-1] == "interrupted: entries marked - were not predicted"
     head, *rows = ended.stdout.splitlines()[2:]
     assert len(rows) == 10
     cells = [cell for row in rows for cell in row.replace("<", "").split()[1:]]

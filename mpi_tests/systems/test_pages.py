@@ -96,7 +96,9 @@ def test_a_file_that_cannot_be_written_ends_a_run_before_it_begins(tmp_path, nam
     ended = launch(
         2, "python", "train.py", *SMALL.split(), "--out_dir", tmp_path / "out", name, tmp_path / "none" / "x"
     )
-    assert f"{name[2:]}={tmp_path}/none/x can't be written: pass a path in a folder that is there" in refused(ended)
+    assert f"{name[2:]}={tmp_path}/none/x can't be written: pass a path in an existing, writable folder" in refused(
+        ended
+    )
     assert "iter 1" not in ended.stdout
 
 

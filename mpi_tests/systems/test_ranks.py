@@ -143,7 +143,7 @@ def test_hang_ends_and_shows_where_each_rank_is(run):
         "--rank-timeout=3",
     )
     places = {rank: place(result, rank) for rank in range(3)}
-    assert all("test_sample.py::test_hang[3-ranks]: not over after 3 s" in p for p in places.values())
+    assert all("test_sample.py::test_hang[3-ranks]: not finished after 3 s" in p for p in places.values())
     assert "comm.recv(source=1)" in places[0]
     assert "time.sleep(60)" in places[1]
     assert "in agree" in places[2]
@@ -231,7 +231,7 @@ def test_run_without_ranks_needs_no_mpi(tmp_path):
 
 
 def test_launch_ends_what_takes_too_long():
-    with pytest.raises(AssertionError, match="not over after 3 s") as error:
+    with pytest.raises(AssertionError, match="not finished after 3 s") as error:
         launch(2, "sh", "-c", "echo process $$; exec sleep 60", timeout=3)
     processes = re.findall(r"process (\d+)", str(error.value))
     assert len(processes) == 2
@@ -240,7 +240,7 @@ def test_launch_ends_what_takes_too_long():
 
 def test_launch_ends_a_launcher_that_does_not_end_itself(monkeypatch):
     monkeypatch.setattr(launcher, "TERMINATION_S", 1)
-    with pytest.raises(AssertionError, match="not over after 3 s"):
+    with pytest.raises(AssertionError, match="not finished after 3 s"):
         # CONT is for MPICH, where this stops not mpirun but its child, which would stay.
         launch(1, "sh", "-c", "kill -STOP $PPID; sleep 5; kill -CONT $PPID", timeout=3)
 

@@ -250,7 +250,7 @@ comm.barrier()
 
 def test_a_rank_that_dies_where_mpi_goes_on_without_it(tmp_path, caplog):
     if "Open MPI" not in watched([find_mpirun(), "--version"], environment(), 60).stdout:
-        pytest.skip("needs Open MPI, which goes on without a rank that has died")
+        pytest.skip("needs Open MPI, which continues without a rank that has died")
     script = tmp_path / "script.py"
     body = """
 plan = comm.plan("all_reduce", x, algorithm="one_shot")

@@ -307,7 +307,7 @@ if comm.rank == 0:
 def test_a_rank_that_dies_where_mpi_goes_on_without_it(tmp_path):
     """The others wait in shared memory, where MPI can't tell them."""
     if "Open MPI" not in watched([find_mpirun(), "--version"], environment(), 60).stdout:
-        pytest.skip("needs Open MPI, which goes on without a rank that has died")
+        pytest.skip("needs Open MPI, which continues without a rank that has died")
     script = tmp_path / "script.py"
     script.write_text("""
 import os, signal, time
@@ -334,7 +334,9 @@ def test_without_checks_a_rank_that_is_refused_ends_the_job(tmp_path):
     ended = run(tmp_path, "world.all_reduce([1.0] if late else x)", COLLECTIVES_CHECK="0")
     assert ended.returncode != 0
     assert "rank 1 of 3 failed and ends the job:" in ended.stderr
-    assert "LoneInputError: all_reduce: list is no array: pass a NumPy or CuPy array or a torch tensor" in ended.stderr
+    assert (
+        "LoneInputError: all_reduce: list is not an array: pass a NumPy or CuPy array or a torch tensor" in ended.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,9 @@ def test_split(axis):
 
 @pytest.mark.sizes(2, 3)
 def test_parts_must_be_equal(axis):
-    with pytest.raises(ValueError, match=rf"dim 0 of \(7,\) can't be shared by {axis.size} ranks"):
+    with pytest.raises(ValueError, match=rf"dim 0 of \(7,\) is not divisible by {axis.size} ranks"):
         autograd.split(torch.zeros(7), axis)
-    with pytest.raises(ValueError, match=rf"reduce_scatter: a first dim of 7 can't be shared by {axis.size} ranks"):
+    with pytest.raises(ValueError, match=rf"reduce_scatter: a first dim of 7 is not divisible by {axis.size} ranks"):
         autograd.reduce_scatter(torch.zeros(7), axis)
 
 

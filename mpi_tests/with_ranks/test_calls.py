@@ -27,7 +27,7 @@ def put(comm, memory, values):
 def only_once(comm, monkeypatch):
     """Fail from now on where ranks agree on a call anew."""
 
-    def refuse(*given, **named):
+    def refuse(*args, **named):
         raise AssertionError("the ranks agree anew")
 
     monkeypatch.setattr(comm._resolver, "agree", refuse)
@@ -43,24 +43,24 @@ def test_later_calls_run_on_other_arrays_without_agreeing_anew(comm, collective,
                 for run in range(3):
                     if run == 1:
                         only_once(comm, patch)
-                    given = [values + np.float32(run) for values in xs]
-                    x = put(comm, memory, given[comm.rank])
+                    args = [values + np.float32(run) for values in xs]
+                    x = put(comm, memory, args[comm.rank])
                     got = getattr(comm, collective)(x, algorithm=algorithm)
-                    same(got, expected(collective, given, comm.rank), (collective, algorithm, count, run))
+                    same(got, expected(collective, args, comm.rank), (collective, algorithm, count, run))
 
 
 @pytest.mark.parametrize("collective", sorted(SHAPED))
 def test_results_land_in_whatever_array_is_passed(comm, collective):
     xs = inputs(comm.size, 24 * comm.size)
     for run in range(4):
-        given = [values + np.float32(run) for values in xs]
-        want = expected(collective, given, comm.rank)
-        x = given[comm.rank].copy()
+        args = [values + np.float32(run) for values in xs]
+        want = expected(collective, args, comm.rank)
+        x = args[comm.rank].copy()
         out = None if want is None or (collective == "reduce" and comm.rank) else np.empty_like(want)
         got = getattr(comm, collective)(x, out=out)
         assert out is None or got is out
         same(got, want, (collective, run))
-        same(x, given[comm.rank])
+        same(x, args[comm.rank])
 
 
 def test_an_out_of_a_rank_that_gets_no_result(comm):
@@ -96,14 +96,14 @@ def check_started_calls(comm, collective, memory, monkeypatch):
             for run in range(3):
                 if run == 1:
                     only_once(comm, patch)
-                given = [[values + np.float32(run + turn) for values in xs] for turn in range(3)]
-                for x, of_ranks in zip(arrays, given, strict=True):
+                args = [[values + np.float32(run + turn) for values in xs] for turn in range(3)]
+                for x, of_ranks in zip(arrays, args, strict=True):
                     x[:] = of_ranks[comm.rank]
                 call = getattr(comm, collective)
                 works = [call(arrays[0], blocking=False), call(arrays[1], blocking=False)]
-                same(call(arrays[2]), expected(collective, given[2], comm.rank), (collective, count, run))
+                same(call(arrays[2]), expected(collective, args[2], comm.rank), (collective, count, run))
                 for turn in (1, 0):
-                    same(works[turn].wait(), expected(collective, given[turn], comm.rank), (collective, count, run))
+                    same(works[turn].wait(), expected(collective, args[turn], comm.rank), (collective, count, run))
 
 
 def test_later_calls_on_fused_arrays_do_not_agree_anew(comm, monkeypatch):
@@ -247,8 +247,8 @@ CALLS = {
     ),
     "long ones": (lambda comm: comm.all_reduce(np.ones(1 << 17)), lambda comm: comm.all_reduce(np.ones(4))),
     "symmetric ones": (
-        lambda comm: comm.all_reduce(comm._kept[:4]),
-        lambda comm: comm.all_reduce(comm._kept[:5]),
+        lambda comm: comm.all_reduce(comm._array[:4]),
+        lambda comm: comm.all_reduce(comm._array[:5]),
     ),
     "a plan": (lambda comm: comm.all_reduce(np.ones(4)), lambda comm: comm.plan("all_reduce", np.ones(4))),
     "one that is not waited for": (
@@ -313,16 +313,16 @@ def test_short_calls_between_nodes_are_compared_by_their_own_messages(between_no
     started = count_messages(monkeypatch)
     for dtype, op, num in product(("float64", "float16", "int32"), ("sum", "max", "avg"), (1, 5, 24 * comm.size)):
         for run in range(3):
-            given = [np.arange(num).astype(dtype) % 5 + rank + run for rank in range(comm.size)]
-            want = {"sum": np.sum, "max": np.max, "avg": np.mean}[op](np.array(given, "float64"), axis=0).astype(dtype)
-            x, out = given[comm.rank].copy(), np.empty_like(given[0])
+            args = [np.arange(num).astype(dtype) % 5 + rank + run for rank in range(comm.size)]
+            want = {"sum": np.sum, "max": np.max, "avg": np.mean}[op](np.array(args, "float64"), axis=0).astype(dtype)
+            x, out = args[comm.rank].copy(), np.empty_like(args[0])
             started.clear()
             got = comm.all_reduce(x, op=op, out=out if run else None)
             if run == 2:
                 assert started == messages_of(comm, "all_reduce")
             assert got is (out if run else x)
             np.testing.assert_allclose(got, want, rtol=1e-3 if dtype == "float16" else 1e-12)
-            same(x, given[comm.rank] if run else got)
+            same(x, args[comm.rank] if run else got)
 
 
 @pytest.mark.sizes(4)
@@ -333,7 +333,7 @@ def test_a_rank_of_another_node_that_skips_a_call(between_nodes):
     plan = comm.plan("broadcast", np.zeros(2), algorithm="binomial")
     if comm.rank == 0:
         plan()  # whose root does not wait for the others
-    with pytest.raises(InputError, match=r"all_reduce.* #(\d+) .*: rank 1 has left out 1 before"):
+    with pytest.raises(InputError, match=r"all_reduce.* #(\d+) .*: rank 1 skipped 1 earlier"):
         comm.all_reduce(x)
     if comm.rank:
         plan()
@@ -392,11 +392,13 @@ def messages_of(comm, collective):
 
 
 def check_that_both_are_named(comm, one, other):
-    comm._kept = comm.empty(8)
+    comm._array = comm.empty(8)
     for call in (one, other) * 2:
         call(comm)
     for odd in {0, comm.size - 1}:
-        with pytest.raises(InputError, match=r"ranks disagree: rank 0 calls .*; call the same on all ranks") as caught:
+        with pytest.raises(
+            InputError, match=r"ranks disagree: rank 0 calls .*; make the same call on every rank"
+        ) as caught:
             (other if comm.rank == odd else one)(comm)
         words = comm.mpi.allgather(str(caught.value))
         assert words == words[:1] * comm.size
@@ -415,7 +417,7 @@ def test_a_rank_that_skips_a_repeated_call(comm):
     plan = comm.plan("broadcast", np.zeros(2), algorithm="binomial")
     if comm.rank == 0:
         plan()  # whose root does not wait for the others
-    with pytest.raises(InputError, match=r"barrier.* #(\d+) .*: rank 1 has left out 1 before"):
+    with pytest.raises(InputError, match=r"barrier.* #(\d+) .*: rank 1 skipped 1 earlier"):
         comm.barrier()
     if comm.rank:
         plan()

@@ -212,7 +212,7 @@ def test_another_model_is_refused_by_all(comm, checkpoints, folder):
     checkpoints.save(1, [ramp(comm), ramp(comm, name="y")], {})
     checkpoints.wait()
     path = folder / "00001-step-1"
-    assert "has parameter of y, which this model has not" in refused(checkpoints.load, [ramp(comm)], path)
+    assert "has parameter of y, which this model lacks" in refused(checkpoints.load, [ramp(comm)], path)
     parts = [ramp(comm), ramp(comm, name="z" if comm.rank else "y")]
     assert "rank 1: " in refused(checkpoints.load, parts, path)
     assert "has no parameter of z" in refused(checkpoints.load, parts, path)
@@ -223,7 +223,7 @@ def test_another_model_is_refused_by_all(comm, checkpoints, folder):
 
 @pytest.mark.sizes(2)
 def test_what_cannot_be_saved(comm, checkpoints, folder):
-    assert "must be what JSON can hold" in refused(checkpoints.save, 1, [ramp(comm)], {"x": torch.zeros(2)})
+    assert "metadata must be JSON-serializable" in refused(checkpoints.save, 1, [ramp(comm)], {"x": torch.zeros(2)})
     half = [ramp(comm)] if comm.rank else []
     checkpoints.save(2, half, {})
     assert "parameter of x: all ranks' parts have 12 of 24 elements" in refused(checkpoints.wait)
@@ -250,7 +250,7 @@ def test_what_a_dead_run_left_is_removed(comm, folder):
         (folder / "lock").write_text(json.dumps({"pid": 12, "host": "node9", "since": "2026-01-01"}))
     comm.barrier()
     checkpoints = Checkpoints(folder, comm, say=lines.append)
-    said = "a run has died that wrote there, process 12 on node9, since 2026-01-01"
+    said = "a run that wrote there has died, process 12 on node9, since 2026-01-01"
     assert [said in line for line in lines] == [True] * (comm.rank == 0)
     comm.barrier()
     assert [path.name for path in folder.iterdir()] == ["lock"]
@@ -273,10 +273,10 @@ def test_ranks_must_share_the_directory(comm, folder):
 def test_a_signal_on_any_rank_is_heard_by_all(comm):
     before = signal.getsignal(signal.SIGUSR1)
     stop = Stop(comm)
-    assert stop.asked() == ""
+    assert stop.received() == ""
     for number in (signal.SIGUSR1, signal.SIGTERM):
         if comm.rank == comm.size - 1:
             os.kill(os.getpid(), number)
-        assert stop.asked() == number.name
+        assert stop.received() == number.name
     stop.close()
     assert signal.getsignal(signal.SIGUSR1) is before

@@ -27,9 +27,9 @@ def arrays(comm):
     return names | {"counts": [COUNT // comm.size] * comm.size}
 
 
-def largest(given, into, datatype):
+def largest(source, into, datatype):
     """Reduce by the maximum, with the signature that MPI.Op.Create takes."""
-    a, b = (np.frombuffer(memory) for memory in (given, into))
+    a, b = (np.frombuffer(memory) for memory in (source, into))
     b[:] = np.fmax(a, b)
 
 

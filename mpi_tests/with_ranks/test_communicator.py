@@ -95,7 +95,7 @@ def test_a_plan_runs_once_at_a_time(comm):
         plan.start()
         if comm.size > 1:
             for refused in (plan.start, plan, plan.free):
-                with pytest.raises(RuntimeError, match=r"barrier \w+ is under way.*: wait\(\) before"):
+                with pytest.raises(RuntimeError, match=r"barrier \w+ is running.*: wait\(\) before"):
                     refused()
     comm.mpi.Barrier()
     if comm.rank != 0:
@@ -114,7 +114,7 @@ def test_communicators_and_plans_show_what_they_are(new_comm):
     assert repr(plan) == "Plan(barrier dissemination)"
     if new_comm.size > 1 and new_comm.rank == 0:
         plan.start()
-        assert repr(plan) == "Plan(barrier dissemination, under way)"
+        assert repr(plan) == "Plan(barrier dissemination, running)"
     new_comm.mpi.Barrier()
     if new_comm.size == 1 or new_comm.rank > 0:
         plan.start()
@@ -302,7 +302,10 @@ def test_messages_that_cannot_be(comm):
         ),
         (lambda: comm.recv(np.zeros(4), 1, -1), f"tag -1 is out of range: use an integer from 0 to {largest}"),
         (lambda: comm.recv(np.zeros(4), 1, "a"), f"tag 'a' is out of range: use an integer from 0 to {largest}"),
-        (lambda: comm.send(np.ma.zeros(4), 1), "masked array: pass x.filled(...), or x.data with what the mask covers"),
+        (
+            lambda: comm.send(np.ma.zeros(4), 1),
+            "masked arrays are not supported: pass x.filled(...), or x.data to include the masked elements",
+        ),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
             call()

@@ -33,7 +33,7 @@ def test_blocks_are_compiled_in_every_layout(comm, monkeypatch, layout):
 @pytest.mark.sizes(2)
 def test_a_missing_compiler_is_one_line(comm, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    words = "compile starts .* which is not there: install it, or leave compile out"
+    words = "compile starts .* which is not installed: install it, or omit compile"
     with pytest.raises(InputError, match=words):
         train(config(2, compile=True), comm)
     assert "torch._inductor" in sys.modules

@@ -32,7 +32,7 @@ def comm(mpi_comm):
 def only_once(comm, monkeypatch):
     """Fail from now on where ranks agree on a call anew."""
 
-    def refuse(*given, **named):
+    def refuse(*args, **named):
         raise AssertionError("the ranks agree anew")
 
     monkeypatch.setattr(comm._resolver, "agree", refuse)
@@ -53,13 +53,13 @@ def test_later_calls_take_arrays_that_lie_elsewhere(comm, cuda, collective, mpi_
                 for run in range(3):
                     if run == 1:
                         only_once(comm, patch)
-                    given = [values + np.float32(run) for values in xs]
-                    x = cuda.put(given[comm.rank])
+                    args = [values + np.float32(run) for values in xs]
+                    x = cuda.put(args[comm.rank])
                     got = getattr(comm, collective)(x, algorithm=algorithm)
-                    want = expected(collective, given, comm.rank)
+                    want = expected(collective, args, comm.rank)
                     assert (got is want is None) or np.array_equal(cuda.get(got), want), (algorithm, count, run)
                     if collective not in IN_PLACE:
-                        same(cuda.get(x), given[comm.rank])
+                        same(cuda.get(x), args[comm.rank])
                     seen.append((x, got))  # so that the next ones lie elsewhere
 
 
@@ -70,13 +70,13 @@ def test_results_land_in_whatever_array_is_passed(comm, cuda, monkeypatch):
             for run in range(3):
                 if run == 1:
                     only_once(comm, patch)
-                given = [values + np.float32(run) for values in xs]
-                want = expected(collective, given, comm.rank)
-                x, out = cuda.put(given[comm.rank]), cuda.empty(want.shape, want.dtype)
+                args = [values + np.float32(run) for values in xs]
+                want = expected(collective, args, comm.rank)
+                x, out = cuda.put(args[comm.rank]), cuda.empty(want.shape, want.dtype)
                 seen.append(out)
                 assert getattr(comm, collective)(x, out=out) is out
                 same(cuda.get(out), want)
-                same(cuda.get(x), given[comm.rank])
+                same(cuda.get(x), args[comm.rank])
 
 
 def test_calls_of_several_lengths_go_by_the_same_buffers_one_after_the_other(comm, cuda, monkeypatch):
@@ -91,11 +91,11 @@ def test_calls_of_several_lengths_go_by_the_same_buffers_one_after_the_other(com
             monkeypatch.setattr(Cuda, "synchronize", refuse)
         arrays = []
         for count in (24, 2_000, 7, 100_000, 24, 2_000):
-            given = [values + np.float32(run) for values in inputs(comm.size, count * comm.size)]
-            x = cuda.put(given[comm.rank])
-            arrays.append((x, given, comm.all_reduce(x), comm.reduce_scatter(x)))
-        for x, given, total, part in arrays:
-            sums = expected("all_reduce", given, comm.rank)
+            args = [values + np.float32(run) for values in inputs(comm.size, count * comm.size)]
+            x = cuda.put(args[comm.rank])
+            arrays.append((x, args, comm.all_reduce(x), comm.reduce_scatter(x)))
+        for x, args, total, part in arrays:
+            sums = expected("all_reduce", args, comm.rank)
             same(cuda.get(x), sums)
             assert total is x
             same(cuda.get(part), np.split(sums * np.float32(comm.size), comm.size)[comm.rank])
@@ -105,33 +105,33 @@ def test_memory_that_is_freed_at_once_may_be_others(comm, cuda):
     """The caller's stream goes on behind a call, and its pool gives the memory to the next array."""
     cuda.lag(LATE_US)
     for run in range(6):
-        given = [values + np.float32(run) for values in inputs(comm.size, 5_000)]
+        args = [values + np.float32(run) for values in inputs(comm.size, 5_000)]
         total = cuda.empty(5_000, np.float32)
-        comm.all_reduce(cuda.put(given[comm.rank]), out=total)
+        comm.all_reduce(cuda.put(args[comm.rank]), out=total)
         cuda.put(np.full(5_000, -1, np.float32))
-        same(cuda.get(total), expected("all_reduce", given, comm.rank))
+        same(cuda.get(total), expected("all_reduce", args, comm.rank))
 
 
 def test_symmetric_arrays_beside_ordinary_ones(comm, cuda):
     """On some ranks only, in calls that repeat, and in turn with calls of ordinary arrays on all."""
     at_home = [cuda.symmetric(comm, np.zeros(400, np.float32)) for _ in range(2)]
     for run in range(9):
-        given = [values + np.float32(run) for values in inputs(comm.size, 400)]
+        args = [values + np.float32(run) for values in inputs(comm.size, 400)]
         is_symmetric = run % 3 == 0 or (run % 3 == 1 and comm.rank == 0)
-        x = cuda.fill(at_home[run // 6], given[comm.rank]) if is_symmetric else cuda.put(given[comm.rank])
-        same(cuda.get(comm.all_reduce(x)), expected("all_reduce", given, comm.rank))
+        x = cuda.fill(at_home[run // 6], args[comm.rank]) if is_symmetric else cuda.put(args[comm.rank])
+        same(cuda.get(comm.all_reduce(x)), expected("all_reduce", args, comm.rank))
         gathered = comm.all_gather(x)
-        same(cuda.get(gathered), np.tile(expected("all_reduce", given, comm.rank), comm.size))
+        same(cuda.get(gathered), np.tile(expected("all_reduce", args, comm.rank), comm.size))
 
 
 def test_a_root_whose_arrays_are_all_symmetric(comm, cuda):
     """The others, which have no result, work as the root does."""
     x, out = (cuda.symmetric(comm, np.zeros(count, np.float32)) for count in (50, 50 * comm.size))
     for run in range(3):
-        given = [np.full(50, rank + run, np.float32) for rank in range(comm.size)]
-        comm.gather(cuda.fill(x, given[comm.rank]), out=out if comm.rank == 0 else None, algorithm="direct")
+        args = [np.full(50, rank + run, np.float32) for rank in range(comm.size)]
+        comm.gather(cuda.fill(x, args[comm.rank]), out=out if comm.rank == 0 else None, algorithm="direct")
         if comm.rank == 0:
-            same(cuda.get(out), np.concatenate(given))
+            same(cuda.get(out), np.concatenate(args))
 
 
 def test_results_that_are_symmetric_on_some_ranks(comm, cuda):
@@ -139,10 +139,10 @@ def test_results_that_are_symmetric_on_some_ranks(comm, cuda):
     count = 50_000
     x, out = (cuda.symmetric(comm, np.zeros(n, np.float32)) for n in (count, count * comm.size))
     for run in range(3):
-        given = [np.full(count, rank + run, np.float32) for rank in range(comm.size)]
-        cuda.fill(x, given[comm.rank])
+        args = [np.full(count, rank + run, np.float32) for rank in range(comm.size)]
+        cuda.fill(x, args[comm.rank])
         own = out if comm.rank else cuda.empty(count * comm.size, np.float32)
-        same(cuda.get(comm.all_gather(x, out=own)), np.concatenate(given))
+        same(cuda.get(comm.all_gather(x, out=own)), np.concatenate(args))
     with pytest.raises(InputError, match="needs arrays from"):
         comm.all_gather(x, out=own, algorithm="direct")
 
@@ -152,8 +152,8 @@ def test_calls_by_another_thread_follow_its_stream(comm, cuda):
     cuda.lag(LATE_US)
     own = cuda.cupy.cuda.Stream(non_blocking=True)
     for run in range(3):
-        given = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
-        x = cuda.put(given[comm.rank])
+        args = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
+        x = cuda.put(args[comm.rank])
         before = cuda.stream.record()
 
         def call(x=x, before=before):
@@ -165,7 +165,7 @@ def test_calls_by_another_thread_follow_its_stream(comm, cuda):
         thread.start()
         thread.join()
         cuda.stream.wait_event(own.record())
-        same(cuda.get(x), expected("all_reduce", given, comm.rank))
+        same(cuda.get(x), expected("all_reduce", args, comm.rank))
 
 
 def test_uneven_chunks_of_ranks_that_have_little_and_much(comm, cuda, monkeypatch):
@@ -194,16 +194,16 @@ def test_calls_of_two_libraries_follow_the_streams_of_each(comm, cuda, monkeypat
     torchs = cuda.cupy.cuda.Stream(non_blocking=True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=torchs.ptr))
     for run in range(4):
-        given = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
+        args = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
         x, caller = cuda.empty(3_000, np.float32), torchs if run % 2 else cuda.stream
         with monkeypatch.context() as patch:
             if run % 2:
                 device = arrays.cuda(x.device.id, "torch")
                 for module in (signature, arguments):
                     patch.setattr(module, "flat", lambda x, device=device: (device, x.reshape(-1)))
-            x.set(given[comm.rank], caller)
+            x.set(args[comm.rank], caller)
             comm.all_reduce(x)
-        same(x.get(caller), expected("all_reduce", given, comm.rank))
+        same(x.get(caller), expected("all_reduce", args, comm.rank))
 
 
 def test_devices_that_wait_for_each_other_take_arrays_from_anywhere(comm, cuda):
@@ -211,6 +211,6 @@ def test_devices_that_wait_for_each_other_take_arrays_from_anywhere(comm, cuda):
     cuda.use(comm.rank)
     cuda.lag(LATE_US)
     for run in range(3):
-        given = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
-        x = cuda.put(given[comm.rank])
-        same(cuda.get(comm.all_reduce(x)), expected("all_reduce", given, comm.rank))
+        args = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
+        x = cuda.put(args[comm.rank])
+        same(cuda.get(comm.all_reduce(x)), expected("all_reduce", args, comm.rank))

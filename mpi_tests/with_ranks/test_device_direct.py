@@ -59,7 +59,7 @@ def check_runs(comm, cuda, place, collective, algorithm, count, **arguments):
     plan.free()
 
 
-def refuse(*given):
+def refuse(*args):
     raise RuntimeError("handles are not supported")
 
 
@@ -109,9 +109,9 @@ def test_a_kernel_is_compiled_once_a_node(comm, cuda, monkeypatch, tmp_path):
 
     compiled, compile_program = [], compiler._NVRTCProgram.compile
 
-    def counted(program, *given):
+    def counted(program, *args):
         compiled.extend(program.name_expressions or ())
-        return compile_program(program, *given)
+        return compile_program(program, *args)
 
     monkeypatch.setattr(compiler._NVRTCProgram, "compile", counted)
     source = tmp_path / "new.cu"
@@ -147,8 +147,8 @@ def test_every_root_and_uneven_chunks(comm, cuda):
         got = comm.all_gather(place(comm, cuda, xs[comm.rank]), counts=counts, algorithm=name)
         same(cuda.get(got), np.concatenate(xs), name)
         sends = [comm.rank + dest for dest in range(comm.size)]
-        given = place(comm, cuda, np.full(sum(sends), float(comm.rank)))
-        got = comm.all_to_all(given, send_counts=sends, algorithm=name)
+        args = place(comm, cuda, np.full(sum(sends), float(comm.rank)))
+        got = comm.all_to_all(args, send_counts=sends, algorithm=name)
         want = [np.full(source + comm.rank, float(source)) for source in range(comm.size)]
         same(cuda.get(got), np.concatenate(want), name)
 

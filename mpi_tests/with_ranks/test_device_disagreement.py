@@ -24,8 +24,8 @@ SUM = "all_reduce(600 elements, float32, op=sum, algorithm=auto)"
 class Ranks:
     """A communicator and its arrays, on one device or on one for each rank; in symmetric memory or elsewhere."""
 
-    def __init__(self, mpi_comm, cuda, meeting, memory):
-        self.is_late = meeting == "on devices"
+    def __init__(self, mpi_comm, cuda, barrier, memory):
+        self.is_late = barrier == "on devices"
         self.cuda = cuda.use(mpi_comm.rank if self.is_late else 0)
         self.comm, self.memory = Communicator(mpi_comm), memory
         self.is_last = mpi_comm.rank == mpi_comm.size - 1
@@ -106,7 +106,7 @@ def test_another_call_is_named_on_all_ranks(ranks):
         words = ranks.refused(ranks.sum, lambda odd=odd: odd(ranks), ranks.look_on_the_host if hosts_meet else None)
         number = re.search(r" #(\d+) ", words).group(1)
         one, two = (rf"{re.escape(side)} #{number} \({HERE}\)" for side in (SUM, said))
-        expected = f"ranks disagree: rank 0 calls {one}, rank {last} calls {two}; call the same on all ranks"
+        expected = f"ranks disagree: rank 0 calls {one}, rank {last} calls {two}; make the same call on every rank"
         assert re.fullmatch(expected, words), name
 
 
@@ -121,7 +121,9 @@ def test_a_skipped_call_is_named_on_all_ranks(ranks):
     words = ranks.refused(ranks.sum, ranks.sum, lambda call: ranks.look(one_more))
     number, fewer = (int(number) for number in re.findall(r" #(\d+) ", words))
     assert fewer + 1 == number
-    assert words.endswith(f"rank {ranks.comm.size - 1} has left out 1 before; call the same on all ranks")
+    assert words.endswith(
+        f"rank {ranks.comm.size - 1} skipped 1 earlier; make the same sequence of calls on every rank"
+    )
 
 
 @each_meeting
@@ -190,7 +192,7 @@ def test_a_graph_is_launched_at_any_time(ranks, cuda):
 def test_a_call_again_is_compared_by_nothing_else(ranks, cuda, monkeypatch):
     """No messages, no rounds of the hosts of their own; where devices wait for each other, a launch is all there is."""
 
-    def refuse(*given, **named):
+    def refuse(*args, **named):
         raise AssertionError("the hosts compare")
 
     ranks.check()

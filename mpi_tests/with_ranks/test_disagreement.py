@@ -96,7 +96,7 @@ def test_ranks_that_call_different_things(comm, call, first, other):
     last = comm.size - 1
     words = refused(comm, lambda: call(comm, comm.rank == last))
     one, two = (rf"{re.escape(side)} #\d+ \({HERE}\)" for side in (first, other))
-    expected = rf"ranks disagree: rank 0 calls .*{one}, rank {last} calls .*{two}; call the same on all ranks"
+    expected = rf"ranks disagree: rank 0 calls .*{one}, rank {last} calls .*{two}; make the same call on every rank"
     assert re.fullmatch(expected, words)
 
 
@@ -118,8 +118,8 @@ def read_only(count):
 NO_ARRAYS = {
     "read-only": (lambda: read_only(6), "x is read-only: pass an array that may be written"),
     "a read-only view with gaps": (lambda: read_only(12)[::2], "x is read-only: pass an array that may be written"),
-    "a list": (lambda: [1.0] * 6, "list is no array: pass a NumPy or CuPy array or a torch tensor"),
-    "None": (lambda: None, "NoneType is no array: pass a NumPy or CuPy array or a torch tensor"),
+    "a list": (lambda: [1.0] * 6, "list is not an array: pass a NumPy or CuPy array or a torch tensor"),
+    "None": (lambda: None, "NoneType is not an array: pass a NumPy or CuPy array or a torch tensor"),
     "objects": (lambda: np.zeros(6, object), "dtype object cannot be sent; use one of bfloat16, bool, complex128, "),
     "another byte order": (lambda: np.zeros(6, ">f8"), "dtype >f8 has another machine's byte order: pass x.astype"),
     "long double": (lambda: np.zeros(6, np.longdouble), "cannot be sent; use one of bfloat16, bool, "),
@@ -138,7 +138,7 @@ def test_one_rank_without_an_array_that_will_do(comm, make, message):
 def test_two_ranks_fail_in_different_words(comm):
     x = [np.zeros(4), None, [1.0]][comm.rank] if comm.rank < 3 else np.zeros(4)
     words = refused(comm, lambda: comm.all_reduce(x))
-    assert words.startswith("rank 1: all_reduce: NoneType is no array")
+    assert words.startswith("rank 1: all_reduce: NoneType is not an array")
     assert words.endswith("(and 1 more failed)") == (comm.size > 2)
 
 
@@ -152,7 +152,7 @@ OUTS = {
         "out has 6 elements of int64 on cpu: pass one of 6 of float64 on cpu, or none",
     ),
     "read-only": (lambda: read_only(6), "out is read-only: pass an array that may be written"),
-    "no array": (lambda: (), "tuple is no array: pass a NumPy or CuPy array or a torch tensor"),
+    "no array": (lambda: (), "tuple is not an array: pass a NumPy or CuPy array or a torch tensor"),
 }
 
 
@@ -201,7 +201,7 @@ WRONG = {
     ),
     "bits of floats": (
         lambda comm: comm.all_reduce(np.zeros(4), op="bxor"),
-        "op 'bxor' of float64: it is of integers and bool; use another, or pass a view of integers",
+        "op 'bxor' of float64: it is defined for integers and bool; use another op, or pass a view of integers",
     ),
     "algorithm": (
         lambda comm: comm.all_reduce(np.zeros(4), algorithm="rign"),
@@ -213,24 +213,27 @@ WRONG = {
     "root between two ranks": (lambda comm: comm.reduce(np.zeros(4), root=0.5), "root 0.5 is out of range: use a rank"),
     "a masked array": (
         lambda comm: comm.all_reduce(np.ma.zeros(4)),
-        "all_reduce: masked array: pass x.filled(...), or x.data with what the mask covers",
+        "all_reduce: masked arrays are not supported: pass x.filled(...), or x.data to include the masked elements",
     ),
-    "empty of a length below 0": (lambda comm: comm.empty(-5), "shape -5 is below 0: pass lengths of 0 or more"),
+    "empty of a length below 0": (
+        lambda comm: comm.empty(-5),
+        "shape -5 has a negative length: pass lengths of 0 or more",
+    ),
     "empty of a dimension below 0": (
         lambda comm: comm.empty((2, -5)),
-        "shape (2, -5) is below 0: pass lengths of 0 or",
+        "shape (2, -5) has a negative length: pass lengths of 0 or",
     ),
     "empty of half an element": (
         lambda comm: comm.empty(2.5),
-        "shape 2.5 is not of integers: pass an integer, or one for each dimension",
+        "shape 2.5 must consist of integers: pass an integer, or one for each dimension",
     ),
     "empty of a name": (
         lambda comm: comm.empty("ab"),
-        "shape 'ab' is not of integers: pass an integer, or one for each",
+        "shape 'ab' must consist of integers: pass an integer, or one for each",
     ),
     "empty of more than there can be": (
         lambda comm: comm.empty((1 << 40, 1 << 40)),
-        "of float32 is of more memory than a process can address",
+        "of float32 exceeds the memory that a process can address",
     ),
     "fused arrays that overlap": (
         lambda comm: (lambda x: comm.all_reduce(comm.fuse([x[:5], x[4:]])))(np.zeros(9)),
@@ -262,7 +265,7 @@ WRONG = {
     ),
     "chunks that are not even": (
         lambda comm: comm.all_to_all(np.zeros(comm.size + 1)),
-        " ranks can't share evenly: pass send_counts",
+        " ranks: pass send_counts",
     ),
     "all_to_all in place": (
         lambda comm: (lambda x: comm.all_to_all(x, out=x))(np.zeros(comm.size)),
@@ -272,7 +275,10 @@ WRONG = {
         lambda comm: comm.all_to_all(np.zeros(comm.size), send_counts=[1] * comm.size, algorithm="bruck"),
         "ranks with uneven chunks, use auto, pairwise, ",
     ),
-    "scatter of nothing": (lambda comm: comm.scatter(None), "NoneType is no array: pass a NumPy or CuPy array or a"),
+    "scatter of nothing": (
+        lambda comm: comm.scatter(None),
+        "NoneType is not an array: pass a NumPy or CuPy array or a",
+    ),
     "scatter of another sum": (
         lambda comm: comm.scatter(np.zeros(4), counts=[3] * comm.size),
         " but x has 4 elements",
@@ -292,15 +298,15 @@ WRONG = {
     ),
     "wire_dtype of float64": (
         lambda comm: comm.reduce(np.zeros(4), wire_dtype="bfloat16"),
-        "reduce: wire_dtype 'bfloat16' is for float32, but x is of float64: leave it out, or cast x",
+        "reduce: wire_dtype 'bfloat16' is for float32, but x is of float64: omit it, or cast x",
     ),
     "wire_dtype of integers": (
         lambda comm: comm.all_reduce(np.zeros(4, "int32"), wire_dtype="bfloat16"),
-        "wire_dtype 'bfloat16' is for float32, but x is of int32: leave it out, or cast x",
+        "wire_dtype 'bfloat16' is for float32, but x is of int32: omit it, or cast x",
     ),
     "wire_dtype of halves": (
         lambda comm: comm.reduce_scatter(np.zeros(4, "float16"), wire_dtype="bfloat16"),
-        "wire_dtype 'bfloat16' is for float32, but x is of float16: leave it out, or cast x",
+        "wire_dtype 'bfloat16' is for float32, but x is of float16: omit it, or cast x",
     ),
     "wire_dtype without a wire": (
         lambda comm: comm.reduce(np.zeros(4, "float32"), wire_dtype="bfloat16", algorithm="direct"),
@@ -331,11 +337,11 @@ WRONG = {
     "fuse of nothing": (lambda comm: comm.all_reduce(comm.fuse([])), "fuse: no arrays are given: pass at least one"),
     "fuse of no arrays": (
         lambda comm: comm.plan("reduce", comm.fuse([1.0])),
-        "fuse: float is no array: pass a NumPy or CuPy array or",
+        "fuse: float is not an array: pass a NumPy or CuPy array or",
     ),
     "fuse of two dtypes": (
         lambda comm: comm.broadcast(comm.fuse([np.zeros(4), np.zeros(4, "int8")])),
-        "fuse: arrays of dtype float64 and int8 do not go together: fuse those of each dtype",
+        "fuse: cannot fuse arrays of different dtypes (float64, int8): fuse those of each dtype separately",
     ),
     "fused arrays that a collective does not take": (
         lambda comm: comm.reduce_scatter(comm.fuse(zeros(4, 4))),
@@ -343,7 +349,7 @@ WRONG = {
     ),
     "fused arrays and out": (
         lambda comm: comm.all_reduce(comm.fuse(zeros(4, 4)), out=np.zeros(8)),
-        "all_reduce: takes no out with fused arrays, which get the results themselves: leave it out",
+        "all_reduce: takes no out with fused arrays, which get the results themselves: omit it",
     ),
     "fused arrays that are read-only, not waited for": (
         lambda comm: comm.all_reduce(comm.fuse([np.zeros(4), read_only(4)]), blocking=False),
@@ -366,7 +372,7 @@ def test_what_all_ranks_get_wrong(comm, call, message):
 
 def test_fused_arrays_on_two_devices(comm, cuda):
     words = refused(comm, lambda: comm.all_reduce(comm.fuse([np.zeros(4), cuda.put(np.zeros(4))])))
-    assert words == "fuse: arrays of device cpu and cuda do not go together: fuse those of each device"
+    assert words == "fuse: cannot fuse arrays of different devices (cpu, cuda): fuse those of each device separately"
 
 
 @pytest.mark.sizes(3, 5)
@@ -400,9 +406,7 @@ def test_recv_counts_that_do_not_match(comm):
     x = np.zeros(2 * comm.size)
     words = refused(comm, lambda: comm.all_to_all(x, send_counts=[2] * comm.size, recv_counts=receives))
     sent = [2] * comm.size
-    assert words == (
-        f"rank 1: all_to_all: recv_counts={[3, *sent[1:]]}, but {sent} is sent: pass that, or leave it out"
-    )
+    assert words == (f"rank 1: all_to_all: recv_counts={[3, *sent[1:]]}, but {sent} is sent: pass that, or omit it")
 
 
 def test_a_wrong_out_of_uneven_chunks(comm):
@@ -417,7 +421,7 @@ def test_a_plan_and_a_nonblocking_call_are_refused_alike(comm):
     work = refused(comm, lambda: comm.all_reduce(x, blocking=False).wait())
     assert [re.sub(rf" #\d+ \({HERE}\)", "", words) for words in (plan, work)] == [
         f"ranks disagree: rank 0 calls all_reduce(4 elements, float64, op=sum, algorithm=auto), rank {comm.size - 1} "
-        "calls all_reduce(5 elements, float64, op=sum, algorithm=auto); call the same on all ranks"
+        "calls all_reduce(5 elements, float64, op=sum, algorithm=auto); make the same call on every rank"
     ] * 2
 
 
@@ -444,8 +448,8 @@ def test_a_rank_that_is_one_call_behind(comm):
     words = refused(comm, comm.barrier)
     assert re.fullmatch(
         rf"ranks disagree: rank 0 calls barrier\(algorithm=auto\) #4 \({HERE}\), "
-        rf"rank 1 calls barrier\(algorithm=auto\) #3 \({HERE}\): rank 1 has left out 1 before; "
-        "call the same on all ranks",
+        rf"rank 1 calls barrier\(algorithm=auto\) #3 \({HERE}\): rank 1 skipped 1 earlier; "
+        "make the same sequence of calls on every rank",
         words,
     )
     if comm.rank != 0:
@@ -485,7 +489,7 @@ def test_without_the_check_a_rank_fails_alone(mpi_comm):
 
     comm = Communicator(mpi_comm, check=False)
     if comm.rank == 1:
-        with pytest.raises(InputError, match="all_reduce: list is no array"):
+        with pytest.raises(InputError, match="all_reduce: list is not an array"):
             comm.all_reduce([1.0])
     assert comm.all_reduce(np.ones(1)) == comm.size
     with pytest.raises(InputError, match="rank 1: said"):

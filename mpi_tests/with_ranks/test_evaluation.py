@@ -86,9 +86,9 @@ def snapshot(folder):
 
 @pytest.mark.sizes(2)
 def test_validation_alone_needs_weights(comm, folder):
-    with pytest.raises(InputError, match="eval_only is about weights that are there: set resume or init_from"):
+    with pytest.raises(InputError, match="eval_only evaluates existing weights: set resume or init_from"):
         evaluated(comm)
-    with pytest.raises(InputError, match=re.escape(f"resume=auto: {folder} has no whole checkpoint")):
+    with pytest.raises(InputError, match=re.escape(f"resume=auto: {folder} has no complete checkpoint")):
         evaluated(comm, resume="auto", checkpoint_dir=str(folder))
 
 

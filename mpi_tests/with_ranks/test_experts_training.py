@@ -136,12 +136,12 @@ def test_a_checkpoint_fits_another_layout_and_no_other_number_of_experts(mpi_com
 
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"num_experts": 3, "ep": 2}, "num_experts=3 can't be split over ep=2: use an ep of 1"),
-    ({"num_experts": 4, "ep": 4}, "ep=4 must divide dp=2, which it lies in: use an ep of 1, 2"),
-    ({"num_experts": 4, "ep": 2, "tp": 2}, "ep=2 must divide dp=1, which it lies in: use an ep of 1"),
+    ({"num_experts": 3, "ep": 2}, "num_experts=3 is not divisible by ep=2: use an ep of 1"),
+    ({"num_experts": 4, "ep": 4}, "ep=4 must divide dp=2, within which it lies: use an ep of 1, 2"),
+    ({"num_experts": 4, "ep": 2, "tp": 2}, "ep=2 must divide dp=1, within which it lies: use an ep of 1"),
     ({"num_experts": 0, "ep": 2}, "ep=2 divides the experts of a mixture: set num_experts to a multiple of 2, or ep=1"),
     ({"num_experts": 2, "experts_per_token": 3}, "experts_per_token=3 is more than num_experts=2: use from 1 to 2"),
-    ({"num_experts": 4, "sp": 2, "expert_capacity": 1.0}, "count the tokens of whole sequences, which sp=2 divides"),
+    ({"num_experts": 4, "sp": 2, "expert_capacity": 1.0}, "count the tokens of whole sequences, which sp=2 splits"),
 ], ids=str)  # fmt: skip
 def test_what_does_not_fit_is_refused_on_all_ranks(comm, changes, words):
     with pytest.raises(InputError, match=words):

@@ -44,7 +44,7 @@ def test_the_first_rank_and_parameter_are_named_on_all(comm, mode, value):
     before = training.weights()
     training.step(7)
     line = f"rank {comm.size // 2} has a gradient of {NAME} that is not finite"
-    assert training.said == [f"step 7: {line}; skipped"]
+    assert training.warnings == [f"step 7: {line}; skipped"]
     assert torch.equal(training.weights(), before)
     training.guard.policy = "stop"
     with pytest.raises(InputError, match=re.escape(f"step 8: {line}: lower the learning rate")):
@@ -63,7 +63,9 @@ def test_gradients_of_stages(comm, layout):
         spoil(training, "transformer.h.1.ln_2.weight", math.nan)
     before = training.weights()
     training.step(1)
-    assert training.said == ["step 1: rank 3 has a gradient of transformer.h.1.ln_2.weight that is not finite; skipped"]
+    assert training.warnings == [
+        "step 1: rank 3 has a gradient of transformer.h.1.ln_2.weight that is not finite; skipped"
+    ]
     assert torch.equal(training.weights(), before)
     training.free()
 
@@ -72,11 +74,11 @@ def spoil_product(monkeypatch, weight, value):
     """Put a value into a deferred weight gradient from now on, but not into the inputs' gradients."""
     put_off = WeightGradients.put_off
 
-    def spoilt(self, given, bias, x, gradient):
-        if given is weight:
+    def spoilt(self, parameter, bias, x, gradient):
+        if parameter is weight:
             gradient = gradient.clone()
             gradient.view(-1)[3] = value
-        put_off(self, given, bias, x, gradient)
+        put_off(self, parameter, bias, x, gradient)
 
     monkeypatch.setattr(WeightGradients, "put_off", spoilt)
 
@@ -91,7 +93,7 @@ def test_gradients_that_are_put_off(comm, monkeypatch, name, zero_stage):
         spoil_product(monkeypatch, weight, math.inf)
     before = training.weights()
     training.step(1)
-    assert training.said == [f"step 1: rank 3 has a gradient of {NAME} that is not finite; skipped"]
+    assert training.warnings == [f"step 1: rank 3 has a gradient of {NAME} that is not finite; skipped"]
     assert torch.equal(training.weights(), before)
     training.free()
 
@@ -116,17 +118,17 @@ def passes(guard, step, loss, norm):
 
 @pytest.mark.sizes(1, 2, 3)
 def test_losses_come_before_gradients_and_those_before_their_norm(comm):
-    said, monitor, last = [], Monitor(), comm.size - 1
-    guard = StepGuard(comm, "skip", monitor=monitor, say=said.append)
+    warnings, monitor, last = [], Monitor(), comm.size - 1
+    guard = StepGuard(comm, "skip", monitor=monitor, say=warnings.append)
     assert passes(guard, 1, 0.5, 2.0)
-    assert not said
+    assert not warnings
     monitor.name = "a.weight" * (comm.rank == 0)
     assert not passes(guard, 2, math.nan if comm.rank == last else 1.0, math.inf)
     monitor.name = "a.weight" * (comm.rank == last)
     assert not passes(guard, 3, 1.0, 1.0)
     assert not passes(guard, 4, 1.0, math.inf)
     assert passes(guard, 5, 1.0, 1.0)
-    assert said == [
+    assert warnings == [
         f"step 2: rank {last} has a loss of nan; skipped",
         f"step 3: rank {last} has a gradient of a.weight that is not finite; skipped",
         "step 4: the norm of the gradients is inf, but no rank's own gradients are to blame; skipped",
@@ -135,12 +137,12 @@ def test_losses_come_before_gradients_and_those_before_their_norm(comm):
 
 @pytest.mark.sizes(2)
 def test_a_loss_scale_is_blamed_while_it_can_fall(comm):
-    said, scale, monitor = [], LossScale(4.0, lowest=1.0), Monitor()
-    guard = StepGuard(comm, "stop", scale, monitor, said.append)
+    warnings, scale, monitor = [], LossScale(4.0, lowest=1.0), Monitor()
+    guard = StepGuard(comm, "stop", scale, monitor, warnings.append)
     for _ in range(2):
         monitor.name = "a.weight" * comm.rank
         assert not passes(guard, 1, 1.0, math.inf)
-    assert [line.split("; ")[1] for line in said] == [f"skipped, the loss scale is {n} now" for n in (2, 1)]
+    assert [line.split("; ")[1] for line in warnings] == [f"skipped, the loss scale is {n} now" for n in (2, 1)]
     with pytest.raises(InputError, match="rank 0 has a loss of inf: lower the learning rate, or let such steps be"):
         passes(guard, 2, math.inf if comm.rank == 0 else 1.0, 1.0)
     monitor.name = "a.weight"
@@ -154,13 +156,13 @@ def test_a_loss_scale_is_blamed_while_it_can_fall(comm):
 @pytest.mark.sizes(2)
 def test_steps_that_are_done_all_the_same(comm):
     """While the scale can fall, steps are skipped; then they are done, and nothing is said of them."""
-    said, scale, monitor = [], LossScale(2.0, lowest=1.0), Monitor()
-    guard = StepGuard(comm, "ignore", scale, monitor, said.append)
+    warnings, scale, monitor = [], LossScale(2.0, lowest=1.0), Monitor()
+    guard = StepGuard(comm, "ignore", scale, monitor, warnings.append)
     assert passes(guard, 1, math.nan, 1.0)
     scale.load(2.0, 0)
     assert not passes(guard, 2, 1.0, math.inf)
     assert passes(guard, 3, 1.0, math.inf)
-    assert len(said) == 1
+    assert len(warnings) == 1
     assert StepGuard(comm, "ignore").judge(torch.ones(()), torch.ones(())).skipped is None
 
 

@@ -394,7 +394,7 @@ def test_several_backward_passes_a_step(hvd):
     loss_of(model, 0).backward()
     with pytest.raises(AssertionError, match="more than backward_passes_per_step=1 backward passes"):
         loss_of(model, 0).backward()
-    with pytest.raises(AssertionError, match="gradients are under way"):
+    with pytest.raises(AssertionError, match="gradients are being reduced"):
         optimizer.zero_grad()
     optimizer.step()
 
@@ -654,7 +654,7 @@ def test_what_ranks_must_agree_in(hvd):
     last = hvd.size() - 1
     is_last = hvd.rank() == last
 
-    def sides(begin, first, other, middle="calls", end="call the same on all ranks"):
+    def sides(begin, first, other, middle="calls", end="make the same call on every rank"):
         verb = "" if middle == "for" else "calls "
         words = refused(hvd, begin)
         assert words == f"ranks disagree: rank 0 {verb or 'waits for '}{first}, rank {last} {middle} {other}; {end}"
@@ -683,9 +683,9 @@ def test_what_ranks_must_agree_in(hvd):
         ({"backward_passes_per_step": 0}, "backward_passes_per_step=0: use 1 or more"),
         ({"gradient_predivide_factor": 2.0, "op": "sum"}, "gradient_predivide_factor=2.0 with op=sum"),
         ({"groups": -1}, "groups=-1: use 0 or more, or lists of parameters"),
-        ({"groups": [["weight"]]}, "groups is to be lists of parameters, each of which is in one"),
+        ({"groups": [["weight"]]}, "groups must be lists of parameters, each parameter in one of them"),
         ({"named_parameters": [("a", None)]}, "named_parameters lacks 2 of 2 parameters"),
-        ({"named_parameters": ["weight"]}, "named_parameters is to have pairs of a name and a parameter"),
+        ({"named_parameters": ["weight"]}, "named_parameters must contain pairs of a name and a parameter"),
         ({"op": "mean"}, "op='mean' is unknown"),
     ],
 )
@@ -715,7 +715,7 @@ def test_process_sets_that_cannot_be(hvd, mpi_comm):
 
 
 def test_what_horovod_has_and_this_has_not(hvd):
-    with pytest.raises(AttributeError, match=r"hvd\.elastic is not there: write checkpoints"):
+    with pytest.raises(AttributeError, match=r"hvd\.elastic is not supported: write checkpoints"):
         hvd.elastic  # noqa: B018
     assert not hasattr(hvd, "start_timeline")
     assert not hasattr(hvd, "nonsense")

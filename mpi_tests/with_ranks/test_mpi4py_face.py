@@ -24,7 +24,7 @@ def both(mpi_comm):
 
 
 def num_ours(comm, name):
-    return communicators().known[comm.handle].policy.calls[name, True]
+    return communicators().by_handle[comm.handle].policy.calls[name, True]
 
 
 def block(comm, length, dtype="i4"):
@@ -137,7 +137,7 @@ each_call = pytest.mark.parametrize("calls", CALLS, ids=lambda calls: calls.__na
 def check(both, calls, length, root, run):
     """Have both communicators make calls, and compare what they leave, and that ours were ours."""
     (ours, library), case = both, (calls.__name__, length, root)
-    before = communicators().known[ours.handle].policy.calls.total()
+    before = communicators().by_handle[ours.handle].policy.calls.total()
     for (name, mine, got), (_, theirs, want) in zip(
         calls(ours, length, root), calls(library, length, root), strict=True
     ):
@@ -145,7 +145,7 @@ def check(both, calls, length, root, run):
         getattr(library, name)(*theirs)
         if want is not None:
             np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=str((name, case)))
-    noted = communicators().known[ours.handle].policy.calls
+    noted = communicators().by_handle[ours.handle].policy.calls
     assert noted.total() > before
     if ours.size > 1:
         assert not [name for (name, is_ours) in noted if not is_ours]
@@ -330,7 +330,7 @@ def test_an_error_of_an_arrays_own_code_is_raised(both):
     comm, _ = both
     with pytest.raises(RuntimeError, match="out of order"):
         comm.Allreduce(Failing(block(comm, 100)), nothing(100))
-    assert not any(communicators().known[comm.handle].policy.calls.values())
+    assert not any(communicators().by_handle[comm.handle].policy.calls.values())
 
 
 @pytest.mark.sizes(2)
@@ -341,7 +341,7 @@ def test_wrapping_twice_is_wrapping_once(mpi_comm):
         communicators().add(comm, policy)
         comm.Allreduce(block(comm, 100), nothing(100))
     assert [policy.calls["Allreduce", True] for policy in policies] == [1, 1]
-    known = communicators().known[comm.handle]
+    known = communicators().by_handle[comm.handle]
     comm.Allreduce(block(comm, 100), nothing(100))
-    assert communicators().known[comm.handle] is known
+    assert communicators().by_handle[comm.handle] is known
     comm.Free()

@@ -128,7 +128,7 @@ def test_arrays_of_other_libraries_come_by_dlpack(comm):
     assert gathered.tolist() == [1.0] * (2 * comm.size)
     held = torch.ones(2, requires_grad=True)
     for lone in (Exported(held), Exported(torch.ones(2).bfloat16())):
-        with pytest.raises(InputError, match=r"Exported is not to be had by DLPack \(.*\): pass a NumPy array"):
+        with pytest.raises(InputError, match=r"Exported cannot be read by DLPack \(.*\): pass a NumPy array"):
             comm.all_reduce(lone)
     with pytest.raises(InputError, match="Exported is on a device of DLPack's kind 8: pass one on the CPU or on CUDA"):
         comm.all_reduce(Exported(x, (8, 0)))

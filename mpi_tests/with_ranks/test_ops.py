@@ -153,8 +153,8 @@ def test_an_op_of_numbas_and_of_16_bits(comm):
 
 @pytest.mark.parametrize("commute", [True, False])
 def test_an_op_that_mpi_has_made(comm, mpi_comm, commute):
-    def reduce_bytes(given, into, datatype):
-        a, b = (np.frombuffer(memory, "f8") for memory in (given, into))
+    def reduce_bytes(source, into, datatype):
+        a, b = (np.frombuffer(memory, "f8") for memory in (source, into))
         b[:] = np.fmax(a, b) if commute else after(a, b)
 
     op = MPI.Op.Create(reduce_bytes, commute)
@@ -169,13 +169,16 @@ def test_an_op_that_mpi_has_made(comm, mpi_comm, commute):
 REFUSED = {
     "truths of floats": (
         lambda comm: comm.all_reduce(np.ones(2), op="land"),
-        "op 'land' of float64: it is of integers",
+        "op 'land' of float64: it is defined for integers",
     ),
     "places of numbers": (
         lambda comm: comm.all_reduce(np.ones(2), op="minloc"),
-        "op 'minloc' of float64: it is of pairs",
+        "op 'minloc' of float64: it is defined for pairs",
     ),
-    "sums of pairs": (lambda comm: comm.reduce(np.zeros(2, "f4,i4")), "pairs of a value and an index have 'minloc'"),
+    "sums of pairs": (
+        lambda comm: comm.reduce(np.zeros(2, "f4,i4")),
+        "pairs of a value and an index support only 'minloc'",
+    ),
     "another dtype": (
         lambda comm: comm.scan(np.ones(2, "i4"), op=Op(np.true_divide)),
         r"op Op\(divide, commutative=True\) of two arrays of int32 .* returns float64 of shape \(2,\): return one",

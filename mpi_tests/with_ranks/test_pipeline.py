@@ -118,8 +118,8 @@ def test_as_many_activations_are_alive_as_stated(comm, piped, name):
     for stage in stages:
         forward = stage.forward
 
-        def counted(*given, forward=forward):
-            result = forward(*given)
+        def counted(*args, forward=forward):
+            result = forward(*args)
             alive.append(sum(stage.num_alive for stage in stages))
             return result
 
@@ -252,7 +252,7 @@ def test_what_does_not_fit(comm, piped):
     layers, mesh = CONFIG.n_layer + 1, Mesh(comm, pp=2)
     for ranks, stages, words in (
         (3, 3, "schedule 1f1b is for 3 ranks, but there are 2: make one for those"),
-        (2, 32, f"32 stages can't be cut from {layers} layers: use 1 to {layers} stages"),
+        (2, 32, f"{layers} layers can be cut into 1 to {layers} stages, not 32"),
     ):
         name, each = ("1f1b", None) if stages == ranks else ("interleaved", stages // ranks)
         schedule = registry.make(name, ranks, 4, each)

@@ -33,7 +33,7 @@ def test_ranks_get_the_same_layout(comm):
 
 @pytest.mark.sizes(2)
 def test_ranks_that_no_layout_fits(comm):
-    with pytest.raises(InputError, match="no layout of 2 ranks: global_batch_size=3 can't be shared by dp=2"):
+    with pytest.raises(InputError, match="no layout of 2 ranks: global_batch_size=3 is not divisible by dp=2"):
         best_layout(comm, TrainingJob(SMALL, 3), {"dp": 2})
 
 

@@ -51,7 +51,7 @@ def check_losses(training, plain):
     losses = [training.step(step) for step in range(STEPS)]
     assert plain[-1] < plain[0] - 0.5
     np.testing.assert_allclose(losses, plain, rtol=0, atol=bound(training.precision))
-    assert not training.said
+    assert not training.warnings
 
 
 def same_on_all(comm, x):
@@ -125,14 +125,14 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(comm, name, zero_stage):
     training.step(0)
     assert torch.equal(training.weights(), before)
     assert training.scale.state() == (UNSKIPPED / 2, 0)
-    assert training.said == [
+    assert training.warnings == [
         f"step 0: rank {last} has a gradient of transformer.h.1.mlp.c_fc.weight that is not finite; skipped, "
         f"the loss scale is {UNSKIPPED / 2:g} now"
     ]
     hook.remove()
     training.step(1)
     assert not torch.equal(training.weights(), before)
-    assert (*training.scale.state(), len(training.said)) == (UNSKIPPED / 2, 1, 1)
+    assert (*training.scale.state(), len(training.warnings)) == (UNSKIPPED / 2, 1, 1)
     if zero_stage == 0:
         assert same_on_all(comm, training.weights())
     training.free()
@@ -143,7 +143,7 @@ def test_a_loss_scale_that_is_too_high_falls_until_gradients_are_numbers(comm, p
     training = Training(comm, MODES["float16, gradients too"], scale=2.0**24)
     training.scale.load(2.0**24, 0)
     losses = [training.step(step) for step in range(15)]
-    skipped = len(training.said)
+    skipped = len(training.warnings)
     assert 3 < skipped < 15
     assert training.scale.state()[0] == 2.0 ** (24 - skipped)
     assert losses[-1] < plain[0] - 0.5

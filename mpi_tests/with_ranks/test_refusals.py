@@ -37,7 +37,7 @@ def test_by_every_rank(comm, folder):
     """without_ranks/test_refusals.py has all messages."""
     out_dir = str(folder / "out")
     words = refusal(comm, TrainingRun, tp=comm.size, out_dir=out_dir)
-    assert words.startswith(f"n_head=1 can't be split over tp={comm.size}: ")
+    assert words.startswith(f"n_head=1 is not divisible by tp={comm.size}: ")
     assert refusal(comm, TrainingRun, device="tpu", out_dir=out_dir).startswith("device 'tpu' is unknown")
     assert not Path(out_dir).exists()
 

@@ -75,5 +75,5 @@ def test_in_the_order_of_the_ranks(comm, collective):
 def test_lengths_that_differ_are_refused_on_all_ranks(comm):
     with pytest.raises(InputError, match="scan"):
         comm.scan(np.ones(3 + (comm.rank == 1)))
-    with pytest.raises(InputError, match="op 'avg' is of all ranks"):
+    with pytest.raises(InputError, match="op 'avg' needs all ranks"):
         comm.exscan(np.ones(3), op="avg")

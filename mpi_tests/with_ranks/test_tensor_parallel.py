@@ -94,10 +94,10 @@ def test_what_cannot_be_split(comm):
         with pytest.raises(InputError, match=match):
             parallelize(model, plan or gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), comm)
 
-    refused(r"^n_head=6 can't be split over tp=4: use a tp of 1, 2, 3, 6, or n_head=8$")
-    refused(r"^n_kv_head=2 can't be split over tp=4: use a tp of 1, 2, or n_kv_head=4$", n_head=8, n_kv_head=2)
+    refused(r"^n_head=6 is not divisible by tp=4: use a tp of 1, 2, 3, 6, or n_head=8$")
+    refused(r"^n_kv_head=2 is not divisible by tp=4: use a tp of 1, 2, or n_kv_head=4$", n_head=8, n_kv_head=2)
     own = {"lm_head": ColumnParallel(pieces=(6,))}
-    refused(r"^lm_head: 6 outputs can't be split over tp=4: use a tp of 1, 2, 3, 6, or 8 outputs$", own)
+    refused(r"^lm_head: out_features=6 is not divisible by tp=4: use a tp of 1, 2, 3, 6, or out_features=8$", own)
     refused(r"transformer\.wte: 3 tokens can't be split over tp=4: use fewer ranks", n_head=8, vocab_size=3)
     refused(
         r"the plan names 'h\.\*\.mlp', but the model has transformer, transformer\.wte", {"h.*.mlp": ColumnParallel()}
@@ -113,6 +113,8 @@ def test_modules_without_a_plan_are_named(comm, capsys):
         model, {"transformer.h.*.mlp.c_fc": ColumnParallel(), "transformer.h.*.mlp.c_proj": RowParallel()}, comm
     )
     line = capsys.readouterr().out
-    assert line.startswith("whole on every rank, as the plan leaves them out: transformer.wte, " * (comm.rank == 0))
+    assert line.startswith(
+        "replicated on every rank, as the plan does not name them: transformer.wte, " * (comm.rank == 0)
+    )
     assert ("transformer.h.0.attn.c_attn" in line) == (comm.rank == 0)
     assert "mlp" not in line

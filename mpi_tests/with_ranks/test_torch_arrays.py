@@ -94,7 +94,7 @@ def test_send_and_recv(comm):
         (lambda: torch.zeros(6, device="meta"), "tensor on device meta: use the CPU or CUDA"),
         (lambda: torch.zeros(6, dtype=torch.complex64).conj(), "resolve_conj"),
         (lambda: torch.zeros(6, dtype=torch.float8_e4m3fn), "Float8_e4m3fn"),
-        (lambda: torch.float32, "dtype is no array"),
+        (lambda: torch.float32, "dtype is not an array"),
     ],
 )
 def test_tensors_that_are_refused(comm, make, message):

@@ -79,13 +79,13 @@ BITS = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwis
 
 @pytest.mark.parametrize("op", BITS)
 def test_bits(size, op):
-    def given(rank):
+    def values_of(rank):
         return torch.arange(6) * (rank + 1) % 7 + 8
 
     for dtype in (*INTEGERS, torch.bool):
-        x = given(dist.get_rank()).to(dtype)
+        x = values_of(dist.get_rank()).to(dtype)
         dist.all_reduce(x, getattr(dist.ReduceOp, op))
-        assert torch.equal(x, functools.reduce(BITS[op], (given(rank).to(dtype) for rank in range(size))))
+        assert torch.equal(x, functools.reduce(BITS[op], (values_of(rank).to(dtype) for rank in range(size))))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -101,10 +101,10 @@ def test_sums_of_products(size, dtype):
         x = of(rank, 6, dtype)
         dist.reduce(x, size - 1, op)
         assert torch.equal(x, expected if rank == size - 1 else of(rank, 6, dtype))
-        given, out = of(rank, 6, dtype).repeat(size), torch.zeros(6, dtype=dtype)
-        dist.reduce_scatter_tensor(out, given, op)
+        values_of, out = of(rank, 6, dtype).repeat(size), torch.zeros(6, dtype=dtype)
+        dist.reduce_scatter_tensor(out, values_of, op)
         assert torch.equal(out, expected)
-        assert torch.equal(given, of(rank, 6, dtype).repeat(size))
+        assert torch.equal(values_of, of(rank, 6, dtype).repeat(size))
 
 
 def sparse(rank, size):

@@ -113,7 +113,7 @@ def test_asynchronous_calls_that_others_do_not_make(mpi_comm, by_future):
             dist.all_reduce(x, group=group)
         if dist.get_rank() == 0:
             work = dist.all_reduce(x, group=group, async_op=True)
-            words = r"was not over within its timeout of 0.3 s"
+            words = r"did not finish within its timeout of 0.3 s"
             with pytest.raises(RuntimeError if by_future else dist.DistBackendError, match=words):
                 work.get_future().wait() if by_future else work.wait()
             with pytest.raises(dist.DistBackendError, match=words):
@@ -126,9 +126,9 @@ def test_time_limit(mpi_comm):
     with world(mpi_comm):
         group = dist.new_group(timeout=timedelta(seconds=0.3))
         if dist.get_rank() == 0:
-            with pytest.raises(dist.DistBackendError, match=r"all_reduce.* was not over within its timeout of 0.3 s"):
+            with pytest.raises(dist.DistBackendError, match=r"all_reduce.* did not finish within its timeout of 0.3 s"):
                 dist.all_reduce(torch.ones(3), group=group)
-            with pytest.raises(dist.DistBackendError, match=r"was not over within its timeout of 0.3 s"):
+            with pytest.raises(dist.DistBackendError, match=r"did not finish within its timeout of 0.3 s"):
                 dist.barrier(group=group)
         dist.barrier()
 

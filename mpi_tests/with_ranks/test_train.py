@@ -291,7 +291,7 @@ def test_what_a_run_cannot_go_on_from(comm, folder):
         ({"seed": 8}, "seed was 7, but is 8: resume with the same"),
         ({"n_embd": 16}, "n_embd was 32, but is 16: resume with the same"),
         ({"resume": str(folder)}, str(folder)),
-        ({"checkpoint_dir": ""}, "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
+        ({"checkpoint_dir": ""}, "resume and checkpoint_interval need checkpoints: set checkpoint_dir"),
     ):
         with pytest.raises(InputError, match=re.escape(words)):
             on(comm, **{"checkpoint_dir": str(folder), "resume": "auto", **changes})
@@ -398,7 +398,7 @@ def test_a_run_may_begin_with_an_exported_models_weights(comm, folder):
 def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folder, monkeypatch, capsys):
     """Rank 0 searches, for all."""
     trace, searches = folder / "trace.json", []
-    monkeypatch.setattr("training.staged.search", lambda *given: searches.append(given) or search(*given))
+    monkeypatch.setattr("training.staged.search", lambda *args: searches.append(args) or search(*args))
     asked = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
     shape = {"n_layer": 4, "max_iters": 4, "num_micro_batches": 4}
     alone = on_first(comm, **shape)

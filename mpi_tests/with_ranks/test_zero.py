@@ -437,7 +437,7 @@ def test_bytes_are_those_of_the_formulas(comm, zero_stage, precision, each):
 @pytest.mark.parametrize(
     ("layers", "words"),
     [
-        (["blocks.7"], "layer 'blocks.7' is no module of the model: it has enter, leave, blocks"),
+        (["blocks.7"], "layer 'blocks.7' is not a module of the model: it has enter, leave, blocks"),
         (["blocks", "blocks.1"], "is in layer 'blocks' and layer 'blocks.1'"),
         (["blocks.0", "nothing"], "layer 'nothing' has no parameters"),
         (["enter"], "second.weight is in layer 'enter' and no layer"),

@@ -55,7 +55,7 @@ def sgd(params):
     return torch.optim.SGD([{"params": list(params)}], lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
-def made(dtype, frozen, seed=0):
+def make_model(dtype, frozen, seed=0):
     model = GPT(CONFIG, seed).to(dtype)
     for name, param in model.named_parameters():
         param.requires_grad_(not name.startswith(FROZEN[frozen] or ("none",)))
@@ -71,7 +71,7 @@ def tokens(step, count):
 
 def plain_training(num_replicas, dtype, frozen, make):
     """Losses, norms and parameters of the plain model, whole batches and torch alone."""
-    model = made(dtype, frozen)
+    model = make_model(dtype, frozen)
     optimizer = make(p for p in model.parameters() if p.requires_grad)
     losses, norms = [], []
     for step in range(STEPS):
@@ -96,7 +96,7 @@ class Run:
 
     def __init__(self, mesh, zero_stage, schedule, dtype, frozen, group, make, recomputed):
         self.mesh, self.dtype, self.frozen, self.make = mesh, dtype, frozen, make
-        self.model = made(dtype, frozen, seed=mesh.dp.rank)  # those of dp rank 0 are taken
+        self.model = make_model(dtype, frozen, seed=mesh.dp.rank)  # those of dp rank 0 are taken
         parallelize(self.model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), mesh.tp)
         for block in self.model.transformer.h if recomputed else ():
             recompute(block, BatchPosition())
@@ -246,7 +246,7 @@ def test_validation_may_have_batches_that_differ_between_replicas(started, zero_
     first = Batch(batch.tokens[:1], batch.targets[:1])
     batches = [batch, first if run.mesh.dp.rank else batch]
     losses = run.pp.pipeline.losses(batches)
-    whole = made(run.dtype, "none")
+    whole = make_model(run.dtype, "none")
     whole.load_state_dict(gathered(run))
     want = [whole(each.tokens, each.targets)[1].item() for each in batches]
     assert losses == (pytest.approx(want, rel=1e-10) if run.pp.has_loss else [0, 0])
@@ -254,7 +254,7 @@ def test_validation_may_have_batches_that_differ_between_replicas(started, zero_
 
 def gathered(run):
     """Gather the parameters of all stages."""
-    model = made(run.dtype, "none")
+    model = make_model(run.dtype, "none")
     fill(model, run.parameters(), run.mesh.pp)
     return model.state_dict()
 

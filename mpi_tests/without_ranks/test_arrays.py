@@ -32,8 +32,8 @@ def test_the_device_of_an_array_is_its_own(cuda):
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        ([1.0], "list is no array: pass a NumPy or CuPy array or a torch tensor"),
-        (np.float32(1), "float32 is no array: pass "),
+        ([1.0], "list is not an array: pass a NumPy or CuPy array or a torch tensor"),
+        (np.float32(1), "float32 is not an array: pass "),
         (np.zeros((3, 4))[:, 1:], r"shape \(3, 3\) and strides \(32, 8\) is not C-contiguous: pass a copy of it"),
         (np.zeros((3, 4), order="F"), r"shape \(3, 4\) and strides \(8, 24\) is not C-contiguous"),
         (np.zeros(3, ">i4"), r"dtype >i4 has another machine's byte order: pass x\.astype\(\"int32\"\)"),

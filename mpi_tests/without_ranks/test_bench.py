@@ -53,11 +53,11 @@ def test_numbers_are_exact_in_any_order(dtype):
             assert dtype == "bool" or whole or len(np.unique(numbers.reduction(30, dtype_of(dtype), size, op))) > 1
 
 
-def of_parts(given: list[np.ndarray], op: str) -> np.ndarray:
+def of_parts(arrays: list[np.ndarray], op: str) -> np.ndarray:
     """Reduce exactly; NumPy divides complex numbers with a rounding more than needed."""
-    if given[0].dtype.kind != "c" or op == "prod":
-        return reduced(given, op)
-    return (reduced([x.real for x in given], op) + 1j * reduced([x.imag for x in given], op)).astype(given[0].dtype)
+    if arrays[0].dtype.kind != "c" or op == "prod":
+        return reduced(arrays, op)
+    return (reduced([x.real for x in arrays], op) + 1j * reduced([x.imag for x in arrays], op)).astype(arrays[0].dtype)
 
 
 def trials(workload: Workload, size: int, in_place: bool) -> list[Trial]:
@@ -169,7 +169,7 @@ def test_the_average_is_of_our_algorithms_and_wrong_elements_fail():
     [
         (
             ["-b", "3Q"],
-            "argument -b/--begin/--minbytes: '3Q' is no size: write one like 8, 64K, 1M or 1G, at most 1048576G",
+            "argument -b/--begin/--minbytes: '3Q' is not a size: write one like 8, 64K, 1M or 1G, at most 1048576G",
         ),
         (["-b", "2K", "-e", "1K"], "--begin 2048 is above --end 1024: exchange them"),
         (["-n", "0"], "argument -n/--iters: '0' must be a whole number from 1 to 1000000; see --help"),
@@ -179,12 +179,12 @@ def test_the_average_is_of_our_algorithms_and_wrong_elements_fail():
             ["all_gather", "-A", "neighbor"],
             "algorithm 'neighbor' needs an even number of ranks, or one: on 3 ",
         ),
-        (["allsum"], "argument COLLECTIVE: 'allsum' is no collective: use all, all_reduce, "),
+        (["allsum"], "argument COLLECTIVE: 'allsum' is not a collective: use all, all_reduce, "),
         (["-r", "3"], "--root 3: there are ranks 0 to 2"),
         (["-o", "avg", "-d", "bool"], "op 'avg' of bool: use 'max' for any"),
         (["-o", "mean"], "op 'mean' is unknown: use one of sum, "),
-        (["-d", "float8"], "argument -d/--dtype/--datatype: 'float8' is no dtype: use "),
-        (["--peers", "mpi,rccl"], "argument --peers: 'rccl' is no peer: use mpi, gloo, nccl"),
+        (["-d", "float8"], "argument -d/--dtype/--datatype: 'float8' is not a dtype: use "),
+        (["--peers", "mpi,rccl"], "argument --peers: 'rccl' is not a peer: use mpi, gloo, nccl"),
         (["--space-time", "x.png"], "--space-time draws one algorithm of one collective: name it by -A"),
         (["--device", "tpu"], "device 'tpu' is unknown"),
         (["--min-bw", "nan"], "argument --min-bw: 'nan' must be a number from 0 to 1000000000 GB/s"),
@@ -206,7 +206,7 @@ def test_the_average_is_of_our_algorithms_and_wrong_elements_fail():
         (["-T", "60"], "argument -T/--timeout: '60' is not available here: set COLLECTIVES_TIMEOUT_S to the seconds"),
         (["-F", "x.csv"], "argument -F/--output_file: 'x.csv' is not available here: use --json FILE or --html FILE"),
         (["-n", "9" * 9], "argument -n/--iters: '999999999' must be a whole number from 1 to 1000000"),
-        (["-e", "9" * 20 + "G"], f"argument -e/--end/--maxbytes: '{'9' * 20}G' is no size"),
+        (["-e", "9" * 20 + "G"], f"argument -e/--end/--maxbytes: '{'9' * 20}G' is not a size"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
@@ -218,7 +218,7 @@ def test_flags_that_make_no_sense(monkeypatch, words, message):
 @pytest.mark.parametrize("flag", ["--tune", "--json"])
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(monkeypatch, tmp_path, flag):
     for path in (tmp_path / "none" / "file", tmp_path):
-        with pytest.raises(ValueError, match=f"^{re.escape(str(path))} can't be written: pass a path in a folder"):
+        with pytest.raises(ValueError, match=f"^{re.escape(str(path))} can't be written: pass a path in an existing"):
             bench.refuse_unwritable(parsed(monkeypatch, flag, str(path)))
 
 

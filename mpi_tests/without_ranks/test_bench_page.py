@@ -170,7 +170,10 @@ def test_files_become_a_page(monkeypatch, capsys, tmp_path):
         (["half.json"], "half.json: no results of collectives.bench"),
         (["a.json", "a.json"], "a.json is named twice"),
         (["a.json", "half.json", "text"], "3 files: pass one, or two to compare"),
-        (["a.json", "--html", "none/x.html"], "none/x.html can't be written: pass a path in a folder that is there"),
+        (
+            ["a.json", "--html", "none/x.html"],
+            "none/x.html can't be written: pass a path in an existing, writable folder",
+        ),
     ],
 )
 def test_bad_input_is_one_line(monkeypatch, capsys, tmp_path, words, message):

@@ -26,8 +26,16 @@ from parallelism.checkpoint import (
     state_parts,
 )
 from parallelism.checkpoint.checkpoints import identity, writers
-from parallelism.checkpoint.extent import LocalShard, meet
-from parallelism.checkpoint.folders import UNFINISHED, commit, found, keep_last, newest, next_number, remove_unfinished
+from parallelism.checkpoint.extent import LocalShard, intersection
+from parallelism.checkpoint.folders import (
+    UNFINISHED,
+    commit,
+    complete_checkpoints,
+    keep_last,
+    newest,
+    next_number,
+    remove_unfinished,
+)
 from parallelism.checkpoint.index import Index, sealed
 from parallelism.checkpoint.loader import check_same
 from parallelism.checkpoint.lock import Lock
@@ -244,15 +252,15 @@ def test_what_two_have_in_common():
     shape, split = (6, 8), Shard(1, 8, pieces=(1, 1))
     a, b = Extent(shape, 5, 11, (LocalShard(split, 1, 2),)), Extent(shape, 3, 30)
     places = [{there + i: here + i for here, there, n in e.runs().tolist() for i in range(n)} for e in (a, b)]
-    common = {(x + i, y + i) for x, y, n in meet(a.runs(), b.runs()).tolist() for i in range(n)}
+    common = {(x + i, y + i) for x, y, n in intersection(a.runs(), b.runs()).tolist() for i in range(n)}
     assert common == {(places[0][at], places[1][at]) for at in places[0].keys() & places[1].keys()}
     assert len(common) == 11
-    assert len(meet(a.runs(), Extent(shape, 0, 0).runs())) == 0
+    assert len(intersection(a.runs(), Extent(shape, 0, 0).runs())) == 0
 
 
 class TestBadInput:
     def wrong(self, tmp_path, **changes):
-        path = next(iter(found(tmp_path)), None) or save(tmp_path, ranks_of(Layout(1, 1, 1)))
+        path = next(iter(complete_checkpoints(tmp_path)), None) or save(tmp_path, ranks_of(Layout(1, 1, 1)))
         checkpoint = Checkpoint(path)
         part = TensorShard("h.1.norm.weight", "parameter", Extent((7,), 0, 7), torch.zeros(7))._replace(**changes)
         with pytest.raises(ValueError) as raised:  # noqa: PT011 - the test looks at the words
@@ -350,11 +358,11 @@ def test_the_newest_whole_one(tmp_path, capsys):
     ranks = ranks_of(Layout(1, 1, 2))
     paths = [save(tmp_path, ranks, number, step) for number, step in enumerate((10, 30, 20, 25, 40), 8)]
     (tmp_path / "00014-step-50.unfinished").mkdir()
-    assert found(tmp_path) == paths  # the last one written, not that of the highest step
+    assert complete_checkpoints(tmp_path) == paths  # the last one written, not that of the highest step
     (paths[4] / "index.json").unlink()
     (paths[3] / "rank-0.safetensors").unlink()
     os.truncate(paths[2] / "rank-1.safetensors", 100)
-    assert newest(found(tmp_path)) == paths[1]
+    assert newest(complete_checkpoints(tmp_path)) == paths[1]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[1] for line in lines] == [
         str(paths[4] / "index.json"),
@@ -398,21 +406,21 @@ def test_a_crash_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch):
             disk = Disk(patch, changes)
             save(tmp_path, ranks, next_number(tmp_path), step + 1)
             keep_last(tmp_path, 1)
-        path = newest(found(tmp_path), say=pytest.fail)
+        path = newest(complete_checkpoints(tmp_path), say=pytest.fail)
         assert path
         assert Checkpoint(path).index.step in (step, step + 1)
         step = Checkpoint(path).index.step
         if disk.left > 0:
             break
     assert changes > 10
-    assert len(found(tmp_path)) == 1
+    assert len(complete_checkpoints(tmp_path)) == 1
 
 
 def test_several_are_kept(tmp_path):
     paths = [save(tmp_path, ranks_of(Layout(1, 1, 1)), number, 10 * number) for number in range(5)]
     (tmp_path / "notes.txt").touch()
     keep_last(tmp_path, 2)
-    assert found(tmp_path) == paths[3:]
+    assert complete_checkpoints(tmp_path) == paths[3:]
     assert len([*tmp_path.iterdir()]) == 3
 
 
@@ -423,9 +431,9 @@ def test_broken_ones_do_not_count_among_those_kept(tmp_path):
     (paths[4] / "rank-0.safetensors").unlink()
     os.truncate(paths[5] / "rank-0.safetensors", 100)
     keep_last(tmp_path, 3, broken={paths[6]})
-    assert found(tmp_path) == paths[1:]
+    assert complete_checkpoints(tmp_path) == paths[1:]
     keep_last(tmp_path, 1)
-    assert found(tmp_path) == paths[7:]
+    assert complete_checkpoints(tmp_path) == paths[7:]
 
 
 def forged(*keys, value=None, remove=False):
@@ -479,4 +487,4 @@ def test_shards_that_are_no_whole_make_no_checkpoint(tmp_path):
     ranks = ranks_of(Layout(1, 1, 2))
     with pytest.raises(ValueError, match=r"all ranks' parts have \d+ of \d+ elements"):
         save(tmp_path, ranks[:1])
-    assert found(tmp_path) == []
+    assert complete_checkpoints(tmp_path) == []

@@ -13,7 +13,7 @@ from collectives import doctor as checks
 from collectives.doctor import Ended
 from collectives.job import cuda_aware, environment
 from mpi_tests.helpers.cuda_on_host.load import SITE
-from mpi_tests.helpers.doctor import found, verdicts
+from mpi_tests.helpers.doctor import examine, verdicts
 from mpi_tests.helpers.launch import ROOT
 
 OPEN_MPI = "int MPIX_Query_cuda_support(void) {{ return {}; }}"
@@ -170,15 +170,15 @@ def doctor(monkeypatch):
     ("ended", "verdict", "failure"),
     [
         (Ended("", "size 2\nsize 2\n", ""), "ok", ""),
-        (Ended("", "size 1\nsize 1\n", ""), "note", "its ranks have not found each other"),
+        (Ended("", "size 1\nsize 1\n", ""), "note", "its ranks do not see each other"),
         (Ended("ended by signal 11 (Segmentation fault)", "", ""), "note", "ended by signal 11 (Segmentation fault)"),
-        (Ended("not over after 30 s", "", ""), "note", "not over after 30 s"),
+        (Ended("not finished after 30 s", "", ""), "note", "not finished after 30 s"),
     ],
 )
 def test_the_doctor_tries_and_keeps_the_result(answers, doctor, ended, verdict, failure):
     answers(OPEN_MPI.format(1))
     doctor.ended = ended
-    (finding,) = found(checks.device_memory_by_mpi)
+    (finding,) = examine(checks.device_memory_by_mpi)
     assert (finding.verdict, finding.topic) == (verdict, "device memory by mpi")
     assert doctor.started == [["-n", "2"]]
     assert cuda_aware.load_trial("Some MPI 1.0") == failure
@@ -187,7 +187,7 @@ def test_the_doctor_tries_and_keeps_the_result(answers, doctor, ended, verdict, 
 
 def test_the_doctor_tries_nothing_that_a_library_denies(answers, doctor):
     answers(OPEN_MPI.format(0))
-    (finding,) = found(checks.device_memory_by_mpi)
+    (finding,) = examine(checks.device_memory_by_mpi)
     assert verdicts([finding]) == ["ok"]
     assert finding.text.endswith("Some MPI 1.0 is built without CUDA")
     assert doctor.started == []
@@ -196,11 +196,11 @@ def test_the_doctor_tries_nothing_that_a_library_denies(answers, doctor):
 def test_a_rank_starts_no_job(answers, doctor, monkeypatch):
     answers(OPEN_MPI.format(1))
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    (finding,) = found(checks.device_memory_by_mpi)
+    (finding,) = examine(checks.device_memory_by_mpi)
     assert finding.verdict == "note"
     assert cuda_aware.DOCTOR in finding.text
     cuda_aware.save_trial("Some MPI 1.0", "")
-    assert verdicts(found(checks.device_memory_by_mpi)) == ["ok"]
+    assert verdicts(examine(checks.device_memory_by_mpi)) == ["ok"]
     assert doctor.started == []
 
 
@@ -209,6 +209,6 @@ def test_two_ranks_exchange_memory_of_devices(answers, cuda, monkeypatch):
     answers(OPEN_MPI.format(1))
     monkeypatch.delenv("COLLECTIVES_CUDA_AWARE")
     monkeypatch.setenv("PYTHONPATH", f"{SITE}:{ROOT}")
-    (finding,) = found(checks.device_memory_by_mpi, limit_s=120)  # the stand-in may have to be compiled
+    (finding,) = examine(checks.device_memory_by_mpi, limit_s=120)  # the stand-in may have to be compiled
     assert finding.verdict == "ok", finding
     assert cuda_aware.load_trial("Some MPI 1.0") == ""

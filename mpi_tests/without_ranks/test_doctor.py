@@ -8,7 +8,7 @@ import pytest
 
 from collectives import doctor
 from collectives.doctor import Ended, Finding, RankReport, cores, fail, of_job, show, single_copy
-from mpi_tests.helpers.doctor import found, verdicts
+from mpi_tests.helpers.doctor import examine, verdicts
 
 # --- checks are isolated ---
 
@@ -22,7 +22,7 @@ def test_a_check_that_raises_is_a_finding_beside_those_it_had():
         sys.exit("no more")
         yield
 
-    first, failed = found(bad_one)
+    first, failed = examine(bad_one)
     assert first == Finding("ok", "so far", "", "bad one")
     assert (failed.verdict, failed.topic, failed.text) == (
         "note",
@@ -30,12 +30,12 @@ def test_a_check_that_raises_is_a_finding_beside_those_it_had():
         "could not be examined (OSError: gone)",
     )
     assert failed.remedy
-    (gone,) = found(quits)
+    (gone,) = examine(quits)
     assert gone.text == "could not be examined (SystemExit: no more)"
 
 
 def test_a_finding_is_one_line():
-    (finding,) = found(lambda limit_s: [Finding("note", "a\nb", "c\n\n d")])
+    (finding,) = examine(lambda limit_s: [Finding("note", "a\nb", "c\n\n d")])
     assert (finding.text, finding.remedy) == ("a b", "c d")
 
 
@@ -67,7 +67,7 @@ def test_a_child_that_hangs_is_ended(monkeypatch, stubborn):
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" * stubborn
     body = f"import os, signal, time\n{deaf}\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
     ended = doctor.run_child(body, 1.5)
-    assert ended.how == "not over after 1.5 s"
+    assert ended.how == "not finished after 1.5 s"
     with pytest.raises(ProcessLookupError):
         os.kill(int(ended.output), 0)
 
@@ -93,10 +93,10 @@ def ends(monkeypatch, ended):
 
 def test_no_mpirun(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    (finding,) = found(doctor.launching)
+    (finding,) = examine(doctor.launching)
     assert (finding.verdict, finding.text) == ("problem", "there is no mpirun on the PATH")
     monkeypatch.setenv("PMI_SIZE", "2")
-    assert not found(doctor.launching)
+    assert not examine(doctor.launching)
 
 
 @pytest.mark.parametrize(
@@ -112,23 +112,23 @@ def test_no_mpirun(monkeypatch, tmp_path):
             "ended with status 1 (There are not enough slots available)",
             "--oversubscribe",
         ),
-        (Ended("not over after 30 s", "", ""), "not over after 30 s", "network interface"),
+        (Ended("not finished after 30 s", "", ""), "not finished after 30 s", "network interface"),
         (
             Ended("ended with status 2", "", "error: mpirun started 2 processes, but each is alone in"),
             "ended with status 2 (error: mpirun started 2 processes, but each is alone in)",
             "install mpi4py for the MPI of mpirun",
         ),
-        (Ended("", "size 1\nsize 1\n", ""), "its ranks have not found each other", "mpirun -n 2 hostname"),
+        (Ended("", "size 1\nsize 1\n", ""), "its ranks do not see each other", "mpirun -n 2 hostname"),
     ],
 )
 def test_a_trial_that_fails(monkeypatch, ended, text, remedy):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "mpirun")
     ends(monkeypatch, ended)
-    (finding,) = found(doctor.launching)
+    (finding,) = examine(doctor.launching)
     assert (finding.verdict, finding.text) == ("problem", f"mpirun -n 2 does not work: {text}")
     assert remedy in finding.remedy
     ends(monkeypatch, Ended("", "size 2\nsize 2\n", ""))
-    assert verdicts(found(doctor.launching)) == ["ok"]
+    assert verdicts(examine(doctor.launching)) == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_shared_memory(tmp_path, monkeypatch, free_mib, verdict, words):
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     monkeypatch.setenv("MPI_LOCALNRANKS", "4")
     monkeypatch.setattr(doctor, "free_mib", lambda folder: free_mib)
-    (finding,) = found(doctor.shared_memory)
+    (finding,) = examine(doctor.shared_memory)
     assert finding.verdict == verdict
     assert words in finding.text
     assert verdict == "ok" or "-o remount,size=" in finding.remedy
@@ -152,7 +152,7 @@ def test_shared_memory(tmp_path, monkeypatch, free_mib, verdict, words):
 def test_no_shared_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     monkeypatch.setenv("MPI_LOCALNRANKS", "1")
-    (finding,) = found(doctor.shared_memory)
+    (finding,) = examine(doctor.shared_memory)
     assert finding.verdict == "problem"
     assert finding.text == f"there is no {tmp_path}/dev/shm, 1 rank needs 8 MiB to begin with"
     assert "mount -t tmpfs -o size=16m" in finding.remedy
@@ -169,7 +169,7 @@ def test_packages_that_are_missing(monkeypatch):
             self.metadata, self.version = {"Name": name}, "14"
 
     monkeypatch.setattr(doctor, "distributions", lambda: [Distribution("numpy")])
-    texts = {finding.text for finding in found(doctor.versions) if finding.verdict == "problem"}
+    texts = {finding.text for finding in examine(doctor.versions) if finding.verdict == "problem"}
     assert texts == {
         "mpi4py is not installed",
         "ml_dtypes is not installed",
@@ -206,7 +206,7 @@ def test_devices(monkeypatch, tmp_path, ended, has_gpu, expected):
         (tmp_path / "dev").mkdir()
         (tmp_path / "dev/nvidia0").touch()
     ends(monkeypatch, ended)
-    findings = found(doctor.cuda)
+    findings = examine(doctor.cuda)
     assert verdicts(findings) == [verdict for verdict, _ in expected]
     assert all(words in finding.text for finding, (_, words) in zip(findings, expected, strict=True))
 
@@ -215,10 +215,10 @@ def test_devices(monkeypatch, tmp_path, ended, has_gpu, expected):
 def test_a_device_without_cupy(tmp_path, monkeypatch, file):
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
-    assert not found(doctor.cuda)
+    assert not examine(doctor.cuda)
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).touch()
-    (finding,) = found(doctor.cuda)
+    (finding,) = examine(doctor.cuda)
     assert (finding.verdict, finding.text) == ("note", "there is an NVIDIA device, but no CuPy")
 
 
@@ -289,7 +289,7 @@ def test_findings_of_several_hosts(capsys):
 
 
 def test_what_goes_wrong_between_ranks(monkeypatch, capsys):
-    late = Finding("problem", "not over after 9 s", "look there")
+    late = Finding("problem", "not finished after 9 s", "look there")
     monkeypatch.setattr(doctor.platform, "node", lambda: "h1")
     monkeypatch.setenv("PMI_RANK", "0")
     assert fail(late, []) == 1

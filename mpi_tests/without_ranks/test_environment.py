@@ -29,8 +29,16 @@ PROGRAMS = {
         ("COLLECTIVES_CORES", "-3", "COLLECTIVES_CORES='-3' must be a whole number from 1 to 65536: write a number of"),
         ("COLLECTIVES_CORES", "9" * 9, f"COLLECTIVES_CORES='{'9' * 9}' must be a whole number from 1 to 65536: write"),
         ("OMP_NUM_THREADS", "banana", "OMP_NUM_THREADS='banana' must be a whole number from 1 to 65536: write threads"),
-        ("COLLECTIVES_LINKS", "/dev/null", "COLLECTIVES_LINKS='/dev/null' is no folder: name one, or write 0 to keep"),
-        ("COLLECTIVES_CALLS", "/dev/null", "COLLECTIVES_CALLS='/dev/null' is no folder: name one, or write 0 to keep"),
+        (
+            "COLLECTIVES_LINKS",
+            "/dev/null",
+            "COLLECTIVES_LINKS='/dev/null' is not a folder: name one, or write 0 to keep",
+        ),
+        (
+            "COLLECTIVES_CALLS",
+            "/dev/null",
+            "COLLECTIVES_CALLS='/dev/null' is not a folder: name one, or write 0 to keep",
+        ),
         ("COLLECTIVES_CALLS", "/dev/null/x", "COLLECTIVES_CALLS='/dev/null/x' cannot be written: name a folder that"),
         ("COLLECTIVES_TIMEOUT_S", "nan", "COLLECTIVES_TIMEOUT_S='nan': write seconds, as in 600, or 0 for no limit"),
         ("COLLECTIVES_TIMEOUT_S", "1e300", "COLLECTIVES_TIMEOUT_S='1e300': write seconds, as in 600, or 0 for no"),

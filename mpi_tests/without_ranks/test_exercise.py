@@ -281,11 +281,11 @@ REFUSED = {
     ),
     "no move": (
         "def all_gather(rank, size):\n    yield (rank,)\n",
-        "my.py:2: 0 is no move of this exercise: use Send, Recv, RecvReduce, Copy",
+        "my.py:2: 0 is not a move of this exercise: use Send, Recv, RecvReduce, Copy",
     ),
     "a move of another kind": (
         "from collectives.schedule.moves import Barrier\ndef all_gather(rank, size):\n    yield (Barrier((0, 1)),)\n",
-        "my.py:3: Barrier(ranks=(0, 1)) is no move of this exercise: use Send, Recv, RecvReduce, Copy",
+        "my.py:3: Barrier(ranks=(0, 1)) is not a move of this exercise: use Send, Recv, RecvReduce, Copy",
     ),
     "a chunk's number for a run": (
         "def all_gather(rank, size):\n    yield (Send(1, rank),)\n",
@@ -295,7 +295,7 @@ REFUSED = {
         "def all_gather(rank, size):\n    yield [Send(1, range(0, 4, 2))]\n",
         "my.py:2: Send's run is range(0, 4, 2): use a range of consecutive chunks, as chunk(0, size)",
     ),
-    "a rank that is no number": (
+    "a rank that is not a number": (
         "def all_gather(rank, size):\n    yield (Recv(rank / 2, range(1)),)\n",
         "my.py:2: Recv's source is 0.0: use the number of a rank",
     ),
@@ -327,7 +327,7 @@ def all_gather(rank, size):
         ("sum(range(10**15))\n", "is endless, and catches what would end it"),
         ("import os\nos._exit(0)\n", "ends the process that judges it, with status 0"),
         ("import ctypes\nctypes.string_at(0)\n", "ends the process that judges it, by SIGSEGV"),
-        (SLOW, "takes too long: it is not"),
+        (SLOW, "takes too long: judging it was stopped"),
     ],
     ids=["waits", "computes", "ends", "crashes", "slow"],
 )
@@ -373,7 +373,7 @@ def all_gather(rank, size):
         (
             "1f1b",
             "def one_f_one_b(stage, num_stages, num_micro_batches):\n    yield 'F0'\n",
-            "my.py:2: 'F0' is no action: write stage, kind (F, B, I, W) and micro-batch, as in 2F0",
+            "my.py:2: 'F0' is not an action: write stage, kind (F, B, I, W) and micro-batch, as in 2F0",
         ),
         (
             "zero3",

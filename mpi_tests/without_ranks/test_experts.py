@@ -115,9 +115,9 @@ def test_uneven_choices_keep_no_rank_from_its_part():
 
 @pytest.mark.parametrize(("settings", "words"), [
     ((0, 2, 4), "ep=2 divides the experts of a mixture: set num_experts to a multiple of 2, or ep=1"),
-    ((6, 4, 8), "num_experts=6 can't be split over ep=4: use an ep of 1, 2"),
-    ((8, 4, 2), "ep=4 must divide dp=2, which it lies in: use an ep of 1, 2"),
-    ((8, 4, 6), "ep=4 must divide dp=6, which it lies in: use an ep of 1, 2"),
+    ((6, 4, 8), "num_experts=6 is not divisible by ep=4: use an ep of 1, 2"),
+    ((8, 4, 2), "ep=4 must divide dp=2, within which it lies: use an ep of 1, 2"),
+    ((8, 4, 6), "ep=4 must divide dp=6, within which it lies: use an ep of 1, 2"),
 ])  # fmt: skip
 def test_experts_that_ranks_cannot_divide_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):

@@ -169,9 +169,12 @@ def test_flops_of_gpt2_small():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"n_embd": 100, "n_head": 6}, "n_embd=100 can't be split over n_head=6: use 96 or 102"),
-        ({"n_embd": 4, "n_head": 6}, "n_embd=4 can't be split over n_head=6: use 6"),
-        ({"n_embd": 24, "n_head": 6, "n_kv_head": 4}, "n_head=6 can't share n_kv_head=4 evenly: use one of 1, 2, 3, 6"),
+        ({"n_embd": 100, "n_head": 6}, "n_embd=100 is not divisible by n_head=6: use 96 or 102"),
+        ({"n_embd": 4, "n_head": 6}, "n_embd=4 is not divisible by n_head=6: use 6"),
+        (
+            {"n_embd": 24, "n_head": 6, "n_kv_head": 4},
+            "n_head=6 is not divisible by n_kv_head=4: use one of 1, 2, 3, 6",
+        ),
         ({"n_kv_head": 0}, "n_kv_head=0 must be from 1 to 65536"),
         ({"n_layer": 0}, "n_layer=0 must be from 1 to 1000"),
         ({"vocab_size": -1}, "vocab_size=-1 must be from 1 to 1048576 tokens"),

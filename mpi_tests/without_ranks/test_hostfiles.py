@@ -46,7 +46,7 @@ SAVES = 'trap "echo saved; sleep 0.1; exit 0" USR1; for i in $(seq 600); do slee
             SAVES,
             1,
             0,
-            ["saved", "The time limit is near: requeueing the job, which goes on from its checkpoint.", "again"],
+            ["saved", "The time limit is near: requeueing the job, which resumes from its checkpoint.", "again"],
         ),
         (SAVES.replace("exit 0", "exit 4"), 2, 4, ["saved"]),
     ],

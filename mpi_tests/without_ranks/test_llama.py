@@ -192,7 +192,7 @@ def test_weights_in_several_files(tmp_path):
         ({"rope_scaling": {**SCALING, "factor": 2.0}}, "rope_scaling has no original_max_position_embeddings; get"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'; only 'default' and 'llama3' can"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'; only 'default' and 'llama3' can be loaded"),
-        ({"rope_parameters": "none"}, "rope_parameters is 'none'; settings by name are wanted"),
+        ({"rope_parameters": "none"}, "rope_parameters is 'none'; an object of settings is expected"),
         ({"head_dim": 8}, "head_dim is 8; only hidden_size / num_attention_heads can be loaded"),
         ({"intermediate_size": 41}, "mlp.down_proj.weight is (24, 40), but (24, 41) by config.json"),
         ({"hidden_size": ...}, "config.json: no hidden_size; pass a directory written by save_hugging_face"),

@@ -88,7 +88,7 @@ def test_wandb_gets_the_settings_and_numbers_by_their_steps(monkeypatch):
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_what_is_not_installed_is_refused_where_it_is_needed(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    words = f"{name}=x needs {name}: pip install '.[logs]', or leave it out"
+    words = f"{name}=x needs {name}: pip install '.[logs]', or omit it"
     with pytest.raises(ValueError, match=re.escape(words)):
         check_logs(Config(**{name: "x"}))
     check_logs(Config(**{name: "x"}), rank=1)
@@ -100,7 +100,7 @@ def test_wandb_that_does_not_begin_is_one_line(monkeypatch):
         raise RuntimeError("no key\nis set")
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    with pytest.raises(ValueError, match=r"wandb=gpt does not begin \(no key is set\): log in, or leave it out"):
+    with pytest.raises(ValueError, match=r"wandb=gpt does not start \(no key is set\): log in, or omit it"):
         give(wandb="gpt")
 
 
@@ -158,16 +158,16 @@ def test_a_metrics_file_that_cannot_be_written_is_said_once(tmp_path, capsys):
     sink = TextFile(str(tmp_path / "none" / "run.prom"), "out", 1)
     sink({"iter": 1})
     sink({"iter": 2})
-    assert capsys.readouterr().out.count("can't be written (No such file or directory): the run goes on") == 1
+    assert capsys.readouterr().out.count("can't be written (No such file or directory): the run continues") == 1
 
 
 @pytest.mark.parametrize("name", ["report", "prometheus"])
 def test_files_of_a_run_are_refused_ahead_of_it(tmp_path, name):
     path = tmp_path / "none" / "file"
-    with pytest.raises(ValueError, match=re.escape(f"{name}={path} can't be written: pass a path in a folder")):
+    with pytest.raises(ValueError, match=re.escape(f"{name}={path} can't be written: pass a path in an existing")):
         check_files(Config(**{name: str(path)}), rank=0)
     check_files(Config(**{name: str(path)}), rank=1)
-    with pytest.raises(ValueError, match=re.escape(f"{name}=x is of training: leave it out with eval_only")):
+    with pytest.raises(ValueError, match=re.escape(f"{name}=x applies to training: omit it with eval_only")):
         check_files(Config(**{name: "x"}, eval_only=True, resume="y"), rank=1)
 
 

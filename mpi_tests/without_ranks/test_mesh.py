@@ -39,5 +39,5 @@ def test_an_axis_that_does_not_fit_into_another_is_refused(within):
 
 
 def test_two_open_axes_are_refused():
-    with pytest.raises(ValueError, match="dp, sp are all open"):
+    with pytest.raises(ValueError, match="dp, sp are all None"):
         mesh_shape(8, dp=None, sp=None)

@@ -57,9 +57,9 @@ def test_parts_make_one_table(tmp_path):
         (1, "ERROR a.py::b - OSError\n1 error in 3 s", FAILED),  # of a fixture
         (1, "FAILED a.py::b - numba.core.errors.TypingError\n1 failed in 3 s", BROKEN),
         (1, "mpirun has found no slots", BROKEN),
-        (1, f"{ON_RANKS}not over after 60 s; here:", LATE),
+        (1, f"{ON_RANKS}not finished after 60 s; here:", LATE),
         (1, f"{ON_RANKS}rank 0 failed 20 s ago; here:", FAILED),
-        (1, "\n==== rank 1 of 2: collection: not over after 600 s; here:", BROKEN),
+        (1, "\n==== rank 1 of 2: collection: not finished after 600 s; here:", BROKEN),
         (2, "ERROR a.py - ImportError\n1 error in 3 s", BROKEN),
         (3, "INTERNALERROR> Traceback", BROKEN),
         (4, "ERROR: file or directory not found: a.py", BROKEN),

@@ -51,7 +51,7 @@ def test_measured_costs_are_no_integers():
 
 @pytest.mark.parametrize("num_stages", [0, 5])
 def test_more_stages_than_layers(num_stages):
-    message = f"{num_stages} stages can't be cut from 4 layers: use 1 to 4 stages"
+    message = f"4 layers can be cut into 1 to 4 stages, not {num_stages}"
     with pytest.raises(ValueError, match=re.escape(message)):
         balance([1, 2, 3, 4], num_stages)
 

@@ -26,7 +26,7 @@ def written(*orders):
 
 def test_a_grid_in_letters():
     assert text(planned(price(one_f_one_b(3, 4)))).splitlines() == [
-        "1f1b: 18 s, bubble 33.3%, activations alive at most 3 2 1",
+        "1f1b: 18 s, bubble 33.3%, live activations at most 3 2 1",
         "rank 0  F0F1F2........B0--F3B1--..B2--..B3--",
         "rank 1  ..F0F1....B0--F2B1--F3B2--..B3--....",
         "rank 2  ....F0B0--F1B1--F2B2--F3B3--........",
@@ -180,7 +180,7 @@ def test_the_command_checks_files(capsys, tmp_path):
     assert main(["check", str(good)]) == 0
     assert (
         capsys.readouterr().out
-        == f"{good} holds: 3 ranks, 3 stages, 4 micro-batches, activations alive at most 3 on each rank\n"
+        == f"{good} holds: 3 ranks, 3 stages, 4 micro-batches, live activations at most 3 on each rank\n"
     )
     assert main(["check", str(good), str(bad)]) == 2
     assert str(bad) in capsys.readouterr().err
@@ -199,7 +199,7 @@ def test_the_command_checks_files(capsys, tmp_path):
         ("draw --png no/such/a.png", "no/such/a.png can't be written"),
         ("draw --out no/such/a.csv", "no/such/a.csv can't be written"),
         ("draw --file no.csv", "No such file or directory: 'no.csv'"),
-        ("draw --file no.csv --stages 3", "--stages 3: the file no.csv says that; leave out one of them"),
+        ("draw --file no.csv --stages 3", "--stages 3: the file no.csv sets it; omit one of them"),
         ("search --memory 1 --virtual_stages 2", "a limit of 1 activations"),
         ("search --memory 4 4", "2 limits for 4 ranks: pass one, or 4"),
         ("search --schedule 1f1b", "unrecognized arguments: --schedule 1f1b"),

@@ -120,5 +120,5 @@ def test_times_that_make_no_sense_are_refused(costs, message):
 
 
 def test_ranks_that_wait_for_ever_are_named():
-    with pytest.raises(ValueError, match="no rank can go on; waiting: 0B0 on rank 0, 1F0 on rank 1"):
+    with pytest.raises(ValueError, match="no rank can proceed; waiting: 0B0 on rank 0, 1F0 on rank 1"):
         price(written("0B0 0F0", "1F0 1B0"))

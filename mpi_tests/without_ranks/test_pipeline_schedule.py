@@ -188,7 +188,7 @@ DAMAGES = {
     "a stage is not there": (written("0F0 0B0", "2F0 2B0"), "1F0 is missing, of stages 0 to 2", ActionPosition(1, 0)),
     "a far micro-batch": (written("0F0 0B0 0F999999999 0B999999999"), "0F1 is missing", ActionPosition(0, 4)),
     "a far stage": (written("0F0 0B0 999999999F0"), "1F0 is missing", ActionPosition(0, 2)),
-    "twice": (changed(PLAIN, 1, [*ONE[:5], ONE[4], *ONE[5:]]), "1F3 is there twice", ActionPosition(1, 5)),
+    "twice": (changed(PLAIN, 1, [*ONE[:5], ONE[4], *ONE[5:]]), "1F3 appears twice", ActionPosition(1, 5)),
     "whole and part": (
         changed(PLAIN, 1, [*ONE[:6], parse("1W0"), *ONE[6:]]),
         "1W0 is a part of 1B0",
@@ -204,8 +204,8 @@ DAMAGES = {
         "1B1 is on rank 2, but stage 1 belongs to rank 1",
         ActionPosition(2, 3),
     ),
-    "no action": (changed(PLAIN, 1, [*ONE, Action(1, "X", 0)]), "1X0 is no action", ActionPosition(1, 16)),
-    "below zero": (changed(PLAIN, 1, [*ONE, Action(1, "F", -1)]), "1F-1 is no action", ActionPosition(1, 16)),
+    "no action": (changed(PLAIN, 1, [*ONE, Action(1, "X", 0)]), "1X0 is not an action", ActionPosition(1, 16)),
+    "below zero": (changed(PLAIN, 1, [*ONE, Action(1, "F", -1)]), "1F-1 is not an action", ActionPosition(1, 16)),
     "no actions": (
         replace(PLAIN, orders=(*PLAIN.orders, ()), peaks=(9,) * 5),
         "rank 4 has no action",
@@ -234,12 +234,12 @@ DAMAGES = {
     ),
     "a lower peak": (
         replace(PLAIN, peaks=(4, 2, 2, 1)),
-        "1F2 makes 3 activations alive on rank 1, wh",
+        "1F2 makes 3 live activations on rank 1, wh",
         ActionPosition(1, 2),
     ),
     "weights too late": (
         changed(H1, 2, moved(H1.orders[2], 6, 7)),
-        "2F3 makes 4 activations alive on rank 2, which states 3",
+        "2F3 makes 4 live activations on rank 2, which states 3",
         ActionPosition(2, 6),
     ),
 }
@@ -352,7 +352,7 @@ PROGRAMS = {  # of the middle rank
     "posted twice": (again(PostRecv, -1), "is posted out of turn on rank 1"),
     "posted for nothing": (lambda ops: [*ops, PostRecv(STRAY.message._replace(dest=1))], "is never taken on rank 1"),
     "taken twice": (again(WaitRecv, 3), "is taken out of turn on rank 1"),
-    "posted too far ahead": (all_posts_first, "receives are posted at once on rank 1"),
+    "posted too far ahead": (all_posts_first, "receives are posted together on rank 1"),
 }
 
 
@@ -402,16 +402,16 @@ def test_blanks_commas_and_comments(text, tmp_path):
 
 
 BAD_FILES = {
-    b"0F0 0B0\n1F0 1X0\n": ", line 2, cell 2: '1X0' is no action: write stage, kind (F, B, I, W) and micro-batch",
-    b"\n# one\n0F0,,0SEND_F0,0B0\n": ", line 3, cell 3: '0SEND_F0' is no action: ",
-    b"0F0;0B0": ", line 1, cell 1: '0F0;0B0' is no action: ",
+    b"0F0 0B0\n1F0 1X0\n": ", line 2, cell 2: '1X0' is not an action: write stage, kind (F, B, I, W) and micro-batch",
+    b"\n# one\n0F0,,0SEND_F0,0B0\n": ", line 3, cell 3: '0SEND_F0' is not an action: ",
+    b"0F0;0B0": ", line 1, cell 1: '0F0;0B0' is not an action: ",
     b"0F0 0B0\n,,# idle\n": ", line 2: a rank without actions; write some, as 0F0 0F1 0B0 0B1, or no line",
     b"# nothing\n": " has no actions: write a line of them for each rank, as 0F0 0F1 0B0 0B1",
     b"": " has no actions: write a line of them for each rank, as 0F0 0F1 0B0 0B1",
-    b"\x89PNG": " is no text (",
+    b"\x89PNG": " is not text (",
     b"#\n0F0 0B0\n\n,1F0,,1F1,1B0\n": ", line 2, behind the last cell: schedule 'given': 0F1 is missing, of",
     b"0F0 0B0\n,1B0,,1F0\n": ", line 2, cell 2: schedule 'given': 1B0 needs 1F0, which has not been done on rank 1",
-    b"0F0,0B0,0F0": ", line 1, cell 3: schedule 'given': 0F0 is there twice",
+    b"0F0,0B0,0F0": ", line 1, cell 3: schedule 'given': 0F0 appears twice",
     b"0F0 0F1 1B0 0B0 0B1\n# two\n1F0 1F1 1B1": ", line 1, cell 3: schedule 'given': 1B0 is on rank 0, but",
 }
 

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, policies
-from parallelism.pipeline.schedule.improve import found, improve
+from parallelism.pipeline.schedule.improve import improve, timed
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.schedule.proof import prove
 from parallelism.pipeline.schedule.registry import make
-from parallelism.pipeline.schedule.search import bound_s, finished, known, placements, search
+from parallelism.pipeline.schedule.search import bound_s, finished, placements, registered, search
 
 WORK = 300_000  # less than what users get
 
@@ -45,7 +45,7 @@ def test_at_least_as_good_as_every_known_schedule(num_ranks, num_micro_batches, 
     timeline = price(made, costs)
     limits = limit if isinstance(limit, list) else [limit or 99] * num_ranks
     assert all(peak <= most for peak, most in zip(timeline.peaks, limits, strict=True))
-    for other in known(num_ranks, num_micro_batches, virtual_stages):
+    for other in registered(num_ranks, num_micro_batches, virtual_stages):
         beside = price(other, costs)
         if all(peak <= most for peak, most in zip(beside.peaks, limits, strict=True)):
             assert timeline.span_s <= beside.span_s * (1 + 1e-9), other.name
@@ -62,7 +62,7 @@ def test_at_least_as_good_as_every_known_schedule(num_ranks, num_micro_batches, 
 )
 def test_better_where_it_matters(shape, costs, limit, gain):
     found_s = price(search(*shape, costs, limit, work=WORK), costs).span_s
-    fitting = [timeline for each in known(*shape) if max((timeline := price(each, costs)).peaks) <= limit]
+    fitting = [timeline for each in registered(*shape) if max((timeline := price(each, costs)).peaks) <= limit]
     assert found_s < (1 - gain) * min(timeline.span_s for timeline in fitting)
 
 
@@ -73,12 +73,12 @@ def test_what_cannot_be_beaten_is_kept():
 
 def test_known_schedules_are_there_for_any_number_of_stages_a_rank():
     for virtual_stages in (1, 2, 3):
-        schedules = list(known(4, 8, virtual_stages))
+        schedules = list(registered(4, 8, virtual_stages))
         for each in schedules:
             prove(each)
             assert each.num_stages == 4 * virtual_stages
         assert {"naive", "gpipe", "1f1b", "zb_h1"} <= {each.name for each in schedules}
-    thirds = {each.name: price(each, Costs(1 / 3, 1 / 3, 1 / 3)).span_s for each in known(4, 8, 3)}
+    thirds = {each.name: price(each, Costs(1 / 3, 1 / 3, 1 / 3)).span_s for each in registered(4, 8, 3)}
     assert thirds["1f1b"] == pytest.approx(33)
 
 
@@ -95,7 +95,7 @@ def test_no_policy_runs_out_of_memory():
             for limit in (virtual_stages, virtual_stages + 1, 3 * virtual_stages):
                 job = SchedulingProblem(home, num_micro_batches, costs, (limit,) * num_ranks)
                 for policy in policies(job):
-                    made = finished(found(job, Greedy(job, policy).run()))
+                    made = finished(timed(job, Greedy(job, policy).run()))
                     assert max(made.peaks) <= limit
                     prove(made)
 
@@ -103,7 +103,7 @@ def test_no_policy_runs_out_of_memory():
 def test_nothing_is_faster_than_the_bound():
     for num_ranks, num_micro_batches, virtual_stages, costs, _ in CASES:
         limits = (99,) * num_ranks
-        for schedule in known(num_ranks, num_micro_batches, virtual_stages):
+        for schedule in registered(num_ranks, num_micro_batches, virtual_stages):
             home = tuple(schedule.home[stage] for stage in range(schedule.num_stages))
             least_s = bound_s(SchedulingProblem(home, num_micro_batches, costs, limits))
             assert least_s <= price(schedule, costs).span_s * (1 + 1e-9)
@@ -114,7 +114,7 @@ def test_moving_actions_improves_a_schedule_and_keeps_its_limit():
     costs = Costs(1, 1, 1, 0.5)
     slow = make("1f1b", 4, 8)
     job = SchedulingProblem((0, 1, 2, 3), 8, costs, (5, 5, 5, 5))
-    start = found(job, slow.orders)
+    start = timed(job, slow.orders)
     better = improve(start, random.Random(0), 200_000, 0)
     assert better.span_s < 0.95 * start.span_s <= 0.95 * price(slow, costs).span_s
     made = finished(better)
@@ -126,7 +126,7 @@ def test_moving_actions_improves_a_schedule_and_keeps_its_limit():
 def test_backward_passes_are_whole_where_parts_gain_nothing():
     for name in ("1f1b", "gpipe"):
         made, costs = make(name, 2, 3), Costs(weights=0)
-        parts = found(SchedulingProblem((0, 1), 3, costs, (3, 3)), made.orders)
+        parts = timed(SchedulingProblem((0, 1), 3, costs, (3, 3)), made.orders)
         assert sum(map(len, parts.orders)) == 3 * 2 * 3
         assert finished(parts).orders == made.orders
 

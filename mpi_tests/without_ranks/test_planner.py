@@ -39,7 +39,7 @@ from parallelism.planner import Machine, ParallelLayout, TrainingJob, best
 from parallelism.planner.__main__ import __doc__ as described
 from parallelism.planner.__main__ import main
 from parallelism.planner.counts import block_kept, head_kept, precision_of
-from parallelism.planner.flags import asked
+from parallelism.planner.flags import parse_request
 from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
 from parallelism.planner.memory import Memory, alive, memory, model_shards, outline, rank_params
 from parallelism.planner.passes import PassContext, of_stages
@@ -645,7 +645,7 @@ def test_without_mpi_and_torch():
     run = subprocess.run([sys.executable, "-c", code, *flags], cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
     assert "8 x 8 ranks: InfiniBand NDR" in run.stdout
-    assert "max_iters, eval_interval, lr have no part in this" in run.stdout
+    assert "max_iters, eval_interval, lr do not affect the plan" in run.stdout
     assert re.search(r"\n +\d.* dp \d+", run.stdout)
     assert "\nmpirun -n 64 python -m training --config configs/small.toml --dp" in run.stdout
 
@@ -655,11 +655,11 @@ def test_without_mpi_and_torch():
     [
         ("--hosts 0", "argument --hosts: '0' must be a whole number from 1 to 131072 ranks; see --help"),
         ("--hosts 999999999999", "'999999999999' must be a whole number from 1 to 131072 ranks"),
-        ("--hosts 99999 --gpus 99999", "--hosts 99999 x --gpus 99999 makes 9999800001 ranks: use 131072 at most"),
-        ("--tp 3", "no layout of 8 ranks: none has the values asked for"),
-        ("--tp 8", "no layout of 8 ranks: n_head=4 and n_kv_head=4 can't be split over tp=8"),
+        ("--hosts 99999 --gpus 99999", "--hosts 99999 x --gpus 99999 means 9999800001 ranks: use 131072 at most"),
+        ("--tp 3", "no layout of 8 ranks: none has the requested values"),
+        ("--tp 8", "no layout of 8 ranks: n_head=4 and n_kv_head=4 must both be divisible by tp=8"),
         ("--pp 8", "no layout of 8 ranks: n_layer=4 is fewer than 8 stages"),
-        ("--global_batch_size 3 --dp 8", "no layout of 8 ranks: global_batch_size=3 can't be shared by dp=8"),
+        ("--global_batch_size 3 --dp 8", "no layout of 8 ranks: global_batch_size=3 is not divisible by dp=8"),
         ("--micro_batch_size 0", "micro_batch_size=0 must be from 1 to 1000000 samples"),
         ("--fabric 100gbe", "--fabric 100gbe has no device: pass --tflops and --memory, or --measure"),
         ("--tflops 0", "argument --tflops: '0' must be a number above 0 and at most 1000000 TFLOP/s"),
@@ -667,9 +667,9 @@ def test_without_mpi_and_torch():
         ("--master_weights", "master_weights are kept beside 16-bit parameters, but dtype=float32: use bfloat16"),
         ("--within 1 0", "--within 1 0: 0 must be above 0 and at most 1000000000 GB/s"),
         ("--zero_stage 4", "invalid choice"),
-        ("--n_embd 190", "n_embd=190 can't be split over n_head=4"),
+        ("--n_embd 190", "n_embd=190 is not divisible by n_head=4"),
         ("--config nowhere.toml", "nowhere.toml: can't be read"),
-        ("--schedule zb_v --virtual_stages 3 --pp 2", "schedule and virtual_stages don't go together"),
+        ("--schedule zb_v --virtual_stages 3 --pp 2", "schedule and virtual_stages are incompatible"),
         ("--number 0", "argument --number: '0' must be a whole number from 1 to 1000"),
         ("--bucket_mb 0", "bucket_mb=0.0 must be above 0 and at most 65536 MiB"),
         ("--bucket_mb nan", "bucket_mb=nan must be above 0"),
@@ -690,7 +690,7 @@ def test_bad_files(capsys, tmp_path):
         ("zero_stage = 7", "zero_stage=7 is unknown: use 0, 1, 2, 3"),
         ("schedule = 'best'", "schedule='best' is unknown: use naive, gpipe, "),
         ("tp = 'two'", "tp='two' must be of type int"),
-        ("[model]\nn_layer = 3", "job.toml: [model] is a table, but settings stand in none: write them without its"),
+        ("[model]\nn_layer = 3", "job.toml: [model] is a table, but settings are not grouped in tables: remove its"),
         ("bucket_mb = nan", "job.toml: bucket_mb=nan must be above 0"),
     ):
         (tmp_path / "job.toml").write_text(line)
@@ -700,10 +700,10 @@ def test_bad_files(capsys, tmp_path):
 
 def test_what_a_file_says_of_layouts_stands(tmp_path):
     (tmp_path / "job.toml").write_text("tp = 2\nmicro_batch_size = 4\nnum_micro_batches = 3\nlr = 1.0")
-    found = asked(["--config", str(tmp_path / "job.toml"), "--pp", "1", "--hosts", "2"], None)
+    found = parse_request(["--config", str(tmp_path / "job.toml"), "--pp", "1", "--hosts", "2"], None)
     assert found.fixed == {"pp": 1, "tp": 2}
     assert found.job.global_batch_size == 16 * 4 * 3
-    assert asked(["--micro_batch_size", "4"], None).fixed == {"micro_batch_size": 4}
+    assert parse_request(["--micro_batch_size", "4"], None).fixed == {"micro_batch_size": 4}
 
 
 @pytest.mark.parametrize("command", re.findall(r"^python -m parallelism.planner (.*)", described, re.MULTILINE))

@@ -9,7 +9,7 @@ from models.flags import parse
 from models.presets import PRESETS, shape_of
 from mpi_tests.helpers.launch import ROOT
 from parallelism.planner import ParallelLayout, TrainingJob
-from parallelism.planner.flags import asked
+from parallelism.planner.flags import parse_request
 from parallelism.planner.memory import rank_params
 from training.checks import num_micro_batches
 from training.config import Config
@@ -94,11 +94,11 @@ def test_a_depths_batch_is_what_ranks_can_share_and_data_has(settings, dp_size, 
     [
         ({"model": "gpt3"}, "model='gpt3' is unknown: use gpt2-tiny, gpt2, "),
         ({"depth": 0}, "depth=0 must be from 1 to 1000"),
-        ({"model": "llama", "dropout": 0.1}, "dropout=0.1 is no setting of model=llama: leave it out, or use another"),
-        ({"model": "llama", "bias": True}, "bias=True is no setting of model=llama"),
-        ({"model": "llama", "num_experts": 4}, "num_experts=4 is no setting of model=llama"),
-        ({"n_hidden": 64}, "n_hidden=64 is no setting of model=gpt2-tiny"),
-        ({"tied": False}, "tied=False is no setting of model=gpt2-tiny"),
+        ({"model": "llama", "dropout": 0.1}, "dropout=0.1 is not a setting of model=llama: omit it, or use another"),
+        ({"model": "llama", "bias": True}, "bias=True is not a setting of model=llama"),
+        ({"model": "llama", "num_experts": 4}, "num_experts=4 is not a setting of model=llama"),
+        ({"n_hidden": 64}, "n_hidden=64 is not a setting of model=gpt2-tiny"),
+        ({"tied": False}, "tied=False is not a setting of model=gpt2-tiny"),
     ],
 )
 def test_what_a_model_lacks_is_refused(settings, message):
@@ -108,5 +108,5 @@ def test_what_a_model_lacks_is_refused(settings, message):
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
 def test_the_planner_reads_the_shape_that_a_run_has(path):
-    config, job = parse(Config, "", ["--config", str(path)]), asked(["--config", str(path)], None).job
+    config, job = parse(Config, "", ["--config", str(path)]), parse_request(["--config", str(path)], None).job
     assert job.model == shape_of(config, job.model.vocab_size)

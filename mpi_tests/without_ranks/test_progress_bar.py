@@ -22,7 +22,7 @@ class Terminal:
 
 
 def on_terminal(monkeypatch):
-    """Within a test, as pytest sets its own output before."""
+    """Replace stdout, within a test, as pytest sets its own output before."""
     monkeypatch.setattr(sys, "stdout", Terminal())
     return sys.stdout
 

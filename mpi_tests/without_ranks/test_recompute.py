@@ -81,18 +81,18 @@ class Storages(TorchDispatchMode):
 
     def __init__(self, model):
         super().__init__()
-        self.made, self.parameters = {}, {p.untyped_storage()._cdata for p in model.parameters()}
+        self.tensors, self.parameters = {}, {p.untyped_storage()._cdata for p in model.parameters()}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
             if storage and storage._cdata not in self.parameters:
-                self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                self.tensors[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         return result
 
     def kept_bytes(self):
-        return sum(nbytes for storage, nbytes in self.made.values() if not storage.expired())
+        return sum(nbytes for storage, nbytes in self.tensors.values() if not storage.expired())
 
 
 def cost(mode, dropout):

@@ -92,11 +92,11 @@ COMMAND_LINES = [
     (["--lr", "fast"], "argument --lr: invalid float value: 'fast'; see --help"),
     (["--learning_rate", 1], "unrecognized arguments: --learning_rate 1; see --help"),
     (["--sp_mode", "rings"], "argument --sp_mode: invalid choice: 'rings'"),
-    (["--config", "{tmp}/bad.toml"], "bad.toml: learning_rate is no setting; there are data, "),
+    (["--config", "{tmp}/bad.toml"], "bad.toml: learning_rate is not a setting; there are data, "),
     (["--config", "{tmp}/type.toml"], "type.toml: n_layer='two' must be of type int"),
     (["--config", "{tmp}/broken.toml"], "broken.toml: not TOML: Invalid value (at end of document)"),
     (["--config", "{tmp}/none.toml"], "none.toml: can't be read (No such file or directory); check the path"),
-    (["--config", "/dev/zero"], "/dev/zero: no file of settings; check the path"),
+    (["--config", "/dev/zero"], "/dev/zero: no such settings file; check the path"),
     (["--config", "{tmp}/bytes.toml"], "bytes.toml: not TOML: 'utf-8' codec can't decode byte 0xff"),
     (["--config", "{tmp}/deep.toml"], "deep.toml: not TOML: "),
     (["--config", "{tmp}/stage.toml"], "stage.toml: zero_stage=7 is unknown: use 0, 1, 2, 3"),
@@ -104,9 +104,12 @@ COMMAND_LINES = [
     (["--config", "{tmp}/recompute.toml"], "recompute.toml: recompute='foo' is unknown: use none, full, selective"),
     (["--config", "{tmp}/data.toml"], "data.toml: data=[1] must be of type list of str"),
     (["--config", "{tmp}/nan.toml"], "nan.toml: lr=nan must be above 0 and at most 100"),
-    (["--config", "{tmp}/table.toml"], "table.toml: [model] is a table, but settings stand in none: write them"),
+    (
+        ["--config", "{tmp}/table.toml"],
+        "table.toml: [model] is a table, but settings are not grouped in tables: remove",
+    ),
     (["--foo\nbar"], "unrecognized arguments: --foo bar; see --help"),
-    (["--out_dir", "a\nb"], r"out_dir='a\nb' has characters that are no text: leave them out"),
+    (["--out_dir", "a\nb"], r"out_dir='a\nb' has characters that are not text: remove them"),
 ]
 DATA = [
     (["--data", "no-such-file.txt"], "no-such-file.txt: no such file; check the path"),
@@ -116,24 +119,27 @@ DATA = [
     (["--data", "{tmp}/words.txt", "--block_size", 64], "are too few for block_size=64; use block_size=21 or less"),
     (
         ["--data", "{tmp}/words.txt", "--micro_batch_size", 16],
-        "num_samples=23 don't fill one batch of batch_size=32: use a smaller batch",
+        "num_samples=23 is below batch_size=32: use a smaller batch",
     ),
     (["--val_fraction", 1], "val_fraction=1.0 must be above 0 and below 1"),
     (["--seed", -1], f"seed=-1 must be from 0 to {2**63 - 1}"),
     (["--init_from", "{tmp}"], "config.json: no such file; pass a directory written by save_hugging_face"),
-    (["--init_from", "{tmp}/list"], "list/config.json: a list, but settings by name are wanted; get the file again"),
+    (
+        ["--init_from", "{tmp}/list"],
+        "list/config.json: a list, but an object of settings is expected; get the file again",
+    ),
     (["--init_from", "{tmp}/broken"], "broken/config.json: not JSON (Expecting property name"),
     (["--init_from", "{tmp}/words"], "words/config.json: n_layer='two' must be of type int"),
     (["--init_from", "{tmp}/negative"], "negative/config.json: n_embd=-1 must be from 1 to 1048576"),
-    (["--document_end", 999], "document_end=999 is no token of Python language reference: use one from 0 to 255"),
-    (["--data", "/dev/zero"], "/dev/zero: no regular file; pass one that every rank can read from its beginning"),
+    (["--document_end", 999], "document_end=999 is not a token of Python language reference: use one from 0 to 255"),
+    (["--data", "/dev/zero"], "/dev/zero: not a regular file; pass one that every rank can read"),
 ]
 SETTINGS = [
     (["--max_iters", 0], "max_iters=0 must be from 1 to 1000000000"),
     (["--micro_batch_size", 0], "micro_batch_size=0 must be from 1 to 1000000 samples"),
     (["--bucket_mb", 0], "bucket_mb=0.0 must be above 0 and at most 65536 MiB"),
-    (["--n_embd", 9, "--n_head", 2], "n_embd=9 can't be split over n_head=2: use 8 or 10"),
-    (["--n_head", 4, "--n_kv_head", 3], "n_head=4 can't share n_kv_head=3 evenly: use one of 1, 2, 4"),
+    (["--n_embd", 9, "--n_head", 2], "n_embd=9 is not divisible by n_head=2: use 8 or 10"),
+    (["--n_head", 4, "--n_kv_head", 3], "n_head=4 is not divisible by n_kv_head=3: use one of 1, 2, 4"),
     (["--dropout", 1], "dropout=1.0 must be at least 0 and below 1"),
     (["--master_weights"], "master_weights are kept beside 16-bit parameters, but dtype=float32: use bfloat16 or"),
     (["--grad_dtype", "float16"], "grad_dtype=float16 beside dtype=float32, master_weights=False: use float32 or"),
@@ -143,24 +149,24 @@ SETTINGS = [
     ),
     (["--device", "tpu"], "device 'tpu' is unknown: use 'cpu', 'cuda'"),
     (["--checkpoint_interval", -1], "checkpoint_interval=-1 must be from 0 to 1000000000"),
-    (["--checkpoint_interval", 1], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
-    (["--resume", "auto"], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
-    (["--eval_only"], "eval_only is about weights that are there: set resume or init_from"),
-    (["--eval_only", "--resume", "auto"], "resume and checkpoint_interval are about checkpoints: set checkpoint_dir"),
+    (["--checkpoint_interval", 1], "resume and checkpoint_interval need checkpoints: set checkpoint_dir"),
+    (["--resume", "auto"], "resume and checkpoint_interval need checkpoints: set checkpoint_dir"),
+    (["--eval_only"], "eval_only evaluates existing weights: set resume or init_from"),
+    (["--eval_only", "--resume", "auto"], "resume and checkpoint_interval need checkpoints: set checkpoint_dir"),
     (["--optimizer", "adam"], "argument --optimizer: invalid choice: 'adam' (choose from "),
-    (["--momentum", 0.9], "momentum=0.9 is of sgd and muon, not of adamw: leave it out, or set optimizer"),
-    (["--muon_lr", 0.5], "muon_lr=0.5 is of muon, not of adamw: leave it out, or set optimizer"),
-    (["--optimizer", "sgd", "--beta2", 0.5], "beta2=0.5 is of adamw and muon, not of sgd: leave it out, or set"),
+    (["--momentum", 0.9], "momentum=0.9 applies to sgd and muon, not to adamw: omit it, or set optimizer"),
+    (["--muon_lr", 0.5], "muon_lr=0.5 applies to muon, not to adamw: omit it, or set optimizer"),
+    (["--optimizer", "sgd", "--beta2", 0.5], "beta2=0.5 applies to adamw and muon, not to sgd: omit it, or set"),
     (["--tensorboard", "/dev/null/x"], "tensorboard=/dev/null/x: Not a directory: use another folder"),
     (
         ["--eval_only", "--resume", "auto", "--init_from", "out", "--checkpoint_dir", "out"],
-        "eval_only is about resume=auto or init_from=out: leave one out",
+        "eval_only evaluates either resume=auto or init_from=out: omit one",
     ),
     (["--momentum", 1, "--optimizer", "sgd"], "momentum=1.0 must be at least 0 and below 1"),
     (["--min_lr", 1, "--lr", 0.5], "min_lr=1.0 must be at most lr=0.5, from which it falls"),
     (
         ["--lr_schedule", "constant", "--lr_decay_iters", 5],
-        "min_lr and lr_decay_iters are of rates that fall, not of lr_schedule=constant: leave them out",
+        "min_lr and lr_decay_iters apply to decaying rates, not to lr_schedule=constant: omit them",
     ),
     (
         ["--lr_schedule", "wsd", "--lr_decay_iters", 5],
@@ -177,13 +183,13 @@ LAYOUTS = [
     (["--tp", 0], "tp=0 must be from 1 to 131072 ranks"),
     (
         ["--global_batch_size", 5, "--micro_batch_size", 2],
-        "global_batch_size=5 can't be shared by dp=2 ranks in "
+        "global_batch_size=5 is not divisible by dp=2 ranks in "
         "micro-batches of 2: use a multiple of 4, such as 4, or another micro_batch_size",
     ),
-    (["--tp", 2], "n_head=1 can't be split over tp=2: use a tp of 1, or n_head=2"),
+    (["--tp", 2], "n_head=1 is not divisible by tp=2: use a tp of 1, or n_head=2"),
     (
         ["--tp", 2, "--n_head", 2, "--n_kv_head", 1],
-        "n_kv_head=1 can't be split over tp=2: use a tp of 1, or n_kv_head=2",
+        "n_kv_head=1 is not divisible by tp=2: use a tp of 1, or n_kv_head=2",
     ),
     (["--sp", 2, "--block_size", 6], "a sequence of 6 tokens can't be split over sp=2 ranks in zigzag order: use"),
     (["--sp", 2, "--sp_mode", "ulysses"], "transformer.h.0.attn.attend: 1 query heads can't be exchanged by 2 ranks"),
@@ -197,15 +203,18 @@ LAYOUTS = [
 ]
 PIPELINES = [
     (["--n_layer", 1], "pp=2 with schedule=1f1b makes 2 stages of n_layer=1 blocks: use at most 1 stages, or more"),
-    (["--schedule", "fifo"], "schedule='fifo' is no file, and none of naive, gpipe, 1f1b, "),
+    (["--schedule", "fifo"], "schedule='fifo' is neither a file nor one of naive, gpipe, 1f1b, "),
     (["--virtual_stages", 2], "schedule '1f1b' takes 1 stages a rank, not 2: for 2, use interleaved"),
     (["--schedule", "{tmp}/missing.csv"], "missing.csv, line 2, behind the last cell: "),
     (["--schedule", "{tmp}/other.csv"], "other.csv is for pp=1 and num_micro_batches=1, not for 2 and 1: use those"),
     (["--max_alive", 2], "max_alive=2 limits a searched schedule, not 1f1b: use schedule=search"),
     (["--schedule", "search", "--max_alive", 0], "max_alive=0 must be from 1 to 1000000000"),
-    (["--pp", 1, "--trace", "trace.json"], "trace=trace.json is of a pipeline: use pp of 2 or more, or leave it out"),
-    (["--trace", "{tmp}/none/trace.json"], "none/trace.json can't be written: pass a path in a folder that is there"),
-    (["--trace", "{tmp}"], " can't be written: pass a path in a folder that is there"),
+    (["--pp", 1, "--trace", "trace.json"], "trace=trace.json traces a pipeline: use pp of 2 or more, or omit it"),
+    (
+        ["--trace", "{tmp}/none/trace.json"],
+        "none/trace.json can't be written: pass a path in an existing, writable folder",
+    ),
+    (["--trace", "{tmp}"], " can't be written: pass a path in an existing, writable folder"),
 ]
 
 
@@ -285,8 +294,8 @@ def test_a_run_writes_where_no_other_has(tmp_path, monkeypatch):
     """To the folder asked for, else to a numbered one; a run that goes on, to that of the run before."""
     monkeypatch.chdir(tmp_path)
 
-    def run(asked, before=""):
-        folder = Path(own_out_dir(asked, before))
+    def run(requested, before=""):
+        folder = Path(own_out_dir(requested, before))
         folder.mkdir(exist_ok=True)
         (folder / "metrics.jsonl").touch()
         return str(folder)
@@ -301,7 +310,7 @@ def test_a_run_writes_where_no_other_has(tmp_path, monkeypatch):
     ("settings", "message"),
     [
         ({"data": ["no-such-file.txt"]}, "no-such-file.txt: no such file; check the path"),
-        ({"n_embd": 9, "n_head": 2}, "n_embd=9 can't be split over n_head=2: use 8 or 10"),
+        ({"n_embd": 9, "n_head": 2}, "n_embd=9 is not divisible by n_head=2: use 8 or 10"),
         ({"grad_dtype": "float8"}, "grad_dtype=float8 beside dtype=float32"),
         ({"micro_batch_size": 0}, "micro_batch_size=0 must be from 1 to"),
     ],

@@ -6,7 +6,7 @@ from collectives.torch_backend.rendezvous import misfits
 
 
 @pytest.mark.parametrize(
-    ("told", "odd"),
+    ("numbers", "odd"),
     [
         ([(1, 2), (0, 2)], []),
         ([(0, 3), (1, 3), (0, 3)], [2]),
@@ -15,5 +15,5 @@ from collectives.torch_backend.rendezvous import misfits
         ([(0, 2), (2, 2)], [1]),
     ],
 )
-def test_numbers_of_ranks_that_misfit(told, odd):
-    assert misfits(told) == odd
+def test_numbers_of_ranks_that_misfit(numbers, odd):
+    assert misfits(numbers) == odd

@@ -78,12 +78,12 @@ def test_every_place_gets_every_sample():
 @pytest.mark.parametrize(
     ("args", "options", "message"),
     [
-        ((100, 10, 0, 4), {}, "batch_size=10 can't be shared by 4 ranks: use 8 or 12"),
-        ((100, 3, 0, 4), {}, "batch_size=3 can't be shared by 4 ranks: use 4"),
+        ((100, 10, 0, 4), {}, "batch_size=10 is not divisible by 4 ranks: use 8 or 12"),
+        ((100, 3, 0, 4), {}, "batch_size=3 is not divisible by 4 ranks: use 4"),
         (
             (7, 8, 0, 4),
             {},
-            "num_samples=7 don't fill one batch of batch_size=8: use a smaller batch, or more samples",
+            "num_samples=7 is below batch_size=8: use a smaller batch, or more samples",
         ),
         ((0, 8, 0, 4), {}, "num_samples=0 must be at least 1"),
         ((100, -8, 0, 4), {}, "batch_size=-8 must be at least 1"),

@@ -173,7 +173,7 @@ MUTANTS = {
         ("all_gather", direct.all_gather, [2], put(1, 0, Get(1, run(3), run(3)))),
         "rank 2 in round 1 would get [3] of rank 1 into [3], where rank 1 holds nothing in [3]",
     ),
-    "a rank is left out of a sum": (
+    "a rank is missing from a sum": (
         ("reduce_scatter", direct.reduce_scatter, [1], put(1, 0, GetReduce((0, 1, 2), run(1), run(1)))),
         "rank 1 ends with chunk 1 of r0 + r1 + r2 in [1], must be chunk 1 of r0 + r1 + r2 + r3",
     ),

@@ -40,7 +40,7 @@ class Plain:
         self.events = []
         self.posted = {}  # when both ends of a message of a round are there
         self.open = {}  # (rank, round): messages that have not come; when the last of the others did; folds
-        self.meetings = {}
+        self.barriers = {}
 
     def run(self):
         for rank in range(self.size):
@@ -68,7 +68,7 @@ class Plain:
                     case _:
                         self.ends[rank] += crowd * len(move.run) * self.chunk * net.copy_s_per_byte
             if moves and isinstance(moves[0], Barrier):
-                self.meet(rank, number, moves[0].ranks, crowd)
+                self.synchronize(rank, number, moves[0].ranks, crowd)
                 return
             wires = {}
             for move in moves:
@@ -83,8 +83,8 @@ class Plain:
                 return
             number += 1
 
-    def meet(self, rank, number, ranks, crowd):
-        here = self.meetings.setdefault((number, ranks), [])
+    def synchronize(self, rank, number, ranks, crowd):
+        here = self.barriers.setdefault((number, ranks), [])
         here.append(self.ends[rank])
         if len(here) == len(ranks):
             for other in ranks:
@@ -154,7 +154,7 @@ def test_every_rank_ends_when_a_plain_simulation_says(row):
 
 def test_a_message_without_a_counterpart_is_told():
     lone = Algorithm("all_reduce", "lone", lambda rank, size: iter([(Send(1, range(1)),) if rank == 0 else ()]))
-    with pytest.raises(AssertionError, match="lone on 2 ranks: rank 0 waits for ever in round 0"):
+    with pytest.raises(AssertionError, match="lone on 2 ranks: rank 0 waits forever in round 0"):
         simulate(lone, 8, nodes_of(2), NETWORK)
 
 
@@ -282,18 +282,21 @@ def test_by_round_beyond_a_hundred_ranks(capsys):
             "algorithm 'two_shot' needs shared memory, which",
         ),
         (["--topology", "2y2"], "--topology '2y2': write nodes x ranks, as 512x8, or ndr, 100gbe, slingshot, measured"),
-        (["--topology", "2x2", "--ranks", "5"], "--topology 2x2 has 4 ranks, but --ranks says 5: leave that out"),
-        (["--topology", "measured"], "--topology measured: nothing is kept: run python -m collectives.bench"),
+        (["--topology", "2x2", "--ranks", "5"], "--topology 2x2 has 4 ranks, but --ranks is 5: omit --ranks"),
+        (["--topology", "measured"], "--topology measured: no measurements are saved: run python -m collectives.bench"),
         (["--ranks", "0"], "argument --ranks: '0' must be a whole number from 1 to 131072 ranks; see --help"),
         (["--ranks", "9" * 14], f"argument --ranks: '{'9' * 14}' must be a whole number from 1 to 131072 ranks"),
-        (["--topology", "99999x99999"], "--topology 99999x99999 makes 9999800001 ranks: use 131072 at most"),
-        (["-b", "9" * 400], f"argument -b/--begin: '{'9' * 400}' is no size: write one like 8, 64K, 1M or 1G, at most"),
+        (["--topology", "99999x99999"], "--topology 99999x99999 means 9999800001 ranks: use 131072 at most"),
+        (
+            ["-b", "9" * 400],
+            f"argument -b/--begin: '{'9' * 400}' is not a size: write one like 8, 64K, 1M or 1G, at most",
+        ),
         (["--root", "8"], "--root 8: there are ranks 0 to 7"),
         (["-b", "2M", "-e", "1M"], "--begin 2097152 is above --end 1048576: exchange them"),
         (["-f", "1"], "argument -f/--factor: '1' must be a whole number from 2 to 1073741824; see --help"),
         (["--between", "1", "0"], "--between 1 0: 0 must be above 0 and at most 1000000000 GB/s"),
         (["--between", "nan", "1"], "--between nan 1: nan must be from 0 to 1000000000 us"),
-        (["-b", "x"], "argument -b/--begin: 'x' is no size: write one like 8, 64K, 1M or 1G"),
+        (["-b", "x"], "argument -b/--begin: 'x' is not a size: write one like 8, 64K, 1M or 1G"),
         (["--within", "a", "3"], "argument --within: invalid float value: 'a'; see --help"),
         (["--exact", "--by-round"], "argument --by-round: not allowed with argument --exact"),
     ],

@@ -26,20 +26,20 @@ class Streams:
     """Each thread's current stream, and what was asked of which, in order."""
 
     def __init__(self):
-        self.asked, self.current, self.are_done = [], threading.local(), False
+        self.requests, self.current, self.are_done = [], threading.local(), False
 
     def stream(self, name):
-        asked = self.asked.append
+        requests = self.requests.append
 
         def record_event():
-            asked(f"record on {name}")
+            requests(f"record on {name}")
             return Event(name, self)
 
         return SimpleNamespace(
             name=name,
             record_event=record_event,
-            wait_event=lambda event: asked(f"{name} waits for the event of {event.name}"),
-            synchronize=lambda: asked(f"synchronize {name}"),
+            wait_event=lambda event: requests(f"{name} waits for the event of {event.name}"),
+            synchronize=lambda: requests(f"synchronize {name}"),
         )
 
     @contextmanager
@@ -55,7 +55,7 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams.current.stream)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: streams.stream("own"))
     monkeypatch.setattr(torch.cuda, "stream", streams.use)
-    monkeypatch.setattr(work, "Future", lambda devices: streams.asked.append(devices) or torch.futures.Future())
+    monkeypatch.setattr(work, "Future", lambda devices: streams.requests.append(devices) or torch.futures.Future())
     return streams
 
 
@@ -68,7 +68,7 @@ class Tensor:
         self.name, self.streams = name, streams
 
     def record_stream(self, stream):
-        self.streams.asked.append(f"{self.name} is used on {stream.name}")
+        self.streams.requests.append(f"{self.name} is used on {stream.name}")
 
 
 def test_a_call_comes_after_its_callers_work_and_before_what_follows_its_end(streams):
@@ -76,18 +76,18 @@ def test_a_call_comes_after_its_callers_work_and_before_what_follows_its_end(str
 
     def run(run_plan):
         assert threading.current_thread() is not threading.main_thread()
-        streams.asked.append(f"run on {streams.current.stream.name}")
+        streams.requests.append(f"run on {streams.current.stream.name}")
         run_plan(plan)
 
-    plan = SimpleNamespace(begin=lambda: streams.asked.append("begin"), done=lambda: True)
+    plan = SimpleNamespace(begin=lambda: streams.requests.append("begin"), done=lambda: True)
     x, out, queue = Tensor("x", streams), Tensor("out", streams), work.CallQueue()
     with streams.use(streams.stream("caller's")):
         pending = work.Pending(run, [out], 60.0, [x])
-    assert streams.asked == ["record on caller's", [CUDA]]
-    pending.future.set_result = lambda result: streams.asked.append(f"continue on {streams.current.stream.name}")
+    assert streams.requests == ["record on caller's", [CUDA]]
+    pending.future.set_result = lambda result: streams.requests.append(f"continue on {streams.current.stream.name}")
     queue.add(pending)
     queue.end()
-    assert streams.asked[2:] == [
+    assert streams.requests[2:] == [
         "own waits for the event of caller's",
         "run on own",
         "begin",
@@ -101,7 +101,7 @@ def test_a_call_comes_after_its_callers_work_and_before_what_follows_its_end(str
     assert pending.is_completed()
     with streams.use(streams.stream("another")):
         pending.wait()
-    assert streams.asked[9:] == ["another waits for the event of own"]
+    assert streams.requests[9:] == ["another waits for the event of own"]
 
 
 @pytest.mark.parametrize("has_gaps", [True, False])
@@ -109,7 +109,7 @@ def test_a_message_ends_on_the_stream_of_who_sees_it_first_and_others_follow(str
     monkeypatch.setattr(work, "RecvMessage", SimpleNamespace)
     plan = SimpleNamespace(rounds=[SimpleNamespace(peer=0)], wait=lambda limit_s: None, done=lambda: True)
     target = torch.zeros(4)[:: 1 + has_gaps]
-    received = work.MessageWork(lambda *given, **named: plan, target, 0, 0, 60.0)
+    received = work.MessageWork(lambda *args, **named: plan, target, 0, 0, 60.0)
     received.compact.fill_(7)
     monkeypatch.setattr(work, "event_on", lambda device: streams.current.stream.record_event())
     with streams.use(streams.stream("first")):
@@ -119,12 +119,12 @@ def test_a_message_ends_on_the_stream_of_who_sees_it_first_and_others_follow(str
     with streams.use(streams.stream("second")):
         received.wait()
     assert target.tolist() == [0] * len(target)
-    assert streams.asked == ["record on first", "second waits for the event of first"]
+    assert streams.requests == ["record on first", "second waits for the event of first"]
 
 
 def test_tensors_of_the_cpu_have_no_streams(streams):
     pending = work.Pending(lambda run_plan: None, [torch.ones(1)], 60.0)
     pending.run()
     assert pending.is_success()
-    assert streams.asked == [None]
+    assert streams.requests == [None]
     assert pending.is_completed()

@@ -138,10 +138,10 @@ def test_folders_become_a_page(monkeypatch, capsys, tmp_path):
     ("words", "message"),
     [
         (["none"], "none/metrics.jsonl: No such file or directory: pass the folder that a run has written to"),
-        (["text"], "text/metrics.jsonl: has a line that is no record of a run: pass another folder"),
-        (["numbers"], "numbers/metrics.jsonl: has a line that is no record of a run"),
+        (["text"], "text/metrics.jsonl: has a line that is not a record of a run: pass another folder"),
+        (["numbers"], "numbers/metrics.jsonl: has a line that is not a record of a run"),
         (["empty"], "empty/metrics.jsonl: has no record"),
-        (["a", "./a"], "a is named twice: pass one run, or two to compare"),
+        (["a", "./a"], "a is given twice: pass one run, or two to compare"),
         (["a", "b", "c"], "3 runs can't be compared: pass one, or two"),
         (["a", "--html", "none/x.html"], "none/x.html can't be written"),
     ],

@@ -79,7 +79,7 @@ def part_of(x: Tensor, axis: TensorCollectives, dim: int) -> Tensor:
     Raises: ValueError where the parts would not be equal.
     """
     if x.shape[dim] % axis.size:
-        raise ValueError(f"dim {dim} of {tuple(x.shape)} can't be shared by {axis.size} ranks")
+        raise ValueError(f"dim {dim} of {tuple(x.shape)} is not divisible by {axis.size} ranks")
     return x.chunk(axis.size, dim)[axis.rank]
 
 

@@ -18,7 +18,7 @@ class BoundCollective(NamedTuple):
     """A plan, and torch's views of the memory from where it takes its input and to where it puts its result."""
 
     plan: Plan
-    given: Tensor
+    source: Tensor
     result: Tensor
 
 
@@ -69,14 +69,14 @@ class TensorCollectives(ExposedTime):
         return self.start("all_to_all", x, send_counts=tuple(counts))
 
     def run(self, collective: str, x: Tensor, **arguments: Any) -> Tensor:
-        pending = self._given(collective, x, arguments)
+        pending = self._load(collective, x, arguments)
         with self.waiting():
             pending.bound.plan.begin()  # not started: no thread need move it on, as this one waits
             return pending.wait()
 
     def start(self, collective: str, x: Tensor, **arguments: Any) -> CollectiveWork:
         """Begin a collective, which goes on while this process computes."""
-        pending = self._given(collective, x, arguments)
+        pending = self._load(collective, x, arguments)
         pending.bound.plan.start()
         return pending
 
@@ -84,20 +84,20 @@ class TensorCollectives(ExposedTime):
         """Let the plans go, and their memory."""
         self._free_plans.clear()
 
-    def _given(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> CollectiveWork:
+    def _load(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> CollectiveWork:
         """Return a free plan with its input copied in; bind a new plan if all are busy."""
         free = self._free_plans[collective, x.shape, x.dtype, x.device, *arguments.values()]
         bound = free.pop() if free else self._bind(collective, x, arguments)
-        bound.given.copy_(x)
+        bound.source.copy_(x)
         return CollectiveWork(bound, free, self)
 
     def _bind(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> BoundCollective:
-        given = self._empty(x.shape, x)
+        source = self._empty(x.shape, x)
         if collective == "all_reduce":
-            return BoundCollective(self.comm.plan(collective, given, **arguments), given, given)
+            return BoundCollective(self.comm.plan(collective, source, **arguments), source, source)
         shape = x.shape if "send_counts" in arguments else self._result_shape(collective, x.shape)
         out = self._empty(shape, x)
-        return BoundCollective(self.comm.plan(collective, given, out=out, **arguments), given, out)
+        return BoundCollective(self.comm.plan(collective, source, out=out, **arguments), source, out)
 
     def _empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         return to_torch(self.comm.empty(shape, str(like.dtype).removeprefix("torch."), str(like.device)))
@@ -107,5 +107,5 @@ class TensorCollectives(ExposedTime):
         if collective == "all_gather":
             return (length * self.size, *rest)
         if length % self.size:
-            raise ValueError(f"{collective}: a first dim of {length} can't be shared by {self.size} ranks")
+            raise ValueError(f"{collective}: a first dim of {length} is not divisible by {self.size} ranks")
         return (length // self.size, *rest) if collective == "reduce_scatter" else (length, *rest)

@@ -162,7 +162,7 @@ def as_json(values: Any) -> str:
     try:
         return json.dumps(values)
     except TypeError as error:
-        raise ValueError(f"a checkpoint's small things must be what JSON can hold: {error}") from None
+        raise ValueError(f"a checkpoint's metadata must be JSON-serializable: {error}") from None
 
 
 def shared_out(comm: Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:

@@ -87,7 +87,7 @@ class Extent(NamedTuple):
         runs, length = np.array([[0, 0, self.shape[dim]]]), self.shape[dim]
         for local in self.shards:
             if local.shard.dim == dim:
-                runs, length = meet(local.runs(length), runs[:, [1, 0, 2]]), local.length
+                runs, length = intersection(local.runs(length), runs[:, [1, 0, 2]]), local.length
         return runs, length
 
 
@@ -105,10 +105,10 @@ def packed(runs: np.ndarray) -> np.ndarray:
     return np.column_stack([np.cumsum(runs[:, 2]) - runs[:, 2], runs[:, 1:]])
 
 
-def meet(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def intersection(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the intersection of two extents of one whole, in rows: place in `a`, place in `b`, count.
 
-    >>> meet(np.array([[0, 2, 6]]), np.array([[0, 0, 3], [3, 5, 9]])).tolist()
+    >>> intersection(np.array([[0, 2, 6]]), np.array([[0, 0, 3], [3, 5, 9]])).tolist()
     [[0, 2, 1], [3, 3, 3]]
     """
     edges = np.unique(np.concatenate([runs[:, 1:2] + runs[:, 2:] * [0, 1] for runs in (a, b)]))

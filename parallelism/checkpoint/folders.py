@@ -29,7 +29,7 @@ def commit(unfinished: Path, index: Index) -> Path:
     for entry in index.entries:
         path = unfinished / entry.file
         if not path.exists():
-            raise ValueError(f"{path} is not seen on the first rank's host: choose a folder that all hosts share")
+            raise ValueError(f"{path} is not visible on the first rank's host: choose a folder that all hosts share")
     path = unfinished / INDEX
     with naming(path):
         path.write_text(index.sealed())
@@ -42,7 +42,7 @@ def commit(unfinished: Path, index: Index) -> Path:
     return finished
 
 
-def found(directory: Path) -> list[Path]:
+def complete_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints of a directory in order, judged by their names."""
     if not directory.is_dir():
         return []
@@ -61,7 +61,7 @@ def newest(
         try:
             check(path)
         except (ValueError, OSError) as error:
-            say(f"passed over a broken checkpoint: {error}")
+            say(f"skipped a broken checkpoint: {error}")
         else:
             return path
     return None
@@ -90,7 +90,7 @@ def keep_last(directory: Path, keep: int, broken: Container[Path] = ()) -> None:
 
     Those known as `broken` don't count.  One that is half removed doesn't look like one.
     """
-    paths, whole = found(directory), 0
+    paths, whole = complete_checkpoints(directory), 0
     while paths and whole < keep:
         path = paths.pop()
         whole += path not in broken and looks_whole(path)

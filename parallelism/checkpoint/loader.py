@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 
 from collectives.job.errors import InputError
-from parallelism.checkpoint.folders import found, newest
+from parallelism.checkpoint.folders import complete_checkpoints, newest
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import Checkpoint
 
@@ -40,7 +40,7 @@ class CheckpointLoader:
     def newest(self) -> Path | None:
         """Return the newest checkpoint of which some rank has verified each shard, or None."""
         with self.comm.agreed("newest"):
-            names = "\n".join(path.name for path in found(self.directory)) if self.comm.rank == 0 else ""
+            names = "\n".join(path.name for path in complete_checkpoints(self.directory)) if self.comm.rank == 0 else ""
         names = self.comm.broadcast_object(names)
         return newest([self.directory / name for name in names.splitlines()], self._check, self.say)
 
@@ -76,7 +76,7 @@ class CheckpointLoader:
         kinds = {kind for (kind, _), some in zip(there, by_some, strict=True) if some}
         for (kind, name), some in zip(there, by_some, strict=True):
             if kind in kinds and not some:
-                raise InputError(f"{checkpoint.folder} has {kind} of {name}, which this model has not")
+                raise InputError(f"{checkpoint.folder} has {kind} of {name}, which this model lacks")
 
 
 def fingerprint(ids: Any) -> str:

@@ -30,7 +30,7 @@ class Lock:
         try:
             self._take(directory)
             if holder := self._holder():
-                say(f"{directory}: a run has died that wrote there, {holder}; what it left unfinished is removed")
+                say(f"{directory}: a run that wrote there has died, {holder}; its incomplete checkpoints are removed")
             with naming(self.path):
                 self._write(self.text)
         except (ValueError, OSError):
@@ -42,11 +42,11 @@ class Lock:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"{directory}: another run writes there, {self._holder()}: wait for its end, or choose another"
+                f"{directory}: another run writes there, {self._holder()}: wait until it ends, or choose another"
             ) from None
         except OSError as error:
             raise OSError(
-                f"{self.path}: can't be locked ({error.strerror}): choose a file system that has locks"
+                f"{self.path}: can't be locked ({error.strerror}): choose a file system that supports locks"
             ) from None
 
     def _holder(self) -> str:

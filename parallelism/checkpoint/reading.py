@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from parallelism.checkpoint.extent import meet
+from parallelism.checkpoint.extent import intersection
 from parallelism.checkpoint.index import INDEX, Index
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.shards import Piece, ShardReader
@@ -22,7 +22,7 @@ class Checkpoint:
         self.folder = Path(folder)
         path = self.folder / INDEX
         if not path.is_file():
-            raise ValueError(f"{path}: missing; pass the folder of a whole checkpoint")
+            raise ValueError(f"{path}: missing; pass the folder of a complete checkpoint")
         try:
             self.index = Index.unsealed(path.read_text())
         except (ValueError, OSError) as error:
@@ -79,7 +79,7 @@ class Checkpoint:
             if left < len(flat):
                 flat.zero_()  # padding
             for reader, piece in self.pieces[part.kind, part.name]:
-                common = meet(piece.runs, runs)
+                common = intersection(piece.runs, runs)
                 reader.copy(piece, common, flat)
                 left -= int(common[:, 2].sum())
             if left:

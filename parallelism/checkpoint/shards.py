@@ -76,9 +76,9 @@ class Piece(NamedTuple):
         """Raise ValueError for what can't be in a shard file."""
         texts, numbers = (self.name, self.kind, self.dtype), (self.length, self.block_bytes, *self.checksums)
         if not (all(isinstance(text, str) for text in texts) and all(map(is_count, numbers))):
-            raise ValueError(f"{self.name}: names are no texts, or lengths and checksums no whole numbers")
+            raise ValueError(f"{self.name}: names must be strings, and lengths and checksums whole numbers")
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise ValueError(f"{self.name}: {self.dtype!r} is no dtype")
+            raise ValueError(f"{self.name}: {self.dtype!r} is not a dtype")
         if not self.block_length > 0 or len(self.checksums) != max(1, -(-self.length // self.block_length)):
             raise ValueError(f"{self.key}: {len(self.checksums)} checksums for {self.length} elements")
         if self.runs[:, 2].sum() != self.length:
@@ -103,9 +103,9 @@ class ShardEntry(NamedTuple):
         return cls(file, nbytes, header_checksum, [Piece.from_json(piece) for piece in pieces])
 
     def check(self) -> None:
-        """Raise ValueError for what is no shard file of a checkpoint's folder."""
+        """Raise ValueError for what is not a shard file of a checkpoint's folder."""
         if Path(self.file).name != self.file or not (is_count(self.nbytes) and is_count(self.header_checksum)):
-            raise ValueError(f"{self.file!r} of {self.nbytes!r} bytes is no shard file")
+            raise ValueError(f"{self.file!r} of {self.nbytes!r} bytes is not a shard file")
         for piece in self.pieces:
             piece.check()
 

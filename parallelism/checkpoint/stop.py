@@ -29,7 +29,7 @@ class Stop:
     def _note(self, number: int, frame: Any) -> None:
         self.noted = number
 
-    def asked(self) -> str:
+    def received(self) -> str:
         """Return the name of a signal that some rank received, the same on all ranks, or ""."""
         self.highest[0] = self.noted
         number = int(self._agree()[0])

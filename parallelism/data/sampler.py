@@ -52,9 +52,8 @@ def check(num_samples: int, batch_size: int, rank: int, size: int):
     if rest := batch_size % size:
         below, above = batch_size - rest, batch_size - rest + size
         sizes = f"{below} or {above}" if below else f"{above}"
-        raise ValueError(f"batch_size={batch_size} can't be shared by {size} ranks: use {sizes}")
+        raise ValueError(f"batch_size={batch_size} is not divisible by {size} ranks: use {sizes}")
     if num_samples < batch_size:
         raise ValueError(
-            f"num_samples={num_samples} don't fill one batch of batch_size={batch_size}: use a smaller batch, or more "
-            "samples"
+            f"num_samples={num_samples} is below batch_size={batch_size}: use a smaller batch, or more samples"
         )

@@ -71,7 +71,7 @@ class ExpertExchange(ExposedTime):
         self.buffers.reverse()
         return self.buffers[0].rows(max(longest, count), like.shape[1], like)
 
-    def meet(self, x: Tensor) -> None:
+    def synchronize(self, x: Tensor) -> None:
         """Wait until all ranks of the host have written theirs."""
         if x.is_cuda:
             torch.cuda.current_stream(x.device).synchronize()
@@ -119,7 +119,7 @@ class ExchangeRouting:
         messages += [exchange.comm.send(part, peer, blocking=False) for peer, part in packed]
         own[: self.num_tokens] = x
         exchange.wait_for(messages)
-        exchange.meet(x)
+        exchange.synchronize(x)
         result = x.new_empty((self.num_slots, x.shape[1]))
         for table, rows, slots in self.reads:
             torch.index_select(tables[table], 0, rows, out=result[slots])
@@ -130,7 +130,7 @@ class ExchangeRouting:
         exchange = self.exchange
         experts = exchange.written(self.num_slots, self.route.most_slots, y)
         experts[self.me][: self.num_slots] = y
-        exchange.meet(y)
+        exchange.synchronize(y)
         wide = torch.promote_types(y.dtype, torch.float32)
         sums = y.new_zeros((self.route.table_length, y.shape[1]), dtype=wide)
         for owner, rows, slots in self.gives:

@@ -68,7 +68,7 @@ def check_experts(num_experts: int, ep: int, dp: int) -> None:
         raise ValueError(f"ep={ep} divides the experts of a mixture: set num_experts to a multiple of {ep}, or ep=1")
     if num_experts % ep:
         able = ", ".join(str(n) for n in range(1, num_experts + 1) if num_experts % n == 0 == dp % n)
-        raise ValueError(f"num_experts={num_experts} can't be split over ep={ep}: use an ep of {able}")
+        raise ValueError(f"num_experts={num_experts} is not divisible by ep={ep}: use an ep of {able}")
     if dp % ep:
         able = ", ".join(str(n) for n in range(1, dp + 1) if dp % n == 0 == num_experts % n)
-        raise ValueError(f"ep={ep} must divide dp={dp}, which it lies in: use an ep of {able}")
+        raise ValueError(f"ep={ep} must divide dp={dp}, within which it lies: use an ep of {able}")

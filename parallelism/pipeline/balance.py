@@ -16,7 +16,7 @@ def balance(costs: Sequence[float], num_stages: int) -> list[range]:
     [range(0, 2), range(2, 5), range(5, 6)]
     """
     if not 1 <= num_stages <= len(costs):
-        raise ValueError(f"{num_stages} stages can't be cut from {len(costs)} layers: use 1 to {len(costs)} stages")
+        raise ValueError(f"{len(costs)} layers can be cut into 1 to {len(costs)} stages, not {num_stages}")
     limit, _ = cheapest(costs, num_stages, max)
     _, parts = cheapest(costs, num_stages, lambda others, cost: others + cost**2, limit)
     return parts

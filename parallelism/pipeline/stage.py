@@ -142,10 +142,10 @@ class Stage:
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
         """Return the input's gradient, given the output's; of the last stage, given the weight of the loss."""
-        kept = self._alive.pop(micro_batch)
-        if kept.later:
-            kept.later.at_once = True
-        return backward(kept, gradient)
+        saved = self._alive.pop(micro_batch)
+        if saved.later:
+            saved.later.at_once = True
+        return backward(saved, gradient)
 
     def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
         """Run the backward pass, but defer the gradients of linear layers' weights to `backward_weights`."""
@@ -160,11 +160,11 @@ class Stage:
         later.add()
 
 
-def backward(kept: SavedForBackward, gradient: Tensor) -> Tensor | None:
-    if kept.end is not None:
-        kept.end.node.gradient = gradient  # type: ignore[attr-defined]
-        torch.autograd.backward((kept.end,))
-    return None if kept.x is None else kept.x.grad
+def backward(saved: SavedForBackward, gradient: Tensor) -> Tensor | None:
+    if saved.end is not None:
+        saved.end.node.gradient = gradient  # type: ignore[attr-defined]
+        torch.autograd.backward((saved.end,))
+    return None if saved.x is None else saved.x.grad
 
 
 class GradientSource(torch.autograd.Function):

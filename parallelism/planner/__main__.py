@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from parallelism.planner.flags import asked
+from parallelism.planner.flags import parse_request
 from parallelism.planner.report import command, report
 from parallelism.planner.search import nothing, search
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        what = asked(arguments, __doc__)
+        what = parse_request(arguments, __doc__)
         print("\n".join(what.words), flush=True)
         found = search(what.job, what.machine, what.fixed, what.number)
         if not found.best:

@@ -46,48 +46,62 @@ class Settings:
     Raises: ValueError for values that no model or layout can have.
     """
 
-    vocab_size: int = flag(None, "tokens that there are: model's; of text, bytes, 256", range=ranges.VOCABULARY)
-    model: str = flag(presets.DEFAULT, "shape by name, which the flags below override", choices=[*presets.PRESETS])
-    depth: int | None = flag(None, "blocks, from which the rest follows, before model", range=ranges.LAYERS)
-    n_layer: int = flag(None, "blocks: model's", range=ranges.LAYERS)
-    n_head: int = flag(None, "attention heads: model's", range=ranges.HEADS)
-    n_kv_head: int | None = flag(None, "heads of keys and values: model's, or n_head", range=ranges.HEADS)
-    n_embd: int = flag(None, "width: model's", range=ranges.WIDTH)
-    n_hidden: int | None = flag(None, "width within a llama's MLP: model's", range=ranges.WIDTH)
-    tied: bool | None = flag(None, "a llama's head is its embedding: model's")
-    block_size: int = flag(None, "tokens a sample: model's", range=ranges.LENGTH)
-    num_experts: int = flag(0, "experts of a mixture in place of each MLP; 0: none", range=ranges.EXPERTS)
-    experts_per_token: int = flag(2, "experts that each token goes to", range=ranges.EXPERTS_PER_TOKEN)
-    expert_capacity: float | None = flag(None, "limit of an expert's tokens, times the mean", range=ranges.CAPACITY)
-    balance_loss: float = flag(0.0, "weight of a loss of uneven choices", range=ranges.LOSS_WEIGHT)
+    vocab_size: int = flag(
+        None, "vocabulary size; by default the model's, which is 256 for text as bytes", range=ranges.VOCABULARY
+    )
+    model: str = flag(
+        presets.DEFAULT, "model shape by name, which the flags below override", choices=[*presets.PRESETS]
+    )
+    depth: int | None = flag(None, "number of blocks that sets the other sizes; overrides model", range=ranges.LAYERS)
+    n_layer: int = flag(None, "number of transformer blocks; by default the model's", range=ranges.LAYERS)
+    n_head: int = flag(None, "number of attention heads; by default the model's", range=ranges.HEADS)
+    n_kv_head: int | None = flag(
+        None, "number of key and value heads; by default the model's, or n_head", range=ranges.HEADS
+    )
+    n_embd: int = flag(None, "embedding width; by default the model's", range=ranges.WIDTH)
+    n_hidden: int | None = flag(None, "hidden width of a llama's MLP; by default the model's", range=ranges.WIDTH)
+    tied: bool | None = flag(None, "tie a llama's head to its embedding; by default the model's")
+    block_size: int = flag(None, "sequence length in tokens; by default the model's", range=ranges.LENGTH)
+    num_experts: int = flag(0, "number of experts that replace each MLP; 0 for dense MLPs", range=ranges.EXPERTS)
+    experts_per_token: int = flag(2, "number of experts that process each token", range=ranges.EXPERTS_PER_TOKEN)
+    expert_capacity: float | None = flag(
+        None, "capacity of an expert as a multiple of the mean number of tokens", range=ranges.CAPACITY
+    )
+    balance_loss: float = flag(0.0, "weight of the loss that balances the experts' load", range=ranges.LOSS_WEIGHT)
     dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
-    bias: bool | None = flag(None, "biases in linear layers and norms of a GPT-2: model's")
-    optimizer: str = flag("adamw", "whose states are kept", choices=[*STATES])
-    dtype: str = flag("float32", "what is computed in", choices=DTYPES)
-    master_weights: bool = flag(False, "16-bit parameters, and float32 ones for the optimizer")
-    grad_dtype: str | None = flag(None, "of gradients, beside master weights: float32", choices=DTYPES)
+    bias: bool | None = flag(None, "use biases in linear layers and norms of a GPT-2; by default the model's")
+    optimizer: str = flag("adamw", "optimizer, which determines the bytes of states", choices=[*STATES])
+    dtype: str = flag("float32", "dtype of computing", choices=DTYPES)
+    master_weights: bool = flag(False, "store parameters in 16 bits, and float32 master weights for the optimizer")
+    grad_dtype: str | None = flag(None, "dtype of gradients with master weights; by default float32", choices=DTYPES)
     global_batch_size: int | None = flag(
-        None, "samples a step: as of dp alone, micro_batch_size x num_micro_batches", range=ranges.SAMPLES
+        None, "samples in a step; by default ranks x micro_batch_size x num_micro_batches", range=ranges.SAMPLES
     )
     micro_batch_size: int = flag(
-        8, "samples a rank computes at once; on the command line, of all layouts", range=ranges.SAMPLES
+        8, "samples in a rank's micro-batch; on the command line, of all layouts", range=ranges.SAMPLES
     )
-    num_micro_batches: int = flag(1, "micro-batches a rank computes, were there dp alone", range=ranges.MICRO_BATCHES)
-    dp: int | None = flag(None, "this many ranks in data parallel: any", range=ranges.RANKS)
-    pp: int | None = flag(None, "in pipeline parallel: any", range=ranges.RANKS)
-    sp: int | None = flag(None, "in sequence parallel: any", range=ranges.RANKS)
-    tp: int | None = flag(None, "in tensor parallel: any", range=ranges.RANKS)
-    ep: int | None = flag(None, "in expert parallel, out of dp: any", range=ranges.RANKS)
-    sequence_parallel: bool | None = flag(None, "between split layers, parts of the sequence: with or without")
-    schedule: str | None = flag(None, "of pipelines: any that is no worse than others", choices=registry.names())
-    virtual_stages: int | None = flag(None, "stages on each pp rank: any", range=ranges.STAGES)
-    zero_stage: int | None = flag(None, "any", choices=range(4))
-    zero_group: str | None = flag(None, "ranks over which ZeRO shards: either", choices=ZERO_GROUPS)
-    recompute: str | None = flag(None, "activations: any", choices=RECOMPUTE)
-    sp_mode: str = flag("ring", "how sp ranks meet in attention", choices=MODES)
-    sp_order: str = flag("zigzag", "which tokens go to which sp rank", choices=ORDERS)
-    sp_heads: int | None = flag(None, "ranks of a group in hybrid mode, which exchange heads: 2", range=ranges.RANKS)
-    bucket_mb: float = flag(4.0, "MiB of gradients that are reduced together", range=ranges.MEBIBYTES)
+    num_micro_batches: int = flag(
+        1, "micro-batches of a rank in a step with data parallelism alone", range=ranges.MICRO_BATCHES
+    )
+    dp: int | None = flag(None, "data-parallel ranks; by default any number", range=ranges.RANKS)
+    pp: int | None = flag(None, "pipeline-parallel ranks; by default any number", range=ranges.RANKS)
+    sp: int | None = flag(None, "sequence-parallel ranks; by default any number", range=ranges.RANKS)
+    tp: int | None = flag(None, "tensor-parallel ranks; by default any number", range=ranges.RANKS)
+    ep: int | None = flag(None, "expert-parallel ranks within dp; by default any number", range=ranges.RANKS)
+    sequence_parallel: bool | None = flag(
+        None, "shard the sequence over tp ranks between split layers; by default either"
+    )
+    schedule: str | None = flag(None, "pipeline schedule; by default any that no other beats", choices=registry.names())
+    virtual_stages: int | None = flag(None, "stages on each pp rank; by default any number", range=ranges.STAGES)
+    zero_stage: int | None = flag(None, "ZeRO stage; by default any", choices=range(4))
+    zero_group: str | None = flag(None, "ranks over which ZeRO shards; by default either", choices=ZERO_GROUPS)
+    recompute: str | None = flag(None, "activations that blocks recompute; by default any", choices=RECOMPUTE)
+    sp_mode: str = flag("ring", "attention across sp ranks", choices=MODES)
+    sp_order: str = flag("zigzag", "order in which tokens are assigned to sp ranks", choices=ORDERS)
+    sp_heads: int | None = flag(
+        None, "ranks in a group that exchanges heads in hybrid mode; by default 2", range=ranges.RANKS
+    )
+    bucket_mb: float = flag(4.0, "size of a gradient bucket in MiB", range=ranges.MEBIBYTES)
 
     def __post_init__(self):
         presets.fill(self)
@@ -110,7 +124,7 @@ class PlanRequest(NamedTuple):
     written: list[str]  # settings that its file has
 
 
-def asked(arguments: Sequence[str] | None, description: str | None) -> PlanRequest:
+def parse_request(arguments: Sequence[str] | None, description: str | None) -> PlanRequest:
     """Parse the request; raise ValueError for inconsistent flags, with the remedy."""
     flags = parser(description).parse_args(arguments)
     settings, fixed, given, written = settings_of(flags)
@@ -119,7 +133,7 @@ def asked(arguments: Sequence[str] | None, description: str | None) -> PlanReque
     machine, ranks = machine_of(flags, job, nodes, network)
     words = [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks]
     if others := [name for name in written if not hasattr(settings, name)]:
-        words.append(f"{flags.config}: {', '.join(others)} have no part in this")
+        words.append(f"{flags.config}: {', '.join(others)} do not affect the plan")
     own = {"config": flags.config} if flags.config else {}
     own |= {name: value for name, value in given.items() if name not in (*ParallelLayout._fields, "vocab_size")}
     train = ["mpirun", "-n", str(machine.world_size), "python -m training", *(as_flag(*each) for each in own.items())]
@@ -143,24 +157,48 @@ def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], di
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     made = Parser("python -m parallelism.planner", description, allow_abbrev=False)
-    made.add_argument("--config", type=config_file, help=f"{config_help()}; flags come before it")
+    made.add_argument("--config", type=config_file, help=f"{config_help()}; flags override it")
     add = made.add_argument
-    add("--number", type=Range(1, 1000).whole, default=5, help="of meshes that are shown, the best ones (5)")
+    add("--number", type=Range(1, 1000).whole, default=5, help="number of best meshes to show (default: 5)")
     fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
-    add("--hosts", type=RANKS.whole, help="nodes: 1, or as many as have been measured")
-    add("--gpus", type=RANKS.whole, help="ranks of each: as many as the fabric's nodes have")
-    add("--fabric", default="ndr", choices=[*FABRICS, "measured"], help=f"links; measured: kept; {fabrics} (ndr)")
-    add("--tflops", type=ranges.TFLOPS.number, help="peak of a rank in matrix products: of the fabric's devices")
+    add("--hosts", type=RANKS.whole, help="number of nodes; by default 1, or the measured ones")
+    add("--gpus", type=RANKS.whole, help="ranks on each node; by default as many as the fabric's nodes have")
+    add(
+        "--fabric",
+        default="ndr",
+        choices=[*FABRICS, "measured"],
+        help=f"network; measured: the saved measurements; {fabrics} (default: ndr)",
+    )
+    add(
+        "--tflops",
+        type=ranges.TFLOPS.number,
+        help="peak TFLOP/s of a rank in matrix products; by default that of the fabric's devices",
+    )
     add(
         "--efficiency",
         type=EFFICIENCIES.number,
         default=EFFICIENCY,
-        help=f"the part of the peak that is had ({EFFICIENCY})",
+        help=f"fraction of the peak that is achieved (default: {EFFICIENCY})",
     )
-    add("--least_pass", type=MICROSECONDS.number, metavar="US", help=f"of a block, however small ({LEAST_PASS_US:g})")
-    add("--memory", type=GIGABYTES.number, metavar="GB", help="of a rank: of the fabric's devices")
-    add("--spare", type=SPARES.number, default=SPARE, help=f"the part of memory for what is not counted ({SPARE})")
-    add("--measure", action="store_true", help="this machine's speed in matrix products, and its free memory")
+    add(
+        "--least_pass",
+        type=MICROSECONDS.number,
+        metavar="US",
+        help=f"least time of a block's pass in us (default: {LEAST_PASS_US:g})",
+    )
+    add(
+        "--memory",
+        type=GIGABYTES.number,
+        metavar="GB",
+        help="memory of a rank in GB; by default that of the fabric's devices",
+    )
+    add(
+        "--spare",
+        type=SPARES.number,
+        default=SPARE,
+        help=f"fraction of memory to spare for what is not counted (default: {SPARE})",
+    )
+    add("--measure", action="store_true", help="measure this machine's matrix products and free memory")
     add_network_flags(made)
     hints = get_type_hints(Settings)
     for each in fields(Settings):

@@ -134,16 +134,16 @@ def schedules(model: ModelConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator
 def refused_mesh(job: TrainingJob, mesh: ParallelLayout) -> str:
     """Return why the mesh cannot divide the model or the batch, or ""."""
     if job.global_batch_size % mesh.dp:
-        return f"global_batch_size={job.global_batch_size} can't be shared by dp={mesh.dp}"
+        return f"global_batch_size={job.global_batch_size} is not divisible by dp={mesh.dp}"
     return refused_heads(job, mesh) or refused_sequence(job, mesh) or refused_stages(job.model, mesh)
 
 
 def refused_heads(job: TrainingJob, mesh: ParallelLayout) -> str:
     model, tp = job.model, mesh.tp
     if model.n_head % tp or model.num_kv_heads % tp:
-        return f"n_head={model.n_head} and n_kv_head={model.num_kv_heads} can't be split over tp={tp}"
+        return f"n_head={model.n_head} and n_kv_head={model.num_kv_heads} must both be divisible by tp={tp}"
     if model.hidden_width % tp:
-        return f"n_hidden={model.hidden_width} can't be split over tp={tp}"
+        return f"n_hidden={model.hidden_width} is not divisible by tp={tp}"
     return why(lambda: check_heads(model.n_head // tp, model.num_kv_heads // tp, job.head_ranks(mesh.sp)))
 
 

@@ -24,21 +24,21 @@ TIMES = {
 }
 
 
-def report(job: TrainingJob, machine: Machine, found: SearchResult) -> Iterator[str]:
+def report(job: TrainingJob, machine: Machine, result: SearchResult) -> Iterator[str]:
     model = job.model
     tokens = job.global_batch_size * model.block_size
-    numbers = f"{found.fitting} layouts fit, {found.too_large} don't"
+    numbers = f"{result.fitting} layouts fit, {result.too_large} don't"
     yield f"{job.global_batch_size} samples, {tokens} tokens a step; {numbers}"
     yield ""
     yield f"{'step':>10} {'tokens/s':>9} {'a rank':>9} {'bubble':>7} {'comm':>6}  {'bound by':<8}  layout"
-    for planned in found.best:
+    for planned in result.best:
         yield row(planned, tokens)
     yield ""
-    first = found.best[0]
+    first = result.best[0]
     yield f"the first holds {first.memory}"
-    for planned in found.best[1:]:
+    for planned in result.best[1:]:
         yield f"{named(planned.layout)}: {slower(planned, first)}"
-    yield from missed(machine, found)
+    yield from missed(machine, result)
 
 
 def row(planned: PlannedLayout, tokens: int) -> str:
@@ -63,14 +63,14 @@ def slower(planned: PlannedLayout, first: PlannedLayout) -> str:
     return f"{planned.time.total / first.time.total - 1:.1%} slower: {in_seconds(part)} more for {TIMES[name]}"
 
 
-def missed(machine: Machine, found: SearchResult) -> Iterator[str]:
-    if found.nearest:
+def missed(machine: Machine, result: SearchResult) -> Iterator[str]:
+    if result.nearest:
         yield f"of those that don't fit into {in_bytes(machine.memory_bytes)}, the nearest:"
-    for layout, held in found.nearest:
+    for layout, held in result.nearest:
         yield f"  {layout}: {held}"
-    if found.undivided:
-        yield f"{found.undivided.total()} meshes can't be:"
-    for why, number in found.undivided.most_common(REASONS):
+    if result.undivided:
+        yield f"{result.undivided.total()} meshes can't be:"
+    for why, number in result.undivided.most_common(REASONS):
         yield f"  {number}: {why}"
 
 

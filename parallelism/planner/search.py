@@ -89,7 +89,7 @@ def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) ->
         return why, []
     every = [(refusal(job, layout), layout) for layout in families(job, mesh, fixed)]
     found = [layout for why, layout in every if not why]
-    reasons = [why for why, _ in every] or ["schedule and virtual_stages don't go together"]
+    reasons = [why for why, _ in every] or ["schedule and virtual_stages are incompatible"]
     return "" if found else reasons[0], found
 
 
@@ -137,14 +137,14 @@ def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_
     return found.best[0]
 
 
-def nothing(found: SearchResult, machine: Machine) -> str:
+def nothing(result: SearchResult, machine: Machine) -> str:
     """Explain why there is no layout."""
-    if not found.too_large:
-        why, number = found.undivided.most_common(1)[0] if found.undivided else ("none has the values asked for", 0)
-        others = f", and {found.undivided.total() - number} others" if found.undivided.total() > number else ""
+    if not result.too_large:
+        why, number = result.undivided.most_common(1)[0] if result.undivided else ("none has the requested values", 0)
+        others = f", and {result.undivided.total() - number} others" if result.undivided.total() > number else ""
         return f"no layout of {machine.world_size} ranks: {why}{others}"
-    layout, held = found.nearest[0]
+    layout, held = result.nearest[0]
     return (
-        f"none of {found.too_large} layouts of {machine.world_size} ranks fits into {in_bytes(machine.memory_bytes)} a "
-        f"rank; the nearest, {layout}, takes {held}: use more ranks, or a smaller model or batch"
+        f"none of {result.too_large} layouts of {machine.world_size} ranks fits into {in_bytes(machine.memory_bytes)} "
+        f"a rank; the nearest, {layout}, takes {held}: use more ranks, or a smaller model or batch"
     )

@@ -66,35 +66,35 @@ class RingFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ring: Ring, known: GlobalTokens) -> Tensor:  # type: ignore[override]
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ring: Ring, tokens: GlobalTokens) -> Tensor:  # type: ignore[override]
         out, log = torch.zeros_like(wide(q)), torch.full(q.shape[:-1], -torch.inf, dtype=wide(q).dtype, device=q.device)
         kv = torch.stack((k, v))
         for step, source in enumerate(ring.sources()):
             coming = ring.members.start_shift(kv) if step < ring.members.size - 1 else None
-            pair, mask = known.pair(ring, source, q.dtype)
+            pair, mask = tokens.pair(ring, source, q.dtype)
             if pair:
                 part = q[:, :, pair.queries], kv[0][:, :, pair.keys], kv[1][:, :, pair.keys]
-                more = attend(*part, known.rules(ring, source, pair, mask))
+                more = attend(*part, tokens.rules(ring, source, pair, mask))
                 merge(out[:, :, pair.queries], log[:, :, pair.queries], *more)
             if coming:
                 kv = coming.wait()
         ctx.save_for_backward(q, k, v, out, log)
-        ctx.ring, ctx.known = ring, known
+        ctx.ring, ctx.tokens = ring, tokens
         return out.to(q.dtype)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
-        (q, k, v, out, log), ring, known = ctx.saved_tensors, ctx.ring, ctx.known
+        (q, k, v, out, log), ring, tokens = ctx.saved_tensors, ctx.ring, ctx.tokens
         gradient, dq = wide(gradient), torch.zeros_like(out)
         kv, coming_home = torch.stack((k, v)), None
         for step, source in enumerate(ring.sources()):
             coming = ring.members.start_shift(kv) if step < ring.members.size - 1 else None
             dkv = torch.zeros(kv.shape, dtype=out.dtype, device=q.device)
-            pair, mask = known.pair(ring, source, q.dtype)
+            pair, mask = tokens.pair(ring, source, q.dtype)
             if pair:
                 here, there = pair.queries, pair.keys
                 part = q[:, :, here], kv[0][:, :, there], kv[1][:, :, there], out[:, :, here], log[:, :, here]
-                more = attend_backward(gradient[:, :, here], part, known.rules(ring, source, pair, mask))
+                more = attend_backward(gradient[:, :, here], part, tokens.rules(ring, source, pair, mask))
                 dq[:, :, here] += more[0]
                 dkv[0][:, :, there] += more[1]
                 dkv[1][:, :, there] += more[2]

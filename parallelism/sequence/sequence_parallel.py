@@ -109,10 +109,10 @@ class SequenceAttention(nn.Module):
         if self.alone:
             y = self.alone(q, k, v, documents)
         else:
-            y = RingFunction.apply(q, k, v, ring, self.known(q, documents))
+            y = RingFunction.apply(q, k, v, ring, self.global_tokens(q, documents))
         return autograd.all_to_all(y, heads, SEQ, HEADS) if heads.size > 1 else y
 
-    def known(self, q: Tensor, documents: Tensor | None) -> GlobalTokens:
+    def global_tokens(self, q: Tensor, documents: Tensor | None) -> GlobalTokens:
         members, size = self.axis.ring.members, self.axis.ring.members.size
         shards = TokenShards(q.shape[SEQ] * size, size, order=self.axis.ring.order)
         positions = torch.stack([torch.from_numpy(shards.of_ring(member)) for member in range(size)])

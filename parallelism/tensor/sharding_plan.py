@@ -76,7 +76,7 @@ class ColumnParallel:
         for setting, number in zip(self.settings, self.pieces, strict=False):
             check_divisible(f"{setting}={{}}", number, sizes["tp"])
         for number in (*self.pieces, module.out_features):
-            check_divisible(f"{name}: {{}} outputs", number, sizes["tp"])
+            check_divisible(f"{name}: out_features={{}}", number, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole else ColumnLinear(module, axes.tp, self.pieces or (1,))
@@ -87,7 +87,7 @@ class RowParallel:
     """Inputs split, as a column-split layer before it leaves them."""
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        check_divisible(f"{name}: {{}} inputs", module.in_features, sizes["tp"])
+        check_divisible(f"{name}: in_features={{}}", module.in_features, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole else RowLinear(module, axes.tp)
@@ -98,7 +98,7 @@ class ExpertParallel:
     """A mixture: its experts over ep, and the hidden width of each over tp."""
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        check_divisible(f"{name}: {{}} hidden outputs", module.c_fc.weight.shape[-1], sizes["tp"])
+        check_divisible(f"{name}: hidden_width={{}}", module.c_fc.weight.shape[-1], sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole and axes.ep is None else ParallelMixture(module, axes.ep, axes.tp)
@@ -212,7 +212,7 @@ def parallelize(
     names = tuple(f"{name}." for name in strategy_of)
     replicated = [name for name in with_parameters if not f"{name}.".startswith(names)]
     if replicated and tp.rank == 0:
-        print(f"whole on every rank, as the plan leaves them out: {', '.join(replicated)}", flush=True)
+        print(f"replicated on every rank, as the plan does not name them: {', '.join(replicated)}", flush=True)
     return ranks
 
 
@@ -248,4 +248,4 @@ def check_divisible(what: str, number: int, size: int) -> None:
         able = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
         nearest = max(1, round(number / size)) * size
         other = what.format(nearest).rpartition(": ")[2]
-        raise ValueError(f"{what.format(number)} can't be split over tp={size}: use a tp of {able}, or {other}")
+        raise ValueError(f"{what.format(number)} is not divisible by tp={size}: use a tp of {able}, or {other}")

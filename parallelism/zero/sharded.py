@@ -56,7 +56,7 @@ def check_layers(module: nn.Module, layers: Sequence[str]) -> None:
     """Raise ValueError for layers that cannot be sharded."""
     known = [name for name, _ in module.named_modules() if name]
     if missing := [layer for layer in layers if layer not in known]:
-        raise ValueError(f"layer {missing[0]!r} is no module of the model: it has {', '.join(known)}")
+        raise ValueError(f"layer {missing[0]!r} is not a module of the model: it has {', '.join(known)}")
     owners: dict[nn.Parameter, str] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
         inside = [layer for layer in layers if name.startswith(f"{layer}.")]
@@ -65,4 +65,4 @@ def check_layers(module: nn.Module, layers: Sequence[str]) -> None:
                 rivals = " and ".join(f"layer {rival!r}" if rival else "no layer" for rival in (owners[param], owner))
                 raise ValueError(f"{name} is in {rivals}: leave what they share to the whole model, or name one layer")
     if empty := [layer for layer in layers if layer not in owners.values()]:
-        raise ValueError(f"layer {empty[0]!r} has no parameters: leave it out")
+        raise ValueError(f"layer {empty[0]!r} has no parameters: omit it")

@@ -116,7 +116,7 @@ def disagreement(sides: list[Side]) -> str:
     rank = next(rank for rank, side in enumerate(sides) if side[:2] != first[:2])
     words = f"ranks disagree: rank 0 calls {first}, rank {rank} calls {sides[rank]}"
     if first.description != sides[rank].description:
-        return f"{words}; call the same on all ranks"
+        return f"{words}; make the same call on every rank"
     ahead = int(sides[rank].number) - int(first.number)
     behind = 0 if ahead > 0 else rank
-    return f"{words}: rank {behind} has left out {abs(ahead)} before; call the same on all ranks"
+    return f"{words}: rank {behind} skipped {abs(ahead)} earlier; make the same sequence of calls on every rank"

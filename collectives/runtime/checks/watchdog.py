@@ -130,7 +130,7 @@ class Watchdog:
         for source, message in self.incoming():
             self.take(source, message)
         if self.clock_s > self.failed_s + ANSWER_S and (self.waits or self.on_device(self.failed_s)):
-            self.last_words(f"rank {self.rank} cannot go on, as {self.progress.failure}; this ends the job")
+            self.last_words(f"rank {self.rank} cannot continue, as {self.progress.failure}; this ends the job")
         # Lower ranks first, so that it is not all of them that ask: each alarm reaches the others within a poll.
         limit_s = self.timeout_s + POLL_S * self.rank.bit_length()
         overdue: set[Any] = {number for number, at in self.since.items() if self.clock_s - at >= limit_s}

@@ -20,7 +20,7 @@ from collectives.schedule.draw import refuse, refuse_picture, save
 from parallelism.pipeline.schedule import files, picture, registry
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.price import Costs, price
-from parallelism.pipeline.schedule.search import keeps, known, limits_of, search
+from parallelism.pipeline.schedule.search import keeps, limits_of, registered, search
 
 STAGES, MICRO_BATCHES = 4, 8
 SECONDS = Range(0, 10**9, unit="s")
@@ -39,16 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> Parser:
     made = Parser("python -m parallelism.pipeline.schedule", __doc__)
     acts = made.add_subparsers(required=True, metavar="draw | search | check")
-    draws = acts.add_parser("draw", help="draw a schedule, with its bubble and the activations alive")
-    draws.add_argument("--schedule", metavar="NAME", help=f"{', '.join(registry.names())} (1f1b)")
-    draws.add_argument("--file", metavar="FILE", help="one from a file instead: a line of actions for each rank")
-    searches = acts.add_parser("search", help="search one for these times that keeps a memory limit")
+    draws = acts.add_parser("draw", help="draw a schedule, with its bubble and live activations")
+    draws.add_argument(
+        "--schedule", metavar="NAME", help=f"name of the schedule: {', '.join(registry.names())} (default: 1f1b)"
+    )
+    draws.add_argument(
+        "--file", metavar="FILE", help="read the schedule from a file instead: a line of actions for each rank"
+    )
+    searches = acts.add_parser("search", help="search a schedule for these times under a memory limit")
     searches.add_argument(
         "--memory",
         type=positive,
         nargs="+",
         metavar="N",
-        help="activations alive at most, one number or one for each rank",
+        help="largest number of live activations, one number or one for each rank",
     )
     checks = acts.add_parser("check", help="prove schedules in files")
     checks.add_argument("files", nargs="+", metavar="FILE")
@@ -61,15 +65,20 @@ def parser() -> Parser:
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--stages", type=positive, metavar="P", help=f"ranks of the pipeline ({STAGES})")
-    add("--virtual_stages", type=positive, metavar="V", help="stages of each rank (the fewest it takes; search: 1)")
-    add("--micro_batches", type=positive, metavar="M", help=f"({MICRO_BATCHES})")
+    add("--stages", type=positive, metavar="P", help=f"number of pipeline ranks (default: {STAGES})")
+    add(
+        "--virtual_stages",
+        type=positive,
+        metavar="V",
+        help="stages on each rank (default: the fewest that the schedule takes; search: 1)",
+    )
+    add("--micro_batches", type=positive, metavar="M", help=f"number of micro-batches (default: {MICRO_BATCHES})")
     for name, default in Costs()._asdict().items():
-        each = "pair of stages in a row" if name == "message" else "stage"
-        text = f"seconds, one number or one for each {each} ({default:g})"
+        each = "pair of consecutive stages" if name == "message" else "stage"
+        text = f"{name} time in seconds, one number or one for each {each} (default: {default:g})"
         add(f"--{name}", type=SECONDS.number, nargs="+", default=[default], metavar="S", help=text)
-    add("--png", metavar="FILE", help="draw a picture, too")
-    add("--out", metavar="FILE", help="write the schedule, as CSV if the name ends so, else as text")
+    add("--png", metavar="FILE", help="also draw a picture to this PNG file")
+    add("--out", metavar="FILE", help="write the schedule to this file, as CSV if its suffix is .csv, else as text")
 
 
 def draw(flags: argparse.Namespace) -> None:
@@ -92,7 +101,7 @@ def chosen(flags: argparse.Namespace) -> Schedule:
         return registry.make(name, flags.stages or STAGES, flags.micro_batches or MICRO_BATCHES, flags.virtual_stages)
     for name in ("schedule", "stages", "virtual_stages", "micro_batches"):
         if getattr(flags, name) is not None:
-            raise ValueError(f"--{name} {getattr(flags, name)}: the file {flags.file} says that; leave out one of them")
+            raise ValueError(f"--{name} {getattr(flags, name)}: the file {flags.file} sets it; omit one of them")
     return files.read(flags.file)
 
 
@@ -110,8 +119,8 @@ def costs(flags: argparse.Namespace) -> Costs:
     return Costs(*(alone_or_all(getattr(flags, name)) for name in Costs._fields))
 
 
-def alone_or_all(given: list) -> Any:
-    return given[0] if len(given) == 1 else given
+def alone_or_all(numbers: list) -> Any:
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def columns() -> int:
@@ -131,7 +140,7 @@ def find(flags: argparse.Namespace) -> None:
     limits = limits_of(alone_or_all(flags.memory) if flags.memory else None, *shape)
     show(search(*shape, costs(flags), limits), flags)
     print("\nknown:")
-    for schedule in known(*shape):
+    for schedule in registered(*shape):
         too_much = "" if keeps(schedule, limits) else ", above the limit"
         print(f"{picture.title(price(schedule, costs(flags)))}{too_much}")
 
@@ -140,7 +149,7 @@ def check(flags: argparse.Namespace) -> None:
     for path in flags.files:
         made = files.read(path)
         counts = f"{made.num_ranks} ranks, {made.num_stages} stages, {made.num_micro_batches} micro-batches"
-        print(f"{path} holds: {counts}, activations alive at most {picture.alive(made.peaks)}")
+        print(f"{path} holds: {counts}, live activations at most {picture.alive(made.peaks)}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def parse(word: str) -> Action:
     """
     found = re.fullmatch(f"([0-9]+)([{KINDS}])([0-9]+)", word)
     if not found:
-        raise ValueError(f"{word!r} is no action: write stage, kind ({', '.join(KINDS)}) and micro-batch, as in 2F0")
+        raise ValueError(
+            f"{word!r} is not an action: write stage, kind ({', '.join(KINDS)}) and micro-batch, as in 2F0"
+        )
     stage, kind, micro_batch = found.groups()
     return Action(int(stage), kind, int(micro_batch))
 

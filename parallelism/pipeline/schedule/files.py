@@ -53,7 +53,7 @@ def cells_of(path: Path) -> list[list[FileCell]]:
     try:
         text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text ({error}): write a line of actions for each rank, as {EXAMPLE}") from None
+        raise ValueError(f"{path} is not text ({error}): write a line of actions for each rank, as {EXAMPLE}") from None
     lines = [actions_of(path, number, line) for number, line in enumerate(text.splitlines(), 1) if bare(line)]
     if not lines:
         raise ValueError(f"{path} has no actions: write a line of them for each rank, as {EXAMPLE}")

@@ -27,7 +27,7 @@ class TimedOrders(NamedTuple):
     orders: list[list[int]]
 
 
-def found(job: SchedulingProblem, orders: Iterable[Iterable[Action]]) -> TimedOrders:
+def timed(job: SchedulingProblem, orders: Iterable[Iterable[Action]]) -> TimedOrders:
     """Backward passes come apart, after which no action ends later."""
     numbered = [[job.rules.number(part) for action in order for part in parts(action)] for order in orders]
     return TimedOrders(play(numbered, job.rules).span_s, job, numbered)
@@ -92,18 +92,18 @@ def is_legal(order: Sequence[int], num_micro_batches: int, limit: int) -> bool:
     return True
 
 
-def critical(orders: Sequence[Sequence[int]], played: SimulatedTimes, known: ActionGraph) -> list[tuple[int, int]]:
+def critical(orders: Sequence[Sequence[int]], played: SimulatedTimes, graph: ActionGraph) -> list[tuple[int, int]]:
     """Return the ranks and positions at which the critical path goes from an action to its rank's next one."""
     at = {action: (rank, position) for rank, order in enumerate(orders) for position, action in enumerate(order)}
     pairs = []
-    action = max(at, key=lambda action: played.begin_s[action] + known.takes_s[action])
+    action = max(at, key=lambda action: played.begin_s[action] + graph.takes_s[action])
     while True:
         rank, position = at[action]
         previous = orders[rank][position - 1] if position else None
-        if previous is not None and played.begin_s[previous] + known.takes_s[previous] == played.begin_s[action]:
+        if previous is not None and played.begin_s[previous] + graph.takes_s[previous] == played.begin_s[action]:
             pairs.append((rank, position))
             action = previous
-        elif (awaited := known.reads[action]) is not None:
+        elif (awaited := graph.reads[action]) is not None:
             action = awaited
         else:
             return pairs

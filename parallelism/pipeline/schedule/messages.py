@@ -54,7 +54,7 @@ class StartSend(NamedTuple):
 Op = PostRecv | WaitRecv | Compute | StartSend
 
 
-def needed(schedule: Schedule, action: Action) -> StageMessage | None:
+def incoming(schedule: Schedule, action: Action) -> StageMessage | None:
     """Return the message that an action waits for, or None if its rank has what it needs."""
     is_gradient = action.kind != FORWARD
     neighbour = action.stage + (1 if is_gradient else -1)
@@ -64,7 +64,7 @@ def needed(schedule: Schedule, action: Action) -> StageMessage | None:
     return StageMessage(is_gradient, action.stage, action.micro_batch, source, dest) if source != dest else None
 
 
-def made(schedule: Schedule, action: Action) -> StageMessage | None:
+def outgoing(schedule: Schedule, action: Action) -> StageMessage | None:
     """Return the message that carries an action's result, or None if no other rank needs it."""
     step = {FORWARD: 1, BACKWARD: -1, INPUTS: -1}.get(action.kind, 0)
     neighbour = action.stage + step
@@ -77,15 +77,15 @@ def made(schedule: Schedule, action: Action) -> StageMessage | None:
 def program(schedule: Schedule, rank: int, ahead: int = AHEAD) -> Iterator[Op]:
     """Yield a rank's actions, with its messages between them."""
     order = schedule.orders[rank]
-    awaited = [message for action in order if (message := needed(schedule, action))]
+    awaited = [message for action in order if (message := incoming(schedule, action))]
     num_posted = num_taken = 0
     for action in order:
-        if needed(schedule, action):
+        if incoming(schedule, action):
             num_taken += 1
             while num_posted < min(len(awaited), num_taken + ahead):
                 yield PostRecv(awaited[num_posted])
                 num_posted += 1
             yield WaitRecv(awaited[num_taken - 1])
         yield Compute(action)
-        if message := made(schedule, action):
+        if message := outgoing(schedule, action):
             yield StartSend(message)

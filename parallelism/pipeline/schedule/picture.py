@@ -42,7 +42,7 @@ def title(timeline: Timeline) -> str:
     _, unit, scale = time_axis(timeline.span_s)
     return (
         f"{timeline.schedule.name}: {timeline.span_s * scale:.4g} {unit}, bubble {timeline.bubble:.1%}, "
-        f"activations alive at most {alive(timeline.peaks)}"
+        f"live activations at most {alive(timeline.peaks)}"
     )
 
 
@@ -56,7 +56,7 @@ def alive(peaks: Sequence[int]) -> str:
 
 
 def action_of(span: Span) -> Action | None:
-    """None for what is no action."""
+    """None for what is not an action."""
     try:
         return parse(span.what)
     except ValueError:
@@ -94,7 +94,7 @@ def text(grid: ScheduleGrid, columns: int = MOST_COLUMNS, colored: bool = False)
     >>> from parallelism.pipeline.schedule.basic import one_f_one_b
     >>> from parallelism.pipeline.schedule.price import price
     >>> print(text(planned(price(one_f_one_b(2, 3)))))
-    1f1b: 12 s, bubble 25.0%, activations alive at most 2 1
+    1f1b: 12 s, bubble 25.0%, live activations at most 2 1
     rank 0  F0F1....B0--F2B1--..B2--
     rank 1  ..F0B0--F1B1--F2B2--....
     """

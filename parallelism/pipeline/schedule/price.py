@@ -58,9 +58,9 @@ class Costs(NamedTuple):
 EQUAL = Costs()  # as zero-bubble schedules are drawn: a backward pass twice as long as a forward pass
 
 
-def spread(name: str, given: Seconds, count: int) -> list[float]:
+def spread(name: str, times: Seconds, count: int) -> list[float]:
     """Return `count` numbers, from one number for all or from one for each."""
-    seconds = [float(given)] * count if isinstance(given, float | int) else [float(second) for second in given]
+    seconds = [float(times)] * count if isinstance(times, float | int) else [float(second) for second in times]
     if len(seconds) != count:
         raise ValueError(f"{name} has {len(seconds)} times: pass one, or {count}")
     if wrong := [second for second in seconds if not 0 <= second < math.inf]:
@@ -185,7 +185,7 @@ def play(orders: Sequence[Sequence[int]], rules: ActionGraph) -> SimulatedTimes:
         stuck = ", ".join(
             f"{rules.action(orders[rank][done[rank]])} on rank {rank}" for rank in sorted(waiting.values())
         )
-        raise ValueError(f"no rank can go on; waiting: {stuck}")
+        raise ValueError(f"no rank can proceed; waiting: {stuck}")
     return SimulatedTimes(begin_s, max(free_s, default=0.0))
 
 

@@ -66,9 +66,9 @@ def check_passes(schedule: Schedule) -> None:
     for rank, order in enumerate(schedule.orders):
         for index, action in enumerate(order):
             if action.kind not in KINDS or min(action.stage, action.micro_batch) < 0:
-                raise ProofError(schedule, f"{action} is no action", ActionPosition(rank, index))
+                raise ProofError(schedule, f"{action} is not an action", ActionPosition(rank, index))
             if action in places:
-                raise ProofError(schedule, f"{action} is there twice", ActionPosition(rank, index))
+                raise ProofError(schedule, f"{action} appears twice", ActionPosition(rank, index))
             places[action] = ActionPosition(rank, index)
     for stage in range(schedule.num_stages):
         for micro_batch in range(schedule.num_micro_batches):
@@ -83,7 +83,7 @@ def incomplete(
     """Return the error that names the missing or duplicate action of a micro-batch in a stage."""
     whole, part = Action(stage, BACKWARD, micro_batch), Action(stage, there[-1:], micro_batch)
     if whole in places and part.kind in (INPUTS, WEIGHTS):
-        return ProofError(schedule, f"{part} is a part of {whole}, which is there too", places[part])
+        return ProofError(schedule, f"{part} is a part of {whole}, which appears, too", places[part])
     missing = Action(stage, LEFT_OUT.get(there, FORWARD), micro_batch)
     last_stage, last_micro_batch = schedule.num_stages - 1, schedule.num_micro_batches - 1
     why = f"{missing} is missing, of stages 0 to {last_stage} and micro-batches 0 to {last_micro_batch}"
@@ -100,7 +100,7 @@ def check_peaks(schedule: Schedule) -> None:
     for rank, (order, peak) in enumerate(zip(schedule.orders, schedule.peaks, strict=True)):
         for index, alive in enumerate(num_alive(order)):
             if alive > peak:
-                why = f"{order[index]} makes {alive} activations alive on rank {rank}, which states {peak}"
+                why = f"{order[index]} makes {alive} live activations on rank {rank}, which states {peak}"
                 raise ProofError(schedule, why, ActionPosition(rank, index))
 
 
@@ -159,7 +159,7 @@ class SymbolicRun:
         if message.dest != rank or message in self.posted:
             raise self.failure(rank, f"the {message} is posted out of turn")
         if self.num_open[rank] > AHEAD + 1:
-            raise self.failure(rank, f"{self.num_open[rank]} receives are posted at once")
+            raise self.failure(rank, f"{self.num_open[rank]} receives are posted together")
         self.posted.add(message)
 
     def put(self, rank: int, message: StageMessage) -> None:

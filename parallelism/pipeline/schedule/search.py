@@ -16,7 +16,7 @@ from operator import add, attrgetter
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule, count_peaks
 from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, policies
-from parallelism.pipeline.schedule.improve import LEAST_GAIN, TimedOrders, found, improve
+from parallelism.pipeline.schedule.improve import LEAST_GAIN, TimedOrders, improve, timed
 from parallelism.pipeline.schedule.price import Costs, play, price
 from parallelism.pipeline.schedule.proof import prove
 from parallelism.pipeline.schedule.zero_bubble import in_turn
@@ -43,8 +43,8 @@ def search(
     limits = limits_of(limit, num_ranks, num_micro_batches, virtual_stages)
     jobs = [SchedulingProblem(home, num_micro_batches, costs, limits) for home in placements(num_ranks, virtual_stages)]
     least_s = (1 + LEAST_GAIN) * min(map(bound_s, jobs))
-    fitting = [each for each in known(num_ranks, num_micro_batches, virtual_stages) if keeps(each, limits)]
-    begun = (found(replace(jobs[0], home=home_of(schedule)), schedule.orders) for schedule in fitting)
+    fitting = [each for each in registered(num_ranks, num_micro_batches, virtual_stages) if keeps(each, limits)]
+    begun = (timed(replace(jobs[0], home=home_of(schedule)), schedule.orders) for schedule in fitting)
     draws = random.Random(seed)
     starts = sorted(until(least_s, chain(begun, by_policy(jobs, draws, work // 2))), key=span_s)
     shares = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
@@ -107,7 +107,7 @@ def placements(num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
     return list(dict.fromkeys([row, looped, zigzag]))
 
 
-def known(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Iterator[Schedule]:
+def registered(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Iterator[Schedule]:
     """Yield every schedule of the registry; those for one stage a rank run a rank's stages in a row."""
     for name, row in registry.REGISTRY.items():
         if row.fits(virtual_stages):
@@ -137,7 +137,7 @@ def by_policy(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int
     draws.shuffle(each)
     size = 3 * len(jobs[0].home) * jobs[0].num_micro_batches
     for job, policy in each[: max(1, work // (GREEDY_WORK * size))]:
-        yield found(job, Greedy(job, policy).run())
+        yield timed(job, Greedy(job, policy).run())
 
 
 def bound_s(job: SchedulingProblem) -> float:
