@@ -62,7 +62,7 @@ def run_inside(root: Path, folder: str, command: str, log: Path, limit_s: float 
     """Run a command in a folder of a root, with processes and mounts that end with it; return its status."""
     bound = ("/dev", "/sys", *pip_folders())
     binds = [f"mkdir -p {root}{path} && mount --rbind {path} {root}{path}" for path in bound]
-    inside = shlex.quote(f"cd {folder} && {command}")
+    inside = shlex.quote(f"cd {folder} && {command}; exit $?")  # by the shell: few programs can be process 1
     words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={root}/proc"]
     words += ["bash", "-ec", "\n".join([*binds, f"exec chroot {root} bash -c {inside}"])]
     own = {name: value for name, value in os.environ.items() if re.match("PIP_|.*_proxy$", name, re.IGNORECASE)}
