@@ -81,6 +81,20 @@ def test_no_sync_accumulates_and_the_next_pass_reduces_the_sum(comm):
     assert_same_gradients(model.module, reference)
 
 
+def test_gradients_that_an_optimizer_replaces_are_refused(comm):
+    """By default it sets them to None: new ones would be each rank's own."""
+    model, _ = parallel(comm)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=False)
+        model(batch()).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    why = r"^the gradient of layers.0.weight was replaced, .*: clear gradients by the module's zero_grad\(\), or by "
+    with pytest.raises(RuntimeError, match=why):
+        model(batch()).backward()
+
+
 def test_parameters_that_a_pass_does_not_reach_count_as_zero(comm):
     model, arena = parallel(comm, bucket_mb=1e-6)
     for _ in range(2):  # a pass without them must not upset the next one

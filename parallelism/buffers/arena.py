@@ -54,12 +54,23 @@ class Arena:
             move(param, self.flat_parameters[place].view(param.shape))
             owns = gradients and param.requires_grad
             own_gradient(param, self.flat_gradients[place].view(param.shape) if owns else None)
+        self._gradients = {name: param.grad for name, param in params.items() if param.grad is not None}
+        self._params = params
 
     def broadcast(self, comm: Communicator) -> None:
         """Give all ranks the parameters of rank 0, and what these were.  Collective."""
         comm.broadcast(self.parameters, root=0)
         for original in self.originals.values():
             comm.broadcast(original, root=0)
+
+    def check_gradients(self) -> None:
+        """Raise RuntimeError if a parameter's gradient has left the arena, as by an optimizer that sets it to None."""
+        for name, gradient in self._gradients.items():
+            if self._params[name].grad is not gradient:
+                raise RuntimeError(
+                    f"the gradient of {name} was replaced, and would not be averaged over the ranks: clear gradients "
+                    "by the module's zero_grad(), or by optimizer.zero_grad(set_to_none=False)"
+                )
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""

@@ -12,6 +12,7 @@ from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
 from parallelism.data.replica import Replica
 from parallelism.data.summation import TiedSums
 from parallelism.numerics.master_weights import MasterWeights
+from parallelism.pipeline.schedule.actions import BACKWARD, Action
 from parallelism.zero.units import FlatParam
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class Averaging(Replica):
 
     def _begin(self) -> None:
         self._queue, self._left = BucketQueue(self.buckets), dict(self._passes)
+
+    def before(self, action: Action, following: Action | None) -> None:
+        if action.kind == BACKWARD:
+            self.arena.check_gradients()
 
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
         self._queue.advance()
