@@ -174,9 +174,9 @@ def test_prices_are_the_cost_model_s():
         (["--out", "no/such/folder/page.html"], "no/such/folder/page.html can't be written"),
         (["--out", "."], "can't be written"),
         (["--out", "page.html", "--color", "red"], "unrecognized arguments: --color red"),
-        (["--out", "page.html", "--scenes", "parallelism.zero"], "'parallelism.zero' is not there"),
-        (["--out", "page.html", "--scenes", "no.such:scene"], "'no.such:scene' is not there"),
-        (["--out", "page.html", "--scenes", "json:scene"], "'json:scene' is not there"),
+        (["--out", "page.html", "--scenes", "parallelism.zero"], "'parallelism.zero' cannot be imported"),
+        (["--out", "page.html", "--scenes", "no.such:scene"], "'no.such:scene' cannot be imported"),
+        (["--out", "page.html", "--scenes", "json:scene"], "'json:scene' cannot be imported"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch):
