@@ -157,8 +157,8 @@ ON_COMPARISON = [
 RUNTIME = [
     mutant(
         "collectives/runtime/messages.py",
-        "at_once = fold_late or any(fold != sent for fold, sent in clashes)",
-        "at_once = fold_late",
+        "at_once = reduce_late or any(into != sent for into, sent in clashes)",
+        "at_once = reduce_late",
         ("test_device.py", "still_being_sent", 2),
     ),
     mutant(
@@ -363,8 +363,8 @@ TOOLS = [
     ),
     mutant(
         "collectives/schedule/cost.py",
-        "folded += len(sources) * len(run)",
-        "folded += len(run)",
+        "reduced += len(sources) * len(run)",
+        "reduced += len(run)",
         ("test_cost.py", "moves_of_shared_memory"),
     ),
     mutant(

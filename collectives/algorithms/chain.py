@@ -87,9 +87,9 @@ def reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 def climb(rank: int, size: int, step: int) -> list[Move]:
-    """Return a round on the way up: fold what comes from below into the own, and send on what was folded before."""
-    folds: list[Move] = [RecvReduce(rank - 1, run) for run in nth(step - rank + 1, size) if rank > 0]
-    return [*folds, *(Send(rank + 1, run) for run in nth(step - rank, size) if rank < size - 1)]
+    """Return a round on the way up: reduce what comes from below into the own, and send on what was reduced before."""
+    reductions: list[Move] = [RecvReduce(rank - 1, run) for run in nth(step - rank + 1, size) if rank > 0]
+    return [*reductions, *(Send(rank + 1, run) for run in nth(step - rank, size) if rank < size - 1)]
 
 
 def deliver(rank: int, size: int, step: int, owner: Callable[[int], int]) -> list[Move]:

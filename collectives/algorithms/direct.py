@@ -5,7 +5,7 @@ before, so that all are there, and one after, so that all have been read.  *Stag
 others will read to a staging buffer of its own; there are two, used in turn, so that one barrier a run is enough.
 
 `apart`: the result is chunks p to 2p-1 of the working vector, otherwise chunks 0 to p-1, over the input.
-In the cost lines, gamma is for a byte read and folded, beta for a byte copied, and alpha for a barrier.
+In the cost lines, gamma is for a byte read and reduced, beta for a byte copied, and alpha for a barrier.
 
 Source: vLLM, csrc/custom_all_reduce.cuh, cross_device_reduce_1stage and _2stage: the same among the GPUs of a node.
 """

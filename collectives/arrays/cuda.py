@@ -65,13 +65,13 @@ class Cuda(Device):
             with self.on_device():
                 self.runtime.memcpyAsync(pointer(target), pointer(source), target.nbytes, way, self.stream.ptr)
 
-    def fold(self, op: str | Op, low: Any, high: Any, out: Any) -> None:
+    def reduce(self, op: str | Op, low: Any, high: Any, out: Any) -> None:
         assert isinstance(op, str)  # others are refused
-        self.folding(op, out, [low, high], 1)()
+        self.bind_reduction(op, out, [low, high], 1)()
 
-    def folding(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
+    def bind_reduction(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
         with self.on_device():
-            return partial(self.launch, cuda_kernels.folding(op, out, sources, divisor))
+            return partial(self.launch, cuda_kernels.bind_reduction(op, out, sources, divisor))
 
     def launch(self, work: cuda_kernels.Launch) -> None:
         with self.on_device():

@@ -186,10 +186,10 @@ template <typename T> union Block<T, 1> {
     __device__ void store(T* out) const { *out = at[0]; }
 };
 
-template <typename Op, typename In, typename Out, int SOURCES> struct Folding {
+template <typename Op, typename In, typename Out, int SOURCES> struct Reduction {
     using Wide = decltype(wide(In()));
 
-    // Fold SOURCES sources into `sums`, as their first or to what is there.  All are loaded before any is used.
+    // Reduce SOURCES sources into `sums`, as their first or to what is there.  All are loaded before any is used.
     template <int N, int BLOCKS, bool FIRST>
     static __device__ void take(
         Wide (&sums)[BLOCKS][N], const Task& task, int first, unsigned long long at, unsigned long long step
@@ -212,9 +212,9 @@ template <typename Op, typename In, typename Out, int SOURCES> struct Folding {
                 }
     }
 
-    // Fold BLOCKS blocks of N elements, the first at element `at`, `step` elements apart.
+    // Reduce BLOCKS blocks of N elements, the first at element `at`, `step` elements apart.
     template <int N, int BLOCKS>
-    static __device__ void fold(const Task& task, unsigned long long at, unsigned long long step) {
+    static __device__ void reduce(const Task& task, unsigned long long at, unsigned long long step) {
         Wide sums[BLOCKS][N];
         take<N, BLOCKS, true>(sums, task, 0, at, step);
 #pragma unroll 1
@@ -234,19 +234,19 @@ template <typename Op, typename In, typename Out, int SOURCES> struct Folding {
 
 // A thread's part of a task, one of `threads`.  The number of sources is a multiple of SOURCES.
 template <typename Op, typename In, typename Out, int SOURCES>
-__device__ void fold_part(const Task& task, unsigned long long thread, unsigned long long threads) {
-    using Fold = Folding<Op, In, Out, SOURCES>;
+__device__ void reduce_part(const Task& task, unsigned long long thread, unsigned long long threads) {
+    using Each = Reduction<Op, In, Out, SOURCES>;
     const int N = sizeof(uint4) / (sizeof(In) < sizeof(Out) ? sizeof(In) : sizeof(Out));
     const int BLOCKS = SOURCES <= 2 ? 4 : SOURCES <= 4 ? 2 : 1;  // so that about 8 loads are under way
     unsigned long long block = thread;
 #pragma unroll 1
     for (; block + (BLOCKS - 1) * threads < task.blocks; block += BLOCKS * threads)
-        Fold::template fold<N, BLOCKS>(task, task.head + block * N, threads * N);
+        Each::template reduce<N, BLOCKS>(task, task.head + block * N, threads * N);
 #pragma unroll 1
-    for (; block < task.blocks; block += threads) Fold::template fold<N, 1>(task, task.head + block * N, 0);
+    for (; block < task.blocks; block += threads) Each::template reduce<N, 1>(task, task.head + block * N, 0);
 #pragma unroll 1
     for (unsigned long long i = thread; i < task.head + task.tail; i += threads)
-        Fold::template fold<1, 1>(task, i < task.head ? i : i + task.blocks * N, 0);
+        Each::template reduce<1, 1>(task, i < task.head ? i : i + task.blocks * N, 0);
 }
 
 __device__ unsigned long long this_thread() {
@@ -254,6 +254,6 @@ __device__ unsigned long long this_thread() {
 }
 __device__ unsigned long long num_threads() { return gridDim.x * static_cast<unsigned long long>(blockDim.x); }
 
-template <typename Op, typename In, typename Out, int SOURCES> __global__ void fold(const Task task) {
-    fold_part<Op, In, Out, SOURCES>(task, this_thread(), num_threads());
+template <typename Op, typename In, typename Out, int SOURCES> __global__ void reduce(const Task task) {
+    reduce_part<Op, In, Out, SOURCES>(task, this_thread(), num_threads());
 }

@@ -1,4 +1,4 @@
-"""Folds and casts of arrays in a GPU's memory, by kernels of our own (cuda_kernels.cu), launched through CuPy.
+"""Reductions and casts of arrays in a GPU's memory, by kernels of our own (cuda_kernels.cu), launched through CuPy.
 
 One kernel does all: out = sources[0] op sources[1] op ..., divided in the end, and rounded to the dtype of `out`.  Each
 source is read once and `out` written once.  Sources may lie in peers' memory, mapped by CUDA IPC.
@@ -25,7 +25,7 @@ from collectives.job import environment
 SOURCE = Path(__file__).with_suffix(".cu")
 OPTIONS = ("--std=c++17", "--fmad=false")
 MAX_SOURCES = 64  # of one launch
-MAX_AT_ONCE = 8  # from which one thread loads before it folds
+MAX_AT_ONCE = 8  # from which one thread loads before it reduces
 VECTOR_BYTES = 16  # what one load takes, from an address that it divides
 BLOCK_THREADS = 256
 BLOCKS_PER_MULTIPROCESSOR = 4  # half of what one holds: 128 KiB under way, and room for what computes beside
@@ -58,7 +58,7 @@ class KernelChoice(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"fold<{self.op}, {self.source}, {self.into}, {self.at_once}>"
+        return f"reduce<{self.op}, {self.source}, {self.into}, {self.at_once}>"
 
 
 class Launch(NamedTuple):
@@ -75,20 +75,20 @@ class Launch(NamedTuple):
 
 def cast(out: Any, source: Any, stream: Any = None) -> None:
     """Cast floats to another dtype, rounding to nearest, or copy an array of the same dtype."""
-    folding("max" if out.dtype == bool else "sum", out, [source])(stream)
+    bind_reduction("max" if out.dtype == bool else "sum", out, [source])(stream)
 
 
 def divide(x: Any, divisor: int, stream: Any = None) -> None:
     """Divide x in place: 16-bit floats in float32, integers toward zero."""
-    folding("avg", x, [x], divisor)(stream)
+    bind_reduction("avg", x, [x], divisor)(stream)
 
 
-def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Launch:
+def bind_reduction(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Launch:
     """Bind the launch of out = (sources[0] op sources[1] op ...) / divisor, elementwise and in that order.
 
     `out` and the sources are flat arrays of one length; a source may be `out` itself, but overlaps it in no other way.
     Sources of floats may be of another float dtype than `out`, one for all.  Only "avg" has a divisor.  16-bit floats
-    are folded and divided in float32, and rounded once.  Integers wrap, and are divided toward zero.  "min" and "max"
+    are reduced and divided in float32, and rounded once.  Integers wrap, and are divided toward zero.  "min" and "max"
     of a NaN and a number are NaN.
 
     Raises: ValueError for more sources than one launch takes.
@@ -96,7 +96,7 @@ def folding(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> Laun
     import cupy
 
     if not 1 <= len(sources) <= MAX_SOURCES:
-        raise ValueError(f"{len(sources)} sources: fold 1 to {MAX_SOURCES} at a time")
+        raise ValueError(f"{len(sources)} sources: reduce 1 to {MAX_SOURCES} at a time")
     assert divisor >= 1, f"a divisor of {divisor}"
     choice = plan(op, out.dtype, sources[0].dtype, out.size, len(sources), divisor)
     task, work = task_of(choice, [views.pointer(out)], [*map(views.pointer, sources)], divisor)
@@ -117,12 +117,12 @@ def task_of(choice: KernelChoice, outs: Sequence[int], sources: Sequence[int], d
 
 
 def plan(op: str, into: np.dtype, source: np.dtype, count: int, num_sources: int, divisor: int) -> KernelChoice:
-    """Choose the kernel that folds.  It loads from as many sources at a time as divide all of them, up to 8.
+    """Choose the kernel that reduces.  It loads from as many sources at a time as divide all of them, up to 8.
 
     >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
     KernelChoice(op='Sum', source='float', into='float', at_once=3, num_elements=10, sizes=[4, 4, 4, 4])
     """
-    parts = 2 if into in views.COMPLEX and op != "prod" else 1  # complex numbers are folded as twice as many real ones
+    parts = 2 if into in views.COMPLEX and op != "prod" else 1  # complex numbers are reduced as twice as many real ones
     at_once = max(n for n in range(1, MAX_AT_ONCE + 1) if num_sources % n == 0)
     if op == "avg" and divisor == 1:
         op = "sum"
@@ -170,7 +170,7 @@ def num_multiprocessors(device: int) -> int:
 
 @cache
 def kernel(name: str, device: int, *more: Path) -> Any:
-    """Return an instance of the template `fold`, or of one in another source, for the device, which is current."""
+    """Return an instance of the template `reduce`, or of one in another source, for the device, which is current."""
     import cupy
 
     code = "".join(source.read_text() for source in (SOURCE, *more))

@@ -9,7 +9,7 @@
 //
 // Source: NVIDIA, Parallel Thread Execution ISA, "Memory Consistency Model"; vLLM, csrc/custom_all_reduce.cuh.
 
-enum StepKind { BARRIER, COPY, FOLD };
+enum StepKind { BARRIER, COPY, REDUCE };
 
 struct Step {  // as collectives/arrays/cuda_programs.py lays it out
     Task task;
@@ -108,9 +108,9 @@ template <typename Op, typename T, int SOURCES> __global__ void run(const Progra
             }
             if (number == before + program.num_barriers && this_thread() == 0) *program.runs = runs + 1;
         } else if (step->kind == COPY) {
-            fold_part<Sum, unsigned char, unsigned char, 1>(step->task, this_thread(), num_threads());
+            reduce_part<Sum, unsigned char, unsigned char, 1>(step->task, this_thread(), num_threads());
         } else {
-            fold_part<Op, T, T, SOURCES>(step->task, this_thread(), num_threads());
+            reduce_part<Op, T, T, SOURCES>(step->task, this_thread(), num_threads());
         }
     }
 }

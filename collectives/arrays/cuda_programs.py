@@ -18,7 +18,7 @@ from collectives.job import environment
 SOURCE = Path(__file__).with_suffix(".cu")
 MOST_BLOCKS = 32  # unless a setting says otherwise
 MOST_RANKS = MAX_SOURCES
-BARRIER, COPY, FOLD = range(3)
+BARRIER, COPY, REDUCE = range(3)
 
 STEP = np.dtype([("task", TASK), ("kind", "u8")])
 FLAG_BYTES = 16  # of a rank, at barriers of even number, and again at those of odd number
@@ -66,14 +66,14 @@ class CudaProgram:
         self,
         device: Any,
         turns: Sequence[Sequence[DeviceStep]],
-        fold: tuple[str, np.dtype, int],
+        reduction: tuple[str, np.dtype, int],
         channel: CudaChannel,
         captured: CudaChannel,
     ):
         self.device, self.runtime, xp = device, device.runtime, device.xp
         self.channel, self.captured = channel, captured
-        choices = [[choice_of(step, *fold) for step in steps] for steps in turns]
-        steps, work = steps_of(turns, choices, fold[2])
+        choices = [[choice_of(step, *reduction) for step in steps] for steps in turns]
+        steps, work = steps_of(turns, choices, reduction[2])
         with device.on_device():
             self.steps = xp.asarray(steps.view(np.uint8))
             self.runs = xp.zeros(1, np.uint32)
@@ -121,14 +121,14 @@ def steps_of(
             written[place]["kind"] = BARRIER
             continue
         task, work = cuda_kernels.task_of(choice, step.outs, step.sources, divisor)
-        written[place] = task, COPY if len(step.sources) == 1 else FOLD
+        written[place] = task, COPY if len(step.sources) == 1 else REDUCE
         most = max(most, work)
     return written, most
 
 
 def name_of(choices: Sequence[Sequence[KernelChoice]]) -> str:
-    """Name the instance that can run all steps of a program: all fold as many sources, or none."""
-    folds = {(c.op, c.into, c.at_once) for steps in choices for c in steps if len(c.sizes) > 2}
-    assert len(folds) < 2, f"a program that folds in different ways: {folds}"
-    op, number, at_once = next(iter(folds), ("Sum", "unsigned char", 1))
+    """Name the instance that can run all steps of a program: all reduce as many sources, or none."""
+    reductions = {(c.op, c.into, c.at_once) for steps in choices for c in steps if len(c.sizes) > 2}
+    assert len(reductions) < 2, f"a program that reduces in different ways: {reductions}"
+    op, number, at_once = next(iter(reductions), ("Sum", "unsigned char", 1))
     return f"run<{op}, {number}, {at_once}>"

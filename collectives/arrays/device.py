@@ -27,8 +27,8 @@ class Event(Protocol):
 class Device:
     """A memory, and the operations on it.
 
-    `copy`, `fold`, `fold_all` and `divide` may return before they are done: they run in order on the device's stream.
-    Whatever the host, MPI or another process is to read, and whatever they may overwrite, waits for an event.
+    `copy`, `reduce`, `reduce_all` and `divide` may return before they are done: they run in order on the device's
+    stream.  Whatever the host, MPI or another process is to read, and whatever they may overwrite, waits for an event.
     """
 
     name: str  # of its kind
@@ -64,7 +64,7 @@ class Device:
                 np.copyto(target, source)
 
     @np.errstate(all="ignore")  # NaN and infinity are results; as an error on one rank they would hang the others
-    def fold(self, op: str | Op, low: Any, high: Any, out: Any) -> None:
+    def reduce(self, op: str | Op, low: Any, high: Any, out: Any) -> None:
         """Compute out = low op high, elementwise; 16-bit floats are reduced in float32 and rounded once."""
         function: Any = function_of(op, self.xp)
         if out.dtype in HALVES:
@@ -78,12 +78,12 @@ class Device:
         else:
             function(low, high, out=out)
 
-    def folding(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
-        """Bind `fold_all` once, to be done often."""
-        return partial(self.fold_all, op, out, sources, divisor)
+    def bind_reduction(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
+        """Bind `reduce_all` once, to be done often."""
+        return partial(self.reduce_all, op, out, sources, divisor)
 
     @np.errstate(all="ignore")
-    def fold_all(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> None:
+    def reduce_all(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> None:
         """Compute out = ((s0 op s1) op s2) op ... over `divisor`, elementwise; `out` may be one of the sources.
 
         16-bit floats are reduced in float32 and rounded once, at the end.
@@ -91,7 +91,7 @@ class Device:
         wide = sum_dtype(out.dtype, op)
         total = sources[0].astype(wide)
         for source in sources[1:]:
-            Device.fold(self, op, total, source.astype(wide, copy=False), total)
+            Device.reduce(self, op, total, source.astype(wide, copy=False), total)
         if divisor > 1:
             Device.divide(self, total, divisor)
         out[...] = total.astype(out.dtype, copy=False)

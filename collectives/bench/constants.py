@@ -161,7 +161,7 @@ def reduction_s_per_byte(timer: Timer, has_core: bool) -> float:
 
     def reduce() -> None:
         for own in np.split(vector, len(vector) // len(arrived)):
-            device.fold("sum", arrived, own, own)
+            device.reduce("sum", arrived, own, own)
 
     return timer(reduce if has_core else lambda: None) / VECTOR_BYTES
 

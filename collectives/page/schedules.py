@@ -206,8 +206,8 @@ def busiest(run: RecordedRun) -> list[tuple[int, ...]]:
 def of_rounds(rounds: Iterable[Any], rank: int) -> Iterator[tuple[int, int, int]]:
     for moves in rounds:
         work = summary(moves, rank)
-        folded = work.folded + sum(message.folded for message in work.messages)
-        yield sum(message.chunks for message in work.messages if message.is_send), work.pulled, folded
+        reduced = work.reduced + sum(message.reduced for message in work.messages)
+        yield sum(message.chunks for message in work.messages if message.is_send), work.pulled, reduced
 
 
 def add(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

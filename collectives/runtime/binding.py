@@ -148,14 +148,16 @@ class Binder:
         row, facts, shared = choice
         assert facts is not None
         dtype = np.dtype(np.uint8) if a.flat is None else a.flat.dtype
-        fold = phases.Reduction(a.kernel_op, dtype, self.size if a.op == "avg" else 1)
+        reduction = phases.Reduction(a.kernel_op, dtype, self.size if a.op == "avg" else 1)
         chunks = chunks_of(ARRAY, o.source, o.inputs)
         if "out" in a.spec.takes:  # else the result is always `x`
             chunks += chunks_of(OUT, o.out, o.outputs)
         segmentation = phases.segmentation(row, facts.chunk_bytes, self.size, facts.on_host)
         rounds = row.rounds(self.rank, self.size, a.root, ())
         memory = o.source, o.out, None
-        bound = self.programs(shared).bind([rounds], memory, chunks, fold, self.rank, segmentation, channel, binding)
+        bound = self.programs(shared).bind(
+            [rounds], memory, chunks, reduction, self.rank, segmentation, channel, binding
+        )
         only = bound if bound.is_short else None
         plan = Plan(f"{a.collective} {row.name}", o.result, self.progress, a.device, [bound], only=only)
         if channel is None:
@@ -177,9 +179,9 @@ class Binder:
         parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
         segmentation = phases.whole(self.size * dtype.itemsize * max(chunk.length for chunk in chunks))
         probe = partial(self.context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
-        fold = phases.Reduction(op, dtype, divisor=1)
+        reduction = phases.Reduction(op, dtype, divisor=1)
         programs = self.programs(shared, meanwhile=probe)
-        return programs.bind(parts, memory, chunks, fold, self.rank, segmentation, channel, binding)
+        return programs.bind(parts, memory, chunks, reduction, self.rank, segmentation, channel, binding)
 
     @cached_property
     def world_ranks(self) -> list[int]:

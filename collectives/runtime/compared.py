@@ -201,9 +201,9 @@ class HeadedRound:
                 if not reduces:
                     device.copy(view, arrived)
                 elif partner < headers.rank:
-                    device.fold(self.op, arrived, view, view)
+                    device.reduce(self.op, arrived, view, view)
                 else:
-                    device.fold(self.op, view, arrived, view)
+                    device.reduce(self.op, view, arrived, view)
 
     def requests(self) -> list[MPI.Prequest]:
         return self.sends

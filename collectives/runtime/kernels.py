@@ -1,4 +1,4 @@
-"""Compiled code that runs direct schedules: an interpreter of *programs*, which copy, fold and meet in shared memory.
+"""Compiled code that runs direct schedules: an interpreter of *programs*, which copy, reduce and meet in shared memory.
 
 A program is an array of integers, instruction after instruction: opcode, length, operands.  Memory is given as a
 register, which holds an address, and an offset; so a program runs on whatever arrays a call brings.  At the first
@@ -62,7 +62,7 @@ SLOT_BINDING, SLOT_NUMBER, SLOT_ARRAYS = 8, 16, 24
 WINDOWS = SLOT_ARRAYS + 8 * NUM_SHARED  # in which windows these lie; there, addresses are counted from its beginning
 BASES_LENGTH = 2 * NUM_SHARED  # of a rank: where its windows begin in this process, and which ones these are
 
-BLOCK_BYTES = 1 << 13  # what a fold sums up at a time, in the first cache
+BLOCK_BYTES = 1 << 13  # what a reduction sums up at a time, in the first cache
 
 memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
@@ -279,11 +279,11 @@ def signed_quotient(a, divisor):
     return floor + ((floor < 0) & (floor * divisor != a))
 
 
-# Two operands' fold, by where the result goes: a loop over arrays that may overlap would not be vectorised.
+# Two operands' reduction, by where the result goes: a loop over arrays that may overlap would not be vectorised.
 
 
 @njit
-def fold_apart(op, total, a, b):
+def reduce_apart(op, total, a, b):
     """Compute total = a op b."""
     if op == SUM:
         for i in range(len(total)):
@@ -318,7 +318,7 @@ def fold_apart(op, total, a, b):
 
 
 @njit
-def fold_left(op, total, b):
+def reduce_left(op, total, b):
     """Compute total = total op b."""
     if op == SUM:
         for i in range(len(total)):
@@ -353,7 +353,7 @@ def fold_left(op, total, b):
 
 
 @njit
-def fold_right(op, total, a):
+def reduce_right(op, total, a):
     """Compute total = a op total."""
     if op == SUM:
         for i in range(len(total)):
@@ -419,18 +419,18 @@ def reduce(code, at, registers, like, work):
         b = carray(pointer_to(source1 + here, like), length)
         total = result if own < 2 or own == num_sources else carray(pointer_to(work, like), length)
         if own == 0:
-            fold_left(op, total, b)
+            reduce_left(op, total, b)
         elif own == 1:
-            fold_right(op, total, a)
+            reduce_right(op, total, a)
         else:
-            fold_apart(op, total, a, b)
+            reduce_apart(op, total, a, b)
         for index in range(2, num_sources):
             if index == own:
-                fold_right(op, result, total)
+                reduce_right(op, result, total)
                 total = result
             else:
                 source = address(code, registers, first + 2 * index)
-                fold_left(op, total, carray(pointer_to(source + here, like), length))
+                reduce_left(op, total, carray(pointer_to(source + here, like), length))
         if divisor > 1:
             divide(result, divisor)
 
@@ -483,7 +483,7 @@ def reduce16(code, at, registers, work):
         for index in range(1, num_sources):
             source = address(code, registers, first + 2 * index)
             widen(form, more, carray(pointer_to(source + here, bits), length))
-            fold_left(op, total, more)
+            reduce_left(op, total, more)
         if divisor > 1:
             divide(total, divisor)
         narrow_down(form, carray(pointer_to(target + here, bits), length), total)

@@ -1,9 +1,9 @@
 """Binds a schedule's moves to memory and persistent requests, and runs them round by round.
 
-A run is cut into segments.  Of a move that needs a buffer beside the vector (a fold's arrivals, the host copy of
-device memory), at most `WINDOW` segments are under way, so that the buffer stays in cache and folding one segment
-overlaps moving the next.  On a device, a segment's request waits for the copies and folds queued before it, and not
-for those of the segment after it.  Sender and receiver cut a run alike, so segment i meets segment i.
+A run is cut into segments.  Of a move that needs a buffer beside the vector (a reduction's arrivals, the host copy of
+device memory), at most `WINDOW` segments are under way, so that the buffer stays in cache and reducing one segment
+overlaps moving the next.  On a device, a segment's request waits for the copies and reductions queued before it, and
+not for those of the segment after it.  Sender and receiver cut a run alike, so segment i meets segment i.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -119,7 +119,7 @@ class BoundRound(NamedTuple):
     copies: list[CopyPair]
     plain: list[MPI.Prequest]
     lanes: list[Lane]
-    fold_late: bool  # a fold writes what a plain send reads: all sends first
+    reduce_late: bool  # a reduction writes what a plain send reads: all sends first
     request_moves: Sequence[tuple[MPI.Prequest, Move]] = ()  # which request is for which move
 
     def run(self, device: Device) -> Iterator[Messages]:
@@ -138,7 +138,7 @@ class BoundRound(NamedTuple):
             for lane in self.lanes:
                 lane.end(0)
             return
-        if self.fold_late:
+        if self.reduce_late:
             yield Messages(self.plain)
         for index in range(max(len(lane.requests) for lane in self.lanes)):
             for lane in self.lanes:
@@ -207,11 +207,11 @@ class RequestBinder:
 
     def bind(self, number: int, moves: Round, vector: Vector) -> BoundRound:
         self.request_moves = []
-        folds = [m.run for m in moves if isinstance(m, RecvReduce)]
-        clashes = [(fold, m.run) for m in moves if isinstance(m, Send) for fold in folds if overlap(fold, m.run)]
-        fold_late = bool(clashes) and self.in_place
-        # Sends by way of other memory leave in step with the folds into the same run, but not into another.
-        at_once = fold_late or any(fold != sent for fold, sent in clashes)
+        reductions = [m.run for m in moves if isinstance(m, RecvReduce)]
+        clashes = [(into, m.run) for m in moves if isinstance(m, Send) for into in reductions if overlap(into, m.run)]
+        reduce_late = bool(clashes) and self.in_place
+        # Sends by way of other memory leave in step with the reductions into the same run, but not into another.
+        at_once = reduce_late or any(into != sent for into, sent in clashes)
         copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
         plain: list[MPI.Prequest] = []
         lanes: list[Lane] = []
@@ -225,7 +225,7 @@ class RequestBinder:
                 plain += [self.request(move, tag, segment) for segment in segments]
             elif segments:
                 lanes.append(self.lane(move, tag, segments, place, at_once))
-        return BoundRound(number, moves, copies, plain, lanes, fold_late, self.request_moves)
+        return BoundRound(number, moves, copies, plain, lanes, reduce_late, self.request_moves)
 
     def tags(self, messages: list[Send | Recv | RecvReduce]) -> list[int]:
         """Return a tag for each message of a round, of which no other to, or from, its rank has the same."""
@@ -239,7 +239,7 @@ class RequestBinder:
         return [view[i : i + step] for i in range(0, len(view), step)]
 
     def lane(self, move: Send | Recv | RecvReduce, tag: int, segments: list[Any], place: int, at_once: bool) -> Lane:
-        slots = len(segments) if at_once else WINDOW  # `at_once`: all must have left before the first is folded
+        slots = len(segments) if at_once else WINDOW  # `at_once`: all must have left before the first is reduced
         ways = list(zip(*self.stops(move, segments, place, slots), strict=True))
         requests = [self.request(move, tag, way[-1]) for way in ways]
         if isinstance(move, Send):
@@ -247,11 +247,13 @@ class RequestBinder:
         incoming = [[pair(a, b) for a, b in reversed(list(pairwise(way)))] for way in ways]
         if isinstance(move, Recv):
             return Lane(requests, slots, self.device, incoming, sends=False)
-        fold = self.folder(move.source)
-        return Lane(requests, slots, self.device, incoming, sends=False, reduce=lambda i: fold(segments[i], ways[i][0]))
+        reduce = self.reducer(move.source)
+        return Lane(
+            requests, slots, self.device, incoming, sends=False, reduce=lambda i: reduce(segments[i], ways[i][0])
+        )
 
     def stops(self, move: Send | Recv | RecvReduce, segments: list[Any], place: int, slots: int) -> list[list[Any]]:
-        """Return where segments are in turn: from the vector, or what is folded into it, to what MPI is given."""
+        """Return where segments are in turn: from the vector, or what is reduced into it, to what MPI is given."""
         dtype = segments[0].dtype
         stops = [self.slots("arrivals", place, segments, slots, dtype) if isinstance(move, RecvReduce) else segments]
         if self.wire_dtype is not None:
@@ -270,7 +272,7 @@ class RequestBinder:
         segments = self.cut(view)
         rounded = self.slots("rounded", 0, segments, 1, self.wire_dtype) if segments else []
         copies = [pair for a, b in zip(segments, rounded, strict=True) for pair in ((b, a), (a, b))]
-        return BoundRound(number, (), copies, [], [], fold_late=False)
+        return BoundRound(number, (), copies, [], [], reduce_late=False)
 
     def slots(self, kind: str, place: int, segments: list[Any], slots: int, dtype: Any) -> list[Any]:
         """Return a buffer for each segment; segment i shares its memory with segment i + slots."""
@@ -279,12 +281,12 @@ class RequestBinder:
         begins = [i % slots * longest for i in range(len(segments))]
         return [buffer[b : b + len(s)] for b, s in zip(begins, segments, strict=True)]
 
-    def folder(self, source: int) -> Callable[[Any, Any], None]:
+    def reducer(self, source: int) -> Callable[[Any, Any], None]:
         """Return what reduces what came from `source`: the lower rank's operand stands on the left."""
-        fold, op = self.device.fold, self.op
+        reduce, op = self.device.reduce, self.op
         if source < self.mpi.rank:
-            return lambda own, arrived: fold(op, arrived, own, own)
-        return lambda own, arrived: fold(op, own, arrived, own)
+            return lambda own, arrived: reduce(op, arrived, own, own)
+        return lambda own, arrived: reduce(op, own, arrived, own)
 
     def request(self, move: Send | Recv | RecvReduce, tag: int, wire: Any) -> MPI.Prequest:
         buffer = [as_bytes(wire), MPI.BYTE]

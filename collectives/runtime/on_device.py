@@ -1,4 +1,4 @@
-"""Direct rounds as work on a device's stream: copies from and to other ranks' memory, fused folds, and meetings.
+"""Direct rounds as work on a device's stream: copies from and to other ranks' memory, fused reductions, and meetings.
 
 Where each rank has a device of its own, all rounds are one kernel, in which the devices wait for each other.
 Where ranks share one, they meet in two ways at once.  On the host, each waits until the others have come so far in
@@ -121,8 +121,8 @@ class DeviceProgram:
 
     number, moves, is_short = 0, (), False
 
-    def __init__(self, device: Cuda, turns: list[list[Part]], fold: Reduction, barrier: HostBarrier, keep: Any):
-        self.parts = [[operations_of(device, step, fold) for step in part] for parts in turns for part in parts]
+    def __init__(self, device: Cuda, turns: list[list[Part]], reduction: Reduction, barrier: HostBarrier, keep: Any):
+        self.parts = [[operations_of(device, step, reduction) for step in part] for parts in turns for part in parts]
         self.barrier, self.keep = barrier, keep
         self.next = 0
 
@@ -146,9 +146,9 @@ class DeviceProgram:
         return self.barrier.arrival.awaits()
 
 
-def operations_of(device: Cuda, step: DeviceStep, fold: Reduction) -> list[Operation]:
+def operations_of(device: Cuda, step: DeviceStep, reduction: Reduction) -> list[Operation]:
     """Bind what a step does to arrays that are made once; nothing for a barrier."""
-    dtype = fold.dtype if len(step.sources) > 1 else BYTE
+    dtype = reduction.dtype if len(step.sources) > 1 else BYTE
     outs, sources = (
         [device.at(address, step.nbytes // dtype.itemsize, dtype, None) for address in addresses]
         for addresses in (step.outs, step.sources)
@@ -157,7 +157,7 @@ def operations_of(device: Cuda, step: DeviceStep, fold: Reduction) -> list[Opera
         return [partial(device.copy, out, sources[0]) for out in outs]
     first, *others = outs
     return [
-        device.folding(fold.op, first, sources, fold.divisor),
+        device.bind_reduction(reduction.op, first, sources, reduction.divisor),
         *(partial(device.copy, out, first) for out in others),
     ]
 
@@ -267,7 +267,7 @@ class DeviceProgramBinder(DirectBinder):
         parts: Parts,
         arrays: Sequence[Any],
         chunks: Sequence[Chunk],
-        fold: Reduction,
+        reduction: Reduction,
         rank: int,
         segmentation: Segmentation,
         channel: Channel | KernelCalls | None = None,
@@ -276,7 +276,7 @@ class DeviceProgramBinder(DirectBinder):
         """Bind as on the host, but for these arrays and no others."""
         rounds = [moves for part in parts for moves in part]
         buffers = BufferPlan.of(
-            rounds, [chunk.length for chunk in chunks], len(self.world_ranks), segmentation, fold.dtype
+            rounds, [chunk.length for chunk in chunks], len(self.world_ranks), segmentation, reduction.dtype
         )
         lease = self.device_memory.allocate(TURNS * buffers.turn_bytes)
         by_themselves = self.device_memory.has_barriers and self.meanwhile is None  # with no messages in between
@@ -289,17 +289,21 @@ class DeviceProgramBinder(DirectBinder):
         for turn in range(TURNS) if segmentation.num_segments % 2 else range(1):
             registers = self.registers(ranks, rows, lease, turn)
             registers[SCRATCH] = address_of(arrays[SCRATCH])
-            compiled.append(DeviceCompiler(registers, rank, layouts, buffers, segmentation, fold).compile(parts))
+            compiled.append(DeviceCompiler(registers, rank, layouts, buffers, segmentation, reduction).compile(parts))
         keep = [lease, flags, *arrays]
         if barrier is None:
             assert own is not None
             calls = channel if isinstance(channel, KernelCalls) else None
             shared = calls.channel if calls else own
             kernel = CudaProgram(
-                self.device, [part for (part,) in compiled], (fold.op, fold.dtype, fold.divisor), shared, own
+                self.device,
+                [part for (part,) in compiled],
+                (reduction.op, reduction.dtype, reduction.divisor),
+                shared,
+                own,
             )
             return KernelProgram(self.device, kernel, keep, calls, binding or 1)
-        return DeviceProgram(self.device, compiled, fold, barrier, keep)
+        return DeviceProgram(self.device, compiled, reduction, barrier, keep)
 
     def channel(self, rank: int) -> tuple[CudaChannel, Lease]:
         """Make a channel on which all ranks' devices wait for each other, and its memory.  Collective."""

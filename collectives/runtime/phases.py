@@ -117,10 +117,14 @@ class PhaseCompiler:
         layouts: Mapping[int, Sequence[Address]],
         buffers: "BufferPlan",
         segmentation: Segmentation,
-        fold: Reduction,
+        reduction: Reduction,
     ):
         self.rank, self.layouts, self.lengths, self.width = rank, layouts, buffers.lengths, buffers.width
-        self.num_segments, self.streamed_bytes, self.fold = segmentation.num_segments, segmentation.streamed_bytes, fold
+        self.num_segments, self.streamed_bytes, self.reduction = (
+            segmentation.num_segments,
+            segmentation.streamed_bytes,
+            reduction,
+        )
 
     def copy(self, target: Address, source: Address, nbytes: int) -> None:
         raise NotImplementedError
@@ -173,7 +177,7 @@ class PhaseCompiler:
 
     def pieces(self, run: range, segment: int) -> Iterator[tuple[int, int, int]]:
         """Yield a run's part of a segment: at which chunk of the run, from which byte, how many bytes."""
-        size = self.fold.dtype.itemsize
+        size = self.reduction.dtype.itemsize
         lengths = [self.lengths[chunk] * size for chunk in run]
         if self.num_segments == 1:
             lengths = [sum(lengths)]

@@ -89,7 +89,7 @@ class Compiler(PhaseCompiler):
             self.add(target.after(begin), here, length)
 
     def add(self, target: Address, sources: list[Address], nbytes: int) -> None:
-        op, dtype, divisor = self.fold
+        op, dtype, divisor = self.reduction
         if len(sources) == 1:
             self.copy(target, sources[0], nbytes)
             return
@@ -238,7 +238,7 @@ class ProgramBinder(DirectBinder):
         parts: Parts,
         arrays: Sequence[Any],
         chunks: Sequence[Chunk],
-        fold: Reduction,
+        reduction: Reduction,
         rank: int,
         segmentation: Segmentation,
         channel: Channel | None = None,
@@ -250,7 +250,7 @@ class ProgramBinder(DirectBinder):
         """
         rounds = [moves for part in parts for moves in part]
         buffers = BufferPlan.of(
-            rounds, [chunk.length for chunk in chunks], len(self.world_ranks), segmentation, fold.dtype
+            rounds, [chunk.length for chunk in chunks], len(self.world_ranks), segmentation, reduction.dtype
         )
         if channel is None:
             ranks = [rank, *peers_of(rounds, rank)]
@@ -258,13 +258,13 @@ class ProgramBinder(DirectBinder):
         else:
             channel.reserve(buffers.turn_bytes, self.agree_max)
         if self.memory.node_comm.rank == 0:
-            compile_for(fold.dtype)  # the others find it on disk then
+            compile_for(reduction.dtype)  # the others find it on disk then
         rows = self.exchange(arrays, chunks, buffers, channel.turn_bytes)
-        compile_for(fold.dtype)
-        compiler = Compiler(rank, self.layouts(channel.ranks, rows, chunks), buffers, segmentation, fold)
+        compile_for(reduction.dtype)
+        compiler = Compiler(rank, self.layouts(channel.ranks, rows, chunks), buffers, segmentation, reduction)
         code = compiler.compile(parts)
         is_odd = segmentation.num_segments % 2 == 1
-        program = Program(code, channel, fold.dtype, self.oversubscribed, self.meanwhile, binding or 1, is_odd)
+        program = Program(code, channel, reduction.dtype, self.oversubscribed, self.meanwhile, binding or 1, is_odd)
         self.fill(program, rows, channel)
         program.keep.append(channel.staging)
         own = program.registers[:, 0]

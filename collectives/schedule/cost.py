@@ -1,9 +1,9 @@
 """What a schedule costs: counted from the rounds of all ranks, and in seconds on a machine of given speeds.
 
 A round takes as long as its slowest rank, and no rank begins the next before.  A rank's sends inside its node go one
-after another, as do its receives, but the two at a time; what it folds and copies comes after.  Runs for one peer are
+after another, as do its receives, but the two at a time; what it reduces and copies comes after.  Runs for one peer are
 one message.  The ranks of a node share its cores, and its way to other nodes, on which messages follow each other.
-What comes from another node is folded segment by segment, while the next one is on its way.  In
+What comes from another node is reduced segment by segment, while the next one is on its way.  In
 `collectives.schedule.events` each rank goes on as soon as it can instead.
 """
 
@@ -39,22 +39,24 @@ class Network(NamedTuple):
 
     within: Link = Link(3e-6, 3e-10)  # between two ranks of a node: tried
     between: Link = Link(3e-5, 8e-10)  # between two nodes, of which one rank each talks: tried
-    gamma_s_per_byte: float = 5e-11  # to fold a byte that has arrived, or that is pulled, all cores at it: fold_rate
+    gamma_s_per_byte: float = (
+        5e-11  # to reduce a byte that has arrived, or that is pulled, all cores at it: reduce_rate
+    )
     copy_s_per_byte: float = 8e-11  # to copy a byte, all cores at it: copy_rate
     meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting
     system: Link = Link(2e-6, 1.5e-10)  # more, to reach arrays through the system: for a meeting, and for a byte
     pull_s_per_byte: float = 0.0  # more, for a byte of another rank's memory
     cores: float = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
     nic: Link | None = None  # how long a message keeps others off its node's way out, or in; None: one pair fills it
-    segment_bytes: int = 1 << 20  # of what is folded as it comes from another node
+    segment_bytes: int = 1 << 20  # of what is reduced as it comes from another node
 
     @property
     def gate(self) -> Link:
         """The link that a message occupies on its node's way out and in."""
         return self.nic or Link(0.0, self.between.beta_s_per_byte)
 
-    def folding_s(self, nbytes: float) -> float:
-        """Return the time from the end of a message between nodes until it is folded, most of it while it comes."""
+    def reduction_s(self, nbytes: float) -> float:
+        """Return the time from the end of a message between nodes until it is reduced, most of it while it comes."""
         late = max(0.0, nbytes - self.segment_bytes)
         slower = max(0.0, self.gamma_s_per_byte - self.between.beta_s_per_byte)
         return (nbytes - late) * self.gamma_s_per_byte + late * slower
@@ -90,15 +92,15 @@ class PeerTraffic(NamedTuple):
     is_send: bool
     peer: int
     chunks: int
-    folded: int  # of the chunks
+    reduced: int  # of the chunks
 
 
 class RoundSummary(NamedTuple):
-    """A rank's work in a round; `copied` and `folded` are chunks in its node's memory, `pulled` those of others."""
+    """A rank's work in a round; `copied` and `reduced` are chunks in its node's memory, `pulled` those of others."""
 
     messages: tuple[PeerTraffic, ...] = ()
     copied: int = 0
-    folded: int = 0
+    reduced: int = 0
     pulled: int = 0
     barrier: tuple[int, ...] = ()  # its ranks
 
@@ -120,8 +122,8 @@ class Work(NamedTuple):
     far_out: Traffic
     near_in: Traffic
     far_in: Traffic
-    folded: int
-    streamed: int  # of the folded, what comes from beyond
+    reduced: int
+    streamed: int  # of the reduced, what comes from beyond
     copied: int
     pulled: int  # of both, what comes from other ranks' memory or goes there
     barriers: int
@@ -201,11 +203,11 @@ def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
         beyond(work.far_out, load.leaving),
         beyond(work.far_in, load.arriving),
     )
-    folding = (work.folded - work.streamed) * chunk_bytes * network.gamma_s_per_byte
-    folding += network.folding_s(work.streamed * chunk_bytes)
+    reducing = (work.reduced - work.streamed) * chunk_bytes * network.gamma_s_per_byte
+    reducing += network.reduction_s(work.streamed * chunk_bytes)
     copying = work.copied * chunk_bytes * network.copy_s_per_byte
     copying += work.pulled * chunk_bytes * network.pull_s_per_byte
-    return messages + crowd * (folding + copying + work.barriers * network.meet_s)
+    return messages + crowd * (reducing + copying + work.barriers * network.meet_s)
 
 
 @cache
@@ -248,7 +250,7 @@ def spread(items: Sequence[T], number: int) -> list[T]:
 def summary(moves: Round, rank: int) -> RoundSummary:
     """Return what a rank does in a round."""
     chunks: dict[tuple[bool, int], list[int]] = {}
-    copied = folded = pulled = 0
+    copied = reduced = pulled = 0
     barrier: tuple[int, ...] = ()
     for move in moves:
         match move:
@@ -260,12 +262,12 @@ def summary(moves: Round, rank: int) -> RoundSummary:
                 copied += len(run)
                 pulled += len(run) * (not isinstance(move, Copy))
             case GetReduce(sources, _, run):
-                folded += len(sources) * len(run)
+                reduced += len(sources) * len(run)
                 pulled += (len(sources) - (rank in sources)) * len(run)
             case Barrier(ranks):
                 barrier = ranks
     messages = tuple(PeerTraffic(*way, *sums) for way, sums in chunks.items())
-    return RoundSummary(messages, copied, folded, pulled, barrier)
+    return RoundSummary(messages, copied, reduced, pulled, barrier)
 
 
 def stretches(rounds: Sequence[Round], rank: int, nodes: Nodes) -> list[Stretch]:
@@ -324,14 +326,14 @@ def work_of(own: RoundSummary, node: Collection[int]) -> Work:
     if own == IDLE:
         return NO_WORK
     ways = [[NOTHING, NOTHING], [NOTHING, NOTHING]]  # in and out, near and far
-    folded, streamed = own.folded, 0
+    reduced, streamed = own.reduced, 0
     for message in own.messages:
         far = message.peer not in node
         peers, chunks = ways[message.is_send][far]
         ways[message.is_send][far] = Traffic(peers + 1, chunks + message.chunks)
-        folded += message.folded
-        streamed += message.folded * far
+        reduced += message.reduced
+        streamed += message.reduced * far
     (near_in, far_in), (near_out, far_out) = ways
     return Work(
-        near_out, far_out, near_in, far_in, folded, streamed, own.copied, own.pulled, barriers=bool(own.barrier)
+        near_out, far_out, near_in, far_in, reduced, streamed, own.copied, own.pulled, barriers=bool(own.barrier)
     )

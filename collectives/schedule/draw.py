@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-COLORS = {"wait": "0.85", "fold": "C3", "work": "C2"}
-LABELS = {"wait": "at its messages", "fold": "reduces", "work": "copies, reads, barriers"}
+COLORS = {"wait": "0.85", "reduce": "C3", "work": "C2"}
+LABELS = {"wait": "at its messages", "reduce": "reduces", "work": "copies, reads, barriers"}
 NARROW, WIDE = 4.0, 9.0  # inches
 LONGEST_NAME = 240  # bytes, of the 255 that file systems allow: more is added while a file is written
 

@@ -4,7 +4,7 @@ A rank goes on to its next round as soon as its own moves are over.  A message c
 both are done with it when it has come.  Between nodes it passes the way out of one and the way into the other, which
 are the node's ranks' in common; each takes messages in the order in which they come to it, of those that come at once
 the lower sender's first, and is free for the next one after `Network.gate`.  Inside a node, a rank sends one message
-after the other, and takes one after the other.  What it folds and copies comes as in `collectives.schedule.cost`.
+after the other, and takes one after the other.  What it reduces and copies comes as in `collectives.schedule.cost`.
 """
 
 from collections import defaultdict
@@ -63,7 +63,7 @@ class Post(NamedTuple):
 
     time: float
     chunks: int
-    folded: int
+    reduced: int
 
 
 class Passage(NamedTuple):
@@ -74,12 +74,12 @@ class Passage(NamedTuple):
     source: int
     dest: int
     chunks: int
-    folded: int
+    reduced: int
     begin: float
 
 
 class OpenRound:
-    """The messages of a rank's round: how many have not come, and the chunks to fold of those that have."""
+    """The messages of a rank's round: how many have not come, and the chunks to reduce of those that have."""
 
     def __init__(self, number: int, begin: float):
         self.number, self.over, self.near, self.far = number, begin, 0, 0
@@ -126,7 +126,7 @@ class Simulation:
         if self.number[rank] == len(own):
             return
         number, work = self.number[rank], own[self.number[rank]]
-        s_per_byte = work.copied * network.copy_s_per_byte + work.folded * network.gamma_s_per_byte
+        s_per_byte = work.copied * network.copy_s_per_byte + work.reduced * network.gamma_s_per_byte
         s_per_byte += work.pulled * network.pull_s_per_byte
         time = self.clock[rank] + self.crowd(rank) * self.chunk_bytes * s_per_byte
         if work.barrier:
@@ -135,9 +135,9 @@ class Simulation:
             self.end_round(rank, time)
         else:
             self.pending[rank] = OpenRound(len(work.messages), time)
-            for is_send, peer, chunks, folded in work.messages:
+            for is_send, peer, chunks, reduced in work.messages:
                 source, dest = (rank, peer) if is_send else (peer, rank)
-                self.post((number, source, dest), Post(time, chunks, folded))
+                self.post((number, source, dest), Post(time, chunks, reduced))
 
     def arrive(self, rank: int, ranks: tuple[int, ...], time: float) -> None:
         """Arrive at a barrier; the last one lets all go on."""
@@ -155,7 +155,7 @@ class Simulation:
             self.posts[key] = own
             return
         time = max(own.time, other.time)
-        heappush(self.passing, Passage(time, OUT, source, dest, own.chunks, own.folded + other.folded, time))
+        heappush(self.passing, Passage(time, OUT, source, dest, own.chunks, own.reduced + other.reduced, time))
 
     def pass_way(self, message: Passage) -> None:
         """Bring a message to the way in, or over it."""
@@ -174,28 +174,28 @@ class Simulation:
             self.end_message(message, begin + takes_s, far)
 
     def end_message(self, message: Passage, time: float, far: bool) -> None:
-        """Let ranks that have no other message to wait for fold, and go on."""
+        """Let ranks that have no other message to wait for reduce, and go on."""
         self.lines.append(MessageLine(message.source, message.dest, message.begin, time))
         arrived = self.pending[message.dest]
-        arrived.near += message.folded * (not far)
-        arrived.far += message.folded * far
+        arrived.near += message.reduced * (not far)
+        arrived.far += message.reduced * far
         for rank in (message.source, message.dest):
             pending = self.pending[rank]
             pending.number -= 1
             pending.over = max(pending.over, time)
             if not pending.number:
                 near_s = pending.near * self.chunk_bytes * self.network.gamma_s_per_byte
-                far_s = self.network.folding_s(pending.far * self.chunk_bytes)
+                far_s = self.network.reduction_s(pending.far * self.chunk_bytes)
                 self.end_round(rank, pending.over + self.crowd(rank) * (near_s + far_s), pending.over)
 
     def end_round(self, rank: int, end: float, over: float | None = None) -> None:
         """Go on; messages were over at `over`, if there were any."""
         begin = self.clock[rank]
-        self.bars += [Bar(rank, begin, end, "work")] if over is None else messages_then_fold(rank, begin, over, end)
+        self.bars += [Bar(rank, begin, end, "work")] if over is None else messages_then_reduce(rank, begin, over, end)
         self.clock[rank] = end
         self.number[rank] += 1
         self.ready.append(rank)
 
 
-def messages_then_fold(rank: int, begin: float, over: float, end: float) -> list[Bar]:
-    return [Bar(rank, begin, over, "wait"), Bar(rank, over, end, "fold")]
+def messages_then_reduce(rank: int, begin: float, over: float, end: float) -> list[Bar]:
+    return [Bar(rank, begin, over, "wait"), Bar(rank, over, end, "reduce")]

@@ -223,8 +223,8 @@ def render(algorithm: Callable[..., Schedule], size: int, **kwargs: int) -> str:
         for rank, moves in enumerate(rounds):
             for move in moves:
                 if isinstance(move, Send):
-                    folded = any(isinstance(m, RecvReduce) and m.source == rank for m in rounds[move.to])
-                    pictures.append(f"{rank}->{move.to} {show_run(move.run)}" + "+" * folded)
+                    reduced = any(isinstance(m, RecvReduce) and m.source == rank for m in rounds[move.to])
+                    pictures.append(f"{rank}->{move.to} {show_run(move.run)}" + "+" * reduced)
                 else:
                     pictures += picture(rank, move)
         lines.append(f"round {index}:  " + "   ".join(dict.fromkeys(pictures)))

@@ -34,7 +34,7 @@ BITS = 16  # a rank's count in a multiset of contributions, kept as one integer
 
 
 class Value(NamedTuple):
-    """A chunk's contents: the chunk of the input it is, and the multiset of ranks folded into it."""
+    """A chunk's contents: the chunk of the input it is, and the multiset of ranks reduced into it."""
 
     chunk: int
     ranks: int
@@ -226,7 +226,7 @@ class World:
             case Put(to, run, theirs):
                 self.bring(rank, rank, run, to, theirs, move)
             case GetReduce(sources, theirs, run):
-                self.fold_all(rank, sources, theirs, run, move)
+                self.reduce_all(rank, sources, theirs, run, move)
             case Rerun():
                 self.rerun(rank)
         return []
@@ -235,12 +235,12 @@ class World:
         values = [self.value(rank, source, c, move) for c in run]
         self.landings[rank] += [Landing(to, c, v) for c, v in zip(target, values, strict=True)]
 
-    def fold_all(self, rank: int, sources: tuple[int, ...], theirs: range, run: range, move: Move) -> None:
+    def reduce_all(self, rank: int, sources: tuple[int, ...], theirs: range, run: range, move: Move) -> None:
         for here, there in zip(run, theirs, strict=True):
             values = [self.value(rank, source, there, move) for source in sources]
             if len({value.chunk for value in values}) > 1:
                 raise ContractError(f"{self.at(rank)} reduces {' and '.join(map(str, values))} in [{there}]")
-            total = reduce(partial(self.folded, rank), values)
+            total = reduce(partial(self.reduced, rank), values)
             self.landings[rank].append(Landing(rank, here, total))
 
     def rerun(self, rank: int) -> None:
@@ -312,7 +312,7 @@ class World:
                 own = vector.get(chunk)
                 if own is None or own.chunk != value.chunk:
                     raise ContractError(f"{self.at(rank)} reduces {value} into {own or 'nothing'} in [{chunk}]")
-                value = self.folded(rank, value, own) if source < rank else self.folded(rank, own, value)
+                value = self.reduced(rank, value, own) if source < rank else self.reduced(rank, own, value)
             if self.shared:
                 self.write(rank, owner, chunk)
             vector[chunk] = value
@@ -320,7 +320,7 @@ class World:
         self.heard[rank] |= self.news[rank]
         self.rounds[rank] += 1
 
-    def folded(self, rank: int, left: Value, right: Value) -> Value:
+    def reduced(self, rank: int, left: Value, right: Value) -> Value:
         """Add two values."""
         if self.in_order:
             last = right.ranks.bit_length() // BITS
@@ -350,7 +350,7 @@ class World:
         for reader in moves:
             for chunk in own_reads(rank, reader):
                 writer = written.get(chunk)
-                late = isinstance(reader, Send) and isinstance(writer, RecvReduce)  # a fold writes after all sends
+                late = isinstance(reader, Send) and isinstance(writer, RecvReduce)  # a reduction writes after all sends
                 in_place = writer is reader and not isinstance(reader, Copy)
                 if writer is not None and not late and not in_place:
                     raise ContractError(f"{self.at(rank)} writes [{chunk}] while it would {show(reader)}")

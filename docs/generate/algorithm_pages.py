@@ -156,7 +156,7 @@ def count(programs: Sequence[Sequence[tuple]]) -> Cost:
     for rounds in zip(*programs, strict=True):
         works = [summary(moves, rank) for rank, moves in enumerate(rounds)]
         sent = max(sum(message.chunks for message in work.messages if message.is_send) for work in works)
-        reduced = max(work.folded + sum(message.folded for message in work.messages) for work in works)
+        reduced = max(work.reduced + sum(message.reduced for message in work.messages) for work in works)
         reached = max(work.pulled for work in works)
         sums = Cost(sums.rounds, sums.sent + sent, sums.reached + reached, sums.reduced + reduced)
     return sums

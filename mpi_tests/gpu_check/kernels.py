@@ -1,4 +1,4 @@
-"""The kernels that fold: right, and nearly as fast as a copy."""
+"""The kernels that reduce: right, and nearly as fast as a copy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def check(setting: Setting) -> Iterator[Row]:
         raise CannotRunError("the kernels are a GPU's")
     from mpi_tests.helpers import gpu_kernels
 
-    yield Row("fold kernels", "equal to the host's", gpu_kernels.check(limit_s=SHARE * setting.left_s), PASSED)
-    copy, *folds = gpu_kernels.speed()
-    for name, rate, share in folds:
+    yield Row("reduction kernels", "equal to the host's", gpu_kernels.check(limit_s=SHARE * setting.left_s), PASSED)
+    copy, *reductions = gpu_kernels.speed()
+    for name, rate, share in reductions:
         text = f"{share:.1%}: {rate:.0f} of {copy[1]:.0f} GB/s"
-        yield Row(f"fold kernel, {name}", f"at least {GOAL:.0%} of a copy", text, setting.speed(share >= GOAL))
+        yield Row(f"reduction kernel, {name}", f"at least {GOAL:.0%} of a copy", text, setting.speed(share >= GOAL))

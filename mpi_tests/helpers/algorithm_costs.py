@@ -131,11 +131,11 @@ COSTS = {
 
 
 class Count(NamedTuple):
-    """Rounds with messages; the chunks that each round's busiest rank sends, folds and copies; meetings."""
+    """Rounds with messages; the chunks that each round's busiest rank sends, reduces and copies; meetings."""
 
     messages: int
     sent: int
-    folded: int
+    reduced: int
     copied: int
     barriers: int
 
@@ -154,7 +154,7 @@ def count(rounds):
     return Count(
         messages=busiest(lambda w: any(way.peers for way in (w.near_out, w.far_out))),
         sent=busiest(lambda w: w.near_out.chunks + w.far_out.chunks),
-        folded=busiest(lambda w: w.folded),
+        reduced=busiest(lambda w: w.reduced),
         copied=busiest(lambda w: w.copied),
         barriers=busiest(lambda w: w.barriers),
     )
@@ -165,8 +165,8 @@ def cost(algorithm, size):
     schedules = {rank: list(algorithm(rank, size)) for rank in range(size)}
     counted = count(tally(schedules, nodes_of(size)))
     if counted.barriers:
-        return counted.barriers, counted.copied, counted.folded
-    return counted.messages, counted.sent, counted.folded
+        return counted.barriers, counted.copied, counted.reduced
+    return counted.messages, counted.sent, counted.reduced
 
 
 def nodes_of(*lengths):

@@ -13,7 +13,7 @@ import numpy as np
 
 from collectives.arrays import cuda_kernels
 from collectives.arrays.views import dtype_of
-from mpi_tests.helpers.folds import CASES, check_fold, draw
+from mpi_tests.helpers.reductions import CASES, check_reduction, draw
 from mpi_tests.helpers.reference import DTYPES, ops_of
 
 CASTS = list(itertools.permutations(("float16", "bfloat16", "float32", "float64"), 2))
@@ -42,13 +42,15 @@ def check(counts: tuple[int, ...] = COUNTS, limit_s: float = math.inf) -> str:
 
     end = time.monotonic() + limit_s
     rng = np.random.default_rng()
-    folds = [(name, *fold) for name in DTYPES for fold in itertools.product(ops_of(name), NUMS_SOURCES, counts, CASES)]
-    random.shuffle(folds)
-    for done, (name, op, num, count, case) in enumerate(folds):
+    reductions = [
+        (name, *reduce) for name in DTYPES for reduce in itertools.product(ops_of(name), NUMS_SOURCES, counts, CASES)
+    ]
+    random.shuffle(reductions)
+    for done, (name, op, num, count, case) in enumerate(reductions):
         if time.monotonic() > end:
-            return f"{done} of {len(folds)} folds, as on the host"
-        check_fold(cupy, op, [draw(rng, count, dtype_of(name)) for _ in range(num)], case)
-    return f"{len(folds)} of {len(folds)} folds, as on the host"
+            return f"{done} of {len(reductions)} reductions, as on the host"
+        check_reduction(cupy, op, [draw(rng, count, dtype_of(name)) for _ in range(num)], case)
+    return f"{len(reductions)} of {len(reductions)} reductions, as on the host"
 
 
 def speed() -> list[tuple[str, float, float]]:
@@ -61,9 +63,9 @@ def speed() -> list[tuple[str, float, float]]:
     for name in ("bfloat16", "float32"):
         dtype = dtype_of(name)
         out, *sources = (cupy.zeros(NBYTES, np.uint8).view(dtype) for _ in range(NUM_SOURCES + 1))
-        fold = cuda_kernels.folding("sum", out, sources)
-        folded = gb_per_s(fold, (NUM_SOURCES + 1) * NBYTES)
-        rows.append((f"sum of {NUM_SOURCES} sources of {name}", folded, folded / rate))
+        reduce = cuda_kernels.bind_reduction("sum", out, sources)
+        reduced = gb_per_s(reduce, (NUM_SOURCES + 1) * NBYTES)
+        rows.append((f"sum of {NUM_SOURCES} sources of {name}", reduced, reduced / rate))
     return rows
 
 

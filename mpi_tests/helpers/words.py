@@ -27,6 +27,10 @@ FOLDERS = (*PACKAGES, "mpi_tests", "benchmarks", "hostfiles", "examples")
 PAGES = ("*.md", "docs/**/*.md", "hostfiles/*.md")
 
 NAMES = {
+    "fold": "reduce, reduction",
+    "folded": "reduced",
+    "folding": "reduce, reduction",
+    "folds": "reduce, reduction",
     "crowded": "oversubscribed",
     "delivery": "message",
     "footing": "facts, description",

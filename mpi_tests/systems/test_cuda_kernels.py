@@ -6,8 +6,19 @@ import pytest
 from collectives.arrays import cuda_kernels, views
 from collectives.arrays.views import FLOATS, HALVES, dtype_of
 from mpi_tests.helpers import gpu_kernels
-from mpi_tests.helpers.folds import ALIGNED, CASES, COUNTS, REAL, Guarded, check_fold, draw, fold, folded, same
 from mpi_tests.helpers.gpu_kernels import CASTS, names
+from mpi_tests.helpers.reductions import (
+    ALIGNED,
+    CASES,
+    COUNTS,
+    REAL,
+    Guarded,
+    check_reduction,
+    draw,
+    reduce,
+    reduced,
+    same,
+)
 from mpi_tests.helpers.reference import DTYPES, INTEGERS, ops_of
 
 pytestmark = pytest.mark.shares_cores
@@ -42,28 +53,28 @@ def cupy(cuda, launches):
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_folds_are_those_of_the_host(cupy, name):
+def test_reductions_are_those_of_the_host(cupy, name):
     dtype, rng, cases = dtype_of(name), np.random.default_rng(0), itertools.cycle(CASES)
     for op, num, count in itertools.product(ops_of(name), range(1, 9), COUNTS):
         case = next(cases)
-        check_fold(cupy, op, [draw(rng, count, dtype) for _ in range(num)], case)
+        check_reduction(cupy, op, [draw(rng, count, dtype) for _ in range(num)], case)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int16", "complex64"])
 def test_more_sources_than_are_loaded_at_once(cupy, launches, dtype):
     rng = np.random.default_rng(1)
     for num in (9, 11, 16, 64):
-        check_fold(cupy, "sum", [draw(rng, 200, dtype_of(dtype)) for _ in range(num)], ALIGNED)
+        check_reduction(cupy, "sum", [draw(rng, 200, dtype_of(dtype)) for _ in range(num)], ALIGNED)
     assert {name[-2] for name, *_ in launches} == {"3", "1", "8"}
 
 
-def test_two_halves_are_folded_as_the_device_does(cupy):
+def test_two_halves_are_reduced_as_the_device_does(cupy):
     for dtype in sorted(HALVES, key=str):
         low, high = (draw(np.random.default_rng(seed), 1000, dtype) for seed in range(2))
         for op in ops_of(str(dtype)):
             got, want = cupy.asarray(low), np.empty_like(low)
-            fold(op, got, [got, cupy.asarray(high)])
-            views.host().fold(op, low, high, want)
+            reduce(op, got, [got, cupy.asarray(high)])
+            views.host().reduce(op, low, high, want)
             same(got.get(), want, op)
 
 
@@ -98,9 +109,9 @@ def test_cast_to_the_same_is_a_copy(cupy):
 def test_sums_of_16_bits_may_stay_in_32(cupy):
     sources = [draw(np.random.default_rng(seed), 100, dtype_of("bfloat16")) for seed in range(3)]
     out = cupy.asarray(np.zeros(100, np.float32))
-    fold("sum", out, list(map(cupy.asarray, sources)))
+    reduce("sum", out, list(map(cupy.asarray, sources)))
     with np.errstate(all="ignore"):
-        same(out.get(), folded("sum", [source.astype(np.float32) for source in sources]))
+        same(out.get(), reduced("sum", [source.astype(np.float32) for source in sources]))
 
 
 @pytest.mark.parametrize("dtype", [*sorted(map(str, FLOATS)), *REAL, *INTEGERS])
@@ -117,7 +128,7 @@ def test_divide(cupy, dtype):
 def test_launches(cuda, cupy, launches):
     """Kernel, grid and stream; a launch may be run again."""
     x, y = (cupy.asarray(np.ones(40, np.float32)) for _ in range(2))
-    launch = cuda_kernels.folding("sum", x, [x, y])
+    launch = cuda_kernels.bind_reduction("sum", x, [x, y])
     launch()
     other = cupy.cuda.Stream(non_blocking=True)
     other.wait_event(cuda.stream.record())
@@ -125,29 +136,29 @@ def test_launches(cuda, cupy, launches):
     cuda.stream.wait_event(other.record())
     assert (x.get() == 3).all()
     many = cupy.asarray(np.ones(10_000, np.float32))
-    fold("max", many, [many, many])
+    reduce("max", many, [many, many])
     cuda_kernels.divide(cupy.empty(0), 2)
-    name = "fold<Sum, float, float, 2>"
-    expected = [(name, 3, None), (name, 3, other), ("fold<Max, float, float, 2>", 4, None)]
+    name = "reduce<Sum, float, float, 2>"
+    expected = [(name, 3, None), (name, 3, other), ("reduce<Max, float, float, 2>", 4, None)]
     assert launches == expected
 
 
 @pytest.mark.parametrize("num", [0, 65])
 def test_a_launch_takes_so_many_sources(launches, num):
     x = np.zeros(8, np.float32)
-    with pytest.raises(ValueError, match=f"{num} sources: fold 1 to 64 at a time"):
-        fold("sum", x, [x] * num)
+    with pytest.raises(ValueError, match=f"{num} sources: reduce 1 to 64 at a time"):
+        reduce("sum", x, [x] * num)
     assert launches == []
 
 
 def test_the_speeds_of_a_gpu(launches, monkeypatch):
     monkeypatch.setattr(gpu_kernels, "NBYTES", 1 << 12)
-    copy, *folds = gpu_kernels.speed()
+    copy, *reductions = gpu_kernels.speed()
     assert copy[0] == "copy"
-    assert [name for name, *_ in folds] == [f"sum of 4 sources of {name}" for name in ("bfloat16", "float32")]
-    assert all(rate > 0 and share > 0 for _, rate, share in folds)
+    assert [name for name, *_ in reductions] == [f"sum of 4 sources of {name}" for name in ("bfloat16", "float32")]
+    assert all(rate > 0 and share > 0 for _, rate, share in reductions)
 
 
 def test_the_check_of_a_gpu(launches):
-    assert gpu_kernels.check(counts=(9,)) == f"{len(launches)} of {len(launches)} folds, as on the host"
+    assert gpu_kernels.check(counts=(9,)) == f"{len(launches)} of {len(launches)} reductions, as on the host"
     assert gpu_kernels.check(counts=(9,), limit_s=0).startswith("0 of ")

@@ -45,4 +45,4 @@ def test_nvrtc_compiles_programs():
 
 def test_nvrtc_reports_what_is_wrong():
     with pytest.raises(ValueError, match='identifier "Summ" is undefined'):
-        nvrtc.ptx(cuda_kernels.SOURCE.read_text(), ["fold<Summ, float, float, 2>"], cuda_kernels.OPTIONS)
+        nvrtc.ptx(cuda_kernels.SOURCE.read_text(), ["reduce<Summ, float, float, 2>"], cuda_kernels.OPTIONS)

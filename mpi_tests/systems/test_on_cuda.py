@@ -36,7 +36,7 @@ def test_the_rows_of_the_kernels(cuda, monkeypatch):
     monkeypatch.setattr(gpu_kernels, "NBYTES", 1 << 12)
     first, *speeds = kernels.check(Setting("cuda", time.monotonic() + 8))
     assert first.verdict == "passed"
-    assert " folds, as on the host" in first.measured
+    assert " reductions, as on the host" in first.measured
     assert len(speeds) == 2
 
 

@@ -58,7 +58,7 @@ def test_every_count(comm, collective):
 @pytest.mark.sizes(3, proof=PROOF)
 @pytest.mark.parametrize("collective", REDUCTIONS)
 def test_every_dtype_and_op(comm, collective):
-    """Each on two algorithms, drawn alike on all ranks: what folds is the same for all."""
+    """Each on two algorithms, drawn alike on all ranks: what reduces is the same for all."""
     count, draws = 2 * comm.size + 1, np.random.default_rng(0)
     for dtype in DTYPES:
         for op in ops_of(dtype):
@@ -103,7 +103,7 @@ def test_many_segments(mpi_comm, segment_bytes):
 
 @pytest.mark.sizes(2, 3, proof=PROOF)
 def test_long_messages(mpi_comm):
-    """Sends that their receivers still read when a fold could already write."""
+    """Sends that their receivers still read when a reduction could already write."""
     from collectives import Communicator
 
     comm = Communicator(mpi_comm, segment_bytes=1 << 17)

@@ -169,7 +169,7 @@ def after_a_round(comm, cuda, mode, values, moves):
 
 @pytest.mark.sizes(2)
 @each_memory
-def test_folds_into_what_is_still_being_sent(comm, cuda, mode):
+def test_reductions_into_what_is_still_being_sent(comm, cuda, mode):
     """A round in which a Send's run and a RecvReduce's overlap, but are not the same."""
     a, b = inputs(2, 15)
     first, last = range(2), range(1, 3)
@@ -180,7 +180,7 @@ def test_folds_into_what_is_still_being_sent(comm, cuda, mode):
 
 @pytest.mark.sizes(2)
 @each_memory
-def test_two_folds_from_one_rank(comm, cuda, mode):
+def test_two_reductions_from_one_rank(comm, cuda, mode):
     """A round with two messages from rank to rank, of many segments."""
     a, b = inputs(2, 15)
     runs = range(2, 3), range(1)

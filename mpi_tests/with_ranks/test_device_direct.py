@@ -118,7 +118,7 @@ def test_a_kernel_is_compiled_once_a_node(comm, cuda, monkeypatch, tmp_path):
     source.write_text(f"{cuda_kernels.SOURCE.read_text()}// {comm.mpi.bcast(time.time_ns())}")
     monkeypatch.setattr(cuda_kernels, "SOURCE", source)
     cuda_kernels.kernel.cache_clear()
-    cuda_kernels.kernel("fold<Max, float, float, 2>", 0)
+    cuda_kernels.kernel("reduce<Max, float, float, 2>", 0)
     cuda_kernels.kernel.cache_clear()
     assert sum(comm.mpi.allgather(len(compiled))) == 1
 

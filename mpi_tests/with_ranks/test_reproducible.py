@@ -29,7 +29,7 @@ def wild(size, count, dtype):
     return list((xs + 1j * imag if known in COMPLEX else xs).astype(known))
 
 
-def fold(op, left, right):
+def reduce(op, left, right):
     if op == "prod" and left.dtype in COMPLEX:  # NumPy's own multiplies and adds in one rounding, or not
         real = left.real * right.real - left.imag * right.imag
         imag = left.real * right.imag + left.imag * right.real
@@ -43,7 +43,7 @@ def left_to_right(xs, op):
     total = wide[0]
     with np.errstate(all="ignore"):
         for x in wide[1:]:
-            total = fold(op, total, x)
+            total = reduce(op, total, x)
         if op == "avg" and total.dtype.kind in "iu":
             return np.array([abs(x) // len(xs) * (1 if x > 0 else -1) for x in total.tolist()], total.dtype)
         if op == "avg":

@@ -68,12 +68,12 @@ def test_ops_that_make_sense(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_fold_and_divide(dtype):
+def test_reduce_and_divide(dtype):
     low, high = (draw(np.random.default_rng(seed), 50, dtype, 15) for seed in range(2))
     device = views.host()
     for op in ops_of(dtype):
         out = device.empty(50, low.dtype)
-        device.fold(op, low, high, out)
+        device.reduce(op, low, high, out)
         assert np.array_equal(out, UFUNCS[op](low, high))
     if "avg" in ops_of(dtype):
         out = low.copy()
@@ -96,12 +96,12 @@ def test_integers_are_divided_toward_zero(dtype, divisor):
         assert x.tolist() == want
 
 
-def test_folds_of_infinity_warn_of_nothing():
+def test_reductions_of_infinity_warn_of_nothing():
     x = np.array([np.inf, 6e4, np.nan], np.float16)
-    views.host().fold("sum", x, -x, x)
+    views.host().reduce("sum", x, -x, x)
     assert np.isnan(x).tolist() == [True, False, True]
     huge = np.full(2, 3e38, np.float32)
-    views.host().fold("sum", huge, huge, huge)
+    views.host().reduce("sum", huge, huge, huge)
     views.host().divide(huge, 2)
     assert np.isinf(huge).all()
 

@@ -76,10 +76,10 @@ def test_collectives_go_first_and_leave_room(device):
 def test_a_setting_limits_the_blocks_of_reductions(cuda, device, monkeypatch):
     monkeypatch.setenv("COLLECTIVES_DEVICE_BLOCKS", "3")
     out, source = cuda.put(np.zeros(50_000, np.float32)), cuda.put(np.ones(50_000, np.float32))
-    fold = device.folding("sum", out, [source, source], 1)
-    assert fold.args[0].num_blocks == 3
+    reduce = device.bind_reduction("sum", out, [source, source], 1)
+    assert reduce.args[0].num_blocks == 3
     device.begin()
-    fold()
+    reduce()
     device.end(device.record())
     assert (cuda.get(out) == 2).all()
     assert cuda_kernels.num_blocks(300, 1) == 2

@@ -13,7 +13,7 @@ from collectives.schedule.events import simulate
 from collectives.schedule.moves import Send
 from mpi_tests.helpers.algorithm_costs import nodes_of
 
-SMALL = Diagram("small", 2, [Bar(0, 0.0, 1e-3, "wait"), Bar(1, 1e-3, 2e-3, "fold")], [MessageLine(0, 1, 0.0, 1e-3)])
+SMALL = Diagram("small", 2, [Bar(0, 0.0, 1e-3, "wait"), Bar(1, 1e-3, 2e-3, "reduce")], [MessageLine(0, 1, 0.0, 1e-3)])
 
 
 def test_bars_and_lines_are_drawn_to_one_scale():
@@ -60,7 +60,7 @@ def test_the_plan_has_every_message_and_every_round(name):
     sends = [(r, m.to) for r, rounds in enumerate(schedules) for moves in rounds for m in moves if isinstance(m, Send)]
     assert sorted((line.source, line.dest) for line in planned.lines) == sorted(sends)
     for rank, rounds in enumerate(schedules):
-        mine = sorted((bar.begin, bar.end) for bar in planned.bars if bar.rank == rank and bar.kind != "fold")
+        mine = sorted((bar.begin, bar.end) for bar in planned.bars if bar.rank == rank and bar.kind != "reduce")
         assert len(mine) == sum(map(bool, rounds))
         assert all(end <= begin for (_, end), (begin, _) in pairwise(mine))
     assert planned.seconds == max(bar.end for bar in planned.bars)

@@ -177,7 +177,7 @@ def test_the_cost_line_of_what_is_direct_inside(collective, name, num_groups, wi
     size = num_groups * width
     counted = count(tally({rank: row.rounds(rank, size, 0, groups) for rank in range(size)}, groups))
     wanted = DIRECT_COSTS[collective, name](num_groups, size, width)
-    assert (counted.barriers, counted.messages, counted.copied, counted.sent, counted.folded) == wanted
+    assert (counted.barriers, counted.messages, counted.copied, counted.sent, counted.reduced) == wanted
 
 
 @each_collective

@@ -57,7 +57,7 @@ BUSY = [
     ({"meet_s": 0.041}, "a meeting in a node took 41 ms"),
     ({"within": Link(0.0021, 1e-9)}, "a message in a node took 2.1 ms"),
     ({"copy_s_per_byte": 1e-7}, "a rank copied 10 MB/s"),
-    ({"gamma_s_per_byte": 1e-8}, "a rank folded 100 MB/s"),
+    ({"gamma_s_per_byte": 1e-8}, "a rank reduced 100 MB/s"),
 ]
 
 

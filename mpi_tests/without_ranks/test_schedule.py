@@ -182,12 +182,12 @@ MUTANTS = {
         "deadlock: rank 0 in round 0 waits to send [3] to rank 2; "
         "rank 1 in round 0 waits to receive and reduce [3] from rank 0",
     ),
-    "fold from the wrong peer": (
+    "reduce from the wrong peer": (
         ("reduce", tree.reduce, [2], put(0, 0, RecvReduce(1, run(0, 3)))),
         "rank 2 in round 0 waits to receive and reduce [0-3] from rank 1; "
         "rank 3 in round 0 waits to send [0-3] to rank 2",
     ),
-    "chunks folded twice": (
+    "chunks reduced twice": (
         ("all_reduce", recursive.all_reduce, ALL, repeat_round(0)),
         "rank 0 ends with chunk 0 of 2*r0 + 2*r1 + 2*r2 + 2*r3 in [0], must be chunk 0 of r0 + r1 + r2 + r3",
     ),
@@ -207,15 +207,15 @@ MUTANTS = {
         ("reduce_scatter", ring.reduce_scatter, ALL, swap_rounds(0, 2)),
         "rank 0 ends with chunk 0 of r0 + r3 in [0], must be chunk 0 of r0 + r1 + r2 + r3",
     ),
-    "receive instead of fold": (
+    "receive instead of reduction": (
         ("reduce_scatter", ring.reduce_scatter, [0], put(2, 1, Recv(3, run(0)))),
         "rank 0 ends with chunk 0 of r1 + r2 + r3 in [0], must be chunk 0 of r0 + r1 + r2 + r3",
     ),
-    "fold instead of receive": (
+    "reduce instead of receive": (
         ("all_gather", ring.all_gather, [3], put(0, 1, RecvReduce(2, run(2)))),
         "rank 3 in round 0 reduces chunk 2 of r2 into nothing in [2]",
     ),
-    "fold of another chunk": (
+    "reduce of another chunk": (
         ("reduce_scatter", ring.reduce_scatter, [0], put(0, 1, RecvReduce(3, run(1)))),
         "rank 0 in round 0 reduces chunk 2 of r3 into chunk 1 of r0 in [1]",
     ),
@@ -235,7 +235,7 @@ MUTANTS = {
         ("all_gather", ring.all_gather, [1], put(0, 1, Recv(0, run(1)))),
         "rank 1 in round 0 writes [1] while it would send [1] to rank 2",
     ),
-    "fold into what is being copied": (
+    "reduce into what is being copied": (
         ("all_reduce", ring.all_reduce, [1], add(0, Copy(run(3), run(9)))),
         "rank 1 in round 0 writes [3] while it would copy [3] to [9]",
     ),
@@ -356,7 +356,7 @@ def test_moves_in_words():
     assert show(Send(1, range(0))) == "send [] to rank 1"
 
 
-def test_a_picture_shows_folds_copies_and_empty_rounds():
+def test_a_picture_shows_reductions_copies_and_empty_rounds():
     rounds = {
         0: [(Send(1, run(0)), Copy(run(1), run(2))), (), (Recv(1, run(0)),)],
         1: [(RecvReduce(0, run(0)),), (), (Send(0, run(0)),)],

@@ -39,7 +39,7 @@ class Plain:
         self.free = {}  # from when on each way out and in is
         self.events = []
         self.posted = {}  # when both ends of a message of a round are there
-        self.open = {}  # (rank, round): messages that have not come; when the last of the others did; folds
+        self.open = {}  # (rank, round): messages that have not come; when the last of the others did; reductions
         self.barriers = {}
 
     def run(self):
@@ -74,12 +74,12 @@ class Plain:
             for move in moves:
                 if isinstance(move, Send | Recv | RecvReduce):
                     ends = (rank, move.to) if isinstance(move, Send) else (move.source, rank)
-                    length, folded = wires.get(ends, (0, 0))
-                    wires[ends] = length + len(move.run), folded + len(move.run) * isinstance(move, RecvReduce)
+                    length, reduced = wires.get(ends, (0, 0))
+                    wires[ends] = length + len(move.run), reduced + len(move.run) * isinstance(move, RecvReduce)
             if wires:
                 self.open[rank, number] = [len(wires), self.ends[rank], 0, 0]
-                for ends, (length, folded) in wires.items():
-                    self.post(number, *ends, length, folded, self.ends[rank])
+                for ends, (length, reduced) in wires.items():
+                    self.post(number, *ends, length, reduced, self.ends[rank])
                 return
             number += 1
 
@@ -92,16 +92,16 @@ class Plain:
             for other in ranks:
                 self.go_on(other, number + 1)
 
-    def post(self, number, source, dest, length, folded, time):
+    def post(self, number, source, dest, length, reduced, time):
         key = number, source, dest
         if key not in self.posted:
-            self.posted[key] = length, folded, time
+            self.posted[key] = length, reduced, time
             return
-        other_length, other_folded, other_time = self.posted.pop(key)
+        other_length, other_reduced, other_time = self.posted.pop(key)
         assert length == other_length
-        self.events.append((max(time, other_time), "1 out", source, dest, length, folded + other_folded, number))
+        self.events.append((max(time, other_time), "1 out", source, dest, length, reduced + other_reduced, number))
 
-    def handle(self, time, way, source, dest, length, folded, number):
+    def handle(self, time, way, source, dest, length, reduced, number):
         net, nbytes = self.network, length * self.chunk
         if self.node_of[source] == self.node_of[dest]:
             takes = self.crowd(source, number) * (net.within.alpha_s + nbytes * net.within.beta_s_per_byte)
@@ -113,11 +113,11 @@ class Plain:
         begin = max(time, self.free.get(gate, 0))
         self.free[gate] = begin + keeps
         if way == "1 out":
-            self.events.append((begin, "2 in", source, dest, length, folded, number))
+            self.events.append((begin, "2 in", source, dest, length, reduced, number))
         else:
             self.arrive(source, number, begin + takes, 0, 0)
             far = self.node_of[source] != self.node_of[dest]
-            self.arrive(dest, number, begin + takes, folded * (not far), folded * far)
+            self.arrive(dest, number, begin + takes, reduced * (not far), reduced * far)
 
     def arrive(self, rank, number, time, near, far):
         state = self.open[rank, number]
@@ -127,8 +127,8 @@ class Plain:
             net = self.network
             early = min(state[3] * self.chunk, net.segment_bytes)
             late = (state[3] * self.chunk - early) * max(0, net.gamma_s_per_byte - net.between.beta_s_per_byte)
-            folding = (state[2] * self.chunk + early) * net.gamma_s_per_byte + late
-            self.ends[rank] = state[1] + self.crowd(rank, number) * folding
+            reducing = (state[2] * self.chunk + early) * net.gamma_s_per_byte + late
+            self.ends[rank] = state[1] + self.crowd(rank, number) * reducing
             self.go_on(rank, number + 1)
 
 
@@ -212,7 +212,7 @@ def test_messages_share_a_node_s_way_out_and_in():
     assert seconds == same(NETWORK.between.alpha_s + 4 * n * NETWORK.between.beta_s_per_byte)
 
 
-def test_most_of_a_long_fold_goes_on_while_its_message_comes():
+def test_most_of_a_long_reduction_goes_on_while_its_message_comes():
     n = 64 << 20
     seconds = simulate(find("reduce", "binomial"), n, nodes_of(1, 1), NETWORK).seconds
     message = NETWORK.between.alpha_s + n * NETWORK.between.beta_s_per_byte

@@ -15,7 +15,7 @@ from collectives.schedule.cost import Network
 
 VERSION = 1
 LONGEST_MEETING_S = 1e-3  # of a node's ranks, and a short message between two: of a node whose cores are its own
-LEAST_BYTES_PER_S = 2e8  # that a rank copies or folds
+LEAST_BYTES_PER_S = 2e8  # that a rank copies or reduces
 
 
 class LinkKey(NamedTuple):
@@ -72,7 +72,7 @@ def doubt(network: Network) -> str:
     for what, seconds in (("a meeting", network.meet_s), ("a message", network.within.alpha_s)):
         if seconds > LONGEST_MEETING_S:
             return f"{what} in a node took {seconds * 1e3:.3g} ms"
-    for what, s_per_byte in (("copied", network.copy_s_per_byte), ("folded", network.gamma_s_per_byte)):
+    for what, s_per_byte in (("copied", network.copy_s_per_byte), ("reduced", network.gamma_s_per_byte)):
         if s_per_byte * LEAST_BYTES_PER_S > 1:
             return f"a rank {what} {1e-6 / s_per_byte:.3g} MB/s"
     return ""

@@ -1,4 +1,4 @@
-"""Folds of arrays that lie in many ways, on a GPU or on what stands in for one, against the host's."""
+"""Reductions of arrays that lie in many ways, on a GPU or on what stands in for one, against the host's."""
 
 import functools
 from collections.abc import Sequence
@@ -48,12 +48,12 @@ def draw(rng, count, dtype):
     return values
 
 
-def folded(op, xs, divisor=1):
+def reduced(op, xs, divisor=1):
     """Reduce on the host from left to right: 16-bit floats in float32, rounded once."""
     host, dtype = views.host(), xs[0].dtype
     with np.errstate(all="ignore"):
         wide = [x.astype(np.float32) if dtype in HALVES else x.copy() for x in xs]
-        total = functools.reduce(lambda low, high: host.fold(op, low, high, low) or low, wide)
+        total = functools.reduce(lambda low, high: host.reduce(op, low, high, low) or low, wide)
         host.divide(total, divisor) if op == "avg" else None
         return total.astype(dtype)
 
@@ -74,18 +74,18 @@ def canonical(x, op):
     return parts.view(f"u{parts.dtype.itemsize}")
 
 
-def fold(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> None:
+def reduce(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> None:
     """Compute out = (sources[0] op sources[1] op ...) / divisor on the current stream."""
-    cuda_kernels.folding(op, out, sources, divisor)()
+    cuda_kernels.bind_reduction(op, out, sources, divisor)()
 
 
-def check_fold(cupy: Any, op: str, xs: list[np.ndarray], case: str) -> None:
+def check_reduction(cupy: Any, op: str, xs: list[np.ndarray], case: str) -> None:
     num, divisor = len(xs), 3 if op == "avg" else 1
     offsets = {ALIGNED: [0] * (num + 1), SHIFTED: [1] * (num + 1), MIXED: range(num + 1), IN_PLACE: [1] * num}[case]
     held = [Guarded(cupy, x, offset) for x, offset in zip(xs, offsets, strict=False)]
     out = held[num // 2] if case == IN_PLACE else Guarded(cupy, np.zeros_like(xs[0]), offsets[-1])
-    fold(op, out.array, [x.array for x in held], divisor)
-    same(out.get(), folded(op, xs, divisor), op, (op, num, len(xs[0]), case))
+    reduce(op, out.array, [x.array for x in held], divisor)
+    same(out.get(), reduced(op, xs, divisor), op, (op, num, len(xs[0]), case))
     for x, given in zip(held, xs, strict=True):
         if x is not out:
             same(x.get(), given)
