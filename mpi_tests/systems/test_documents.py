@@ -81,7 +81,7 @@ def test_python(page):
 def test_text_from_what_was_trained(tmp_path):
     folder = checkout(tmp_path)
     trained = run(small("mpirun -n 2 python train.py"), folder).stdout
-    assert trained.splitlines()[-1] == "for more: python sample.py --from out"
+    assert trained.splitlines()[-1] == "for more: python -m training.sample --from out"
     sampling = {command.text for command in COMMANDS if "sample.py" in command.text}
     texts = {command: run(f"{command} --num_tokens 9", folder).stdout for command in sampling}
     for command, text in texts.items():
