@@ -35,11 +35,11 @@ source hostfiles/run_and_requeue.sh
 # Launcher: srun, which binds each rank to its cores, where Slurm speaks the MPI's interface; else mpirun.
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 interface=pmix
-if mpirun --version 2>&1 | grep -q HYDRA; then interface=pmi2; fi # MPICH's
-if srun --mpi=list 2>&1 | grep -qw "$interface"; then
+if [[ $(mpirun --version 2>&1) == *HYDRA* ]]; then interface=pmi2; fi # MPICH's
+if grep -qw "$interface" <<<"$(srun --mpi=list 2>&1)"; then
     launcher="srun --mpi=$interface"
     # Bind where the cluster does so (TaskPlugin=task/affinity or task/cgroup).
-    if scontrol show config | grep -q "^TaskPlugin .*\(affinity\|cgroup\)"; then launcher+=" --cpu-bind=cores"; fi
+    if grep -q "^TaskPlugin .*\(affinity\|cgroup\)" <<<"$(scontrol show config)"; then launcher+=" --cpu-bind=cores"; fi
 else
     launcher=mpirun
 fi
