@@ -32,7 +32,7 @@ from training.logs import log_sinks
 from training.pending import LateReport
 from training.run import TrainingRun
 from training.sampling import sample
-from training.starting import take_signals
+from training.starting import hold_signals, ignore_late_signals, take_signals
 
 
 class Trained(NamedTuple):
@@ -49,7 +49,11 @@ def main() -> None:
     torch.set_num_threads(environment.threads_per_rank())
     with comm.agreed():
         config = parse(Config, __doc__)
+    if config.checkpoint_dir:
+        ignore_late_signals()
     train(config, comm)
+    if config.checkpoint_dir:
+        hold_signals()  # Python ends with the system's own handlers, which end the process
 
 
 def train(config: Config, comm: collectives.Communicator) -> Trained:

@@ -16,6 +16,14 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
 
+def ignore_late_signals() -> None:
+    """Let a SIGUSR1 change nothing after the run has stopped listening: its last step is saved, and it ends by itself.
+
+    Signals that wait until then are kept, which they would not be if the system ignored them.
+    """
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+
+
 def take_signals() -> None:
     """Take the SIGUSR1 that `hold_signals` let wait, and those that follow."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})

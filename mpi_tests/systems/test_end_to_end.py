@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,27 @@ def test_a_signal_while_ranks_start_waits_until_they_can_save(tmp_path, saves):
     assert (run.returncode == 0) == saves, said
     assert run.returncode != 124, said  # of timeout
     assert ("SIGUSR1: the run ends with a checkpoint of step 1" in said) == saves
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")
+def test_signals_after_the_last_step_change_nothing(tmp_path):
+    words = flags(config(2, checkpoint_dir=str(tmp_path / "checkpoints"), max_iters=2, eval_interval=2))
+    command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *words]
+    ends = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, **ends) as run:
+        for line in run.stdout:
+            if line.startswith("iter 2/2 | val loss"):
+                break
+        num_signals = 0
+        while ranks := ranks_with(words):
+            for rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank, signal.SIGUSR1)
+                    num_signals += 1
+            time.sleep(0.02)
+        said = run.stdout.read()
+    assert num_signals > 2
+    assert run.returncode == 0, said
 
 
 def ranks_with(words):
