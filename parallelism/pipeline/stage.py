@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from parallelism.buffers.transfer import to_device
 from parallelism.pipeline.deferred import WeightGradients, deferring
@@ -96,7 +95,7 @@ class SavedForBackward(NamedTuple):
     """
 
     x: Tensor | None
-    end: GradientEdge | None
+    end: Tensor | None
     later: WeightGradients | None
 
 
@@ -136,7 +135,7 @@ class Stage:
         with deferring(later):
             y = self.layer.run(x, batch)
         if needs_gradient:
-            end = get_gradient_edge(GradientSource.apply(y)) if y.requires_grad else None
+            end = GradientSource.apply(y) if y.requires_grad else None
             self._alive[micro_batch] = SavedForBackward(x, end, later)  # not y, whose memory may go
         return y.detach()
 
@@ -162,7 +161,7 @@ class Stage:
 
 def backward(saved: SavedForBackward, gradient: Tensor) -> Tensor | None:
     if saved.end is not None:
-        saved.end.node.gradient = gradient  # type: ignore[attr-defined]
+        saved.end.grad_fn.gradient = gradient  # type: ignore[union-attr]
         torch.autograd.backward((saved.end,))
     return None if saved.x is None else saved.x.grad
 
