@@ -12,7 +12,7 @@ from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
 from parallelism.data.replica import Replica
 from parallelism.data.summation import TiedSums
 from parallelism.numerics.master_weights import MasterWeights
-from parallelism.pipeline.schedule.actions import BACKWARD, Action
+from parallelism.pipeline.schedule.actions import FORWARD, Action
 from parallelism.zero.units import FlatParam
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Averaging(Replica):
         self._queue, self._left = BucketQueue(self.buckets), dict(self._passes)
 
     def before(self, action: Action, following: Action | None) -> None:
-        if action.kind == BACKWARD:
+        if action.kind != FORWARD:
             self.arena.check_gradients()
 
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
