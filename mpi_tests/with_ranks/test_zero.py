@@ -332,6 +332,22 @@ def test_losses_without_gradients_are_those_of_the_updated_parameters(comm):
         run.train(1)
 
 
+@pytest.mark.sizes(1, 2)
+def test_what_was_gathered_before_an_update_is_gathered_anew(comm):
+    """A loss without gradients, between the backward pass and the update, gathers the parameters of before."""
+    plain, run = Run(comm, 0), Run(comm, 3)
+    for one in (plain, run):
+        for _ in range(2):
+            one.model.zero_grad()
+            one.model(share(comm, batch(1))).backward()
+            with torch.no_grad():
+                one.model(batch(0))
+            one.masters.take_gradients()
+            one.update()
+    with torch.no_grad():
+        assert run.model(batch(0)).item() == pytest.approx(plain.model(batch(0)).item(), rel=1e-6)
+
+
 def tokens(comm, seed):
     drawn = torch.randint(0, GPT_CONFIG.vocab_size, (SAMPLES, 9), generator=torch.Generator().manual_seed(seed))
     mine = share(comm, drawn)
