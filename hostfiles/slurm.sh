@@ -35,6 +35,7 @@ source hostfiles/run_and_requeue.sh
 # Launcher: srun, which binds each rank to its cores, where Slurm speaks the MPI's interface; else mpirun.
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 interface=pmix
+export SLURM_PMIX_FENCE=ring # Slurm's other fence releases ranks early: Open MPI's would now and then crash in MPI_Init
 if [[ $(mpirun --version 2>&1) == *HYDRA* ]]; then interface=pmi2; fi # MPICH's
 if grep -qw "$interface" <<<"$(srun --mpi=list 2>&1)"; then
     launcher="srun --mpi=$interface"

@@ -20,6 +20,28 @@ NODES = "--nodes=4"  # in place of the number in the script
 TINY = "--max_iters 5 --n_layer 1 --n_head 1 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
 TINY += " --val_fraction 0.002"
 
+# Each rank notes in a file that it has come to a fence, and looks after the fence whether all had.
+FENCES = """
+import ctypes, mmap, os, sys, time
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+rank, size, fences = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"]), 20
+with open(sys.argv[1], "a+b") as file:
+    file.truncate(size * fences)
+    arrived = mmap.mmap(file.fileno(), size * fences)
+pmix = ctypes.CDLL("libpmix.so.2")
+assert pmix.PMIx_Init(ctypes.create_string_buffer(512), None, 0) == 0
+for fence in range(fences):
+    time.sleep(0.05 * (rank == fence % size))
+    arrived[fence * size + rank] = 1
+    assert pmix.PMIx_Fence(None, 0, None, 0) == 0
+    late = [other for other in range(size) if not arrived[fence * size + other]]
+    assert not late, f"rank {rank} passed fence {fence} before {late}"
+print(f"{fences} fences")
+pmix.PMIx_Finalize(None, 0)
+"""
+
 
 @pytest.fixture(scope="module")
 def slurm(rig):
@@ -53,6 +75,16 @@ class TestBatchScript:
         )
         assert state == "COMPLETED", output
         assert output.count("((0, 1), (2, 3), (4, 5), (6, 7))") == 8
+
+    @pytest.mark.skipif(is_hydra(), reason="MPICH's ranks start without PMIx")
+    def test_no_rank_passes_a_fence_before_all_have_come(self, slurm, tmp_path):
+        """Open MPI relies on it in MPI_Init; Slurm's own choice of a fence releases ranks early."""
+        (tmp_path / "fences.py").write_text(FENCES)
+        state, output = slurm.batch(
+            NODES, "--ntasks-per-node=2", SCRIPT, env={"COMMAND": f"python {tmp_path}/fences.py {tmp_path}/arrived"}
+        )
+        assert state == "COMPLETED", output
+        assert output.count("20 fences") == 8
 
     @pytest.mark.skipif(not os.environ.get("LARGEST"), reason="takes a quarter of an hour: make proof")
     def test_a_run_longer_than_its_time_limit_reaches_its_end(self, slurm, tmp_path):
@@ -95,7 +127,7 @@ def test_ranks_that_do_not_know_of_each_other_stop(slurm, program):
 )
 def test_the_remedy(slurm, program, shown):
     interface = "pmi2" if is_hydra() else "pmix"
-    stale = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "64"}
+    stale = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "64", "SLURM_PMIX_FENCE": "ring"}
     ended = slurm.run("srun", "-N2", "-n4", f"--mpi={interface}", "python", *program, env=stale)
     if "can not load PMIx library" in ended.stderr:
         pytest.skip("this Slurm has no PMIx: apt-get install --no-install-recommends libpmix-dev")
