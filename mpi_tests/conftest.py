@@ -4,8 +4,10 @@ import pytest
 
 from mpi_tests.rig import Rig, UnavailableError
 
-# Tests that one worker runs one after the other: those of the rig, of which there is one, and of the same pages.
-TOGETHER = {"rig": ("rig", "slurm", "hostfiles"), "page": ("page",), "pages": ("pages",)}
+# Tests that one worker runs one after the other: those of the rig, of which there is one, and those of one file that share
+# what takes long to build: pages, the site, a wheel, compiled kernels.
+ALONE = ("page", "pages", "portability", "site", "wheel")
+TOGETHER = {"rig": ("rig", "slurm", "hostfiles")} | {name: (name,) for name in ALONE}
 GROUPS = {f"mpi_tests/systems/test_{name}.py": group for group, names in TOGETHER.items() for name in names}
 pytest_plugins = ["mpi_tests.helpers.ranks", "mpi_tests.helpers.progress", "mpi_tests.helpers.cuda_arrays"]
 collect_ignore = ["helpers/cuda_on_host/site"]  # whose import has CuPy work on the stand-in
