@@ -50,7 +50,7 @@ def main() -> None:
         with neighbours(num_busy if comm.rank == 0 else 0):
             for nbytes in args.bytes:
                 times = measure(ways(comm, gloo, nbytes), args.rounds, args.seconds)
-                lines.append([num_busy, nbytes, *(map(shown, times.values()))])
+                lines.append([num_busy, nbytes, *(map(cell, times.values()))])
                 bar.update()
                 if comm.rank == 0:
                     show(" ".join(map(str, lines[-1])))
@@ -76,11 +76,11 @@ def ways(comm: collectives.Communicator, gloo: dist.ProcessGroup, nbytes: int) -
     x = comm.empty(nbytes // 4, "float32")
     x[:] = 0
     mine, theirs = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
-    native, called = np.zeros(nbytes // 4, "float32"), np.zeros(nbytes // 4, "float32")
+    native, ordinary = np.zeros(nbytes // 4, "float32"), np.zeros(nbytes // 4, "float32")
     in_place = start_mpi().IN_PLACE
     return {
         "ours, a plan": comm.plan("all_reduce", x),
-        "ours, a call": lambda: comm.all_reduce(called),
+        "ours, a call": lambda: comm.all_reduce(ordinary),
         "MPI": lambda: comm.mpi.Allreduce(in_place, native),
         "ours, by torch": lambda: dist.all_reduce(mine),
         "gloo, by torch": lambda: dist.all_reduce(theirs, group=gloo),
@@ -98,7 +98,7 @@ def measure(ways: Ways, num_rounds: int, limit_s: float) -> dict[str, list[float
     return times
 
 
-def shown(times: list[float]) -> str:
+def cell(times: list[float]) -> str:
     return f"{1e6 * statistics.median(times):.1f} ({1e6 * statistics.mean(times):.1f})"
 
 

@@ -87,8 +87,8 @@ class Entry:
         comm, num_params = self.contest.comm, self.contest.num_params
         groups = np.zeros(comm.size)
         groups[self.wire.group[0]] = self.traffic.beyond
-        held = self.way.held()
-        mine = np.array([self.traffic.through, held.total, *held, self.peak_mib * MIB])
+        nbytes = self.way.held()
+        mine = np.array([self.traffic.through, nbytes.total, *nbytes, self.peak_mib * MIB])
         through, total, parameters, gradients, states, peak = comm.all_reduce(mine, op="max") / MIB
         mib = {
             "busiest_mib": through,
@@ -135,15 +135,15 @@ class Contest:
 
         Raises: SystemExit with what differs.
         """
-        errors = [(off(got, self.wanted[name], self.start[name]), name) for name, got in parameters.items()]
+        errors = [(off(actual, self.wanted[name], self.start[name]), name) for name, actual in parameters.items()]
         worst, name = max(MPI.COMM_WORLD.allgather(max(errors)))
         if not worst < RTOL:
             message = f"{way}: {name} is off by {worst:.1e} of what plain training has changed"
             sys.exit(1 if self.comm.rank else message)
 
 
-def off(got: Tensor, wanted: Tensor, start: Tensor) -> float:
-    return float(((got - wanted).abs().max() / (wanted - start).abs().max()).nan_to_num(nan=math.inf))
+def off(actual: Tensor, expected: Tensor, start: Tensor) -> float:
+    return float(((actual - expected).abs().max() / (expected - start).abs().max()).nan_to_num(nan=math.inf))
 
 
 def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:

@@ -27,13 +27,13 @@ def picture(figures: Figures) -> Any:
     """Draw a panel for each quantity."""
     from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
 
-    shown = {name: {**values, "working_mib": working(values)} for name, values in figures.items()}
+    rows = {name: {**values, "working_mib": working(values)} for name, values in figures.items()}
     figure = Figure(figsize=(16, 2.5 + 0.4 * len(figures)), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
     for axes, (title, parts) in zip(panels, PANELS.items(), strict=True):
-        bars(axes, shown, parts)
+        bars(axes, rows, parts)
         if title in FORMULAS:
-            axes.plot([values[FORMULAS[title]] for values in shown.values()], list(shown), "kD", ms=5, label="formula")
+            axes.plot([values[FORMULAS[title]] for values in rows.values()], list(rows), "kD", ms=5, label="formula")
         axes.set_xlabel(title)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), fontsize="small")
     panels[0].invert_yaxis()
@@ -41,8 +41,8 @@ def picture(figures: Figures) -> Any:
 
 
 def working(values: Mapping[str, float]) -> float:
-    held = values["parameters_mib"] + values["gradients_mib"] + values["states_mib"]
-    return max(0.0, values["peak_mib"] - held)
+    model_mib = values["parameters_mib"] + values["gradients_mib"] + values["states_mib"]
+    return max(0.0, values["peak_mib"] - model_mib)
 
 
 def bars(axes: Any, figures: Figures, parts: Mapping[str, str]) -> None:

@@ -159,9 +159,9 @@ def parse(size: int) -> argparse.Namespace:
 
 def config_of(args: argparse.Namespace, data: str) -> Config:
     names = "device", "dtype", "n_layer", "n_head", "n_embd", "block_size", "micro_batch_size"
-    given = {name: getattr(args, name) for name in names}
+    shape = {name: getattr(args, name) for name in names}
     steps = {"max_iters": args.steps * (args.turns + 1), "warmup_iters": 1, "lr": 6e-4}
-    return Config(data=[data], out_dir="", compile=not args.no_compile, **steps, **given)
+    return Config(data=[data], out_dir="", compile=not args.no_compile, **steps, **shape)
 
 
 def make_data(args: argparse.Namespace, path: Path) -> None:
@@ -222,15 +222,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_data(args, Path(folder) / "tokens.bin")
         run = TrainingRun(config_of(args, f"{folder}/tokens.bin"), comm)
-        found = measured(run, args)
+        results = measured(run, args)
     names = ["step, ms", "tokens/s", "model TFLOP/s", "matrix TFLOP/s", "share"]
     units = [1, 1, 1e12, 1e12, 1]
-    rows = [[n, *(f"{v / unit:.3f}" for v, unit in zip(f.values(), units, strict=True))] for n, f in found.items()]
+    rows = [[n, *(f"{v / unit:.3f}" for v, unit in zip(f.values(), units, strict=True))] for n, f in results.items()]
     print(table(["", *names], rows))
-    print("\n".join(goals(found)))
+    print("\n".join(goals(results)))
     if args.output:
         kind = torch.cuda.get_device_name(run.config.device) if run.config.device != "cpu" else "cpu"
-        write(args.output, found, **{**vars(args), "device": kind})
+        write(args.output, results, **{**vars(args), "device": kind})
 
 
 if __name__ == "__main__":

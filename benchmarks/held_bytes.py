@@ -96,11 +96,11 @@ class CountingCommunicator:
         rounds = row.rounds(self.comm.rank, self.comm.size, 0, self.comm.topology.nodes)
         count, begin = received(rounds, self.comm.rank, counts) * whole.itemsize, plan.begin
 
-        def counted() -> None:
+        def count_and_begin() -> None:
             self.nbytes += count
             begin()
 
-        plan.begin = counted  # type: ignore[method-assign]
+        plan.begin = count_and_begin  # type: ignore[method-assign]
         return plan
 
 

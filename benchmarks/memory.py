@@ -80,10 +80,10 @@ def settled() -> float:
 
 def measured(module: nn.Module, forward: Callable[[], Tensor]) -> dict[str, float]:
     """Return the MiB that a forward pass keeps, and the peak of it and the backward pass."""
-    before, kept = settled(), SavedTensors(module)
-    with kept.hooks:
+    before, saved = settled(), SavedTensors(module)
+    with saved.hooks:
         result = forward()
-    kept_mib = kept.mib()
+    kept_mib = saved.mib()
     result.sum().backward()
     return {"kept": kept_mib, "peak": of_process("VmHWM") - before}
 
@@ -108,9 +108,9 @@ def parameters(comm: collectives.Communicator, args: argparse.Namespace) -> dict
     grown = settled() - before
     tokens = torch.zeros(1, 8, dtype=torch.long)
     model(tokens, tokens)[1].backward()
-    held = list(model.parameters())
-    counted = {"parameters": held, "gradients": [p.grad for p in held]}
-    return {name: sum(x.nbytes for x in tensors) / MIB for name, tensors in counted.items()} | {"process": grown}
+    params = list(model.parameters())
+    groups = {"parameters": params, "gradients": [p.grad for p in params]}
+    return {name: sum(x.nbytes for x in tensors) / MIB for name, tensors in groups.items()} | {"process": grown}
 
 
 class Head(nn.Module):

@@ -36,8 +36,8 @@ METHODS += "Exscan Barrier Iallreduce Allreduce_init"
 
 def methods(comm: MPI.Intracomm) -> SimpleNamespace:
     """Return a communicator's methods as they are now, before they are replaced."""
-    found = {name: partial(getattr(MPI.Intracomm, name), comm) for name in METHODS.split()}
-    return SimpleNamespace(size=comm.size, rank=comm.rank, **found)
+    functions = {name: partial(getattr(MPI.Intracomm, name), comm) for name in METHODS.split()}
+    return SimpleNamespace(size=comm.size, rank=comm.rank, **functions)
 
 
 def calls(comm: SimpleNamespace, nbytes: int) -> dict[str, Call]:
@@ -81,16 +81,16 @@ def medians(both: list[Call], comm: MPI.Comm) -> list[float]:
     for trial in range(MOST_TRIALS):
         if trial >= trials:
             break
-        for taken, call in zip(times, both, strict=True):
+        for durations, call in zip(times, both, strict=True):
             comm.Barrier()
             begin = time.perf_counter()
             call()
-            taken.append(time.perf_counter() - begin)
+            durations.append(time.perf_counter() - begin)
         if trial == 2:  # the first ones bind
             times = [[], []]
-            trials = comm.bcast(int(TRIALS_S / (taken[-1] + 1e-6)) if taken else trials)
+            trials = comm.bcast(int(TRIALS_S / (durations[-1] + 1e-6)) if durations else trials)
             trials = min(max(trials, FEWEST_TRIALS), MOST_TRIALS)
-    return [comm.allreduce(statistics.median(taken), MPI.MAX) for taken in times]
+    return [comm.allreduce(statistics.median(durations), MPI.MAX) for durations in times]
 
 
 def main() -> None:

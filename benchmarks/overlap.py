@@ -28,8 +28,8 @@ def timed(comm: collectives.Communicator, action: Callable[[], None], repeats: i
         comm.barrier()
         begin = time.perf_counter()
         action()
-        taken = np.array([time.perf_counter() - begin])
-        times.append(float(comm.all_reduce(taken, op="max")[0]) * 1e3)
+        elapsed_s = np.array([time.perf_counter() - begin])
+        times.append(float(comm.all_reduce(elapsed_s, op="max")[0]) * 1e3)
     return float(np.median(times[1:]))
 
 

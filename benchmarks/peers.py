@@ -121,8 +121,8 @@ def contest(comm: collectives.Communicator, mpi: Any, collective: str, nbytes: i
     contestants = {"copy": Contestant(mpi, collective, copy(collective, nbytes, size), None, None)}
     for memory in args.memory:
         for algorithm in args.algorithms:
-            known = collectives.algorithms.names(collective, size)
-            if algorithm == "auto" or algorithm in known:
+            names = collectives.algorithms.names(collective, size)
+            if algorithm == "auto" or algorithm in names:
                 x, out = arrays(collective, nbytes, size, empties[memory])
                 call = ours(comm, collective, x, out, algorithm)
                 contestants[f"{algorithm} {memory}"] = Contestant(mpi, collective, call, x, out)

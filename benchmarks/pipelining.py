@@ -70,12 +70,12 @@ class Match:
 
         Raises: SystemExit with what differs.
         """
-        wanted_loss, wanted = self.model.plain(self.schedule.num_stages)
+        expected_loss, expected = self.model.plain(self.schedule.num_stages)
         for name, contestant in self.contestants.items():
             contestant.zero_grad()
-            errors = {"the loss": abs(MPI.COMM_WORLD.allreduce(float(contestant.step())) / wanted_loss - 1)}
+            errors = {"the loss": abs(MPI.COMM_WORLD.allreduce(float(contestant.step())) / expected_loss - 1)}
             gradients = contestant.gradients()
-            errors |= {f"the gradient of {part}": off(got, wanted[part]) for part, got in gradients.items()}
+            errors |= {f"the gradient of {part}": off(gradient, expected[part]) for part, gradient in gradients.items()}
             worst, what = max(MPI.COMM_WORLD.allgather(max((error, what) for what, error in errors.items())))
             if not worst < RTOL:
                 message = f"{name}, {self.schedule.name}: {what} is off by {worst:.1e} of the plain model's"
@@ -115,8 +115,8 @@ class Match:
         return 1e3 * median(map(value, self.rounds[1:]))
 
 
-def off(got: Tensor, wanted: Tensor) -> float:
-    return float(((got - wanted).abs().max() / wanted.abs().max()).nan_to_num(nan=math.inf))
+def off(actual: Tensor, expected: Tensor) -> float:
+    return float(((actual - expected).abs().max() / expected.abs().max()).nan_to_num(nan=math.inf))
 
 
 def rehearse(stage: Passes, x: Tensor | None, batch: Batch, parts: bool) -> list[float]:
@@ -124,15 +124,15 @@ def rehearse(stage: Passes, x: Tensor | None, batch: Batch, parts: bool) -> list
     y = stage.forward(0, x, batch)
     forward_s, gradient = time.perf_counter() - begin, torch.ones_like(y)
     if not parts:
-        return [forward_s, taken(lambda: stage.backward(0, gradient)), 0.0]
+        return [forward_s, duration_s(lambda: stage.backward(0, gradient)), 0.0]
     return [
         forward_s,
-        taken(lambda: stage.backward_inputs(0, gradient)),
-        taken(lambda: stage.backward_weights(0)),
+        duration_s(lambda: stage.backward_inputs(0, gradient)),
+        duration_s(lambda: stage.backward_weights(0)),
     ]
 
 
-def taken(act: Callable[[], Any]) -> float:
+def duration_s(act: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     act()
     return time.perf_counter() - begin
@@ -142,7 +142,7 @@ def timed(contestant: Any) -> float:
     """Return the slowest rank's seconds."""
     contestant.zero_grad()
     MPI.COMM_WORLD.Barrier()
-    return MPI.COMM_WORLD.allreduce(taken(contestant.step), MPI.MAX)
+    return MPI.COMM_WORLD.allreduce(duration_s(contestant.step), MPI.MAX)
 
 
 def parse(size: int) -> tuple[argparse.Namespace, list[Schedule]]:
@@ -169,8 +169,8 @@ def parse(size: int) -> tuple[argparse.Namespace, list[Schedule]]:
     if size < 2:
         raise ValueError("1 rank is not a pipeline: start more, as with mpirun -n 2")
     if args.num_micro_batches % size:
-        given = f"--num_micro_batches {args.num_micro_batches}"
-        raise ValueError(f"{given} can't be interleaved by torch on {size} ranks: use a multiple")
+        flag = f"--num_micro_batches {args.num_micro_batches}"
+        raise ValueError(f"{flag} can't be interleaved by torch on {size} ranks: use a multiple")
     schedules = [registry.make(name, size, args.num_micro_batches) for name in args.schedules]
     most = max(schedule.num_stages for schedule in schedules)
     if "gpt" in args.models and args.n_layer < most:
@@ -194,8 +194,8 @@ def main() -> None:
     with comm.agreed("pipelining"):
         args, schedules = parse(comm.size)
     start_torch(MPI.COMM_WORLD, "gloo", alone=True)
-    chosen = models(comm, args).items()
-    matches = {f"{name}, {schedule.name}": Match(model, schedule) for name, model in chosen for schedule in schedules}
+    pairs = models(comm, args).items()
+    matches = {f"{name}, {schedule.name}": Match(model, schedule) for name, model in pairs for schedule in schedules}
     for match in matches.values():
         match.check()
     for _ in progress_bar(range(args.repeats + 1), "round", comm.rank):

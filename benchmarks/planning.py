@@ -143,9 +143,9 @@ def main() -> None:
         plain = Config(out_dir="", **shape)
         job = TrainingJob(shape_of(plain, load_tokens(plain.data).vocab_size), args.samples)
         configs = {name: replace(plain, **EXPERTS) if "experts" in name else plain for name in args.layouts}
-    found = machine(comm, job)._replace(network=speeds(comm, *PROBES))
+    target = machine(comm, job)._replace(network=speeds(comm, *PROBES))
     with comm.agreed("planning"):
-        plans = {name: planned(name, config, args.samples, found) for name, config in configs.items()}
+        plans = {name: planned(name, config, args.samples, target) for name, config in configs.items()}
     figures = {}
     # What is loaded and compiled at first is no layout's.
     measured(plain, comm, 1)

@@ -75,10 +75,10 @@ class Contest:
 
     def memory(self) -> dict[str, float]:
         """Return the MiB of each way."""
-        wanted = self.losses()
-        return {name: self.memory_of(name, wanted) for name in self.ways}
+        expected = self.losses()
+        return {name: self.memory_of(name, expected) for name in self.ways}
 
-    def memory_of(self, name: str, wanted: list[float]) -> float:
+    def memory_of(self, name: str, expected: list[float]) -> float:
         """Measure the memory of first steps, and compare their losses with those of one process.
 
         Raises: SystemExit with what differs.
@@ -86,9 +86,9 @@ class Contest:
         before = settled() - not_counted()
         way = self.way(name)
         settled()
-        losses = [MPI.COMM_WORLD.allreduce(float(trained(way))) / self.comm.size for _ in wanted]
-        if not np.allclose(losses, wanted, rtol=RTOL):
-            message = f"{name}: losses are {losses}, those of one process {wanted}"
+        losses = [MPI.COMM_WORLD.allreduce(float(trained(way))) / self.comm.size for _ in expected]
+        if not np.allclose(losses, expected, rtol=RTOL):
+            message = f"{name}: losses are {losses}, those of one process {expected}"
             raise SystemExit(1 if self.comm.rank else message)
         return MPI.COMM_WORLD.allreduce(of_process("VmHWM") - not_counted() - before) / self.comm.size
 

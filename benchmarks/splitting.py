@@ -108,24 +108,24 @@ class Contest:
         self.comm, self.config = comm, config
 
     def tensor_parallel(self) -> dict[str, Contestant]:
-        found = {}
+        contestants = {}
         for name, sequence in (("tp", False), ("tp, sequence-parallel", True)):
             ours = Ours(self.model(), self.comm, *self.batch, sequence=sequence)
-            found[f"{name}: ours"] = Contestant(ours, ours, Silence())
+            contestants[f"{name}: ours"] = Contestant(ours, ours, Silence())
             theirs = [self.torch(group, sequence) for group in splitting_peers.groups()]
-            found[f"{name}: torch"] = Contestant(*theirs)
-        return found
+            contestants[f"{name}: torch"] = Contestant(*theirs)
+        return contestants
 
     def sequence_parallel(self, with_deepspeed: bool) -> dict[str, Contestant]:
-        found, alone = {}, self.comm.split(self.comm.rank)
+        contestants, alone = {}, self.comm.split(self.comm.rank)
         for mode in ("ring", "ulysses", "hybrid"):
             sp = SequenceParallel(self.comm, mode, "contiguous" if mode == "ulysses" else "zigzag")
             ours = Ours(self.model(), alone, *self.batch, sp)
-            found[f"sp, {mode}: ours"] = Contestant(ours, ours, Silence())
+            contestants[f"sp, {mode}: ours"] = Contestant(ours, ours, Silence())
         if with_deepspeed:
             theirs = [splitting_peers.DeepSpeedUlysses(self.model(), g, *self.batch) for g in splitting_peers.groups()]
-            found["sp, ulysses: DeepSpeed"] = Contestant(*theirs)
-        return found
+            contestants["sp, ulysses: DeepSpeed"] = Contestant(*theirs)
+        return contestants
 
     def model(self) -> GPT:
         return GPT(self.config)
@@ -139,21 +139,21 @@ class Contest:
         Raises: SystemExit with what differs.
         """
         plain = self.model()
-        _, wanted_loss = plain(*self.batch)
-        wanted_loss.backward()
+        _, expected_loss = plain(*self.batch)
+        expected_loss.backward()
         ours = dict(contestants["tp: ours"].talking.model.named_parameters())
         for name, contestant in contestants.items():
-            same(f"{name}: the loss", contestant.talking.step(), wanted_loss.detach())
+            same(f"{name}: the loss", contestant.talking.step(), expected_loss.detach())
             gradients = contestant.talking.gradients()
             for parameter, whole in plain.named_parameters():
-                got, wanted = gradients[parameter], whole.grad
-                if got.shape != wanted.shape:
-                    wanted = shards_of(ours[parameter])["tp"].local(wanted, self.comm.rank, self.comm.size)
-                same(f"{name}: the gradient of {parameter}", got, wanted)
+                actual, expected = gradients[parameter], whole.grad
+                if actual.shape != expected.shape:
+                    expected = shards_of(ours[parameter])["tp"].local(expected, self.comm.rank, self.comm.size)
+                same(f"{name}: the gradient of {parameter}", actual, expected)
 
 
-def same(what: str, got: Tensor, wanted: Tensor) -> None:
-    error = float((got - wanted).abs().max() / wanted.abs().max())
+def same(what: str, actual: Tensor, expected: Tensor) -> None:
+    error = float((actual - expected).abs().max() / expected.abs().max())
     worst = MPI.COMM_WORLD.allreduce(error, MPI.MAX)
     if not worst < RTOL:
         sys.exit(f"{what} is off by {worst:.1e} of the plain model's" if MPI.COMM_WORLD.rank == 0 else 1)

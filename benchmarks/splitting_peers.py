@@ -113,8 +113,8 @@ class DeepSpeedUlysses:
     def __init__(self, model: nn.Module, group: Any, tokens: Tensor, targets: Tensor):
         size, rank = distributed.get_world_size(group), distributed.get_rank(group)
         self.model, self.group = model, group
-        held = torch.arange(tokens.shape[1]).chunk(size)[rank]
-        self.tokens, self.targets, self.positions = tokens[:, held], targets[:, held], held
+        positions = torch.arange(tokens.shape[1]).chunk(size)[rank]
+        self.tokens, self.targets, self.positions = tokens[:, positions], targets[:, positions], positions
         for block in model.transformer.h:
             block.attn.attend = Ulysses(group)
 

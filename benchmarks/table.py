@@ -38,13 +38,13 @@ def best_peers(runs: Iterable[dict]) -> dict[tuple[int, str, int], float]:
 
 def ratios(run: dict, best: dict, collective: str, name: str, sizes: range) -> Ratios:
     """Return the speedups of `name` over the best peer."""
-    found = {
+    speedups = {
         r["bytes"]: best[run["ranks"], collective, r["bytes"]] / r["seconds"][name]
         for r in run["results"]
         if r["collective"] == collective and r["bytes"] in sizes
     }
-    at = min(found, key=lambda nbytes: found[nbytes])
-    return Ratios(exp(sum(map(log, found.values())) / len(found)), found[at], at)
+    at = min(speedups, key=lambda nbytes: speedups[nbytes])
+    return Ratios(exp(sum(map(log, speedups.values())) / len(speedups)), speedups[at], at)
 
 
 def of_copy(run: dict, collective: str) -> float:
@@ -86,8 +86,8 @@ def table(runs: list[dict]) -> list[str]:
                 ("auto ordinary", range(ORDINARY, 1 << 40)),
                 ("auto symmetric", range(SMALL + 1)),
             )
-            found = [ratios(run, best, collective, name, sizes) for name, sizes in spans]
-            cells = [f"{r.mean:.2f} (least {r.least:.2f} at {show(r.at)})" for r in found]
+            cases = [ratios(run, best, collective, name, sizes) for name, sizes in spans]
+            cells = [f"{r.mean:.2f} (least {r.least:.2f} at {show(r.at)})" for r in cases]
             lines.append(row(run["mpi"], run["ranks"], collective, *cells, f"{of_copy(run, collective):.0%}"))
     return lines
 

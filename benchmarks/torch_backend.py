@@ -45,7 +45,7 @@ def measure(groups: dict, nbytes: int, rounds: int, seconds: float) -> dict[str,
     for _ in range(rounds):
         for name, group in groups.items():
             times[name].append(slowest(time_of(x, group, calls[name])))
-    return {name: 1e6 * statistics.median(seen) for name, seen in times.items()}
+    return {name: 1e6 * statistics.median(samples) for name, samples in times.items()}
 
 
 def time_of(x: torch.Tensor, group: dist.ProcessGroup, calls: int) -> float:

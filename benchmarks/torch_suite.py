@@ -64,10 +64,10 @@ def start_job(args: argparse.Namespace, backend: str, lines: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for inner in ("barrier", "test_dir", "init_dir"):
             Path(folder, inner).mkdir()
-        told = {"WORLD_SIZE": str(args.ranks), "TEMP_DIR": folder, "INIT_METHOD": f"file://{folder}/init"}
+        variables = {"WORLD_SIZE": str(args.ranks), "TEMP_DIR": folder, "INIT_METHOD": f"file://{folder}/init"}
         words = [backend, lines, "--limit", args.limit, "--only", *args.only]
         command = ["mpirun", "-n", args.ranks, sys.executable, "-W", "ignore", RANKS_PROGRAM, *words]
-        return subprocess.run(list(map(str, command)), env=os.environ | told, check=False).returncode
+        return subprocess.run(list(map(str, command)), env=os.environ | variables, check=False).returncode
 
 
 def add(lines: Path, row: dict[str, str]) -> None:
@@ -94,13 +94,13 @@ def behind(outcomes: Outcomes, backend: str) -> list[str]:
 
 
 def summary(outcomes: Outcomes, backends: list[str]) -> str:
-    said = []
+    lines = []
     for backend in backends:
         count = Counter(of[backend]["outcome"] for of in outcomes.values() if backend in of)
-        said.append(f"{backend}: {', '.join(f'{number} {outcome}' for outcome, number in sorted(count.items()))}")
+        lines.append(f"{backend}: {', '.join(f'{number} {outcome}' for outcome, number in sorted(count.items()))}")
         if tests := behind(outcomes, backend):
-            said.append(f"{backend} fails where gloo does not: {', '.join(tests)}")
-    return "\n\n".join(said)
+            lines.append(f"{backend} fails where gloo does not: {', '.join(tests)}")
+    return "\n\n".join(lines)
 
 
 def table(outcomes: Outcomes, backends: list[str]) -> str:
@@ -108,9 +108,9 @@ def table(outcomes: Outcomes, backends: list[str]) -> str:
     place = ("hung", "failed", "passed", "skipped", "").index
     rows = []
     for test, of in outcomes.items():
-        said = [of.get(backend, {"outcome": "", "why": ""}) for backend in backends]
-        cells = [test, *(row["outcome"] for row in said), reason(said)]
-        rows.append((min(place(row["outcome"]) for row in said), test, f"| {' | '.join(cells)} |"))
+        results = [of.get(backend, {"outcome": "", "why": ""}) for backend in backends]
+        cells = [test, *(row["outcome"] for row in results), reason(results)]
+        rows.append((min(place(row["outcome"]) for row in results), test, f"| {' | '.join(cells)} |"))
     head = [f"| test | {' | '.join(backends)} | reason |", f"|---|{'---|' * len(backends)}---|"]
     return "\n".join([summary(outcomes, backends), "", *head, *(row for _, _, row in sorted(rows)), ""])
 

@@ -57,9 +57,9 @@ def main() -> None:
 def run_all(args: argparse.Namespace, world) -> None:
     """Run all selected tests that have no outcome yet."""
     outcomes = create_store(world)
-    known = read(args.lines)
+    earlier = read(args.lines)
     tests = unittest.TestLoader().getTestCaseNames(load(NAMES[0]).DistributedTest._DistTestBase)
-    tests = [test for test in tests if args.backend not in known.get(test, {})]
+    tests = [test for test in tests if args.backend not in earlier.get(test, {})]
     tests = [test for test in tests if any(part in test for part in args.only)]
     for num_left, test in zip(reversed(range(len(tests))), tests, strict=True):
         go_through(test, num_left, args, world, outcomes)
@@ -164,15 +164,15 @@ def result_of(case: unittest.TestCase) -> tuple[str, str]:
 
 def verdict(outcomes: dist.Store, test: str, num_ranks: int, limit_s: float) -> dict[str, str]:
     """Combine the ranks' outcomes; the worst counts."""
-    said = []
+    results = []
     for rank in range(num_ranks):
         try:
             outcomes.wait([f"{test}/{rank}"], timedelta(seconds=limit_s))
         except dist.DistStoreError:
-            return {"outcome": "hung", "why": f"rank {rank} has not ended after {limit_s:g} s; others: {said}"}
-        said.append(json.loads(outcomes.get(f"{test}/{rank}")))
+            return {"outcome": "hung", "why": f"rank {rank} has not ended after {limit_s:g} s; others: {results}"}
+        results.append(json.loads(outcomes.get(f"{test}/{rank}")))
     for outcome in ("failed", "skipped"):
-        if whys := [why for seen, why in said if seen == outcome]:
+        if whys := [why for kind, why in results if kind == outcome]:
             return {"outcome": outcome, "why": whys[0]}
     return {"outcome": "passed", "why": ""}
 

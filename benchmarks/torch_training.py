@@ -102,11 +102,11 @@ def own(words: list[str]) -> list[str]:
     >>> own(["--ranks", "2", "4", "--rounds", "3", "--out", "a.md"])
     ['--rounds', '3']
     """
-    kept, flag = [], ""
+    rest, flag = [], ""
     for word in words:
         flag = word if word.startswith("--") else flag
-        kept += [word] * (flag not in ("--ranks", "--out"))
-    return kept
+        rest += [word] * (flag not in ("--ranks", "--out"))
+    return rest
 
 
 def table(jobs: dict[int, dict[str, Times]]) -> str:
@@ -145,9 +145,9 @@ def wrap_ddp(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Modul
 
 def silent_ddp(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Module:
     """Wrap a model in a DDP that does all but the all_reduce, its copies to and from buckets included."""
-    made = wrap_ddp(model, group)
-    made.register_comm_hook(None, as_it_is)
-    return made
+    ddp = wrap_ddp(model, group)
+    ddp.register_comm_hook(None, as_it_is)
+    return ddp
 
 
 def as_it_is(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

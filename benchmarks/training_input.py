@@ -74,9 +74,9 @@ def main() -> None:
         folder = Path(world.bcast(own))
         small, large = folder / "small", folder / "large"
         if comm.rank == 0:
-            for made, number in ((small, 1), (large, args.shards)):
-                made.mkdir()
-                write_shards(made, number, args.shard_mb if made is large else 0.25)
+            for subfolder, number in ((small, 1), (large, args.shards)):
+                subfolder.mkdir()
+                write_shards(subfolder, number, args.shard_mb if subfolder is large else 0.25)
         comm.barrier()
         results = {name: measure(comm, str(data), args.steps) for name, data in (("small", small), ("large", large))}
         comm.barrier()

@@ -45,12 +45,12 @@ class Wire:
         counts = arguments.get("counts") or [len(x) if gathers else len(x) / self.comm.size] * self.comm.size
         traffic, begin = self.traffic_of(collective, algorithm, counts, x.itemsize), plan.begin
 
-        def counted() -> None:
+        def count_and_begin() -> None:
             if not self.is_silent:
                 self.traffic = self.traffic.plus(traffic)
                 begin()
 
-        plan.begin = counted  # type: ignore[method-assign]
+        plan.begin = count_and_begin  # type: ignore[method-assign]
         return plan
 
     def broadcast(self, x: Any, root: int = 0) -> Any:

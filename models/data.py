@@ -100,9 +100,9 @@ def tokenizer_of(paths: list[str], name: str) -> Tokenizer | None:
     """Return the tokenizer of .bin files: the one named, or else what is beside them."""
     if name != BYTES:
         return load_tokenizer(name)
-    found = [saved_tokenizer(folder) for folder in sorted({Path(path).parent for path in paths})]
-    check_tokenizers([each or token_ids(0) for each in found])
-    return found[0]
+    tokenizers = [saved_tokenizer(folder) for folder in sorted({Path(path).parent for path in paths})]
+    check_tokenizers([each or token_ids(0) for each in tokenizers])
+    return tokenizers[0]
 
 
 def check_tokenizers(tokenizers: Sequence[Tokenizer]) -> None:

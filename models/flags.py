@@ -29,13 +29,13 @@ def parse(kind: type[C], description: str, arguments: Sequence[str] | None = Non
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         add_flag(parser, field, hints[field.name])
-    given = vars(parser.parse_args(sys.argv[1:] if arguments is None else arguments))
-    path = given.pop("config", None)
+    flags = vars(parser.parse_args(sys.argv[1:] if arguments is None else arguments))
+    path = flags.pop("config", None)
     values = from_toml(path, kind) if path else {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name in given:
+        if field.name in flags:
             values = {name: value for name, value in values.items() if name not in field.metadata.get("sets", ())}
-    return kind(**{**values, **given})
+    return kind(**{**values, **flags})
 
 
 def config_file(text: str) -> Path:

@@ -32,8 +32,8 @@ class CachedAttention(nn.Module):
         self.keys[:, :, start : self.length], self.values[:, :, start : self.length] = k, v
         if start == 0:
             return self.attend(q, k, v, documents)
-        kept = self.keys[:, :, : self.length], self.values[:, :, : self.length]
-        return F.scaled_dot_product_attention(q, *kept, enable_gqa=k.shape[1] < q.shape[1])
+        cache = self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        return F.scaled_dot_product_attention(q, *cache, enable_gqa=k.shape[1] < q.shape[1])
 
 
 @contextmanager

@@ -90,12 +90,14 @@ def initialize(model: Model, directory: str | Path) -> None:
         ours["block_size"] = max(ours["block_size"], theirs["block_size"])
         theirs["bias"] |= ours["bias"]  # which may be 0
     if differing := [name for name in ours if ours[name] != theirs[name]]:
-        wanted, found = (", ".join(f"{name}={of[name]}" for name in differing) for of in (ours, theirs))
-        raise ValueError(f"{directory}: a {family.NAME} of {found}, but this one is of {wanted}: set {found}")
-    given = dict(loaded.named_parameters())
+        our_sizes, their_sizes = (", ".join(f"{name}={of[name]}" for name in differing) for of in (ours, theirs))
+        raise ValueError(
+            f"{directory}: a {family.NAME} of {their_sizes}, but this one is of {our_sizes}: set {their_sizes}"
+        )
+    weights = dict(loaded.named_parameters())
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(given[name][: len(p)] if name in given else torch.zeros_like(p))
+            p.copy_(weights[name][: len(p)] if name in weights else torch.zeros_like(p))
         for (_, router), (_, another) in zip(routers(model), routers(loaded), strict=True):
             router.bias.copy_(another.bias)
 
@@ -159,6 +161,8 @@ def read_config(path: Path) -> ModelConfig:
 
 def check_shapes(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]):
     for name in sorted(tensors.keys() | expected.keys()):
-        found, wanted = (tuple(t[name].shape) if name in t else "absent" for t in (tensors, expected))
-        if found != wanted:
-            raise ValueError(f"{path}: {name} is {found}, but {wanted} by config.json; pass files saved together")
+        file_shape, config_shape = (tuple(t[name].shape) if name in t else "absent" for t in (tensors, expected))
+        if file_shape != config_shape:
+            raise ValueError(
+                f"{path}: {name} is {file_shape}, but {config_shape} by config.json; pass files saved together"
+            )

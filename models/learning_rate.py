@@ -9,10 +9,10 @@ STABLE = "wsd"  # warm-up, stable, decay
 
 # The part that is left of what falls, 1 to 0, by the part that is done of the steps in which it falls, 0 to 1.
 COURSES: dict[str, Callable[[float], float]] = {
-    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
-    "linear": lambda done: 1 - done,
-    "constant": lambda done: 1.0,
-    STABLE: lambda done: 1 - done,
+    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+    "linear": lambda progress: 1 - progress,
+    "constant": lambda progress: 1.0,
+    STABLE: lambda progress: 1 - progress,
 }
 
 
@@ -44,6 +44,6 @@ def learning_rate(
     if schedule == STABLE:
         begin, end = max(begin, max_iters - (decay_iters or math.ceil(max_iters / 5))), max_iters
     least = lr / 10 if min_lr is None else min_lr
-    done = min(1.0, max(0.0, (iteration - begin) / max(1, end - begin)))
-    left = COURSES[schedule](done)
-    return left * lr + (1 - left) * least
+    progress = min(1.0, max(0.0, (iteration - begin) / max(1, end - begin)))
+    weight = COURSES[schedule](progress)
+    return weight * lr + (1 - weight) * least

@@ -51,10 +51,10 @@ class LocalRouting:
 
     def __init__(self, experts: Tensor, num_experts: int):
         self.num_tokens, num_choices = experts.shape
-        chosen = experts.flatten()
-        order = chosen.argsort(stable=True)[(chosen == DROPPED).sum() :]
+        choices = experts.flatten()
+        order = choices.argsort(stable=True)[(choices == DROPPED).sum() :]
         self.tokens, self.choices = order // num_choices, order % num_choices
-        self.counts = chosen[order].bincount(minlength=num_experts).tolist()
+        self.counts = choices[order].bincount(minlength=num_experts).tolist()
 
     def dispatch(self, x: Tensor) -> Tensor:
         return x.index_select(0, self.tokens)
@@ -119,16 +119,16 @@ class Router(nn.Module):
     def sequence_loss(self, scores: Tensor, experts: Tensor) -> Tensor:
         """Return the balance loss: chosen times preferred fractions, summed over experts, averaged over sequences."""
         num_tokens, num_choices = experts.shape[1:]
-        chosen = self.per_expert(experts).sum((1, 2)) * (self.num_experts / (num_choices * num_tokens))
-        preferred = (scores / scores.sum(-1, keepdim=True)).mean(1)  # (batch, num_experts)
-        return self.balance_loss * (chosen * preferred).sum(-1).mean()
+        load = self.per_expert(experts).sum((1, 2)) * (self.num_experts / (num_choices * num_tokens))
+        preference = (scores / scores.sum(-1, keepdim=True)).mean(1)  # (batch, num_experts)
+        return self.balance_loss * (load * preference).sum(-1).mean()
 
     def within_capacity(self, experts: Tensor) -> Tensor:
         """Drop the choices that exceed their expert's capacity, in the order of the sequence."""
         assert self.capacity is not None
         most = math.ceil(self.capacity * experts[0].numel() / self.num_experts)
-        taken = self.per_expert(experts).flatten(1, 2).cumsum(1).view(*experts.shape, self.num_experts)
-        place = taken.gather(-1, experts[..., None])[..., 0]  # from 1 on, among its expert's
+        counts = self.per_expert(experts).flatten(1, 2).cumsum(1).view(*experts.shape, self.num_experts)
+        place = counts.gather(-1, experts[..., None])[..., 0]  # from 1 on, among its expert's
         return experts.masked_fill(place > most, DROPPED)
 
     def per_expert(self, experts: Tensor) -> Tensor:

@@ -19,16 +19,16 @@ def find_files(paths: list[str]) -> list[str]:
 
     Raises: ValueError for a folder without any.
     """
-    found: list[str] = []
+    all_files: list[str] = []
     for path in paths:
         if not Path(path).is_dir():
-            found.append(path)
+            all_files.append(path)
             continue
         files = sorted(file for file in files_beneath(path) if file.suffix in KINDS and file.is_file())
         if not files:
             raise ValueError(f"{path}: no file in this folder ends in any of {' '.join(KINDS)}; check the path")
-        found += map(str, files)
-    return found
+        all_files += map(str, files)
+    return all_files
 
 
 def files_beneath(folder: str) -> Iterator[Path]:

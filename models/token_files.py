@@ -32,8 +32,8 @@ class TokenFile:
             header = np.fromfile(path, "<i4", LLMC_HEADER_BYTES // 4)
             sample = np.fromfile(path, "<u2", 2 * SAMPLE_TOKENS)
         # No GPT-2 tokens begin like a magic number: its lower half, read as uint16, is beyond 50256.
-        known = len(header) and int(header[0]) in LLMC_FORMATS
-        if known:
+        is_llmc = len(header) and int(header[0]) in LLMC_FORMATS
+        if is_llmc:
             check_llmc(path, header, num_bytes)
             self.dtype, self.offset = np.dtype(LLMC_FORMATS[int(header[0])][1]), LLMC_HEADER_BYTES
         else:
@@ -123,9 +123,9 @@ def check_llmc(path: str, header: np.ndarray, num_bytes: int) -> None:
     expected, dtype = LLMC_FORMATS[magic]
     if version != expected:
         raise ValueError(f"{path}: version {version} of llm.c's format; write it again as version {expected}")
-    found = (num_bytes - LLMC_HEADER_BYTES) / np.dtype(dtype).itemsize
-    if num_tokens != found:
-        raise ValueError(f"{path}: {num_tokens} tokens by its header, {found:g} by its size; write it again")
+    length = (num_bytes - LLMC_HEADER_BYTES) / np.dtype(dtype).itemsize
+    if num_tokens != length:
+        raise ValueError(f"{path}: {num_tokens} tokens by its header, {length:g} by its size; write it again")
 
 
 def write_llmc(path: Path, ids: np.ndarray) -> None:

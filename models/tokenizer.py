@@ -129,9 +129,9 @@ def tiktoken(path: str) -> Tokenizer:
     """Read a tokenizer of ranks in tiktoken's format; the file's name selects the encoding's splitting pattern."""
     library, public = import_module("tiktoken"), import_module("tiktoken_ext.openai_public")
     name = Path(path).stem
-    known = [each for each, make in public.ENCODING_CONSTRUCTORS.items() if each != "gpt2"]
-    if name not in known:
-        raise ValueError(f"tokenizer={path}: no encoding of tiktoken is called {name}; name it {', '.join(known)}")
+    encodings = [each for each, make in public.ENCODING_CONSTRUCTORS.items() if each != "gpt2"]
+    if name not in encodings:
+        raise ValueError(f"tokenizer={path}: no encoding of tiktoken is called {name}; name it {', '.join(encodings)}")
     try:
         rows = map(str.split, Path(path).read_text().splitlines())
         ranks = {base64.b64decode(token): int(rank) for token, rank in rows}

@@ -570,8 +570,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/mesh.py",
-        "if len(given) == len(axes) and count != world_size:",
-        "if len(given) == len(axes) and count > world_size:",
+        "if len(lengths) == len(axes) and count != world_size:",
+        "if len(lengths) == len(axes) and count > world_size:",
         ("test_mesh.py", "multiply"),
     ),
     mutant(
@@ -582,8 +582,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/data/sampler.py",
-        "taken.reshape(len(self), self.size, -1)[:, self.rank]",
-        "taken.reshape(len(self), -1, self.size)[:, :, self.rank]",
+        "indices.reshape(len(self), self.size, -1)[:, self.rank]",
+        "indices.reshape(len(self), -1, self.size)[:, :, self.rank]",
         ("test_sampler.py", "equally_and_in_order"),
     ),
     mutant(
@@ -879,8 +879,8 @@ MODELS = [
     ),
     mutant(
         "models/hf.py",
-        "if found != wanted:",
-        'if found == "absent":',
+        "if file_shape != config_shape:",
+        'if file_shape == "absent":',
         ("test_hf.py", "lacks or shapes or another"),
     ),
     mutant(
@@ -891,8 +891,8 @@ MODELS = [
     ),
     mutant(
         "models/token_files.py",
-        "if num_tokens != found:",
-        "if num_tokens < found:",
+        "if num_tokens != length:",
+        "if num_tokens < length:",
         ("test_data.py",),
     ),
     mutant(
@@ -1032,8 +1032,8 @@ TRAINING = [
     ),
     mutant(
         "training/validation.py",
-        "mine, size = chosen[dp.rank :: dp.size]",
-        "mine, size = chosen[:: dp.size]",
+        "mine, size = selection[dp.rank :: dp.size]",
+        "mine, size = selection[:: dp.size]",
         ("test_train.py", "those_of_one_process and 2-ranks", 2),
     ),
     mutant(

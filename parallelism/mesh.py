@@ -30,8 +30,8 @@ class MeshShape(NamedTuple):
 
     def along(self, *axes: str) -> tuple[str, ...]:
         """Return the disjoint axes that make up these, without those of length 1; a missing axis has length 1."""
-        chosen = {part for axis in axes for part in self.made_of.get(axis, ())}
-        return tuple(axis for axis, length in self.disjoint.items() if axis in chosen and length > 1)
+        parts = {part for axis in axes for part in self.made_of.get(axis, ())}
+        return tuple(axis for axis, length in self.disjoint.items() if axis in parts and length > 1)
 
     def groups(self, *axes: str) -> list[list[int]]:
         """Return the groups of ranks that differ only in some axes, such as "dp" and "sp".
@@ -39,10 +39,10 @@ class MeshShape(NamedTuple):
         >>> mesh_shape(4, dp=2, tp=2).groups("dp")
         [[0, 2], [1, 3]]
         """
-        chosen = self.along(*axes)
+        parts = self.along(*axes)
         ranks = np.arange(math.prod(self.disjoint.values())).reshape(tuple(self.disjoint.values()))
-        last = [number for number, axis in enumerate(self.disjoint) if axis in chosen]
-        size = math.prod(self.disjoint[axis] for axis in chosen)
+        last = [number for number, axis in enumerate(self.disjoint) if axis in parts]
+        size = math.prod(self.disjoint[axis] for axis in parts)
         return np.moveaxis(ranks, last, range(-len(last), 0)).reshape(-1, size).tolist()
 
     def coords(self, rank: int) -> dict[str, int]:
@@ -77,13 +77,13 @@ class Mesh:
 
     def along(self, *axes: str) -> Communicator:
         """Return the communicator of ranks that differ from this one only in some axes.  Collective."""
-        chosen = self.layout.along(*axes)
-        if chosen not in self._parts:
-            first, *_ = next(ranks for ranks in self.layout.groups(*chosen) if self.comm.rank in ranks)
+        key = self.layout.along(*axes)
+        if key not in self._parts:
+            first, *_ = next(ranks for ranks in self.layout.groups(*key) if self.comm.rank in ranks)
             part = self.comm.split(first)
             assert part is not None
-            self._parts[chosen] = part
-        return self._parts[chosen]
+            self._parts[key] = part
+        return self._parts[key]
 
     def __getitem__(self, axis: str) -> Communicator:
         return self._parts[self.layout.along(axis)]
@@ -141,18 +141,18 @@ def mesh_shape(world_size: int, **axes: int | Within | None) -> MeshShape:
 
 def outer_lengths(world_size: int, axes: Mapping[str, int | None]) -> dict[str, int]:
     """Return the lengths of axes, computing the one that may be None."""
-    given = {name: length for name, length in axes.items() if length is not None}
-    for name, length in given.items():
+    lengths = {name: length for name, length in axes.items() if length is not None}
+    for name, length in lengths.items():
         if length < 1:
             raise ValueError(f"mesh axis {name}={length} must be at least 1")
-    if len(axes) - len(given) > 1:
+    if len(axes) - len(lengths) > 1:
         raise ValueError(
-            f"mesh axes {', '.join(name for name in axes if name not in given)} are all None: give all but one"
+            f"mesh axes {', '.join(name for name in axes if name not in lengths)} are all None: give all but one"
         )
-    count, product = math.prod(given.values()), " x ".join(f"{name}={length}" for name, length in given.items())
-    if len(given) < len(axes) and world_size % count:
+    count, product = math.prod(lengths.values()), " x ".join(f"{name}={length}" for name, length in lengths.items())
+    if len(lengths) < len(axes) and world_size % count:
         raise ValueError(f"{product} = {count} does not divide the {world_size} ranks of this job")
-    if len(given) == len(axes) and count != world_size:
+    if len(lengths) == len(axes) and count != world_size:
         raise ValueError(
             f"mesh {product} makes {count} ranks, but mpirun started {world_size}: "
             f"change the axes, or start with -np {count}"

@@ -90,11 +90,11 @@ def check_memory(config: Config, vocab_size: int, topology: Topology) -> None:
     """Refuse a model that a host can't hold as often as it has ranks, each of which begins with the whole."""
     (num_params,) = rank_params(TrainingJob(shape_of(config, vocab_size), 1), ParallelLayout())
     ranks = max(map(len, topology.nodes))
-    needed = num_params * 4 * ranks  # it is made of float32
+    nbytes = num_params * 4 * ranks  # it is made of float32
     there = system.total_memory_bytes()
-    if needed > there:
+    if nbytes > there:
         raise ValueError(
-            f"n_layer={config.n_layer} and n_embd={config.n_embd} make {num_params:,} parameters, {in_bytes(needed)} "
+            f"n_layer={config.n_layer} and n_embd={config.n_embd} make {num_params:,} parameters, {in_bytes(nbytes)} "
             f"for {ranks} ranks of a host that has {in_bytes(there)}: use a smaller model, or fewer ranks a host"
         )
 
@@ -153,8 +153,8 @@ def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
     if config.global_batch_size is None:
         if config.num_micro_batches is not None or config.depth is None:
             return config.num_micro_batches or 1
-        wanted = min(samples_of_depth(config.depth, config.block_size), num_samples)
-        return max(1, min(round(wanted / together), num_samples // together))
+        target = min(samples_of_depth(config.depth, config.block_size), num_samples)
+        return max(1, min(round(target / together), num_samples // together))
     if config.global_batch_size < 1 or config.global_batch_size % together:
         nearest = max(1, round(config.global_batch_size / together)) * together
         raise ValueError(
@@ -191,10 +191,10 @@ def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
 
 def read_schedule(config: Config, num_micro_batches: int) -> Schedule:
     schedule = files.read(config.schedule)
-    asked = config.pp, num_micro_batches
-    if (schedule.num_ranks, schedule.num_micro_batches) != asked:
+    shape = config.pp, num_micro_batches
+    if (schedule.num_ranks, schedule.num_micro_batches) != shape:
         raise ValueError(
             f"schedule={config.schedule} is for pp={schedule.num_ranks} and num_micro_batches="
-            f"{schedule.num_micro_batches}, not for {asked[0]} and {asked[1]}: use those, or another schedule"
+            f"{schedule.num_micro_batches}, not for {shape[0]} and {shape[1]}: use those, or another schedule"
         )
     return schedule

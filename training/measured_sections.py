@@ -81,8 +81,8 @@ def pipeline_section(profiler: StepProfiler) -> Section:
     rows = [(name, *cells) for name, spans in timelines.items() for cells in map(cells_of, spans[:MOST_SPANS])]
     if any(len(spans) > MOST_SPANS for spans in timelines.values()):
         text += f" The first {MOST_SPANS} entries of each are shown."
-    used = {row[3] for row in rows}
-    colors = [{"name": kind, "color": color} for kind, color in ACTION_COLORS.items() if kind in used]
+    kinds = {row[3] for row in rows}
+    colors = [{"name": kind, "color": color} for kind, color in ACTION_COLORS.items() if kind in kinds]
     charts = [
         {
             "kind": "lanes",
@@ -109,6 +109,6 @@ def cells_of(span: Span) -> tuple[int, str, str, float, float]:
 def conditions_section(settings: Mapping[str, Any], around: Mapping[str, Any], announced: str) -> Section:
     """List the command, what the run said of itself, the machine, and the settings."""
     entries = {"command": shlex.join(sys.orig_argv), "run": announced, **around}
-    given = {name: value for name, value in settings.items() if value not in (None, "", [])}
+    nonempty = {name: value for name, value in settings.items() if value not in (None, "", [])}
     tables = [pairs("machine", "Machine and command", {k: v for k, v in entries.items() if v not in (None, [], {})})]
-    return Section("Machine, command and settings", tables=[*tables, pairs("settings", "Settings", given)])
+    return Section("Machine, command and settings", tables=[*tables, pairs("settings", "Settings", nonempty)])

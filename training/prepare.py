@@ -82,8 +82,8 @@ def prepare(args: Namespace) -> str:
         shutil.rmtree(args.out)
         raise
     end = "" if tokenizer.end is None else f" --document_end {tokenizer.end}"
-    counted = f"{counts['train']:,} tokens, and {counts['val']:,} to validate on"
-    return f"{counted}: python -m training --data {args.out}{end}"
+    summary = f"{counts['train']:,} tokens, and {counts['val']:,} to validate on"
+    return f"{summary}: python -m training --data {args.out}{end}"
 
 
 def start(name: str) -> None:
@@ -129,9 +129,9 @@ def write_shards(out: Path, kind: str, chunks: Iterator[np.ndarray], size: int, 
     buffer, filled, number = np.empty(size, dtype), 0, 0
     for chunk in chunks:
         while len(chunk):
-            taken, chunk = chunk[: size - filled], chunk[size - filled :]
-            buffer[filled : filled + len(taken)] = taken
-            filled += len(taken)
+            part, chunk = chunk[: size - filled], chunk[size - filled :]
+            buffer[filled : filled + len(part)] = part
+            filled += len(part)
             if filled == size:
                 write_llmc(out / f"{kind}_{number:06}.bin", buffer)
                 filled, number = 0, number + 1

@@ -94,8 +94,8 @@ def records_section(runs: Mapping[str, Sequence[Record]]) -> Section:
         every = -(-len(steps) // MOST_ROWS) or 1
         if every > 1:
             texts.append(f"{name}: every {every}th of {len(steps)} records, the last one, and those with a validation.")
-        kept = [s for i, s in enumerate(steps) if i % every == 0 or "val_loss" in s or i == len(steps) - 1]
-        rows += [(name, *(step.get(field) for field in FIELDS.values())) for step in kept]
+        selection = [s for i, s in enumerate(steps) if i % every == 0 or "val_loss" in s or i == len(steps) - 1]
+        rows += [(name, *(step.get(field) for field in FIELDS.values())) for step in selection]
     table = Table("records", "What was recorded, by step", [Column("run"), *map(Column, FIELDS)], rows)
     tables = [table.without(table.empty | ({"run"} if len(runs) == 1 else set()))]
     has_bubble = "bubble" not in table.empty

@@ -166,8 +166,8 @@ class TrainingRun:
         numbers = torch.cat([torch.stack([mean_loss, loss, norm]), verdict.numbers])
         comm_s = self.model.exposed_s - waited_s + time.perf_counter() - computed_s
         bubble, used_mib = self.model.times.bubble(self.mesh.pp), memory_mib(config.device)
-        known = {"iter": iteration, "lr": lr, "bubble": bubble, "memory_mib": used_mib}
-        return PendingStep(self, verdict.names, read_back(numbers), begin_s, comm_s, known)
+        metrics = {"iter": iteration, "lr": lr, "bubble": bubble, "memory_mib": used_mib}
+        return PendingStep(self, verdict.names, read_back(numbers), begin_s, comm_s, metrics)
 
     def add(self, *numbers: Any) -> torch.Tensor:
         """Return the sums of these numbers over the ranks of dp and pp.  Collective."""
@@ -196,9 +196,9 @@ class TrainingRun:
     def validate(self) -> float:
         """Mean loss in nats a token over the held-back part, or some batches of it.  Collective."""
         windows = TokenWindows(self.val_ids, self.config.block_size, seed=None)
-        chosen = spread(len(windows), self.config.eval_iters * self.sampler.batch_size)
+        selection = spread(len(windows), self.config.eval_iters * self.sampler.batch_size)
         self.gpt.eval()
-        total, count = self.add(*validate(self.model.pipeline, self.samples, windows, chosen, self.mesh.dp)).tolist()
+        total, count = self.add(*validate(self.model.pipeline, self.samples, windows, selection, self.mesh.dp)).tolist()
         self.gpt.train()
         return total / (count / self.mesh.pp.size)
 

@@ -41,10 +41,10 @@ def main() -> None:
         split(gpt, comm)
     for number in range(args.num_samples):
         generator = torch.Generator().manual_seed(args.seed + number)
-        drawn = generate(
+        tokens = generate(
             gpt, prompt, args.num_tokens, args.temperature, args.top_k, args.top_p, generator, comm.broadcast
         )
-        print(f"{'---' + os.linesep if number else ''}{tokenizer.decode(drawn[0].tolist())}", flush=True)
+        print(f"{'---' + os.linesep if number else ''}{tokenizer.decode(tokens[0].tolist())}", flush=True)
 
 
 def parse() -> Namespace:

@@ -18,7 +18,7 @@ def sample(gpt: Model, prompt: np.ndarray | TokenSequence, config: Config, token
     generator = torch.Generator(config.device).manual_seed(config.seed)
     gpt.eval()
     try:
-        drawn = generate(gpt, start, config.sample_tokens, 0.8, top_k=50, generator=generator)
+        tokens = generate(gpt, start, config.sample_tokens, 0.8, top_k=50, generator=generator)
     except ValueError as error:
         return f"no sample: {error}"
-    return tokenizer.decode(drawn[0].tolist())
+    return tokenizer.decode(tokens[0].tolist())

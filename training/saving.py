@@ -49,13 +49,13 @@ class Saving:
         self.same = {**model_settings(config), "optimizer": config.optimizer}
         self.same |= {"data": fingerprint(run.tokens.ids), "batch_size": run.sampler.batch_size, "seed": config.seed}
         self.out_dir, self.source = "", config.init_from
-        with ExitStack() as refused:
+        with ExitStack() as cleanup:
             self.stop = Stop(comm)
-            refused.callback(self.stop.close)
+            cleanup.callback(self.stop.close)
             self.checkpoints = Checkpoints(config.checkpoint_dir, comm, config.checkpoints_kept)
-            refused.callback(self.checkpoints.release)
+            cleanup.callback(self.checkpoints.release)
             self.first = 1 + (self.resume() if config.resume else 0)
-            self.taken = refused.pop_all()
+            self.taken = cleanup.pop_all()
 
     def state(self) -> Iterator[TensorShard]:
         """Yield this rank's shards of the master weights and of the optimizer's states."""
@@ -70,8 +70,8 @@ class Saving:
 
     def resume(self) -> int:
         """Fill the run's state; returns the step of the checkpoint, 0 if there is none."""
-        given = self.run.config.resume
-        path = self.checkpoints.newest() if given == AUTO else given
+        setting = self.run.config.resume
+        path = self.checkpoints.newest() if setting == AUTO else setting
         if path is None:
             return 0
         make_states(self.run.optimizer)

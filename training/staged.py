@@ -114,10 +114,10 @@ def measured(
 
 def searched(schedule: Schedule, costs: Costs, limit: int, comm: Communicator) -> Schedule:
     """Return the best schedule with the ranks, stages and micro-batches of another; rank 0 searches.  Collective."""
-    found = None
+    best = None
     with comm.agreed("search"):
         if comm.rank == 0:
             print(f"searching a schedule of {schedule.num_stages} stages", flush=True)
             each = schedule.num_stages // schedule.num_ranks
-            found = search(schedule.num_ranks, schedule.num_micro_batches, each, costs, limit)
-    return comm.broadcast_object(found)
+            best = search(schedule.num_ranks, schedule.num_micro_batches, each, costs, limit)
+    return comm.broadcast_object(best)

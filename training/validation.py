@@ -25,15 +25,15 @@ def spread(count: int, limit: int) -> np.ndarray:
 
 
 def validate(
-    pipeline: Pipeline, samples: Samples, windows: TokenWindows, chosen: np.ndarray, dp: Communicator
+    pipeline: Pipeline, samples: Samples, windows: TokenWindows, selection: np.ndarray, dp: Communicator
 ) -> np.ndarray:
-    """Return the sum of losses, in nats a token, and the number of this dp rank's share of the `chosen` samples.
+    """Return the sum of losses, in nats a token, and the number of samples of this dp rank's share of a `selection`.
 
     Ranks of a pipeline that have no loss give the same number, and 0.  Collective.
     """
-    mine, size = chosen[dp.rank :: dp.size], samples.micro_batch_size
+    mine, size = selection[dp.rank :: dp.size], samples.micro_batch_size
     parts = np.split(mine, range(size, len(mine), size)) if len(mine) else []
-    most = -(-len(chosen) // dp.size)  # samples of a rank
+    most = -(-len(selection) // dp.size)  # samples of a rank
     parts += [mine[:0]] * (-(-most // size) - len(parts))  # as many on all ranks, which may share parameters
     sums = np.zeros(2)
     for first in range(0, len(parts), samples.num_micro_batches):

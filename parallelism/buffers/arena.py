@@ -42,9 +42,9 @@ class Arena:
         grad_dtype: torch.dtype | None = None,
     ):
         params = dict(module.named_parameters())
-        given = one_dtype(params.values())
-        dtype = dtype or given
-        self.originals = {} if dtype == given else {name: param.data for name, param in params.items()}
+        param_dtype = one_dtype(params.values())
+        dtype = dtype or param_dtype
+        self.originals = {} if dtype == param_dtype else {name: param.data for name, param in params.items()}
         self.line = line_length(dtype)
         self.slices, count = lay_out(params, self.line)
         self.parameters, self.flat_parameters = allocate(comm, count, dtype, device)

@@ -23,12 +23,12 @@ class ReleasableBuffer:
     """
 
     def __init__(self, count: int, dtype: torch.dtype, device: str = "cpu"):
-        known, self.pages = views.dtype_of(str(dtype).removeprefix("torch.")), None
+        np_dtype, self.pages = views.dtype_of(str(dtype).removeprefix("torch.")), None
         if device == "cpu" and count and hasattr(mmap, "MADV_DONTNEED"):
-            self.pages = large_pages(count * known.itemsize)
-            self.array: Any = np.frombuffer(self.pages, np.uint8, count * known.itemsize).view(known)
+            self.pages = large_pages(count * np_dtype.itemsize)
+            self.array: Any = np.frombuffer(self.pages, np.uint8, count * np_dtype.itemsize).view(np_dtype)
         else:
-            self.array = views.device(device).empty(count, known)
+            self.array = views.device(device).empty(count, np_dtype)
         self.tensor: Tensor = to_torch(self.array)
         self.zero()
 

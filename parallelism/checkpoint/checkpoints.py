@@ -73,8 +73,8 @@ class Checkpoints(CheckpointLoader):
 
     def _first_number(self) -> int:
         """Return the next checkpoint's number, which is above every existing one."""
-        said = f"{self._lock.text}\n{next_number(self.directory)}" if self._lock else ""
-        text, number = self.comm.broadcast_object(said).splitlines()
+        message = f"{self._lock.text}\n{next_number(self.directory)}" if self._lock else ""
+        text, number = self.comm.broadcast_object(message).splitlines()
         with self.comm.agreed("Checkpoints"):
             path = self.directory / "lock"
             if not path.exists() or path.read_text() != text:
@@ -98,12 +98,12 @@ class Checkpoints(CheckpointLoader):
         with self.comm.agreed("save"):
             for part in parts:
                 part.check()
-            kept = json.loads(as_json(whole))
+            metadata = json.loads(as_json(whole))
             if self.comm.rank == 0:
                 folder.mkdir()
         copies = [(part, part.compact()) for part in shared_out(self.comm, parts)]
-        written = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", copies)
-        self._pending = PendingCheckpoint(step, kept, folder, written)
+        future = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", copies)
+        self._pending = PendingCheckpoint(step, metadata, folder, future)
 
     def poll(self) -> bool:
         """Make the checkpoint under way valid, if all ranks have written their shards.  Returns whether none is left.
@@ -139,8 +139,8 @@ class Checkpoints(CheckpointLoader):
         with self.comm.agreed("checkpoint"):
             if self.comm.rank == 0:
                 entries = [ShardEntry.from_json(json.loads(text)) for text in texts]
-                written = [entry for entry in entries if entry.pieces]
-                commit(pending.folder, Index(pending.step, pending.whole, written))
+                nonempty = [entry for entry in entries if entry.pieces]
+                commit(pending.folder, Index(pending.step, pending.whole, nonempty))
                 keep_last(self.directory, self.keep, self._broken)
 
     def close(self) -> None:

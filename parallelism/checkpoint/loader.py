@@ -70,9 +70,9 @@ class CheckpointLoader:
 
     def _check_all_asked(self, checkpoint: Checkpoint, parts: Sequence[TensorShard]) -> None:
         """Check that the ranks together request every part of every parameter, for each requested kind."""
-        asked = {(part.kind, part.name) for part in parts}
+        own_keys = {(part.kind, part.name) for part in parts}
         there = sorted(checkpoint.pieces)
-        by_some = self.comm.all_reduce(np.array([key in asked for key in there], np.int64), op="max").tolist()
+        by_some = self.comm.all_reduce(np.array([key in own_keys for key in there], np.int64), op="max").tolist()
         kinds = {kind for (kind, _), some in zip(there, by_some, strict=True) if some}
         for (kind, name), some in zip(there, by_some, strict=True):
             if kind in kinds and not some:

@@ -75,12 +75,12 @@ class Checkpoint:
         """
         for part in parts:
             runs, flat = part.extent.runs(), part.flat
-            left = int(runs[:, 2].sum())
-            if left < len(flat):
+            num_missing = int(runs[:, 2].sum())
+            if num_missing < len(flat):
                 flat.zero_()  # padding
             for reader, piece in self.pieces[part.kind, part.name]:
                 common = intersection(piece.runs, runs)
                 reader.copy(piece, common, flat)
-                left -= int(common[:, 2].sum())
-            if left:
-                raise ValueError(f"{self.folder}: {left} elements of {part} are in no shard")
+                num_missing -= int(common[:, 2].sum())
+            if num_missing:
+                raise ValueError(f"{self.folder}: {num_missing} elements of {part} are in no shard")

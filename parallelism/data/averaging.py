@@ -70,9 +70,9 @@ class Averaging(Replica):
 
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
         self._queue.advance()
-        left = self._left[parameter] = self._left[parameter] - 1
+        passes_left = self._left[parameter] = self._left[parameter] - 1
         owner = self.sums.owner(parameter)
-        if not left and not any(self._left[tensor] for tensor in (owner, *self.sums.uses.get(owner, ()))):  # type: ignore[call-overload]
+        if not passes_left and not any(self._left[tensor] for tensor in (owner, *self.sums.uses.get(owner, ()))):  # type: ignore[call-overload]
             self.sums.complete(owner)
             self._queue.ready(owner)
 

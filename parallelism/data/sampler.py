@@ -34,8 +34,8 @@ class DistributedSampler:
         return self.num_samples // self.batch_size
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        taken = self.order()[: len(self) * self.batch_size]
-        return iter(taken.reshape(len(self), self.size, -1)[:, self.rank])
+        indices = self.order()[: len(self) * self.batch_size]
+        return iter(indices.reshape(len(self), self.size, -1)[:, self.rank])
 
     def order(self) -> np.ndarray:
         # Sorted raw bits are the same order in every version of NumPy; permutation() promises no such thing.

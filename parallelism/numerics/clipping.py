@@ -57,8 +57,8 @@ class GradientClip(ExposedTime):
         self.own_blocks = numbers(chain(*own))
         self.blocks = torch.zeros(sum(lengths), dtype=torch.float64, device=device)
         self.join = shard.plan("all_reduce", self.blocks) if shard else None
-        counted, slots, count = counted_once(mesh.comm, keys(params, mesh, tied))
-        self.counted, self.slots = numbers(counted), numbers(slots)
+        indices, slots, count = counted_once(mesh.comm, keys(params, mesh, tied))
+        self.counted, self.slots = numbers(indices), numbers(slots)
         self.sums = torch.zeros(max(1, count), dtype=torch.float64, device=device)
         self.add_up = mesh.comm.plan("all_reduce", self.sums)
 

@@ -64,8 +64,8 @@ class Dropout(nn.Module):
         return AttentionDropout(mix(self.of_samples(q.shape[0], q.device)[:, None], heads), self.p)
 
     def positions(self, length: int, device: torch.device) -> Tensor:
-        held = self.place.positions
-        return torch.arange(length, device=device) if held is None else held.to(device)
+        positions = self.place.positions
+        return torch.arange(length, device=device) if positions is None else positions.to(device)
 
     def of_samples(self, batch: int, device: torch.device) -> Tensor:
         samples = torch.arange(batch) if self.place.samples is None else self.place.samples
@@ -123,9 +123,9 @@ class Drop(NamedTuple):
             flat = [tensor.detach().reshape(-1, x.shape[-1]).numpy() for tensor in (x, out)]
             pointwise_kernels.drop(flat[0], *self.numbers(flat[0].dtype.type), flat[1])
             return out
-        kept = short_hash(self.rows, self.columns) ^ -(1 << 31) >= self.least - (1 << 31)  # as if without a sign
+        mask = short_hash(self.rows, self.columns) ^ -(1 << 31) >= self.least - (1 << 31)  # as if without a sign
         wide = torch.promote_types(x.dtype, torch.float32)
-        return (x * (kept.to(wide) * (1 / (1 - self.p)))).to(x.dtype)
+        return (x * (mask.to(wide) * (1 / (1 - self.p)))).to(x.dtype)
 
     @property
     def least(self) -> int:

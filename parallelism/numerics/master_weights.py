@@ -65,7 +65,7 @@ class MasterWeights:
     @torch.no_grad()
     def take_gradients(self, factor: Tensor | None = None) -> None:
         """Give the pieces their gradients, times a factor if there is one."""
-        narrow, widened, given = [], [], []
+        narrow, widened, gradients = [], [], []
         for name, piece in self.pieces.items():
             gradient = gradient_of(self.params[name])
             assert gradient is not None
@@ -74,11 +74,11 @@ class MasterWeights:
                 gradient = torch.empty_like(piece)
                 widened.append(gradient)
             piece.grad = gradient
-            given.append(gradient)
+            gradients.append(gradient)
         if widened:
             torch._foreach_copy_(widened, narrow)  # on a GPU many tensors by one kernel
-        if given and factor is not None:
-            scale_all(given, factor)
+        if gradients and factor is not None:
+            scale_all(gradients, factor)
 
     @torch.no_grad()
     def give_parameters(self) -> None:

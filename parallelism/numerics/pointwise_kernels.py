@@ -83,9 +83,9 @@ def softmax(s, rows, columns, least, scale, slope, num_causal, log):
             s[i, j] = e
             total += e
         log[i] = highest + np.log(total)
-        kept = scale / total
+        factor = scale / total
         for j in range(end):
-            s[i, j] *= kept if stays(row, columns[j], bound) else F(0)
+            s[i, j] *= factor if stays(row, columns[j], bound) else F(0)
         s[i, end:] = 0
 
 
@@ -103,9 +103,9 @@ def softmax_backward(s, d, rows, columns, least, scale, slope, num_causal, log, 
         for j in range(end):
             x = s[i, j] * slope - subtracted
             p = exp(F(0) if x > F(0) else x)
-            kept = scale if stays(row, columns[j], bound) else F(0)
-            s[i, j] = p * kept
-            d[i, j] = p * (d[i, j] * kept - mean) * slope
+            factor = scale if stays(row, columns[j], bound) else F(0)
+            s[i, j] = p * factor
+            d[i, j] = p * (d[i, j] * factor - mean) * slope
         s[i, end:] = 0
         d[i, end:] = 0
 

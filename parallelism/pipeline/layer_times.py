@@ -38,16 +38,16 @@ def measure(
     """
     gradients = {p: p.grad for p in model.parameters()}
     model.zero_grad(set_to_none=True)
-    x, found = None, []
+    x, times = None, []
     for layer in layers:
         stage = Stage(layer, prepare, splits=True)
         runs = [passes(stage, x, batch) for _ in range(repeats)]
-        found.append(LayerTimes(*map(min, zip(*runs, strict=True))))
+        times.append(LayerTimes(*map(min, zip(*runs, strict=True))))
         with torch.no_grad():
             x = stage.forward(0, x, batch)
     for p, gradient in gradients.items():
         p.grad = gradient
-    return found
+    return times
 
 
 def agreed(times: Sequence[LayerTimes], comm: Communicator) -> list[LayerTimes]:

@@ -77,8 +77,8 @@ def cut(
     called before each forward pass.  With `splits`, backward passes may be done in two parts; `appeared` is called with
     each parameter whose gradient was put off, once it is computed.
     """
-    kept = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
-    for name in (name for layer in layers for name in layer.modules if name not in kept):
+    own_names = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
+    for name in (name for layer in layers for name in layer.modules if name not in own_names):
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, Absent(name))
     return {
@@ -117,8 +117,8 @@ class Stage:
 
     def puts_off(self, micro_batch: int, parameter: Tensor) -> bool:
         """Return whether a part of a parameter's gradient is deferred to `backward_weights`."""
-        kept = self._alive.get(micro_batch)
-        return kept is not None and kept.later is not None and kept.later.puts_off(parameter)
+        saved = self._alive.get(micro_batch)
+        return saved is not None and saved.later is not None and saved.later.puts_off(parameter)
 
     @property
     def num_alive(self) -> int:
@@ -148,10 +148,10 @@ class Stage:
 
     def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
         """Run the backward pass, but defer the gradients of linear layers' weights to `backward_weights`."""
-        kept = self._alive[micro_batch]
-        assert kept.later, "the stage was cut without splits=True"
-        self._alive[micro_batch] = SavedForBackward(None, None, kept.later)
-        return backward(kept, gradient)
+        saved = self._alive[micro_batch]
+        assert saved.later, "the stage was cut without splits=True"
+        self._alive[micro_batch] = SavedForBackward(None, None, saved.later)
+        return backward(saved, gradient)
 
     def backward_weights(self, micro_batch: int) -> None:
         later = self._alive.pop(micro_batch).later

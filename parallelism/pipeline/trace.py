@@ -57,11 +57,11 @@ def gather(comm: Communicator, spans: Sequence[Span]) -> list[Span]:
     texts = comm.all_gather_object(json.dumps(spans))
     if comm.rank:
         return []
-    known = [[Span(*span) for span in json.loads(text)] for text in texts]
-    begin_s = min((span.begin_s - ahead for own, ahead in zip(known, ahead_s, strict=True) for span in own), default=0)
+    lanes = [[Span(*span) for span in json.loads(text)] for text in texts]
+    begin_s = min((span.begin_s - ahead for own, ahead in zip(lanes, ahead_s, strict=True) for span in own), default=0)
     return [
         span._replace(begin_s=span.begin_s - ahead - begin_s, end_s=span.end_s - ahead - begin_s)
-        for own, ahead in zip(known, ahead_s, strict=True)
+        for own, ahead in zip(lanes, ahead_s, strict=True)
         for span in own
     ]
 
@@ -105,22 +105,22 @@ class CompletedAction(NamedTuple):
 def done(spans: Sequence[Span]) -> dict[Action, CompletedAction]:
     """Return the actions of a step, by the results that others need."""
     ranked = sorted((span for span in spans if action_of(span)), key=lambda span: (span.rank, span.begin_s))
-    known = {}
+    index = {}
     for before, span in pairwise([None, *ranked]):
         assert span
         action = action_of(span)
         assert action
-        known[result(action)] = CompletedAction(action, span, before if before and before.rank == span.rank else None)
-    return known
+        index[result(action)] = CompletedAction(action, span, before if before and before.rank == span.rank else None)
+    return index
 
 
 def messages(spans: Sequence[Span]) -> Iterator[tuple[CompletedAction, CompletedAction]]:
     """Yield each message between ranks as the action that sends and the one that needs it."""
-    known = done(spans)
-    num_stages = 1 + max((action.stage for action in known), default=-1)
-    for reader in known.values():
+    index = done(spans)
+    num_stages = 1 + max((action.stage for action in index), default=-1)
+    for reader in index.values():
         for need in needs(reader.action, num_stages):
-            maker = known.get(need)
+            maker = index.get(need)
             if maker and maker.span.rank != reader.span.rank:
                 yield maker, reader
 
@@ -130,11 +130,11 @@ def measured(spans: Sequence[Span]) -> Costs:
 
     Of messages those count that were waited for.  Where all backward passes are whole, all is in `inputs`.
     """
-    known = done(spans).values()
-    stages = range(1 + max((each.action.stage for each in known), default=-1))
+    actions = done(spans).values()
+    stages = range(1 + max((each.action.stage for each in actions), default=-1))
 
     def typical(stage: int, kind: str) -> float:
-        times = [length(each.span) for each in known if each.action.stage == stage and each.action.kind == kind]
+        times = [length(each.span) for each in actions if each.action.stage == stage and each.action.kind == kind]
         return median(times) if times else 0.0
 
     travels: dict[int, list[float]] = {pair: [] for pair in stages[:-1]}

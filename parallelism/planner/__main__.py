@@ -19,11 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         what = parse_request(arguments, __doc__)
         print("\n".join(what.words), flush=True)
-        found = search(what.job, what.machine, what.fixed, what.number)
-        if not found.best:
-            raise ValueError(nothing(found, what.machine))
-        print("\n".join(report(what.job, what.machine, found)))
-        print(what.command, command(found.best[0].layout, what.written))
+        result = search(what.job, what.machine, what.fixed, what.number)
+        if not result.best:
+            raise ValueError(nothing(result, what.machine))
+        print("\n".join(report(what.job, what.machine, result)))
+        print(what.command, command(result.best[0].layout, what.written))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -75,23 +75,23 @@ def norm_params(model: ModelConfig) -> int:
 def stage_params(model: ModelConfig, tp: int, ep: int, layers: range) -> int:
     """Count the parameters of some layers; the first has the embeddings, the last the norm and the head."""
     first, last = layers.start == 0, layers.stop == model.n_layer
-    found = len(layers) * block_params(model, tp, ep)
-    found += embedding_params(model, tp) * first + norm_params(model) * last
-    return found + vocabulary_params(model, tp) * (last and not (first and model.tied))
+    count = len(layers) * block_params(model, tp, ep)
+    count += embedding_params(model, tp) * first + norm_params(model) * last
+    return count + vocabulary_params(model, tp) * (last and not (first and model.tied))
 
 
 def layer_params(model: ModelConfig, tp: int, ep: int, layers: range) -> int:
     """Count the parameters of the largest of some layers: a block, embeddings with a block, or norm and head."""
-    found = block_params(model, tp, ep) + embedding_params(model, tp) * (layers.start == 0)
-    return max(found, (norm_params(model) + vocabulary_params(model, tp)) * (layers.stop == model.n_layer))
+    count = block_params(model, tp, ep) + embedding_params(model, tp) * (layers.start == 0)
+    return max(count, (norm_params(model) + vocabulary_params(model, tp)) * (layers.stop == model.n_layer))
 
 
 def rank_params(model: ModelConfig, tp: int, ep: int, stages: list[range]) -> int:
     """Count the parameters of a rank's stages."""
-    found = sum(stage_params(model, tp, ep, layers) for layers in stages)
+    count = sum(stage_params(model, tp, ep, layers) for layers in stages)
     ends = [layers.start == 0 for layers in stages], [layers.stop == model.n_layer for layers in stages]
     has_both = any(ends[0]) and any(ends[1]) and len(stages) > 1 and model.tied
-    return found - vocabulary_params(model, tp) * has_both
+    return count - vocabulary_params(model, tp) * has_both
 
 
 class SavedElements(NamedTuple):

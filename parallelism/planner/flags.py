@@ -127,17 +127,17 @@ class PlanRequest(NamedTuple):
 def parse_request(arguments: Sequence[str] | None, description: str | None) -> PlanRequest:
     """Parse the request; raise ValueError for inconsistent flags, with the remedy."""
     flags = parser(description).parse_args(arguments)
-    settings, fixed, given, written = settings_of(flags)
+    settings, fixed, flag_values, file_names = settings_of(flags)
     nodes, network, links = place(flags)
     job = job_of(settings, sum(map(len, nodes)))
     machine, ranks = machine_of(flags, job, nodes, network)
     words = [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks]
-    if others := [name for name in written if not hasattr(settings, name)]:
+    if others := [name for name in file_names if not hasattr(settings, name)]:
         words.append(f"{flags.config}: {', '.join(others)} do not affect the plan")
     own = {"config": flags.config} if flags.config else {}
-    own |= {name: value for name, value in given.items() if name not in (*ParallelLayout._fields, "vocab_size")}
+    own |= {name: value for name, value in flag_values.items() if name not in (*ParallelLayout._fields, "vocab_size")}
     train = ["mpirun", "-n", str(machine.world_size), "python -m training", *(as_flag(*each) for each in own.items())]
-    return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), written)
+    return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), file_names)
 
 
 def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], dict[str, Any], list[str]]:
@@ -146,19 +146,19 @@ def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], di
     A micro_batch_size in the file, which train.py needs, makes the samples of a step; layouts may have another.
     """
     hints = get_type_hints(Settings)
-    given = {name: getattr(flags, name) for name in hints if hasattr(flags, name)}
-    written = from_toml(flags.config, Settings, strict=False) if flags.config else {}
-    known = {name: value for name, value in written.items() if name in hints}
-    settings = Settings(**{**known, **given})
-    asked_for = {*known, *given} - {"num_micro_batches"} - ({"micro_batch_size"} - {*given})
+    flag_values = {name: getattr(flags, name) for name in hints if hasattr(flags, name)}
+    file_values = from_toml(flags.config, Settings, strict=False) if flags.config else {}
+    file_settings = {name: value for name, value in file_values.items() if name in hints}
+    settings = Settings(**{**file_settings, **flag_values})
+    asked_for = {*file_settings, *flag_values} - {"num_micro_batches"} - ({"micro_batch_size"} - {*flag_values})
     fixed = {name: getattr(settings, name) for name in ParallelLayout._fields if name in asked_for}
-    return settings, fixed, given, list(written)
+    return settings, fixed, flag_values, list(file_values)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    made = Parser("python -m parallelism.planner", description, allow_abbrev=False)
-    made.add_argument("--config", type=config_file, help=f"{config_help()}; flags override it")
-    add = made.add_argument
+    command = Parser("python -m parallelism.planner", description, allow_abbrev=False)
+    command.add_argument("--config", type=config_file, help=f"{config_help()}; flags override it")
+    add = command.add_argument
     add("--number", type=Range(1, 1000).whole, default=5, help="number of best meshes to show (default: 5)")
     fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
     add("--hosts", type=RANKS.whole, help="number of nodes; by default 1, or the measured ones")
@@ -199,11 +199,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         help=f"fraction of memory to spare for what is not counted (default: {SPARE})",
     )
     add("--measure", action="store_true", help="measure this machine's matrix products and free memory")
-    add_network_flags(made)
+    add_network_flags(command)
     hints = get_type_hints(Settings)
     for each in fields(Settings):
-        add_flag(made, each, hints[each.name])
-    return made
+        add_flag(command, each, hints[each.name])
+    return command
 
 
 def job_of(settings: Settings, world_size: int) -> TrainingJob:
@@ -242,9 +242,9 @@ def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, networ
     least_s = least_s if flags.least_pass is None else flags.least_pass * 1e-6
     if peak is None or memory is None:
         raise ValueError(f"--fabric {flags.fabric} has no device: pass --tflops and --memory, or --measure")
-    rate, held = peak * efficiency, memory * (1 - flags.spare)
+    rate, usable = peak * efficiency, memory * (1 - flags.spare)
     words = (
         f"a rank: {rate / 1e12:.4g} TFLOP/s, {efficiency:g} of {peak / 1e12:.4g}; "
-        f"{in_bytes(held)}, as {flags.spare:g} of {in_bytes(memory)} is spared"
+        f"{in_bytes(usable)}, as {flags.spare:g} of {in_bytes(memory)} is spared"
     )
-    return Machine(nodes, network, rate, held, least_s), words
+    return Machine(nodes, network, rate, usable, least_s), words

@@ -43,10 +43,10 @@ class ParallelLayout(NamedTuple):
 
     def __str__(self) -> str:
         """Format the layout as train.py's flags, without those that have no effect."""
-        said = {name: value for name, value in self._asdict().items() if value != getattr(PLAIN, name)}
+        flags = {name: value for name, value in self._asdict().items() if value != getattr(PLAIN, name)}
         if self.pp > 1:
-            said["schedule"] = self.schedule
-        words = [f"{name}" if value is True else f"{name} {value}" for name, value in said.items()]
+            flags["schedule"] = self.schedule
+        words = [f"{name}" if value is True else f"{name} {value}" for name, value in flags.items()]
         return " ".join(words) or "one rank"
 
 
@@ -104,8 +104,8 @@ def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -
     def open_to(name: str, values: Any) -> Any:
         return (fixed[name],) if name in fixed else values
 
-    chosen = open_to("sequence_parallel", sequences), open_to("recompute", RECOMPUTE)
-    for sequence, recompute, size in product(*chosen, open_to("micro_batch_size", sizes)):
+    choices = open_to("sequence_parallel", sequences), open_to("recompute", RECOMPUTE)
+    for sequence, recompute, size in product(*choices, open_to("micro_batch_size", sizes)):
         for schedule, virtual_stages in schedules(job.model, mesh.pp, fixed):
             yield mesh._replace(
                 sequence_parallel=sequence,

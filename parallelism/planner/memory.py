@@ -80,9 +80,9 @@ def stages_of(job: TrainingJob, schedule: str, pp: int, virtual_stages: int) -> 
 
 
 def outline(schedule: str, pp: int, virtual_stages: int) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    made = registry.make(schedule, pp, 1, virtual_stages)
-    splits = any(action.kind == WEIGHTS for order in made.orders for action in order)
-    return tuple(made.stages(rank) for rank in range(pp)), splits
+    instance = registry.make(schedule, pp, 1, virtual_stages)
+    splits = any(action.kind == WEIGHTS for order in instance.orders for action in order)
+    return tuple(instance.stages(rank) for rank in range(pp)), splits
 
 
 def steady(pp: int, num_micro_batches: int) -> tuple[int, int]:
@@ -122,20 +122,20 @@ def peaks(order: Order) -> Alive:
     ((2, 0), (1, 1))
     """
     now = dict.fromkeys(sorted({action.stage for action in order}), 0)
-    found: set[tuple[int, ...]] = set()
+    moments: set[tuple[int, ...]] = set()
     for action in order:
         now[action.stage] += action.kind == FORWARD
-        found.add(tuple(now.values()))
+        moments.add(tuple(now.values()))
         now[action.stage] -= action.kind in (BACKWARD, WEIGHTS)
-    return tuple(sorted(highest(found), reverse=True))
+    return tuple(sorted(highest(moments), reverse=True))
 
 
 def highest(moments: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    kept: list[tuple[int, ...]] = []
+    maxima: list[tuple[int, ...]] = []
     for moment in sorted(moments, reverse=True):
-        if not any(all(a >= b for a, b in zip(other, moment, strict=True)) for other in kept):
-            kept.append(moment)
-    return kept
+        if not any(all(a >= b for a, b in zip(other, moment, strict=True)) for other in maxima):
+            maxima.append(moment)
+    return maxima
 
 
 def rank_params(job: TrainingJob, layout: ParallelLayout) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
     cut, precision = stages(job, layout), precision_of(job)
     block = counts.block_kept(job, layout).nbytes(precision)
     head = counts.head_kept(job, layout).nbytes(precision)
-    kept = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
+    stage_bytes = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
     moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
     in_block, in_head = working(job, layout)
     matrices = rank_matrices(job, layout)
@@ -185,7 +185,7 @@ def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
             counts.state_elements(job.optimizer, params, matrices[rank]),
             matrices[rank],
             max(counts.layer_params(job.model, layout.tp, layout.ep, cut.layers[stage]) for stage in own),
-            max(sum(n * kept[stage] for n, stage in zip(moment, own, strict=True)) for moment in moments[rank]),
+            max(sum(n * stage_bytes[stage] for n, stage in zip(moment, own, strict=True)) for moment in moments[rank]),
             max(in_block, in_head) if len(cut.layers) - 1 in own else in_block,
         )
         for rank, (own, params) in enumerate(zip(cut.of_rank, rank_params(job, layout), strict=True))
@@ -250,11 +250,11 @@ def memory(job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], o
     def optimizer(shard: ModelShard) -> float:
         return (shard.params * precision.master + shard.states * precision.state) / number
 
-    def held(shard: ModelShard) -> float:
-        kept = shard.params * (parameter + gradient) + optimizer(shard)
-        return kept + shard.layer * in_layer + shard.activations + shard.working
+    def rank_bytes(shard: ModelShard) -> float:
+        states = shard.params * (parameter + gradient) + optimizer(shard)
+        return states + shard.layer * in_layer + shard.activations + shard.working
 
-    most = max(shards, key=held)
+    most = max(shards, key=rank_bytes)
     return Memory(
         most.params * parameter,
         most.params * gradient,

@@ -68,24 +68,24 @@ def empty() -> np.ndarray:
 
 def block(setting: PassContext) -> np.ndarray:
     """Return the costs of one block."""
-    made, model = empty(), setting.job.model
+    costs, model = empty(), setting.job.model
     matrices, attention = setting.compute_s(matrix_flops(model)), setting.compute_s(attention_flops(model))
     seconds = matrices + attention, matrices + 2 * attention, matrices
-    made[:, COMPUTE] = np.maximum(seconds, setting.least_pass_s)
+    costs[:, COMPUTE] = np.maximum(seconds, setting.least_pass_s)
     width, kv_width = counts.widths(model)
     columns = width + 2 * kv_width, counts.mlp_inputs(model)
-    made[FORWARD, TP] = 2 * (setting.gather_s() + setting.sum_s())
-    made[INPUTS, TP] = sum(column_backward_s(setting, outputs) + setting.gather_s() for outputs in columns)
-    made[FORWARD, SP], made[INPUTS, SP] = sequence_s(setting, attention)
+    costs[FORWARD, TP] = 2 * (setting.gather_s() + setting.sum_s())
+    costs[INPUTS, TP] = sum(column_backward_s(setting, outputs) + setting.gather_s() for outputs in columns)
+    costs[FORWARD, SP], costs[INPUTS, SP] = sequence_s(setting, attention)
     if model.num_experts:
-        made[[FORWARD, INPUTS], COMPUTE] += 2 * rows_s(setting)
-        made[[FORWARD, INPUTS], EP] = 2 * crossing_s(setting)
+        costs[[FORWARD, INPUTS], COMPUTE] += 2 * rows_s(setting)
+        costs[[FORWARD, INPUTS], EP] = 2 * crossing_s(setting)
     if setting.layout.recompute == "full":
-        made[INPUTS] += made[FORWARD]
-        made[INPUTS, TP] -= setting.sum_s()  # the last one: nothing keeps its result
+        costs[INPUTS] += costs[FORWARD]
+        costs[INPUTS, TP] -= setting.sum_s()  # the last one: nothing keeps its result
     if setting.layout.recompute == "selective":
-        made[INPUTS, COMPUTE] += setting.gelu_s()
-    return made
+        costs[INPUTS, COMPUTE] += setting.gelu_s()
+    return costs
 
 
 def column_backward_s(setting: PassContext, outputs: int) -> float:
@@ -136,25 +136,25 @@ def crossing_s(setting: PassContext) -> float:
 
 def head(setting: PassContext) -> np.ndarray:
     """Return the costs of the head and the loss, in addition to the last block."""
-    made, model, tp = empty(), setting.job.model, setting.place.tp
-    made[:, COMPUTE] = setting.compute_s(head_flops(model))
+    costs, model, tp = empty(), setting.job.model, setting.place.tp
+    costs[:, COMPUTE] = setting.compute_s(head_flops(model))
     loss_s = sum(tp.seconds("all_reduce", rows * setting.tokens * 4) for rows in (1, 3))
-    made[FORWARD, TP] = setting.gather_s() + loss_s
-    made[INPUTS, TP] = column_backward_s(setting, model.vocab_size) if setting.layout.tp > 1 else 0.0
-    return made
+    costs[FORWARD, TP] = setting.gather_s() + loss_s
+    costs[INPUTS, TP] = column_backward_s(setting, model.vocab_size) if setting.layout.tp > 1 else 0.0
+    return costs
 
 
 def embedding(setting: PassContext) -> np.ndarray:
     """Return the costs of the embeddings, in addition to the first block."""
-    made = empty()
-    made[FORWARD, TP], made[INPUTS, TP] = setting.sum_s(), setting.gather_s()
-    return made
+    costs = empty()
+    costs[FORWARD, TP], costs[INPUTS, TP] = setting.sum_s(), setting.gather_s()
+    return costs
 
 
 def of_stages(setting: PassContext) -> np.ndarray:
     """Return the costs of each stage.  Shapes: (stages, kinds, parts)."""
     layers = stages(setting.job, setting.layout).layers
-    made = np.array([len(part) for part in layers])[:, None, None] * block(setting)
-    made[0] += embedding(setting)
-    made[-1] += head(setting)
-    return made
+    costs = np.array([len(part) for part in layers])[:, None, None] * block(setting)
+    costs[0] += embedding(setting)
+    costs[-1] += head(setting)
+    return costs

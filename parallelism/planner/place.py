@@ -175,8 +175,8 @@ class RankPlacement:
 
         Nodes with unlike numbers of them can't be groups.
         """
-        found = {"all": (self.replicas, AxisGroup(((0,),), self.network))}
-        return found | ({"node": self.replicas.levels} if self.replicas.is_even else {})
+        groups = {"all": (self.replicas, AxisGroup(((0,),), self.network))}
+        return groups | ({"node": self.replicas.levels} if self.replicas.is_even else {})
 
     def number(self, axis: str) -> int:
         return list(self.mesh.disjoint).index(axis)

@@ -31,9 +31,9 @@ def best_layout(
 
     Raises: InputError on every rank where none fits, and where the model can't be divided.
     """
-    found = machine(comm, job, device)
+    hardware = machine(comm, job, device)
     with comm.agreed("best_layout"):
-        planned = best(job, found, fixed) if comm.rank == 0 else None
+        planned = best(job, hardware, fixed) if comm.rank == 0 else None
     return comm.broadcast_object(planned)
 
 
@@ -72,10 +72,10 @@ def seconds(act: Callable[[], object], device: str) -> float:
     """Return the mean seconds per call, over at least LEAST_S."""
     act()
     number, begin = 0, now(device)
-    while (taken := now(device) - begin) < LEAST_S:
+    while (elapsed_s := now(device) - begin) < LEAST_S:
         act()
         number += 1
-    return taken / number
+    return elapsed_s / number
 
 
 def now(device: str) -> float:

@@ -66,8 +66,8 @@ def slower(planned: PlannedLayout, first: PlannedLayout) -> str:
 def missed(machine: Machine, result: SearchResult) -> Iterator[str]:
     if result.nearest:
         yield f"of those that don't fit into {in_bytes(machine.memory_bytes)}, the nearest:"
-    for layout, held in result.nearest:
-        yield f"  {layout}: {held}"
+    for layout, memory in result.nearest:
+        yield f"  {layout}: {memory}"
     if result.undivided:
         yield f"{result.undivided.total()} meshes can't be:"
     for why, number in result.undivided.most_common(REASONS):
@@ -79,11 +79,11 @@ def named(layout: ParallelLayout) -> str:
     return f"dp {layout.dp} pp {layout.pp} sp {layout.sp} tp {layout.tp}{experts}"
 
 
-def command(layout: ParallelLayout, written: Container[str] = ()) -> str:
-    """Return a layout as train.py's flags; defaults appear only where a file has `written` other values."""
+def command(layout: ParallelLayout, file_names: Container[str] = ()) -> str:
+    """Return a layout as train.py's flags; defaults appear only for `file_names`, the settings of a file."""
     words = []
     for name, value in layout._asdict().items():
-        if name not in written and (
+        if name not in file_names and (
             value is False
             or (name == "ep" and value == 1)
             or (name in ("schedule", "virtual_stages") and layout.pp == 1)

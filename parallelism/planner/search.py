@@ -72,9 +72,9 @@ def search(
         place = RankPlacement(mesh, machine.node_of, machine.network, job.head_ranks(mesh.sp))
         for layout in layouts:
             setting = PassContext(job, layout, place, machine.flops_per_s, machine.least_pass_s)
-            held = [*variants(setting, fixed)]
-            fits = [pair for pair in held if pair[1].total <= machine.memory_bytes]
-            misses = [pair for pair in held if pair[1].total > machine.memory_bytes]
+            pairs = [*variants(setting, fixed)]
+            fits = [pair for pair in pairs if pair[1].total <= machine.memory_bytes]
+            misses = [pair for pair in pairs if pair[1].total > machine.memory_bytes]
             fitting, too_large = fitting + len(fits), too_large + len(misses)
             nearest = nsmallest(NEAREST, [*nearest, *misses], key=lambda pair: pair[1].total)
             if fits:
@@ -88,22 +88,22 @@ def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) ->
     if why := refused_mesh(job, mesh):
         return why, []
     every = [(refusal(job, layout), layout) for layout in families(job, mesh, fixed)]
-    found = [layout for why, layout in every if not why]
+    layouts = [layout for why, layout in every if not why]
     reasons = [why for why, _ in every] or ["schedule and virtual_stages are incompatible"]
-    return "" if found else reasons[0], found
+    return "" if layouts else reasons[0], layouts
 
 
 def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[ParallelLayout, Memory]]:
     """Yield a layout with each ZeRO variant, and the memory that ranks need."""
     job, layout, owners = setting.job, setting.layout, setting.place.owners
-    held, replicas = model_shards(job, layout), owners["all"][0].size
+    shards, replicas = model_shards(job, layout), owners["all"][0].size
     stages = [fixed["zero_stage"]] if "zero_stage" in fixed else range(4 if replicas > 1 else 1)
     groups = [group for group in owners if fixed.get("zero_group", group) == group]
     for stage, group in product(stages, groups):
         number = owners[group][0].size
         if group == fixed.get("zero_group", "all") or (stage and 1 < number < replicas):
             full = layout._replace(zero_stage=stage, zero_group=group)
-            yield full, memory(job, full, held, number)
+            yield full, memory(job, full, shards, number)
 
 
 def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
@@ -114,13 +114,13 @@ def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
         if family.least_s > limit_s:
             break
         mesh = mesh_of(family.setting.layout)
-        for layout, held in family.fitting:
-            known = best.get(mesh)
+        for layout, rank_memory in family.fitting:
+            incumbent = best.get(mesh)
             step = StepModel(family.setting._replace(layout=layout), family.costs)
-            if step.least_s() > min(limit_s, known.time.total * (1 + TIE) if known else math.inf):
+            if step.least_s() > min(limit_s, incumbent.time.total * (1 + TIE) if incumbent else math.inf):
                 continue
-            planned = PlannedLayout(layout, held, step.time())
-            best[mesh] = min(known or planned, planned, key=lambda planned: planned.key)
+            planned = PlannedLayout(layout, rank_memory, step.time())
+            best[mesh] = min(incumbent or planned, planned, key=lambda planned: planned.key)
         if len(best) >= number:
             limit_s = sorted(planned.time.total for planned in best.values())[number - 1] * (1 + TIE)
     return sorted(best.values(), key=lambda planned: planned.key)[:number]
@@ -131,10 +131,10 @@ def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_
 
     Raises: ValueError where none fits, with those that miss by least, and where the model can't be divided.
     """
-    found = search(job, machine, fixed)
-    if not found.best:
-        raise ValueError(nothing(found, machine))
-    return found.best[0]
+    result = search(job, machine, fixed)
+    if not result.best:
+        raise ValueError(nothing(result, machine))
+    return result.best[0]
 
 
 def nothing(result: SearchResult, machine: Machine) -> str:
@@ -143,8 +143,8 @@ def nothing(result: SearchResult, machine: Machine) -> str:
         why, number = result.undivided.most_common(1)[0] if result.undivided else ("none has the requested values", 0)
         others = f", and {result.undivided.total() - number} others" if result.undivided.total() > number else ""
         return f"no layout of {machine.world_size} ranks: {why}{others}"
-    layout, held = result.nearest[0]
+    layout, rank_memory = result.nearest[0]
     return (
         f"none of {result.too_large} layouts of {machine.world_size} ranks fits into {in_bytes(machine.memory_bytes)} "
-        f"a rank; the nearest, {layout}, takes {held}: use more ranks, or a smaller model or batch"
+        f"a rank; the nearest, {layout}, takes {rank_memory}: use more ranks, or a smaller model or batch"
     )

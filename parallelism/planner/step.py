@@ -119,14 +119,14 @@ class StepModel:
         more_s = (
             rounds and played(layout.schedule, layout.pp, few + layout.pp, layout.virtual_stages, costs)[0] - first_s
         )
-        shown = 0.0
+        exposed_s = 0.0
         if self.reduces_at_end:
             for own in self.cut.of_rank:
                 layers = [self.cut.layers[stage] for stage in own]
                 params = [counts.stage_params(model, layout.tp, layout.ep, part) for part in layers]
                 ready = sorted(zip([ends[stage] for stage in own], params, strict=True))
-                shown = max(shown, one_by_one_s(ready, self.replicas.reduce_s) - first_s)
-        return first_s + rounds * more_s, shown
+                exposed_s = max(exposed_s, one_by_one_s(ready, self.replicas.reduce_s) - first_s)
+        return first_s + rounds * more_s, exposed_s
 
 
 class NumberedSchedule(NamedTuple):
@@ -139,12 +139,11 @@ class NumberedSchedule(NamedTuple):
 
 @lru_cache(maxsize=256)
 def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> NumberedSchedule:
-    made = registry.make(schedule, pp, num_micro_batches, virtual_stages)
-    number = rules(made.home, num_micro_batches, EQUAL).number
-    last = {action.stage: number(action) for order in made.orders for action in order}
-    return NumberedSchedule(
-        made.home, [list(map(number, order)) for order in made.orders], [last[s] for s in range(made.num_stages)]
-    )
+    instance = registry.make(schedule, pp, num_micro_batches, virtual_stages)
+    number = rules(instance.home, num_micro_batches, EQUAL).number
+    last = {action.stage: number(action) for order in instance.orders for action in order}
+    orders = [list(map(number, order)) for order in instance.orders]
+    return NumberedSchedule(instance.home, orders, [last[s] for s in range(instance.num_stages)])
 
 
 @lru_cache(maxsize=1 << 12)
@@ -152,10 +151,10 @@ def played(
     schedule: str, pp: int, num_micro_batches: int, virtual_stages: int, costs: Costs
 ) -> tuple[float, list[float]]:
     """Return a schedule's seconds, and when each stage's last pass ends."""
-    made = numbered(schedule, pp, num_micro_batches, virtual_stages)
-    known = rules(made.home, num_micro_batches, costs)
-    begin_s, span_s = play(made.orders, known)
-    return span_s, [begin_s[number] + known.takes_s[number] for number in made.last]
+    instance = numbered(schedule, pp, num_micro_batches, virtual_stages)
+    graph = rules(instance.home, num_micro_batches, costs)
+    begin_s, span_s = play(instance.orders, graph)
+    return span_s, [begin_s[number] + graph.takes_s[number] for number in instance.last]
 
 
 def least_s(setting: PassContext, costs: np.ndarray) -> float:

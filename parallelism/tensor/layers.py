@@ -197,8 +197,8 @@ class VocabularyCrossEntropy(nn.Module):
             return self.loss.total(logits, targets)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         flat, targets = logits.flatten(0, 1), targets.flatten()  # (batch x seq, vocab_size/tp), (batch x seq)
-        counted = targets != self.ignored
-        return CrossEntropyFunction.apply(flat, targets, counted, self.axis.ranks, self.vocab_size)
+        mask = targets != self.ignored
+        return CrossEntropyFunction.apply(flat, targets, mask, self.axis.ranks, self.vocab_size)
 
 
 class CrossEntropyFunction(torch.autograd.Function):
@@ -209,7 +209,7 @@ class CrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx, logits: Tensor, targets: Tensor, counted: Tensor, ranks: TensorCollectives, vocab_size: int
+        ctx, logits: Tensor, targets: Tensor, mask: Tensor, ranks: TensorCollectives, vocab_size: int
     ) -> Tensor:
         begin = ranks.rank * logits.shape[-1]
         num_real = min(max(vocab_size - begin, 0), logits.shape[-1])
@@ -221,12 +221,12 @@ class CrossEntropyFunction(torch.autograd.Function):
         rows, here = placed(targets, begin, logits.shape[-1])
         at_target = logits.gather(-1, rows[:, None])[:, 0] * here
         sums, at_target = ranks.all_reduce(torch.stack([exps.sum(-1), at_target]))
-        ctx.save_for_backward(exps.div_(sums[:, None]), rows, here, counted)
-        return ((sums.log() + highest - at_target) * counted).sum()
+        ctx.save_for_backward(exps.div_(sums[:, None]), rows, here, mask)
+        return ((sums.log() + highest - at_target) * mask).sum()
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
-        softmax, rows, here, counted = ctx.saved_tensors
+        softmax, rows, here, mask = ctx.saved_tensors
         d = softmax.scatter_add(-1, rows[:, None], -here.to(softmax.dtype)[:, None])
-        d *= (counted * gradient)[:, None]
+        d *= (mask * gradient)[:, None]
         return d, None, None, None, None

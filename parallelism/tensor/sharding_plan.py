@@ -233,10 +233,10 @@ def matching(model: nn.Module, pattern: str) -> list[str]:
     Raises: ValueError where there is none, with the names there are.
     """
     names = [name for name, _ in model.named_modules() if name]
-    found = [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
+    matches = [name for name in names if fnmatchcase(name, pattern)]
+    if not matches:
         raise ValueError(f"the plan names {pattern!r}, but the model has {', '.join(names)}")
-    return found
+    return matches
 
 
 def check_divisible(what: str, number: int, size: int) -> None:

@@ -141,9 +141,9 @@ class GradientShard:
         params, ranks, device, waiting = replica.params, replica.ranks, replica.device, replica.waiting
         rank = ranks.shard.rank
         places = offsets(unit.counts[rank] for unit in units)
-        kept = ReleasableBuffer(sum(unit.counts[rank] for unit in units), dtype, device)
-        self.array, self.own = kept.array, [kept.tensor[place] for place in places]
-        self.clear = kept.zero
+        buffer = ReleasableBuffer(sum(unit.counts[rank] for unit in units), dtype, device)
+        self.array, self.own = buffer.array, [buffer.tensor[place] for place in places]
+        self.clear = buffer.zero
         room = [max((sum(unit.counts) for unit in units[turn::2]), default=0) for turn in (0, 1)]
         self.working = [allocate(ranks.every, count, dtype, device) for count in room]
         self.buckets: list[ReduceBucket] = []

@@ -54,9 +54,9 @@ class Sharded(LoopModule):
 
 def check_layers(module: nn.Module, layers: Sequence[str]) -> None:
     """Raise ValueError for layers that cannot be sharded."""
-    known = [name for name, _ in module.named_modules() if name]
-    if missing := [layer for layer in layers if layer not in known]:
-        raise ValueError(f"layer {missing[0]!r} is not a module of the model: it has {', '.join(known)}")
+    names = [name for name, _ in module.named_modules() if name]
+    if missing := [layer for layer in layers if layer not in names]:
+        raise ValueError(f"layer {missing[0]!r} is not a module of the model: it has {', '.join(names)}")
     owners: dict[nn.Parameter, str] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
         inside = [layer for layer in layers if name.startswith(f"{layer}.")]

@@ -49,8 +49,8 @@ class ShardedStates(Averaging):
 
     def _plans(self, unit: FlatParam, chunk: Any) -> tuple[Plan, Plan | None]:
         """Bind the reduction of a unit to its owners' chunks, and that of a chunk over its replicas."""
-        given, replicate = self.arena.gradients[unit.place], self.groups(unit).replicate
-        plan = self.ranks.shard.plan("reduce_scatter", given, out=chunk, counts=unit.counts, **self.reduction)
+        gradients, replicate = self.arena.gradients[unit.place], self.groups(unit).replicate
+        plan = self.ranks.shard.plan("reduce_scatter", gradients, out=chunk, counts=unit.counts, **self.reduction)
         return plan, replicate.plan("all_reduce", chunk, **self.reduction) if replicate else None
 
     def before(self, action: Action, following: Action | None) -> None:

@@ -121,12 +121,12 @@ class FlatParam(NamedTuple):
         >>> FlatParam.of({"a": slice(0, 20), "b": slice(32, 50)}, line=16, size=2).cut(1)
         {'b': (slice(0, 18, None), slice(0, 18, None))}
         """
-        chunk, found = self.chunks[rank], {}
+        chunk, shards = self.chunks[rank], {}
         for name, place in self.slices.items():
             start, stop = max(place.start, chunk.start), min(place.stop, chunk.stop)
             if start < stop:
-                found[name] = shifted(start, stop, place.start), shifted(start, stop, chunk.start)
-        return found
+                shards[name] = shifted(start, stop, place.start), shifted(start, stop, chunk.start)
+        return shards
 
 
 def between_blocks(place: int, slices: Iterable[slice], line: int) -> int:

@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> Parser:
-    made = Parser("python -m parallelism.pipeline.schedule", __doc__)
-    acts = made.add_subparsers(required=True, metavar="draw | search | check")
+    command = Parser("python -m parallelism.pipeline.schedule", __doc__)
+    acts = command.add_subparsers(required=True, metavar="draw | search | check")
     draws = acts.add_parser("draw", help="draw a schedule, with its bubble and live activations")
     draws.add_argument(
         "--schedule", metavar="NAME", help=f"name of the schedule: {', '.join(registry.names())} (default: 1f1b)"
@@ -60,7 +60,7 @@ def parser() -> Parser:
         add_common_flags(each)
     for each, act in ((draws, draw), (searches, find), (checks, check)):
         each.set_defaults(act=act)
-    return made
+    return command
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
@@ -147,9 +147,9 @@ def find(flags: argparse.Namespace) -> None:
 
 def check(flags: argparse.Namespace) -> None:
     for path in flags.files:
-        made = files.read(path)
-        counts = f"{made.num_ranks} ranks, {made.num_stages} stages, {made.num_micro_batches} micro-batches"
-        print(f"{path} holds: {counts}, live activations at most {picture.alive(made.peaks)}")
+        schedule = files.read(path)
+        counts = f"{schedule.num_ranks} ranks, {schedule.num_stages} stages, {schedule.num_micro_batches} micro-batches"
+        print(f"{path} holds: {counts}, live activations at most {picture.alive(schedule.peaks)}")
 
 
 if __name__ == "__main__":

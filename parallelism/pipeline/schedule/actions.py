@@ -37,12 +37,12 @@ def parse(word: str) -> Action:
     >>> parse("2F0")
     Action(stage=2, kind='F', micro_batch=0)
     """
-    found = re.fullmatch(f"([0-9]+)([{KINDS}])([0-9]+)", word)
-    if not found:
+    match = re.fullmatch(f"([0-9]+)([{KINDS}])([0-9]+)", word)
+    if not match:
         raise ValueError(
             f"{word!r} is not an action: write stage, kind ({', '.join(KINDS)}) and micro-batch, as in 2F0"
         )
-    stage, kind, micro_batch = found.groups()
+    stage, kind, micro_batch = match.groups()
     return Action(int(stage), kind, int(micro_batch))
 
 

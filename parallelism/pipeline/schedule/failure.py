@@ -58,14 +58,14 @@ def table(lanes: Sequence[Mapping[int, str]], steps: range) -> str:
 def in_steps(schedule: Schedule) -> list[list[int]]:
     """Return each action's step, one action of each rank that can proceed, and the step after the last."""
     steps: list[list[int]] = [[] for _ in schedule.orders]
-    done: set[Action] = set()
+    results: set[Action] = set()
     step, is_stuck = 0, False
-    while left := [rank for rank, order in enumerate(schedule.orders) if len(steps[rank]) < len(order)]:
-        following = {rank: schedule.orders[rank][len(steps[rank])] for rank in left}
-        able = [r for r in left if is_stuck or done.issuperset(needs(following[r], schedule.num_stages))]
+    while active := [rank for rank, order in enumerate(schedule.orders) if len(steps[rank]) < len(order)]:
+        following = {rank: schedule.orders[rank][len(steps[rank])] for rank in active}
+        able = [r for r in active if is_stuck or results.issuperset(needs(following[r], schedule.num_stages))]
         for rank in able:
             steps[rank].append(step)
-        done.update(result(following[rank]) for rank in able)
+        results.update(result(following[rank]) for rank in able)
         step += bool(able)
         is_stuck = not able
     for row in steps:

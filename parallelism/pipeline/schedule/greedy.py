@@ -137,10 +137,10 @@ class Greedy:
         return soonest
 
     def has_room(self, rank: int, micro_batch: int) -> bool:
-        begun = self.num_begun[FORWARD]
-        kept = sum(begun[stage] <= self.oldest for stage in self.stages[rank])  # for the oldest micro-batch
-        kept += micro_batch != self.oldest
-        is_alive, is_under_way = self.num_alive[rank] + kept, self.num_under_way[rank] + kept
+        num_begun = self.num_begun[FORWARD]
+        reserve = sum(num_begun[stage] <= self.oldest for stage in self.stages[rank])  # for the oldest micro-batch
+        reserve += micro_batch != self.oldest
+        is_alive, is_under_way = self.num_alive[rank] + reserve, self.num_under_way[rank] + reserve
         return is_alive <= self.job.limits[rank] and is_under_way <= self.policy.caps[rank]
 
     def do(self, rank: int, action: Action, now_s: float) -> None:

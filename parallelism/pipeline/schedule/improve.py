@@ -44,14 +44,14 @@ def improve(start: TimedOrders, draws: random.Random, work: int, least_s: float)
     actions have been played, or with a schedule that takes no longer than `least_s`.
     """
     best, now_s, orders = start, start.span_s, [*start.orders]
-    job, left, size = start.job, work, sum(map(len, orders))
+    job, budget, size = start.job, work, sum(map(len, orders))
     pairs = critical(orders, play(orders, job.rules), job.rules)
-    while left > 0 and pairs and best.span_s > least_s:
+    while budget > 0 and pairs and best.span_s > least_s:
         rank, position = draws.choice(pairs)
         before, orders[rank] = orders[rank], moved(orders[rank], position, draws)
         played = played_if_legal(orders, rank, job)
-        left -= size if played else len(before)
-        if played and played.span_s <= now_s * (1 + TOLERANCE * max(0, left) / work * draws.random() ** 2):
+        budget -= size if played else len(before)
+        if played and played.span_s <= now_s * (1 + TOLERANCE * max(0, budget) / work * draws.random() ** 2):
             now_s, pairs = played.span_s, critical(orders, played, job.rules)
             if now_s < best.span_s:
                 best = TimedOrders(now_s, job, [*orders])
@@ -81,14 +81,14 @@ def played_if_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) 
 
 def is_legal(order: Sequence[int], num_micro_batches: int, limit: int) -> bool:
     """Return whether live activations respect the limit, and weights come after inputs."""
-    num_alive, begun = 0, set()
+    num_alive, earlier = 0, set()
     for action in order:
         kind = KINDS[action // num_micro_batches % len(KINDS)]
         num_alive += kind == FORWARD
-        if num_alive > limit or (kind == WEIGHTS and action - num_micro_batches not in begun):
+        if num_alive > limit or (kind == WEIGHTS and action - num_micro_batches not in earlier):
             return False
         num_alive -= kind == WEIGHTS
-        begun.add(action)
+        earlier.add(action)
     return True
 
 

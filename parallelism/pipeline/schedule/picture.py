@@ -98,12 +98,12 @@ def text(grid: ScheduleGrid, columns: int = MOST_COLUMNS, colored: bool = False)
     rank 0  F0F1....B0--F2B1--..B2--
     rank 1  ..F0B0--F1B1--F2B2--....
     """
-    known = cells(grid)
+    actions = cells(grid)
     margin = len(f"rank {grid.num_ranks - 1}  ")
-    ideal = max((len(cell.label) / length(cell.span) for cell in known if length(cell.span)), default=0.0)
+    ideal = max((len(cell.label) / length(cell.span) for cell in actions if length(cell.span)), default=0.0)
     scale = min(ideal, (columns - margin) / grid.end_s) if grid.end_s else 0.0
     lanes = [
-        f"{f'rank {rank}':{margin}}{lane([c for c in known if c.span.rank == rank], grid.end_s, scale, colored)}"
+        f"{f'rank {rank}':{margin}}{lane([c for c in actions if c.span.rank == rank], grid.end_s, scale, colored)}"
         for rank in range(grid.num_ranks)
     ]
     return "\n".join([grid.title, *lanes])
@@ -115,13 +115,13 @@ def length(span: Span) -> float:
 
 def lane(row: Iterable[DrawnAction], end_s: float, scale: float, colored: bool) -> str:
     """Return one rank's cells, with `scale` columns a second."""
-    made, at = "", 0
+    line, at = "", 0
     for cell in sorted(row, key=lambda cell: cell.span.begin_s):
         begin, end = round(cell.span.begin_s * scale), round(cell.span.end_s * scale)
         named = cell.label if len(cell.label) <= end - begin else cell.action.kind
-        made += "." * (begin - at) + paint(named[: end - begin], end - begin, cell.action, colored)
+        line += "." * (begin - at) + paint(named[: end - begin], end - begin, cell.action, colored)
         at = end
-    return made + "." * (round(end_s * scale) - at)
+    return line + "." * (round(end_s * scale) - at)
 
 
 def paint(word: str, width: int, action: Action, colored: bool) -> str:
@@ -139,39 +139,39 @@ def figure(grids: Sequence[ScheduleGrid]) -> Any:
     end, unit, scale = time_axis(max(grid.end_s for grid in grids))
     lanes = [0.4 * grid.num_ranks + 0.8 for grid in grids]
     width = inches(grids)
-    drawn = Figure(figsize=(width, min(TALLEST, sum(lanes) + 0.5)), layout="constrained")
-    every = drawn.subplots(len(grids), squeeze=False, sharex=True, height_ratios=lanes).flat
+    fig = Figure(figsize=(width, min(TALLEST, sum(lanes) + 0.5)), layout="constrained")
+    every = fig.subplots(len(grids), squeeze=False, sharex=True, height_ratios=lanes).flat
     for axes, grid in zip(every, grids, strict=True):
         axes.set(title=grid.title, ylabel="rank", xlim=(0, end), ylim=(grid.num_ranks - 0.5, -0.5))
         axes.yaxis.get_major_locator().set_params(integer=True)
         draw(axes, grid, scale, width / end)
     axes.set_xlabel(f"time ({unit})")
-    drawn.legend(*legend(drawn.axes), loc="outside lower center", ncols=6)
-    return drawn
+    fig.legend(*legend(fig.axes), loc="outside lower center", ncols=6)
+    return fig
 
 
 def inches(grids: Sequence[ScheduleGrid]) -> float:
     """Wide enough for the number of a micro-batch in most actions, within reason."""
-    known = [cell for grid in grids for cell in cells(grid)]
-    lengths = sorted(length(cell.span) for cell in known)
+    actions = [cell for grid in grids for cell in cells(grid)]
+    lengths = sorted(length(cell.span) for cell in actions)
     if not lengths or not lengths[len(lengths) // 4]:
         return NARROW
-    digits = max(len(str(cell.action.micro_batch)) for cell in known)
+    digits = max(len(str(cell.action.micro_batch)) for cell in actions)
     ideal = 1.4 * DIGIT * digits * max(grid.end_s for grid in grids) / lengths[len(lengths) // 4]
     return min(WIDEST, max(NARROW, ideal))
 
 
 def legend(every: Iterable[Any]) -> tuple[list[Any], list[str]]:
     """Return the handles and labels of several axes, each label once."""
-    known = {label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    return [*known.values()], [*known]
+    handles = {label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    return [*handles.values()], [*handles]
 
 
 def draw(axes: Any, grid: ScheduleGrid, scale: float, unit_inches: float) -> None:
     """Bars on the ranks' lanes, with the number of the micro-batch in those that are wide enough."""
-    known = sorted(cells(grid), key=lambda cell: cell.paleness)  # the legend has the first one's color
+    actions = sorted(cells(grid), key=lambda cell: cell.paleness)  # the legend has the first one's color
     for kind, label in LABELS.items():
-        some = [cell for cell in known if cell.action.kind == kind]
+        some = [cell for cell in actions if cell.action.kind == kind]
         bars(axes, [cell.span for cell in some], scale, [pale(COLORS[kind], cell.paleness) for cell in some], label)
     others = [span for span in grid.spans if not action_of(span)]
     for word in dict.fromkeys(span.what.split()[0] for span in others):
@@ -180,7 +180,7 @@ def draw(axes: Any, grid: ScheduleGrid, scale: float, unit_inches: float) -> Non
             bars(axes, some_others, scale, WAIT_COLOR, word)
         else:  # on the lane's lower edge, as it may go on at the same time as actions
             bars(axes, some_others, scale, OTHER_COLOR, word, middle=0.4, height=0.15)
-    for cell in known:
+    for cell in actions:
         number = str(cell.action.micro_batch)
         if length(cell.span) * scale * unit_inches > DIGIT * len(number):
             middle = (cell.span.begin_s + cell.span.end_s) / 2 * scale

@@ -131,19 +131,19 @@ def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Acti
     """Return the dependencies of all possible actions, with each stage on its rank."""
     num_stages = len(home)
     takes_s, message_s = costs.of_kinds(num_stages), costs.of_messages(num_stages)
-    made = ActionGraph(num_micro_batches, [], [], [], [])
+    graph = ActionGraph(num_micro_batches, [], [], [], [])
     for stage, kind in product(range(num_stages), KINDS):
         pair = stage if kind == FORWARD else stage - 1
         is_sent = 0 <= pair < num_stages - 1 and home[pair] != home[pair + 1]
-        made.takes_s.extend([takes_s[kind][stage]] * num_micro_batches)
-        made.travels_s.extend([message_s[pair] if is_sent else 0.0] * num_micro_batches)
+        graph.takes_s.extend([takes_s[kind][stage]] * num_micro_batches)
+        graph.travels_s.extend([message_s[pair] if is_sent else 0.0] * num_micro_batches)
         action = Action(stage, kind, 0)
         awaited = needs(action, num_stages) if kind != WEIGHTS else []
-        read = made.number(awaited[-1]) if awaited else None
-        made.reads.extend([None] * num_micro_batches if read is None else range(read, read + num_micro_batches))
-        written = made.number(result(action))
-        made.writes.extend(range(written, written + num_micro_batches))
-    return made
+        read = graph.number(awaited[-1]) if awaited else None
+        graph.reads.extend([None] * num_micro_batches if read is None else range(read, read + num_micro_batches))
+        write = graph.number(result(action))
+        graph.writes.extend(range(write, write + num_micro_batches))
+    return graph
 
 
 class SimulatedTimes(NamedTuple):
@@ -162,12 +162,12 @@ def play(orders: Sequence[Sequence[int]], rules: ActionGraph) -> SimulatedTimes:
     begin_s = [0.0] * len(takes_s)
     came_s: list[float | None] = [None] * len(takes_s)
     waiting: dict[int, int] = {}  # the rank that waits for a result
-    done, free_s = [0] * len(orders), [0.0] * len(orders)
+    num_done, free_s = [0] * len(orders), [0.0] * len(orders)
     ready = list(range(len(orders)))
     while ready:
         rank = ready.pop()
         now_s = free_s[rank]
-        for action in islice(orders[rank], done[rank], None):
+        for action in islice(orders[rank], num_done[rank], None):
             if (awaited := reads[action]) is not None:
                 if (come_s := came_s[awaited]) is None:
                     waiting[awaited] = rank
@@ -175,15 +175,15 @@ def play(orders: Sequence[Sequence[int]], rules: ActionGraph) -> SimulatedTimes:
                 now_s = max(now_s, come_s)
             begin_s[action] = now_s
             now_s += takes_s[action]
-            done[rank] += 1
-            given = writes[action]
-            came_s[given] = now_s + travels_s[given]
-            if given in waiting:
-                ready.append(waiting.pop(given))
+            num_done[rank] += 1
+            output = writes[action]
+            came_s[output] = now_s + travels_s[output]
+            if output in waiting:
+                ready.append(waiting.pop(output))
         free_s[rank] = now_s
     if waiting:
         stuck = ", ".join(
-            f"{rules.action(orders[rank][done[rank]])} on rank {rank}" for rank in sorted(waiting.values())
+            f"{rules.action(orders[rank][num_done[rank]])} on rank {rank}" for rank in sorted(waiting.values())
         )
         raise ValueError(f"no rank can proceed; waiting: {stuck}")
     return SimulatedTimes(begin_s, max(free_s, default=0.0))
@@ -194,11 +194,11 @@ def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
 
     Raises: ValueError for costs that make no sense, and where all ranks wait.
     """
-    known = rules(schedule.home, schedule.num_micro_batches, costs)
-    orders = [list(map(known.number, order)) for order in schedule.orders]
-    begin_s = play(orders, known).begin_s
+    graph = rules(schedule.home, schedule.num_micro_batches, costs)
+    orders = [list(map(graph.number, order)) for order in schedule.orders]
+    begin_s = play(orders, graph).begin_s
     spans = {
-        action: (begin_s[number], begin_s[number] + known.takes_s[number])
+        action: (begin_s[number], begin_s[number] + graph.takes_s[number])
         for order, numbers in zip(schedule.orders, orders, strict=True)
         for action, number in zip(order, numbers, strict=True)
     }

@@ -44,9 +44,9 @@ def search(
     jobs = [SchedulingProblem(home, num_micro_batches, costs, limits) for home in placements(num_ranks, virtual_stages)]
     least_s = (1 + LEAST_GAIN) * min(map(bound_s, jobs))
     fitting = [each for each in registered(num_ranks, num_micro_batches, virtual_stages) if keeps(each, limits)]
-    begun = (timed(replace(jobs[0], home=home_of(schedule)), schedule.orders) for schedule in fitting)
+    baselines = (timed(replace(jobs[0], home=home_of(schedule)), schedule.orders) for schedule in fitting)
     draws = random.Random(seed)
-    starts = sorted(until(least_s, chain(begun, by_policy(jobs, draws, work // 2))), key=span_s)
+    starts = sorted(until(least_s, chain(baselines, by_policy(jobs, draws, work // 2))), key=span_s)
     shares = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
     best = chosen([*fitting, finished(min(shares, key=span_s))], costs)
     prove(best)
@@ -55,9 +55,9 @@ def search(
 
 def until(least_s: float, each: Iterable[TimedOrders]) -> Iterator[TimedOrders]:
     """Yield up to the first that cannot be improved."""
-    for made in each:
-        yield made
-        if made.span_s <= least_s:
+    for orders in each:
+        yield orders
+        if orders.span_s <= least_s:
             return
 
 
@@ -170,10 +170,10 @@ def finished(best: TimedOrders) -> Schedule:
 
 def joined(order: Sequence[Action], stage: int) -> Iterator[Action]:
     """Join adjacent INPUTS and WEIGHTS actions of a stage into one backward pass."""
-    left = iter(zip(order, [*order[1:], None], strict=True))
-    for action, following in left:
+    pairs = iter(zip(order, [*order[1:], None], strict=True))
+    for action, following in pairs:
         if action.stage == stage and action.kind == INPUTS and following == action._replace(kind=WEIGHTS):
-            next(left)
+            next(pairs)
             yield action._replace(kind=BACKWARD)
         else:
             yield action
