@@ -18,7 +18,7 @@ from mpi4py import MPI
 from collectives.mpi4py.calls import DESCRIBE
 from collectives.mpi4py.ours import Ours
 from collectives.mpi4py.policy import NEVER, CallPolicy
-from collectives.mpi4py.requests import start_all
+from collectives.mpi4py.requests import library_wait_all, start_all, wait_all
 
 Method = Callable[..., Any]
 
@@ -39,6 +39,8 @@ class Communicators:
         for name in ("Free", "Disconnect"):
             replace(name, self.freeing)
         replace_in(MPI.Prequest, "Startall", classmethod(start_all))
+        for name in library_wait_all:
+            replace_in(MPI.Request, name, classmethod(functools.partial(wait_all, name)))
 
     def add_all(self, policy: CallPolicy) -> None:
         """Have the calls of all communicators follow a policy."""

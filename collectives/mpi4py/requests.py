@@ -17,6 +17,7 @@ from collectives.runtime.plan import Plan
 from collectives.runtime.started import StartedCall
 
 library_start_all = MPI.Prequest.Startall
+library_wait_all = {name: getattr(MPI.Request, name) for name in ("Waitall", "waitall")}
 
 
 class Run:
@@ -122,3 +123,14 @@ def start_all(cls: type, requests: Sequence[MPI.Prequest]) -> None:
     library_start_all([each for each in requests if not isinstance(each, PersistentRequest)] if ours else [*requests])
     for request in ours:
         request.Start()
+
+
+def wait_all(name: str, cls: type, requests: Sequence[MPI.Request], statuses: list[MPI.Status] | None = None) -> Any:
+    """Wait for requests, ours first, as `MPI.Request.Waitall` or `waitall`.
+
+    MPICH 5.0 ends the job where a list has both a null request and a generalized one that is not complete.
+    """
+    for request in requests:
+        if isinstance(request, StartedRequest | PersistentRequest):
+            request.Wait()
+    return library_wait_all[name](requests, statuses)
