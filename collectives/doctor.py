@@ -130,12 +130,12 @@ def launching(limit_s: float) -> Iterator[Finding]:
     if path is None:
         yield Finding("problem", "there is no mpirun on the PATH", INSTALL)
         return
-    ended = run_child(BARRIER, limit_s, [path, "-n", "2"])
-    if not ended.how and ended.output.count("size 2") == 2:
+    outcome = run_child(BARRIER, limit_s, [path, "-n", "2"])
+    if not outcome.how and outcome.output.count("size 2") == 2:
         yield Finding("ok", f"{path} -n 2 starts two ranks that exchange messages")
         return
-    words = f"{path} -n 2 does not work: {ended if ended.how else 'its ranks do not see each other'}"
-    helps = (remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, f"{words} {ended.errors}", re.I))
+    words = f"{path} -n 2 does not work: {outcome if outcome.how else 'its ranks do not see each other'}"
+    helps = (remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, f"{words} {outcome.errors}", re.I))
     yield Finding("problem", words, next(helps, "run mpirun -n 2 hostname, and see what it says"))
 
 
@@ -143,19 +143,19 @@ def shared_memory(limit_s: float) -> Iterator[Finding]:
     """Compare what there is with what this host's ranks need."""
     folder, ranks = ROOT / "dev/shm", environment.first_int(environment.LOCAL_RANKS, environment.cores())
     need = ranks * RANK_MIB
-    needed = f"{ranks} rank{'s' * (ranks > 1)} need{'s' * (ranks == 1)} {need} MiB to begin with"
+    requirement = f"{ranks} rank{'s' * (ranks > 1)} need{'s' * (ranks == 1)} {need} MiB to begin with"
     if not folder.is_dir():
         remedy = f"mount -t tmpfs -o size={2 * need}m tmpfs {folder} as root"
-        yield Finding("problem", f"there is no {folder}, {needed}", remedy)
+        yield Finding("problem", f"there is no {folder}, {requirement}", remedy)
     elif not os.access(folder, os.W_OK):
         yield Finding("problem", f"{folder} cannot be written", f"chmod 1777 {folder} as root")
     elif (free := free_mib(folder)) < need:
         more = f"mount -o remount,size={2 * need}m {folder} as root, or docker run --shm-size={2 * need}m"
-        words = f"{folder} has {free} MiB free, {needed}"
+        words = f"{folder} has {free} MiB free, {requirement}"
         yield Finding("problem", words, f"remove what killed jobs left there, or {more}")
     else:
         arrays = f"arrays from comm.empty may have {(free - need) // ranks} MiB a rank"
-        yield Finding("ok", f"{folder} has {free} MiB free, {needed}, and {arrays}")
+        yield Finding("ok", f"{folder} has {free} MiB free, {requirement}, and {arrays}")
 
 
 def free_mib(folder: Path) -> int:
@@ -172,12 +172,12 @@ def cuda(limit_s: float) -> Iterator[Finding]:
                 "note", "there is an NVIDIA device, but no CuPy", "to use it, pip install '.[cuda12]' or '.[cuda13]'"
             )
         return
-    ended = run_child(SUM_ON_GPUS, limit_s)
-    yield from (Finding("ok", line) for line in ended.output.splitlines())
-    if ended.how and (has_gpu or ended.output):
+    outcome = run_child(SUM_ON_GPUS, limit_s)
+    yield from (Finding("ok", line) for line in outcome.output.splitlines())
+    if outcome.how and (has_gpu or outcome.output):
         remedy = "see that nvidia-smi works, that the driver is new enough for CuPy, and CUDA's headers are installed"
-        yield Finding("problem", f"CuPy does not work on a device: {ended}", remedy)
-    elif has_gpu and not ended.output:
+        yield Finding("problem", f"CuPy does not work on a device: {outcome}", remedy)
+    elif has_gpu and not outcome.output:
         yield Finding("note", "no device is visible", "see CUDA_VISIBLE_DEVICES, and what the scheduler was asked for")
 
 
@@ -195,8 +195,8 @@ def device_memory_by_mpi(limit_s: float) -> Iterator[Finding]:
             Finding("ok", str(decision)) if is_right else Finding("note", str(decision), "without mpirun, on each host")
         )
         return
-    ended = run_child(PING, limit_s, [path, "-n", "2"])
-    failure = str(ended) if ended.how else "its ranks do not see each other" * (ended.output.count("size 2") != 2)
+    outcome = run_child(PING, limit_s, [path, "-n", "2"])
+    failure = str(outcome) if outcome.how else "its ranks do not see each other" * (outcome.output.count("size 2") != 2)
     words = f"{cuda_aware.decide(name, supported, failure)}; {cuda_aware.save_trial(name, failure)}"
     yield Finding("note", words, "see that the devices and the driver work") if failure else Finding("ok", words)
 

@@ -48,8 +48,8 @@ def find(collective: str, name: str) -> Algorithm:
     for row in REGISTRY:
         if (row.collective, row.name) == (collective, name):
             return row
-    known = ", ".join(["auto", *names(collective), "mpi"])
-    raise ValueError(f"{collective} has no algorithm {name!r}; it has {known}")
+    choices = ", ".join(["auto", *names(collective), "mpi"])
+    raise ValueError(f"{collective} has no algorithm {name!r}; it has {choices}")
 
 
 def check(row: Algorithm, size: int, equal: bool = True) -> None:

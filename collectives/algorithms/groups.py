@@ -63,15 +63,15 @@ class Grid:
         row = self.row_of(rank)
         return [row[self.home[other]] for other in owner]
 
-    def sets(self, place: int, held: dict[int, list[int]]) -> list[list[int]]:
+    def sets(self, place: int, chunks_of: dict[int, list[int]]) -> list[list[int]]:
         """Return what each rank of a column holds that belongs there."""
-        return [held.get(rank, []) if self.home[rank] == place else [] for rank in self.columns[place]]
+        return [chunks_of.get(rank, []) if self.home[rank] == place else [] for rank in self.columns[place]]
 
     def cross(self, rank: int, owner: Sequence[int], algorithm: Scheduler) -> Iterator[Round]:
         """Run an algorithm in every column, on the chunks that are owned there; the owner's row says whose they are."""
-        held, tasks = by_owner(owner), []
+        chunks_of, tasks = by_owner(owner), []
         for place, column in enumerate(self.columns):
-            sets = self.sets(place, held)
+            sets = self.sets(place, chunks_of)
             lanes = lanes_of_pieces(sets) if algorithm in ONE_BY_ONE else lanes_in_order(sets)
             turns = [nth * self.in_common + place % self.in_common for nth in range(len(lanes))]
             tasks += [Task(turn, column, runs) for turn, runs in zip(turns, lanes, strict=True)]
@@ -91,10 +91,10 @@ def whole(groups: Groups | None, size: int) -> Groups:
 
 def by_owner(owner: Sequence[int]) -> dict[int, list[int]]:
     """Return the chunks that each rank owns."""
-    held: dict[int, list[int]] = {}
+    chunks_of: dict[int, list[int]] = {}
     for chunk, rank in enumerate(owner):
-        held.setdefault(rank, []).append(chunk)
-    return held
+        chunks_of.setdefault(rank, []).append(chunk)
+    return chunks_of
 
 
 def group_of(rank: int, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

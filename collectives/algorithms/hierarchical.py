@@ -235,10 +235,10 @@ def load(rank: int, groups: Groups, owner: Sequence[int]) -> list[Datum]:
     return [datum for group in groups for datum in product(dests, sorted(group))]
 
 
-def rearranged(data: list[Datum], begin: int, wanted: list[Datum], target: int) -> Round:
+def rearranged(data: list[Datum], begin: int, order: list[Datum], target: int) -> Round:
     """Return the copies that bring data from one order into another."""
     at = {datum: place for place, datum in enumerate(data, begin)}
-    runs = consecutive([at[datum] for datum in wanted])
+    runs = consecutive([at[datum] for datum in order])
     return copies(runs, laid(target, map(len, runs)))
 
 
@@ -249,17 +249,17 @@ def exchange(
 
     What a rank has begins at chunk `begin`: its own vector, or what its group has exchanged before.
     """
-    grid, held = Grid(groups), by_owner(owner)
+    grid, chunks_of = Grid(groups), by_owner(owner)
     own = group_of(rank, groups)
     places = [place for place, other in enumerate(grid.row_of(rank)) if other == rank]
-    blocks = [list(product(dests, sorted(own))) for p in places for dests in grid.sets(p, held)]
+    blocks = [list(product(dests, sorted(own))) for p in places for dests in grid.sets(p, chunks_of)]
     data = load(rank, singles(own), grid.stand_ins(rank, owner))
     leaving = [datum for block in blocks for datum in block]
     if data != leaving or max(map(len, groups)) > 1:  # else what leaves lies in the vector as it should
         yield rearranged(data, begin, leaving, areas.packed)
         begin = areas.packed
     outs = laid(begin, map(len, blocks))
-    ins = laid(landing, [len(held[rank]) * len(group) for group in groups])
+    ins = laid(landing, [len(chunks_of[rank]) * len(group) for group in groups])
     yield from abreast(rank, [*ports(grid, places, outs, ins, areas.more)], algorithm)
 
 

@@ -113,17 +113,17 @@ def steps_of(
     turns: Sequence[Sequence[DeviceStep]], choices: Sequence[Sequence[KernelChoice]], divisor: int
 ) -> tuple[np.ndarray, int]:
     """Return the steps of all turns as the kernel reads them, and the most threads that one has work for."""
-    written = np.zeros(sum(map(len, turns)), STEP)
+    steps = np.zeros(sum(map(len, turns)), STEP)
     pairs = [pair for turn in zip(turns, choices, strict=True) for pair in zip(*turn, strict=True)]
     most = 0
     for place, (step, choice) in enumerate(pairs):
         if not step.outs:
-            written[place]["kind"] = BARRIER
+            steps[place]["kind"] = BARRIER
             continue
         task, work = cuda_kernels.task_of(choice, step.outs, step.sources, divisor)
-        written[place] = task, COPY if len(step.sources) == 1 else REDUCE
+        steps[place] = task, COPY if len(step.sources) == 1 else REDUCE
         most = max(most, work)
-    return written, most
+    return steps, most
 
 
 def name_of(choices: Sequence[Sequence[KernelChoice]]) -> str:

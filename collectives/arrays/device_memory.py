@@ -114,15 +114,15 @@ class DeviceMemory(SymmetricMemory):
     def open_all(self, handle: bytes, open_one: Callable[[bytes], Any], failure: str) -> tuple[dict[int, Any], str]:
         """Open the handles of the node's other ranks, by world rank; and say what went wrong.  Collective."""
         rows = self.gather_rows([len(handle), *np.frombuffer(handle.ljust(HANDLE_BYTES, b"\0"), np.int64).tolist()])
-        found = {}
+        remote_objects = {}
         for rank, world in zip(self.ranks, self.world_ranks, strict=True):
             length, *words = rows[rank].tolist()
             if length and rank != self.ranks[self.me] and not failure:
                 try:
-                    found[world] = open_one(np.array(words, np.int64).tobytes()[:length])
+                    remote_objects[world] = open_one(np.array(words, np.int64).tobytes()[:length])
                 except REFUSALS as error:
                     failure = one_line(error)
-        return found, failure
+        return remote_objects, failure
 
     def close_windows(self, windows: list[Window]) -> None:
         self.close_all([window.handle for window in windows])
@@ -165,16 +165,16 @@ class DeviceMemory(SymmetricMemory):
         return 0x5EED0000 + place
 
     def write(self, address: int, number: int) -> None:
-        given = self.device.host(PROBE.itemsize)
-        given.view(PROBE)[0] = number
-        self.device.copy(self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None), given)
+        buffer = self.device.host(PROBE.itemsize)
+        buffer.view(PROBE)[0] = number
+        self.device.copy(self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None), buffer)
         self.device.synchronize()
 
     def read(self, address: int) -> int:
-        got = self.device.host(PROBE.itemsize)
-        self.device.copy(got, self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None))
+        buffer = self.device.host(PROBE.itemsize)
+        self.device.copy(buffer, self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None))
         self.device.synchronize()
-        return int(got.view(PROBE)[0])
+        return int(buffer.view(PROBE)[0])
 
     def may_wait(self) -> bool:
         """Return whether the node's devices may wait for each other: none runs another rank's work.  Collective."""
@@ -194,16 +194,16 @@ class DeviceMemory(SymmetricMemory):
             failure = one_line(error)
         events: dict[int, list[Any]] = {world: [] for world in self.world_ranks}
         for handle in handles:
-            found, failure = self.open_all(handle, self.device.open_event, failure)
-            for world, event in found.items():
+            remote_events, failure = self.open_all(handle, self.device.open_event, failure)
+            for world, event in remote_events.items():
                 events[world].append(event)
         return None if self.on_any(failure) else Signals(own, events)
 
 
 def leave(memory: Callable[[], DeviceMemory | None]) -> None:
     """Close what is opened, at the end of the process: nobody frees what others' work still reads.  Collective."""
-    if (left := memory()) and left.usable:
-        left.close_windows(list({block.window.key: block.window for block in left.blocks}.values()))
+    if (device_memory := memory()) and device_memory.usable:
+        device_memory.close_windows(list({block.window.key: block.window for block in device_memory.blocks}.values()))
 
 
 def attempt(work: Callable[[], None]) -> str:

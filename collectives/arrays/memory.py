@@ -146,10 +146,10 @@ class SymmetricMemory:
 
         Raises: InputError on every rank where a node has not enough shared memory.
         """
-        used = [not block.free for block in self.blocks]
-        need, key, *used = self.agree_max([nbytes, self.next_key(), *used])
+        in_use = [not block.free for block in self.blocks]
+        need, key, *in_use = self.agree_max([nbytes, self.next_key(), *in_use])
         need = size_class(need, self.slab_bytes // 16)
-        unused = [block for block, is_used in zip(self.blocks, used, strict=True) if not is_used]
+        unused = [block for block, is_used in zip(self.blocks, in_use, strict=True) if not is_used]
         fitting = [block for block in unused if need <= block.nbytes <= 2 * need]
         if not fitting:
             fitting = self.make_room(key, need, unused)
@@ -212,8 +212,8 @@ class SymmetricMemory:
         """Refuse, on all ranks, what a node's shared memory cannot hold: using it would be the end of the process."""
         need = nbytes * self.node_comm.size
         there = os.statvfs(shared_folder())
-        left = there.f_bavail * there.f_frsize
-        (lacking,) = self.agree_max([need - left])
+        free_bytes = there.f_bavail * there.f_frsize
+        (lacking,) = self.agree_max([need - free_bytes])
         if lacking > 0:
             raise InputError(
                 f"a node's shared memory lacks {-(-lacking // 2**20)} MiB for this: enlarge {shared_folder()}, "
@@ -230,8 +230,8 @@ class SymmetricMemory:
 
     def free(self) -> None:
         """Give back what no array uses any more.  Collective."""
-        used = self.agree_max([0, *(not block.free for block in self.blocks)])[1:]
-        self.release([block for block, is_used in zip(self.blocks, used, strict=True) if not is_used])
+        in_use = self.agree_max([0, *(not block.free for block in self.blocks)])[1:]
+        self.release([block for block, is_used in zip(self.blocks, in_use, strict=True) if not is_used])
         self.node_comm.Free()
 
 
@@ -305,5 +305,5 @@ def read_process(pid: int, address: int) -> int | None:
         return None
     call.restype = ctypes.c_ssize_t
     local, remote = IoVector(here.ctypes.data, 8), IoVector(address, 8)
-    done = call(pid, ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), ctypes.c_ulong(0))
-    return int(here[0]) if done == 8 else None
+    args = pid, ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), ctypes.c_ulong(0)
+    return int(here[0]) if call(*args) == 8 else None

@@ -198,17 +198,17 @@ def check_algorithms(flags: argparse.Namespace, size: int) -> None:
 
 def names_of(collective: str, size: int, flags: argparse.Namespace) -> list[str]:
     """List what is timed: algorithms that there are on so many ranks, then peers."""
-    ours, wanted = algorithms.names(collective, size), {*flags.algorithms, *flags.peers}
-    if ALL in wanted:
-        wanted |= {*ours} if flags.tune else {*ours, "mpi"}
-    return [name for name in dict.fromkeys(("auto", *ours, *PEERS)) if name in wanted]
+    ours, selection = algorithms.names(collective, size), {*flags.algorithms, *flags.peers}
+    if ALL in selection:
+        selection |= {*ours} if flags.tune else {*ours, "mpi"}
+    return [name for name in dict.fromkeys(("auto", *ours, *PEERS)) if name in selection]
 
 
 def workloads(flags: argparse.Namespace) -> list[Workload]:
     """List what is measured, in order."""
     views.device(flags.device)
     flags.memory = flags.memory or ("both" if flags.tune else "symmetric")
-    memories, chosen = MEMORIES if flags.memory == "both" else (flags.memory,), []
+    memories, selection = MEMORIES if flags.memory == "both" else (flags.memory,), []
     for name, memory in product(flags.collectives, memories):
         spec = COLLECTIVES[name]
         if spec.reduces:
@@ -216,8 +216,8 @@ def workloads(flags: argparse.Namespace) -> list[Workload]:
         op, root = flags.op if spec.reduces else "sum", flags.root if spec.rooted else 0
         without_arrays = Workload(name, "ordinary")
         with_arrays = Workload(name, memory, flags.device, flags.dtype, op, root)
-        chosen.append(without_arrays if spec.gives is Chunks.NONE else with_arrays)
-    return list(dict.fromkeys(chosen))
+        selection.append(without_arrays if spec.gives is Chunks.NONE else with_arrays)
+    return list(dict.fromkeys(selection))
 
 
 def refuse_unwritable(flags: argparse.Namespace) -> None:

@@ -22,9 +22,9 @@ class Crossover(NamedTuple):
 def medians(rows: Sequence[Row]) -> Times:
     """Sort medians by contestant and size: without `auto`, which is one of the others, where these are there."""
     ours = {row["name"] for row in rows if row["name"] not in ("auto", *PEERS)}
-    chosen = [row for row in rows if not (ours and row["name"] == "auto")]
-    names = dict.fromkeys(row["name"] for row in chosen)
-    return {name: {row["bytes"]: row["median_us"] for row in chosen if row["name"] == name} for name in names}
+    contestants = [row for row in rows if not (ours and row["name"] == "auto")]
+    names = dict.fromkeys(row["name"] for row in contestants)
+    return {name: {row["bytes"]: row["median_us"] for row in contestants if row["name"] == name} for name in names}
 
 
 def crossovers(times: Times) -> list[Crossover]:
@@ -35,14 +35,14 @@ def crossovers(times: Times) -> list[Crossover]:
     """
     sizes = sorted({size for of_name in times.values() for size in of_name})
     best = [min((of_name[size], name) for name, of_name in times.items() if size in of_name)[1] for size in sizes]
-    found: list[Crossover] = []
+    winners: list[Crossover] = []
     begin = float(min(sizes, default=0))
     for (size, name), (following, other) in pairwise(zip(sizes, best, strict=True)):
         if name != other:
             end = crossing(times[name], times[other], size, following)
-            found.append(Crossover(name, begin, end))
+            winners.append(Crossover(name, begin, end))
             begin = end
-    return [*found, Crossover(best[-1], begin, float(sizes[-1]))] if sizes else []
+    return [*winners, Crossover(best[-1], begin, float(sizes[-1]))] if sizes else []
 
 
 def crossing(before: dict[int, float], after: dict[int, float], size: int, following: int) -> float:

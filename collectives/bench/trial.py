@@ -73,7 +73,7 @@ class Trial:
         self.workload, self.collective, self.count = workload, workload.collective, count
         self.rank, self.size, self.root = comm.rank, comm.size, workload.root
         self.spec = COLLECTIVES[self.collective]
-        self.gives, self.gets = (held.on(self.rank, self.size, self.root) for held in (self.spec.gives, self.spec.gets))
+        self.gives, self.gets = (side.on(self.rank, self.size, self.root) for side in (self.spec.gives, self.spec.gets))
         self.in_place = self.spec.in_place if in_place is None else in_place
         self.dtype, self.nbytes = workload.dtype, count * workload.dtype.itemsize
         self.device = views.device(workload.device)
@@ -139,8 +139,8 @@ class Trial:
         chunks = []
         for chunk, (source,) in zip(self.gets, sources, strict=True):
             sent = self.rank if self.spec.exchanges else chunk
-            given = self.input_of(source)
-            chunks.append(given if self.spec.gives is Chunks.OWN else given[self.place(range(sent, sent + 1))])
+            vector = self.input_of(source)
+            chunks.append(vector if self.spec.gives is Chunks.OWN else vector[self.place(range(sent, sent + 1))])
         return np.concatenate(chunks)
 
     def fill(self) -> None:

@@ -36,9 +36,9 @@ class Table(NamedTuple):
 
     def without(self, names: Collection[str]) -> "Table":
         """Leave columns out."""
-        kept = [i for i, column in enumerate(self.columns) if column.name not in names]
-        rows = [[row[i] for i in kept] for row in self.rows]
-        return self._replace(columns=[self.columns[i] for i in kept], rows=rows)
+        indices = [i for i, column in enumerate(self.columns) if column.name not in names]
+        rows = [[row[i] for i in indices] for row in self.rows]
+        return self._replace(columns=[self.columns[i] for i in indices], rows=rows)
 
     @property
     def empty(self) -> set[str]:

@@ -104,10 +104,10 @@ def too_few(missing: Sequence[int], world: World, place: Place, goal: Value, cha
     """Return where a contribution was lost, was left out by the rank that sent the rest, or stopped."""
     own = [change for change in changes if (change.rank, change.chunk) == place]
     for other in missing:
-        lost = loss(other, own) or sent_without(other, world, goal, changes)
-        if lost:
-            until = f"rank {other}'s was on rank {lost.rank} until round {lost.round}"
-            return Cause(lost.round, lost.rank, f"{until}, when what {origin(lost)} replaced it")
+        overwrite = loss(other, own) or sent_without(other, world, goal, changes)
+        if overwrite:
+            until = f"rank {other}'s was on rank {overwrite.rank} until round {overwrite.round}"
+            return Cause(overwrite.round, overwrite.rank, f"{until}, when what {origin(overwrite)} replaced it")
     is_one = len(missing) == 1
     whose = f"rank {missing[0]}'s" if is_one else f"those of ranks {listed(map(str, missing))}"
     if own and isinstance(own[-1].move, Recv):
@@ -125,9 +125,9 @@ def loss(other: int, changes: Sequence[Change]) -> Change | None:
 
 def sent_without(other: int, world: World, goal: Value, changes: Sequence[Change]) -> Change | None:
     """Return the loss of a rank's contribution on that rank itself, if it sends the chunk on without."""
-    lost = loss(other, [c for c in changes if (c.rank, c.chunk) == (other, goal.chunk)])
-    later = world.programs[other][lost.round + 1 :] if lost else []
-    return lost if any(isinstance(m, Send) and goal.chunk in m.run for moves in later for m in moves) else None
+    overwrite = loss(other, [c for c in changes if (c.rank, c.chunk) == (other, goal.chunk)])
+    later = world.programs[other][overwrite.round + 1 :] if overwrite else []
+    return overwrite if any(isinstance(m, Send) and goal.chunk in m.run for moves in later for m in moves) else None
 
 
 def origin(change: Change) -> str:

@@ -31,8 +31,8 @@ def as_move(value: Any) -> Move:
     Raises: ValueError for what is none.
     """
     if not isinstance(value, MOVES):
-        known = ", ".join(kind.__name__ for kind in MOVES)
-        raise ValueError(f"{shortened(value)} is not a move of this exercise: use {known}")
+        names = ", ".join(kind.__name__ for kind in MOVES)
+        raise ValueError(f"{shortened(value)} is not a move of this exercise: use {names}")
     ranks: dict[str, Any] = {}
     for name, part in value._asdict().items():
         if name == "run" or isinstance(value, Copy):

@@ -92,7 +92,7 @@ class GradientReducer:
 
     @property
     def is_under_way(self) -> bool:
-        return any(left < self.passes for left in self.left.values())
+        return any(passes_left < self.passes for passes_left in self.left.values())
 
     def ready(self, param: Tensor) -> None:
         """Count a backward pass that has reached a parameter, and start the buckets that are full."""

@@ -93,8 +93,8 @@ def barrier(ranks: Ranks) -> CollectiveCall:
 def bcast(ranks: Ranks, buf: Any, root: int = 0) -> CollectiveCall:
     root = checked_root(root, ranks)
     area = blocks_of(buf, 1, writable=ranks.rank != root)
-    moved = ((), [area]) if ranks.rank != root else ([area], ())
-    return CollectiveCall("broadcast", area.bytes, None, (root, "auto"), len(area.bytes), *moved)
+    areas = ((), [area]) if ranks.rank != root else ([area], ())
+    return CollectiveCall("broadcast", area.bytes, None, (root, "auto"), len(area.bytes), *areas)
 
 
 def allreduce(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:

@@ -48,9 +48,9 @@ class Communicators:
     def add(self, comm: MPI.Comm, policy: CallPolicy) -> Ours:
         """Have a communicator's calls follow a policy."""
         self.heed(policy)
-        if known := self.by_handle.get(comm.handle):
-            known.policy, known.saved_s = policy, {}
-            return known
+        if ours := self.by_handle.get(comm.handle):
+            ours.policy, ours.saved_s = policy, {}
+            return ours
         ours = self.by_handle[comm.handle] = Ours(comm, policy)
         comm.Set_attr(self.keyval, True)  # to be told when it is freed
         return ours
@@ -66,8 +66,8 @@ class Communicators:
 
     def ours(self, comm: MPI.Comm) -> Ours | None:
         """Return ours of a communicator, None where all of its calls are the library's."""
-        known = self.by_handle.get(comm.handle)
-        return self.add(comm, self.policy) if known is None and self.policy and comm else known
+        ours = self.by_handle.get(comm.handle)
+        return self.add(comm, self.policy) if ours is None and self.policy and comm else ours
 
     def forget(self, comm: MPI.Comm, keyval: int, value: Any) -> None:
         self.by_handle.pop(comm.handle, None)
@@ -109,8 +109,8 @@ class Communicators:
 
     def persistent(self, name: str, library: Method) -> Method:
         def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
-            ours, given = self.ours(comm), {key: value for key, value in kwargs.items() if key != "info"}
-            call = ours and ours.policy.has_threads and ours.described(name, args, given)
+            ours, options = self.ours(comm), {key: value for key, value in kwargs.items() if key != "info"}
+            call = ours and ours.policy.has_threads and ours.described(name, args, options)
             self.note(f"{name}_init", ours, call)
             return ours.bind(call) if ours and call else library(comm, *args, **kwargs)
 

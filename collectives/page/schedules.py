@@ -129,13 +129,13 @@ def run_data(
     run = record(row, size, groups)
     lines = [sources.of_rank(row, rank, size, groups) for rank in range(size)]
     columns = Columns(*([] for _ in Columns._fields))
-    for number, (ranks, held) in enumerate(zip(run.rounds, run.states(), strict=False)):
+    for number, (ranks, vectors) in enumerate(zip(run.rounds, run.states(), strict=False)):
         for rank, each in enumerate(ranks):
             columns.lines.append(numbers.setdefault(lines[rank][number], len(numbers)))
             columns.barriers.append([(r - rank) % size for r in each.barrier] or 0)
             columns.counts.append(len(each.transfers))
             for transfer in each.transfers:
-                add_transfer(columns, transfer, rank, held)
+                add_transfer(columns, transfer, rank, vectors)
     return {
         "start": [vector_data(vector, rank, size) for rank, vector in enumerate(run.start)],
         "goal": [vector_data(vector, rank, size) for rank, vector in enumerate(run.goal)],
@@ -144,9 +144,9 @@ def run_data(
     }
 
 
-def add_transfer(columns: Columns, t: ChunkTransfer, rank: int, held: Sequence[Vector]) -> None:
-    """Append a transfer of `rank`'s to the columns; before its round all ranks hold `held`."""
-    size = len(held)
+def add_transfer(columns: Columns, t: ChunkTransfer, rank: int, vectors: Sequence[Vector]) -> None:
+    """Append a transfer of `rank`'s to the columns; before its round all ranks hold `vectors`."""
+    size = len(vectors)
     sources = [(source - rank) % size for source in t.sources]
     columns.kinds.append(KINDS.index(t.kind))
     columns.sources.append(sources if len(sources) > 1 else sources[0])
@@ -154,19 +154,19 @@ def add_transfer(columns: Columns, t: ChunkTransfer, rank: int, held: Sequence[V
     columns.theirs.append(relative(t.theirs.start, rank, size))
     columns.here.append(relative(t.run.start, rank, size))
     columns.lengths.append(len(t.run))
-    if t.values != expected(t, held):
+    if t.values != expected(t, vectors):
         values = [value_data(value, chunk, t.dest, size) for value, chunk in zip(t.values, t.run, strict=True)]
         columns.values.append([len(columns.kinds) - 1, *values])
 
 
-def expected(t: ChunkTransfer, held: Sequence[Vector]) -> tuple[Value, ...] | None:
+def expected(t: ChunkTransfer, vectors: Sequence[Vector]) -> tuple[Value, ...] | None:
     """Return what a transfer brings by what was held before its round; None where something was not."""
     places = [[(source, there) for source in t.sources] for there in t.theirs]
     if t.kind == "RecvReduce":
         places = [[*of_sources, (t.dest, here)] for of_sources, here in zip(places, t.run, strict=True)]
-    if any(chunk not in held[owner] for several in places for owner, chunk in several):
+    if any(chunk not in vectors[owner] for several in places for owner, chunk in several):
         return None
-    values = [[held[owner][chunk] for owner, chunk in several] for several in places]
+    values = [[vectors[owner][chunk] for owner, chunk in several] for several in places]
     return tuple(Value(several[0].chunk, sum(value.ranks for value in several)) for several in values)
 
 

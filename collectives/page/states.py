@@ -86,7 +86,7 @@ class RecordingWorld(World):
 
     def rank_round(self, rank: int, number: int) -> RankRound:
         """Return what a rank did in a round."""
-        written = self.written[rank, number]
+        chunk_values = self.written[rank, number]
         transfers = []
         barrier: tuple[int, ...] = ()
         for move in self.programs[rank][number]:
@@ -106,7 +106,7 @@ class RecordingWorld(World):
                     name = type(move).__name__
                     transfers.append(ChunkTransfer(name, (send.rank,), send.move.run, rank, move.run, ()))
         return RankRound(
-            tuple(t._replace(values=tuple(written[t.dest, chunk] for chunk in t.run)) for t in transfers), barrier
+            tuple(t._replace(values=tuple(chunk_values[t.dest, chunk] for chunk in t.run)) for t in transfers), barrier
         )
 
 
@@ -125,8 +125,8 @@ def record(row: Algorithm, size: int, groups: Groups, root: int = 0) -> Recorded
     programs = [row.rounds(rank, size, root, groups) for rank in range(size)]
     num_rounds = len(programs[0])
     shared = any(is_direct(moves) for rounds in programs for moves in rounds)
-    ended = [[*rounds, (Rerun(),)] for rounds in programs] if shared else programs  # at which results are checked
-    world = RecordingWorld(f"{row.collective} on {size} ranks", ended, start, goal)  # type: ignore[arg-type]
+    whole = [[*rounds, (Rerun(),)] for rounds in programs] if shared else programs  # results are checked at the rerun
+    world = RecordingWorld(f"{row.collective} on {size} ranks", whole, start, goal)  # type: ignore[arg-type]
     world.run()
     for rank in range(size) if not shared else ():
         world.check_result(rank)
@@ -148,10 +148,10 @@ def ranks_known(mask: int) -> Value:
 
 def barrier_round(each: RankRound, rank: int, mask: int) -> RankRound:
     """Return a round of a barrier, at the end of which a rank has heard of those in `mask`."""
-    run, known = range(1), (ranks_known(mask),)
-    transfers = [t._replace(theirs=run, run=run, values=known) for t in each.transfers]
+    run, values = range(1), (ranks_known(mask),)
+    transfers = [t._replace(theirs=run, run=run, values=values) for t in each.transfers]
     if each.barrier:
-        transfers.append(ChunkTransfer("Copy", (rank,), run, rank, run, known))
+        transfers.append(ChunkTransfer("Copy", (rank,), run, rank, run, values))
     return each._replace(transfers=tuple(transfers))
 
 

@@ -84,8 +84,8 @@ class Headers:
         """Return with whom a rank exchanges messages, round by round."""
         groups = self.context.topology.nodes if row.over_nodes else ()
         rounds = row.rounds(rank, self.context.size, 0, groups)
-        found = [{m[0] for m in moves if isinstance(m, Send | Recv | RecvReduce)} for moves in rounds]
-        return [partners for partners in found if partners]
+        peers_by_round = [{m[0] for m in moves if isinstance(m, Send | Recv | RecvReduce)} for moves in rounds]
+        return [partners for partners in peers_by_round if partners]
 
     def carry(self, a: Arguments, choice: Choice) -> bool:
         """Return whether an agreed call can go along with the headers: the same on all ranks."""

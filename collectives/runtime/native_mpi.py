@@ -114,8 +114,8 @@ def native_call(a: Arguments, o: Operands, mpi: MPI.Comm) -> Callable[[], None]:
     return partial(function, send, recv, *extra)
 
 
-def with_counts(array: Any, held: Chunks, counts: Sequence[int]) -> Any:
-    return array if array is None or held is Chunks.OWN else [array, counts]
+def with_counts(array: Any, chunks: Chunks, counts: Sequence[int]) -> Any:
+    return array if array is None or chunks is Chunks.OWN else [array, counts]
 
 
 def reduce_scatter(

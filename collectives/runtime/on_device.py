@@ -75,21 +75,21 @@ class DeviceCompiler(PhaseCompiler):
         self.parts.append([])
 
     def copy(self, target: Address, source: Address, nbytes: int) -> None:
-        out, given = self.pointer(target), self.pointer(source)
+        out, origin = self.pointer(target), self.pointer(source)
         last = self.parts[-1][-1] if self.parts[-1] else DeviceStep([], [], 0)
-        if out == given:
+        if out == origin:
             return
-        if given in last.outs and nbytes == last.nbytes:  # what was just written: it is stored there, too
+        if origin in last.outs and nbytes == last.nbytes:  # what was just written: it is stored there, too
             last.outs.append(out)
         else:
-            self.parts[-1].append(DeviceStep([out], [given], nbytes))
+            self.parts[-1].append(DeviceStep([out], [origin], nbytes))
 
     def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
         if len(sources) == 1:
             self.copy(target, sources[0], nbytes)
         else:
-            given = [self.pointer(source) for source in sources]
-            self.parts[-1].append(DeviceStep([self.pointer(target)], given, nbytes))
+            pointers = [self.pointer(source) for source in sources]
+            self.parts[-1].append(DeviceStep([self.pointer(target)], pointers, nbytes))
 
     def pointer(self, place: Address) -> int:
         assert not place.pid, "another rank's array is not in memory that this one has opened"
@@ -246,9 +246,9 @@ class KernelCalls:
 
 def leave(calls: Callable[[], KernelCalls | None]) -> None:
     """End the job, at the end of the process, if its last calls have differed: nobody has heard of it."""
-    if left := calls():
-        left.device.synchronize()
-        if entry := left.differed():
+    if kernel_calls := calls():
+        kernel_calls.device.synchronize()
+        if entry := kernel_calls.differed():
             side = Side(entry.call.description, str(entry.number), str(SourceLine(*entry.place)))
             words = f"rank {MPI.COMM_WORLD.rank} calls {side}, other ranks call another collective; this ends the job"
             print(words, file=sys.stderr, flush=True)
@@ -331,13 +331,13 @@ class DeviceProgramBinder(DirectBinder):
         """Return the addresses in all registers of these ranks, for a run that begins with a staging buffer."""
         registers = [0] * NUM_REGISTERS * len(ranks)
         for nth, rank in enumerate(ranks):
-            known = rows[rank][0]
-            places = (known.window, known.address), (known.out_window, known.out_address)
-            for index, (base, (window, address)) in enumerate(zip(self.mapped(rank, known), places, strict=True)):
+            memory = rows[rank][0]
+            places = (memory.window, memory.address), (memory.out_window, memory.out_address)
+            for index, (base, (window, address)) in enumerate(zip(self.mapped(rank, memory), places, strict=True)):
                 registers[nth * NUM_REGISTERS + index] = address if base is None else base + address - window
             first = nth * NUM_REGISTERS + STAGING
             stage = self.address_at(lease, rank)
-            pair = stage + turn * known.turn_bytes, stage + (1 - turn) * known.turn_bytes
+            pair = stage + turn * memory.turn_bytes, stage + (1 - turn) * memory.turn_bytes
             registers[first : first + TURNS] = pair
         return registers
 

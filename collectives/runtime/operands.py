@@ -96,11 +96,11 @@ def split(array: Any, counts: Sequence[int]) -> list[Any]:
     return [array[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]
 
 
-def chunks_in(array: Any, held: Chunks, a: Arguments, counts: Sequence[int]) -> list[Any]:
+def chunks_in(array: Any, chunks: Chunks, a: Arguments, counts: Sequence[int]) -> list[Any]:
     """Return where each chunk lies in an array, None for those that do not."""
     if array is None:
         return [None] * a.size
-    if held is Chunks.OWN:
+    if chunks is Chunks.OWN:
         return [array if rank == a.rank else None for rank in range(a.size)]
     return split(array, counts)
 

@@ -204,10 +204,10 @@ class BufferPlan(NamedTuple):
     ) -> "BufferPlan":
         """Return what the rounds of a rank among `size` need, for chunks of those lengths."""
         width = len(lengths)
-        used = {chunk for moves in rounds for m in moves for chunk in stages_of(m, width)}
-        staged = [lengths[i % size] if width + i in used else 0 for i in range(2 * size if width else 0)]
-        steps = [step_bytes(length * dtype.itemsize, segmentation.num_segments) if length else 0 for length in staged]
-        return cls(lengths + staged, width, steps)
+        stages = {chunk for moves in rounds for m in moves for chunk in stages_of(m, width)}
+        stage_lengths = [lengths[i % size] if width + i in stages else 0 for i in range(2 * size if width else 0)]
+        steps = [step_bytes(n * dtype.itemsize, segmentation.num_segments) if n else 0 for n in stage_lengths]
+        return cls(lengths + stage_lengths, width, steps)
 
     @property
     def turn_bytes(self) -> int:
@@ -290,11 +290,11 @@ class DirectBinder:
         """Return where the chunks and stages of these ranks are, whose registers come one after the other."""
         layouts: dict[int, list[Address]] = {}
         for nth, rank in enumerate(ranks):
-            known, offsets = rows[rank]
+            memory, offsets = rows[rank]
             num_shared = sum(chunk.register < NUM_SHARED for chunk in chunks)
             own = [chunk.offset for chunk in chunks[num_shared:]]  # which no other rank reads
             offsets = offsets[:num_shared] + own + offsets[num_shared:]
-            pids = [0 if nth == 0 or base is not None else known.pid for base in self.mapped(rank, known)]
+            pids = [0 if nth == 0 or base is not None else memory.pid for base in self.mapped(rank, memory)]
             addresses = []
             for place, offset in enumerate(offsets):
                 register = chunks[place].register if place < len(chunks) else STAGING

@@ -187,29 +187,29 @@ class Plan:
     def done(self) -> bool:
         """Move the run on without waiting; return whether it has ended."""
         self.advance()
-        ended = self._steps is None
-        if ended:
+        is_over = self._steps is None
+        if is_over:
             self._raise_failure()
             self._order_caller()
-        return ended
+        return is_over
 
     def advance(self) -> bool:
         """Move the run on without waiting, unless another thread is at it; return whether it has moved."""
-        moved = False
+        has_moved = False
         if not self._stepping.acquire(blocking=False):
-            return moved
+            return has_moved
         try:
             while self._steps is not None:
                 assert self._waiting_for is not None
                 if not self._waiting_for.test():
                     break
                 self._next()
-                moved = True
+                has_moved = True
         except FAILURES as error:
             self._fail(error)
         finally:
             self._stepping.release()
-        return moved
+        return has_moved
 
     def recorded_as(self, call: Call) -> "Plan":
         """Have runs recorded."""

@@ -163,6 +163,6 @@ class Background:
                 if not any(plan.in_background for plan in self.plans):
                     continue
                 self.work.set()  # one came in between
-            moved = [plan.advance() for plan in plans]
-            sleep_s = SHORTEST_SLEEP_S if any(moved) else min(2 * sleep_s, LONGEST_SLEEP_S)
+            progress = [plan.advance() for plan in plans]
+            sleep_s = SHORTEST_SLEEP_S if any(progress) else min(2 * sleep_s, LONGEST_SLEEP_S)
             time.sleep(sleep_s)

@@ -156,11 +156,11 @@ class Resolver:
         try:
             signed = sign(self.memory, collective, x, out, (*options, note) if note else options)
             signature, addresses, keys, on_host, _ = signed
-            kept = self.bound if on_host else self.bound_on_devices
+            cache = self.bound if on_host else self.bound_on_devices
             try:
-                bound = kept.get(signature)
+                bound = cache.get(signature)
             except TypeError:  # an option is a list
-                bound = kept.get(hashable(signature))
+                bound = cache.get(hashable(signature))
         except Unsigned:
             return self.run_unsigned(Request(collective, x, out, options, run, note, place), at_once)
         if bound is None:
@@ -536,14 +536,14 @@ class Resolver:
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
         bound.rebind, bound.compared, bound.buffered = rebind, compared, buffered
-        moved = buffered.plan if buffered else plan
-        if moved and not on_host and self.where_devices_compare(resolved):
-            bound.comparing = cast("DeviceProgram | KernelProgram", moved.rounds[0])
+        device_plan = buffered.plan if buffered else plan
+        if device_plan and not on_host and self.where_devices_compare(resolved):
+            bound.comparing = cast("DeviceProgram | KernelProgram", device_plan.rounds[0])
         bound.call.number = call.number
-        kept, most = (self.bound, MOST_BOUND) if on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
-        if len(kept) >= most:
-            del kept[next(iter(kept))]
-        kept[hashable(signature)] = bound
+        cache, most = (self.bound, MOST_BOUND) if on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
+        if len(cache) >= most:
+            del cache[next(iter(cache))]
+        cache[hashable(signature)] = bound
         return bound
 
     def rebind(self, a: Arguments, messages: MessageBinder | None, place: tuple[int, ...]) -> Plan:

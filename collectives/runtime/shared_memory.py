@@ -83,9 +83,9 @@ class Compiler(PhaseCompiler):
             length = min(PIECE_BYTES, nbytes - begin)
             here = []
             for nth, source in enumerate(sources):
-                brought = Address(0, BOUNCE, nth * PIECE_BYTES) if source.pid else source.after(begin)
-                self.copy(brought, source.after(begin), length)
-                here.append(brought)
+                local = Address(0, BOUNCE, nth * PIECE_BYTES) if source.pid else source.after(begin)
+                self.copy(local, source.after(begin), length)
+                here.append(local)
             self.add(target.after(begin), here, length)
 
     def add(self, target: Address, sources: list[Address], nbytes: int) -> None:
@@ -295,12 +295,12 @@ class ProgramBinder(DirectBinder):
         key, offset = channel.begin
         window = self.memory.windows.by_key[key]
         for nth, rank in enumerate(channel.ranks):
-            known = rows[rank][0]
-            bases = zip(self.mapped(rank, known), (known.window, known.out_window), strict=True)
-            program.bases[nth] = [there if here is None else here for here, there in bases] + [known.key, known.out_key]
+            memory = rows[rank][0]
+            bases = zip(self.mapped(rank, memory), (memory.window, memory.out_window), strict=True)
+            program.bases[nth] = [*(far if near is None else near for near, far in bases), memory.key, memory.out_key]
             stage = window.bases[self.world_ranks[rank]] + offset
             for turn in range(TURNS):
-                pair = stage + turn * known.turn_bytes, stage + (1 - turn) * known.turn_bytes
+                pair = stage + turn * memory.turn_bytes, stage + (1 - turn) * memory.turn_bytes
                 program.registers[turn, nth, STAGING : STAGING + TURNS] = pair
 
 

@@ -219,10 +219,10 @@ def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, pipelined: b
     of_root = row.rounds(root, size, root, nodes)
     limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, len(of_root)), COUNTED_CHUNKS // size)
     ranks = sample(nodes, root, max(4, limit))
-    counted = {rank: stretches(row.rounds(rank, size, root, nodes), rank, nodes) for rank in ranks}
+    stretches_by_rank = {rank: stretches(row.rounds(rank, size, root, nodes), rank, nodes) for rank in ranks}
     if pipelined:
-        return ((loads_of({rank: at_once(own) for rank, own in counted.items()}, nodes), 1),)
-    return merged(counted, nodes)
+        return ((loads_of({rank: at_once(own) for rank, own in stretches_by_rank.items()}, nodes), 1),)
+    return merged(stretches_by_rank, nodes)
 
 
 def sample(nodes: Nodes, root: int, limit: int) -> list[int]:

@@ -50,19 +50,19 @@ def figure(diagrams: Sequence[Diagram]) -> Any:
     from matplotlib.ticker import MaxNLocator
 
     height = min(40.0, 1.5 + 0.35 * max(diagram.num_ranks for diagram in diagrams))
-    drawn = Figure(figsize=(WIDE * len(diagrams), max(NARROW, height)), layout="constrained")
+    chart = Figure(figsize=(WIDE * len(diagrams), max(NARROW, height)), layout="constrained")
     end, unit, scale = time_axis(max(diagram.end for diagram in diagrams))
     for place, diagram in enumerate(diagrams, 1):
-        axes = drawn.add_subplot(1, len(diagrams), place, title=diagram.title, xlabel=f"time ({unit})", ylabel="rank")
+        axes = chart.add_subplot(1, len(diagrams), place, title=diagram.title, xlabel=f"time ({unit})", ylabel="rank")
         axes.set_xlim(0, end)
         axes.set_ylim(diagram.num_ranks - 0.5, -0.5)  # rank 0 on top
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         draw(axes, diagram, scale)
     entries = {
-        label: handle for axes in drawn.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        label: handle for axes in chart.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    drawn.legend(entries.values(), entries, loc="outside lower center", ncols=len(entries) or 1)
-    return drawn
+    chart.legend(entries.values(), entries, loc="outside lower center", ncols=len(entries) or 1)
+    return chart
 
 
 def refuse(path: str) -> None:
@@ -80,9 +80,9 @@ def refuse_picture(path: str) -> None:
         raise ValueError(f"{path} needs matplotlib: pip install '.[plots]'")
 
 
-def save(drawn: Any, path: str) -> None:
+def save(chart: Any, path: str) -> None:
     """Write a matplotlib figure as PNG, in one go."""
-    drawn.savefig(f"{path}.part", format="png")
+    chart.savefig(f"{path}.part", format="png")
     os.replace(f"{path}.part", path)
 
 

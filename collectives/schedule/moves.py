@@ -116,8 +116,8 @@ def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> It
         return range(runs[run.start].start, runs[run.stop - 1].stop) if run else run
 
     for moves in schedule:
-        kept = (m for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
-        yield tuple(replaced(m, ranks.__getitem__, place) for m in kept)
+        nonempty = (m for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
+        yield tuple(replaced(m, ranks.__getitem__, place) for m in nonempty)
 
 
 def replaced(move: Move, rank: Callable[[int], int], run: Callable[[range], range]) -> Move:

@@ -264,13 +264,13 @@ class World:
         if len(self.barriers[ranks]) < len(ranks):
             return []
         del self.barriers[ranks]
-        seen = [max(column) for column in zip(*(self.seen[r] for r in ranks), strict=True)]
+        clock = [max(column) for column in zip(*(self.seen[r] for r in ranks), strict=True)]
         news = 0
         for member in ranks:
-            seen[member] = self.rounds[member]
+            clock[member] = self.rounds[member]
             news |= self.heard[member]
         for member in ranks:
-            self.seen[member] = seen
+            self.seen[member] = clock
             self.news[member] |= news
             self.pending[member] -= 1
         return [member for member in ranks if member != rank]
@@ -341,15 +341,15 @@ class World:
 
     def check_disjoint(self, rank: int, moves: Round) -> None:
         """Refuse a chunk written twice in a round, or while it is read; a RecvReduce writes after all Sends."""
-        written: dict[int, object] = {}
+        writers: dict[int, object] = {}
         for move in moves:
             for chunk in move.run if isinstance(move, Recv | RecvReduce | Copy | Get | GetReduce) else ():
-                if chunk in written:
+                if chunk in writers:
                     raise ContractError(f"{self.at(rank)} writes [{chunk}] twice: {show(move)}")
-                written[chunk] = move
+                writers[chunk] = move
         for reader in moves:
             for chunk in own_reads(rank, reader):
-                writer = written.get(chunk)
+                writer = writers.get(chunk)
                 late = isinstance(reader, Send) and isinstance(writer, RecvReduce)  # a reduction writes after all sends
                 in_place = writer is reader and not isinstance(reader, Copy)
                 if writer is not None and not late and not in_place:

@@ -136,9 +136,9 @@ def table(sizes: Sequence[int], times: Times) -> Iterator[str]:
     widths = {name: max(11, len(name)) for name in times}
     yield "  bytes" + "".join(f" {name:>{width}}" for name, width in widths.items())
     for place, nbytes in enumerate(sizes):
-        known = {name: of_row[place] for name, of_row in times.items() if place < len(of_row)}
-        fastest = min(known, key=known.__getitem__, default="")
-        cells = (f"{known[name] * 1e6:.1f}" if name in known else "-" for name in times)
+        seconds = {name: of_row[place] for name, of_row in times.items() if place < len(of_row)}
+        fastest = min(seconds, key=seconds.__getitem__, default="")
+        cells = (f"{seconds[name] * 1e6:.1f}" if name in seconds else "-" for name in times)
         cells = (f"{cell}{' <' if name == fastest else '  '}" for name, cell in zip(times, cells, strict=True))
         line = "".join(f" {cell:>{width + 1}}" for cell, width in zip(cells, widths.values(), strict=True))
         yield f"{size_in_words(nbytes):>7}{line}".rstrip()

@@ -46,7 +46,7 @@ def numbered(url: str) -> bool:
     if environment.launched_size() == 1:
         return any(set_here)
     every = gathered_numbers([int(os.environ[name]) for name in SET_BY_HAND[:2]] if all(set_here) else NOTHING)
-    if all(told == NOTHING for told in every):
+    if all(numbers == NOTHING for numbers in every):
         return False
     if odd := misfits(every):
         number, size = ("not set" if value < 0 else value for value in every[odd[0]])

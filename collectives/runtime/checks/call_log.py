@@ -81,7 +81,7 @@ class Record:
 
     def entries(self) -> list[Entry]:
         """Return what was entered last, the latest at the end; of plans run the short way, their latest run only."""
-        entries = [Entry(*kept) for kept in list(self.ring)]
+        entries = [Entry(*fields) for fields in list(self.ring)]
         for call in filter(None, (reference() for reference in self.short)):
             own = [i for i, entry in enumerate(entries) if entry.call.calls is call.calls]
             if call.number > max((entries[i].number for i in own if entries[i].call is call), default=0):

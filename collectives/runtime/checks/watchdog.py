@@ -334,8 +334,8 @@ def of_no_wait(entries: Sequence[Entry], quiet_s: float, main: threading.Thread)
     )
     if not entries:
         return f"{where}; it has called none"
-    ended = "started" if entries[-1].call.under_way else "ended"
-    return f"{where}; its last: {entries[-1]}, {ended} {quiet_s:.0f} s ago{before(entries[:-1])}"
+    event = "started" if entries[-1].call.under_way else "ended"
+    return f"{where}; its last: {entries[-1]}, {event} {quiet_s:.0f} s ago{before(entries[:-1])}"
 
 
 def before(entries: Sequence[Entry]) -> str:

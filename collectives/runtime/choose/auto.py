@@ -134,17 +134,17 @@ def copied_before(row: Algorithm, nbytes: int, size: int) -> float:
 
 def explain(question: Question) -> str:
     """Say what is chosen, why, and what the model predicts for all candidates, in a few lines."""
-    chosen, (collective, _, size, nodes) = choose(question), question.case
+    choice, (collective, _, size, nodes) = choose(question), question.case
     where = f"{size} rank{'s' * (size != 1)} of {nodes} node{'s' * (nodes != 1)}"
-    lines = [f"{collective} of {question.nbytes} bytes on {where}: {chosen}", reason(question, chosen)]
+    lines = [f"{collective} of {question.nbytes} bytes on {where}: {choice}", reason(question, choice)]
     for name, seconds in question.ranking():
-        lines.append(f"{seconds * 1e6:14.1f} us  {name}{' <' * (name == chosen)}")
+        lines.append(f"{seconds * 1e6:14.1f} us  {name}{' <' * (name == choice)}")
     return "\n".join(lines)
 
 
-def reason(question: Question, chosen: str) -> str:
+def reason(question: Question, choice: str) -> str:
     tuning = question.tuning
-    if chosen == question.measured:
+    if choice == question.measured:
         return f"measured to be the fastest ({tuning.source}); the cost model, with the speeds measured, says:"
     if tuning.source:
         return f"not measured ({tuning.source}); by the cost model, with the speeds measured:"
@@ -234,13 +234,13 @@ def numbers(data: dict[str, Any], *names: str) -> list[float]:
 
 def parse_row(data: Any) -> tuple[Case, Limits]:
     case = Case(*(take(data, name, kind) for name, kind in Case.__annotations__.items()))
-    known = algorithms.names(case.collective)
+    names = algorithms.names(case.collective)
     bounds = [-1]
     for entry in take(data, "up_to_bytes", list):
         if not (isinstance(entry, list) and list(map(type, entry)) == [int, str]):
             raise ValueError(f"'up_to_bytes' has {json.dumps(entry)}, but must have pairs of bytes and a name")
-        if entry[1] not in known:
-            raise ValueError(f"{case.collective} has no algorithm {entry[1]!r}: it has {', '.join(known) or 'none'}")
+        if entry[1] not in names:
+            raise ValueError(f"{case.collective} has no algorithm {entry[1]!r}: it has {', '.join(names) or 'none'}")
         bounds.append(entry[0])
     if any(a >= b for a, b in pairwise(bounds)):
         raise ValueError(f"'up_to_bytes' of {case.collective} does not ascend")
