@@ -1,4 +1,4 @@
-"""The registry: which algorithms there are for each collective.  Each family's file has its own rows."""
+"""Registry of the algorithms of each collective.  Each family's file has its own rows."""
 
 from collectives.algorithms import (
     bruck,
@@ -18,7 +18,7 @@ __all__ = ["REGISTRY", "Access", "Algorithm", "Precondition", "check", "find", "
 
 FAMILIES = (
     *(ring, recursive, pairwise, bruck, tree, chain, prefix, hierarchical),
-    *(direct, leaders),  # which reach into other ranks' memory
+    *(direct, leaders),  # which access other ranks' memory
 )
 REGISTRY: tuple[Algorithm, ...] = tuple(row for family in FAMILIES for row in family.ALGORITHMS)
 

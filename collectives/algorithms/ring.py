@@ -1,4 +1,4 @@
-"""The ring: every rank talks to its two neighbours only, each chunk goes round once.
+"""The ring: every rank exchanges with its two neighbours only, and each chunk goes round once.
 
 Bandwidth-optimal: a rank sends (p-1)/p of the vector a pass, whatever p.  For large vectors.
 

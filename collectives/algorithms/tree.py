@@ -124,7 +124,7 @@ def scatter_all_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 class Tree(NamedTuple):
-    """A tree over places 0 to p-1, in order but for its root 0; place i is rank turn * i + shift, round the ring."""
+    """A tree over places 0 to p-1, in in-order except for its root 0; place i is rank (turn * i + shift) mod p."""
 
     size: int
     turn: int

@@ -1,4 +1,4 @@
-"""The one place that knows NumPy from CuPy from torch: flat views of their arrays, dtypes and ops."""
+"""Flat views of NumPy, CuPy and torch arrays, dtypes and ops: only this module tells the libraries apart."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ def cuda(index: int, library: str = "cupy") -> "Device":
 def device(name: str) -> "Device":
     """Return the device of that name: "cpu", "cuda" (the current one) or "cuda:1".
 
-    Raises: ValueError for a name or a device that there isn't.
+    Raises: ValueError for an unknown name or a device that does not exist.
     """
     kind, _, index = name.partition(":")
     if name == "cpu":

@@ -1,7 +1,7 @@
 """One HTML file of sections: text, charts, and the tables that the charts are drawn from.
 
-The file has its style and its script within, and fetches nothing.  A chart is described by a dict, which page.js draws
-at the width that there is: what is drawn stands in a table, which is also what a reader has without a picture.
+The file contains its style and its script, and fetches nothing.  A chart is described by a dict, which page.js draws at
+the available width; its data stand in a table, for readers without pictures, too.
 """
 
 import json

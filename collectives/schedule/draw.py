@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 COLORS = {"wait": "0.85", "reduce": "C3", "work": "C2"}
 LABELS = {"wait": "at its messages", "reduce": "reduces", "work": "copies, reads, barriers"}
 NARROW, WIDE = 4.0, 9.0  # inches
-LONGEST_NAME = 240  # bytes, of the 255 that file systems allow: more is added while a file is written
+LONGEST_NAME = 240  # bytes, of the 255 that file systems allow: a suffix is added while a file is written
 
 
 class Bar(NamedTuple):
@@ -46,7 +46,7 @@ class Diagram(NamedTuple):
 
 def figure(diagrams: Sequence[Diagram]) -> Any:
     """Draw diagrams side by side, over the same time: a matplotlib figure."""
-    from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
+    from matplotlib.figure import Figure  # takes half a second, paid only for drawing
     from matplotlib.ticker import MaxNLocator
 
     height = min(40.0, 1.5 + 0.35 * max(diagram.num_ranks for diagram in diagrams))
@@ -66,7 +66,7 @@ def figure(diagrams: Sequence[Diagram]) -> Any:
 
 
 def refuse(path: str) -> None:
-    """Refuse a path where no file can be put, by a ValueError: a folder, too, or a device, which would be replaced."""
+    """Raise ValueError for a path where no file can be put, for a folder, and for a device, which would be replaced."""
     is_other = os.path.exists(path) and not os.path.isfile(path)
     is_long = len(os.fsencode(os.path.basename(path))) > LONGEST_NAME
     if not os.access(os.path.dirname(path) or ".", os.W_OK) or is_other or is_long:
