@@ -1,6 +1,6 @@
 """Python objects from rank to rank, as pickles in arrays of bytes.
 
-A pickle runs what it says when it is read: the ranks of a job, which run one program, take it from each other.
+Reading a pickle can run code: only the ranks of a job, which run one program, read each other's.
 """
 
 from __future__ import annotations
