@@ -1,4 +1,4 @@
-"""For which sizes which contestant is the fastest."""
+"""The ranges of sizes in which each contestant is the fastest."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -20,7 +20,7 @@ class Crossover(NamedTuple):
 
 
 def medians(rows: Sequence[Row]) -> Times:
-    """Sort medians by contestant and size: without `auto`, which is one of the others, where these are there."""
+    """Sort medians by contestant and size: without `auto`, which is one of the others, if these were measured."""
     ours = {row["name"] for row in rows if row["name"] not in ("auto", *PEERS)}
     contestants = [row for row in rows if not (ours and row["name"] == "auto")]
     names = dict.fromkeys(row["name"] for row in contestants)
@@ -28,7 +28,7 @@ def medians(rows: Sequence[Row]) -> Times:
 
 
 def crossovers(times: Times) -> list[Crossover]:
-    """List who is the fastest for which sizes; between two sizes measured, lines cross as a log-log chart has them.
+    """List the fastest contestant by ranges of sizes; between two measured sizes, lines cross as in a log-log chart.
 
     >>> crossovers({"tree": {1: 1.0, 4: 2.0, 16: 8.0}, "ring": {1: 2.0, 4: 4.0, 16: 4.0}})
     [Crossover(name='tree', begin=1.0, end=8.0), Crossover(name='ring', begin=8.0, end=16.0)]

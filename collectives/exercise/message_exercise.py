@@ -1,4 +1,4 @@
-"""Exercises whose schedules are rounds of messages: what they are tried on, their proof and their price."""
+"""Exercises whose schedules are rounds of messages: their instances, their proof and their price."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class MessageExercise(Exercise):
     collective: str
     algorithm: Callable[..., Schedule]
     textbook: str
-    powers: bool = False  # of two only
+    powers: bool = False  # powers of two only
     nodes: bool = False
 
     imports = "from collectives.schedule.moves import Copy, Recv, RecvReduce, Send, chunk"

@@ -20,7 +20,7 @@ library_start_all = MPI.Prequest.Startall
 
 
 class Run:
-    """A run of a plan under way, which completes a generalized request when it ends."""
+    """A started run of a plan, which completes a generalized request when it ends."""
 
     def __init__(self, call: CollectiveCall, plan: Plan):
         self.call: CollectiveCall | None = call
@@ -50,7 +50,7 @@ class Run:
 
 
 class StartedRequest(MPI.Grequest):
-    """The request of a call under way, as an `I...` method returns it."""
+    """The request of a started call, as an `I...` method returns it."""
 
     run: Run
 
@@ -71,7 +71,7 @@ class StartedRequest(MPI.Grequest):
 
 
 class PersistentRequest(MPI.Prequest):
-    """A plan as a persistent request: inactive it is null for the library; started it has a generalized request's."""
+    """A plan as a persistent request: for the library null while inactive, and a generalized request once started."""
 
     plan: Plan | None
     call: CollectiveCall

@@ -1,7 +1,7 @@
-"""What every rank holds after each round of a schedule, as the prover's symbolic run computes it.
+"""Every rank's chunks after each round of a schedule, from the prover's symbolic run.
 
-A state is the rounds that all ranks have ended.  Ranks of the symbolic run are in different rounds at a time; what a
-schedule without races writes in a round does not depend on that.
+A state is the rounds that all ranks have ended.  Ranks of the symbolic run are in different rounds at a time; without
+races, the values written in a round do not depend on that.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ from collectives.schedule.spec import COLLECTIVES, Chunks
 class ChunkTransfer(NamedTuple):
     """Chunks that a round brings to `dest`: run `theirs` of each of the sources becomes, or is reduced into, `run`."""
 
-    kind: str  # the name of the move that takes it
+    kind: str  # the name of the receiving move
     sources: tuple[int, ...]
     theirs: range
     dest: int
@@ -37,14 +37,14 @@ class ChunkTransfer(NamedTuple):
 
 
 class RankRound(NamedTuple):
-    """What a rank does in a round: it takes or writes `transfers`, and waits for the ranks of a barrier."""
+    """A rank's round: the `transfers` that it receives or writes, and the ranks of its barrier."""
 
     transfers: tuple[ChunkTransfer, ...]
     barrier: tuple[int, ...] = ()
 
 
 class RecordedRun(NamedTuple):
-    """A symbolic run of all ranks: what each has at first, what each round writes, and what each must have at last."""
+    """A symbolic run of all ranks: the initial vectors, the values written by each round, and the final vectors due."""
 
     start: list[Vector]
     goal: list[Vector]
@@ -63,7 +63,7 @@ class RecordedRun(NamedTuple):
 
 
 class RecordingWorld(World):
-    """A symbolic run that keeps which message each receive took, and what each round of each rank wrote."""
+    """A symbolic run that records the message of each receive, and the values that each round of each rank writes."""
 
     def __init__(self, name: str, programs: list[list[Round]], start: list[Vector], goal: list[Vector]):
         super().__init__(name, programs, start, goal, in_order=False)
@@ -85,7 +85,7 @@ class RecordingWorld(World):
         self.heard_by_round[rank, number] = self.heard[rank]
 
     def rank_round(self, rank: int, number: int) -> RankRound:
-        """Return what a rank did in a round."""
+        """Return a rank's record of a round."""
         chunk_values = self.written[rank, number]
         transfers = []
         barrier: tuple[int, ...] = ()
