@@ -43,7 +43,7 @@ def rows(collective: str, size: int | None = None, equal: bool = True) -> list[A
 def find(collective: str, name: str) -> Algorithm:
     """Return the registry's row of that name.
 
-    Raises: ValueError where there is none, with the names there are.
+    Raises: ValueError for an unknown name, with the valid ones.
     """
     for row in REGISTRY:
         if (row.collective, row.name) == (collective, name):
@@ -53,7 +53,7 @@ def find(collective: str, name: str) -> Algorithm:
 
 
 def check(row: Algorithm, size: int, equal: bool = True) -> None:
-    """Refuse what an algorithm cannot do.
+    """Refuse a call that an algorithm cannot do.
 
     Raises: ValueError with the names of those that can.
     """

@@ -33,7 +33,7 @@ class Access(IntEnum):
 
 
 PIPELINED_BYTES = 1 << 20  # of a chunk's segment, where several phases are pipelined
-STAGED_BYTES = 1 << 18  # the same where it goes by way of a staging buffer, which should stay in a core's cache
+STAGED_BYTES = 1 << 18  # of a segment in a staging buffer, which should stay in a core's cache
 
 
 class Algorithm(NamedTuple):

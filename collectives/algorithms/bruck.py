@@ -14,7 +14,7 @@ from collectives.schedule.moves import Copy, Recv, Round, Send, arc
 
 
 def all_gather(rank: int, size: int) -> Iterator[Round]:
-    """Rank r starts owning chunk r; what it has, from r on round the ring, doubles every round.
+    """Rank r starts owning chunk r; its chunks, from r on round the ring, double every round.
 
     Cost: ceil(log2 p) alpha + n(p-1)/p beta.
 

@@ -119,7 +119,7 @@ def exchange_with_each(team: tuple[int, ...], teams: list[tuple[int, ...]], size
 
 
 def pack(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> Round:
-    """Return the round in which a leader reads what its team has for these teams, in their order."""
+    """Return the round in which a leader reads its team's data for these teams, in their order."""
     return tuple(
         Copy(part, target) if source == team[0] else Get(source, part, target)
         for source, part, target in packing(team, teams, begin)
@@ -127,7 +127,7 @@ def pack(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> Rou
 
 
 def unpack(team: tuple[int, ...], teams: list[tuple[int, ...]], runs: list[range], size: int) -> Round:
-    """Return the round in which a leader writes what has come from these teams to where its own team wants it."""
+    """Return the round in which a leader writes the data from these teams to their places in its own team."""
     return tuple(
         Copy(part, target) if dest == team[0] else Put(dest, part, target)
         for other, run in zip(teams, runs, strict=True)
@@ -137,7 +137,7 @@ def unpack(team: tuple[int, ...], teams: list[tuple[int, ...]], runs: list[range
 
 
 def packing(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> Iterator[tuple[int, range, range]]:
-    """Return whose runs go where, from chunk `begin` on: by their dests' teams, dests, and sources."""
+    """Yield source, run and packed chunks, from chunk `begin` on: by the dests' teams, dests, and sources."""
     if len(team) == 1:
         dests = consecutive([dest for other in teams for dest in other])
         yield from zip(team * len(dests), dests, laid(begin, map(len, dests)), strict=True)
@@ -148,7 +148,7 @@ def packing(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> 
 
 
 def placed(run: range, chunks: list[int]) -> Iterator[tuple[range, range]]:
-    """Yield the parts of a run that go to chunks which follow each other, and those chunks."""
+    """Yield the parts of a run that go to consecutive chunks, and those chunks."""
     targets = consecutive(chunks)
     return zip(laid(run.start, map(len, targets)), targets, strict=True)
 

@@ -88,7 +88,7 @@ class CudaProgram:
         self.num_blocks = max(1, min(-(-work // BLOCK_THREADS), most))
 
     def launch(self, stream: int, key: int, number: int) -> None:
-        """Run after what is on a stream by now, and after the channel's run before, if ranks run that of one key."""
+        """Launch after the work on a stream by now and the channel's previous run; ranks must have the same key."""
         program = self.program
         with self.device.on_device():
             captured = self.runtime.streamIsCapturing(stream)

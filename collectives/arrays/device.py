@@ -102,7 +102,7 @@ class Device:
         if x.dtype in HALVES:
             x[...] = (x.astype(np.float32) / np.float32(divisor)).astype(x.dtype)
         elif x.dtype in INTEGERS:
-            wide = x.astype(f"{x.dtype.kind}8", copy=False)  # which any divisor fits into
+            wide = x.astype(f"{x.dtype.kind}8", copy=False)  # wide enough for any divisor
             by = wide.dtype.type(divisor)
             x[...] = (wide - self.xp.fmod(wide, by)) // by
         else:

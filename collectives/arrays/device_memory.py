@@ -24,9 +24,9 @@ from collectives.job.launch import at_exit
 SLAB_BYTES = 1 << 23  # blocks of up to a sixteenth of it share a window
 ALLOCATION_BYTES = 1 << 21  # granularity of CUDA's allocations, each of which has one handle
 HANDLE_BYTES = 64
-MOST_RANKS = 64  # whose devices wait for each other
+MOST_RANKS = 64  # the most whose devices may wait for each other
 PROBE = np.dtype(np.int64)
-REFUSALS = (OSError, RuntimeError, MemoryError)  # what CuPy raises for CUDA's errors
+REFUSALS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
 
 
 class Signals(NamedTuple):
@@ -185,7 +185,7 @@ class DeviceMemory(SymmetricMemory):
         return not self.agree_max([shared or len(self.ranks) > MOST_RANKS])[0]
 
     def make_signals(self) -> Signals | None:
-        """Make events that the node's ranks wait for; None where a rank is refused some.  Collective."""
+        """Make events that the node's ranks wait for; None if a rank cannot make some.  Collective."""
         own, handles, failure = [], [b""] * TURNS, ""
         try:
             own = [self.device.shared_event() for _ in range(TURNS)]

@@ -161,7 +161,7 @@ class SymmetricMemory:
         return (self.world_ranks[0] << 32 | self.windows.num_made) + 1 if self.is_first else 0
 
     def make_room(self, key: int, need: int, unused: list[Block]) -> list[Block]:
-        """Make new blocks; remove what is unused if it is much, or memory is short."""
+        """Make new blocks; release unused ones if they are many bytes, or memory is short."""
         if sum(block.nbytes for block in unused) <= KEPT_BYTES:
             try:
                 return self.make_blocks(key, need)
@@ -209,7 +209,7 @@ class SymmetricMemory:
         """Release the resources of windows other than their memory.  Collective."""
 
     def check_space(self, nbytes: int) -> None:
-        """Refuse, on all ranks, what a node's shared memory cannot hold: using it would be the end of the process."""
+        """Refuse, on all ranks, memory that exceeds a node's shared memory: its use would end the process."""
         need = nbytes * self.node_comm.size
         there = os.statvfs(shared_folder())
         free_bytes = there.f_bavail * there.f_frsize
@@ -221,7 +221,7 @@ class SymmetricMemory:
             )
 
     def release(self, unused: list[Block]) -> None:
-        """Give back the windows of which no block is in use.  Collective in the node."""
+        """Release the windows of which no block is in use.  Collective in the node."""
         in_use = {block.window.key for block in self.blocks if block not in unused}
         keys = dict.fromkeys(block.window.key for block in unused if block.window.key not in in_use)
         self.blocks = [block for block in self.blocks if block.window.key not in keys]

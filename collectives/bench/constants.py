@@ -17,7 +17,7 @@ from collectives.runtime.messages import SEGMENT_BYTES
 from collectives.runtime.plan import Plan
 from collectives.schedule.cost import NETWORK, Link, Network
 
-VECTOR_BYTES = 16 << 20  # that are reduced, copied or sent in a node: more than caches hold
+VECTOR_BYTES = 16 << 20  # reduced, copied or sent in a node: more than caches hold
 SHORT_BYTES = 8
 FAR_BYTES = 4 << 20  # of a long message to another node
 PING_PONGS, BARRIERS = 10, 10  # timed as one

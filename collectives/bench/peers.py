@@ -36,7 +36,7 @@ def peer_call(comm: Communicator, trial: Trial, name: str) -> Callable[[], Any]:
         call = torch_call(*arguments)
         trial.fill()
         try:
-            call()  # which refuses dtypes that it can't move
+            call()  # fails for dtypes that it can't move
         except (RuntimeError, TypeError) as error:
             raise ValueError(str(error).splitlines()[0]) from None
     return call

@@ -53,7 +53,7 @@ class Contestant(NamedTuple):
     name: str
     algorithm: str
     trial: Trial
-    call: constants.Action  # whose work a device may still do when it returns
+    call: constants.Action  # on a device it may still run after it returns
     free: Callable[[], None]
 
     @property

@@ -16,7 +16,7 @@ ROUND = "a round is a tuple of moves, as in yield (Send(to, run),)"
 def as_round(value: Any) -> Round:
     """Convert a value that a student yields to a round.
 
-    Raises: ValueError for what is none.
+    Raises: ValueError for anything else.
     """
     if isinstance(value, Move):
         raise ValueError(f"yields {type(value).__name__}(...) by itself: {ROUND}")
@@ -28,7 +28,7 @@ def as_round(value: Any) -> Round:
 def as_move(value: Any) -> Move:
     """Convert an item of a student's round to a move, with ranks as Python's integers.
 
-    Raises: ValueError for what is none.
+    Raises: ValueError for anything else.
     """
     if not isinstance(value, MOVES):
         names = ", ".join(kind.__name__ for kind in MOVES)

@@ -143,7 +143,7 @@ def grouped_allgather_async(
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
-    """Return all ranks' rows, in the order of the ranks.  The gradient is the mean over the ranks."""
+    """Return all ranks' rows, in rank order.  The gradient is the mean over the ranks."""
 
     def do(xs: Tensors) -> list[Tensor]:
         return synchronize(grouped_allgather_async(xs, name, process_set))

@@ -23,7 +23,7 @@ LIBRARY = re.compile(r"libmpi(ch|_abi)?\.so")
 
 
 class CudaAwareness(NamedTuple):
-    """Whether MPI is given device memory, and the reason."""
+    """The decision whether MPI is given device memory, and the reason."""
 
     is_used: bool
     reason: str

@@ -19,7 +19,7 @@ from collectives.schedule.spec import Chunks, everyone, spec_of
 if TYPE_CHECKING:
     from collectives.runtime.operands import Operands
 
-REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
+REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # exceptions of NumPy, CuPy and torch for an argument
 
 
 @dataclass

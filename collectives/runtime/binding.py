@@ -196,7 +196,7 @@ class Binder:
             from collectives.runtime.on_device import DeviceProgramBinder
 
             return DeviceProgramBinder(shared, *parts)
-        from collectives.runtime.shared_memory import ProgramBinder  # which brings the compiler
+        from collectives.runtime.shared_memory import ProgramBinder  # it imports the compiler
 
         return ProgramBinder(*parts)
 

@@ -66,7 +66,7 @@ class Headers:
         lease = memory.allocate(HEADER_BYTES)
         self.seen = self.verdict = array(lease, 2, np.dtype(np.int64))
         if self.in_nodes:
-            from collectives.runtime.channel import Channel  # which brings the compiler
+            from collectives.runtime.channel import Channel  # it imports the compiler
 
             self.channel = Channel(memory, world_ranks, [self.rank, *(rank for rank in team if rank != self.rank)])
             leader = lease.block.window.bases[world_ranks[team[0]]] + lease.block.offset

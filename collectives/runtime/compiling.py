@@ -23,5 +23,5 @@ class FirstCompilation(event.Listener):
 
 
 def tell_compiling() -> None:
-    """Say so from now on."""
+    """Print the message at the first compilation from now on."""
     event.register("numba:compile", FirstCompilation())

@@ -150,7 +150,7 @@ class Memories:
         return shared.array(shared.allocate(count * dtype.itemsize), count, dtype)
 
     def peers(self, device: Device, view: Any) -> list[Any]:
-        """Return each rank's array, on this node, at the place where `view` lies in symmetric memory."""
+        """Return each rank's array, on this node, at the place of `view` in symmetric memory."""
         window, ranks = self.context.windows.window_of(view), self.of_host.world_ranks
         if window is None or not window.bases.keys() >= set(ranks):
             raise ValueError("x is not in these ranks' symmetric memory: allocate it with their `empty`")

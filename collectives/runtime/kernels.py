@@ -23,7 +23,7 @@ from collectives.runtime.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHA
 BARRIER, COPY, STREAM, REDUCE, REDUCE16, READ, WRITE, PAUSE = range(8)
 SUM, PROD, MIN, MAX, BAND, BOR, BXOR, LAND, LOR, LXOR = range(10)
 BFLOAT16, FLOAT16 = range(2)
-WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # what `run` returns
+WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # results of `run`
 
 # A frame: the state of a program of one rank, and where it was left.
 (
@@ -201,7 +201,7 @@ def times(a, b):
 
 
 def of_kinds(*kinds):
-    """Have a function of two numbers compiled for some kinds of them; for others, never used, it returns the first."""
+    """Compile a function of two numbers for some kinds of them; for others, never used, it returns the first."""
 
     def compiled(function):
         @overload(function, inline="always")

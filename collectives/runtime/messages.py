@@ -83,7 +83,7 @@ class Lane:
     ):
         self.requests, self.window, self.device, self.copies = requests, window, device, copies
         self.sends, self.reduce = sends, reduce
-        self.ready: dict[int, Event] = {}  # when the device is done with a segment's memory
+        self.ready: dict[int, Event] = {}  # the device is done with a segment's memory
 
     def launch(self, indices: range) -> range:
         """Queue the copies on the device for those of these segments that exist."""

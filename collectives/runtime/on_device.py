@@ -127,7 +127,7 @@ class DeviceProgram:
         self.next = 0
 
     def use(self, call: Call, is_compared: bool) -> None:
-        """Have ranks compare the numbers of their calls."""
+        """Make ranks compare the numbers of their calls."""
         self.barrier.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
 
     def run(self, device: Device) -> Iterator[Waitable]:
@@ -174,7 +174,7 @@ class KernelProgram:
         self.num_runs = 0
 
     def use(self, call: Call, is_compared: bool) -> None:
-        """Have devices compare the ranks' bound calls and their numbers.
+        """Make devices compare the ranks' bound calls and their numbers.
 
         Raises: LateMismatchError where an earlier run has found a mismatch.
         """

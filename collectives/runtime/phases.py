@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How to reduce: `divisor` is what a sum over all ranks is divided by, or 1."""
+    """The op of a reduction; a sum over all ranks is divided by `divisor`, or 1."""
 
     op: str
     dtype: np.dtype
@@ -292,7 +292,7 @@ class DirectBinder:
         for nth, rank in enumerate(ranks):
             memory, offsets = rows[rank]
             num_shared = sum(chunk.register < NUM_SHARED for chunk in chunks)
-            own = [chunk.offset for chunk in chunks[num_shared:]]  # which no other rank reads
+            own = [chunk.offset for chunk in chunks[num_shared:]]  # not read by other ranks
             offsets = offsets[:num_shared] + own + offsets[num_shared:]
             pids = [0 if nth == 0 or base is not None else memory.pid for base in self.mapped(rank, memory)]
             addresses = []

@@ -16,7 +16,7 @@ from collectives.runtime.progress import Progress, Waitable
 from collectives.schedule.moves import Round, show
 
 FAILURES = (MPI.Exception, CommunicationError)
-DEVICE_ERRORS = (OSError, RuntimeError, MemoryError)  # what CuPy raises for CUDA's errors
+DEVICE_ERRORS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
 
 
 def run_now(plan: "Plan") -> None:

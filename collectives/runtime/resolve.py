@@ -95,8 +95,8 @@ class Bound:
         self.number, self.call, self.plan = number, call, plan
         self.program: Program | None = plan.only if plan and a.device is host() else None
         self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
-        self.compared: ComparedPlan | None = None  # which takes any arrays
-        self.buffered: BufferedPlan | None = None  # the same of devices
+        self.compared: ComparedPlan | None = None  # takes any arrays
+        self.buffered: BufferedPlan | None = None  # takes any arrays on devices
         self.comparing: DeviceProgram | KernelProgram | None = None  # on a device: compares at the first barrier
         self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
         self.has_result = o.result is not None

@@ -37,7 +37,7 @@ class StartedCall(Plan):
             self.place_in(bound)
         self.call = self.entered = call
         self.keep = request.x, request.out
-        self.inner: Plan | None = None  # whose messages it runs
+        self.inner: Plan | None = None  # the plan whose messages it runs
 
     def place_in(self, bound: Bound) -> None:
         self.result, self.addresses, self.keys = bound.place(self.request.x, self.request.out, *self.signed[1:3])

@@ -87,7 +87,7 @@ def save(chart: Any, path: str) -> None:
 
 
 def time_axis(seconds: float) -> tuple[float, str, float]:
-    """Return where the axis ends, its unit, and how many of those make a second.
+    """Return the end of the axis, its unit, and the number of units in a second.
 
     >>> time_axis(0.002)
     (2.04, 'ms', 1000.0)

@@ -114,7 +114,7 @@ class Simulation:
         return sum(self.rounds[rank][number] != IDLE for rank in self.nodes[node])
 
     def crowd(self, rank: int) -> float:
-        """Return how many times slower a rank is in its round, as others share its core."""
+        """Return the slowdown of a rank in its round, as others share its core."""
         node, cores = self.node_of[rank], self.network.cores
         return max(1.0, self.num_busy(node, self.number[rank]) / cores) if len(self.nodes[node]) > cores else 1.0
 

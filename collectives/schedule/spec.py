@@ -129,7 +129,7 @@ COLLECTIVES = {
 def spec_of(collective: str) -> Collective:
     """Return the row of a name.
 
-    Raises: ValueError where there is none, with the names there are.
+    Raises: ValueError for an unknown name, with the valid ones.
     """
     if collective not in COLLECTIVES:
         raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(COLLECTIVES)}")

@@ -221,7 +221,7 @@ class WriteOnSignal:
 
 
 def write_on_signal(recorder: Recorder) -> None:
-    """Have a recorder write on SIGUSR2, unless the program has a use for that signal."""
+    """Make a recorder write on SIGUSR2, unless the program handles that signal."""
     if threading.current_thread() is not threading.main_thread():
         return
     handler = signal.getsignal(signal.SIGUSR2)

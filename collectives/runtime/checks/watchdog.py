@@ -25,7 +25,7 @@ from collectives.runtime.progress import Progress, Wait
 from collectives.schedule.moves import name_ranks
 
 POLL_S = 0.5
-ANSWER_S = 5.0  # how long to wait for the others' answers
+ANSWER_S = 5.0  # to wait for the others' answers
 LAST_WORDS_S = 0.5  # for output to get through, before the job is aborted
 ASK = None  # a message that is not an answer
 MOST_REPORTED = 16  # calls, which others compare
@@ -91,11 +91,11 @@ class Watchdog:
         self.alone = MPI.Query_thread() < MPI.THREAD_MULTIPLE  # this thread may not call MPI
         self.poll_s = min(POLL_S, timeout_s / 4)
         self.clock_s, self.looked = 0.0, time.monotonic()
-        self.since: dict[int, float] = {}  # when each wait was first seen
+        self.since: dict[int, float] = {}  # the time at which each wait was first seen
         self.device_since: dict[tuple[int, int], float] = {}  # the same for the latest run of each plan on a device
-        self.failed_s = math.inf  # when another rank reported that its device failed
+        self.failed_s = math.inf  # the time of another rank's report that its device failed
         self.state: Any = None
-        self.changed_s = 0.0  # when the state was last seen to change
+        self.changed_s = 0.0  # the time at which the state was last seen to change
         self.patient_until_s = 0.0
         self.sent: list[MPI.Request] = []
         self.lock, self.stopped = threading.Lock(), False
@@ -240,7 +240,7 @@ class Watchdog:
         self.last_words(f"rank {self.rank} has waited for {limit}; this ends the job:\n{words}", begins, others)
 
     def have_written(self, begins: dict[str, int], others: set[int]) -> dict[int, str]:
-        """Have other ranks write their last calls; return the failures by rank, of those that have tried."""
+        """Tell other ranks to write their last calls; return the failures by rank, of those that have tried."""
         for rank in others:
             self.send(WriteCalls(begins), rank)
         failures: dict[int, str] = {}
