@@ -214,7 +214,7 @@ class Ended(NamedTuple):
 
 
 def one_line(text: str) -> str:
-    """Shorten what a failed program has printed to the exception of its first traceback, or else its first words.
+    """Shorten a failed program's output to the exception of its first traceback, or else its first words.
 
     >>> one_line("----\\nTraceback (most recent call last):\\n  File\\nKeyError: 3\\n----\\nExit code: 1\\n")
     'KeyError: 3'

@@ -110,7 +110,7 @@ class Device:
             parts /= parts.dtype.type(divisor)
 
     def begin(self) -> None:
-        """Order what follows on the device's stream after the caller's current stream."""
+        """Order later work on the device's stream after the caller's current stream."""
 
     def record(self) -> Event:
         """Return an event after all that is on the device's stream by now."""

@@ -88,7 +88,7 @@ class DeviceMemory(SymmetricMemory):
     def make_window(self, key: int, nbytes: int) -> Window:
         """Make a window for every rank of the node.  Collective.
 
-        Raises: InputError on every rank where one is refused memory or a handle; `failure` then says what it was.
+        Raises: InputError on every rank where one is refused memory or a handle; `failure` then gives the reason.
         """
         nbytes = -(-nbytes // ALLOCATION_BYTES) * ALLOCATION_BYTES
         own, handle, failure = None, b"", ""
@@ -143,7 +143,7 @@ class DeviceMemory(SymmetricMemory):
         self.node_comm.Free()
 
     def probe(self) -> bool:
-        """Return whether each rank of each node reads what the others have written.  Collective."""
+        """Return whether each rank of each node reads the others' writes.  Collective."""
         try:
             window = self.make_window(0, ALLOCATION_BYTES)
         except InputError:

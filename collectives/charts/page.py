@@ -99,7 +99,7 @@ def table_html(table: Table) -> str:
 
 
 def cell(value: Any, column: Column) -> str:
-    """Write a cell; what is shown otherwise than as a number has that in an attribute.
+    """Write a cell; a size, shown in words, has its number in an attribute.
 
     >>> cell(65536, Column("size", "bytes")), cell(0.1 + 0.2, Column("time")), cell("<a>", Column("name"))
     ('<td data-v=65536>64 KiB', '<td>0.3', '<td class=text>&lt;a&gt;')

@@ -109,7 +109,7 @@ def in_nodes(nodes: Groups) -> Instance:
 
 
 def cells(vector: Vector) -> list[str]:
-    """Write what a rank holds: a letter for each rank that is in it, with the chunk's number; a dot for nothing."""
+    """Write a rank's chunks: a letter for each contributing rank, with the chunk's number; a dot for nothing."""
     values = [vector.get(chunk) for chunk in range(1 + max(vector, default=-1))]
     return [symbols(value) if value else "." for value in values]
 

@@ -15,7 +15,7 @@ from types import GeneratorType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 LIMIT_S = 10.0  # for a call of the student's code, imports included; a schedule takes milliseconds
-END_S = 20.0  # of computing, or after the limit, until a signal ends the process, whatever the code catches
+END_S = 20.0  # of computing, or after the limit, until a signal ends the process, even if the code catches exceptions
 MOST_ROUNDS = 1000
 MODULE = "exercise_file"
 

@@ -80,7 +80,7 @@ def answer_of_first(comm: MPI.Comm, tag: int, has_threads: Any, deadline_s: floa
 
 
 def receive(comm: MPI.Comm, buffer: bytearray, source: int, tag: int, deadline_s: float) -> None:
-    """Receive what a rank sends that uses the wrapper, too.
+    """Receive a message of another rank that uses the wrapper.
 
     Raises: LoneInputError if nothing arrives in time.
     """

@@ -163,7 +163,7 @@ class HeadedRound:
         self.op = op
         self.leaving: dict[int, list[tuple[Any, Any]]] = {}  # copies into the packet of each partner
         self.arriving: dict[int, list[tuple[Any, Any, bool]]] = {}  # out of it, and whether they reduce
-        ends: Counter[tuple[bool, int]] = Counter()  # of what is in packets, after the headers
+        ends: Counter[tuple[bool, int]] = Counter()  # of the data in packets, after the headers
         for move in moves:
             if not isinstance(move, Send | Recv | RecvReduce):
                 continue

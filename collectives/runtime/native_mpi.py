@@ -76,7 +76,7 @@ class NativePlan(Plan):
 
 
 def check_native(a: Arguments) -> None:
-    """Refuse what the MPI library cannot do.
+    """Refuse calls that the MPI library does not support.
 
     Raises: ValueError with the remedy.
     """

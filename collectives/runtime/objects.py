@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def pickled(value: Any) -> np.ndarray:
     """Return the bytes of a pickle.
 
-    Raises: ValueError for what cannot be pickled.
+    Raises: ValueError for objects that cannot be pickled.
     """
     try:
         return np.frombuffer(pickle.dumps(value, protocol=5), np.uint8).copy()

@@ -149,9 +149,9 @@ class Resolver:
     ) -> Any:
         """Run a collective once, and return the result's array.
 
-        `options` are the values of what it takes besides `out`, in the order of `OPTIONS`.  `run` runs a plan to its
-        end, a bound call only if it does not end `at_once`; ranks must also agree in `note`; `place` is the line that
-        makes the call, by default that which calls the library.
+        `options` are the values of its other arguments besides `out`, in the order of `OPTIONS`.  `run` runs a plan to
+        its end, a bound call only if it does not end `at_once`; ranks must also agree in `note`; `place` is the line
+        that makes the call, by default that which calls the library.
         """
         try:
             signed = sign(self.memory, collective, x, out, (*options, note) if note else options)

@@ -147,7 +147,7 @@ def in_parts(schedule: Schedule) -> Iterator[tuple[bool, list[tuple[int, Round]]
 
 
 def backwards(schedule: Schedule, take: type[Recv] | type[RecvReduce]) -> Iterator[Round]:
-    """Yield a schedule from its end to its start: what was sent is taken, and what was received or reduced is sent."""
+    """Yield a schedule from its end to its start: sends become receives, and receives and reductions become sends."""
 
     def move(m: Move) -> Move:
         match m:

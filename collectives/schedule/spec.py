@@ -1,4 +1,4 @@
-"""The collectives and the ops, a row each: what a collective takes and what ranks hold before and after; names of ops.
+"""The collectives and the ops, a row each: arguments, chunks on ranks before and after; names of ops.
 
 A collective is about a vector in p chunks, of which a rank's arrays hold all, its own, or none.  All else follows from
 a collective's row: which arguments are checked, the length of a new result, the places of a call's chunks, the contract
