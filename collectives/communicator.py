@@ -418,7 +418,7 @@ class Communicator:
 
         Binding is collective; the further arguments are those of the method of that name.
 
-        Raises: InputError on every rank where one rank's arguments are wrong or ranks ask for different things.
+        Raises: InputError on every rank where one rank's arguments are wrong or the ranks' calls differ.
         """
         if "op" in arguments:
             arguments["op"] = op_name(arguments["op"])
@@ -427,8 +427,7 @@ class Communicator:
     def explain(self, collective: str, nbytes: int = 0) -> str:
         """Report which algorithm `auto` takes for a plan, why, and the model's predictions for all algorithms.
 
-        `nbytes` is the length of the whole vector, as in an algorithm's cost line (an all-gather's `out`), from
-        `empty`.
+        `nbytes` is the size of the whole vector, from `empty`, as in an algorithm's cost line: an all-gather's `out`.
         """
         spec_of(collective)
         return self._resolver.binder.explain(collective, nbytes)

@@ -152,7 +152,7 @@ def shared_memory(limit_s: float) -> Iterator[Finding]:
     elif (free := free_mib(folder)) < need:
         more = f"mount -o remount,size={2 * need}m {folder} as root, or docker run --shm-size={2 * need}m"
         words = f"{folder} has {free} MiB free, {requirement}"
-        yield Finding("problem", words, f"remove what killed jobs left there, or {more}")
+        yield Finding("problem", words, f"remove files that killed jobs left there, or {more}")
     else:
         arrays = f"arrays from comm.empty may have {(free - need) // ranks} MiB a rank"
         yield Finding("ok", f"{folder} has {free} MiB free, {requirement}, and {arrays}")
@@ -178,7 +178,7 @@ def cuda(limit_s: float) -> Iterator[Finding]:
         remedy = "see that nvidia-smi works, that the driver is new enough for CuPy, and CUDA's headers are installed"
         yield Finding("problem", f"CuPy does not work on a device: {outcome}", remedy)
     elif has_gpu and not outcome.output:
-        yield Finding("note", "no device is visible", "see CUDA_VISIBLE_DEVICES, and what the scheduler was asked for")
+        yield Finding("note", "no device is visible", "see CUDA_VISIBLE_DEVICES, and the scheduler's options")
 
 
 def device_memory_by_mpi(limit_s: float) -> Iterator[Finding]:

@@ -93,7 +93,7 @@ def parser() -> Parser:
     add("--device", default="cpu", help="cpu or cuda (cpu)")
     add("--memory", choices=[*MEMORIES, "both"], help="arrays from comm.empty, or others (symmetric)")
     add("--peers", type=peers, default=[], metavar="NAMES", help="to time as well: mpi,gloo,nccl")
-    add("--wide", action="store_true", help="print noise, and the share of what the model and the machine allow, too")
+    add("--wide", action="store_true", help="also print noise, and the share of the model's and the machine's speed")
     add("--min-bw", type=BANDWIDTHS.number, metavar="GB/s", help="fail if the average bus bandwidth is below")
     add("--json", type=Path, metavar="FILE", help="write everything, every iteration included, after each size")
     add("--html", type=Path, metavar="FILE", help="write charts and tables, with the machine and the command")

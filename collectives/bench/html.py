@@ -32,7 +32,7 @@ COLUMNS = (
 BANDS = [["min, µs", "quartile 3, µs"], ["quartile 1, µs", "quartile 3, µs"]]
 LEGEND = (
     "; bands reach from the first to the third quartile, and fainter ones down to the minimum. Thin dotted lines are "
-    "what the cost model predicts; the limit is what copying, or sending between nodes, takes for as many bytes. The "
+    "the cost model's predictions; the limit is the time of copying, or sending between nodes, as many bytes. The "
     "bar on top has the fastest."
 )
 INK = 7  # the limit's color; contestants have the preceding ones
@@ -50,7 +50,7 @@ def main() -> int:
     """Write a page from the documents of one run or two."""
     parser = Parser("python -m collectives.bench.html", __doc__)
     parser.add_argument("results", nargs="+", type=Path, metavar="JSON", help="one or two files of bench --json")
-    parser.add_argument("--html", type=Path, required=True, metavar="FILE", help="where the page goes")
+    parser.add_argument("--html", type=Path, required=True, metavar="FILE", help="path of the page")
     try:
         flags = parser.parse_args()
         if len(flags.results) > 2:

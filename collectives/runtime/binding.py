@@ -84,7 +84,7 @@ class Binder:
             case = auto.Case(collective, memory, self.size, len(self.topology.nodes))
             measured = self.context.tuning.find(case, nbytes)
             rows = [row for row in rows if not row.for_devices or row.name == measured]
-        if self.topology.is_flat:  # there is no hierarchy
+        if self.topology.is_flat:  # no hierarchy
             rows = [row for row in rows if row.access != Access.INTRA_NODE]
         candidates = auto.usable(rows, access)
         return auto.Question(collective, nbytes, candidates, self.topology.nodes, tuning or self.context.tuning, memory)

@@ -221,7 +221,7 @@ class Plan:
     def awaits(self) -> str:
         """Describe the operations for which a run is waiting now."""
         if self._is_inside or (self.device.is_async and self._steps is None):
-            return "its device to finish what it was given"
+            return "its device to finish its work"
         return self._round.awaits() if self._round else "in the MPI library's own"
 
     @property

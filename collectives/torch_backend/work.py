@@ -90,7 +90,7 @@ class PlanWork(Finished):
         return self.error is not None or bool(self.attempt(self.plan.done))
 
     def attempt(self, look: Callable[[], Any], limit_s: float = 0) -> Any:
-        """Return the result of `look`, and store its exception."""
+        """Return the result of `look`; on a failure, store the error and return True."""
         try:
             return look()
         except FAILURES as error:
